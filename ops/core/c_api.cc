@@ -1,0 +1,86 @@
+// What Python calls through ctypes. Every function that can fail returns a status code (0: OK) and writes its message into
+// `error`, cut to `error_size` bytes.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/communicator.h"
+#include "core/handles.h"
+
+namespace {
+
+using tfdist::Communicator;
+using tfdist::Status;
+using tfdist::StatusCode;
+
+int Report(const Status& status, char* error, size_t error_size) {
+  if (error_size > 0) {
+    const size_t length = std::min(status.message().size(), error_size - 1);
+    std::memcpy(error, status.message().data(), length);
+    error[length] = '\0';
+  }
+  return static_cast<int>(status.code());
+}
+
+Status Unknown(int64_t handle) {
+  return Status(StatusCode::kFailedPrecondition,
+                tfdist::StrCat("communicator ", handle, " was closed"));
+}
+
+}  // namespace
+
+extern "C" {
+
+int tfdist_communicator_create(int rank, int size, int port, int64_t* handle, int* bound_port,
+                               char* error, size_t error_size) {
+  std::unique_ptr<Communicator> communicator;
+  const Status status = Communicator::Create(rank, size, port, &communicator);
+  if (status.ok()) {
+    *bound_port = communicator->port();
+    *handle = tfdist::AddHandle(std::move(communicator));
+  }
+  return Report(status, error, error_size);
+}
+
+int tfdist_communicator_connect(int64_t handle, const uint8_t* token, uint64_t generation,
+                                const char* const* addresses, int count, double timeout_seconds,
+                                char* error, size_t error_size) {
+  const std::shared_ptr<Communicator> communicator = tfdist::FindHandle(handle);
+  if (communicator == nullptr) return Report(Unknown(handle), error, error_size);
+  tfdist::Token bytes;
+  std::copy_n(token, bytes.size(), bytes.begin());
+  const std::vector<std::string> list(addresses, addresses + count);
+  return Report(communicator->Connect(bytes, generation, list, timeout_seconds), error,
+                error_size);
+}
+
+int tfdist_communicator_status(int64_t handle, char* error, size_t error_size) {
+  const std::shared_ptr<Communicator> communicator = tfdist::FindHandle(handle);
+  return Report(communicator == nullptr ? Unknown(handle) : communicator->status(), error,
+                error_size);
+}
+
+void tfdist_communicator_abort(int64_t handle, const char* why) {
+  if (const auto communicator = tfdist::FindHandle(handle)) {
+    communicator->Abort(Status(StatusCode::kUnavailable, why));
+  }
+}
+
+void tfdist_communicator_leave(int64_t handle) {
+  if (const auto communicator = tfdist::FindHandle(handle)) communicator->Leave();
+}
+
+void tfdist_communicator_close(int64_t handle) {
+  // Here, because a collective in progress may hold the last reference and must not join its own thread.
+  if (const auto communicator = tfdist::RemoveHandle(handle)) communicator->Close();
+}
+
+void tfdist_communicator_stats(int64_t handle, tfdist::CommunicatorStats* stats) {
+  const auto communicator = tfdist::FindHandle(handle);
+  *stats = communicator == nullptr ? tfdist::CommunicatorStats() : communicator->stats();
+}
+
+}  // extern "C"

@@ -1,0 +1,102 @@
+// A collective in progress on one rank: a state machine that the communicator's thread drives.
+//
+// A collective never blocks and owns no connection. It says which peers it talks to, names the memory where each arriving chunk
+// belongs, and hands chunks that may now leave to a ChunkSender.
+#ifndef TFDIST_OPS_CORE_COLLECTIVE_H_
+#define TFDIST_OPS_CORE_COLLECTIVE_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/frame.h"
+#include "core/socket.h"
+#include "core/status.h"
+
+namespace tfdist {
+
+enum class CollectiveKind : uint8_t { kAllReduce = 1, kAllGather = 2, kBroadcast = 3 };
+
+const char* KindName(CollectiveKind kind);
+
+// Below this many bytes a collective sends at once and lets the receiver buffer what it has not started; above, it waits for the
+// receiver's OPEN, so that chunks land in their final place and an early peer cannot fill our memory.
+inline constexpr size_t kEagerBytes = 64 * 1024;
+
+using Done = std::function<void(const Status&)>;
+
+// `key` names the collective, the same on every rank; `sequence` counts its executions.
+struct CollectiveId {
+  uint64_t key = 0;
+  uint64_t sequence = 0;
+  bool operator<(const CollectiveId& other) const {
+    return key != other.key ? key < other.key : sequence < other.sequence;
+  }
+  bool operator==(const CollectiveId& other) const {
+    return key == other.key && sequence == other.sequence;
+  }
+};
+
+struct CollectiveOptions {
+  CollectiveId id;
+  Signature signature;
+  double timeout_seconds = 0;  // 0: no deadline
+  Done done;                   // called exactly once, on the communicator's thread
+};
+
+class Collective;
+
+class ChunkSender {
+ public:
+  virtual ~ChunkSender() = default;
+  // Queues header + pieces for `peer`. The pieces are borrowed until the chunk has been sent.
+  virtual void SendChunk(Collective* collective, int peer, uint16_t step, uint64_t offset,
+                         std::vector<iovec> pieces) = 0;
+};
+
+class Collective {
+ public:
+  explicit Collective(CollectiveOptions options) : options_(std::move(options)) {}
+  virtual ~Collective() = default;
+
+  // The ranks it exchanges frames with, each once.
+  virtual std::vector<int> Peers() const = 0;
+  virtual void Start(ChunkSender& sender) = 0;
+  // `peer` has started this collective, with a matching signature.
+  virtual void PeerOpened(ChunkSender& sender, int peer) = 0;
+  // Appends where the payload of this chunk goes. `scratch` has room for one chunk and lasts until Received.
+  virtual Status Place(int peer, const FrameHeader& chunk, char* scratch,
+                       std::vector<iovec>* target) = 0;
+  virtual void Received(ChunkSender& sender, int peer, const FrameHeader& chunk,
+                        const char* scratch) = 0;
+  // Everything this rank needs has arrived, and everything it owes has been handed to the sender.
+  virtual bool Settled() const = 0;
+  // The rank that it waits for, as long as it is not settled.
+  virtual int WaitingFor() const = 0;
+
+  const CollectiveId& id() const { return options_.id; }
+  const Signature& signature() const { return options_.signature; }
+  double timeout_seconds() const { return options_.timeout_seconds; }
+  // "all_reduce 'dense/kernel'"
+  std::string Title() const;
+  void Finish(const Status& status) { options_.done(status); }
+
+  // Kept by the communicator.
+  TimePoint started{};
+  TimePoint deadline = TimePoint::max();
+  size_t unsent_chunks = 0;
+  std::vector<int> opened_by;
+
+ private:
+  CollectiveOptions options_;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CORE_COLLECTIVE_H_

@@ -1,0 +1,183 @@
+// A fixed set of ranks, numbered 0 to size-1, that run collectives together.
+//
+// One thread owns every connection and every collective in progress; other threads only hand it commands. A communicator belongs
+// to one generation of a job and dies as a whole: after the first failure every collective, pending or later, ends with that
+// status, and the peers are told why.
+#ifndef TFDIST_OPS_CORE_COMMUNICATOR_H_
+#define TFDIST_OPS_CORE_COMMUNICATOR_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "core/collective.h"
+#include "core/flat_view.h"
+#include "core/gate.h"
+#include "core/link.h"
+
+namespace tfdist {
+
+struct CommunicatorStats {
+  uint64_t collectives = 0;       // finished successfully
+  uint64_t bytes_sent = 0;        // payload of chunks, without headers
+  uint64_t bytes_received = 0;
+  uint64_t busy_nanoseconds = 0;  // wall time during which at least one collective was pending
+  uint64_t rejected_connections = 0;
+};
+
+class Communicator : private FrameHandler, private ChunkSender {
+ public:
+  // Listens on `port` (0: the kernel chooses). `Connect` makes it usable.
+  static Status Create(int rank, int size, int port, std::unique_ptr<Communicator>* out);
+  ~Communicator() override;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int port() const { return port_; }
+
+  // Connects to every other rank. `addresses` are "host:port", one per rank. Names the ranks that are missing at the deadline.
+  Status Connect(const Token& token, uint64_t generation,
+                 const std::vector<std::string>& addresses, double timeout_seconds);
+
+  // The number of this execution of the collective `key`, counted from 0.
+  uint64_t NextSequence(uint64_t key);
+
+  // Start a collective and return at once; options.done is called when it has ended. The memory must outlive that call.
+  // `options.signature` needs name, shapes and shape_hash; the rest is filled in.
+  void AllReduce(CollectiveOptions options, FlatView input, FlatView output, DType dtype,
+                 ReduceOp reduce_op);
+  void AllGather(CollectiveOptions options, DType dtype, const std::vector<size_t>& block_bytes,
+                 FlatView output);
+  void Broadcast(CollectiveOptions options, DType dtype, int root, FlatView buffer);
+
+  // Gives up a collective that has not ended: it ends as cancelled, and the communicator with it.
+  void Cancel(const CollectiveId& id);
+
+  // Ends everything with `status` and tells the peers.
+  void Abort(const Status& status);
+
+  // Tells the peers that this rank starts no further collective. Connections stay until the communicator is closed.
+  void Leave();
+
+  // Ends what is pending, closes the connections and waits for the thread. Not to be called from a `done`.
+  void Close();
+
+  // The failure that ended this communicator, or OK.
+  Status status() const;
+  CommunicatorStats stats() const;
+
+ private:
+  struct EarlyChunk {
+    int peer;
+    FrameHeader header;
+    std::vector<char> bytes;
+    bool complete = false;
+  };
+  // What peers have sent for a collective that has not started here.
+  struct Early {
+    std::vector<std::pair<int, Signature>> opens;
+    std::list<EarlyChunk> chunks;
+  };
+  // Which executions of one key have started here.
+  struct StartedSet {
+    uint64_t below = 0;
+    std::set<uint64_t> above;
+  };
+  // Questions to the peers about a collective whose deadline has passed.
+  struct Inquiry {
+    CollectiveId id;
+    TimePoint ends;
+    std::vector<std::optional<Reply>> replies;
+  };
+
+  Communicator(int rank, int size, Fd listener, int port);
+
+  // Any thread.
+  // False once the thread has ended.
+  bool Post(std::function<void()> command);
+  void Submit(std::unique_ptr<Collective> collective);
+  void Refuse(Collective& collective) const;
+  Status DialPeer(int peer, const std::string& address, TimePoint deadline);
+
+  // The communicator's thread only, from here on.
+  void Run();
+  int WaitMilliseconds() const;
+  void RunCommands();
+  void HandleLink(int peer, uint32_t events);
+  void AdoptLink(int peer, Fd socket);
+  void FlushLinks();
+  void WatchWritable(int peer, bool on);
+
+  void Begin(std::unique_ptr<Collective> collective);
+  void ReplayEarly(Collective* collective);
+  Status CheckOpen(Collective* collective, int peer, const Signature& theirs);
+  void FinishIfComplete(Collective* collective);
+  void Finish(Collective* collective, const Status& status);
+  bool HasStarted(const CollectiveId& id) const;
+  void MarkStarted(const CollectiveId& id);
+
+  void CheckDeadlines();
+  void OpenInquiry(const Collective& collective);
+  void CloseInquiry();
+  Status DeadlineStatus(const Collective& collective) const;
+  void PeerLeft(int peer);
+  void PeerLost(int peer, const std::string& how);
+  void Fail(const Status& status, const Status& tell_peers);
+
+  Status OnControl(int peer, const FrameHeader& header, std::string_view payload) override;
+  Status OnDataBegin(int peer, const FrameHeader& header, char* scratch,
+                     std::vector<iovec>* target) override;
+  Status OnDataEnd(int peer, const FrameHeader& header, const char* scratch) override;
+  void OnChunkSent(Collective* collective, size_t bytes) override;
+  void SendChunk(Collective* collective, int peer, uint16_t step, uint64_t offset,
+                 std::vector<iovec> pieces) override;
+
+  Collective* Find(const CollectiveId& id);
+  std::string Who() const;
+  std::string PeerName(int peer) const;
+  std::string Doing() const;
+
+  const int rank_, size_, port_;
+  Fd epoll_, wake_;
+  Gate gate_;
+  std::vector<std::string> addresses_;
+  std::thread thread_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable connected_;
+  std::vector<std::function<void()>> commands_;         // guarded by mutex_
+  std::unordered_map<uint64_t, uint64_t> sequences_;    // guarded by mutex_
+  std::vector<bool> linked_;                            // guarded by mutex_
+  Status failure_;                                      // guarded by mutex_
+  bool ended_ = false;                                  // guarded by mutex_
+  std::atomic<bool> running_{false};
+
+  std::vector<std::unique_ptr<Link>> links_;  // by rank; own entry empty
+  std::vector<std::unique_ptr<Link>> lost_;   // broken ones, kept until no call on them can be active
+  std::vector<bool> left_;
+  std::list<std::unique_ptr<Collective>> pending_;  // in order of their start
+  std::map<CollectiveId, Early> early_;
+  size_t early_bytes_ = 0;
+  std::unordered_map<uint64_t, StartedSet> started_;
+  std::optional<Inquiry> inquiry_;
+  bool failed_ = false;
+  bool stop_ = false;
+  TimePoint busy_since_{};
+
+  std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, bytes_received_{0}, busy_nanoseconds_{0};
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CORE_COMMUNICATOR_H_

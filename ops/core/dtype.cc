@@ -1,0 +1,146 @@
+#include "core/dtype.h"
+
+#include <cstdlib>
+#include <cstring>
+
+// Half precision needs AVX2/F16C to be fast, and a binary that is shipped may not assume them: compile both, choose at load.
+// The sanitizers intercept before that choice can be made.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define TFDIST_MULTIVERSION __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define TFDIST_MULTIVERSION
+#endif
+
+namespace tfdist {
+namespace {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline float ToFloat(BFloat16 value) {
+  const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
+  float out;
+  std::memcpy(&out, &wide, sizeof(out));
+  return out;
+}
+
+inline BFloat16 FromFloat(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  // Rounding a NaN could carry into an infinity; keep its sign and make it quiet instead.
+  return BFloat16{static_cast<uint16_t>((is_nan ? bits | 0x400000u : rounded) >> 16)};
+}
+
+using Half = _Float16;
+
+TFDIST_MULTIVERSION
+void AddHalf(Half* out, const Half* a, const Half* b, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    out[i] = static_cast<Half>(static_cast<float>(a[i]) + static_cast<float>(b[i]));
+  }
+}
+
+TFDIST_MULTIVERSION
+void DivideHalf(Half* values, size_t count, float divisor) {
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = static_cast<Half>(static_cast<float>(values[i]) / divisor);
+  }
+}
+
+TFDIST_MULTIVERSION
+void AddBFloat16(BFloat16* out, const BFloat16* a, const BFloat16* b, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = FromFloat(ToFloat(a[i]) + ToFloat(b[i]));
+}
+
+TFDIST_MULTIVERSION
+void DivideBFloat16(BFloat16* values, size_t count, float divisor) {
+  for (size_t i = 0; i < count; ++i) values[i] = FromFloat(ToFloat(values[i]) / divisor);
+}
+
+template <typename T>
+void AddPlain(void* out, const void* a, const void* b, size_t count) {
+  auto* o = static_cast<T*>(out);
+  const auto* x = static_cast<const T*>(a);
+  const auto* y = static_cast<const T*>(b);
+  for (size_t i = 0; i < count; ++i) o[i] = x[i] + y[i];
+}
+
+// Integer overflow wraps, as it does in TensorFlow.
+template <typename T, typename Unsigned>
+void AddWrapping(void* out, const void* a, const void* b, size_t count) {
+  AddPlain<Unsigned>(out, a, b, count);
+  static_assert(sizeof(T) == sizeof(Unsigned));
+}
+
+template <typename T>
+void DividePlain(void* values, size_t count, int64_t divisor) {
+  auto* v = static_cast<T*>(values);
+  const T d = static_cast<T>(divisor);
+  for (size_t i = 0; i < count; ++i) v[i] /= d;
+}
+
+}  // namespace
+
+size_t ByteSize(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kFloat64:
+    case DType::kInt64:
+      return 8;
+    case DType::kBytes:
+      return 1;
+  }
+  std::abort();
+}
+
+void Add(DType dtype, void* out, const void* a, const void* b, size_t count) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return AddHalf(static_cast<Half*>(out), static_cast<const Half*>(a),
+                     static_cast<const Half*>(b), count);
+    case DType::kBFloat16:
+      return AddBFloat16(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(a),
+                         static_cast<const BFloat16*>(b), count);
+    case DType::kFloat32:
+      return AddPlain<float>(out, a, b, count);
+    case DType::kFloat64:
+      return AddPlain<double>(out, a, b, count);
+    case DType::kInt32:
+      return AddWrapping<int32_t, uint32_t>(out, a, b, count);
+    case DType::kInt64:
+      return AddWrapping<int64_t, uint64_t>(out, a, b, count);
+    case DType::kBytes:
+      break;
+  }
+  std::abort();  // opaque bytes are refused before they get here
+}
+
+void Divide(DType dtype, void* values, size_t count, int64_t divisor) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return DivideHalf(static_cast<Half*>(values), count, static_cast<float>(divisor));
+    case DType::kBFloat16:
+      return DivideBFloat16(static_cast<BFloat16*>(values), count, static_cast<float>(divisor));
+    case DType::kFloat32:
+      return DividePlain<float>(values, count, divisor);
+    case DType::kFloat64:
+      return DividePlain<double>(values, count, divisor);
+    case DType::kInt32:
+      return DividePlain<int32_t>(values, count, divisor);
+    case DType::kInt64:
+      return DividePlain<int64_t>(values, count, divisor);
+    case DType::kBytes:
+      break;
+  }
+  std::abort();
+}
+
+}  // namespace tfdist

@@ -1,0 +1,32 @@
+// Element types and the arithmetic that collectives do on them.
+#ifndef TFDIST_OPS_CORE_DTYPE_H_
+#define TFDIST_OPS_CORE_DTYPE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tfdist {
+
+enum class DType : uint8_t {
+  kFloat16 = 1,
+  kBFloat16 = 2,
+  kFloat32 = 3,
+  kFloat64 = 4,
+  kInt32 = 5,
+  kInt64 = 6,
+  kBytes = 7,  // opaque: may be moved, not reduced
+};
+
+enum class ReduceOp : uint8_t { kSum = 1, kMean = 2 };
+
+size_t ByteSize(DType dtype);
+
+// out[i] = a[i] + b[i]; `out` may be `a`. 16-bit floats are added in float32 and rounded to nearest even.
+void Add(DType dtype, void* out, const void* a, const void* b, size_t count);
+
+// values[i] /= divisor. Integers truncate toward zero, as tf.reduce_mean does.
+void Divide(DType dtype, void* values, size_t count, int64_t divisor);
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CORE_DTYPE_H_

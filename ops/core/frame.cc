@@ -1,0 +1,181 @@
+#include "core/frame.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+namespace tfdist {
+namespace {
+
+constexpr uint32_t kMagic = 0x44465401;  // "\x01TFD": the version is the first byte on the wire
+constexpr size_t kMaxNameBytes = 512;
+
+// Little-endian hosts only, as every platform TensorFlow ships for.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+
+class Writer {
+ public:
+  template <typename T>
+  Writer& Put(T value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    return *this;
+  }
+  Writer& PutString(std::string_view text) {
+    text = text.substr(0, kMaxNameBytes);
+    Put(static_cast<uint16_t>(text.size()));
+    bytes_.append(text);
+    return *this;
+  }
+  std::string Take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  Reader& Get(T* value) {
+    if (bytes_.size() < sizeof(T)) return Fail();
+    std::memcpy(value, bytes_.data(), sizeof(T));
+    bytes_.remove_prefix(sizeof(T));
+    return *this;
+  }
+  Reader& GetString(std::string* text) {
+    uint16_t size = 0;
+    Get(&size);
+    if (failed_ || bytes_.size() < size) return Fail();
+    text->assign(bytes_.substr(0, size));
+    bytes_.remove_prefix(size);
+    return *this;
+  }
+  Status Finish(const char* what) const {
+    if (!failed_ && bytes_.empty()) return Status();
+    return Status(StatusCode::kInvalidArgument, StrCat("malformed ", what, " frame"));
+  }
+
+ private:
+  Reader& Fail() {
+    failed_ = true;
+    bytes_ = {};
+    return *this;
+  }
+
+  std::string_view bytes_;
+  bool failed_ = false;
+};
+
+size_t MaxLength(FrameType type) {
+  return type == FrameType::kData ? kChunkBytes : kMaxControlBytes;
+}
+
+}  // namespace
+
+HeaderBytes EncodeHeader(const FrameHeader& header) {
+  const std::string bytes = Writer()
+                                .Put(kMagic)
+                                .Put(static_cast<uint8_t>(header.type))
+                                .Put(uint8_t{0})
+                                .Put(header.step)
+                                .Put(header.length)
+                                .Put(uint32_t{0})
+                                .Put(header.key)
+                                .Put(header.sequence)
+                                .Put(header.offset)
+                                .Take();
+  HeaderBytes out;
+  std::copy(bytes.begin(), bytes.end(), out.begin());
+  return out;
+}
+
+Status DecodeHeader(const char* bytes, FrameHeader* header) {
+  uint32_t magic = 0, reserved32 = 0;
+  uint8_t type = 0, reserved8 = 0;
+  Reader reader(std::string_view(bytes, kHeaderBytes));
+  reader.Get(&magic).Get(&type).Get(&reserved8).Get(&header->step).Get(&header->length);
+  reader.Get(&reserved32).Get(&header->key).Get(&header->sequence).Get(&header->offset);
+  if (magic != kMagic) {
+    return Status(StatusCode::kInvalidArgument, "not a tfdist frame, or of another version");
+  }
+  if (type < static_cast<uint8_t>(FrameType::kHello) ||
+      type > static_cast<uint8_t>(FrameType::kGoodbye)) {
+    return Status(StatusCode::kInvalidArgument, StrCat("unknown frame type ", int{type}));
+  }
+  header->type = static_cast<FrameType>(type);
+  if (header->length > MaxLength(header->type)) {
+    return Status(StatusCode::kInvalidArgument, StrCat("frame of type ", int{type}, " claims ",
+                                                       header->length, " bytes, the limit is ",
+                                                       MaxLength(header->type)));
+  }
+  return reader.Finish("header");
+}
+
+bool Signature::Matches(const Signature& other) const {
+  return kind == other.kind && dtype == other.dtype && reduce_op == other.reduce_op &&
+         root == other.root && elements == other.elements && shape_hash == other.shape_hash;
+}
+
+std::string Encode(const Hello& hello) {
+  return Writer().Put(hello.token).Put(hello.generation).Put(hello.rank).Take();
+}
+
+Status Decode(std::string_view bytes, Hello* hello) {
+  Reader reader(bytes);
+  return reader.Get(&hello->token).Get(&hello->generation).Get(&hello->rank).Finish("HELLO");
+}
+
+std::string Encode(const Signature& s) {
+  return Writer()
+      .Put(s.kind)
+      .Put(s.dtype)
+      .Put(s.reduce_op)
+      .Put(s.root)
+      .Put(s.elements)
+      .Put(s.shape_hash)
+      .PutString(s.name)
+      .PutString(s.shapes)
+      .Take();
+}
+
+Status Decode(std::string_view bytes, Signature* s) {
+  Reader reader(bytes);
+  reader.Get(&s->kind).Get(&s->dtype).Get(&s->reduce_op).Get(&s->root).Get(&s->elements);
+  return reader.Get(&s->shape_hash).GetString(&s->name).GetString(&s->shapes).Finish("OPEN");
+}
+
+std::string Encode(const Reply& reply) {
+  return Writer().Put(static_cast<uint8_t>(reply.started)).PutString(reply.doing).Take();
+}
+
+Status Decode(std::string_view bytes, Reply* reply) {
+  uint8_t started = 0;
+  Reader reader(bytes);
+  reader.Get(&started).GetString(&reply->doing);
+  reply->started = started != 0;
+  return reader.Finish("REPLY");
+}
+
+std::string Encode(const Abort& abort) {
+  return Writer().Put(static_cast<int32_t>(abort.code)).PutString(abort.message).Take();
+}
+
+Status Decode(std::string_view bytes, Abort* abort) {
+  int32_t code = 0;
+  Reader reader(bytes);
+  reader.Get(&code).GetString(&abort->message);
+  switch (static_cast<StatusCode>(code)) {
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kDeadlineExceeded:
+    case StatusCode::kInternal:
+      abort->code = static_cast<StatusCode>(code);
+      break;
+    default:  // whatever else ended the peer's communicator, to us the peer is unavailable
+      abort->code = StatusCode::kUnavailable;
+  }
+  return reader.Finish("ABORT");
+}
+
+}  // namespace tfdist

@@ -1,0 +1,100 @@
+// What travels on a data connection: a fixed header, then `length` bytes of payload.
+//
+//   HELLO    first frame of the dialling side: admission token, generation, rank
+//   WELCOME  the answer to a HELLO that was accepted
+//   OPEN     "I have started collective (key, sequence)", with its signature; it also permits large DATA to be sent
+//   DATA     one chunk of a collective
+//   QUERY    "where are you in (key, sequence)?", asked only when a deadline has passed
+//   REPLY    the answer to a QUERY
+//   ABORT    the sender gives up this communicator; code and reason inside
+//   GOODBYE  the sender has finished and starts no further collective
+#ifndef TFDIST_OPS_CORE_FRAME_H_
+#define TFDIST_OPS_CORE_FRAME_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace tfdist {
+
+enum class FrameType : uint8_t {
+  kHello = 1,
+  kWelcome = 2,
+  kOpen = 3,
+  kData = 4,
+  kQuery = 5,
+  kReply = 6,
+  kAbort = 7,
+  kGoodbye = 8,
+};
+
+inline constexpr size_t kHeaderBytes = 40;
+inline constexpr size_t kTokenBytes = 16;
+inline constexpr size_t kChunkBytes = 256 * 1024;     // the most that one DATA frame carries
+inline constexpr size_t kMaxControlBytes = 8 * 1024;  // the most that any other frame carries
+
+using Token = std::array<uint8_t, kTokenBytes>;
+
+struct FrameHeader {
+  FrameType type = FrameType::kData;
+  uint16_t step = 0;      // DATA: step of the algorithm
+  uint32_t length = 0;    // payload bytes that follow
+  uint64_t key = 0;       // which collective
+  uint64_t sequence = 0;  // which execution of it
+  uint64_t offset = 0;    // DATA: first byte in the collective's flat buffer
+};
+
+using HeaderBytes = std::array<char, kHeaderBytes>;
+
+HeaderBytes EncodeHeader(const FrameHeader& header);
+
+// Fails on a wrong magic or version, an unknown type, or a length above the type's limit.
+Status DecodeHeader(const char* bytes, FrameHeader* header);
+
+struct Hello {
+  Token token{};
+  uint64_t generation = 0;
+  uint32_t rank = 0;
+};
+
+// What every rank must agree on, besides the key, for a collective to be the same one.
+struct Signature {
+  uint8_t kind = 0;         // CollectiveKind
+  uint8_t dtype = 0;        // DType
+  uint8_t reduce_op = 0;    // ReduceOp
+  uint32_t root = 0;        // broadcast only
+  uint64_t elements = 0;    // 0 where ranks may differ
+  uint64_t shape_hash = 0;  // of the list of shapes
+  std::string name;         // for messages only; may differ between ranks
+  std::string shapes;       // for messages only, such as "float32[128,10], float32[10]"
+
+  bool Matches(const Signature& other) const;
+};
+
+// The answer to a QUERY.
+struct Reply {
+  bool started = false;
+  std::string doing;  // the oldest unfinished collective of the answering rank, or empty
+};
+
+struct Abort {
+  StatusCode code = StatusCode::kUnavailable;
+  std::string message;
+};
+
+std::string Encode(const Hello& hello);
+std::string Encode(const Signature& signature);
+std::string Encode(const Reply& reply);
+std::string Encode(const Abort& abort);
+Status Decode(std::string_view bytes, Hello* hello);
+Status Decode(std::string_view bytes, Signature* signature);
+Status Decode(std::string_view bytes, Reply* reply);
+Status Decode(std::string_view bytes, Abort* abort);
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CORE_FRAME_H_

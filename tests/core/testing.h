@@ -1,0 +1,77 @@
+// A dozen lines of test harness, enough for tests whose ranks are threads.
+#ifndef TFDIST_TESTS_CORE_TESTING_H_
+#define TFDIST_TESTS_CORE_TESTING_H_
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/communicator.h"
+
+namespace tfdist::testing {
+
+#define EXPECT(condition)                                                                     \
+  do {                                                                                        \
+    if (!(condition)) {                                                                       \
+      std::fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition);           \
+      std::abort();                                                                           \
+    }                                                                                         \
+  } while (false)
+
+#define EXPECT_OK(expression)                                                                 \
+  do {                                                                                        \
+    const ::tfdist::Status status_ = (expression);                                            \
+    if (!status_.ok()) {                                                                      \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, status_.message().c_str());     \
+      std::abort();                                                                           \
+    }                                                                                         \
+  } while (false)
+
+#define EXPECT_CONTAINS(text, part)                                                           \
+  do {                                                                                        \
+    const std::string text_ = (text);                                                         \
+    if (text_.find(part) == std::string::npos) {                                              \
+      std::fprintf(stderr, "%s:%d: expected '%s' in '%s'\n", __FILE__, __LINE__,              \
+                   std::string(part).c_str(), text_.c_str());                                 \
+      std::abort();                                                                           \
+    }                                                                                         \
+  } while (false)
+
+inline Token TestToken() {
+  Token token;
+  for (size_t i = 0; i < token.size(); ++i) token[i] = static_cast<uint8_t>(17 * i + 3);
+  return token;
+}
+
+// `size` connected communicators in this process.
+inline std::vector<std::unique_ptr<Communicator>> Connected(int size) {
+  std::vector<std::unique_ptr<Communicator>> ranks(size);
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < size; ++rank) {
+    EXPECT_OK(Communicator::Create(rank, size, 0, &ranks[rank]));
+    addresses.push_back(StrCat("127.0.0.1:", ranks[rank]->port()));
+  }
+  std::vector<std::thread> threads;
+  for (auto& communicator : ranks) {
+    threads.emplace_back(
+        [&] { EXPECT_OK(communicator->Connect(TestToken(), 1, addresses, 20)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ranks;
+}
+
+// Runs `body(rank)` once per rank, each on a thread of its own, and waits for all.
+inline void OnRanks(int size, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(body, rank);
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace tfdist::testing
+
+#endif  // TFDIST_TESTS_CORE_TESTING_H_
