@@ -1,0 +1,128 @@
+"""The Python face of the C++ communicator."""
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.ops import library
+
+_ERROR_BYTES = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationStats:
+    """What one rank has communicated so far.
+
+    Attributes:
+      collectives: finished collectives.
+      bytes_sent: bytes of tensors sent to other ranks, without headers.
+      bytes_received: bytes of tensors received from other ranks.
+      busy_seconds: wall time during which at least one collective was pending; it includes waiting for slower ranks.
+      rejected_connections: connections to the data port that did not present this job's token.
+    """
+
+    collectives: int
+    bytes_sent: int
+    bytes_received: int
+    busy_seconds: float
+    rejected_connections: int
+
+
+class Communicator:
+    """A fixed set of ranks that run collectives together.
+
+    Listens for its peers from its creation on; `connect` makes it usable. It belongs to one generation of a job and dies as
+    a whole: after a failure every collective raises that failure.
+
+    Args:
+      rank: this process, 0 <= rank < size.
+      size: number of ranks.
+      port: TCP port of the data connections; 0 lets the kernel choose.
+
+    Raises:
+      tf.errors.InvalidArgumentError: rank or size out of range.
+      tf.errors.UnavailableError: the port cannot be bound.
+    """
+
+    def __init__(self, rank: int, size: int, port: int = 0):
+        self.rank = rank
+        self.size = size
+        handle, bound_port = ctypes.c_int64(), ctypes.c_int()
+        _call("create", rank, size, port, ctypes.byref(handle), ctypes.byref(bound_port))
+        self.handle = handle.value
+        self.port = bound_port.value
+
+    def connect(
+        self, token: bytes, generation: int, addresses: Sequence[str], timeout: float
+    ) -> None:
+        """Connects to every other rank.
+
+        Args:
+          token: 16 secret bytes, the same on every rank.
+          generation: number of this set of processes, the same on every rank.
+          addresses: "host:port" of every rank's data port, in rank order.
+          timeout: seconds.
+
+        Raises:
+          tf.errors.DeadlineExceededError: names the ranks that were not there in time.
+          tf.errors.UnavailableError: a peer refused the connection.
+        """
+        if len(token) != 16:
+            raise ValueError(f"expected a token of 16 bytes, received {len(token)}")
+        texts = (ctypes.c_char_p * len(addresses))(*(a.encode() for a in addresses))
+        _call("connect", self.handle, token, generation, texts, len(addresses), timeout)
+
+    def check(self) -> None:
+        """Raises the failure that ended this communicator, if one has."""
+        _call("status", self.handle)
+
+    def failed(self) -> bool:
+        """Whether a failure, here or on a peer, has ended this communicator."""
+        try:
+            self.check()
+        except tf.errors.OpError:
+            return True
+        return False
+
+    def abort(self, why: str) -> None:
+        """Ends every collective, here and on the peers, with `tf.errors.UnavailableError(why)`."""
+        library.c_api().tfdist_communicator_abort(self.handle, why.encode())
+
+    def leave(self) -> None:
+        """Tells the peers that this rank starts no further collective; connections stay open."""
+        library.c_api().tfdist_communicator_leave(self.handle)
+
+    def close(self) -> None:
+        """Ends what is pending and closes the connections. May be called again."""
+        library.c_api().tfdist_communicator_close(self.handle)
+
+    def stats(self) -> CommunicationStats:
+        """The counters, also while collectives run."""
+        raw = library.Stats()
+        library.c_api().tfdist_communicator_stats(self.handle, ctypes.byref(raw))
+        return CommunicationStats(
+            collectives=raw.collectives,
+            bytes_sent=raw.bytes_sent,
+            bytes_received=raw.bytes_received,
+            busy_seconds=raw.busy_nanoseconds / 1e9,
+            rejected_connections=raw.rejected_connections,
+        )
+
+    def __enter__(self) -> "Communicator":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+
+def _call(function: str, *arguments) -> None:
+    error = ctypes.create_string_buffer(_ERROR_BYTES)
+    code = getattr(library.c_api(), f"tfdist_communicator_{function}")(
+        *arguments, error, _ERROR_BYTES
+    )
+    if code != 0:
+        raise tf.errors.exception_type_from_error_code(code)(
+            None, None, error.value.decode(errors="replace")
+        )
