@@ -1,0 +1,226 @@
+"""What reaches a control port from those who should not call, and what they learn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import socket
+from concurrent import futures
+
+import grpc
+import pytest
+from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
+
+from tfdist.control import ControlPlane, meeting, wire
+from tfdist.errors import AuthenticationError, ClusterConfigError
+
+pytestmark = pytest.mark.timeout(60)
+
+SECRET = b"correct horse battery staple"
+
+
+def call(address: str, method: str, body: bytes, metadata=()) -> bytes:
+    """Calls a control server as a stranger would."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        return channel.unary_unary(method)(body, timeout=10, metadata=metadata)
+
+
+def join_body(cluster, **changes) -> bytes:
+    """A Join as worker 1 of a cluster of two would send it, but for `changes`."""
+    fields = {
+        "protocol": wire.PROTOCOL,
+        "rank": 1,
+        "world_size": 2,
+        "fingerprint": wire.fingerprint(cluster.training_addresses),
+        "data_address": "6.6.6.6:666",
+        "process": "p",
+        "attempt": "a",
+        "wait": 0.0,
+        "final": False,
+    }
+    return json.dumps(fields | changes).encode()
+
+
+@contextlib.contextmanager
+def undisturbed(secret: bytes | None = None):
+    """Yields the cluster of a rank 0 that is waiting, and then lets the true worker 1 join it."""
+    members = clusters(2)
+    with planes(members, [secret] * 2) as (zero, one):
+        first = Background(zero.rendezvous, data_address(0))
+        yield members[0]
+        assert not first.done()
+        membership = one.rendezvous(data_address(1))
+        assert membership == first.result()
+        assert membership.addresses == (data_address(0), data_address(1))
+
+
+def test_the_same_secret_meets():
+    with planes(clusters(3), [SECRET] * 3) as members:
+        assert len({membership.token for membership in meet(members)}) == 1
+        calls = [Background(member.exit_barrier) for member in members]
+        assert [c.result() for c in calls] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("chiefs", "workers", "reason"),
+    [
+        (SECRET, b"wrong", "the two tasks have different shared secrets"),
+        (SECRET, None, "this task has a shared secret, the caller sent no proof of one"),
+        (None, SECRET, "the caller has a shared secret, this task has none"),
+    ],
+)
+def test_another_secret_is_refused_at_once_and_both_tasks_are_named(chiefs, workers, reason):
+    members = clusters(3, chief=True)
+    with planes(members[:2], [chiefs, workers]) as (chief, worker), LogWatch() as log:
+        first = Background(chief.rendezvous, data_address(0))
+        with pytest.raises(AuthenticationError) as caught:
+            worker.rendezvous(data_address(1))
+        log.wait_for(f"chief at {members[0].address}: refused worker 0, calling from 127.*{reason}")
+        assert str(caught.value).startswith(
+            f"worker 0 at {members[1].address} called chief at {members[0].address}: {reason}"
+        )
+        worker.close()
+        others = [
+            ControlPlane(members[1], settings(chiefs)),
+            ControlPlane(members[2], settings(chiefs)),
+        ]
+        calls = [Background(o.rendezvous, data_address(i + 1)) for i, o in enumerate(others)]
+        assert len({c.result().token for c in (first, *calls)}) == 1
+        for other in others:
+            other.close()
+
+
+def test_no_answer_without_the_secret():
+    with undisturbed(SECRET) as cluster:
+        for sealer in (wire.Sealer(None), wire.Sealer(b"guess")):
+            for method in (wire.JOIN, wire.EXIT):
+                metadata, _ = sealer.seal_request(method, join_body(cluster))
+                with pytest.raises(grpc.RpcError) as caught:
+                    call(cluster.address, method, join_body(cluster), metadata)
+                assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_seal_does_not_fit_another_body_method_or_nonce():
+    with undisturbed(SECRET) as cluster:
+        body = join_body(cluster)
+        metadata, _ = wire.Sealer(SECRET).seal_request(wire.JOIN, body)
+        nonce, seal = (value for _, value in metadata)
+        forged = [
+            (wire.JOIN, join_body(cluster, data_address="6.6.6.6:667"), metadata),
+            (wire.EXIT, body, metadata),
+            (wire.JOIN, body, (("tfdist-nonce", "0" * 32), ("tfdist-seal", seal))),
+            (wire.JOIN, body, (("tfdist-nonce", "x"), ("tfdist-seal", seal))),
+            (wire.JOIN, body, (("tfdist-nonce", nonce),)),
+            (wire.JOIN, body, (("tfdist-seal", seal),)),
+        ]
+        for method, text, pairs in forged:
+            with pytest.raises(grpc.RpcError) as caught:
+                call(cluster.address, method, text, pairs)
+            assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_an_answer_without_proof_of_the_secret_is_not_believed():
+    reply = wire.encode({"status": "complete"})
+    sealer = wire.Sealer(SECRET)
+    metadata, nonce = sealer.seal_request(wire.JOIN, b"{}")
+    good = sealer.seal_answer(wire.JOIN, metadata, reply)
+    assert sealer.problem_with_answer(wire.JOIN, nonce, good, reply) is None
+    assert "no proof" in sealer.problem_with_answer(wire.JOIN, nonce, (), reply)
+    for method, number, body in (
+        (wire.EXIT, nonce, reply),
+        (wire.JOIN, "0" * 32, reply),
+        (wire.JOIN, nonce, reply + b" "),
+    ):
+        assert "different" in sealer.problem_with_answer(method, number, good, body)
+    # The request's own seal sent back is no answer.
+    assert sealer.problem_with_answer(wire.JOIN, nonce, metadata, b"{}") is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b"", "expected a JSON object"),
+        (b"\xff\xfe\x00garbage", "expected a JSON object"),
+        (b"[" * 60_000, "expected a JSON object"),
+        (b"[1]", "expected a JSON object, received list"),
+        (b"{}", "Join: expected protocol to be int, received None"),
+        ({"rank": "1"}, "Join: expected rank to be int, received '1'"),
+        ({"rank": True}, "Join: expected rank to be int, received True"),
+        ({"wait": None}, "Join: expected wait to be float, received None"),
+        ({"final": 1}, "Join: expected final to be bool, received 1"),
+        ({"data_address": ["a:1"]}, "Join: expected data_address to be str"),
+    ],
+)
+def test_malformed_messages_are_refused(body, detail):
+    with undisturbed() as cluster:
+        text = join_body(cluster, **body) if isinstance(body, dict) else body
+        with pytest.raises(grpc.RpcError) as caught:
+            call(cluster.address, wire.JOIN, text)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert detail in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol": 999}, "the caller speaks control protocol 999, this task 1"),
+        ({"world_size": 7}, "the caller counts 7 training tasks, this task counts 2"),
+        ({"fingerprint": "x"}, "the caller has other training addresses than this task"),
+        ({"rank": 2}, r"the caller says rank 2, expected a rank in \[0, 2\)"),
+        ({"rank": -1}, "the caller says rank -1"),
+        ({"rank": 10**400}, "the caller says rank 1000"),
+        ({"data_address": "nowhere"}, "'nowhere': it has no port"),
+        ({"data_address": "x" * 50_000}, r"'xxx.*\.\.\.: it has no port"),
+    ],
+)
+def test_well_formed_nonsense_is_refused(changes, reason):
+    with undisturbed() as cluster:
+        answer = json.loads(call(cluster.address, wire.JOIN, join_body(cluster, **changes)))
+        assert answer["status"] == "refused" and re.search(reason, answer["reason"])
+
+
+@pytest.mark.parametrize("wait", [float("nan"), float("inf"), -float("inf"), -1.0, 10**400])
+def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
+    monkeypatch.setattr(meeting, "_LONGEST_WAIT", 0.1)
+    cluster = clusters(2)[0]
+    join = wire.decode(wire.Join, join_body(cluster, wait=wait))
+    call = Background(meeting.Meeting(cluster).join, join, meeting.Caller())
+    assert call.result(timeout=5) == {"status": "waiting", "missing": [0]}
+
+
+def test_a_message_too_large_is_refused():
+    with undisturbed() as cluster:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(cluster.address, wire.JOIN, b" " * (wire.LARGEST_REQUEST + 1))
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_garbage_bytes_on_the_port_disturb_nothing():
+    chance = random.Random(7)
+    with undisturbed() as cluster:
+        host, _, port = cluster.address.rpartition(":")
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        for number in range(60):
+            start = (b"", preface, b"GET / HTTP/1.1\r\n\r\n")[number % 3]
+            with socket.create_connection((host, int(port)), timeout=5) as stranger:
+                with contextlib.suppress(ConnectionError):
+                    stranger.sendall(start + chance.randbytes(chance.randrange(2000)))
+
+
+def test_a_server_that_is_not_ours_is_recognised():
+    class Other(grpc.GenericRpcHandler):
+        def service(self, details):
+            return grpc.unary_unary_rpc_method_handler(lambda body, context: b"<html>")
+
+    members = clusters(2)
+    for handlers, detail in (([], "UNIMPLEMENTED"), ([Other()], "6 bytes of no JSON")):
+        server = grpc.server(futures.ThreadPoolExecutor(1))
+        server.add_generic_rpc_handlers(handlers)
+        server.add_insecure_port(members[0].address)
+        server.start()
+        with planes([members[1]]) as (one,):
+            with pytest.raises(ClusterConfigError, match=f"expected a tfdist control .*{detail}"):
+                one.rendezvous(data_address(1))
+        server.stop(None).wait(5)

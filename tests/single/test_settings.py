@@ -1,0 +1,51 @@
+"""`Settings`: the TFDIST_* variables, and what is said about unusable values."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfdist.cluster import Settings
+from tfdist.errors import ClusterConfigError
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def test_settings_defaults_and_values(tmp_path, monkeypatch):
+    assert Settings.from_environment({}) == Settings(None, 300.0, 0, 300.0)
+    given = {
+        "TFDIST_SECRET": " s3cret\n",
+        "TFDIST_RENDEZVOUS_TIMEOUT": "2.5",
+        "TFDIST_DATA_PORT": "4711",
+        "TFDIST_EXIT_TIMEOUT": "7",
+    }
+    assert Settings.from_environment(given) == Settings(b"s3cret", 2.5, 4711, 7.0)
+    file = tmp_path / "secret"
+    file.write_bytes(b"from a file\n")
+    assert Settings.from_environment({"TFDIST_SECRET_FILE": str(file)}).secret == b"from a file"
+    monkeypatch.setenv("TFDIST_DATA_PORT", "12")
+    assert Settings.from_environment().data_port == 12
+
+
+def test_settings_do_not_show_the_secret():
+    assert "s3cret" not in repr(Settings(secret=b"s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"TFDIST_RENDEZVOUS_TIMEOUT": "soon"}, "TFDIST_RENDEZVOUS_TIMEOUT: .* received 'soon'"),
+        ({"TFDIST_RENDEZVOUS_TIMEOUT": "-1"}, "expected a positive number of seconds"),
+        ({"TFDIST_EXIT_TIMEOUT": "0"}, "TFDIST_EXIT_TIMEOUT: .* received '0'"),
+        ({"TFDIST_EXIT_TIMEOUT": "inf"}, "TFDIST_EXIT_TIMEOUT: .* received 'inf'"),
+        ({"TFDIST_EXIT_TIMEOUT": "nan"}, "TFDIST_EXIT_TIMEOUT: .* received 'nan'"),
+        ({"TFDIST_DATA_PORT": "65536"}, "TFDIST_DATA_PORT: .* 0..65535, received '65536'"),
+        ({"TFDIST_DATA_PORT": "x"}, "TFDIST_DATA_PORT: expected a port number"),
+        ({"TFDIST_SECRET": ""}, "TFDIST_SECRET: expected a secret, received nothing"),
+        ({"TFDIST_SECRET": "a", "TFDIST_SECRET_FILE": "b"}, "expected one of .* received both"),
+        ({"TFDIST_SECRET_FILE": "/no/such"}, "TFDIST_SECRET_FILE: .*'/no/such': No such file"),
+        ({"TFDIST_SECRET_FILE": "/dev/null"}, "TFDIST_SECRET_FILE: .* received nothing"),
+    ],
+)
+def test_bad_settings(environ, message):
+    with pytest.raises(ClusterConfigError, match=message):
+        Settings.from_environment(environ)

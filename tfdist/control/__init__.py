@@ -1,0 +1,25 @@
+"""The control plane: how the tasks of a job find each other and how they part.
+
+Every task listens with gRPC on its own address. The ranks meet at rank 0, with two calls:
+
+```
+  rank 1            rank 0             rank 2
+    |--- Join -------->|                  |       "I am rank 1 of 3, my data port is b:4711"
+    |<-- waiting: 2 ---|                  |       a long poll: held until complete or for a while
+    |--- Join -------->|<-------- Join ---|
+    |<-- complete -----|-- complete ----->|       generation, token, everybody's data address
+    |                  |                  |
+    |      ... training on data connections, which the token admits ...
+    |                  |                  |
+    |--- Exit -------->|<-------- Exit ---|       nobody leaves while others still work
+    |<-- complete -----|-- complete ----->|
+```
+
+Messages are small JSON objects on generic gRPC handlers. With a shared secret, requests and
+answers carry a keyed hash (`wire`). `meeting` is what rank 0 keeps, free of gRPC; `server` and
+`client` carry it over the network; `plane` is what the rest of tfdist uses.
+"""
+
+from tfdist.control.plane import ControlPlane, Membership
+
+__all__ = ["ControlPlane", "Membership"]

@@ -1,0 +1,150 @@
+"""How a task calls rank 0's control server."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import grpc
+
+from tfdist.cluster import Cluster
+from tfdist.control import wire
+from tfdist.errors import AuthenticationError, ClusterConfigError
+
+_OPTIONS = [
+    # The control plane stays inside the cluster; a proxy meant for the internet would break it.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", wire.LARGEST_ANSWER),
+    # Rank 0 may start much later: look often, and resolve its name anew each time.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+    # Training may leave the connection silent for hours; firewalls forget such connections.
+    ("grpc.keepalive_time_ms", 30000),
+    ("grpc.keepalive_timeout_ms", 10000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+# An answer may take this much longer than the wait that was asked for (s).
+_ANSWER_MARGIN = 1.0
+# Not connected, or this side's connection was closed.
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+class UnreachableError(Exception):
+    """Rank 0 gave no answer; the text says why, as far as gRPC knows."""
+
+
+class SilentError(UnreachableError):
+    """Rank 0 gave no answer in time, which does not say that it is gone."""
+
+
+class ControlClient:
+    """A connection to rank 0's control server, made when first used and remade when it breaks.
+
+    Args:
+      cluster: the cluster; rank 0's address is where to call.
+      secret: the shared secret or None.
+    """
+
+    def __init__(self, cluster: Cluster, secret: bytes | None) -> None:
+        self._cluster = cluster
+        self._sealer = wire.Sealer(secret)
+        # With the scheme written out, no host name can be taken for another scheme.
+        self._channel = grpc.insecure_channel(
+            f"dns:///{cluster.address_of_rank(0)}", options=_OPTIONS
+        )
+        self._calls = {
+            method: self._channel.unary_unary(method) for method in (wire.JOIN, wire.EXIT)
+        }
+
+    def close(self) -> None:
+        """Closes the connection; calls under way raise UnreachableError."""
+        self._channel.close()
+
+    def call(self, method: str, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
+        """Sends a request and returns rank 0's answer.
+
+        Args:
+          method: wire.JOIN or wire.EXIT.
+          request: the request, whose own `wait` is `wait`.
+          wait: seconds rank 0 may hold the call before it answers.
+          patient: whether to keep trying to connect for as long as the call may take.
+
+        Raises:
+          UnreachableError: no answer in time.
+          AuthenticationError: one side does not prove the other's secret.
+          ClusterConfigError: rank 0 refuses this task, or something else answers at its address.
+        """
+        deadline = time.monotonic() + wait + _ANSWER_MARGIN
+        try:
+            return self._call(method, request, deadline, wait_for_ready=False)
+        except UnreachableError as error:
+            if not patient or time.monotonic() >= deadline:
+                raise
+            reason = error
+        # Reconnecting may use up the wait, so what then connects asks for an answer at once.
+        request = dataclasses.replace(request, wait=0.0)
+        try:
+            return self._call(method, request, deadline - _ANSWER_MARGIN, wait_for_ready=True)
+        except UnreachableError:
+            # A call that waited for a connection knows only that it waited; the first knows why.
+            raise reason from None
+
+    def _call(
+        self, method: str, request: Any, deadline: float, *, wait_for_ready: bool
+    ) -> dict[str, Any]:
+        body = wire.encode(request)
+        metadata, nonce = self._sealer.seal_request(method, body)
+        try:
+            reply, call = self._calls[method].with_call(
+                body,
+                timeout=max(0.0, deadline - time.monotonic()),
+                metadata=metadata,
+                wait_for_ready=wait_for_ready,
+            )
+        except grpc.RpcError as error:
+            raise self._translate(error) from None
+        except ValueError as error:  # the channel was closed by another thread
+            raise UnreachableError(str(error)) from None
+        problem = self._sealer.problem_with_answer(method, nonce, call.trailing_metadata(), reply)
+        if problem:
+            raise self._not_authentic(problem)
+        try:
+            answer = wire.decode_object(reply)
+        except wire.WireError as error:
+            raise self._not_tfdist(str(error)) from None
+        if answer.get("status") == "refused":
+            raise ClusterConfigError(
+                f"{self._both()}: refused: {answer.get('reason')} (this task's training addresses: "
+                f"{', '.join(self._cluster.training_addresses)})"
+            )
+        return answer
+
+    def _translate(self, error: grpc.RpcError) -> Exception:
+        if error.code() == grpc.StatusCode.PERMISSION_DENIED:
+            return self._not_authentic(error.details())
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return SilentError("no answer in time")
+        if error.code() in _GONE:
+            return UnreachableError(error.details())
+        return self._not_tfdist(f"{error.code().name}: {error.details()}")
+
+    def _not_authentic(self, problem: str) -> AuthenticationError:
+        return AuthenticationError(
+            f"{self._both()}: {problem}; expected the same TFDIST_SECRET (or content of "
+            "TFDIST_SECRET_FILE) on every task"
+        )
+
+    def _not_tfdist(self, detail: str) -> ClusterConfigError:
+        return ClusterConfigError(
+            f"{self._both()}: expected a tfdist control server there, received {detail}"
+        )
+
+    def _both(self) -> str:
+        return (
+            f"{self._cluster.task_name} at {self._cluster.address} called "
+            f"{self._cluster.describe_rank(0)}"
+        )

@@ -1,0 +1,231 @@
+"""The gRPC server of one task's control address.
+
+Only rank 0's has a meeting behind it; the others answer that ranks do not meet there, so a wrong
+address list shows as a sentence and not as a timeout.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import grpc
+
+from tfdist.cluster import Cluster
+from tfdist.control import wire
+from tfdist.control.meeting import Caller, Meeting
+from tfdist.errors import AddressInUseError, TfdistError
+
+_log = logging.getLogger("tfdist.control")
+_OPTIONS = [
+    # A second listener on the same port must be an error, not a silent sharing of connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", wire.LARGEST_REQUEST),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+]
+_STOP_GRACE = 2.0
+# What is said at most once each; bounds what strangers can write into the log.
+_MOST_WARNINGS = 100
+
+
+class DaemonPool(futures.Executor):
+    """Threads for gRPC that keep serving while the interpreter shuts down.
+
+    The standard pool stops taking work before `atexit` functions run, which is when an exit barrier
+    has to be served. Threads are started when needed and kept.
+
+    Args:
+      most_threads: upper bound; each waiting rank holds one.
+    """
+
+    def __init__(self, most_threads: int) -> None:
+        self._most_threads = most_threads
+        self._changed = threading.Condition()
+        self._work: collections.deque[tuple[Any, ...]] = collections.deque()
+        self._threads = 0
+        self._idle = 0
+        self._stopped = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future:
+        """Queues a call; raises RuntimeError after `shutdown`."""
+        future: futures.Future = futures.Future()
+        with self._changed:
+            if self._stopped:
+                raise RuntimeError("the pool was shut down")
+            self._work.append((future, fn, args, kwargs))
+            if self._idle < len(self._work) and self._threads < self._most_threads:
+                self._start_thread()
+            self._changed.notify()
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Lets the threads end once the queue is empty; does not wait for them."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="tfdist-control", daemon=True).start()
+        except RuntimeError:
+            # Newer Pythons start no thread during shutdown; those that exist will do.
+            if not self._threads:
+                raise
+        else:
+            self._threads += 1
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._work or self._stopped)
+                self._idle -= 1
+                if not self._work:
+                    return
+                future, fn, args, kwargs = self._work.popleft()
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: B036 - belongs to whoever holds the future
+                future.set_exception(error)
+
+
+class ControlServer:
+    """Listens on this task's address until closed.
+
+    Args:
+      cluster: the cluster, in which this task has an address.
+      secret: the shared secret or None.
+      meeting: what rank 0 keeps; None on every other task.
+
+    Raises:
+      AddressInUseError: another process listens on the port.
+      TfdistError: the port cannot be opened for another reason.
+    """
+
+    def __init__(self, cluster: Cluster, secret: bytes | None, meeting: Meeting | None) -> None:
+        self._name = f"{cluster.task_name} at {cluster.address}"
+        self._cluster = cluster
+        self._sealer = wire.Sealer(secret)
+        self._meeting = meeting
+        self._said: set[str] = set()
+        self._pool = DaemonPool(2 * cluster.world_size + 8)
+        self._server = grpc.server(self._pool, options=_OPTIONS)
+        handlers = {
+            method.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._handler(method))
+            for method in (wire.JOIN, wire.EXIT)
+        }
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(wire.SERVICE, handlers)]
+        )
+        self._listen(int(cluster.address.rpartition(":")[2]))
+        self._server.start()
+
+    def close(self) -> None:
+        """Stops listening; calls under way get a moment to finish."""
+        try:
+            self._server.stop(_STOP_GRACE).wait(_STOP_GRACE + 1)
+        except RuntimeError:
+            # A grace period needs a thread, and newer Pythons start none during shutdown.
+            self._server.stop(None)
+        self._pool.shutdown()
+
+    def _listen(self, port: int) -> None:
+        # gRPC is content with one of IPv4 and IPv6, would then miss that the other is taken, and
+        # tells the reason to stderr only.
+        for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+            error = _bind_error(family, host, port)
+            if error is not None and error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(error.errno, self._in_use(port))
+            if error is not None and error.errno == errno.EACCES:
+                raise TfdistError(f"{self._name}: cannot listen on port {port}: {error.strerror}")
+        for host in ("[::]", "0.0.0.0"):
+            try:
+                if self._server.add_insecure_port(f"{host}:{port}") == port:
+                    return
+            except RuntimeError:
+                continue
+        # Free a moment ago: somebody was faster.
+        raise AddressInUseError(errno.EADDRINUSE, self._in_use(port))
+
+    def _in_use(self, port: int) -> str:
+        return (
+            f"{self._name}: port {port} is in use by another process on this machine; expected it "
+            "to be free, since the cluster gives it to this task"
+        )
+
+    def _handler(self, method: str) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
+            metadata = context.invocation_metadata()
+            problem = self._sealer.problem_with_request(method, metadata, body)
+            if problem:
+                self._warn(f"refused {self._who(body, context)}: {problem}")
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+            try:
+                answer = self._answer(method, body, context)
+            except wire.WireError as error:
+                self._warn(f"refused a message from {_host(context)}: {error}")
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            if answer["status"] == "refused":
+                self._warn(f"refused {self._who(body, context)}: {answer['reason']}")
+            reply = wire.encode(answer)
+            context.set_trailing_metadata(self._sealer.seal_answer(method, metadata, reply))
+            return reply
+
+        return handle
+
+    def _answer(self, method: str, body: bytes, context: grpc.ServicerContext) -> dict[str, Any]:
+        request = wire.decode(wire.Join if method == wire.JOIN else wire.Exit, body)
+        if self._meeting is None:
+            reason = f"this is {self._name}, but ranks meet at {self._cluster.describe_rank(0)}"
+            return {"status": "refused", "reason": reason}
+        caller = Caller()
+        answered = False
+
+        def hang_up() -> None:
+            if not answered:
+                self._meeting.hang_up(caller)
+
+        if not context.add_callback(hang_up):
+            caller.gone = True
+        try:
+            meet = self._meeting.join if method == wire.JOIN else self._meeting.exit
+            return meet(request, caller)
+        finally:
+            answered = True
+
+    def _who(self, body: bytes, context: grpc.ServicerContext) -> str:
+        """Names the caller by what it claims to be and where it calls from."""
+        try:
+            rank = wire.decode_object(body).get("rank")
+            claim = self._cluster.name_of_rank(rank)
+        except (wire.WireError, IndexError, TypeError):
+            return f"a caller from {_host(context)}"
+        return f"{claim}, calling from {_host(context)}"
+
+    def _warn(self, text: str) -> None:
+        if text not in self._said and len(self._said) < _MOST_WARNINGS:
+            self._said.add(text)
+            _log.warning("%s: %s", self._name, text)
+
+
+def _host(context: grpc.ServicerContext) -> str:
+    # "ipv4:10.0.0.7:51234": the port differs at each connection and says nothing.
+    return context.peer().rpartition(":")[0].partition(":")[2] or context.peer()
+
+
+def _bind_error(family: socket.AddressFamily, host: str, port: int) -> OSError | None:
+    """Returns what keeps this process from listening on `port`, or None."""
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error
+    return None

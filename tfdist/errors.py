@@ -1,0 +1,51 @@
+"""Every exception that tfdist raises itself.
+
+```
+TfdistError
+├── ClusterConfigError           (ValueError)       the cluster or a setting is wrong
+├── RendezvousTimeoutError       (TimeoutError)     some ranks did not come in time
+├── AuthenticationError          (PermissionError)  two tasks do not hold the same secret
+├── AddressInUseError            (OSError)          this task's port is taken
+├── OpLibraryError               (ImportError)      the C++ op library cannot be loaded
+├── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
+└── TaskFailedError              (RuntimeError)     a task of the job failed
+```
+
+Each also derives from the built-in exception it is a case of, so `except TimeoutError` works for
+those who do not want to know tfdist. What a peer's failure does to a running collective arrives as
+`tf.errors.UnavailableError` or `tf.errors.DeadlineExceededError`.
+"""
+
+from __future__ import annotations
+
+
+class TfdistError(Exception):
+    """The root: catches whatever tfdist raises itself."""
+
+
+class ClusterConfigError(TfdistError, ValueError):
+    """The cluster, a setting or a resolver is wrong, or two tasks were given different clusters."""
+
+
+class RendezvousTimeoutError(TfdistError, TimeoutError):
+    """Not every rank joined before the deadline; the message names the missing ones."""
+
+
+class AuthenticationError(TfdistError, PermissionError):
+    """Two tasks do not hold the same shared secret; the message names both."""
+
+
+class AddressInUseError(TfdistError, OSError):
+    """Another process listens on the port that the cluster gives to this task."""
+
+
+class OpLibraryError(TfdistError, ImportError):
+    """The C++ op library cannot be loaded; the message says how to build it."""
+
+
+class UnsupportedTensorFlowError(TfdistError, ImportError):
+    """The installed TensorFlow is absent or outside the supported range."""
+
+
+class TaskFailedError(TfdistError, RuntimeError):
+    """A task of the job failed; the message names it."""
