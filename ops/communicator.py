@@ -123,6 +123,6 @@ def _call(function: str, *arguments) -> None:
         *arguments, error, _ERROR_BYTES
     )
     if code != 0:
-        raise tf.errors.exception_type_from_error_code(code)(
+        raise tf.compat.v1.errors.exception_type_from_error_code(code)(
             None, None, error.value.decode(errors="replace")
         )

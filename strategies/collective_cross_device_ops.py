@@ -1,0 +1,103 @@
+"""Carries the reductions that TensorFlow asks of a multi-worker strategy to tfdist's collectives."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils
+from tensorflow.python.distribute.values import Mirrored
+
+from tfdist import ops
+
+
+class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
+    """Launches collectives of one worker; the tensors of a pack travel as one."""
+
+    def __init__(self, device: str, options, communicator: ops.Communicator) -> None:
+        self._device = device
+        self._options = options
+        self._communicator = communicator
+        self._group_size = communicator.size
+
+    def can_order_nccl(self) -> bool:
+        return False
+
+    def all_reduce(self, input_tensor, control_input=None, options=None) -> tf.Tensor:
+        return self.batch_all_reduce([[input_tensor]], options)[0]
+
+    def batch_all_reduce(self, input_tensor_packs, options=None) -> list[tf.Tensor]:
+        timeout = self._options.merge(options).timeout_seconds
+        reduced = []
+        for pack in input_tensor_packs:
+            with self._on_host():
+                reduced += ops.all_reduce(
+                    pack, self._communicator, label=_label(pack), timeout=timeout
+                )
+        return reduced
+
+    def _all_gather(self, input_tensor, options) -> tf.Tensor:
+        timeout = self._options.merge(options).timeout_seconds
+        with self._on_host():
+            return ops.all_gather(
+                input_tensor, self._communicator, label=_label([input_tensor]), timeout=timeout
+            )
+
+    def all_gather(self, input_tensor, axis, options=None) -> tf.Tensor:
+        if isinstance(axis, int) and axis == 0:
+            return self._all_gather(input_tensor, options)
+        rank = tf.rank(input_tensor)
+        to_front = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], 0)
+        back = tf.concat([tf.range(1, axis + 1), [0], tf.range(axis + 1, rank)], 0)
+        gathered = self._all_gather(tf.transpose(input_tensor, to_front), options)
+        return tf.transpose(gathered, back)
+
+    def all_reduce_indexed_slices(self, input_slices, options=None) -> tf.IndexedSlices:
+        # Rows of one index stay apart, as in any IndexedSlices: whoever applies them adds them up.
+        return tf.IndexedSlices(
+            values=self._all_gather(input_slices.values, options),
+            indices=self._all_gather(input_slices.indices, options),
+            dense_shape=input_slices.dense_shape,
+        )
+
+    def _on_host(self):
+        # The kernels work on host memory; TensorFlow copies what lies on a GPU.
+        device = tf.DeviceSpec.from_string(self._device).replace(device_type="CPU", device_index=0)
+        return tf.device(device.to_string())
+
+
+def _label(tensors: list[tf.Tensor]) -> str:
+    """Names what a collective carries, for messages: "Adam/gradient (and 7 more)"."""
+    first = tensors[0]
+    name = "a tensor" if tf.executing_eagerly() else first.name.partition(":")[0]
+    return name if len(tensors) == 1 else f"{name} (and {len(tensors) - 1} more)"
+
+
+class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
+    """Reduces over the workers of a communicator, each of which has one device.
+
+    Args:
+      devices: the worker's device, alone.
+      group_size: number of workers.
+      options: default communication options.
+      collective_keys: bookkeeping of the parent class.
+      communicator: the workers.
+    """
+
+    def __init__(self, devices, group_size, options, collective_keys, communicator) -> None:
+        super().__init__(devices, group_size, options, collective_keys)
+        self._launchers = [
+            CollectiveReplicaLauncher(device, options, communicator) for device in self._devices
+        ]
+
+    def _all_reduce_per_replica_values(self, reduce_op, per_replica_values, options):
+        values = [per_replica.values[0] for per_replica in per_replica_values]
+        with self._lock:
+            reduced = self._all_reduce(reduce_op, values, 0, options)
+        return [distribute_utils.regroup((v,), wrap_class=Mirrored) for v in reduced]
+
+    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+        # With one device per worker every destination is that device: one pass for all values.
+        values = [value for value, _ in value_destination_pairs]
+        return self._all_reduce_per_replica_values(reduce_op, values, options)
+
+    def __deepcopy__(self, memo: dict) -> CollectiveAllReduce:
+        return self

@@ -1,0 +1,238 @@
+"""Synchronous training on several workers, each with a full copy of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+# TensorFlow offers no public way to implement a strategy: these are the classes that Keras and Estimator test for, and the
+# hooks that they call.
+from tensorflow.python.distribute import collective_all_reduce_strategy as tf_strategy
+from tensorflow.python.distribute import device_util, distribute_lib, multi_worker_util
+from tensorflow.python.distribute.collective_util import (
+    CommunicationImplementation,
+)
+from tensorflow.python.distribute.collective_util import (
+    Options as CommunicationOptions,
+)
+from tensorflow.python.distribute.cross_device_utils import CollectiveKeys
+from tensorflow.python.distribute.numpy_dataset import SingleDevice
+from tensorflow.python.trackable.base import CheckpointInitialValue
+
+from tfdist import job, keras, ops
+from tfdist.cluster import Cluster
+from tfdist.errors import ClusterConfigError
+from tfdist.resolver import ClusterResolver
+from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
+
+
+class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """Trains one model on several workers at once; a drop-in for `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Every worker runs the same script with its own `TF_CONFIG`, computes gradients on its share of each batch, and applies
+    their sum. Gradients travel through tfdist's collective ops; no TensorFlow server runs in any worker. Making the strategy
+    waits until all workers have come (`TFDIST_RENDEZVOUS_TIMEOUT`, 5 minutes), and applies tfdist's repairs of Keras.
+
+    Each worker uses one device: its GPU if it has one, else its CPU. To use several GPUs of a machine, start one worker per
+    GPU.
+
+    Args:
+      cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads `TF_CONFIG`. Without a cluster the
+        strategy trains alone.
+      communication_options: a `tfdist.CommunicationOptions`. `bytes_per_pack` splits the gradients into buckets that travel
+        while others are still computed (0: one bucket); `timeout_seconds` bounds each collective (`None`: 600 s, 0: no
+        bound); `implementation` AUTO and RING mean tfdist's collectives, NCCL means TensorFlow's own, unchanged.
+
+    Raises:
+      tfdist.errors.ClusterConfigError: a bad cluster, or this task is a parameter server.
+      tfdist.errors.RendezvousTimeoutError: workers were missing at the deadline.
+      tfdist.errors.AuthenticationError: the tasks do not hold the same secret.
+      tfdist.errors.AddressInUseError: this worker's port is taken.
+
+    Example:
+
+    ```python
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(10)])
+        model.compile("sgd", "mse")
+    model.fit(dataset)
+    ```
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        keras.apply_repairs()
+        options = communication_options or CommunicationOptions()
+        if options.implementation == CommunicationImplementation.NCCL:
+            super().__init__(cluster_resolver, options)
+            return
+        # Not our parent's constructor: it would start a TensorFlow server and its own collectives.
+        distribute_lib.Strategy.__init__(
+            self, MultiWorkerMirroredExtended(self, cluster_resolver, options)
+        )
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes the checkpoints and summaries: rank 0."""
+        return self.extended.should_checkpoint
+
+    @property
+    def communicator(self) -> ops.Communicator | None:
+        """The workers, for `tfdist.ops`; `None` when there is one worker, or with NCCL."""
+        return getattr(self.extended, "communicator", None)
+
+    def communication_stats(self) -> ops.CommunicationStats:
+        """Counters of this worker's communication since the strategy was made; all zero without other workers."""
+        if self.communicator is None:
+            return ops.CommunicationStats(0, 0, 0, 0.0, 0)
+        return self.communicator.stats()
+
+    def reduce(self, reduce_op, value: Any, axis: int | None) -> Any:
+        """Reduces `value` over all replicas, as `tf.distribute.Strategy.reduce`; `value` may also be nested.
+
+        Args:
+          reduce_op: "SUM", "MEAN" or a `tf.distribute.ReduceOp`.
+          value: a tensor or `tf.distribute.DistributedValues` of any shape, or lists, tuples and dicts of such.
+          axis: also reduce each replica's value along this dimension. A scalar has none: it is reduced over the replicas.
+
+        Returns:
+          A tensor, or the same structure of tensors.
+        """
+        # Keras 3 passes whole batches, and scalars with axis=0 (keras-team/keras#20585).
+        leaves = tf.nest.flatten(value)
+        if tf.nest.is_nested(value) and any(map(_is_tensor, leaves)):
+            return tf.nest.map_structure(lambda v: self.reduce(reduce_op, v, axis), value)
+        if axis is not None and all(_is_scalar(v) for v in self.experimental_local_results(value)):
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+    def __deepcopy__(self, memo: dict) -> MultiWorkerMirroredStrategy:
+        # Estimator's RunConfig copies itself; the connections to the other workers exist once.
+        return self
+
+
+def _is_tensor(value: Any) -> bool:
+    return tf.is_tensor(value) or isinstance(value, tf.distribute.DistributedValues)
+
+
+def _is_scalar(value: Any) -> bool:
+    return _is_tensor(value) and value.shape.rank == 0
+
+
+class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
+    """How the strategy creates variables, reduces and gathers."""
+
+    # A dead peer shows on its data connection; TensorFlow's prober would need its servers.
+    _enable_check_health = False
+
+    communicator: ops.Communicator | None = None
+
+    def __init__(
+        self,
+        strategy: MultiWorkerMirroredStrategy,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        options: CommunicationOptions,
+    ) -> None:
+        if cluster_resolver is None:
+            self._cluster = Cluster.from_environment()
+        else:
+            self._cluster = Cluster.from_resolver(cluster_resolver)
+        resolver = cluster_resolver or ClusterResolver(self._cluster)
+        super().__init__(strategy, resolver, options)
+
+    def _initialize_strategy(self, cluster_resolver, devices) -> None:
+        if self._cluster.task_type == "ps":
+            raise ClusterConfigError(
+                f"MultiWorkerMirroredStrategy: expected a chief, worker or evaluator, but this task is "
+                f"{self._cluster.task_name}"
+            )
+        if self._cluster.rank is None or self._cluster.world_size == 1:
+            self._initialize_local(cluster_resolver, devices=devices)
+        else:
+            self._initialize_multi_worker(cluster_resolver)
+
+    def _initialize_multi_worker(self, cluster_resolver) -> None:
+        cluster = self._cluster
+        local_devices, self._local_device_type = self._initialize_local_devices(
+            cluster_resolver, worker_device=""
+        )
+        if len(local_devices) != 1:
+            raise NotImplementedError(
+                f"{cluster.task_name}: expected one device per worker, found {len(local_devices)}. Start one "
+                "worker per GPU, each with its own CUDA_VISIBLE_DEVICES."
+            )
+        self.communicator = job.join(cluster).communicator
+        self._cluster_spec = multi_worker_util.normalize_cluster_spec(cluster.as_dict())
+        self._task_type = cluster.task_type
+        self._task_id = cluster.task_index
+        self._id_in_cluster = cluster.rank
+        self._num_workers = cluster.world_size
+        self._is_chief = cluster.is_chief
+        # Each worker is a TensorFlow runtime of its own, so its devices are local ones.
+        self._worker_device = device_util.canonicalize("/device:CPU:0")
+        self._host_input_device = SingleDevice(self._worker_device)
+        self._num_devices_per_worker = len(local_devices)
+        self._rpc_layer = cluster_resolver.rpc_layer
+        self._collective_keys = CollectiveKeys(group_key_start=1 + self._collective_key_base)
+        self._cross_device_ops = self._make_cross_device_ops(local_devices)
+        self._host_cross_device_ops = self._make_cross_device_ops((self._worker_device,))
+        self._initialize_single_worker(local_devices)
+
+    def _make_cross_device_ops(self, devices: tuple[str, ...]) -> CollectiveAllReduce:
+        return CollectiveAllReduce(
+            devices,
+            self._num_workers,
+            self._communication_options,
+            self._collective_keys,
+            self.communicator,
+        )
+
+    def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
+        if replica_id > 0 or self.communicator is None:
+            return super()._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **kwargs
+            )
+
+        def initial_value_of_rank_0() -> tf.Tensor:
+            with tf.device(device):
+                value = kwargs["initial_value"]
+                value = value() if callable(value) else value
+                if isinstance(value, CheckpointInitialValue):
+                    value = value.wrapped_value
+                value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+                if value.dtype == tf.string:  # not plain memory; equal programs make equal strings
+                    return value
+                return ops.broadcast(
+                    value,
+                    self.communicator,
+                    label=f"initial value of {kwargs.get('name') or 'a variable'}",
+                    timeout=self._communication_options.timeout_seconds,
+                )
+
+        return initial_value_of_rank_0
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        return super()._reduce_to(reduce_op, value, self._placed(destinations), options)
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        pairs = [(value, self._placed(to)) for value, to in value_destination_pairs]
+        return super()._batch_reduce_to(reduce_op, pairs, options)
+
+    def _placed(self, destination):
+        # The arguments of a tf.function have no device, which TensorFlow takes for no destination.
+        return destination if getattr(destination, "device", None) != "" else self._devices[0]
+
+    def _configure(self, session_config=None, cluster_spec=None, task_type=None, task_id=None):
+        if session_config is not None:
+            session_config.CopyFrom(self._update_config_proto(session_config))
+
+    def _update_config_proto(self, config_proto):
+        # Sessions are local: no group leader and no device filters.
+        updated = type(config_proto)()
+        updated.CopyFrom(config_proto)
+        return updated

@@ -1,0 +1,51 @@
+"""Distributed training for TensorFlow and Keras 3: change `tf.distribute.X` to `tfdist.X`.
+
+Importing this package is quick and changes nothing: TensorFlow is imported, and Keras repaired, when a strategy is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from tfdist import _compatibility
+from tfdist._version import __version__
+
+_compatibility.check_tensorflow()
+
+if TYPE_CHECKING:
+    from tfdist import errors, ops
+    from tfdist.cluster import Cluster
+    from tfdist.resolver import ClusterResolver
+    from tfdist.strategies import CommunicationOptions, MultiWorkerMirroredStrategy
+
+# Where each public name lives; looked up on first use, because the modules behind most of them import TensorFlow.
+_HOMES = {
+    "Cluster": "tfdist.cluster",
+    "ClusterResolver": "tfdist.resolver",
+    "CommunicationOptions": "tfdist.strategies",
+    "MultiWorkerMirroredStrategy": "tfdist.strategies",
+}
+_MODULES = ("errors", "ops")
+
+__all__ = [
+    "Cluster",
+    "ClusterResolver",
+    "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
+    "__version__",
+    "errors",
+    "ops",
+]
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        return importlib.import_module(f"tfdist.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tfdist' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

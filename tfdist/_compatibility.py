@@ -1,0 +1,54 @@
+"""Refuses, in one paragraph, a TensorFlow that tfdist does not work with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+from tfdist._version import MAX_TENSORFLOW, MIN_TENSORFLOW
+from tfdist.errors import UnsupportedTensorFlowError
+
+# The names under which PyPI distributes TensorFlow. Metadata is read in a millisecond, TensorFlow imported in seconds.
+_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-aarch64")
+
+
+def installed_tensorflow() -> str:
+    """The version of the installed TensorFlow.
+
+    Raises:
+      UnsupportedTensorFlowError: there is none.
+    """
+    for distribution in _DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:
+        import tensorflow  # built from source, or distributed under another name
+    except ImportError:
+        raise UnsupportedTensorFlowError(
+            f"tfdist needs TensorFlow {_range()}, but no TensorFlow is installed. Install it with "
+            f"`pip install 'tensorflow=={_name(MAX_TENSORFLOW)}.*'`."
+        ) from None
+    return tensorflow.__version__
+
+
+def check_tensorflow(version: str | None = None) -> None:
+    """Raises `UnsupportedTensorFlowError` unless `version` (default: what is installed) is one that tfdist works with."""
+    version = installed_tensorflow() if version is None else version
+    match = re.match(r"(\d+)\.(\d+)", version)
+    series = (int(match[1]), int(match[2])) if match else None
+    if series is None or not MIN_TENSORFLOW <= series <= MAX_TENSORFLOW:
+        raise UnsupportedTensorFlowError(
+            f"tfdist works with TensorFlow {_range()}, but TensorFlow {version} is installed. Install a "
+            f"supported one with `pip install 'tensorflow=={_name(MAX_TENSORFLOW)}.*'`, or a tfdist release "
+            "that supports yours."
+        )
+
+
+def _name(series: tuple[int, int]) -> str:
+    return f"{series[0]}.{series[1]}"
+
+
+def _range() -> str:
+    return f"{_name(MIN_TENSORFLOW)} to {_name(MAX_TENSORFLOW)}"
