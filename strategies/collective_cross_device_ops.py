@@ -67,7 +67,7 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
 def _label(tensors: list[tf.Tensor]) -> str:
     """Names what a collective carries, for messages: "Adam/gradient (and 7 more)"."""
     first = tensors[0]
-    name = "a tensor" if tf.executing_eagerly() else first.name.partition(":")[0]
+    name = first.name.partition(":")[0] if tf.is_symbolic_tensor(first) else "a tensor"
     return name if len(tensors) == 1 else f"{name} (and {len(tensors) - 1} more)"
 
 

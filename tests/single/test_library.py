@@ -1,0 +1,89 @@
+"""The op library that does not fit, and the TensorFlow that is not supported, are explained in one message."""
+
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tfdist import _compatibility, errors, ops
+from tfdist.ops import library
+
+
+def test_the_library_of_the_running_series_is_chosen(tmp_path):
+    for name in ("2.20", "2.21"):
+        (tmp_path / f"libtfdist_ops.tf{name}.so").touch()
+    assert library.library_path(tmp_path, "2.21.3").name == "libtfdist_ops.tf2.21.so"
+    assert library.library_path(tmp_path, "2.20.0-rc1").name == "libtfdist_ops.tf2.20.so"
+
+
+def test_a_library_for_another_tensorflow_says_how_to_rebuild(tmp_path):
+    (tmp_path / "libtfdist_ops.tf2.18.so").touch()
+    with pytest.raises(errors.OpLibraryError) as raised:
+        library.library_path(tmp_path, "2.21.0")
+    message = str(raised.value)
+    assert "built for TensorFlow 2.18, but TensorFlow 2.21.0 is running" in message
+    assert "pip install --no-build-isolation" in message and "make -C ops lib" in message
+
+
+def test_a_missing_library_says_where_it_was_expected(tmp_path):
+    with pytest.raises(errors.OpLibraryError, match="missing: expected .*libtfdist_ops.tf2.21.so"):
+        library.library_path(tmp_path, "2.21.0")
+
+
+def test_a_damaged_library_is_an_import_error_with_the_cause(tmp_path):
+    damaged = tmp_path / "libtfdist_ops.tf2.21.so"
+    damaged.write_bytes(b"not an ELF file")
+    with pytest.raises(ImportError, match=r"libtfdist_ops.tf2.21.so does not load into TensorFlow"):
+        library._load(tf.load_op_library, damaged)
+
+
+@pytest.mark.parametrize("version", ["2.16.1", "2.18.0", "2.21.0", "2.21.1", "2.19.0-rc0"])
+def test_supported_versions_pass(version):
+    _compatibility.check_tensorflow(version)
+
+
+@pytest.mark.parametrize("version", ["2.15.1", "2.22.0", "3.0.0", "1.15.5", "nightly"])
+def test_other_versions_are_told_the_range(version):
+    with pytest.raises(errors.UnsupportedTensorFlowError) as raised:
+        _compatibility.check_tensorflow(version)
+    assert f"TensorFlow 2.16 to 2.21, but TensorFlow {version} is installed" in str(raised.value)
+
+
+def test_absent_tensorflow_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(_compatibility, "_DISTRIBUTIONS", ())
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(errors.UnsupportedTensorFlowError, match="pip install 'tensorflow==2.21"):
+        _compatibility.check_tensorflow()
+
+
+def test_import_is_light_and_every_public_name_resolves():
+    script = (
+        "import sys, tfdist; assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules; "
+        "assert sorted(dir(tfdist)) == sorted(tfdist.__all__); "
+        "[getattr(tfdist, name) for name in tfdist.__all__]; "
+        "import tensorflow as tf; "
+        "assert issubclass(tfdist.MultiWorkerMirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_every_exception_is_a_tfdist_error_and_in_the_drawing():
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            assert issubclass(kind, errors.TfdistError)
+            assert name in errors.__doc__
+
+
+def test_a_communicator_checks_its_rank_and_its_port():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="rank 2 and size 2"):
+        ops.Communicator(2, 2)
+    with ops.Communicator(0, 2) as first:
+        with pytest.raises(tf.errors.UnavailableError, match=f"cannot bind data port {first.port}"):
+            ops.Communicator(1, 2, first.port)
+        with pytest.raises(tf.errors.FailedPreconditionError, match="before Connect"):
+            ops.all_reduce(tf.constant(1.0), first)
+        with pytest.raises(tf.errors.DeadlineExceededError, match="rank 1 "):
+            first.connect(b"0123456789abcdef", 1, ["127.0.0.1:1", "127.0.0.1:2"], 0.2)
+        with pytest.raises(ValueError, match="16 bytes, received 3"):
+            first.connect(b"abc", 1, ["127.0.0.1:1", "127.0.0.1:2"], 0.2)
