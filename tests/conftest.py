@@ -1,4 +1,4 @@
-"""Which package is under test, and where the helpers of the tests are found.
+"""Which package is under test, and where the modules that tests share are found.
 
 Run from the project's root, the tests use the package of this tree. Run from any other directory
 they use the installed one, if there is one: that is how a wheel is tested.

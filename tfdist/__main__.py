@@ -1,0 +1,8 @@
+"""`python -m tfdist` is the command `tfdist`."""
+
+import sys
+
+from tfdist.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

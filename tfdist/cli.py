@@ -1,0 +1,163 @@
+"""The command `tfdist`. It starts fast: TensorFlow is imported by the tasks, not here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tfdist._version import __version__
+
+_DESCRIPTION = "Distributed training for TensorFlow and Keras."
+_EPILOG = """\
+example:
+  tfdist run --workers 2 train.py --epochs 3
+
+'tfdist run --help' explains the options.
+"""
+_RUN_DESCRIPTION = """\
+Starts the tasks of a training job on this machine: each runs the script with its own TF_CONFIG.
+Their output is shown with a prefix such as "[worker 1]". When one task fails, the others are
+stopped and the first failure is reported."""
+_RUN_EPILOG = """\
+Everything after the script is passed to it unchanged, options too.
+
+examples:
+  tfdist run --workers 2 train.py --epochs 3
+      two workers; --epochs 3 is an option of train.py
+  tfdist run --workers 2 --ps 1 --evaluator --log-dir logs train.py
+      a chief, a worker, a parameter server and an evaluator; logs/chief.log etc.
+
+exit code:
+  0 when all went well; else that of the first task that failed (128 + n if signal n ended it);
+  124 at the time limit; 130 after Ctrl-C, 143 after SIGTERM; 2 for a wrong command line.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+      arguments: the words after `tfdist`; this process's own if None.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      SystemExit: with code 2 for a wrong command line, 0 after --help and --version.
+    """
+    parser, run_parser = _parsers()
+    chosen = parser.parse_args(arguments)
+    if chosen.subcommand is None:
+        parser.print_help()
+        return 2
+    return _run(chosen, run_parser)
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="tfdist",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
+    subcommands = parser.add_subparsers(dest="subcommand", title="commands", metavar="COMMAND")
+    run = subcommands.add_parser(
+        "run",
+        help="start all tasks of a job on this machine",
+        usage="tfdist run [options] script.py [script's own arguments]",
+        description=_RUN_DESCRIPTION,
+        epilog=_RUN_EPILOG,
+        formatter_class=style,
+        # Otherwise --work would be taken for --workers.
+        allow_abbrev=False,
+    )
+    run.add_argument(
+        "--workers",
+        type=_whole_number(1),
+        default=1,
+        metavar="N",
+        help="training tasks; with --ps or --evaluator the first is the chief (default: 1)",
+    )
+    run.add_argument(
+        "--ps",
+        type=_whole_number(0),
+        default=0,
+        metavar="N",
+        help="parameter servers (default: 0)",
+    )
+    run.add_argument("--evaluator", action="store_true", help="start an evaluator too")
+    run.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="also keep each task's whole output here, in worker-1.log etc.",
+    )
+    run.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help="stop the whole job after this many seconds, with exit code 124",
+    )
+    # One list: argparse then leaves everything from the script on alone, "--" included.
+    run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser, run
+
+
+def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    command = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
+    if not command:
+        parser.error("expected a script to run, received none")
+    script = Path(command[0])
+    if not script.exists():
+        parser.error(f"expected a script, but {command[0]} does not exist")
+    if not script.is_file():
+        parser.error(f"expected a script, but {command[0]} is not a file")
+    # Only now: --help and a wrong command line need none of it.
+    from tfdist import launch
+
+    options = launch.LaunchOptions(
+        script=script,
+        arguments=command[1:],
+        workers=chosen.workers,
+        ps=chosen.ps,
+        evaluator=chosen.evaluator,
+        log_dir=chosen.log_dir,
+        timeout=chosen.timeout,
+    )
+    try:
+        return launch.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"tfdist run: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _whole_number(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number, {least} or more, received {text!r}"
+            )
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, received {text!r}")
+    return value
