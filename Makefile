@@ -1,0 +1,9 @@
+# Short names for the two scripts; CONTRIBUTING.md has the rest.
+
+demo:
+	scripts/demo
+
+test:
+	scripts/test
+
+.PHONY: demo test

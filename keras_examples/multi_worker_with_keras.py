@@ -1,0 +1,121 @@
+"""The usual life of a multi-worker Keras job: train, back up, start again, save, use the model.
+
+    tfdist run --workers 2 keras_examples/multi_worker_with_keras.py --output /tmp/job
+
+prints once, from the chief:
+
+    [worker 0] images: Fashion-MNIST in /usr/share/datasets/fashion-mnist
+    [worker 0] Epoch 1/3
+    ...
+    [worker 0] saved /tmp/job/model.keras; read back, its test accuracy is about 0.8
+
+It is the job of TensorFlow's multi-worker Keras tutorial, with one line changed (marked below).
+Stop it in the middle and type the same line again: it goes on after the last whole epoch. Only the
+chief needs the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import data
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+BATCH_PER_WORKER = 64
+
+
+def training_batches(images: np.ndarray, labels: np.ndarray, size: int) -> tf.data.Dataset:
+    """Endless shuffled batches of `size` images, of all workers together."""
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return dataset.shuffle(len(images), seed=7).repeat().batch(size).with_options(options)
+
+
+def build_and_compile() -> keras.Model:
+    model = keras.Sequential(
+        [
+            keras.Input((data.SIDE, data.SIDE)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Reshape((data.SIDE, data.SIDE, 1)),
+            keras.layers.Conv2D(32, 3, strides=2, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(data.CLASSES),
+        ]
+    )
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def save(model: keras.Model, path: Path, is_chief: bool) -> None:
+    """Saves the model to `path` on the chief.
+
+    The others save too, to a folder that is thrown away: reading a variable that each worker
+    updates for itself, as some layers have, is a step that all of them take together.
+    """
+    if is_chief:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model.save(path)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        model.save(Path(scratch, path.name))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="the chief's folder")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps-per-epoch", type=int, default=70)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    keras.utils.set_random_seed(7)
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()  # was: tf.distribute.Multi...
+
+    cluster = tfdist.Cluster.from_environment()
+    images = data.load_fashion_mnist(announce=cluster.is_chief)
+    size = BATCH_PER_WORKER * strategy.num_replicas_in_sync
+    with strategy.scope():
+        model = build_and_compile()
+
+    # The same on every worker. tfdist sees to it that the chief's files are kept, and that all
+    # workers resume from the chief's backup.
+    output = arguments.output
+    model.fit(
+        training_batches(images.train_images, images.train_labels, size),
+        epochs=arguments.epochs,
+        steps_per_epoch=arguments.steps_per_epoch,
+        callbacks=[
+            keras.callbacks.BackupAndRestore(str(output / "backup")),
+            keras.callbacks.ModelCheckpoint(str(output / "epoch-{epoch:02d}.keras")),
+        ],
+        shuffle=False,  # the dataset does
+        verbose=0 if not cluster.is_chief else 1 if sys.stdout.isatty() else 2,
+    )
+    path = output / "model.keras"
+    save(model, path, cluster.is_chief)
+
+    if cluster.is_chief:
+        # Made outside the strategy's scope: an ordinary model, with no other worker to wait for.
+        single = keras.models.load_model(path)
+        _, accuracy = single.evaluate(images.test_images, images.test_labels, 500, verbose=0)
+        print(f"saved {path}; read back, its test accuracy is {accuracy:.2f}")
+
+
+if __name__ == "__main__":
+    main()

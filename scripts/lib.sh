@@ -1,0 +1,150 @@
+# Functions that scripts/demo and scripts/test share: what has to be on the machine and in .venv before
+# they can begin. Everything here is quick when it has nothing to do. Sourced by bash, never run.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="$ROOT/.venv"
+PYTHON="$VENV/bin/python"
+TENSORFLOW="tensorflow==2.21.*"
+SCRIPT="scripts/$(basename "$0")"
+
+# Pythons for which TensorFlow 2.21 has wheels, the machine's own choice first.
+PYTHON_NAMES="python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10"
+
+say() {
+  printf '%s: %s\n' "$SCRIPT" "$*" >&2
+}
+
+# stop MESSAGE...: says why, one line for each argument, and ends the script.
+stop() {
+  local line
+  for line in "$@"; do say "$line"; done
+  exit 1
+}
+
+# stage NAME HINT COMMAND...: runs the command and says how long it took; where it fails, says which
+# stage that was and what to do, and ends the script.
+stage() {
+  local name="$1" hint="$2" began ended status
+  shift 2
+  say "== $name"
+  began="$(date +%s.%N)"
+  "$@" && status=0 || status=$?
+  ended="$(date +%s.%N)"
+  if [ "$status" -ne 0 ]; then
+    stop "FAILED: $name (exit code $status)" "$hint"
+  fi
+  TIMINGS+="$(printf '%8.1f s  %s' "$(awk "BEGIN { print $ended - $began }")" "$name")"$'\n'
+}
+TIMINGS=""
+
+can_use_apt() {
+  [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null
+}
+
+# The lists of a fresh machine are empty or old, so a failure is tried again with new ones.
+apt_install() {
+  local get="apt-get -qq -y -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 -o Acquire::http::Timeout=60"
+  export DEBIAN_FRONTEND=noninteractive
+  say "installing with apt-get: $*"
+  $get install --no-install-recommends "$@" >&2 && return 0
+  $get update >&2 && $get install --no-install-recommends "$@" >&2
+}
+
+# find_python: prints the first Python that can be used; one that can make environments goes first.
+find_python() {
+  local modules name
+  for modules in "venv, ensurepip" "sys"; do
+    for name in $PYTHON_NAMES; do
+      if command -v "$name" >/dev/null && "$name" - 2>/dev/null <<EOF
+import $modules
+import sys
+sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+EOF
+      then
+        command -v "$name"
+        return 0
+      fi
+    done
+  done
+  return 1
+}
+
+can_make_venv() {
+  local python
+  python="$(find_python)" && "$python" -c 'import venv, ensurepip' 2>/dev/null
+}
+
+has_venv() {
+  "$PYTHON" -m pip --version >/dev/null 2>&1
+}
+
+# missing_packages: prints the Debian packages whose tools the machine lacks.
+missing_packages() {
+  if ! command -v make >/dev/null || ! command -v "${CXX:-g++}" >/dev/null; then
+    echo build-essential
+  fi
+  if ! has_venv && ! can_make_venv; then
+    find_python >/dev/null || echo python3
+    echo python3-venv
+  fi
+}
+
+# need_tools [OPTIONAL...]: a compiler, make, and a Python that can make environments. Optional packages
+# only join the line that is printed for typing.
+need_tools() {
+  local missing
+  missing="$(missing_packages | xargs)"
+  [ -n "$missing" ] || return 0
+  if can_use_apt; then
+    # shellcheck disable=SC2086  # a list of words
+    apt_install $missing || stop "apt-get could not install: $missing"
+    missing="$(missing_packages | xargs)"
+    [ -n "$missing" ] || return 0
+    stop "still not usable after installing: $missing" \
+      "needed: make, ${CXX:-g++}, and Python 3.10 to 3.13 with the modules venv and ensurepip"
+  fi
+  stop "this machine lacks: $missing" \
+    "type: sudo apt-get update && sudo apt-get install -y $missing $*" "then run $SCRIPT again"
+}
+
+# need_venv: .venv at the project's root. One that no longer runs (its Python was removed, or the folder
+# was moved) is made anew.
+need_venv() {
+  local python
+  has_venv && return 0
+  python="$(find_python)" || return 1
+  say "making .venv with $("$python" --version) ($python)"
+  "$python" -m venv --clear "$VENV"
+}
+
+# What the environment was made from; when it is the same, there is nothing to install.
+stamp_text() {
+  cd "$ROOT" && cat setup.py pyproject.toml tfdist/_version.py scripts/lib.sh
+  echo "$TENSORFLOW $ROOT $1"
+  "$PYTHON" --version
+}
+
+# need_project EXTRAS: TensorFlow, what tfdist depends on and the named extras (such as "[test]") in
+# .venv, and tfdist itself, editable: what runs is always the code of this tree.
+need_project() {
+  local stamp="$VENV/.tfdist-installed$1" text
+  text="$(stamp_text "$1" | sha256sum)"
+  if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$text" ]; then
+    build_library
+    return
+  fi
+  rm -f "$stamp"
+  # TensorFlow first: building the op library needs it.
+  "$PYTHON" -m pip install -q "$TENSORFLOW" "setuptools>=64" wheel &&
+    "$PYTHON" -m pip install -q --no-build-isolation "$TENSORFLOW" -e "$ROOT$1" &&
+    echo "$text" >"$stamp"
+}
+
+# Quiet unless it fails: TensorFlow's own words would bury ours.
+build_library() {
+  local log="$VENV/op-library.log"
+  make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" lib "PYTHON=$PYTHON" "OUT=$ROOT/ops" \
+    >"$log" 2>&1 && return 0
+  cat "$log" >&2
+  return 1
+}

@@ -1,0 +1,153 @@
+"""Packages tfdist: the Python of three folders, and the op library that `make -C ops lib` builds.
+
+The root's folders `strategies/` and `ops/` are the packages `tfdist.strategies` and `tfdist.ops`.
+The symlinks inside `tfdist/` show the same to editors and to tests in the tree; building does not
+follow them, or every module would be found twice.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Command, Distribution, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
+from setuptools.errors import ExecError, PlatformError
+
+ROOT = Path(__file__).resolve().parent
+VERSION = runpy.run_path(str(ROOT / "tfdist" / "_version.py"))
+OLDEST, NEWEST = VERSION["MIN_TENSORFLOW"], VERSION["MAX_TENSORFLOW"]
+TENSORFLOW = f"tensorflow>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+FOLDERS = {"tfdist": "tfdist", "tfdist.strategies": "strategies", "tfdist.ops": "ops"}
+
+
+def packages_in(package: str, folder: Path) -> list[str]:
+    """Names `package` and the packages below its folder, not counting those behind symlinks."""
+    found = [package]
+    for entry in sorted(folder.iterdir()):
+        if not entry.is_symlink() and (entry / "__init__.py").is_file():
+            found += packages_in(f"{package}.{entry.name}", entry)
+    return found
+
+
+def installed_tensorflow() -> str:
+    """Returns the version of the TensorFlow that this Python imports, or says how to get one."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise PlatformError(
+            f"building tfdist needs TensorFlow, and {sys.executable} has none: pip install "
+            f"'{TENSORFLOW}' setuptools wheel, then pip install --no-build-isolation ."
+        )
+    names = importlib.metadata.packages_distributions().get("tensorflow", [])
+    version = next((importlib.metadata.version(name) for name in names), "unknown")
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and not OLDEST <= tuple(map(int, numbers.groups())) <= NEWEST:
+        raise PlatformError(f"tfdist works with {TENSORFLOW}; {sys.executable} has {version}")
+    return version
+
+
+class BuildOpLibrary(build_ext):
+    """Runs `make -C ops lib` for the TensorFlow of the Python that runs this."""
+
+    def run(self) -> None:
+        missing = [tool for tool in ("make", os.environ.get("CXX", "g++")) if not self.has(tool)]
+        if missing:
+            raise PlatformError(
+                f"building tfdist needs {' and '.join(missing)}, not found on PATH: "
+                "sudo apt-get install build-essential"
+            )
+        version = installed_tensorflow()
+        self.announce(f"building the op library for TensorFlow {version}", level=2)
+        target = self.target_folder()
+        target.mkdir(parents=True, exist_ok=True)
+        command = ["make", "-C", str(ROOT / "ops"), f"-j{os.cpu_count() or 1}", "lib"]
+        command += [f"PYTHON={sys.executable}", f"OUT={target}"]
+        # Flags meant for the outer make (scripts/test under `make test`) are not for this one.
+        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
+        status = subprocess.run(command, env=environment).returncode
+        if status:
+            raise ExecError(f"{' '.join(command)}: exit code {status}, see its messages above")
+        if not self.get_outputs():
+            raise ExecError(f"{' '.join(command)} left no libtfdist_ops.tf*.so in {target}")
+
+    @staticmethod
+    def has(tool: str) -> bool:
+        """True if a command of this name (options may follow it, as in CXX) can be run."""
+        return shutil.which(tool.split()[0]) is not None
+
+    def target_folder(self) -> Path:
+        """Where the library goes: beside its Python, in the tree itself for an editable install."""
+        if self.inplace or getattr(self, "editable_mode", False):
+            return ROOT / "ops"
+        return Path(self.build_lib).resolve() / "tfdist" / "ops"
+
+    def get_outputs(self) -> list[str]:
+        return sorted(map(str, self.target_folder().glob("libtfdist_ops.tf*.so")))
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        return []  # MANIFEST.in names them
+
+
+class SourceTree(sdist):
+    """Keeps the symlinks of the tree, so that an unpacked sdist is as good as a clone."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        for folder in ("strategies", "ops"):
+            link = Path(base_dir, "tfdist", folder)
+            if not link.exists():
+                link.symlink_to(Path("..", folder))
+
+
+class PlatformDistribution(Distribution):
+    """A wheel of this project holds a library, although setuptools compiled no extension itself."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+COMMANDS: dict[str, type[Command]] = {"build_ext": BuildOpLibrary, "sdist": SourceTree}
+
+setup(
+    name="tfdist",
+    version=VERSION["__version__"],
+    description="Distributed training for TensorFlow 2.16 to 2.21 and Keras 3",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: C++",
+        "Programming Language :: Python :: 3",
+    ],
+    python_requires=">=3.10",
+    package_dir=FOLDERS,
+    packages=[name for top, folder in FOLDERS.items() for name in packages_in(top, ROOT / folder)],
+    # BuildOpLibrary puts the library beside tfdist.ops; a stale one of the tree must not follow.
+    include_package_data=False,
+    install_requires=[TENSORFLOW, "numpy", "grpcio", "absl-py"],
+    extras_require={
+        "test": [
+            "build",
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "ruff",
+            "scikit-learn",
+            "tf_keras",
+        ],
+    },
+    entry_points={"console_scripts": ["tfdist = tfdist.cli:main"]},
+    cmdclass=COMMANDS,
+    distclass=PlatformDistribution,
+    zip_safe=False,
+)
