@@ -1,10 +1,12 @@
-"""All-reduce between processes of this machine: tfdist against TensorFlow's own collectives, in one run.
+"""All-reduce between processes of this machine: tfdist against TensorFlow's own, in one run.
 
     python benchmarks/all_reduce.py [--workers 2] [--rounds 15] [--json FILE]
 
-Every worker holds both: tfdist's communicator, and a stock `tf.distribute.MultiWorkerMirroredStrategy` (RING over gRPC). Both
-reduce the same float32 tensors inside a `tf.function`. Each result is verified before anything is timed; the two take turns,
-round by round, so that a drift of the machine's speed meets both; the table shows medians over the rounds, on rank 0.
+Every worker holds both: tfdist's communicator, and a stock
+`tf.distribute.MultiWorkerMirroredStrategy` (RING over gRPC). Both reduce the same float32 tensors
+inside a `tf.function`. Each result is verified before anything is timed; the two take turns, round
+by round, so that a drift of the machine's speed meets both; the table shows medians over the
+rounds, on rank 0.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ def make_contenders() -> dict[str, Callable]:
     communicator = job.join(Cluster.from_environment()).communicator
 
     def all_reduce(*tensors):
-        # TensorFlow refuses a tensor without a device, such as an argument; tf.identity gives it one and copies nothing.
+        # TensorFlow refuses a tensor without a device, such as an argument; tf.identity gives it
+        # one and copies nothing.
         placed = [tf.identity(tensor) for tensor in tensors]
         return tf.distribute.get_replica_context().all_reduce("SUM", placed)
 
@@ -124,7 +127,9 @@ def run_worker() -> None:
         rows.append({"case": name, **times, "ratio": times["stock"] / times["tfdist"]})
     if RANK.value != 0:
         return
-    print(f"\n{WORKERS.value} workers on one machine, float32, milliseconds per all-reduce (median)")
+    print(
+        f"\n{WORKERS.value} workers on one machine, float32, milliseconds per all-reduce (median)"
+    )
     print(f"{'':>12} {'stock RING':>11} {'tfdist':>9} {'faster':>8}")
     for row in rows:
         print(

@@ -8,17 +8,24 @@ from tfdist.ops.communicator import Communicator
 DEFAULT_TIMEOUT = 600.0
 
 
-def all_reduce(tensors, communicator: Communicator, reduce_op: str = "sum", *,
-               label: str = "all_reduce", timeout: float | None = None):
+def all_reduce(
+    tensors,
+    communicator: Communicator,
+    reduce_op: str = "sum",
+    *,
+    label: str = "all_reduce",
+    timeout: float | None = None,
+):
     """Sums or averages tensors over all ranks, a list of them in one fused pass without packing.
 
     A ring all-reduce: every rank sends 2(N-1)/N of the bytes (Patarasuk and Yuan, 2009).
 
     Args:
-      tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int32 or int64; the same shapes on
-        every rank. Tensors of one dtype travel together.
+      tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int32 or int64;
+        the same shapes on every rank. Tensors of one dtype travel together.
       communicator: the ranks.
-      reduce_op: "sum" or "mean". The mean of integers truncates toward zero, as `tf.reduce_mean` does.
+      reduce_op: "sum" or "mean". The mean of integers truncates toward zero, as `tf.reduce_mean`
+        does.
       label: how error messages call it.
       timeout: seconds after which the op fails; `None` means 600, 0 means never.
 
@@ -26,9 +33,11 @@ def all_reduce(tensors, communicator: Communicator, reduce_op: str = "sum", *,
       Tensors of the same structure, shapes and dtypes: the same values on every rank, bit for bit.
 
     Raises:
-      tf.errors.InvalidArgumentError: the ranks disagree on the collective, its shapes or dtypes; names both.
+      tf.errors.InvalidArgumentError: the ranks disagree on the collective, its shapes or dtypes;
+        names both.
       tf.errors.UnavailableError: a rank died or left.
-      tf.errors.DeadlineExceededError: a rank did not answer, or did not start the collective, in time.
+      tf.errors.DeadlineExceededError: a rank did not answer, or did not start the collective, in
+        time.
     """
     if not isinstance(tensors, list | tuple):
         return all_reduce([tensors], communicator, reduce_op, label=label, timeout=timeout)[0]
@@ -46,12 +55,14 @@ def all_reduce(tensors, communicator: Communicator, reduce_op: str = "sum", *,
     return results
 
 
-def all_gather(tensor, communicator: Communicator, *, label: str = "all_gather",
-               timeout: float | None = None) -> tf.Tensor:
+def all_gather(
+    tensor, communicator: Communicator, *, label: str = "all_gather", timeout: float | None = None
+) -> tf.Tensor:
     """Concatenates every rank's tensor along the first dimension, in rank order.
 
     Args:
-      tensor: at least one dimension, numeric or bool. The first dimension may differ between ranks, the others may not.
+      tensor: at least one dimension, numeric or bool. The first dimension may differ between ranks,
+        the others may not.
       communicator: the ranks.
       label: how error messages call it.
       timeout: as for `all_reduce`.
@@ -67,8 +78,14 @@ def all_gather(tensor, communicator: Communicator, *, label: str = "all_gather",
     )
 
 
-def broadcast(tensor, communicator: Communicator, root: int = 0, *, label: str = "broadcast",
-              timeout: float | None = None) -> tf.Tensor:
+def broadcast(
+    tensor,
+    communicator: Communicator,
+    root: int = 0,
+    *,
+    label: str = "broadcast",
+    timeout: float | None = None,
+) -> tf.Tensor:
     """Gives every rank the value that `tensor` has on rank `root`.
 
     Args:

@@ -19,7 +19,8 @@ class CommunicationStats:
       collectives: finished collectives.
       bytes_sent: bytes of tensors sent to other ranks, without headers.
       bytes_received: bytes of tensors received from other ranks.
-      busy_seconds: wall time during which at least one collective was pending; it includes waiting for slower ranks.
+      busy_seconds: wall time during which at least one collective was pending; it includes waiting
+        for slower ranks.
       rejected_connections: connections to the data port that did not present this job's token.
     """
 
@@ -33,8 +34,8 @@ class CommunicationStats:
 class Communicator:
     """A fixed set of ranks that run collectives together.
 
-    Listens for its peers from its creation on; `connect` makes it usable. It belongs to one generation of a job and dies as
-    a whole: after a failure every collective raises that failure.
+    Listens for its peers from its creation on; `connect` makes it usable. It belongs to one
+    generation of a job and dies as a whole: after a failure every collective raises that failure.
 
     Args:
       rank: this process, 0 <= rank < size.

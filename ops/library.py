@@ -12,8 +12,9 @@ from tfdist.errors import OpLibraryError
 # Resolved, because TensorFlow accepts the same file twice but not a second path to it.
 _DIRECTORY = Path(__file__).resolve().parent
 _REBUILD = (
-    "Rebuild it against the installed TensorFlow: `pip install --no-build-isolation --force-reinstall "
-    "--no-deps .` in tfdist's sources, or `make -C ops lib` when you run from a checkout."
+    "Rebuild it against the installed TensorFlow: `pip install --no-build-isolation "
+    "--force-reinstall --no-deps .` in tfdist's sources, or `make -C ops lib` when you run from a "
+    "checkout."
 )
 
 
@@ -30,12 +31,14 @@ def library_path(directory: Path = _DIRECTORY, version: str = tf.__version__) ->
     path = directory / f"libtfdist_ops.tf{_series(version)}.so"
     if path.exists():
         return path
-    others = sorted(p.name.removeprefix("libtfdist_ops.tf").removesuffix(".so")
-                    for p in directory.glob("libtfdist_ops.tf*.so"))
+    others = sorted(
+        p.name.removeprefix("libtfdist_ops.tf").removesuffix(".so")
+        for p in directory.glob("libtfdist_ops.tf*.so")
+    )
     if others:
         raise OpLibraryError(
-            f"tfdist's op library was built for TensorFlow {', '.join(others)}, but TensorFlow {version} "
-            f"is running. {_REBUILD}"
+            f"tfdist's op library was built for TensorFlow {', '.join(others)}, but TensorFlow "
+            f"{version} is running. {_REBUILD}"
         )
     raise OpLibraryError(f"tfdist's op library is missing: expected {path}. {_REBUILD}")
 
@@ -45,8 +48,8 @@ def _load(loader, path: Path):
         return loader(str(path))
     except (OSError, tf.errors.NotFoundError) as error:
         raise OpLibraryError(
-            f"tfdist's op library {path.name} does not load into TensorFlow {tf.__version__}: {error}. "
-            f"{_REBUILD}"
+            f"tfdist's op library {path.name} does not load into TensorFlow {tf.__version__}: "
+            f"{error}. {_REBUILD}"
         ) from error
 
 
@@ -76,10 +79,23 @@ def c_api() -> ctypes.CDLL:
     error = [ctypes.c_char_p, ctypes.c_size_t]
     handle = ctypes.c_int64
     signatures = {
-        "create": [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(handle),
-                   ctypes.POINTER(ctypes.c_int), *error],
-        "connect": [handle, ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p),
-                    ctypes.c_int, ctypes.c_double, *error],
+        "create": [
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.POINTER(handle),
+            ctypes.POINTER(ctypes.c_int),
+            *error,
+        ],
+        "connect": [
+            handle,
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            ctypes.POINTER(ctypes.c_char_p),
+            ctypes.c_int,
+            ctypes.c_double,
+            *error,
+        ],
         "status": [handle, *error],
         "abort": [handle, ctypes.c_char_p],
         "leave": [handle],

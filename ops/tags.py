@@ -1,9 +1,10 @@
 """Names collectives so that every rank gives the same one to the same collective.
 
-TensorFlow starts independent ops in a different order on every rank, traces functions again at different times, and numbers
-its graphs by whatever was built before. What the ranks do share is the program: which functions they call in which order, and
-the order of the collectives within a function. So a collective in a graph is known by the function's name without
-TensorFlow's number, and its position there; an eager one by its position in the program. The communicator counts the
+TensorFlow starts independent ops in a different order on every rank, traces functions again at
+different times, and numbers its graphs by whatever was built before. What the ranks do share is the
+program: which functions they call in which order, and the order of the collectives within a
+function. So a collective in a graph is known by the function's name without TensorFlow's number,
+and its position there; an eager one by its position in the program. The communicator counts the
 executions of each.
 """
 
@@ -18,11 +19,12 @@ _lock = threading.Lock()
 
 
 def next_key() -> int:
-    """Returns the 63-bit key of the collective that is about to be added to the current graph (or run eagerly)."""
+    """Returns the 63-bit key of the collective about to join the current graph, or run eagerly."""
     if tf.executing_eagerly():
         return _hash(_EAGER)
     graph = tf.compat.v1.get_default_graph()
-    # Branches and loop bodies are graphs of their own, with numbers in their names: count in the function around them.
+    # Branches and loop bodies are graphs of their own, with numbers in their names: count in the
+    # function around them.
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     with _lock:

@@ -1,4 +1,5 @@
-"""Prints, as make variables, how to compile and link against the TensorFlow that this Python imports."""
+"""Prints, as make variables, how to compile and link against the TensorFlow that this Python
+imports."""
 
 import os
 

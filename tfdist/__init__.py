@@ -1,6 +1,7 @@
 """Distributed training for TensorFlow and Keras 3: change `tf.distribute.X` to `tfdist.X`.
 
-Importing this package is quick and changes nothing: TensorFlow is imported, and Keras repaired, when a strategy is made.
+Importing this package is quick and changes nothing: TensorFlow is imported, and Keras repaired,
+when a strategy is made.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from tfdist.resolver import ClusterResolver
     from tfdist.strategies import CommunicationOptions, MultiWorkerMirroredStrategy
 
-# Where each public name lives; looked up on first use, because the modules behind most of them import TensorFlow.
+# Where each public name lives; looked up on first use, because the modules behind most of them
+# import TensorFlow.
 _HOMES = {
     "Cluster": "tfdist.cluster",
     "ClusterResolver": "tfdist.resolver",

@@ -8,7 +8,8 @@ import re
 from tfdist._version import MAX_TENSORFLOW, MIN_TENSORFLOW
 from tfdist.errors import UnsupportedTensorFlowError
 
-# The names under which PyPI distributes TensorFlow. Metadata is read in a millisecond, TensorFlow imported in seconds.
+# The names under which PyPI distributes TensorFlow. Metadata is read in a millisecond, TensorFlow
+# imported in seconds.
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-aarch64")
 
 
@@ -34,15 +35,19 @@ def installed_tensorflow() -> str:
 
 
 def check_tensorflow(version: str | None = None) -> None:
-    """Raises `UnsupportedTensorFlowError` unless `version` (default: what is installed) is one that tfdist works with."""
+    """Checks that tfdist works with TensorFlow `version`, by default the installed one.
+
+    Raises:
+      UnsupportedTensorFlowError: it does not.
+    """
     version = installed_tensorflow() if version is None else version
     match = re.match(r"(\d+)\.(\d+)", version)
     series = (int(match[1]), int(match[2])) if match else None
     if series is None or not MIN_TENSORFLOW <= series <= MAX_TENSORFLOW:
         raise UnsupportedTensorFlowError(
-            f"tfdist works with TensorFlow {_range()}, but TensorFlow {version} is installed. Install a "
-            f"supported one with `pip install 'tensorflow=={_name(MAX_TENSORFLOW)}.*'`, or a tfdist release "
-            "that supports yours."
+            f"tfdist works with TensorFlow {_range()}, but TensorFlow {version} is installed. "
+            f"Install a supported one with `pip install 'tensorflow=={_name(MAX_TENSORFLOW)}.*'`, "
+            "or a tfdist release that supports yours."
         )
 
 

@@ -1,4 +1,4 @@
-"""This process's membership in a job: it meets the other ranks once and stays until the program ends."""
+"""This process's membership in a job: it meets the other ranks once and stays to its end."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ class Job:
         """Ends the membership; called again, it does nothing.
 
         Args:
-          failure: why this process ends before its work is done. The other ranks are told at once. Without one it waits
-            until all have come to their end, so that an early finisher does not break the others.
+          failure: why this process ends before its work is done. The other ranks are told at once.
+            Without one it waits until all have come to their end, so that an early finisher does
+            not break the others.
         """
         if not self._open or os.getpid() != self._process:
             return
@@ -72,7 +73,7 @@ class Job:
 
 
 class _Membership:
-    """The job of this process, if it has joined one. A process is one task, so it has at most one."""
+    """The job of this process, if it has joined one: a process is one task."""
 
     def __init__(self) -> None:
         self._job: Job | None = None

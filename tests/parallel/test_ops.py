@@ -37,7 +37,9 @@ def test_all_reduce_sums_every_dtype_and_shape(ctx):
 @on_ranks(2, 3)
 def test_a_list_travels_fused_and_keeps_its_order_across_dtypes(ctx):
     comm = join()
-    spec = [((4,), "float32"), ((2, 2), "int32"), ((0,), "float32"), ((), "float64"), ((9,), "int32")]
+    shapes = [(4,), (2, 2), (0,), (), (9,)]
+    dtypes = ["float32", "int32", "float32", "float64", "int32"]
+    spec = list(zip(shapes, dtypes, strict=True))
     before = comm.stats().collectives
     results = ops.all_reduce([values(ctx.rank, s, d) for s, d in spec], comm)
     assert comm.stats().collectives - before == 3  # one for each dtype

@@ -1,6 +1,7 @@
-"""What `tfdist.MultiWorkerMirroredStrategy` promises beside training: variables, reductions, options, roles."""
+"""What `MultiWorkerMirroredStrategy` promises beside training: variables, reductions, roles."""
 
 import copy
+import json
 import os
 
 import numpy as np
@@ -102,7 +103,9 @@ def test_indexed_slices_travel_as_rows(ctx):
     def step():
         def reduce():
             rows = tf.IndexedSlices(
-                tf.fill([ctx.rank + 1, 4], 1.0 + ctx.rank), tf.range(ctx.rank + 1), tf.constant([1000, 4])
+                tf.fill([ctx.rank + 1, 4], 1.0 + ctx.rank),
+                tf.range(ctx.rank + 1),
+                tf.constant([1000, 4]),
             )
             return tf.distribute.get_replica_context().all_reduce("SUM", rows)
 
@@ -162,11 +165,16 @@ def test_nccl_means_tensorflows_own_collectives(ctx):
 
 @on_ranks(1)
 def test_an_evaluator_and_a_lone_process_work_alone_and_a_ps_is_refused(ctx):
-    workers = '"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"], "ps": ["127.0.0.1:3"]}'
-    os.environ["TF_CONFIG"] = '{%s, "task": {"type": "ps", "index": 0}}' % workers
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+
+    def become(task_type: str) -> None:
+        config = {"cluster": cluster, "task": {"type": task_type, "index": 0}}
+        os.environ["TF_CONFIG"] = json.dumps(config)
+
+    become("ps")
     with pytest.raises(tfdist.errors.ClusterConfigError, match="this task is ps 0"):
         tfdist.MultiWorkerMirroredStrategy()
-    os.environ["TF_CONFIG"] = '{%s, "task": {"type": "evaluator", "index": 0}}' % workers
+    become("evaluator")
     alone = [tfdist.MultiWorkerMirroredStrategy()]
     del os.environ["TF_CONFIG"]
     alone.append(tfdist.MultiWorkerMirroredStrategy())
