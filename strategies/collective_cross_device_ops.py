@@ -1,4 +1,4 @@
-"""Carries the reductions that TensorFlow asks of a multi-worker strategy to tfdist's collectives."""
+"""Carries the reductions that TensorFlow asks of a multi-worker strategy to our collectives."""
 
 from __future__ import annotations
 
@@ -51,10 +51,14 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
         return tf.transpose(gathered, back)
 
     def all_reduce_indexed_slices(self, input_slices, options=None) -> tf.IndexedSlices:
-        # Rows of one index stay apart, as in any IndexedSlices: whoever applies them adds them up.
+        values = self._all_gather(input_slices.values, options)
+        indices = self._all_gather(input_slices.indices, options)
+        # Rows of one index are added here: optimizers that square a gradient (Adam, Adagrad) would
+        # otherwise add the squares.
+        unique, position = tf.unique(indices)
         return tf.IndexedSlices(
-            values=self._all_gather(input_slices.values, options),
-            indices=self._all_gather(input_slices.indices, options),
+            values=tf.math.unsorted_segment_sum(values, position, tf.size(unique)),
+            indices=unique,
             dense_shape=input_slices.dense_shape,
         )
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow offers no public way to implement a strategy: these are the classes that Keras and Estimator test for, and the
-# hooks that they call.
+# TensorFlow offers no public way to implement a strategy: these are the classes that Keras and
+# Estimator test for, and the hooks that they call.
 from tensorflow.python.distribute import collective_all_reduce_strategy as tf_strategy
 from tensorflow.python.distribute import device_util, distribute_lib, multi_worker_util
 from tensorflow.python.distribute.collective_util import (
@@ -28,21 +28,25 @@ from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
-    """Trains one model on several workers at once; a drop-in for `tf.distribute.MultiWorkerMirroredStrategy`.
+    """Trains one model on several workers at once.
 
-    Every worker runs the same script with its own `TF_CONFIG`, computes gradients on its share of each batch, and applies
-    their sum. Gradients travel through tfdist's collective ops; no TensorFlow server runs in any worker. Making the strategy
-    waits until all workers have come (`TFDIST_RENDEZVOUS_TIMEOUT`, 5 minutes), and applies tfdist's repairs of Keras.
+    A drop-in for `tf.distribute.MultiWorkerMirroredStrategy`.
 
-    Each worker uses one device: its GPU if it has one, else its CPU. To use several GPUs of a machine, start one worker per
-    GPU.
+    Every worker runs the same script with its own `TF_CONFIG`, computes gradients on its share of
+    each batch, and applies their sum. Gradients travel through tfdist's collective ops; no
+    TensorFlow server runs in any worker. Making the strategy waits until all workers have come
+    (`TFDIST_RENDEZVOUS_TIMEOUT`, 5 minutes), and applies tfdist's repairs of Keras.
+
+    Each worker uses one device: its GPU if it has one, else its CPU. To use several GPUs of a
+    machine, start one worker per GPU.
 
     Args:
-      cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads `TF_CONFIG`. Without a cluster the
-        strategy trains alone.
-      communication_options: a `tfdist.CommunicationOptions`. `bytes_per_pack` splits the gradients into buckets that travel
-        while others are still computed (0: one bucket); `timeout_seconds` bounds each collective (`None`: 600 s, 0: no
-        bound); `implementation` AUTO and RING mean tfdist's collectives, NCCL means TensorFlow's own, unchanged.
+      cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
+        `TF_CONFIG`. Without a cluster the strategy trains alone.
+      communication_options: a `tfdist.CommunicationOptions`. `bytes_per_pack` splits the gradients
+        into buckets that travel while others are still computed (0: one bucket); `timeout_seconds`
+        bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO and RING mean
+        tfdist's collectives, NCCL means TensorFlow's own, unchanged.
 
     Raises:
       tfdist.errors.ClusterConfigError: a bad cluster, or this task is a parameter server.
@@ -87,18 +91,20 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return getattr(self.extended, "communicator", None)
 
     def communication_stats(self) -> ops.CommunicationStats:
-        """Counters of this worker's communication since the strategy was made; all zero without other workers."""
+        """Counters of this worker's communication so far; all zero without other workers."""
         if self.communicator is None:
             return ops.CommunicationStats(0, 0, 0, 0.0, 0)
         return self.communicator.stats()
 
     def reduce(self, reduce_op, value: Any, axis: int | None) -> Any:
-        """Reduces `value` over all replicas, as `tf.distribute.Strategy.reduce`; `value` may also be nested.
+        """Reduces `value`, which may be nested, as `tf.distribute.Strategy.reduce` does.
 
         Args:
           reduce_op: "SUM", "MEAN" or a `tf.distribute.ReduceOp`.
-          value: a tensor or `tf.distribute.DistributedValues` of any shape, or lists, tuples and dicts of such.
-          axis: also reduce each replica's value along this dimension. A scalar has none: it is reduced over the replicas.
+          value: a tensor or `tf.distribute.DistributedValues` of any shape, or lists, tuples and
+            dicts of such.
+          axis: also reduce each replica's value along this dimension. A scalar has none: it is
+            reduced over the replicas.
 
         Returns:
           A tensor, or the same structure of tensors.
@@ -148,8 +154,8 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
     def _initialize_strategy(self, cluster_resolver, devices) -> None:
         if self._cluster.task_type == "ps":
             raise ClusterConfigError(
-                f"MultiWorkerMirroredStrategy: expected a chief, worker or evaluator, but this task is "
-                f"{self._cluster.task_name}"
+                "MultiWorkerMirroredStrategy: expected a chief, worker or evaluator, but this task "
+                f"is {self._cluster.task_name}"
             )
         if self._cluster.rank is None or self._cluster.world_size == 1:
             self._initialize_local(cluster_resolver, devices=devices)
@@ -163,8 +169,8 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
         )
         if len(local_devices) != 1:
             raise NotImplementedError(
-                f"{cluster.task_name}: expected one device per worker, found {len(local_devices)}. Start one "
-                "worker per GPU, each with its own CUDA_VISIBLE_DEVICES."
+                f"{cluster.task_name}: expected one device per worker, found {len(local_devices)}. "
+                "Start one worker per GPU, each with its own CUDA_VISIBLE_DEVICES."
             )
         self.communicator = job.join(cluster).communicator
         self._cluster_spec = multi_worker_util.normalize_cluster_spec(cluster.as_dict())

@@ -1,0 +1,175 @@
+"""Every kind of input that `fit` and `predict` take, on several workers."""
+
+from __future__ import annotations
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import classifier, examples, identical, train_like_one_process
+from ranks import on_ranks
+
+import tfdist
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@on_ranks(2, 3, check=identical)
+def test_predict_returns_all_rows_in_order_on_every_worker(ctx):
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        rows = keras.Input((1,))
+        doubled, above = keras.layers.Rescaling(2.0), keras.layers.Rescaling(1.0, 5.0)
+        model = keras.Model(rows, {"doubled": doubled(rows), "above": above(rows)})
+    results = []
+    # Divides by nothing; the last batch is empty on all workers but one; less than one batch.
+    for count in (101, 33, 1):
+        numbers = np.arange(count, dtype="float32")[:, np.newaxis]
+        for data in (tf.data.Dataset.from_tensor_slices(numbers).batch(16), numbers):
+            predicted = model.predict(data, verbose=0, batch_size=16 if data is numbers else None)
+            np.testing.assert_array_equal(predicted["doubled"], numbers * 2)
+            np.testing.assert_array_equal(predicted["above"], numbers + 5)
+            results += [predicted["doubled"], predicted["above"]]
+    return results
+
+
+def _nested_model():
+    inputs = {
+        "pair": (keras.Input((2,), name="first"), keras.Input((3,), name="second")),
+        "alone": keras.Input((1,), name="third"),
+    }
+    hidden = keras.layers.Concatenate()([*inputs["pair"], inputs["alone"]])
+    hidden = keras.layers.Dense(8, activation="tanh")(hidden)
+    outputs = {
+        "label": keras.layers.Dense(models.CLASSES, name="label")(hidden),
+        "sum": keras.layers.Dense(1, name="sum")(hidden),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        keras.optimizers.SGD(0.05),
+        loss={"label": LOSS, "sum": "mse"},
+        metrics={"label": ["accuracy"], "sum": ["mae"]},
+    )
+    return model
+
+
+def _nested_dataset():
+    features, labels = examples(320)
+    inputs = {"pair": (features[:, :2], features[:, 2:5]), "alone": features[:, 5:]}
+    targets = {"label": labels, "sum": features.sum(axis=1, keepdims=True)}
+    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(64)
+
+
+@on_ranks(2, check=identical)
+def test_nested_inputs_and_outputs(ctx):
+    model = train_like_one_process(
+        ctx, _nested_model, lambda model: model.fit(_nested_dataset(), epochs=2, verbose=0)
+    )
+    predicted = model.predict(_nested_dataset(), verbose=0)
+    assert predicted["label"].shape == (320, models.CLASSES)
+    return [*model.get_weights(), predicted["label"], predicted["sum"]]
+
+
+WORDS = ["north", "east", "south", "west"]
+
+
+def _reader_of_words():
+    words = keras.Input((), dtype="string", name="word")
+    numbers = keras.layers.StringLookup(vocabulary=WORDS)(words)
+    hidden = keras.layers.CategoryEncoding(len(WORDS) + 1, output_mode="one_hot")(numbers)
+    model = keras.Model({"word": words}, keras.layers.Dense(models.CLASSES)(hidden))
+    model.compile(keras.optimizers.SGD(0.1), LOSS, metrics=["accuracy"])
+    return model
+
+
+def _words(count):
+    numbers = np.arange(count) * 7 % 5
+    texts = np.array([*WORDS, "nowhere"])[numbers]
+    return tf.data.Dataset.from_tensor_slices(({"word": texts}, numbers % models.CLASSES))
+
+
+@on_ranks(2, check=identical)
+def test_strings_in_the_model(ctx):
+    data = _words(320).batch(64)
+    model = train_like_one_process(
+        ctx, _reader_of_words, lambda model: model.fit(data, epochs=2, verbose=0)
+    )
+    return [*model.get_weights(), model.predict(data, verbose=0)]
+
+
+@on_ranks(2, check=identical)
+def test_strings_in_the_dataset(ctx):
+    read = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=WORDS)
+    data = _words(320).batch(64).map(lambda inputs, label: (read(inputs["word"]), label))
+    model = train_like_one_process(
+        ctx,
+        lambda: classifier(keras.optimizers.SGD(0.1)),
+        lambda model: model.fit(data, epochs=2, verbose=0),
+    )
+    return model.get_weights()
+
+
+@on_ranks(2, check=identical)
+def test_infinite_datasets(ctx):
+    data = models.dataset(64 * 3, 64).repeat()
+    model = train_like_one_process(
+        ctx,
+        lambda: classifier(keras.optimizers.SGD(0.1)),
+        lambda model: model.fit(
+            data,
+            epochs=2,
+            steps_per_epoch=7,
+            validation_data=data,
+            validation_steps=2,
+            verbose=0,
+        ),
+    )
+    assert model.optimizer.iterations.numpy() == 14
+    return model.get_weights()
+
+
+def _weights_of_rows():
+    return np.linspace(0.0, 2.0, 320, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sample_weight": _weights_of_rows()},
+        {"class_weight": {0: 0.5, 1: 1.0, 2: 3.0}},
+        {"validation_split": 0.2},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@on_ranks(2, check=identical)
+def test_arrays(ctx, options):
+    features, labels = examples(320)
+    model = train_like_one_process(
+        ctx,
+        lambda: classifier(
+            keras.optimizers.SGD(0.1), weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()]
+        ),
+        lambda model: model.fit(
+            features, labels, batch_size=64, epochs=2, shuffle=False, verbose=0, **options
+        ),
+    )
+    return model.get_weights()
+
+
+@on_ranks(2, check=identical)
+def test_datasets_from_a_function(ctx):
+    def share(context):
+        assert context.num_input_pipelines == ctx.size
+        assert context.input_pipeline_id == ctx.rank
+        batch = context.get_per_replica_batch_size(64)
+        return models.dataset(320, batch).shard(ctx.size, context.input_pipeline_id)
+
+    def fit(model):
+        strategy = model.distribute_strategy
+        if strategy.num_replicas_in_sync == 1:
+            return model.fit(models.dataset(320, 64), verbose=0)
+        data = strategy.distribute_datasets_from_function(share)
+        return model.fit(data, steps_per_epoch=5, verbose=0)
+
+    model = train_like_one_process(ctx, lambda: classifier(keras.optimizers.SGD(0.1)), fit)
+    return model.get_weights()

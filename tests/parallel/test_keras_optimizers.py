@@ -1,0 +1,120 @@
+"""Optimizers that do more than subtract the gradient, and gradients that are not dense."""
+
+from __future__ import annotations
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import ADAPTIVE, EXACT, classifier, difference, examples, identical
+from ranks import on_ranks
+
+import tfdist
+
+STEPS = 20
+
+
+@on_ranks(2, check=identical)
+def test_adamw_with_clipnorm(ctx):
+    """Keras clips what each worker found, before the sum: one process that does the same agrees."""
+    limit = 0.1
+
+    def build(**options):
+        model = classifier(keras.optimizers.AdamW(weight_decay=0.01, **options))
+        model.build((None, models.COLUMNS))
+        return model
+
+    keras.utils.set_random_seed(0)
+    features, labels = examples(64 * STEPS)
+    alone = build()
+    if ctx.rank == 0:
+        clipped = []
+
+        def clip(gradient):
+            clipped.append(bool(tf.norm(gradient) > limit))
+            return tf.clip_by_norm(gradient, limit)
+
+        batches = zip(np.split(features, STEPS), np.split(labels, STEPS), strict=True)
+        models.train_by_replica_means(alone, batches, 2, clip)
+        assert any(clipped) and not all(clipped), np.mean(clipped)
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        keras.utils.set_random_seed(ctx.rank)
+        model = build(clipnorm=limit)
+    model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)
+    if ctx.rank == 0:
+        assert difference(model.get_weights(), alone.get_weights()) <= ADAPTIVE
+    return [*model.get_weights(), *models.slots(model)]
+
+
+def _embedding(optimizer, sparse):
+    # Gradients of an Embedding are IndexedSlices; those of the same table as a matrix are dense.
+    if sparse:
+        ids = keras.Input((4,), dtype="int32")
+        rows = keras.layers.Embedding(10, 5, embeddings_initializer="uniform")(ids)
+        summed = keras.layers.Lambda(lambda rows: tf.reduce_sum(rows, axis=1))(rows)
+    else:
+        ids = keras.Input((4,), dtype="int32")
+        counts = keras.layers.CategoryEncoding(10, output_mode="count")(ids)
+        summed = keras.layers.Dense(5, use_bias=False, kernel_initializer="uniform")(counts)
+    model = keras.Model(ids, keras.layers.Dense(models.CLASSES)(summed))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "tolerance"),
+    [(keras.optimizers.SGD, EXACT), (keras.optimizers.Adam, ADAPTIVE)],
+    ids=["sgd", "adam"],
+)
+@on_ranks(2, check=identical)
+def test_embedding(ctx, optimizer, tolerance):
+    """Ids repeat within a row, within a worker's share and between workers; one is never seen."""
+    ids = np.random.default_rng(5).integers(0, 9, size=(64 * STEPS, 4)).astype("int32")
+    labels = (ids.sum(axis=1) % models.CLASSES).astype("int32")
+    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
+    keras.utils.set_random_seed(0)
+    alone = _embedding(optimizer(), sparse=False)
+    start = alone.get_weights()
+    if ctx.rank == 0:
+        alone.fit(ids, labels, **options)
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = _embedding(optimizer(), sparse=True)
+        model.set_weights(start)
+    model.fit(ids, labels, **options)
+    if ctx.rank == 0:
+        assert difference(model.get_weights(), alone.get_weights()) <= tolerance
+        np.testing.assert_array_equal(model.get_weights()[0][9], start[0][9])
+    return [*model.get_weights(), *models.slots(model)]
+
+
+@on_ranks(2, check=identical)
+def test_loss_scale_with_mixed_float16(ctx):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        keras.utils.set_random_seed(ctx.rank)
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        scaled = keras.optimizers.LossScaleOptimizer(
+            inner, initial_scale=1024.0, dynamic_growth_steps=3
+        )
+        model = classifier(scaled)
+        model.build((None, models.COLUMNS))
+    features, labels = examples(64 * 7)
+    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
+    history = model.fit(features, labels, **options).history
+    assert scaled.dynamic_scale.numpy() == 4096  # doubled after steps 3 and 6
+    assert inner.iterations.numpy() == 7
+
+    # A gradient that overflows on one worker only: all leave the step out and halve the scale.
+    before = model.get_weights()
+    overflowing = features[:64].copy()
+    overflowing[40] = np.inf  # in rank 1's share
+    model.fit(overflowing, labels[:64], **options)
+    assert scaled.dynamic_scale.numpy() == 2048
+    assert inner.iterations.numpy() == 7
+    assert difference(model.get_weights(), before) == 0
+
+    again = model.fit(features, labels, **options).history
+    assert again["loss"][0] < history["loss"][0]
+    return [*model.get_weights(), *models.slots(model)]

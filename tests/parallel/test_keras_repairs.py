@@ -1,0 +1,166 @@
+"""Each repair in tfdist/keras is still needed: without it, this Keras fails in the known way.
+
+A test that fails here, because the failure has gone, says which repair can go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.callbacks import BackupAndRestore, ModelCheckpoint
+from keras.optimizers import LossScaleOptimizer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from models import classifier
+from ranks import on_ranks
+
+import tfdist
+
+REPAIRED = [
+    (TensorFlowTrainer, "_maybe_symbolic_build"),
+    (keras.layers.BatchNormalization, "add_weight"),
+    (keras.layers.BatchNormalization, "_moments"),
+    (LossScaleOptimizer, "check_finite"),
+    (ModelCheckpoint, "_save_model"),
+    (BackupAndRestore, "_save_model"),
+    (BackupAndRestore, "on_train_begin"),
+    (BackupAndRestore, "on_train_end"),
+]
+
+
+def _undo(owner, name):
+    setattr(owner, name, getattr(owner, name).__wrapped__)
+
+
+def _data():
+    return models.dataset(64 * 4, 64)
+
+
+def _built_classifier(strategy, optimizer="sgd", *middle):
+    with strategy.scope():
+        model = classifier(optimizer, middle=middle)
+        model.build((None, models.COLUMNS))
+    return model
+
+
+@on_ranks(2)
+def test_fit_reduces_the_whole_batch_over_the_workers(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    repaired = TensorFlowTrainer._maybe_symbolic_build
+    _undo(TensorFlowTrainer, "_maybe_symbolic_build")
+    # Our own `reduce` also takes nested values and scalars with an axis; TensorFlow's does not.
+    ours = tfdist.MultiWorkerMirroredStrategy.reduce
+    del tfdist.MultiWorkerMirroredStrategy.reduce
+    with pytest.raises(ValueError, match=r"Attempt to convert a value \(PerReplica"):
+        _built_classifier(strategy).fit(_data(), verbose=0)
+    TensorFlowTrainer._maybe_symbolic_build = repaired
+    with pytest.raises(ValueError, match="Invalid reduction dimension 0"):
+        _built_classifier(strategy).fit(_data(), verbose=0)
+    # Even a `reduce` that takes all this cannot average strings.
+    tfdist.MultiWorkerMirroredStrategy.reduce = ours
+    _undo(TensorFlowTrainer, "_maybe_symbolic_build")
+    words = tf.data.Dataset.from_tensor_slices((["north", "south"] * 64, [0, 1] * 64)).batch(32)
+    with strategy.scope():
+        word = keras.Input((), dtype="string")
+        number = keras.layers.StringLookup(vocabulary=["north", "south"])(word)
+        table = keras.layers.Embedding(3, 1)(number)
+        model = keras.Model(word, table)
+        model.compile("sgd", "mse")
+    with pytest.raises(Exception, match="string"):
+        model.fit(words, verbose=0)
+
+
+def _differ(results):
+    (first, *others) = results
+    assert all(np.max(np.abs(first - other)) > 1e-3 for other in others)
+
+
+@on_ranks(2, check=_differ)
+def test_moving_statistics_differ_between_workers(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    _undo(keras.layers.BatchNormalization, "add_weight")
+    normalization = keras.layers.BatchNormalization()
+    model = _built_classifier(strategy, "sgd", normalization)
+    model.fit(_data(), verbose=0)
+    return normalization.moving_mean.numpy()
+
+
+@on_ranks(2)
+def test_moving_statistics_of_no_rows_are_not_numbers(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    _undo(keras.layers.BatchNormalization, "_moments")
+    normalization = keras.layers.BatchNormalization()
+    model = _built_classifier(strategy, "sgd", normalization)
+    model.fit(models.dataset(65, 64), verbose=0)
+    assert np.isnan(normalization.moving_mean.numpy()).all()
+
+
+@on_ranks(2)
+def test_workers_disagree_on_overflow(ctx):
+    options = tfdist.CommunicationOptions(timeout_seconds=2.0)
+    strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
+    _undo(LossScaleOptimizer, "check_finite")
+    model = _built_classifier(strategy, LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    features, labels = models.examples(64)
+    features[40] = np.inf  # in rank 1's share
+    # Rank 0 waits for gradients that rank 1 leaves out; rank 1 waits for it in what comes next.
+    with pytest.raises(tf.errors.OpError):
+        model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)
+
+
+@on_ranks(2)
+def test_all_workers_write_checkpoints_and_backups(ctx, tmp_path):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    _undo(ModelCheckpoint, "_save_model")
+    for name in ("_save_model", "on_train_begin", "on_train_end"):
+        _undo(BackupAndRestore, name)
+    own = tmp_path / f"rank-{ctx.rank}"
+    callbacks = [
+        ModelCheckpoint(str(own / "checkpoint.keras")),
+        BackupAndRestore(str(own / "backup"), delete_checkpoint=False),
+    ]
+    _built_classifier(strategy).fit(_data(), callbacks=callbacks, verbose=0)
+    assert sorted(os.listdir(own)) == ["backup", "checkpoint.keras"]
+    assert (own / "backup" / "latest.weights.h5").exists()
+
+
+def _is_repaired(owner, name):
+    return "tfdist" in getattr(owner, name).__code__.co_filename
+
+
+@on_ranks(1)
+def test_a_strategy_repairs_and_an_import_does_not(ctx):
+    import tfdist.keras
+    import tfdist.strategies
+
+    assert not any(_is_repaired(*place) for place in REPAIRED)
+    tfdist.MultiWorkerMirroredStrategy()
+    assert all(_is_repaired(*place) for place in REPAIRED)
+    once = [getattr(*place) for place in REPAIRED]
+    tfdist.MultiWorkerMirroredStrategy()
+    tfdist.keras.apply_repairs()
+    assert once == [getattr(*place) for place in REPAIRED]
+    assert not any(hasattr(function.__wrapped__, "__wrapped__") for function in once)
+
+
+@pytest.mark.parametrize("version", ["3.16.0", "4.0.1"])
+@on_ranks(1)
+def test_an_unknown_keras_is_left_alone_with_a_warning(ctx, version):
+    from tfdist.keras import apply_repairs
+
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("tfdist").addHandler(handler)
+    keras.__version__ = version
+    apply_repairs()
+    apply_repairs()
+    assert not any(_is_repaired(*place) for place in REPAIRED)
+    (record,) = records
+    assert record.levelno == logging.WARNING
+    assert f"Keras {version} is left as it is" in record.getMessage()

@@ -1,0 +1,42 @@
+"""Every repair of Keras lives here: what is wrong upstream, and what we put in its place.
+
+Repairs are applied when one of our strategies is made, never by an import, and each only once. Each
+has a test that fails once Keras no longer needs it (tests/parallel/test_keras_repairs.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+_log = logging.getLogger("tfdist")
+
+# The Keras releases that the repairs were written and tested for, both ends included.
+_FIRST, _LAST = (3, 0), (3, 15)
+
+
+@functools.cache
+def apply_repairs() -> None:
+    """Repairs the installed Keras 3 where our strategies need it; later calls do nothing."""
+    import keras
+
+    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if version[0] < 3 or keras.backend.backend() != "tensorflow":
+        return
+    if not _FIRST <= version <= _LAST:
+        _log.warning(
+            "tfdist's repairs of Keras were written for %d.%d to %d.%d; Keras %s is left as it is",
+            *_FIRST,
+            *_LAST,
+            keras.__version__,
+        )
+        return
+    # Not above: these import Keras, and a bare import of tfdist must not.
+    from tfdist.keras import callbacks, layers, optimizers, training
+
+    training.build_from_local_batch()
+    layers.average_moving_statistics()
+    layers.keep_statistics_of_no_rows()
+    optimizers.agree_on_overflow()
+    callbacks.checkpoint_on_chief()
+    callbacks.back_up_on_chief()
