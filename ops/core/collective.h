@@ -92,6 +92,7 @@ class Collective {
   TimePoint deadline = TimePoint::max();
   size_t unsent_chunks = 0;
   std::vector<int> opened_by;
+  int cut_off_by = -1;  // a peer that closed its connection before it was sent everything
 
  private:
   CollectiveOptions options_;

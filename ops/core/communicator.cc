@@ -18,6 +18,8 @@ namespace {
 constexpr uint64_t kWakeTag = uint64_t{1} << 39;
 // Bounds what peers may send ahead of us.
 constexpr size_t kMaxEarlyBytes = size_t{256} << 20;
+// How many ended collectives are kept in mind for peers that come to them late.
+constexpr size_t kMaxRemembered = 1024;
 // How long peers may take to say where they are, once a deadline has passed.
 constexpr auto kInquiryTime = std::chrono::milliseconds(1000);
 // How long a communicator that ends keeps trying to deliver its last words.
@@ -26,6 +28,11 @@ constexpr auto kFarewellTime = std::chrono::seconds(2);
 TimePoint After(double seconds) {
   return Clock::now() +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+Status TooEarly(size_t bytes) {
+  return Status(StatusCode::kInternal,
+                StrCat("sent ", bytes, " bytes too many of collectives that have not started"));
 }
 
 std::string Seconds(double seconds) { return StrCat(seconds, " s"); }
@@ -42,7 +49,13 @@ Status Communicator::Create(int rank, int size, int port, std::unique_ptr<Commun
   if (Status s = Listen(port, &listener, &bound_port); !s.ok()) {
     return Status(s.code(), StrCat("rank ", rank, " of ", size, ": ", s.message()));
   }
-  out->reset(new Communicator(rank, size, std::move(listener), bound_port));
+  std::unique_ptr<Communicator> made(
+      new Communicator(rank, size, std::move(listener), bound_port));
+  if (!made->epoll_.valid() || !made->wake_.valid()) {
+    return Status(StatusCode::kUnavailable,
+                  StrCat(made->Who(), ": no descriptors left: ", std::strerror(errno)));
+  }
+  *out = std::move(made);
   return Status();
 }
 
@@ -73,6 +86,9 @@ void Communicator::Close() {
     stop_ = true;
   });
   thread_.join();
+  // The destructor may come much later, and peers learn of the end by the connections.
+  for (auto& link : links_) link.reset();
+  gate_.Close();
 }
 
 Status Communicator::Connect(const Token& token, uint64_t generation,
@@ -113,6 +129,10 @@ Status Communicator::Connect(const Token& token, uint64_t generation,
     HeaderBytes welcome;
     if (s.ok()) s = ReceiveAll(socket, welcome.data(), welcome.size(), deadline);
     if (s.ok()) s = DecodeHeader(welcome.data(), &header);
+    if (s.ok() && (header.type != FrameType::kWelcome || header.length != 0)) {
+      s = Status(StatusCode::kInternal, StrCat("expected a WELCOME, received a frame of type ",
+                                               static_cast<int>(header.type)));
+    }
     if (!s.ok()) {
       return Status(s.code(),
                     StrCat(Who(), ": cannot connect to ", PeerName(peer), ": ", s.message()));
@@ -178,11 +198,11 @@ void Communicator::Broadcast(CollectiveOptions options, DType dtype, int root, F
 
 void Communicator::Cancel(const CollectiveId& id) {
   Post([this, id] {
-    Collective* collective = Find(id);
-    if (collective == nullptr) return;  // it has ended meanwhile
-    const std::string why =
-        StrCat(Who(), ": cancelled ", collective->Title(), ", because its step failed or was stopped");
-    Fail(Status(StatusCode::kCancelled, why), Status(StatusCode::kUnavailable, why));
+    if (const Collective* collective = Find(id)) {
+      GiveUp(*collective);
+    } else if (!failed_ && !HasStarted(id)) {
+      cancelled_.insert(id);  // it is still on its way here
+    }
   });
 }
 
@@ -270,6 +290,7 @@ void Communicator::Run() {
       }
     }
     RunCommands();
+    CheckGone();
     CheckDeadlines();
     gate_.DropOverdue(Clock::now());
     FlushLinks();
@@ -335,11 +356,8 @@ void Communicator::FlushLinks() {
   for (int peer = 0; peer < size_; ++peer) {
     Link* link = links_[peer].get();
     if (link == nullptr || link->idle() || link->blocked()) continue;
-    if (const Status s = link->Flush(*this); !s.ok()) {
-      PeerLost(peer, s.message());
-    } else if (link->blocked()) {
-      WatchWritable(peer, true);
-    }
+    link->Flush(*this);
+    if (link->blocked()) WatchWritable(peer, true);
   }
 }
 
@@ -356,6 +374,7 @@ void Communicator::Begin(std::unique_ptr<Collective> owned) {
   if (pending_.empty()) busy_since_ = collective->started;
   pending_.push_back(std::move(owned));
   MarkStarted(collective->id());
+  if (cancelled_.erase(collective->id()) > 0) return GiveUp(*collective);
   const std::string open = Encode(collective->signature());
   for (const int peer : collective->Peers()) {
     if (links_[peer] != nullptr) {
@@ -380,13 +399,14 @@ void Communicator::ReplayEarly(Collective* collective) {
     if (const Status s = CheckOpen(collective, peer, signature); !s.ok()) return Fail(s, s);
   }
   early.opens.clear();
+  early_bytes_ -= std::exchange(early.open_bytes, 0);
   // A chunk that is still on its way in is handled when it is complete, and everything after it too.
   const auto scratch = std::make_unique<char[]>(kEagerBytes);
   while (!early.chunks.empty() && early.chunks.front().complete) {
     const EarlyChunk& chunk = early.chunks.front();
     std::vector<iovec> target;
     const Status s = collective->Place(chunk.peer, chunk.header, scratch.get(), &target);
-    if (!s.ok()) return Fail(s, s);
+    if (!s.ok()) return PeerLost(chunk.peer, s.message());
     const char* from = chunk.bytes.data();
     for (const iovec& piece : target) {
       std::memcpy(piece.iov_base, from, piece.iov_len);
@@ -401,25 +421,49 @@ void Communicator::ReplayEarly(Collective* collective) {
 
 // Takes note that `peer` has started this collective too, if it is the same one.
 Status Communicator::CheckOpen(Collective* collective, int peer, const Signature& theirs) {
-  const Signature& ours = collective->signature();
-  if (!ours.Matches(theirs)) {
-    const auto describe = [](const Signature& s) {
-      std::string text = StrCat(KindName(static_cast<CollectiveKind>(s.kind)), " '", s.name, "' ");
-      if (s.kind == static_cast<uint8_t>(CollectiveKind::kAllReduce)) {
-        text += s.reduce_op == static_cast<uint8_t>(ReduceOp::kMean) ? "(mean) " : "(sum) ";
-      }
-      if (s.kind == static_cast<uint8_t>(CollectiveKind::kBroadcast)) {
-        text += StrCat("(root ", s.root, ") ");
-      }
-      return text + s.shapes;
-    };
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat(Who(), ": the ranks disagree on a collective: expected ", describe(ours),
-                         ", received ", describe(theirs), " from rank ", peer));
-  }
+  if (const Status s = Compare(collective->signature(), peer, theirs); !s.ok()) return s;
   collective->opened_by.push_back(peer);
   collective->PeerOpened(*this, peer);
   return Status();
+}
+
+Status Communicator::Compare(const Signature& ours, int peer, const Signature& theirs) const {
+  if (ours.Matches(theirs)) return Status();
+  const auto describe = [](const Signature& s) {
+    std::string text = StrCat(KindName(static_cast<CollectiveKind>(s.kind)), " '", s.name, "' ");
+    if (s.kind == static_cast<uint8_t>(CollectiveKind::kAllReduce)) {
+      text += s.reduce_op == static_cast<uint8_t>(ReduceOp::kMean) ? "(mean) " : "(sum) ";
+    }
+    if (s.kind == static_cast<uint8_t>(CollectiveKind::kBroadcast)) {
+      text += StrCat("(root ", s.root, ") ");
+    }
+    return text + s.shapes;
+  };
+  return Status(StatusCode::kInvalidArgument,
+                StrCat(Who(), ": the ranks disagree on a collective: expected ", describe(ours),
+                       ", received ", describe(theirs), " from rank ", peer));
+}
+
+// What `peer` opened has ended here without it, as a broadcast does on its root. It must have been the same all the same.
+Status Communicator::CheckLateOpen(const CollectiveId& id, int peer,
+                                   const Signature& theirs) const {
+  const auto found = ended_signatures_.find(id);
+  return found == ended_signatures_.end() ? Status() : Compare(found->second, peer, theirs);
+}
+
+void Communicator::Remember(const Collective& collective) {
+  if (ended_order_.size() == kMaxRemembered) {
+    ended_signatures_.erase(ended_order_.front());
+    ended_order_.pop_front();
+  }
+  ended_signatures_[collective.id()] = collective.signature();
+  ended_order_.push_back(collective.id());
+}
+
+void Communicator::GiveUp(const Collective& collective) {
+  const std::string why =
+      StrCat(Who(), ": cancelled ", collective.Title(), ", because its step failed or was stopped");
+  Fail(Status(StatusCode::kCancelled, why), Status(StatusCode::kUnavailable, why));
 }
 
 void Communicator::FinishIfComplete(Collective* collective) {
@@ -432,7 +476,10 @@ void Communicator::Finish(Collective* collective, const Status& status) {
                    [collective](const auto& owned) { return owned.get() == collective; });
   const std::unique_ptr<Collective> owned = std::move(*found);
   pending_.erase(found);
-  if (status.ok()) finished_.fetch_add(1, std::memory_order_relaxed);
+  if (status.ok()) {
+    finished_.fetch_add(1, std::memory_order_relaxed);
+    Remember(*owned);
+  }
   if (pending_.empty()) {
     const auto busy =
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - busy_since_);
@@ -486,7 +533,7 @@ void Communicator::CloseInquiry() {
 Status Communicator::DeadlineStatus(const Collective& collective) const {
   std::string silent, absent;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
+    if (peer == rank_ || links_[peer] == nullptr) continue;
     const std::optional<Reply>& reply = inquiry_->replies[peer];
     if (!reply) {
       silent += StrCat(silent.empty() ? "" : ", ", PeerName(peer));
@@ -528,15 +575,33 @@ void Communicator::PeerLeft(int peer) {
 void Communicator::PeerLost(int peer, const std::string& how) {
   if (links_[peer] == nullptr) return;
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, links_[peer]->fd(), nullptr);
+  const bool owed = links_[peer]->has_chunks();
   links_[peer]->Detach();
   lost_.push_back(std::move(links_[peer]));
-  // A peer that has left owes nothing: what it still had to say came before its GOODBYE.
-  if (left_[peer]) return;
+  if (left_[peer] && !owed) {
+    gone_ = true;
+    return;
+  }
   left_[peer] = true;
   const std::string doing = pending_.empty() ? "" : StrCat(" during ", Doing());
   const Status status(StatusCode::kUnavailable,
                       StrCat(Who(), ": lost ", PeerName(peer), doing, " (", how, ")"));
   Fail(status, status);
+}
+
+// A peer that has left and closed its connection has all it needs, and all that it owed is here, unless it left in the middle of
+// a collective.
+void Communicator::CheckGone() {
+  if (!gone_) return;
+  for (const auto& collective : pending_) {
+    int peer = collective->cut_off_by;
+    if (peer < 0 && !collective->Settled()) peer = collective->WaitingFor();
+    if (peer < 0 || links_[peer] != nullptr) continue;
+    const Status status(StatusCode::kUnavailable,
+                        StrCat(Who(), ": ", PeerName(peer), " has finished its program in the middle of ",
+                               collective->Title()));
+    return Fail(status, status);
+  }
 }
 
 // Ends every pending collective with `status`. `tell_peers` OK: the peers know already.
@@ -574,7 +639,13 @@ Status Communicator::OnControl(int peer, const FrameHeader& header, std::string_
         }
         FinishIfComplete(collective);
       } else if (!HasStarted(id)) {
-        early_[id].opens.emplace_back(peer, std::move(theirs));
+        const size_t bytes = sizeof(Early) + payload.size();
+        if ((early_bytes_ += bytes) > kMaxEarlyBytes) return TooEarly(bytes);
+        Early& early = early_[id];
+        early.opens.emplace_back(peer, std::move(theirs));
+        early.open_bytes += bytes;
+      } else if (const Status s = CheckLateOpen(id, peer, theirs); !s.ok()) {
+        Fail(s, s);
       }
       return Status();
     }
@@ -626,8 +697,7 @@ Status Communicator::OnDataBegin(int peer, const FrameHeader& header, char* scra
   }
   early_bytes_ += header.length;
   if (header.length > kEagerBytes || early_bytes_ > kMaxEarlyBytes) {
-    return Status(StatusCode::kInternal, StrCat("sent ", header.length,
-                                                " bytes of a collective that has not started"));
+    return TooEarly(header.length);
   }
   std::list<EarlyChunk>& chunks = early_[id].chunks;
   chunks.push_back({peer, header, std::vector<char>(header.length)});
@@ -670,7 +740,10 @@ void Communicator::SendChunk(Collective* collective, int peer, uint16_t step, ui
   header.sequence = collective->id().sequence;
   header.offset = offset;
   for (const iovec& piece : pieces) header.length += static_cast<uint32_t>(piece.iov_len);
-  if (links_[peer] == nullptr) return;  // it has left, so it needs nothing more of us
+  if (links_[peer] == nullptr) {
+    collective->cut_off_by = peer;
+    return;
+  }
   ++collective->unsent_chunks;
   links_[peer]->QueueChunk(collective, header, std::move(pieces));
 }

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -61,7 +62,7 @@ class Communicator : private FrameHandler, private ChunkSender {
                  FlatView output);
   void Broadcast(CollectiveOptions options, DType dtype, int root, FlatView buffer);
 
-  // Gives up a collective that has not ended: it ends as cancelled, and the communicator with it.
+  // Gives up a collective that has not ended: it ends as cancelled, and the communicator with it. It may come before the start.
   void Cancel(const CollectiveId& id);
 
   // Ends everything with `status` and tells the peers.
@@ -87,6 +88,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   // What peers have sent for a collective that has not started here.
   struct Early {
     std::vector<std::pair<int, Signature>> opens;
+    size_t open_bytes = 0;
     std::list<EarlyChunk> chunks;
   };
   // Which executions of one key have started here.
@@ -122,6 +124,10 @@ class Communicator : private FrameHandler, private ChunkSender {
   void Begin(std::unique_ptr<Collective> collective);
   void ReplayEarly(Collective* collective);
   Status CheckOpen(Collective* collective, int peer, const Signature& theirs);
+  Status CheckLateOpen(const CollectiveId& id, int peer, const Signature& theirs) const;
+  Status Compare(const Signature& ours, int peer, const Signature& theirs) const;
+  void Remember(const Collective& collective);
+  void GiveUp(const Collective& collective);
   void FinishIfComplete(Collective* collective);
   void Finish(Collective* collective, const Status& status);
   bool HasStarted(const CollectiveId& id) const;
@@ -133,6 +139,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   Status DeadlineStatus(const Collective& collective) const;
   void PeerLeft(int peer);
   void PeerLost(int peer, const std::string& how);
+  void CheckGone();
   void Fail(const Status& status, const Status& tell_peers);
 
   Status OnControl(int peer, const FrameHeader& header, std::string_view payload) override;
@@ -170,7 +177,11 @@ class Communicator : private FrameHandler, private ChunkSender {
   std::map<CollectiveId, Early> early_;
   size_t early_bytes_ = 0;
   std::unordered_map<uint64_t, StartedSet> started_;
+  std::map<CollectiveId, Signature> ended_signatures_;
+  std::deque<CollectiveId> ended_order_;  // oldest first
+  std::set<CollectiveId> cancelled_;  // before they started
   std::optional<Inquiry> inquiry_;
+  bool gone_ = false;  // some peer has left and closed its connection
   bool failed_ = false;
   bool stop_ = false;
   TimePoint busy_since_{};

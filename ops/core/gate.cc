@@ -39,6 +39,11 @@ void Gate::Open(int epoll, const Token& token, uint64_t generation, Admit admit,
   Watch(epoll_, listener_.get(), kListenerTag);
 }
 
+void Gate::Close() {
+  guests_.clear();
+  listener_.Reset();
+}
+
 void Gate::OnListenerReady() {
   for (;;) {
     Fd socket = Accept(listener_);

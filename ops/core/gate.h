@@ -30,6 +30,9 @@ class Gate {
   // Starts to watch the listener with `epoll`; events carry kListenerTag or a tag from kFirstGuestTag on.
   void Open(int epoll, const Token& token, uint64_t generation, Admit admit, Admitted admitted);
 
+  // Stops listening and drops all guests.
+  void Close();
+
   void OnListenerReady();
   void OnGuestReady(uint64_t tag);
   // Drops guests whose time is over.

@@ -64,7 +64,12 @@ void Link::QueueChunk(Collective* collective, const FrameHeader& header,
   outgoing_.push_back(std::move(frame));
 }
 
-Status Link::Flush(FrameHandler& handler) {
+bool Link::has_chunks() const {
+  return std::any_of(outgoing_.begin(), outgoing_.end(),
+                     [](const Outgoing& frame) { return frame.collective != nullptr; });
+}
+
+void Link::Flush(FrameHandler& handler) {
   std::vector<iovec> batch;
   while (!outgoing_.empty() && !blocked_) {
     batch.clear();
@@ -84,9 +89,8 @@ Status Link::Flush(FrameHandler& handler) {
     const ssize_t written = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
     if (written < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) return Broken("cannot send");
       blocked_ = true;
-      break;
+      return;
     }
     front_sent_ += static_cast<size_t>(written);
     while (!outgoing_.empty() && front_sent_ >= outgoing_.front().bytes) {
@@ -98,7 +102,6 @@ Status Link::Flush(FrameHandler& handler) {
       }
     }
   }
-  return Status();
 }
 
 Status Link::Receive(FrameHandler& handler) {

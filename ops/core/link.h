@@ -37,12 +37,13 @@ class Link {
   int fd() const { return socket_.get(); }
   bool blocked() const { return blocked_; }  // the kernel takes no more until EPOLLOUT
   bool idle() const { return outgoing_.empty(); }
+  bool has_chunks() const;  // queued and not sent
 
   void QueueControl(FrameType type, const CollectiveId& id, const std::string& payload);
   void QueueChunk(Collective* collective, const FrameHeader& header, std::vector<iovec> pieces);
 
-  // Writes what the kernel takes.
-  Status Flush(FrameHandler& handler);
+  // Writes what the kernel takes. A broken connection is left for Receive to find, behind the peer's last words.
+  void Flush(FrameHandler& handler);
   void Unblock() { blocked_ = false; }
 
   // Reads what has arrived, up to a budget so that one peer cannot keep the thread from the others.

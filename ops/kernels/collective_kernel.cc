@@ -75,6 +75,10 @@ std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(
           communicator->Cancel(SecondPhase(id));
         });
     if (!registered) {
+      // The peers count on this execution, which will never be.
+      execution->communicator->Abort(
+          Status(StatusCode::kUnavailable,
+                 StrCat("'", label_, "' was cancelled, because its step failed or was stopped")));
       context->SetStatus(absl::CancelledError(StrCat("'", label_, "' was cancelled")));
       done();
       return nullptr;

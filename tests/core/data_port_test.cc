@@ -1,0 +1,212 @@
+// Strangers at the data ports of two ranks that go on reducing: ten thousand connections full of garbage change nothing.
+#include <atomic>
+#include <random>
+
+#include "raw_peer.h"
+
+namespace tfdist::testing {
+namespace {
+
+using Random = std::mt19937_64;
+
+// Two ranks that all-reduce without a pause, and check every sum, until they are told to stop.
+class BusyPair {
+ public:
+  BusyPair() : comms_(Connected(2)) {
+    for (int rank = 0; rank < 2; ++rank) threads_.emplace_back([this, rank] { Work(rank); });
+  }
+
+  int port(int rank) const { return comms_[rank]->port(); }
+  uint64_t rejected() const {
+    return comms_[0]->stats().rejected_connections + comms_[1]->stats().rejected_connections;
+  }
+  uint64_t steps() const { return steps_; }
+
+  void Stop() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    for (auto& comm : comms_) EXPECT_OK(comm->status());
+  }
+
+ private:
+  void Work(int rank) {
+    for (int32_t step = 0;; ++step) {
+      const size_t sizes[] = {1, 100, 40000};  // sent at once, and after the peer has opened
+      std::vector<int32_t> values(sizes[step % 3] + 1, step + rank);
+      values.back() = stop_ ? 1 : 0;  // both learn it in the same step
+      Ending ending = AllReduce(*comms_[rank], values, {1, "busy"}, DType::kInt32);
+      EXPECT_OK(Wait(ending));
+      const bool last = values.back() > 0;
+      values.pop_back();
+      for (const int32_t value : values) EXPECT(value == 2 * step + 1);
+      ++steps_;
+      if (last) return;
+    }
+  }
+
+  std::vector<std::unique_ptr<Communicator>> comms_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> steps_{0};
+};
+
+std::string Garbage(Random& random, size_t most) {
+  std::string bytes(1 + random() % most, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+std::string RandomFrame(Random& random) {
+  FrameHeader header;
+  header.type = static_cast<FrameType>(1 + random() % 8);
+  header.step = static_cast<uint16_t>(random());
+  header.length = static_cast<uint32_t>(random() % 300);
+  header.key = random() % 3;
+  header.sequence = random() % 100;
+  header.offset = random() % 1000;
+  return Bytes(header, Garbage(random, 300));
+}
+
+std::string HelloWithLength(uint32_t length) {
+  std::string bytes = HelloFrame(1);
+  std::memcpy(bytes.data() + 8, &length, sizeof(length));
+  return bytes;
+}
+
+// Something that must not be let in.
+std::string Intrusion(Random& random) {
+  const std::string hello = HelloFrame(1);
+  Token token = TestToken();
+  switch (random() % 9) {
+    case 0:
+      return Garbage(random, 400);
+    case 1: {  // the right magic and nothing else
+      std::string bytes = Garbage(random, 400);
+      return bytes.replace(0, std::min<size_t>(4, bytes.size()), hello, 0, 4);
+    }
+    case 2:
+      return RandomFrame(random) + RandomFrame(random);
+    case 3:
+      token[random() % token.size()] ^= static_cast<uint8_t>(1 + random() % 255);
+      return HelloFrame(1, 1, token);
+    case 4:
+      return HelloFrame(1, 2 + random() % 1000);
+    case 5:
+      return HelloFrame(static_cast<uint32_t>(random() % 5));  // of ranks that are here, or cannot be
+    case 6:
+      return HelloWithLength(static_cast<uint32_t>(random()));
+    case 7: {
+      std::string bytes = hello;  // one bit wrong in what decides; the last four bytes are the rank
+      const size_t bit = random() % (8 * 4);
+      bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
+      return bytes;
+    }
+    default:
+      return "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  }
+}
+
+void TestTenThousandStrangers() {
+  BusyPair pair;
+  Random random(7);
+  const int before = OpenDescriptors();
+  uint64_t strangers = 0;
+  std::vector<std::unique_ptr<RawPeer>> silent;
+  for (; strangers < 10000; ++strangers) {
+    const std::string bytes = Intrusion(random);
+    auto peer = std::make_unique<RawPeer>(pair.port(strangers % 2));
+    switch (random() % 4) {
+      case 0:  // all of it, and wait to be thrown out
+        peer->Send(bytes);
+        peer->EndSending();
+        peer->AwaitClose();
+        break;
+      case 1:  // broken off anywhere
+        peer->Send(bytes.substr(0, random() % bytes.size()));
+        peer->EndSending();
+        peer->AwaitClose();
+        break;
+      case 2:  // gone at once, in the middle of what it says
+        peer->Send(bytes);
+        break;
+      default:
+        if (strangers % 100 == 3) {
+          peer->Send(HelloFrame(1).substr(0, random() % 68));
+          silent.push_back(std::move(peer));
+        }
+    }
+  }
+  EXPECT(silent.size() > 3);
+  silent.clear();
+  EXPECT(Eventually([&] { return pair.rejected() == strangers; }));
+  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
+  const uint64_t steps = pair.steps();
+  EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
+  pair.Stop();
+  EXPECT(pair.rejected() == strangers);
+}
+
+// The door has room for so many; the oldest have to make way, and nobody inside notices.
+void TestManyAtOnce() {
+  BusyPair pair;
+  const int before = OpenDescriptors();
+  std::vector<std::unique_ptr<RawPeer>> guests;
+  for (int i = 0; i < 400; ++i) {
+    guests.push_back(std::make_unique<RawPeer>(pair.port(0)));
+    guests.back()->Send(HelloFrame(1).substr(0, 50));
+  }
+  EXPECT(Eventually([&] { return pair.rejected() == 400 - 256; }));
+  guests[0]->AwaitClose();
+  guests[400 - 256 - 1]->AwaitClose();
+  EXPECT(OpenDescriptors() == before + 400 + 256);
+  const uint64_t steps = pair.steps();
+  EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
+  guests.clear();
+  EXPECT(Eventually([&] { return pair.rejected() == 400; }));
+  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
+  pair.Stop();
+}
+
+// Even one who knows the token does not get in as a rank that is here already, or as one that should be dialled.
+void TestValidHelloOfAConnectedRank() {
+  BusyPair pair;
+  uint64_t refused = 0;
+  for (const int port : {pair.port(0), pair.port(1)}) {
+    for (const uint32_t rank : {0u, 1u, 2u, UINT32_MAX}) {
+      RawPeer peer(port);
+      EXPECT(peer.Send(HelloFrame(rank)));
+      peer.AwaitClose();
+      ++refused;
+      EXPECT(Eventually([&] { return pair.rejected() == refused; }));
+    }
+  }
+  pair.Stop();
+}
+
+// A HELLO that comes a byte at a time is still one.
+void TestSlowHello() {
+  std::unique_ptr<Communicator> comm;
+  EXPECT_OK(Communicator::Create(0, 2, 0, &comm));
+  std::thread connecting([&] {
+    const std::vector<std::string> addresses = {"unused:1", "unused:2"};
+    EXPECT_OK(comm->Connect(TestToken(), 1, addresses, 20));
+  });
+  RawPeer peer(comm->port());
+  for (const char byte : HelloFrame(1)) EXPECT(peer.Send(std::string(1, byte)));
+  EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+  connecting.join();
+  EXPECT(comm->stats().rejected_connections == 0);
+}
+
+void Main() {
+  TestSlowHello();
+  TestValidHelloOfAConnectedRank();
+  TestManyAtOnce();
+  TestTenThousandStrangers();
+  std::puts("data port: ok");
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() { tfdist::testing::Main(); }

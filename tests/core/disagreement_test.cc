@@ -1,0 +1,161 @@
+// Ranks that do not run the same collectives: an error that names both sides, at once or at the deadline.
+#include "calls.h"
+
+namespace tfdist::testing {
+namespace {
+
+void TestDeadline(int size, int absent) {
+  auto comms = Connected(size);
+  std::vector<std::vector<float>> values;
+  const TimePoint start = Clock::now();
+  auto endings = ReduceWithout(comms, absent, &values, {1, "dense/kernel", "float[100000]", 0.2});
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank == absent) continue;
+    const Status status = Wait(endings[rank]);
+    EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
+    EXPECT_CONTAINS(status.message(), "all_reduce 'dense/kernel' float[100000] waited 0.2 s for " +
+                                          Rank(absent));
+    EXPECT_CONTAINS(status.message(), "which has not started it and has no collective pending");
+  }
+  EXPECT(SecondsSince(start) > 0.19 && SecondsSince(start) < 2);
+}
+
+void TestNoDeadline() {
+  auto comms = Connected(2);
+  std::vector<float> mine(10, 1), theirs(10, 2);
+  Ending first = AllReduce(*comms[0], mine, {1, "patient", "", 0});
+  EXPECT(StillRuns(first, 0.3));
+  Ending second = AllReduce(*comms[1], theirs, {1, "patient", "", 0});
+  EXPECT_OK(Wait(first));
+  EXPECT_OK(Wait(second));
+  EXPECT(mine[0] == 3 && theirs[0] == 3);
+}
+
+// Collectives of one key that are not the same one.
+void TestDisagreement(const std::function<Ending(Communicator&)>& first,
+                      const std::function<Ending(Communicator&)>& second,
+                      const std::string& first_text, const std::string& second_text) {
+  for (const int size : {2, 3, 4}) {
+    auto comms = Connected(size);
+    std::vector<Ending> endings;
+    for (int rank = 0; rank < size; ++rank) {
+      endings.push_back((rank == size - 1 ? second : first)(*comms[rank]));
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      const Status status = Wait(endings[rank]);
+      EXPECT_STATUS(status, StatusCode::kInvalidArgument);
+      EXPECT_CONTAINS(status.message(), first_text);
+      EXPECT_CONTAINS(status.message(), second_text);
+      EXPECT_CONTAINS(status.message(), "from rank ");
+    }
+  }
+}
+
+void TestDisagreements() {
+  static std::vector<float> memory(4 * 30000);  // nothing is computed before the ranks agree
+  const auto reduce = [](const std::string& name, const std::string& shapes, size_t bytes,
+                         DType dtype, ReduceOp op) {
+    return [=](Communicator& comm) {
+      auto [options, ending] = Prepare(comm, {7, name, shapes});
+      auto* const piece = memory.data() + comm.rank() * 30000;
+      comm.AllReduce(std::move(options), FlatView({{piece, bytes}}), FlatView({{piece, bytes}}),
+                     dtype, op);
+      return std::move(ending);
+    };
+  };
+  const auto broadcast = [](int root) {
+    return [=](Communicator& comm) {
+      auto [options, ending] = Prepare(comm, {7, "c", "float[10]"});
+      comm.Broadcast(std::move(options), DType::kFloat32, root,
+                     FlatView({{memory.data() + comm.rank() * 30000, 40}}));
+      return std::move(ending);
+    };
+  };
+  const auto gather = [](Communicator& comm) {
+    auto [options, ending] = Prepare(comm, {7, "d", "float[10]"});
+    comm.AllGather(std::move(options), DType::kFloat32, std::vector<size_t>(comm.size(), 40),
+                   FlatView({{memory.data() + comm.rank() * 30000, 40u * comm.size()}}));
+    return std::move(ending);
+  };
+  const ReduceOp sum = ReduceOp::kSum;
+  const auto a = reduce("a", "float[10]", 40, DType::kFloat32, sum);
+  const std::string a_text = "all_reduce 'a' (sum) float[10]";
+  TestDisagreement(a, reduce("b", "float[12]", 48, DType::kFloat32, sum), a_text,
+                   "all_reduce 'b' (sum) float[12]");
+  TestDisagreement(a, reduce("b", "float[2,5]", 40, DType::kFloat32, sum), a_text,
+                   "all_reduce 'b' (sum) float[2,5]");
+  TestDisagreement(a, reduce("b", "int32[10]", 40, DType::kInt32, sum), a_text,
+                   "all_reduce 'b' (sum) int32[10]");
+  TestDisagreement(a, reduce("b", "float[10]", 40, DType::kFloat32, ReduceOp::kMean), a_text,
+                   "all_reduce 'b' (mean) float[10]");
+  // One is small enough to be sent at once, the other waits for its peer.
+  TestDisagreement(a, reduce("b", "float[30000]", 120000, DType::kFloat32, sum), a_text,
+                   "all_reduce 'b' (sum) float[30000]");
+  TestDisagreement(a, broadcast(0), a_text, "broadcast 'c' (root 0) float[10]");
+  TestDisagreement(a, gather, a_text, "all_gather 'd' float[10]");
+}
+
+// A root needs nothing from the others, so it may have finished before the disagreement shows.
+void TestDisagreementOnRoot(size_t count) {
+  for (const int size : {2, 3, 4}) {
+    auto comms = Connected(size);
+    std::vector<std::vector<float>> values(size, std::vector<float>(count));
+    std::vector<Ending> endings;
+    for (int rank = 0; rank < size; ++rank) {
+      const int root = rank == size - 1 ? size - 1 : 0;
+      endings.push_back(Broadcast(*comms[rank], values[rank], root, {7, StrCat("from ", root)}));
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      const Status status = Wait(endings[rank]);
+      if (!status.ok()) EXPECT_STATUS(status, StatusCode::kInvalidArgument);
+      EXPECT(Eventually([&] { return !comms[rank]->status().ok(); }));
+      EXPECT_STATUS(comms[rank]->status(), StatusCode::kInvalidArgument);
+      EXPECT_CONTAINS(comms[rank]->status().message(), "broadcast 'from 0' (root 0)");
+      EXPECT_CONTAINS(comms[rank]->status().message(),
+                      StrCat("broadcast 'from ", size - 1, "' (root ", size - 1, ")"));
+    }
+  }
+}
+
+void TestDifferentCollectives() {
+  auto comms = Connected(2);
+  std::vector<float> mine(10), theirs(10);
+  Ending first = AllReduce(*comms[0], mine, {1, "loss", "float[10]", 0.2});
+  Ending second = Broadcast(*comms[1], theirs, 0, {2, "weights", "float[10]", 20});
+  for (Ending* ending : {&first, &second}) {
+    const Status status = Wait(*ending);
+    EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
+    EXPECT_CONTAINS(status.message(), "all_reduce 'loss' float[10] waited 0.2 s for " + Rank(1));
+    EXPECT_CONTAINS(status.message(), "has not started it and waits in broadcast 'weights'");
+  }
+}
+
+void TestBadRoot() {
+  auto comms = Connected(2);
+  std::vector<float> values(3);
+  for (const int root : {-1, 2}) {
+    Ending ending = Broadcast(*comms[0], values, root, {1, "weights"});
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kInvalidArgument);
+    EXPECT_CONTAINS(status.message(),
+                    StrCat("broadcast 'weights' expected a root from 0 to 1, received ", root));
+  }
+  EXPECT_OK(comms[0]->status());
+}
+
+void Main() {
+  for (const int size : {2, 3, 4}) {
+    for (int absent = 0; absent < size; ++absent) TestDeadline(size, absent);
+  }
+  TestNoDeadline();
+  TestDisagreements();
+  for (const size_t count : {0, 10, 30000}) TestDisagreementOnRoot(count);
+  TestDifferentCollectives();
+  TestBadRoot();
+  std::puts("disagreement: ok");
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() { tfdist::testing::Main(); }

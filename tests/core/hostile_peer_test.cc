@@ -1,0 +1,254 @@
+// A peer that knows the token and then breaks the protocol: an error that names it, no crash, no hang.
+#include "raw_peer.h"
+
+namespace tfdist::testing {
+namespace {
+
+constexpr size_t kCount = 30000;  // floats: too many to be sent before the peer has opened
+
+// Rank 0 is a communicator, rank 1 is written by hand.
+struct Duel {
+  Duel() {
+    EXPECT_OK(Communicator::Create(0, 2, 0, &comm));
+    std::thread connecting([this] {
+      EXPECT_OK(comm->Connect(TestToken(), 1, {"unused:1", "mallory:2"}, 20));
+    });
+    peer = std::make_unique<RawPeer>(comm->port());
+    EXPECT(peer->Send(HelloFrame(1)));
+    EXPECT(peer->ReceiveHeader().type == FrameType::kWelcome);
+    connecting.join();
+  }
+
+  std::unique_ptr<Communicator> comm;
+  std::unique_ptr<RawPeer> peer;
+};
+
+std::string Open(uint64_t key, size_t count, const std::string& shapes = "") {
+  Signature signature;
+  signature.kind = static_cast<uint8_t>(CollectiveKind::kAllReduce);
+  signature.dtype = static_cast<uint8_t>(DType::kFloat32);
+  signature.reduce_op = static_cast<uint8_t>(ReduceOp::kSum);
+  signature.elements = count;
+  signature.shape_hash = std::hash<std::string>()(shapes);
+  signature.name = "theirs";
+  signature.shapes = shapes;
+  return Frame(FrameType::kOpen, Encode(signature), key);
+}
+
+std::string Data(uint64_t key, uint64_t sequence, uint16_t step, uint64_t offset, size_t length) {
+  FrameHeader header;
+  header.type = FrameType::kData;
+  header.step = step;
+  header.key = key;
+  header.sequence = sequence;
+  header.offset = offset;
+  header.length = static_cast<uint32_t>(length);
+  return Bytes(header, std::string(length, '\0'));
+}
+
+// Of two ranks, rank 0 expects the second half of the values in step 0 and the first in step 1.
+constexpr uint64_t kHalf = kCount / 2 * sizeof(float);
+
+// What happens to a collective under way when these bytes come.
+void TestBytes(const std::string& bytes, StatusCode code, const std::string& message) {
+  for (const bool early : {false, true}) {
+    Duel duel;
+    std::vector<float> values(kCount, 1);
+    if (early) EXPECT(duel.peer->Send(bytes));
+    Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+    if (!early) EXPECT(duel.peer->Send(bytes));
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, code);
+    EXPECT_CONTAINS(status.message(), message);
+    EXPECT_CONTAINS(status.message(), "rank 1");
+    Ending later = AllReduce(*duel.comm, values, {2, "later"});
+    EXPECT_STATUS(Wait(later), code);
+  }
+}
+
+void TestBrokenFrames() {
+  const auto lost = StatusCode::kUnavailable;
+  const std::string open = Open(1, kCount);
+  TestBytes(std::string(40, 'x'), lost, "not a tfdist frame");
+  TestBytes(open + HelloFrame(1), lost, "unexpected frame of type 1");
+  TestBytes(open + Frame(FrameType::kWelcome, ""), lost, "unexpected frame of type 2");
+  TestBytes(Frame(FrameType::kOpen, "garbage", 1), lost, "malformed OPEN");
+  TestBytes(Frame(FrameType::kOpen, "", 1), lost, "malformed OPEN");
+  TestBytes(Frame(FrameType::kReply, "r"), lost, "malformed REPLY");
+  TestBytes(Frame(FrameType::kAbort, "a"), lost, "malformed ABORT");
+  TestBytes(Frame(FrameType::kAbort, Encode(Abort{StatusCode::kOk, "so there"})), lost, "so there");
+  FrameHeader header;
+  header.type = FrameType::kOpen;
+  header.length = kMaxControlBytes + 1;
+  TestBytes(Bytes(header), lost, "claims 8193 bytes");
+  header.type = FrameType::kData;
+  header.length = UINT32_MAX;
+  TestBytes(Bytes(header), lost, "claims 4294967295 bytes");
+  TestBytes(Open(1, kCount + 1), StatusCode::kInvalidArgument, "the ranks disagree");
+  Signature unknown;
+  unknown.kind = 99;
+  unknown.dtype = 77;
+  TestBytes(Frame(FrameType::kOpen, Encode(unknown), 1), StatusCode::kInvalidArgument,
+            "the ranks disagree");
+  TestBytes(Frame(FrameType::kGoodbye, ""), lost, "has finished its program");
+  TestBytes(open + Frame(FrameType::kGoodbye, "") + Data(1, 0, 7, 0, 8), lost, "rank 1");
+}
+
+// Chunks that are not what comes next. They come after OPEN, so a collective that has not started yet buffers some of them.
+void TestBrokenChunks() {
+  struct Case {
+    uint16_t step;
+    uint64_t offset;
+    size_t length;
+  };
+  const std::vector<Case> cases = {{1, kHalf, kHalf},     {UINT16_MAX, kHalf, kHalf},
+                                   {0, kHalf + 4, kHalf}, {0, 0, kHalf},
+                                   {0, UINT64_MAX, 8},    {0, kHalf, 8},
+                                   {0, kHalf, kHalf + 4}, {0, kHalf, kChunkBytes}};
+  for (const Case& c : cases) {
+    for (const bool early : {false, true}) {
+      Duel duel;
+      std::vector<float> values(kCount, 1);
+      const std::string bytes = Open(1, kCount) + Data(1, 0, c.step, c.offset, c.length);
+      if (early) EXPECT(duel.peer->Send(bytes));
+      Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+      if (!early) duel.peer->Send(bytes);
+      const Status status = Wait(ending);
+      EXPECT_STATUS(status, StatusCode::kUnavailable);
+      EXPECT_CONTAINS(status.message(), "rank 1");
+    }
+  }
+  // The first half of a collective in order, and then once more.
+  Duel duel;
+  std::vector<float> values(kCount, 1);
+  Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+  EXPECT(duel.peer->Send(Open(1, kCount) + Data(1, 0, 0, kHalf, kHalf)));
+  duel.peer->Send(Data(1, 0, 0, kHalf, kHalf));
+  const Status status = Wait(ending);
+  EXPECT_STATUS(status, StatusCode::kUnavailable);
+  EXPECT_CONTAINS(status.message(), "expected step 1 offset 0");
+}
+
+void TestChunksOfOtherCollectives() {
+  {  // Unknown, and too large to be kept.
+    Duel duel;
+    duel.peer->Send(Data(9, 9, 0, 0, kEagerBytes + 1));
+    EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
+    EXPECT_CONTAINS(duel.comm->status().message(), "65537 bytes too many of collectives that have");
+  }
+  {  // Unknown and small: kept, until there are too many of them.
+    Duel duel;
+    const std::string chunk = Data(9, 9, 0, 0, kEagerBytes);
+    size_t sent = 0;
+    while (duel.peer->Send(chunk)) EXPECT(++sent < 10000);
+    EXPECT(sent > 1000);
+    EXPECT_CONTAINS(duel.comm->status().message(), "bytes too many of collectives that have");
+  }
+  {  // Of one that has ended.
+    Duel duel;
+    std::vector<float> values(2, 1);
+    Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+    EXPECT(duel.peer->Send(Open(1, 2) + Data(1, 0, 0, 4, 4) + Data(1, 0, 1, 0, 4)));
+    EXPECT_OK(Wait(ending));
+    EXPECT(values[0] == 0 && values[1] == 1);
+    duel.peer->Send(Data(1, 0, 1, 0, 4));
+    EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
+    EXPECT_CONTAINS(duel.comm->status().message(), "a chunk of a collective that has ended");
+  }
+}
+
+// Frames that are odd and harmless.
+void TestOddities() {
+  Duel duel;
+  std::vector<float> values(2, 1);
+  Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+  const std::string reply = Frame(FrameType::kReply, Encode(Reply{true, "?"}), 5, 5);
+  EXPECT(duel.peer->Send(reply + Open(1, 2) + Open(1, 2) + Frame(FrameType::kQuery, "odd", 8, 8)));
+  EXPECT(duel.peer->Send(Data(1, 0, 0, 4, 4) + Data(1, 0, 1, 0, 4) + Open(1, 2)));
+  EXPECT_OK(Wait(ending));
+  EXPECT_OK(duel.comm->status());
+}
+
+// Half a frame, and then the end: in a header, a control frame, a chunk, an early chunk.
+void TestCutOff() {
+  const std::string open = Open(1, kCount), chunk = Data(1, 0, 0, kHalf, kHalf);
+  const std::string early = Data(1, 0, 0, kHalf, 600);
+  for (const std::string& bytes : {open.substr(0, 17), open.substr(0, 50), open + chunk.substr(0, 30),
+                                   open + chunk.substr(0, 20000), open + early.substr(0, 100)}) {
+    Duel duel;
+    std::vector<float> values(kCount, 1);
+    EXPECT(duel.peer->Send(bytes));
+    Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+    duel.peer.reset();
+    const Status status = Wait(ending);
+    EXPECT(!status.ok());
+    EXPECT_CONTAINS(status.message(), "rank 1");
+  }
+}
+
+// Why a peer gives up is heard even if it breaks the connection while we are writing to it.
+void TestLastWords() {
+  for (int turn = 0; turn < 50; ++turn) {
+    Duel duel;
+    std::vector<float> values(1 << 20, 1);
+    EXPECT(duel.peer->Send(Open(1, values.size())));
+    Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+    duel.peer->ReceiveHeader();
+    EXPECT(duel.peer->Send(
+        Frame(FrameType::kAbort, Encode(Abort{StatusCode::kUnavailable, "the disk is full"}))));
+    duel.peer.reset();
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), "the disk is full");
+  }
+}
+
+// Whoever answers at a peer's address is not necessarily the peer.
+void TestFalseHost() {
+  FrameHeader long_welcome;
+  long_welcome.type = FrameType::kWelcome;
+  long_welcome.length = 8;
+  const std::vector<std::pair<std::string, std::string>> answers = {
+      {std::string(40, 'x'), "not a tfdist frame"},
+      {Frame(FrameType::kData, ""), "expected a WELCOME"},
+      {Bytes(long_welcome, "surprise"), "expected a WELCOME"},
+      {"", "closed"}};
+  for (const auto& [answer, message] : answers) {
+    Fd listener;
+    int port = 0;
+    EXPECT_OK(Listen(0, &listener, &port));
+    std::unique_ptr<Communicator> comm;
+    EXPECT_OK(Communicator::Create(1, 2, 0, &comm));
+    std::thread host([&] {
+      Fd socket;
+      EXPECT(Eventually([&] { return (socket = Accept(listener)).valid(); }));
+      const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
+      std::string hello(HelloFrame(1).size(), '\0');
+      EXPECT_OK(ReceiveAll(socket, hello.data(), hello.size(), deadline));
+      EXPECT(hello == HelloFrame(1));
+      EXPECT_OK(SendAll(socket, answer.data(), answer.size(), deadline));
+    });
+    const Status status =
+        comm->Connect(TestToken(), 1, {StrCat("127.0.0.1:", port), "unused:1"}, 20);
+    host.join();
+    EXPECT(!status.ok());
+    EXPECT_CONTAINS(status.message(), "cannot connect to rank 0");
+    EXPECT_CONTAINS(status.message(), message);
+  }
+}
+
+void Main() {
+  TestBrokenFrames();
+  TestBrokenChunks();
+  TestChunksOfOtherCollectives();
+  TestOddities();
+  TestCutOff();
+  TestLastWords();
+  TestFalseHost();
+  std::puts("hostile peer: ok");
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() { tfdist::testing::Main(); }
