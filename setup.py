@@ -138,6 +138,8 @@ setup(
     extras_require={
         "test": [
             "build",
+            # Pinned: another release would format the same code in another way.
+            "clang-format==21.1.2",
             "pytest",
             "pytest-timeout",
             "pytest-xdist",

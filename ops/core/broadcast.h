@@ -1,14 +1,16 @@
 // Broadcast along a binomial tree.
 //
-// Ranks are numbered from the root (relative rank 0). The parent of a relative rank is that number without its lowest set bit;
-// its children are reached by setting one bit below that lowest one. With 8 ranks:
+// Ranks are numbered from the root (relative rank 0). The parent of a relative rank is that number
+// without its lowest set bit; its children are reached by setting one bit below that lowest one.
+// With 8 ranks:
 //
 //     0 -> 4 -> 6 -> 7
 //     0 -> 4 -> 5
 //     0 -> 2 -> 3
 //     0 -> 1
 //
-// A rank passes a chunk on as soon as it has it. ceil(log2 N) hops; the root sends the buffer ceil(log2 N) times.
+// A rank passes a chunk on as soon as it has it. ceil(log2 N) hops; the root sends the buffer
+// ceil(log2 N) times.
 #ifndef TFDIST_OPS_CORE_BROADCAST_H_
 #define TFDIST_OPS_CORE_BROADCAST_H_
 

@@ -1,5 +1,5 @@
-// What Python calls through ctypes. Every function that can fail returns a status code (0: OK) and writes its message into
-// `error`, cut to `error_size` bytes.
+// What Python calls through ctypes. Every function that can fail returns a status code (0: OK) and
+// writes its message into `error`, cut to `error_size` bytes.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -53,8 +53,7 @@ int tfdist_communicator_connect(int64_t handle, const uint8_t* token, uint64_t g
   tfdist::Token bytes;
   std::copy_n(token, bytes.size(), bytes.begin());
   const std::vector<std::string> list(addresses, addresses + count);
-  return Report(communicator->Connect(bytes, generation, list, timeout_seconds), error,
-                error_size);
+  return Report(communicator->Connect(bytes, generation, list, timeout_seconds), error, error_size);
 }
 
 int tfdist_communicator_status(int64_t handle, char* error, size_t error_size) {
@@ -74,7 +73,8 @@ void tfdist_communicator_leave(int64_t handle) {
 }
 
 void tfdist_communicator_close(int64_t handle) {
-  // Here, because a collective in progress may hold the last reference and must not join its own thread.
+  // Here, because a collective in progress may hold the last reference and must not join its own
+  // thread.
   if (const auto communicator = tfdist::RemoveHandle(handle)) communicator->Close();
 }
 

@@ -1,7 +1,7 @@
 // A collective in progress on one rank: a state machine that the communicator's thread drives.
 //
-// A collective never blocks and owns no connection. It says which peers it talks to, names the memory where each arriving chunk
-// belongs, and hands chunks that may now leave to a ChunkSender.
+// A collective never blocks and owns no connection. It says which peers it talks to, names the
+// memory where each arriving chunk belongs, and hands chunks that may now leave to a ChunkSender.
 #ifndef TFDIST_OPS_CORE_COLLECTIVE_H_
 #define TFDIST_OPS_CORE_COLLECTIVE_H_
 
@@ -23,10 +23,12 @@ namespace tfdist {
 
 enum class CollectiveKind : uint8_t { kAllReduce = 1, kAllGather = 2, kBroadcast = 3 };
 
-const char* KindName(CollectiveKind kind);
+// "all_reduce 'dense/kernel' (sum) float[128,10]"
+std::string Describe(const Signature& signature);
 
-// Below this many bytes a collective sends at once and lets the receiver buffer what it has not started; above, it waits for the
-// receiver's OPEN, so that chunks land in their final place and an early peer cannot fill our memory.
+// Below this many bytes a collective sends at once and lets the receiver buffer what it has not
+// started; above, it waits for the receiver's OPEN, so that chunks land in their final place and an
+// early peer cannot fill our memory.
 inline constexpr size_t kEagerBytes = 64 * 1024;
 
 using Done = std::function<void(const Status&)>;
@@ -70,7 +72,8 @@ class Collective {
   virtual void Start(ChunkSender& sender) = 0;
   // `peer` has started this collective, with a matching signature.
   virtual void PeerOpened(ChunkSender& sender, int peer) = 0;
-  // Appends where the payload of this chunk goes. `scratch` has room for one chunk and lasts until Received.
+  // Appends where the payload of this chunk goes. `scratch` has room for one chunk and lasts until
+  // Received.
   virtual Status Place(int peer, const FrameHeader& chunk, char* scratch,
                        std::vector<iovec>* target) = 0;
   virtual void Received(ChunkSender& sender, int peer, const FrameHeader& chunk,
@@ -90,6 +93,7 @@ class Collective {
   // Kept by the communicator.
   TimePoint started{};
   TimePoint deadline = TimePoint::max();
+  TimePoint next_check = TimePoint::max();  // when to ask whether the peers wait elsewhere
   size_t unsent_chunks = 0;
   std::vector<int> opened_by;
   int cut_off_by = -1;  // a peer that closed its connection before it was sent everything

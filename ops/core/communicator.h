@@ -1,37 +1,37 @@
 // A fixed set of ranks, numbered 0 to size-1, that run collectives together.
 //
-// One thread owns every connection and every collective in progress; other threads only hand it commands. A communicator belongs
-// to one generation of a job and dies as a whole: after the first failure every collective, pending or later, ends with that
-// status, and the peers are told why.
+// One thread owns every connection and every collective in progress; other threads only hand it
+// commands. A communicator belongs to one generation of a job and dies as a whole: after the first
+// failure every collective, pending or later, ends with that status, and the peers are told why.
 #ifndef TFDIST_OPS_CORE_COMMUNICATOR_H_
 #define TFDIST_OPS_CORE_COMMUNICATOR_H_
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "core/collective.h"
+#include "core/early.h"
 #include "core/flat_view.h"
 #include "core/gate.h"
+#include "core/history.h"
+#include "core/inquiry.h"
 #include "core/link.h"
 
 namespace tfdist {
 
 struct CommunicatorStats {
-  uint64_t collectives = 0;       // finished successfully
-  uint64_t bytes_sent = 0;        // payload of chunks, without headers
+  uint64_t collectives = 0;  // finished successfully
+  uint64_t bytes_sent = 0;   // payload of chunks, without headers
   uint64_t bytes_received = 0;
   uint64_t busy_nanoseconds = 0;  // wall time during which at least one collective was pending
   uint64_t rejected_connections = 0;
@@ -47,31 +47,36 @@ class Communicator : private FrameHandler, private ChunkSender {
   int size() const { return size_; }
   int port() const { return port_; }
 
-  // Connects to every other rank. `addresses` are "host:port", one per rank. Names the ranks that are missing at the deadline.
-  Status Connect(const Token& token, uint64_t generation,
-                 const std::vector<std::string>& addresses, double timeout_seconds);
+  // Connects to every other rank. `addresses` are "host:port", one per rank. Names the ranks that
+  // are missing at the deadline.
+  Status Connect(const Token& token, uint64_t generation, const std::vector<std::string>& addresses,
+                 double timeout_seconds);
 
   // The number of this execution of the collective `key`, counted from 0.
   uint64_t NextSequence(uint64_t key);
 
-  // Start a collective and return at once; options.done is called when it has ended. The memory must outlive that call.
-  // `options.signature` needs name, shapes and shape_hash; the rest is filled in.
+  // Start a collective and return at once; options.done is called when it has ended. The memory
+  // must outlive that call. `options.signature` needs name, shapes and shape_hash; the rest is
+  // filled in.
   void AllReduce(CollectiveOptions options, FlatView input, FlatView output, DType dtype,
                  ReduceOp reduce_op);
   void AllGather(CollectiveOptions options, DType dtype, const std::vector<size_t>& block_bytes,
                  FlatView output);
   void Broadcast(CollectiveOptions options, DType dtype, int root, FlatView buffer);
 
-  // Gives up a collective that has not ended: it ends as cancelled, and the communicator with it. It may come before the start.
+  // Gives up a collective that has not ended: it ends as cancelled, and the communicator with it.
+  // It may come before the start.
   void Cancel(const CollectiveId& id);
 
   // Ends everything with `status` and tells the peers.
   void Abort(const Status& status);
 
-  // Tells the peers that this rank starts no further collective. Connections stay until the communicator is closed.
+  // Tells the peers that this rank starts no further collective. Connections stay until the
+  // communicator is closed.
   void Leave();
 
-  // Ends what is pending, closes the connections and waits for the thread. Not to be called from a `done`.
+  // Ends what is pending, closes the connections and waits for the thread. Not to be called from a
+  // `done`.
   void Close();
 
   // The failure that ended this communicator, or OK.
@@ -79,29 +84,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   CommunicatorStats stats() const;
 
  private:
-  struct EarlyChunk {
-    int peer;
-    FrameHeader header;
-    std::vector<char> bytes;
-    bool complete = false;
-  };
-  // What peers have sent for a collective that has not started here.
-  struct Early {
-    std::vector<std::pair<int, Signature>> opens;
-    size_t open_bytes = 0;
-    std::list<EarlyChunk> chunks;
-  };
-  // Which executions of one key have started here.
-  struct StartedSet {
-    uint64_t below = 0;
-    std::set<uint64_t> above;
-  };
-  // Questions to the peers about a collective whose deadline has passed.
-  struct Inquiry {
-    CollectiveId id;
-    TimePoint ends;
-    std::vector<std::optional<Reply>> replies;
-  };
+  static constexpr uint64_t kWakeTag = uint64_t{1} << 39;  // links have their rank, guests more
 
   Communicator(int rank, int size, Fd listener, int port);
 
@@ -110,7 +93,9 @@ class Communicator : private FrameHandler, private ChunkSender {
   bool Post(std::function<void()> command);
   void Submit(std::unique_ptr<Collective> collective);
   void Refuse(Collective& collective) const;
-  Status DialPeer(int peer, const std::string& address, TimePoint deadline);
+  // How long a collective with this timeout waits between looks at whether the ranks wait in
+  // different ones.
+  static double CheckSeconds(double timeout_seconds);
 
   // The communicator's thread only, from here on.
   void Run();
@@ -124,19 +109,14 @@ class Communicator : private FrameHandler, private ChunkSender {
   void Begin(std::unique_ptr<Collective> collective);
   void ReplayEarly(Collective* collective);
   Status CheckOpen(Collective* collective, int peer, const Signature& theirs);
-  Status CheckLateOpen(const CollectiveId& id, int peer, const Signature& theirs) const;
   Status Compare(const Signature& ours, int peer, const Signature& theirs) const;
-  void Remember(const Collective& collective);
   void GiveUp(const Collective& collective);
   void FinishIfComplete(Collective* collective);
   void Finish(Collective* collective, const Status& status);
-  bool HasStarted(const CollectiveId& id) const;
-  void MarkStarted(const CollectiveId& id);
 
   void CheckDeadlines();
   void OpenInquiry(const Collective& collective);
   void CloseInquiry();
-  Status DeadlineStatus(const Collective& collective) const;
   void PeerLeft(int peer);
   void PeerLost(int peer, const std::string& how);
   void CheckGone();
@@ -153,7 +133,6 @@ class Communicator : private FrameHandler, private ChunkSender {
   Collective* Find(const CollectiveId& id);
   std::string Who() const;
   std::string PeerName(int peer) const;
-  std::string Doing() const;
 
   const int rank_, size_, port_;
   Fd epoll_, wake_;
@@ -163,23 +142,20 @@ class Communicator : private FrameHandler, private ChunkSender {
 
   mutable std::mutex mutex_;
   std::condition_variable connected_;
-  std::vector<std::function<void()>> commands_;         // guarded by mutex_
-  std::unordered_map<uint64_t, uint64_t> sequences_;    // guarded by mutex_
-  std::vector<bool> linked_;                            // guarded by mutex_
-  Status failure_;                                      // guarded by mutex_
-  bool ended_ = false;                                  // guarded by mutex_
+  std::vector<std::function<void()>> commands_;       // guarded by mutex_
+  std::unordered_map<uint64_t, uint64_t> sequences_;  // guarded by mutex_
+  std::vector<bool> linked_;                          // guarded by mutex_
+  Status failure_;                                    // guarded by mutex_
+  bool ended_ = false;                                // guarded by mutex_
   std::atomic<bool> running_{false};
 
   std::vector<std::unique_ptr<Link>> links_;  // by rank; own entry empty
-  std::vector<std::unique_ptr<Link>> lost_;   // broken ones, kept until no call on them can be active
+  std::vector<std::unique_ptr<Link>>
+      lost_;  // broken ones, kept until no call on them can be active
   std::vector<bool> left_;
   std::list<std::unique_ptr<Collective>> pending_;  // in order of their start
-  std::map<CollectiveId, Early> early_;
-  size_t early_bytes_ = 0;
-  std::unordered_map<uint64_t, StartedSet> started_;
-  std::map<CollectiveId, Signature> ended_signatures_;
-  std::deque<CollectiveId> ended_order_;  // oldest first
-  std::set<CollectiveId> cancelled_;  // before they started
+  EarlyArrivals early_;
+  History history_;
   std::optional<Inquiry> inquiry_;
   bool gone_ = false;  // some peer has left and closed its connection
   bool failed_ = false;

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
-// Half precision needs AVX2/F16C to be fast, and a binary that is shipped may not assume them: compile both, choose at load.
-// The sanitizers intercept before that choice can be made.
+// Half precision needs AVX2/F16C to be fast, and a binary that is shipped may not assume them:
+// compile both, choose at load. The sanitizers intercept before that choice can be made.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TFDIST_MULTIVERSION __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else

@@ -21,7 +21,8 @@ enum class ReduceOp : uint8_t { kSum = 1, kMean = 2 };
 
 size_t ByteSize(DType dtype);
 
-// out[i] = a[i] + b[i]; `out` may be `a`. 16-bit floats are added in float32 and rounded to nearest even.
+// out[i] = a[i] + b[i]; `out` may be `a`. 16-bit floats are added in float32 and rounded to nearest
+// even.
 void Add(DType dtype, void* out, const void* a, const void* b, size_t count);
 
 // values[i] /= divisor. Integers truncate toward zero, as tf.reduce_mean does.

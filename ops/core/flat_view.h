@@ -30,7 +30,8 @@ class FlatView {
 
   size_t bytes() const { return bytes_; }
 
-  // Copies piece by piece into a view with pieces of the same sizes, unless they are the same memory.
+  // Copies piece by piece into a view with pieces of the same sizes, unless they are the same
+  // memory.
   void CopyTo(const FlatView& other) const {
     for (size_t i = 0; i < pieces_.size(); ++i) {
       if (pieces_[i].iov_base == other.pieces_[i].iov_base || pieces_[i].iov_len == 0) continue;
@@ -42,7 +43,8 @@ class FlatView {
   void Slice(size_t begin, size_t end, std::vector<iovec>* out) const {
     if (begin >= end) return;
     size_t i = static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), begin) -
-                                   begins_.begin()) - 1;
+                                   begins_.begin()) -
+               1;
     for (; i < pieces_.size() && begins_[i] < end; ++i) {
       const size_t from = std::max(begin, begins_[i]) - begins_[i];
       const size_t to = std::min(end - begins_[i], pieces_[i].iov_len);

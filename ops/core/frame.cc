@@ -106,9 +106,9 @@ Status DecodeHeader(const char* bytes, FrameHeader* header) {
   }
   header->type = static_cast<FrameType>(type);
   if (header->length > MaxLength(header->type)) {
-    return Status(StatusCode::kInvalidArgument, StrCat("frame of type ", int{type}, " claims ",
-                                                       header->length, " bytes, the limit is ",
-                                                       MaxLength(header->type)));
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("frame of type ", int{type}, " claims ", header->length,
+                         " bytes, the limit is ", MaxLength(header->type)));
   }
   return reader.Finish("header");
 }
@@ -147,13 +147,20 @@ Status Decode(std::string_view bytes, Signature* s) {
 }
 
 std::string Encode(const Reply& reply) {
-  return Writer().Put(static_cast<uint8_t>(reply.started)).PutString(reply.doing).Take();
+  return Writer()
+      .Put(static_cast<uint8_t>(reply.started))
+      .PutString(reply.doing)
+      .Put(reply.key)
+      .Put(reply.sequence)
+      .Put(reply.waited_seconds)
+      .Take();
 }
 
 Status Decode(std::string_view bytes, Reply* reply) {
   uint8_t started = 0;
   Reader reader(bytes);
-  reader.Get(&started).GetString(&reply->doing);
+  reader.Get(&started).GetString(&reply->doing).Get(&reply->key).Get(&reply->sequence);
+  reader.Get(&reply->waited_seconds);
   reply->started = started != 0;
   return reader.Finish("REPLY");
 }

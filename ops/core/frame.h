@@ -2,12 +2,11 @@
 //
 //   HELLO    first frame of the dialling side: admission token, generation, rank
 //   WELCOME  the answer to a HELLO that was accepted
-//   OPEN     "I have started collective (key, sequence)", with its signature; it also permits large DATA to be sent
-//   DATA     one chunk of a collective
-//   QUERY    "where are you in (key, sequence)?", asked only when a deadline has passed
-//   REPLY    the answer to a QUERY
-//   ABORT    the sender gives up this communicator; code and reason inside
-//   GOODBYE  the sender has finished and starts no further collective
+//   OPEN     "I have started collective (key, sequence)", with its signature; it also permits large
+//   DATA to be sent DATA     one chunk of a collective QUERY    "where are you in (key,
+//   sequence)?", asked only when a deadline has passed REPLY    the answer to a QUERY ABORT    the
+//   sender gives up this communicator; code and reason inside GOODBYE  the sender has finished and
+//   starts no further collective
 #ifndef TFDIST_OPS_CORE_FRAME_H_
 #define TFDIST_OPS_CORE_FRAME_H_
 
@@ -78,7 +77,12 @@ struct Signature {
 // The answer to a QUERY.
 struct Reply {
   bool started = false;
-  std::string doing;  // the oldest unfinished collective of the answering rank, or empty
+  // The oldest unfinished collective of the answering rank, if it has one: its title, identity and
+  // age.
+  std::string doing;
+  uint64_t key = 0;
+  uint64_t sequence = 0;
+  double waited_seconds = 0;
 };
 
 struct Abort {

@@ -59,8 +59,8 @@ void Gate::OnListenerReady() {
 }
 
 void Gate::OnGuestReady(uint64_t tag) {
-  const auto guest = std::find_if(guests_.begin(), guests_.end(),
-                                  [tag](const Guest& g) { return g.tag == tag; });
+  const auto guest =
+      std::find_if(guests_.begin(), guests_.end(), [tag](const Guest& g) { return g.tag == tag; });
   if (guest == guests_.end()) return;
   // Never more than a HELLO: what follows it belongs to the link.
   const ssize_t read = recv(guest->socket.get(), guest->bytes.data() + guest->received,

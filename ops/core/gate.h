@@ -1,7 +1,9 @@
-// The door of the data port: accepts connections and lets in only those whose first frame is a valid HELLO.
+// The door of the data port: accepts connections and lets in only those whose first frame is a
+// valid HELLO.
 //
-// Whoever else connects (a scanner, a stale worker of an earlier generation, random bytes) is dropped and counted. A stranger can
-// cost at most one small buffer for a few seconds, and there is room for a bounded number of them.
+// Whoever else connects (a scanner, a stale worker of an earlier generation, random bytes) is
+// dropped and counted. A stranger can cost at most one small buffer for a few seconds, and there is
+// room for a bounded number of them.
 #ifndef TFDIST_OPS_CORE_GATE_H_
 #define TFDIST_OPS_CORE_GATE_H_
 
@@ -27,7 +29,8 @@ class Gate {
 
   explicit Gate(Fd listener) : listener_(std::move(listener)) {}
 
-  // Starts to watch the listener with `epoll`; events carry kListenerTag or a tag from kFirstGuestTag on.
+  // Starts to watch the listener with `epoll`; events carry kListenerTag or a tag from
+  // kFirstGuestTag on.
   void Open(int epoll, const Token& token, uint64_t generation, Admit admit, Admitted admitted);
 
   // Stops listening and drops all guests.

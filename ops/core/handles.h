@@ -1,4 +1,5 @@
-// The process's communicators by number, so that a graph can name one in an attribute as a file is named by its descriptor.
+// The process's communicators by number, so that a graph can name one in an attribute as a file is
+// named by its descriptor.
 #ifndef TFDIST_OPS_CORE_HANDLES_H_
 #define TFDIST_OPS_CORE_HANDLES_H_
 

@@ -115,7 +115,8 @@ Status Link::Receive(FrameHandler& handler) {
     for (size_t i = target_next_; i < target_.size() && batch.size() < kMaxPieces; ++i) {
       batch.push_back(target_[i]);
     }
-    // The next header may follow in the same read, unless the chunk's own memory did not all fit in.
+    // The next header may follow in the same read, unless the chunk's own memory did not all fit
+    // in.
     if (batch.size() < kMaxPieces) batch.push_back({buffer_.data() + end_, kBufferBytes - end_});
     const ssize_t read = readv(socket_.get(), batch.data(), static_cast<int>(batch.size()));
     if (read == 0) return Status(StatusCode::kUnavailable, "the connection was closed");
@@ -152,7 +153,8 @@ Status Link::FillTarget(FrameHandler& handler, size_t* received) {
   return handler.OnDataEnd(peer_, chunk_, scratch_.get());
 }
 
-// Handles every whole control frame in the buffer, and moves the buffered start of a chunk to where it belongs.
+// Handles every whole control frame in the buffer, and moves the buffered start of a chunk to where
+// it belongs.
 Status Link::Consume(FrameHandler& handler) {
   while (!detached_ && target_.empty() && end_ - begin_ >= kHeaderBytes) {
     FrameHeader header;

@@ -1,4 +1,5 @@
-// One authenticated connection to one peer: a queue of frames going out, a parser of frames coming in. Non-blocking.
+// One authenticated connection to one peer: a queue of frames going out, a parser of frames coming
+// in. Non-blocking.
 #ifndef TFDIST_OPS_CORE_LINK_H_
 #define TFDIST_OPS_CORE_LINK_H_
 
@@ -42,15 +43,16 @@ class Link {
   void QueueControl(FrameType type, const CollectiveId& id, const std::string& payload);
   void QueueChunk(Collective* collective, const FrameHeader& header, std::vector<iovec> pieces);
 
-  // Writes what the kernel takes. A broken connection is left for Receive to find, behind the peer's last words.
+  // Writes what the kernel takes. A broken connection is left for Receive to find, behind the
+  // peer's last words.
   void Flush(FrameHandler& handler);
   void Unblock() { blocked_ = false; }
 
   // Reads what has arrived, up to a budget so that one peer cannot keep the thread from the others.
   Status Receive(FrameHandler& handler);
 
-  // Forgets all borrowed memory: drops unsent chunks, keeps the rest of a half-sent one as a copy so that a following frame is
-  // still understood, and from now on throws away what arrives.
+  // Forgets all borrowed memory: drops unsent chunks, keeps the rest of a half-sent one as a copy
+  // so that a following frame is still understood, and from now on throws away what arrives.
   void Detach();
 
  private:

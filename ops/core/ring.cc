@@ -70,12 +70,10 @@ void Ring::Send(ChunkSender& sender, const Chunk& chunk) {
   const bool own_input = chunk.step == 0 && reduce_steps_ > 0;
   std::vector<iovec> pieces;
   (own_input ? input_ : output_).Slice(chunk.begin, chunk.end, &pieces);
-  sender.SendChunk(this, right_, static_cast<uint16_t>(chunk.step), chunk.begin,
-                   std::move(pieces));
+  sender.SendChunk(this, right_, static_cast<uint16_t>(chunk.step), chunk.begin, std::move(pieces));
 }
 
-Status Ring::Place(int peer, const FrameHeader& chunk, char* scratch,
-                   std::vector<iovec>* target) {
+Status Ring::Place(int peer, const FrameHeader& chunk, char* scratch, std::vector<iovec>* target) {
   if (peer != left_ || step_ == steps_) {
     return Status(StatusCode::kInternal,
                   StrCat(Title(), ": a chunk that it does not expect came from rank ", peer));

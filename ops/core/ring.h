@@ -1,22 +1,25 @@
 // The ring: all-reduce and all-gather over ranks that each talk to two neighbours.
 //
-// Every rank sends to its right neighbour (rank + 1) and receives from its left one (rank - 1). The flat buffer is cut into N
-// segments. In step s a rank sends segment (rank - s) and receives segment (rank - s - 1), all modulo N.
+// Every rank sends to its right neighbour (rank + 1) and receives from its left one (rank - 1). The
+// flat buffer is cut into N segments. In step s a rank sends segment (rank - s) and receives
+// segment (rank - s - 1), all modulo N.
 //
-// All-reduce takes 2(N-1) steps. In the first N-1, the reduce-scatter, a received segment is added to the rank's own; afterwards
-// rank r holds the finished segment r+1. In the other N-1, the all-gather, finished segments travel round and overwrite.
-// With 4 ranks, what rank 0 does:
+// All-reduce takes 2(N-1) steps. In the first N-1, the reduce-scatter, a received segment is added
+// to the rank's own; afterwards rank r holds the finished segment r+1. In the other N-1, the
+// all-gather, finished segments travel round and overwrite. With 4 ranks, what rank 0 does:
 //
 //     step      0        1        2      |   3        4        5
 //     sends     0        3        2      |   1        0        3
 //     receives  3 (+)    2 (+)    1 (+)  |   0        3        2
 //               --- reduce-scatter ---       ---- all-gather ----
 //
-// All-gather alone takes N-1 steps of the second kind, with segment r being what rank r contributes.
+// All-gather alone takes N-1 steps of the second kind, with segment r being what rank r
+// contributes.
 //
-// Segments are cut into chunks, and a chunk leaves in step s+1 as soon as it has arrived in step s: the steps overlap. Each rank
-// sends 2(N-1)/N of the buffer for an all-reduce, which is the least that any algorithm can (Patarasuk and Yuan, "Bandwidth
-// optimal all-reduce algorithms for clusters of workstations", 2009).
+// Segments are cut into chunks, and a chunk leaves in step s+1 as soon as it has arrived in step s:
+// the steps overlap. Each rank sends 2(N-1)/N of the buffer for an all-reduce, which is the least
+// that any algorithm can (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
+// of workstations", 2009).
 #ifndef TFDIST_OPS_CORE_RING_H_
 #define TFDIST_OPS_CORE_RING_H_
 
@@ -32,7 +35,8 @@ namespace tfdist {
 
 class Ring : public Collective {
  public:
-  // Sums (or averages) `input` over the ranks into `output`, which may be the same memory, piece by piece.
+  // Sums (or averages) `input` over the ranks into `output`, which may be the same memory, piece by
+  // piece.
   static std::unique_ptr<Ring> AllReduce(CollectiveOptions options, int rank, int size,
                                          FlatView input, FlatView output, DType dtype,
                                          ReduceOp reduce_op);

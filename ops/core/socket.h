@@ -34,13 +34,16 @@ class Fd {
   int fd_ = -1;
 };
 
-// Listens on `port` of every interface (0: the kernel chooses), non-blocking; IPv6 with IPv4 where there is IPv6.
+// Listens on `port` of every interface (0: the kernel chooses), non-blocking; IPv6 with IPv4 where
+// there is IPv6.
 Status Listen(int port, Fd* listener, int* bound_port);
 
-// Connects to "host:port" or "[v6]:port" before `deadline`. The socket is non-blocking and without Nagle's delay.
+// Connects to "host:port" or "[v6]:port" before `deadline`. The socket is non-blocking and without
+// Nagle's delay.
 Status Dial(const std::string& address, TimePoint deadline, Fd* socket);
 
-// Accepts one waiting connection; an invalid Fd when there is none. Non-blocking, without Nagle's delay.
+// Accepts one waiting connection; an invalid Fd when there is none. Non-blocking, without Nagle's
+// delay.
 Fd Accept(const Fd& listener);
 
 // Write or read exactly `size` bytes of a non-blocking socket before `deadline`.

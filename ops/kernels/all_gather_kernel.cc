@@ -14,7 +14,8 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-// Concatenates along the first dimension, which may differ between ranks: the ranks first exchange their numbers of rows.
+// Concatenates along the first dimension, which may differ between ranks: the ranks first exchange
+// their numbers of rows.
 class AllGatherKernel : public CollectiveKernel {
  public:
   explicit AllGatherKernel(OpKernelConstruction* context) : CollectiveKernel(context) {
@@ -51,6 +52,11 @@ class AllGatherKernel : public CollectiveKernel {
   void GatherRows(OpKernelContext* context, const std::shared_ptr<Execution>& execution,
                   const std::vector<int64_t>& rows, const DoneCallback& done) const {
     const Tensor& input = context->input(0);
+    for (const int64_t count : rows) {
+      if (count >= 0) continue;
+      const auto status = absl::InternalError(StrCat("all_gather received ", count, " rows"));
+      return End(context, *execution, status, done);
+    }
     TensorShape shape = input.shape();
     shape.set_dim(0, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
     Tensor* output = nullptr;
@@ -62,8 +68,9 @@ class AllGatherKernel : public CollectiveKernel {
     std::vector<size_t> blocks;
     for (const int64_t count : rows) blocks.push_back(count * row_bytes);
     Communicator& communicator = *execution->communicator;
-    char* const own = static_cast<char*>(output->data()) +
-                      std::accumulate(blocks.begin(), blocks.begin() + communicator.rank(), size_t{0});
+    char* const own =
+        static_cast<char*>(output->data()) +
+        std::accumulate(blocks.begin(), blocks.begin() + communicator.rank(), size_t{0});
     if (input.TotalBytes() > 0) std::memcpy(own, input.data(), input.TotalBytes());
     CollectiveOptions options = Options(context, execution, done);
     options.id = SecondPhase(execution->id);

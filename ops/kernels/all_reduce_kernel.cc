@@ -13,7 +13,8 @@ using ::tensorflow::Tensor;
 
 iovec Memory(const Tensor& tensor) { return {tensor.data(), tensor.TotalBytes()}; }
 
-// Reduces the list of tensors as one flat buffer, in place where TensorFlow lets an input become the output.
+// Reduces the list of tensors as one flat buffer, in place where TensorFlow lets an input become
+// the output.
 class AllReduceKernel : public CollectiveKernel {
  public:
   explicit AllReduceKernel(OpKernelConstruction* context) : CollectiveKernel(context) {
@@ -36,10 +37,10 @@ class AllReduceKernel : public CollectiveKernel {
     const Signature signature = Describe(inputs, false);  // before an input may be forwarded
     for (int i = 0; i < count; ++i) {
       Tensor* output = nullptr;
-      OP_REQUIRES_OK_ASYNC(context,
-                           context->forward_input_or_allocate_output(
-                               {i}, i, context->input(i).shape(), &output),
-                           done);
+      OP_REQUIRES_OK_ASYNC(
+          context,
+          context->forward_input_or_allocate_output({i}, i, context->input(i).shape(), &output),
+          done);
       out[i] = Memory(*output);
     }
     const auto execution = Prepare(context, done);

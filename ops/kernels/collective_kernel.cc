@@ -39,8 +39,8 @@ absl::Status ToCore(DataType type, DType* dtype) {
       break;
     default:
       if (!tensorflow::DataTypeCanUseMemcpy(type)) {
-        return absl::InvalidArgumentError(StrCat("expected a numeric or bool tensor, received ",
-                                                 DataTypeString(type)));
+        return absl::InvalidArgumentError(
+            StrCat("expected a numeric or bool tensor, received ", DataTypeString(type)));
       }
       *dtype = DType::kBytes;
   }
@@ -60,7 +60,8 @@ std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(
   execution->communicator = FindHandle(communicator_);
   if (execution->communicator == nullptr) {
     context->SetStatus(absl::FailedPreconditionError(
-        StrCat("'", label_, "': its communicator was closed; the strategy that made this graph has "
+        StrCat("'", label_,
+               "': its communicator was closed; the strategy that made this graph has "
                "been shut down")));
     done();
     return nullptr;
@@ -103,7 +104,8 @@ CollectiveOptions CollectiveKernel::Options(OpKernelContext* context,
 void CollectiveKernel::End(OpKernelContext* context, const Execution& execution,
                            const absl::Status& status, const DoneCallback& done) {
   if (tensorflow::CancellationManager* manager = context->cancellation_manager()) {
-    // Not DeregisterCallback: it would wait for a cancellation that may be waiting for this very step.
+    // Not DeregisterCallback: it would wait for a cancellation that may be waiting for this very
+    // step.
     manager->TryDeregisterCallback(execution.cancellation);
   }
   if (!status.ok()) context->SetStatus(status);

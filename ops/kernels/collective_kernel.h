@@ -1,4 +1,5 @@
-// What the kernels of all collectives share: attributes, sequence numbers, cancellation, and the one conversion of statuses.
+// What the kernels of all collectives share: attributes, sequence numbers, cancellation, and the
+// one conversion of statuses.
 #ifndef TFDIST_OPS_KERNELS_COLLECTIVE_KERNEL_H_
 #define TFDIST_OPS_KERNELS_COLLECTIVE_KERNEL_H_
 
@@ -35,8 +36,8 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     tensorflow::CancellationToken cancellation = 0;
   };
 
-  // Finds the communicator, numbers the execution and watches for cancellation. On failure sets the status, calls done, and
-  // returns null.
+  // Finds the communicator, numbers the execution and watches for cancellation. On failure sets the
+  // status, calls done, and returns null.
   std::shared_ptr<Execution> Prepare(tensorflow::OpKernelContext* context,
                                      const DoneCallback& done) const;
 
@@ -44,7 +45,8 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   CollectiveOptions Options(tensorflow::OpKernelContext* context,
                             std::shared_ptr<Execution> execution, DoneCallback done) const;
 
-  // Name, shapes and their hash, for a list of tensors; `ignore_first` leaves the first dimension out.
+  // Name, shapes and their hash, for a list of tensors; `ignore_first` leaves the first dimension
+  // out.
   Signature Describe(const std::vector<const tensorflow::Tensor*>& tensors,
                      bool ignore_first) const;
 

@@ -10,8 +10,9 @@ using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
-// `communicator` is the number of an open communicator, `key` names the collective on every rank, `label` is for messages,
-// `timeout_seconds` 0 means no deadline. Declared as distributed communication, so that TensorFlow keeps the status codes.
+// `communicator` is the number of an open communicator, `key` names the collective on every rank,
+// `label` is for messages, `timeout_seconds` 0 means no deadline. Declared as distributed
+// communication, so that TensorFlow keeps the status codes.
 
 REGISTER_OP("TfdistAllReduce")
     .Input("inputs: N * T")

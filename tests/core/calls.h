@@ -80,15 +80,15 @@ inline bool StillRuns(Ending& ending, double seconds) {
   return ending.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::timeout;
 }
 
-#define EXPECT_STATUS(status, expected_code)                                                  \
-  do {                                                                                        \
-    const ::tfdist::Status found_ = (status);                                                 \
-    if (found_.code() != (expected_code)) {                                                   \
-      std::fprintf(stderr, "%s:%d: expected code %d, received %d: %s\n", __FILE__, __LINE__,  \
-                   static_cast<int>(expected_code), static_cast<int>(found_.code()),          \
-                   found_.message().c_str());                                                 \
-      std::abort();                                                                           \
-    }                                                                                         \
+#define EXPECT_STATUS(status, expected_code)                                                 \
+  do {                                                                                       \
+    const ::tfdist::Status found_ = (status);                                                \
+    if (found_.code() != (expected_code)) {                                                  \
+      std::fprintf(stderr, "%s:%d: expected code %d, received %d: %s\n", __FILE__, __LINE__, \
+                   static_cast<int>(expected_code), static_cast<int>(found_.code()),         \
+                   found_.message().c_str());                                                \
+      std::abort();                                                                          \
+    }                                                                                        \
   } while (false)
 
 // How a message names a rank, up to its address.

@@ -1,4 +1,5 @@
-// Every collective over every interesting size, on values that differ on each rank, against a closed-form answer.
+// Every collective over every interesting size, on values that differ on each rank, against a
+// closed-form answer.
 #include <cstdint>
 #include <cstring>
 #include <future>
@@ -126,7 +127,8 @@ void TestTagsNotOrder(int size) {
     std::vector<std::vector<float>> values(kCount);
     std::vector<std::promise<Status>> done(kCount);
     for (int i = 0; i < kCount; ++i) {
-      const int which = (i * (2 * rank + 1) + 31 * rank) % kCount;  // 2r+1 may share a factor with 100
+      const int which =
+          (i * (2 * rank + 1) + 31 * rank) % kCount;  // 2r+1 may share a factor with 100
       const int key = std::gcd(2 * rank + 1, kCount) == 1 ? which : (i + 31 * rank) % kCount;
       values[key] = Values<float>(rank, key * key * 3);
       const iovec piece = Piece(values[key]);

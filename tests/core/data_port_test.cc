@@ -1,4 +1,5 @@
-// Strangers at the data ports of two ranks that go on reducing: ten thousand connections full of garbage change nothing.
+// Strangers at the data ports of two ranks that go on reducing: ten thousand connections full of
+// garbage change nothing.
 #include <atomic>
 #include <random>
 
@@ -92,7 +93,8 @@ std::string Intrusion(Random& random) {
     case 4:
       return HelloFrame(1, 2 + random() % 1000);
     case 5:
-      return HelloFrame(static_cast<uint32_t>(random() % 5));  // of ranks that are here, or cannot be
+      return HelloFrame(
+          static_cast<uint32_t>(random() % 5));  // of ranks that are here, or cannot be
     case 6:
       return HelloWithLength(static_cast<uint32_t>(random()));
     case 7: {
@@ -167,7 +169,8 @@ void TestManyAtOnce() {
   pair.Stop();
 }
 
-// Even one who knows the token does not get in as a rank that is here already, or as one that should be dialled.
+// Even one who knows the token does not get in as a rank that is here already, or as one that
+// should be dialled.
 void TestValidHelloOfAConnectedRank() {
   BusyPair pair;
   uint64_t refused = 0;

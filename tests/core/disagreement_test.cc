@@ -1,4 +1,5 @@
-// Ranks that do not run the same collectives: an error that names both sides, at once or at the deadline.
+// Ranks that do not run the same collectives: an error that names both sides, at once or at the
+// deadline.
 #include "calls.h"
 
 namespace tfdist::testing {
@@ -13,8 +14,8 @@ void TestDeadline(int size, int absent) {
     if (rank == absent) continue;
     const Status status = Wait(endings[rank]);
     EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
-    EXPECT_CONTAINS(status.message(), "all_reduce 'dense/kernel' float[100000] waited 0.2 s for " +
-                                          Rank(absent));
+    EXPECT_CONTAINS(status.message(),
+                    "all_reduce 'dense/kernel' float[100000] waited 0.2 s for " + Rank(absent));
     EXPECT_CONTAINS(status.message(), "which has not started it and has no collective pending");
   }
   EXPECT(SecondsSince(start) > 0.19 && SecondsSince(start) < 2);
@@ -117,17 +118,35 @@ void TestDisagreementOnRoot(size_t count) {
   }
 }
 
-void TestDifferentCollectives() {
-  auto comms = Connected(2);
-  std::vector<float> mine(10), theirs(10);
-  Ending first = AllReduce(*comms[0], mine, {1, "loss", "float[10]", 0.2});
-  Ending second = Broadcast(*comms[1], theirs, 0, {2, "weights", "float[10]", 20});
-  for (Ending* ending : {&first, &second}) {
-    const Status status = Wait(*ending);
-    EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
-    EXPECT_CONTAINS(status.message(), "all_reduce 'loss' float[10] waited 0.2 s for " + Rank(1));
-    EXPECT_CONTAINS(status.message(), "has not started it and waits in broadcast 'weights'");
+// Nobody waits for the deadline when two ranks have waited for each other for a tenth of it.
+void TestOppositeCollectives() {
+  auto comms = Connected(3);
+  std::vector<std::vector<float>> values(3, std::vector<float>(10));
+  std::vector<Ending> endings;
+  endings.push_back(AllReduce(*comms[0], values[0], {1, "loss", "float[10]", 5}));
+  endings.push_back(AllReduce(*comms[1], values[1], {2, "weights", "float[10]", 5}));
+  endings.push_back(AllReduce(*comms[2], values[2], {1, "loss", "float[10]", 5}));
+  const TimePoint start = Clock::now();
+  for (Ending& ending : endings) {
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kInvalidArgument);
+    EXPECT_CONTAINS(status.message(), "wait for each other in different collectives");
+    EXPECT_CONTAINS(status.message(), "all_reduce 'loss'");
+    EXPECT_CONTAINS(status.message(), "all_reduce 'weights'");
   }
+  EXPECT(Clock::now() - start < std::chrono::seconds(4));
+}
+
+// A rank that is only slow is waited for, however often it is asked.
+void TestSlowRank() {
+  auto comms = Connected(2);
+  std::vector<float> mine(10, 1), theirs(10, 2);
+  Ending first = AllReduce(*comms[0], mine, {1, "loss", "float[10]", 3});
+  EXPECT(first.wait_for(std::chrono::milliseconds(1500)) == std::future_status::timeout);
+  Ending second = AllReduce(*comms[1], theirs, {1, "loss", "float[10]", 3});
+  EXPECT_OK(Wait(first));
+  EXPECT_OK(Wait(second));
+  EXPECT(mine[0] == 3 && theirs[9] == 3);
 }
 
 void TestBadRoot() {
@@ -150,7 +169,8 @@ void Main() {
   TestNoDeadline();
   TestDisagreements();
   for (const size_t count : {0, 10, 30000}) TestDisagreementOnRoot(count);
-  TestDifferentCollectives();
+  TestOppositeCollectives();
+  TestSlowRank();
   TestBadRoot();
   std::puts("disagreement: ok");
 }

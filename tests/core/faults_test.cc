@@ -67,7 +67,8 @@ void TestCancel(int size) {
   comms[1]->Cancel({1, 0});
   const Status own = Wait(endings[1]);
   EXPECT_STATUS(own, StatusCode::kCancelled);
-  EXPECT_CONTAINS(own.message(), StrCat("rank 1 of ", size, ": cancelled all_reduce 'dense/kernel'"));
+  EXPECT_CONTAINS(own.message(),
+                  StrCat("rank 1 of ", size, ": cancelled all_reduce 'dense/kernel'"));
   for (int rank = 2; rank < size; ++rank) {
     const Status status = Wait(endings[rank]);
     EXPECT_STATUS(status, StatusCode::kUnavailable);

@@ -1,4 +1,5 @@
-// Frames survive the wire, and whatever is not a frame is recognised: cut, flipped, random, too long.
+// Frames survive the wire, and whatever is not a frame is recognised: cut, flipped, random, too
+// long.
 #include <cstring>
 #include <random>
 
@@ -26,9 +27,7 @@ bool Same(const FrameHeader& a, const FrameHeader& b) {
          a.sequence == b.sequence && a.offset == b.offset;
 }
 
-size_t Limit(FrameType type) {
-  return type == FrameType::kData ? kChunkBytes : kMaxControlBytes;
-}
+size_t Limit(FrameType type) { return type == FrameType::kData ? kChunkBytes : kMaxControlBytes; }
 
 // Either an error, or a header within all limits that is read again just so.
 void ExpectDecodesCleanly(const char* bytes) {
@@ -146,7 +145,7 @@ void TestPayloads(Random& random) {
   TestPayload(Hello{TestToken(), 0x1020304050607080, 7}, "HELLO", random);
   TestPayload(TestSignature("dense/kernel", "float[128,10]"), "OPEN", random);
   TestPayload(TestSignature("", ""), "OPEN", random);
-  TestPayload(Reply{true, "all_reduce 'loss'"}, "REPLY", random);
+  TestPayload(Reply{true, "all_reduce 'loss'", 5, 7, 1.5}, "REPLY", random);
   TestPayload(Reply{}, "REPLY", random);
   TestPayload(Abort{StatusCode::kDeadlineExceeded, "waited too long"}, "ABORT", random);
 }
@@ -159,7 +158,7 @@ void TestTexts() {
   Signature signature;
   EXPECT_OK(Decode(bytes, &signature));
   EXPECT(!signature.name.empty() && endless.find(signature.name) == 0);
-  EXPECT(Encode(Reply{true, endless}).size() <= kMaxControlBytes);
+  EXPECT(Encode(Reply{true, endless, 0, 0, 0}).size() <= kMaxControlBytes);
   EXPECT(Encode(Abort{StatusCode::kInternal, endless}).size() <= kMaxControlBytes);
   const std::string zeros("a\0b", 3);
   EXPECT_OK(Decode(Encode(TestSignature(zeros, "")), &signature));
@@ -170,7 +169,7 @@ void TestSignatures() {
   const Signature ours = TestSignature("a", "float[3]");
   EXPECT(ours.Matches(TestSignature("b", "float[4]")));  // texts are for messages only
   const std::vector<std::function<void(Signature*)>> changes = {
-      [](Signature* s) { ++s->kind; },     [](Signature* s) { ++s->dtype; },
+      [](Signature* s) { ++s->kind; },      [](Signature* s) { ++s->dtype; },
       [](Signature* s) { ++s->reduce_op; }, [](Signature* s) { ++s->root; },
       [](Signature* s) { ++s->elements; },  [](Signature* s) { ++s->shape_hash; },
   };

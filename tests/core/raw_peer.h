@@ -37,7 +37,8 @@ inline std::string HelloFrame(uint32_t rank, uint64_t generation = 1,
 
 class RawPeer {
  public:
-  // Connects, and closes with a reset, so that thousands of them leave nothing behind in the kernel.
+  // Connects, and closes with a reset, so that thousands of them leave nothing behind in the
+  // kernel.
   explicit RawPeer(int port) {
     EXPECT_OK(Dial(StrCat("127.0.0.1:", port), Deadline(), &socket_));
     const linger hard{1, 0};

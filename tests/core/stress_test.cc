@@ -1,4 +1,5 @@
-// Thousands of collectives of every kind in any order, and hundreds of communicators, with exact results and nothing left over.
+// Thousands of collectives of every kind in any order, and hundreds of communicators, with exact
+// results and nothing left over.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -58,9 +59,7 @@ struct Task {
   int Value(int rank, size_t i) const {
     return size * static_cast<int>((i + salt + 5 * rank) % 11);
   }
-  size_t Count(int rank) const {
-    return kind == CollectiveKind::kAllGather ? blocks[rank] : count;
-  }
+  size_t Count(int rank) const { return kind == CollectiveKind::kAllGather ? blocks[rank] : count; }
   size_t Total() const {
     if (kind != CollectiveKind::kAllGather) return count;
     size_t total = 0;
@@ -161,7 +160,8 @@ void TestManyCommunicators() {
       Ending ending = AllReduce(*comms[rank], values);
       EXPECT_OK(Wait(ending));
       EXPECT(values[99] == size * turn + size * (size - 1) / 2);
-      // Some leave and close while others are still at it, some leave, and some are merely destroyed.
+      // Some leave and close while others are still at it, some leave, and some are merely
+      // destroyed.
       if (turn % 3 > 0) comms[rank]->Leave();
       if (turn % 3 > 1) comms[rank]->Close();
     });
@@ -172,7 +172,8 @@ void TestManyCommunicators() {
   EXPECT(OpenDescriptors() == before);
 }
 
-// Collectives that start, from several threads, while the communicator ends: each ends once, and soon.
+// Collectives that start, from several threads, while the communicator ends: each ends once, and
+// soon.
 void TestEndUnderLoad(const std::function<void(Communicator&)>& end) {
   for (int turn = 0; turn < 10; ++turn) {
     auto comms = Connected(2);
@@ -203,9 +204,8 @@ void Main() {
   TestManyCommunicators();
   TestEndUnderLoad([](Communicator& comm) { comm.Close(); });
   TestEndUnderLoad([](Communicator& comm) { comm.Leave(); });
-  TestEndUnderLoad([](Communicator& comm) {
-    comm.Abort(Status(StatusCode::kUnavailable, "enough"));
-  });
+  TestEndUnderLoad(
+      [](Communicator& comm) { comm.Abort(Status(StatusCode::kUnavailable, "enough")); });
   std::puts("stress: ok");
 }
 

@@ -15,31 +15,31 @@
 
 namespace tfdist::testing {
 
-#define EXPECT(condition)                                                                     \
-  do {                                                                                        \
-    if (!(condition)) {                                                                       \
-      std::fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition);           \
-      std::abort();                                                                           \
-    }                                                                                         \
+#define EXPECT(condition)                                                           \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      std::fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                 \
+    }                                                                               \
   } while (false)
 
-#define EXPECT_OK(expression)                                                                 \
-  do {                                                                                        \
-    const ::tfdist::Status status_ = (expression);                                            \
-    if (!status_.ok()) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, status_.message().c_str());     \
-      std::abort();                                                                           \
-    }                                                                                         \
+#define EXPECT_OK(expression)                                                             \
+  do {                                                                                    \
+    const ::tfdist::Status status_ = (expression);                                        \
+    if (!status_.ok()) {                                                                  \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, status_.message().c_str()); \
+      std::abort();                                                                       \
+    }                                                                                     \
   } while (false)
 
-#define EXPECT_CONTAINS(text, part)                                                           \
-  do {                                                                                        \
-    const std::string text_ = (text);                                                         \
-    if (text_.find(part) == std::string::npos) {                                              \
-      std::fprintf(stderr, "%s:%d: expected '%s' in '%s'\n", __FILE__, __LINE__,              \
-                   std::string(part).c_str(), text_.c_str());                                 \
-      std::abort();                                                                           \
-    }                                                                                         \
+#define EXPECT_CONTAINS(text, part)                                              \
+  do {                                                                           \
+    const std::string text_ = (text);                                            \
+    if (text_.find(part) == std::string::npos) {                                 \
+      std::fprintf(stderr, "%s:%d: expected '%s' in '%s'\n", __FILE__, __LINE__, \
+                   std::string(part).c_str(), text_.c_str());                    \
+      std::abort();                                                              \
+    }                                                                            \
   } while (false)
 
 inline Token TestToken() {
@@ -58,8 +58,7 @@ inline std::vector<std::unique_ptr<Communicator>> Connected(int size) {
   }
   std::vector<std::thread> threads;
   for (auto& communicator : ranks) {
-    threads.emplace_back(
-        [&] { EXPECT_OK(communicator->Connect(TestToken(), 1, addresses, 20)); });
+    threads.emplace_back([&] { EXPECT_OK(communicator->Connect(TestToken(), 1, addresses, 20)); });
   }
   for (std::thread& thread : threads) thread.join();
   return ranks;
