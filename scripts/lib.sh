@@ -107,6 +107,24 @@ need_tools() {
     "type: sudo apt-get update && sudo apt-get install -y $missing $*" "then run $SCRIPT again"
 }
 
+DATA_PACKAGE=dataset-fashion-mnist
+DATA_FOLDER=/usr/share/datasets/fashion-mnist
+
+has_images() {
+  [ -e "$DATA_FOLDER/train-images-idx3-ubyte.gz" ]
+}
+
+# want_images: the Debian package that holds Fashion-MNIST, where it can be had. Where not,
+# keras_examples/data.py lets Keras download it, and as the last resort reads scikit-learn's digits.
+want_images() {
+  has_images && return 0
+  if ! can_use_apt; then
+    say "to have the images from Debian, type: sudo apt-get install -y $DATA_PACKAGE"
+  elif ! apt_install "$DATA_PACKAGE"; then
+    say "apt-get could not install $DATA_PACKAGE"
+  fi
+}
+
 # need_venv: .venv at the project's root. One that no longer runs (its Python was removed, or the folder
 # was moved) is made anew.
 need_venv() {

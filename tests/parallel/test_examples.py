@@ -1,0 +1,58 @@
+"""Examples and the documentation's programs, started as the documentation says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import PACKAGE
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(180)
+
+
+def tfdist_run(script: Path, *arguments: str) -> list[str]:
+    """Runs `tfdist run --workers 2 script arguments`; returns what the tasks printed."""
+    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+    finished = subprocess.run(
+        [sys.executable, "-m", "tfdist", "run", "--workers", "2", str(script), *arguments],
+        env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+    return finished.stdout.splitlines()
+
+
+def test_fashion_mnist_prints_once_from_the_chief():
+    lines = tfdist_run(ROOT / "keras_examples/fashion_mnist.py", "--epochs", "2", "--limit", "6000")
+    for text in ("Epoch 1/2", "Epoch 2/2", "test accuracy", "images/s in all", "communication:"):
+        assert [line.split("]")[0] for line in lines if text in line] == ["[worker 0"], text
+    accuracy = next(line for line in lines if "test accuracy" in line)
+    assert float(re.search(r"accuracy: ([\d.]+)", accuracy)[1]) > 0.7
+    share = next(line for line in lines if "communication:" in line)
+    assert 0 < float(re.search(r"([\d.]+)%", share)[1]) < 100
+
+
+def test_multi_worker_with_keras_saves_and_reads_back(tmp_path):
+    lines = tfdist_run(
+        ROOT / "keras_examples/multi_worker_with_keras.py",
+        *("--output", str(tmp_path), "--epochs", "1", "--steps-per-epoch", "10"),
+    )
+    saved = [line for line in lines if "saved" in line and "read back" in line]
+    assert len(saved) == 1 and saved[0].startswith("[worker 0]")
+    assert (tmp_path / "model.keras").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/multi_worker.md"])
+def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):
+    program = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[1]
+    script = tmp_path / "train.py"
+    script.write_text(program)
+    lines = tfdist_run(script)
+    assert any("loss" in line for line in lines)
