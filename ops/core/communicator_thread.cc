@@ -40,7 +40,7 @@ void Communicator::Run() {
     RunCommands();
     CheckGone();
     CheckDeadlines();
-    gate_.DropOverdue(Clock::now());
+    gate_.CheckTime(Clock::now());
     FlushLinks();
     lost_.clear();
     if (!stop_) continue;

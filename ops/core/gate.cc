@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kMaxGuests = 256;
 constexpr auto kHelloTimeout = std::chrono::seconds(10);
+constexpr auto kPause = std::chrono::seconds(1);
 
 // Takes the same time wherever the first difference is.
 bool SameToken(const Token& a, const Token& b) {
@@ -47,7 +48,11 @@ void Gate::Close() {
 void Gate::OnListenerReady() {
   for (;;) {
     Fd socket = Accept(listener_);
-    if (!socket.valid()) return;
+    if (!socket.valid()) {
+      // Out of descriptors: whoever waits goes on waiting, and would wake us again and again.
+      if (errno == EMFILE || errno == ENFILE) Pause();
+      return;
+    }
     if (guests_.size() == kMaxGuests) Reject(guests_.begin());
     guests_.emplace_back();
     Guest& guest = guests_.back();
@@ -97,12 +102,21 @@ void Gate::Reject(std::list<Guest>::iterator guest) {
   guests_.erase(guest);  // closes the socket, which also ends its watch
 }
 
-void Gate::DropOverdue(TimePoint now) {
+void Gate::Pause() {
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, listener_.get(), nullptr);
+  paused_until_ = Clock::now() + kPause;
+}
+
+void Gate::CheckTime(TimePoint now) {
+  if (paused_until_ <= now) {
+    paused_until_ = TimePoint::max();
+    Watch(epoll_, listener_.get(), kListenerTag);
+  }
   while (!guests_.empty() && guests_.front().deadline <= now) Reject(guests_.begin());
 }
 
 TimePoint Gate::NextDeadline() const {
-  return guests_.empty() ? TimePoint::max() : guests_.front().deadline;
+  return guests_.empty() ? paused_until_ : std::min(paused_until_, guests_.front().deadline);
 }
 
 }  // namespace tfdist

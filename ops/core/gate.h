@@ -38,8 +38,8 @@ class Gate {
 
   void OnListenerReady();
   void OnGuestReady(uint64_t tag);
-  // Drops guests whose time is over.
-  void DropOverdue(TimePoint now);
+  // Does what is due: drops guests whose time is over, listens again after a pause.
+  void CheckTime(TimePoint now);
   TimePoint NextDeadline() const;
   uint64_t rejected() const { return rejected_.load(std::memory_order_relaxed); }
 
@@ -55,6 +55,7 @@ class Gate {
     size_t received = 0;
   };
 
+  void Pause();
   void Reject(std::list<Guest>::iterator guest);
   bool IsValid(const Guest& guest, uint32_t* rank) const;
 
@@ -65,7 +66,8 @@ class Gate {
   Admit admit_;
   Admitted admitted_;
   uint64_t next_tag_ = kFirstGuestTag;
-  std::list<Guest> guests_;  // oldest first
+  std::list<Guest> guests_;                    // oldest first
+  TimePoint paused_until_ = TimePoint::max();  // while there are no descriptors left
   std::atomic<uint64_t> rejected_{0};
 };
 

@@ -1,6 +1,12 @@
 // Strangers at the data ports of two ranks that go on reducing: ten thousand connections full of
 // garbage change nothing.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <ctime>
 #include <random>
 
 #include "raw_peer.h"
@@ -201,7 +207,37 @@ void TestSlowHello() {
   EXPECT(comm->stats().rejected_connections == 0);
 }
 
+// A connection for which there is no descriptor waits, at no cost, until there is one.
+void TestNoDescriptorsLeft() {
+  auto comms = Connected(2);
+  const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  rlimit before;
+  EXPECT(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(dup(socket.get()));  // the first free one
+  EXPECT(close(static_cast<int>(none.rlim_cur)) == 0);
+  EXPECT(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(comms[0]->port()));
+  EXPECT(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+  const std::clock_t processor = std::clock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // what is measured
+  EXPECT(comms[0]->stats().rejected_connections == 0);
+  EXPECT(std::clock() - processor < CLOCKS_PER_SEC / 2);
+  EXPECT(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  EXPECT(send(socket.get(), "?", 1, MSG_NOSIGNAL) == 1);
+  EXPECT(shutdown(socket.get(), SHUT_WR) == 0);
+  EXPECT(Eventually([&] { return comms[0]->stats().rejected_connections == 1; }));
+  std::vector<float> mine(10, 1), theirs(10, 2);
+  Ending first = AllReduce(*comms[0], mine), second = AllReduce(*comms[1], theirs);
+  EXPECT_OK(Wait(first));
+  EXPECT_OK(Wait(second));
+}
+
 void Main() {
+  TestNoDescriptorsLeft();
   TestSlowHello();
   TestValidHelloOfAConnectedRank();
   TestManyAtOnce();
