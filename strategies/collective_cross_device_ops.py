@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils
 from tensorflow.python.distribute.values import Mirrored
@@ -17,6 +20,7 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
         self._options = options
         self._communicator = communicator
         self._group_size = communicator.size
+        self._label: str | None = None
 
     def can_order_nccl(self) -> bool:
         return False
@@ -30,7 +34,7 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
         for pack in input_tensor_packs:
             with self._on_host():
                 reduced += ops.all_reduce(
-                    pack, self._communicator, label=_label(pack), timeout=timeout
+                    pack, self._communicator, label=self._label or _name(pack), timeout=timeout
                 )
         return reduced
 
@@ -38,7 +42,10 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
         timeout = self._options.merge(options).timeout_seconds
         with self._on_host():
             return ops.all_gather(
-                input_tensor, self._communicator, label=_label([input_tensor]), timeout=timeout
+                input_tensor,
+                self._communicator,
+                label=self._label or _name([input_tensor]),
+                timeout=timeout,
             )
 
     def all_gather(self, input_tensor, axis, options=None) -> tf.Tensor:
@@ -62,13 +69,22 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
             dense_shape=input_slices.dense_shape,
         )
 
+    @contextlib.contextmanager
+    def labelled(self, label: str | None) -> Iterator[None]:
+        """What error messages call the collectives launched meanwhile, instead of a tensor."""
+        before, self._label = self._label, label
+        try:
+            yield
+        finally:
+            self._label = before
+
     def _on_host(self):
         # The kernels work on host memory; TensorFlow copies what lies on a GPU.
         device = tf.DeviceSpec.from_string(self._device).replace(device_type="CPU", device_index=0)
         return tf.device(device.to_string())
 
 
-def _label(tensors: list[tf.Tensor]) -> str:
+def _name(tensors: list[tf.Tensor]) -> str:
     """Names what a collective carries, for messages: "Adam/gradient (and 7 more)"."""
     first = tensors[0]
     name = first.name.partition(":")[0] if tf.is_symbolic_tensor(first) else "a tensor"
@@ -91,6 +107,10 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
         self._launchers = [
             CollectiveReplicaLauncher(device, options, communicator) for device in self._devices
         ]
+
+    def labelled(self, label: str | None) -> contextlib.AbstractContextManager[None]:
+        """See `CollectiveReplicaLauncher.labelled`."""
+        return self._launchers[0].labelled(label)
 
     def _all_reduce_per_replica_values(self, reduce_op, per_replica_values, options):
         values = [per_replica.values[0] for per_replica in per_replica_values]

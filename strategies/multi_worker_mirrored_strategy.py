@@ -18,6 +18,8 @@ from tensorflow.python.distribute.collective_util import (
 )
 from tensorflow.python.distribute.cross_device_utils import CollectiveKeys
 from tensorflow.python.distribute.numpy_dataset import SingleDevice
+from tensorflow.python.distribute.reduce_util import ReduceOp
+from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tfdist import job, keras, ops
@@ -130,6 +132,18 @@ def _is_scalar(value: Any) -> bool:
     return _is_tensor(value) and value.shape.rank == 0
 
 
+def _purpose(reduce_op: ReduceOp, value: Any) -> str | None:
+    """What a reduction is for, where a tensor's name would not tell whoever reads an error."""
+    if isinstance(value, SyncOnReadVariable):
+        name = value.name.partition(":")[0]
+        return f"variable {name}, read outside a step: needs every worker"
+    # TensorFlow's distributed datasets ask with such a tensor whether any worker has more data.
+    if reduce_op == ReduceOp.SUM and _is_tensor(value) and value.dtype == tf.int64:
+        if value.shape == (1, 1):
+            return "has a worker another batch"
+    return None
+
+
 class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
     """How the strategy creates variables, reduces and gathers."""
 
@@ -223,7 +237,11 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
         return initial_value_of_rank_0
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        return super()._reduce_to(reduce_op, value, self._placed(destinations), options)
+        destinations = self._placed(destinations)
+        if self.communicator is None:
+            return super()._reduce_to(reduce_op, value, destinations, options)
+        with self._get_cross_device_ops(value).labelled(_purpose(reduce_op, value)):
+            return super()._reduce_to(reduce_op, value, destinations, options)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         pairs = [(value, self._placed(to)) for value, to in value_destination_pairs]

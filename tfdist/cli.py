@@ -26,8 +26,8 @@ Everything after the script is passed to it unchanged, options too.
 examples:
   tfdist run --workers 2 train.py --epochs 3
       two workers; --epochs 3 is an option of train.py
-  tfdist run --workers 2 --ps 1 --evaluator --log-dir logs train.py
-      a chief, a worker, a parameter server and an evaluator; logs/chief.log etc.
+  tfdist run --workers 3 --log-dir logs --timeout 3600 train.py
+      three workers, for an hour at most; logs/worker-0.log etc. keep all output
 
 exit code:
   0 when all went well; else that of the first task that failed (128 + n if signal n ended it);
@@ -88,7 +88,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=_whole_number(0),
         default=0,
         metavar="N",
-        help="parameter servers (default: 0)",
+        help="parameter servers, for scripts that serve one (default: 0)",
     )
     run.add_argument("--evaluator", action="store_true", help="start an evaluator too")
     run.add_argument(
@@ -117,6 +117,8 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"expected a script, but {command[0]} does not exist")
     if not script.is_file():
         parser.error(f"expected a script, but {command[0]} is not a file")
+    if chosen.log_dir is not None and chosen.log_dir.exists() and not chosen.log_dir.is_dir():
+        parser.error(f"--log-dir: expected a directory, but {chosen.log_dir} is a file")
     # Only now: --help and a wrong command line need none of it.
     from tfdist import launch
 

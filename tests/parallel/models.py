@@ -43,9 +43,7 @@ def classifier(optimizer: Any, *, library: Any = keras, middle: Sequence = (), *
       **compiled: further arguments of `compile`.
     """
     layers = library.layers
-    model = library.Sequential(
-        [layers.Dense(8, activation="tanh"), *middle, layers.Dense(CLASSES)]
-    )
+    model = library.Sequential([layers.Dense(8, activation="tanh"), *middle, layers.Dense(CLASSES)])
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, **{"metrics": ["accuracy"], **compiled})
     return model

@@ -183,7 +183,5 @@ def test_training_does_not_notice_ten_thousand_strangers():
         assert undisturbed[rank]["rejected"] == 0
         assert disturbed[rank]["rejected"] == counts[rank]
         assert disturbed[rank]["new_descriptors"] <= 0
-        for mine, theirs in zip(
-            disturbed[rank]["weights"], undisturbed[0]["weights"], strict=True
-        ):
+        for mine, theirs in zip(disturbed[rank]["weights"], undisturbed[0]["weights"], strict=True):
             np.testing.assert_array_equal(mine, theirs)

@@ -98,6 +98,7 @@ def test_batch_normalization_is_by_worker(ctx):
 def test_last_batch(ctx, rows):
     """A partial batch is split 19 + 18, or 1 + 0: gradients are means over the workers."""
     features, labels = examples(rows)
+
     def build():
         model = classifier(keras.optimizers.SGD(0.1))
         model.build((None, models.COLUMNS))

@@ -59,6 +59,7 @@ def test_without_a_command_it_explains_itself(capsys):
         (["run", "--ps", "-1", "x.py"], "expected a whole number, 0 or more, received '-1'"),
         (["run", "--timeout", "0", "x.py"], "expected seconds, more than 0, received '0'"),
         (["run", "--timeout", "inf", "x.py"], "expected seconds, more than 0, received 'inf'"),
+        (["run", "--log-dir", __file__, __file__], "--log-dir: expected a directory, but"),
         (["run", "--work", "2", __file__], "unrecognized arguments: --work"),
         (["ran"], "invalid choice: 'ran'"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
 from tfdist.control import ControlPlane, meeting, wire
-from tfdist.errors import AuthenticationError, ClusterConfigError
+from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -90,6 +90,16 @@ def test_another_secret_is_refused_at_once_and_both_tasks_are_named(chiefs, work
         assert len({c.result().token for c in (first, *calls)}) == 1
         for other in others:
             other.close()
+
+
+def test_the_timeout_repeats_who_was_refused():
+    members = clusters(2, chief=True)
+    with planes(members, [SECRET, b"wrong"]) as (chief, worker):
+        waiting = Background(lambda: chief.rendezvous(data_address(0), timeout=1.0))
+        with pytest.raises(AuthenticationError):
+            worker.rendezvous(data_address(1))
+        with pytest.raises(RendezvousTimeoutError, match="refused worker 0.*different shared secr"):
+            waiting.result()
 
 
 def test_no_answer_without_the_secret():

@@ -129,9 +129,11 @@ class ControlPlane:
         while True:
             now = time.monotonic()
             if now >= deadline:
+                refusal = self._server.last_refusal if self._server is not None else None
                 raise RendezvousTimeoutError(
                     f"{self._who()}: no rendezvous within {timeout:g} s; expected "
                     f"{self._cluster.world_size} ranks, still missing: {waiting_for}"
+                    + (f"; {refusal}" if refusal else "")
                 )
             if now >= next_log:
                 _log.warning("%s: waiting for %s", self._who(), waiting_for)

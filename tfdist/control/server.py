@@ -114,7 +114,7 @@ class ControlServer:
         self._cluster = cluster
         self._sealer = wire.Sealer(secret)
         self._meeting = meeting
-        self._said: set[str] = set()
+        self._said: dict[str, None] = {}  # in order
         self._pool = DaemonPool(2 * cluster.world_size + 8)
         self._server = grpc.server(self._pool, options=_OPTIONS)
         handlers = {
@@ -126,6 +126,11 @@ class ControlServer:
         )
         self._listen(int(cluster.address.rpartition(":")[2]))
         self._server.start()
+
+    @property
+    def last_refusal(self) -> str | None:
+        """Whom this server turned away last, and why."""
+        return next(reversed(self._said), None)
 
     def close(self) -> None:
         """Stops listening; calls under way get a moment to finish."""
@@ -211,7 +216,7 @@ class ControlServer:
 
     def _warn(self, text: str) -> None:
         if text not in self._said and len(self._said) < _MOST_WARNINGS:
-            self._said.add(text)
+            self._said[text] = None
             _log.warning("%s: %s", self._name, text)
 
 
