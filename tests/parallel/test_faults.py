@@ -298,26 +298,3 @@ def test_a_script_that_raises_tells_the_others_why(tmp_path):
     assert "rank 0 of 2: ended by rank 1 (" in message
     assert "rank 1 ended with ValueError: the disk is full" in message
     assert heard_at - raised_at < SOON
-
-
-@on_ranks(2)
-def test_what_the_chief_does_alone_is_named(ctx):
-    strategy = tfdist.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        statistic = tf.Variable(
-            [1.0, 2.0],
-            name="moving_mean",
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.MEAN,
-        )
-    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
-
-    def step():
-        return statistic.numpy() if ctx.rank == 0 else next(iter(dataset))
-
-    _raises(
-        tf.errors.InvalidArgumentError,
-        step,
-        "'variable moving_mean, read outside a step: needs every worker'",
-        "'has a worker another batch'",
-    )

@@ -183,3 +183,25 @@ def test_an_evaluator_and_a_lone_process_work_alone_and_a_ps_is_refused(ctx):
         assert strategy.is_chief
         assert float(strategy.reduce("SUM", tf.constant(2.0), axis=None)) == 2.0
         assert strategy.communication_stats().collectives == 0
+
+
+@on_ranks(2)
+def test_what_the_chief_does_alone_is_named(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        statistic = tf.Variable(
+            [1.0, 2.0],
+            name="moving_mean",
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+
+    def step():
+        return statistic.numpy() if ctx.rank == 0 else next(iter(dataset))
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        step()
+    message = str(raised.value)
+    assert "'variable moving_mean, read outside a step: needs every worker'" in message
+    assert "'has a worker another batch'" in message

@@ -233,6 +233,6 @@ def test_on_a_terminal_rank_0_has_one_and_its_progress_bar_stays_last(launch, tm
 
 def test_what_cannot_be_written_is_said(launch, tmp_path):
     (tmp_path / "file").touch()
-    code, _, err = launch("say('never')", "--log-dir", str(tmp_path / "file")).finish()
+    code, _, err = launch("say('never')", "--log-dir", str(tmp_path / "file" / "logs")).finish()
     assert code == 1
-    assert err == [f"tfdist run: error: [Errno 17] File exists: '{tmp_path}/file'"]
+    assert err == [f"tfdist run: error: [Errno 20] Not a directory: '{tmp_path}/file/logs'"]
