@@ -7,8 +7,7 @@ TfdistError
 ├── AuthenticationError          (PermissionError)  two tasks do not hold the same secret
 ├── AddressInUseError            (OSError)          this task's port is taken
 ├── OpLibraryError               (ImportError)      the C++ op library cannot be loaded
-├── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
-└── TaskFailedError              (RuntimeError)     a task of the job failed
+└── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
 ```
 
 Each also derives from the built-in exception it is a case of, so `except TimeoutError` works for
@@ -45,7 +44,3 @@ class OpLibraryError(TfdistError, ImportError):
 
 class UnsupportedTensorFlowError(TfdistError, ImportError):
     """The installed TensorFlow is absent or outside the supported range."""
-
-
-class TaskFailedError(TfdistError, RuntimeError):
-    """A task of the job failed; the message names it."""

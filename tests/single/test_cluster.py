@@ -235,7 +235,6 @@ def test_errors_derive_from_the_root_and_a_builtin():
         "AddressInUseError": OSError,
         "OpLibraryError": ImportError,
         "UnsupportedTensorFlowError": ImportError,
-        "TaskFailedError": RuntimeError,
     }
     defined = {
         name
