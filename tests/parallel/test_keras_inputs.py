@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import classifier, examples, identical, train_like_one_process
+from more_models import WORDS, nested_dataset, nested_model, reader_of_words, words
 from ranks import on_ranks
 
 import tfdist
-
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 @on_ranks(2, 3, check=identical)
@@ -33,66 +32,21 @@ def test_predict_returns_all_rows_in_order_on_every_worker(ctx):
     return results
 
 
-def _nested_model():
-    inputs = {
-        "pair": (keras.Input((2,), name="first"), keras.Input((3,), name="second")),
-        "alone": keras.Input((1,), name="third"),
-    }
-    hidden = keras.layers.Concatenate()([*inputs["pair"], inputs["alone"]])
-    hidden = keras.layers.Dense(8, activation="tanh")(hidden)
-    outputs = {
-        "label": keras.layers.Dense(models.CLASSES, name="label")(hidden),
-        "sum": keras.layers.Dense(1, name="sum")(hidden),
-    }
-    model = keras.Model(inputs, outputs)
-    model.compile(
-        keras.optimizers.SGD(0.05),
-        loss={"label": LOSS, "sum": "mse"},
-        metrics={"label": ["accuracy"], "sum": ["mae"]},
-    )
-    return model
-
-
-def _nested_dataset():
-    features, labels = examples(320)
-    inputs = {"pair": (features[:, :2], features[:, 2:5]), "alone": features[:, 5:]}
-    targets = {"label": labels, "sum": features.sum(axis=1, keepdims=True)}
-    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(64)
-
-
 @on_ranks(2, check=identical)
 def test_nested_inputs_and_outputs(ctx):
     model = train_like_one_process(
-        ctx, _nested_model, lambda model: model.fit(_nested_dataset(), epochs=2, verbose=0)
+        ctx, nested_model, lambda model: model.fit(nested_dataset(), epochs=2, verbose=0)
     )
-    predicted = model.predict(_nested_dataset(), verbose=0)
+    predicted = model.predict(nested_dataset(), verbose=0)
     assert predicted["label"].shape == (320, models.CLASSES)
     return [*model.get_weights(), predicted["label"], predicted["sum"]]
 
 
-WORDS = ["north", "east", "south", "west"]
-
-
-def _reader_of_words():
-    words = keras.Input((), dtype="string", name="word")
-    numbers = keras.layers.StringLookup(vocabulary=WORDS)(words)
-    hidden = keras.layers.CategoryEncoding(len(WORDS) + 1, output_mode="one_hot")(numbers)
-    model = keras.Model({"word": words}, keras.layers.Dense(models.CLASSES)(hidden))
-    model.compile(keras.optimizers.SGD(0.1), LOSS, metrics=["accuracy"])
-    return model
-
-
-def _words(count):
-    numbers = np.arange(count) * 7 % 5
-    texts = np.array([*WORDS, "nowhere"])[numbers]
-    return tf.data.Dataset.from_tensor_slices(({"word": texts}, numbers % models.CLASSES))
-
-
 @on_ranks(2, check=identical)
 def test_strings_in_the_model(ctx):
-    data = _words(320).batch(64)
+    data = words(320).batch(64)
     model = train_like_one_process(
-        ctx, _reader_of_words, lambda model: model.fit(data, epochs=2, verbose=0)
+        ctx, reader_of_words, lambda model: model.fit(data, epochs=2, verbose=0)
     )
     return [*model.get_weights(), model.predict(data, verbose=0)]
 
@@ -100,7 +54,7 @@ def test_strings_in_the_model(ctx):
 @on_ranks(2, check=identical)
 def test_strings_in_the_dataset(ctx):
     read = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=WORDS)
-    data = _words(320).batch(64).map(lambda inputs, label: (read(inputs["word"]), label))
+    data = words(320).batch(64).map(lambda inputs, label: (read(inputs["word"]), label))
     model = train_like_one_process(
         ctx,
         lambda: classifier(keras.optimizers.SGD(0.1)),

@@ -1,6 +1,6 @@
 """Small models, data and the oracle of the training tests.
 
-The oracle: N workers x batch B equal one process x batch N*B.
+The oracle: N replicas x batch B equal one process x batch N*B.
 """
 
 from __future__ import annotations
@@ -85,12 +85,46 @@ def train_like_one_process(
     # On every rank, because reading what is averaged over the ranks is a collective.
     weights, optimizer_slots = model.get_weights(), slots(model)
     if alone is not None:
-        assert difference(weights, alone.get_weights()) <= tolerance
-        assert difference(optimizer_slots, slots(alone)) <= tolerance
-        assert history.keys() == history_alone.keys()
-        for name in history:
-            assert difference([history[name]], [history_alone[name]]) <= tolerance, name
+        _assert_same(weights, optimizer_slots, history, alone, history_alone, tolerance)
     return model
+
+
+def train_like_no_strategy(
+    strategy: tf.distribute.Strategy,
+    build: Callable[[], Any],
+    fit: Callable[[Any], Any],
+    tolerance: float = EXACT,
+    library: Any = keras,
+) -> Any:
+    """Trains without a strategy and then with one; asserts that both give the same.
+
+    Args:
+      strategy: has several devices of this process.
+      build: makes a compiled model.
+      fit: trains it and returns its History, with global batches.
+      tolerance: the largest difference allowed in any weight, slot or history entry.
+      library: `keras` or `tf_keras`.
+
+    Returns:
+      The model trained with the strategy.
+    """
+    library.utils.set_random_seed(0)
+    alone = build()
+    history_alone = fit(alone).history
+    library.utils.set_random_seed(0)
+    with strategy.scope():
+        model = build()
+    history = fit(model).history
+    _assert_same(model.get_weights(), slots(model), history, alone, history_alone, tolerance)
+    return model
+
+
+def _assert_same(weights, optimizer_slots, history, alone, history_alone, tolerance) -> None:
+    assert difference(weights, alone.get_weights()) <= tolerance
+    assert difference(optimizer_slots, slots(alone)) <= tolerance
+    assert history.keys() == history_alone.keys()
+    for name in history:
+        assert difference([history[name]], [history_alone[name]]) <= tolerance, name
 
 
 def slots(model: Any) -> list[np.ndarray]:
@@ -134,7 +168,7 @@ def train_by_replica_means(
     replicas: int,
     of_replica: Callable[[tf.Tensor], tf.Tensor] = lambda gradient: gradient,
 ) -> None:
-    """Does in one process what `replicas` workers do together.
+    """Does without a strategy what `replicas` replicas do together.
 
     In each step every replica sees its share of the batch. Its gradient is that of its share's mean
     loss, divided by the number of replicas; an empty share's is zero. Their sum is applied. Each
@@ -143,7 +177,7 @@ def train_by_replica_means(
     Args:
       model: a built and compiled model.
       batches: global batches of features and labels.
-      replicas: how many workers there are.
+      replicas: how many there are.
       of_replica: what a replica does to its gradient of one variable before it is summed.
     """
     states = [[v.numpy() for v in model.non_trainable_variables]] * replicas

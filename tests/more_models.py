@@ -1,0 +1,85 @@
+"""Models with inputs, outputs or gradients that are not one dense tensor, and their data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from models import CLASSES, examples
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+WORDS = ["north", "east", "south", "west"]
+
+
+def nested_model() -> keras.Model:
+    """Makes a compiled model of a dict and a tuple of inputs, with a dict of outputs."""
+    inputs = {
+        "pair": (keras.Input((2,), name="first"), keras.Input((3,), name="second")),
+        "alone": keras.Input((1,), name="alone"),
+    }
+    hidden = keras.layers.Concatenate()([*inputs["pair"], inputs["alone"]])
+    hidden = keras.layers.Dense(8, activation="tanh")(hidden)
+    outputs = {
+        "label": keras.layers.Dense(CLASSES, name="label")(hidden),
+        "sum": keras.layers.Dense(1, name="sum")(hidden),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        keras.optimizers.SGD(0.05),
+        loss={"label": LOSS, "sum": "mse"},
+        metrics={"label": ["accuracy"], "sum": ["mae"]},
+    )
+    return model
+
+
+def nested_dataset() -> tf.data.Dataset:
+    """Makes 320 rows for `nested_model`, in batches of 64."""
+    features, labels = examples(320)
+    inputs = {"pair": (features[:, :2], features[:, 2:5]), "alone": features[:, 5:]}
+    targets = {"label": labels, "sum": features.sum(axis=1, keepdims=True)}
+    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(64)
+
+
+def reader_of_words() -> keras.Model:
+    """Makes a compiled model whose input is text."""
+    words = keras.Input((), dtype="string", name="word")
+    numbers = keras.layers.StringLookup(vocabulary=WORDS)(words)
+    hidden = keras.layers.CategoryEncoding(len(WORDS) + 1, output_mode="one_hot")(numbers)
+    model = keras.Model({"word": words}, keras.layers.Dense(CLASSES)(hidden))
+    model.compile(keras.optimizers.SGD(0.1), LOSS, metrics=["accuracy"])
+    return model
+
+
+def words(count: int) -> tf.data.Dataset:
+    """Makes single rows for `reader_of_words`; some words are not in its vocabulary."""
+    numbers = np.arange(count) * 7 % 5
+    texts = np.array([*WORDS, "nowhere"])[numbers]
+    return tf.data.Dataset.from_tensor_slices(({"word": texts}, numbers % CLASSES))
+
+
+def embedding(optimizer: Any, sparse: bool) -> keras.Model:
+    """Makes a compiled model that sums the rows of four ids below 10.
+
+    Args:
+      optimizer: as for `compile`.
+      sparse: whether the gradient of the table is `tf.IndexedSlices`, or dense.
+    """
+    if sparse:
+        ids = keras.Input((4,), dtype="int32")
+        rows = keras.layers.Embedding(10, 5, embeddings_initializer="uniform")(ids)
+        summed = keras.layers.Lambda(lambda rows: tf.reduce_sum(rows, axis=1))(rows)
+    else:
+        ids = keras.Input((4,), dtype="int32")
+        counts = keras.layers.CategoryEncoding(10, output_mode="count")(ids)
+        summed = keras.layers.Dense(5, use_bias=False, kernel_initializer="uniform")(counts)
+    model = keras.Model(ids, keras.layers.Dense(CLASSES)(summed))
+    model.compile(optimizer, LOSS, metrics=["accuracy"])
+    return model
+
+
+def ids_and_labels(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Makes ids int32[rows, 4] that often repeat and never are 9, and labels int32[rows]."""
+    ids = np.random.default_rng(5).integers(0, 9, size=(rows, 4)).astype("int32")
+    return ids, (ids.sum(axis=1) % CLASSES).astype("int32")
