@@ -2,8 +2,17 @@
 
 from tensorflow import distribute as _distribute
 
+from tfdist.strategies.central_storage_strategy import CentralStorageStrategy
+from tfdist.strategies.mirrored_strategy import MirroredStrategy
 from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredStrategy
+from tfdist.strategies.one_device_strategy import OneDeviceStrategy
 
 CommunicationOptions = _distribute.experimental.CommunicationOptions
 
-__all__ = ["CommunicationOptions", "MultiWorkerMirroredStrategy"]
+__all__ = [
+    "CentralStorageStrategy",
+    "CommunicationOptions",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+]

@@ -10,6 +10,7 @@ from tensorflow.python.distribute import cross_device_ops, cross_device_utils, d
 from tensorflow.python.distribute.values import Mirrored
 
 from tfdist import ops
+from tfdist.strategies.fused_all_reduce import reduce_replicas, sum_rows
 
 
 class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
@@ -60,14 +61,7 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
     def all_reduce_indexed_slices(self, input_slices, options=None) -> tf.IndexedSlices:
         values = self._all_gather(input_slices.values, options)
         indices = self._all_gather(input_slices.indices, options)
-        # Rows of one index are added here: optimizers that square a gradient (Adam, Adagrad) would
-        # otherwise add the squares.
-        unique, position = tf.unique(indices)
-        return tf.IndexedSlices(
-            values=tf.math.unsorted_segment_sum(values, position, tf.size(unique)),
-            indices=unique,
-            dense_shape=input_slices.dense_shape,
-        )
+        return sum_rows(tf.IndexedSlices(values, indices, input_slices.dense_shape))
 
     @contextlib.contextmanager
     def labelled(self, label: str | None) -> Iterator[None]:
@@ -92,11 +86,11 @@ def _name(tensors: list[tf.Tensor]) -> str:
 
 
 class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
-    """Reduces over the workers of a communicator, each of which has one device.
+    """Reduces over the devices of all workers: first within each worker, then between them.
 
     Args:
-      devices: the worker's device, alone.
-      group_size: number of workers.
+      devices: this worker's devices.
+      group_size: number of devices of all workers together.
       options: default communication options.
       collective_keys: bookkeeping of the parent class.
       communicator: the workers.
@@ -113,15 +107,37 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
         return self._launchers[0].labelled(label)
 
     def _all_reduce_per_replica_values(self, reduce_op, per_replica_values, options):
-        values = [per_replica.values[0] for per_replica in per_replica_values]
+        values = [value.values for value in per_replica_values]
+        if len(self._devices) == 1:
+            local = [replicas[0] for replicas in values]
+        else:
+            with tf.device(self._devices[0]):
+                local = reduce_replicas(tf.distribute.ReduceOp.SUM, values)
         with self._lock:
-            reduced = self._all_reduce(reduce_op, values, 0, options)
-        return [distribute_utils.regroup((v,), wrap_class=Mirrored) for v in reduced]
+            reduced = self._all_reduce(reduce_op, local, 0, options)
+        return [self._mirror(value) for value in reduced]
 
     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
-        # With one device per worker every destination is that device: one pass for all values.
+        # Whatever the destinations, they are this worker's devices: one pass for all values.
         values = [value for value, _ in value_destination_pairs]
         return self._all_reduce_per_replica_values(reduce_op, values, options)
+
+    def _batch_all_gather(self, per_replica_values, axis, options):
+        gathered = []
+        with self._lock:
+            for value in per_replica_values:
+                with tf.device(self._devices[0]):
+                    local = tf.concat(value.values, axis)
+                gathered.append(self._launchers[0].all_gather(local, axis, options))
+        return [self._mirror(value) for value in gathered]
+
+    def _mirror(self, value: tf.Tensor | tf.IndexedSlices):
+        """The value on every device of this worker."""
+        copies = [
+            cross_device_utils.copy_tensor_or_indexed_slices_to_device(value, device)
+            for device in self._devices
+        ]
+        return distribute_utils.regroup(copies, wrap_class=Mirrored)
 
     def __deepcopy__(self, memo: dict) -> CollectiveAllReduce:
         return self

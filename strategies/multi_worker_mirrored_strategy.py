@@ -20,16 +20,19 @@ from tensorflow.python.distribute.cross_device_utils import CollectiveKeys
 from tensorflow.python.distribute.numpy_dataset import SingleDevice
 from tensorflow.python.distribute.reduce_util import ReduceOp
 from tensorflow.python.distribute.values import SyncOnReadVariable
+from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tfdist import job, keras, ops
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.resolver import ClusterResolver
+from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
+from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas, placed
 
 
-class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirroredStrategy):
     """Trains one model on several workers at once.
 
     A drop-in for `tf.distribute.MultiWorkerMirroredStrategy`.
@@ -39,8 +42,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     TensorFlow server runs in any worker. Making the strategy waits until all workers have come
     (`TFDIST_RENDEZVOUS_TIMEOUT`, 5 minutes), and applies tfdist's repairs of Keras.
 
-    Each worker uses one device: its GPU if it has one, else its CPU. To use several GPUs of a
-    machine, start one worker per GPU.
+    A worker uses all its GPUs, else all its logical CPU devices, of which there is one unless
+    `tf.config.set_logical_device_configuration` makes more. Gradients of a worker's devices are
+    added first, so that they travel as one. All workers must have as many.
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
@@ -51,7 +55,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         tfdist's collectives, NCCL means TensorFlow's own, unchanged.
 
     Raises:
-      tfdist.errors.ClusterConfigError: a bad cluster, or this task is a parameter server.
+      tfdist.errors.ClusterConfigError: a bad cluster, this task is a parameter server, or the
+        workers have different numbers of devices.
       tfdist.errors.RendezvousTimeoutError: workers were missing at the deadline.
       tfdist.errors.AuthenticationError: the tasks do not hold the same secret.
       tfdist.errors.AddressInUseError: this worker's port is taken.
@@ -98,38 +103,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return ops.CommunicationStats(0, 0, 0, 0.0, 0)
         return self.communicator.stats()
 
-    def reduce(self, reduce_op, value: Any, axis: int | None) -> Any:
-        """Reduces `value`, which may be nested, as `tf.distribute.Strategy.reduce` does.
-
-        Args:
-          reduce_op: "SUM", "MEAN" or a `tf.distribute.ReduceOp`.
-          value: a tensor or `tf.distribute.DistributedValues` of any shape, or lists, tuples and
-            dicts of such.
-          axis: also reduce each replica's value along this dimension. A scalar has none: it is
-            reduced over the replicas.
-
-        Returns:
-          A tensor, or the same structure of tensors.
-        """
-        # Keras 3 passes whole batches, and scalars with axis=0 (keras-team/keras#20585).
-        leaves = tf.nest.flatten(value)
-        if tf.nest.is_nested(value) and any(map(_is_tensor, leaves)):
-            return tf.nest.map_structure(lambda v: self.reduce(reduce_op, v, axis), value)
-        if axis is not None and all(_is_scalar(v) for v in self.experimental_local_results(value)):
-            axis = None
-        return super().reduce(reduce_op, value, axis)
-
     def __deepcopy__(self, memo: dict) -> MultiWorkerMirroredStrategy:
         # Estimator's RunConfig copies itself; the connections to the other workers exist once.
         return self
-
-
-def _is_tensor(value: Any) -> bool:
-    return tf.is_tensor(value) or isinstance(value, tf.distribute.DistributedValues)
-
-
-def _is_scalar(value: Any) -> bool:
-    return _is_tensor(value) and value.shape.rank == 0
 
 
 def _purpose(reduce_op: ReduceOp, value: Any) -> str | None:
@@ -138,7 +114,7 @@ def _purpose(reduce_op: ReduceOp, value: Any) -> str | None:
         name = value.name.partition(":")[0]
         return f"variable {name}, read outside a step: needs every worker"
     # TensorFlow's distributed datasets ask with such a tensor whether any worker has more data.
-    if reduce_op == ReduceOp.SUM and _is_tensor(value) and value.dtype == tf.int64:
+    if reduce_op == ReduceOp.SUM and tf.is_tensor(value) and value.dtype == tf.int64:
         if value.shape == (1, 1):
             return "has a worker another batch"
     return None
@@ -164,6 +140,9 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
             self._cluster = Cluster.from_resolver(cluster_resolver)
         resolver = cluster_resolver or ClusterResolver(self._cluster)
         super().__init__(strategy, resolver, options)
+        if self.communicator is None and self._local_device_type == "CPU":
+            # As in MirroredStrategy. TensorFlow asserts its own class first.
+            self._cross_device_ops = FusedAllReduce(self._devices[0])
 
     def _initialize_strategy(self, cluster_resolver, devices) -> None:
         if self._cluster.task_type == "ps":
@@ -176,17 +155,20 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
         else:
             self._initialize_multi_worker(cluster_resolver)
 
+    def _initialize_local_devices(self, cluster_resolver, worker_device):
+        devices, device_type = super()._initialize_local_devices(cluster_resolver, worker_device)
+        if device_type == "CPU":
+            logical = tf.config.list_logical_devices("CPU")
+            devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(len(logical)))
+        return devices, device_type
+
     def _initialize_multi_worker(self, cluster_resolver) -> None:
         cluster = self._cluster
         local_devices, self._local_device_type = self._initialize_local_devices(
             cluster_resolver, worker_device=""
         )
-        if len(local_devices) != 1:
-            raise NotImplementedError(
-                f"{cluster.task_name}: expected one device per worker, found {len(local_devices)}. "
-                "Start one worker per GPU, each with its own CUDA_VISIBLE_DEVICES."
-            )
         self.communicator = job.join(cluster).communicator
+        self._check_devices_of_workers(len(local_devices))
         self._cluster_spec = multi_worker_util.normalize_cluster_spec(cluster.as_dict())
         self._task_type = cluster.task_type
         self._task_id = cluster.task_index
@@ -203,10 +185,24 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
         self._host_cross_device_ops = self._make_cross_device_ops((self._worker_device,))
         self._initialize_single_worker(local_devices)
 
+    def _check_devices_of_workers(self, count: int) -> None:
+        with eager_mode():
+            counts = ops.all_gather(
+                tf.constant([count]),
+                self.communicator,
+                label="number of devices",
+                timeout=self._communication_options.timeout_seconds,
+            ).numpy()
+        if len(set(counts)) > 1:
+            found = ", ".join(
+                f"{self._cluster.name_of_rank(rank)} has {n}" for rank, n in enumerate(counts)
+            )
+            raise ClusterConfigError(f"expected as many devices on every worker, but {found}")
+
     def _make_cross_device_ops(self, devices: tuple[str, ...]) -> CollectiveAllReduce:
         return CollectiveAllReduce(
             devices,
-            self._num_workers,
+            self._num_workers * len(devices),
             self._communication_options,
             self._collective_keys,
             self.communicator,
@@ -237,19 +233,23 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
         return initial_value_of_rank_0
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        destinations = self._placed(destinations)
+        destinations = placed(destinations, self._devices)
         if self.communicator is None:
             return super()._reduce_to(reduce_op, value, destinations, options)
         with self._get_cross_device_ops(value).labelled(_purpose(reduce_op, value)):
             return super()._reduce_to(reduce_op, value, destinations, options)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        pairs = [(value, self._placed(to)) for value, to in value_destination_pairs]
+        pairs = of_replicas(value_destination_pairs, self._devices)
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
-    def _placed(self, destination):
-        # The arguments of a tf.function have no device, which TensorFlow takes for no destination.
-        return destination if getattr(destination, "device", None) != "" else self._devices[0]
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        if len(self._devices) == 1:
+            return super()._replica_ctx_all_reduce(reduce_op, value, options)
+        # TensorFlow's replicas launch a collective each; ours meet first, for one collective.
+        return super(tf_strategy.CollectiveAllReduceExtended, self)._replica_ctx_all_reduce(
+            reduce_op, value, options
+        )
 
     def _configure(self, session_config=None, cluster_spec=None, task_type=None, task_id=None):
         if session_config is not None:

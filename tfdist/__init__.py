@@ -18,23 +18,35 @@ if TYPE_CHECKING:
     from tfdist import errors, ops
     from tfdist.cluster import Cluster
     from tfdist.resolver import ClusterResolver
-    from tfdist.strategies import CommunicationOptions, MultiWorkerMirroredStrategy
+    from tfdist.strategies import (
+        CentralStorageStrategy,
+        CommunicationOptions,
+        MirroredStrategy,
+        MultiWorkerMirroredStrategy,
+        OneDeviceStrategy,
+    )
 
 # Where each public name lives; looked up on first use, because the modules behind most of them
 # import TensorFlow.
 _HOMES = {
+    "CentralStorageStrategy": "tfdist.strategies",
     "Cluster": "tfdist.cluster",
     "ClusterResolver": "tfdist.resolver",
     "CommunicationOptions": "tfdist.strategies",
+    "MirroredStrategy": "tfdist.strategies",
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
+    "OneDeviceStrategy": "tfdist.strategies",
 }
 _MODULES = ("errors", "ops")
 
 __all__ = [
+    "CentralStorageStrategy",
     "Cluster",
     "ClusterResolver",
     "CommunicationOptions",
+    "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
     "__version__",
     "errors",
     "ops",

@@ -56,3 +56,14 @@ def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):
     script.write_text(program)
     lines = tfdist_run(script)
     assert any("loss" in line for line in lines)
+
+
+def test_the_program_for_several_devices_runs_on_two_workers(tmp_path):
+    page = (ROOT / "docs/mirrored.md").read_text()
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (program,) = [p for p in programs if "MultiWorkerMirroredStrategy()" in p]
+    script = tmp_path / "train.py"
+    script.write_text(program)
+    lines = tfdist_run(script)
+    assert [line for line in lines if "replicas" in line] == ["[worker 0] 4 replicas"]
+    assert any("loss" in line for line in lines)

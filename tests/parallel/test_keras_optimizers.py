@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import ADAPTIVE, EXACT, classifier, difference, examples, identical
+from more_models import embedding, ids_and_labels
 from ranks import on_ranks
 
 import tfdist
@@ -47,22 +48,6 @@ def test_adamw_with_clipnorm(ctx):
     return [*model.get_weights(), *models.slots(model)]
 
 
-def _embedding(optimizer, sparse):
-    # Gradients of an Embedding are IndexedSlices; those of the same table as a matrix are dense.
-    if sparse:
-        ids = keras.Input((4,), dtype="int32")
-        rows = keras.layers.Embedding(10, 5, embeddings_initializer="uniform")(ids)
-        summed = keras.layers.Lambda(lambda rows: tf.reduce_sum(rows, axis=1))(rows)
-    else:
-        ids = keras.Input((4,), dtype="int32")
-        counts = keras.layers.CategoryEncoding(10, output_mode="count")(ids)
-        summed = keras.layers.Dense(5, use_bias=False, kernel_initializer="uniform")(counts)
-    model = keras.Model(ids, keras.layers.Dense(models.CLASSES)(summed))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy"])
-    return model
-
-
 @pytest.mark.parametrize(
     ("optimizer", "tolerance"),
     [(keras.optimizers.SGD, EXACT), (keras.optimizers.Adam, ADAPTIVE)],
@@ -71,22 +56,32 @@ def _embedding(optimizer, sparse):
 @on_ranks(2, check=identical)
 def test_embedding(ctx, optimizer, tolerance):
     """Ids repeat within a row, within a worker's share and between workers; one is never seen."""
-    ids = np.random.default_rng(5).integers(0, 9, size=(64 * STEPS, 4)).astype("int32")
-    labels = (ids.sum(axis=1) % models.CLASSES).astype("int32")
+    ids, labels = ids_and_labels(64 * STEPS)
     options = {"batch_size": 64, "shuffle": False, "verbose": 0}
     keras.utils.set_random_seed(0)
-    alone = _embedding(optimizer(), sparse=False)
+    alone = embedding(optimizer(), sparse=False)
     start = alone.get_weights()
     if ctx.rank == 0:
         alone.fit(ids, labels, **options)
     with tfdist.MultiWorkerMirroredStrategy().scope():
-        model = _embedding(optimizer(), sparse=True)
+        model = embedding(optimizer(), sparse=True)
         model.set_weights(start)
     model.fit(ids, labels, **options)
     if ctx.rank == 0:
         assert difference(model.get_weights(), alone.get_weights()) <= tolerance
         np.testing.assert_array_equal(model.get_weights()[0][9], start[0][9])
     return [*model.get_weights(), *models.slots(model)]
+
+
+@on_ranks(2, check=identical)
+def test_gradient_accumulation_and_moving_averages(ctx):
+    options = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3}
+    model = models.train_like_one_process(
+        ctx,
+        lambda: classifier(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, **options)),
+        lambda model: model.fit(models.dataset(64 * STEPS, 64), verbose=0),
+    )
+    return model.get_weights()
 
 
 @on_ranks(2, check=identical)

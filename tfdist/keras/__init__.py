@@ -35,8 +35,12 @@ def apply_repairs() -> None:
     from tfdist.keras import callbacks, layers, optimizers, training
 
     training.build_from_local_batch()
+    training.log_metrics_of_all_replicas()
     layers.average_moving_statistics()
     layers.keep_statistics_of_no_rows()
     optimizers.agree_on_overflow()
+    optimizers.branch_before_replicas()
+    optimizers.accumulate_all_gradients()
+    optimizers.refuse_variables_of_no_strategy()
     callbacks.checkpoint_on_chief()
     callbacks.back_up_on_chief()

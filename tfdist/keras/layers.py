@@ -8,7 +8,7 @@ import inspect
 import tensorflow as tf
 from keras.layers import BatchNormalization, Layer
 
-from tfdist.keras.workers import is_ours
+from tfdist.keras.workers import has_peers
 
 
 def average_moving_statistics() -> None:
@@ -32,7 +32,7 @@ def average_moving_statistics() -> None:
     @functools.wraps(original)
     def add_weight(self, *args, **kwargs):
         strategy = tf.distribute.get_strategy()
-        if kwargs.get("trainable", True) or not is_ours(strategy):
+        if kwargs.get("trainable", True) or not has_peers(strategy):
             return original(self, *args, **kwargs)
         with tf.variable_creator_scope(averaged_on_read):
             variable = original(self, *args, **kwargs)
@@ -55,7 +55,7 @@ def keep_statistics_of_no_rows() -> None:
     def _moments(self, inputs, mask):
         mean, variance = original(self, inputs, mask)
         # Synchronized statistics are those of all workers' rows, of which there are some.
-        if self.synchronized or not is_ours(tf.distribute.get_strategy()):
+        if self.synchronized or not has_peers(tf.distribute.get_strategy()):
             return mean, variance
         empty = tf.equal(tf.size(inputs), 0)
         return (

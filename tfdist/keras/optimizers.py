@@ -1,13 +1,22 @@
-"""Repairs of optimizers: `LossScaleOptimizer`."""
+"""Repairs of optimizers: loss scaling, gradient accumulation, moving averages."""
 
 from __future__ import annotations
 
 import functools
 
 import tensorflow as tf
+from keras import ops
 from keras.optimizers import LossScaleOptimizer
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers import base_optimizer
+from tensorflow.python.distribute.distribute_utils import regroup, select_replica
+from tensorflow.python.distribute.ps_values import AggregatingVariable
+from tensorflow.python.distribute.values import DistributedVariable
 
-from tfdist.keras.workers import is_ours
+from tfdist.keras.workers import has_peers, is_ours
+
+# What a strategy with several devices makes of a variable.
+_SHARED = (DistributedVariable, AggregatingVariable)
 
 
 def agree_on_overflow() -> None:
@@ -22,8 +31,91 @@ def agree_on_overflow() -> None:
     def check_finite(self, grads):
         finite = original(self, grads)
         replica = tf.distribute.get_replica_context()
-        if replica is None or not is_ours(replica.strategy):
+        if replica is None or not has_peers(replica.strategy):
             return finite
         return replica.all_reduce("SUM", tf.cast(tf.logical_not(finite), tf.int32)) == 0
 
     LossScaleOptimizer.check_finite = check_finite
+
+
+def branch_before_replicas() -> None:
+    """`gradient_accumulation_steps` and `ema_overwrite_frequency` fail under every strategy.
+
+    The optimizer branches on its step count in each replica, but a branch may not meet the other
+    replicas (tensorflow/tensorflow#27716), as updating a variable does. The count is the same on
+    all: they meet first, branch once, and take the branch each.
+    """
+
+    def cond(pred, true_fn, false_fn):
+        replica = tf.distribute.get_replica_context()
+        if replica is None or not is_ours(replica.strategy):
+            return ops.cond(pred, true_fn, false_fn)
+        return replica.merge_call(_cond_of_all_replicas, args=(pred, true_fn, false_fn))
+
+    class OpsWithCond:
+        """`keras.ops`, for `base_optimizer` alone, with another `cond`."""
+
+        def __getattr__(self, name):
+            return cond if name == "cond" else getattr(ops, name)
+
+    base_optimizer.ops = OpsWithCond()
+
+
+def _cond_of_all_replicas(strategy, pred, true_fn, false_fn):
+    def take(branch):
+        results = strategy.extended.call_for_each_replica(
+            lambda of_replica: of_replica(), args=(branch,)
+        )
+        return [select_replica(i, results) for i in range(len(predicates))]
+
+    predicates = strategy.experimental_local_results(pred)
+    return regroup(ops.cond(predicates[0], lambda: take(true_fn), lambda: take(false_fn)))
+
+
+def accumulate_all_gradients() -> None:
+    """Where variables exist once, `gradient_accumulation_steps` keeps one replica's gradients.
+
+    Keras adds each replica's gradients to its own copy of the accumulators. A single copy gets
+    their mean, which every replica adds to its last gradients before these are summed.
+    """
+    original = TFOptimizer._backend_increment_gradient_accumulators
+
+    @functools.wraps(original)
+    def _backend_increment_gradient_accumulators(self, grads, acc_grads):
+        replica = tf.distribute.get_replica_context()
+        if (
+            replica is not None
+            and is_ours(replica.strategy)
+            and not isinstance(acc_grads[0].value, DistributedVariable)
+        ):
+            grads = replica.all_reduce("MEAN", grads)
+        return original(self, grads, acc_grads)
+
+    TFOptimizer._backend_increment_gradient_accumulators = _backend_increment_gradient_accumulators
+
+
+def refuse_variables_of_no_strategy() -> None:
+    """An optimizer built outside the scope trains wrongly without a word.
+
+    Its slots and its step count are then plain variables, which every replica updates.
+    """
+    original = base_optimizer.BaseOptimizer.apply
+
+    @functools.wraps(original)
+    def apply(self, grads, trainable_variables=None):
+        replica = tf.distribute.get_replica_context()
+        if (
+            replica is not None
+            and is_ours(replica.strategy)
+            and len(replica.strategy.extended.worker_devices) > 1
+        ):
+            plain = [v.path for v in self.variables if not isinstance(v.value, _SHARED)]
+            if plain:
+                raise ValueError(
+                    f"optimizer {self.name!r}: expected variables of {replica.strategy!r}, but "
+                    f"{plain[0]!r} was made outside its scope, so that every replica would update "
+                    "it. Make and build the optimizer in `with strategy.scope():`."
+                )
+        return original(self, grads, trainable_variables)
+
+    base_optimizer.BaseOptimizer.apply = apply

@@ -7,6 +7,9 @@ import functools
 import tensorflow as tf
 from keras import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.trainer import Trainer
+
+from tfdist.keras.workers import communicator_of, has_peers
 
 
 def build_from_local_batch() -> None:
@@ -39,3 +42,22 @@ def _first_local_batch(strategy, epoch_iterator):
             next(iterator),
         )
     return None
+
+
+def log_metrics_of_all_replicas() -> None:
+    """keras-team/keras#19891: what `fit` shows after a batch is the mean of the replicas' metrics.
+
+    That is wrong where they saw different numbers of rows, and for all metrics that are not means.
+    The replicas of one process add their metrics' state instead, as at the end of an epoch. Those
+    of several workers do not: it would be one more collective per step.
+    """
+    original = Trainer.get_metrics_result
+
+    @functools.wraps(original)
+    def get_metrics_result(self):
+        replica = tf.distribute.get_replica_context()
+        if replica is None or not has_peers(replica.strategy) or communicator_of(self) is not None:
+            return original(self)
+        return replica.merge_call(lambda strategy: original(self))
+
+    Trainer.get_metrics_result = get_metrics_result

@@ -1,13 +1,19 @@
-"""What the repairs ask about the workers."""
+"""What the repairs ask about strategies and workers."""
 
 from __future__ import annotations
 
 from tfdist import ops
+from tfdist.strategies.base import StrategyBase
 
 
 def is_ours(strategy) -> bool:
-    """Whether `strategy` is one of tfdist's, with other workers."""
-    return getattr(strategy, "communicator", None) is not None
+    """Whether `strategy` is one of tfdist's."""
+    return isinstance(strategy, StrategyBase)
+
+
+def has_peers(strategy) -> bool:
+    """Whether `strategy` is one of tfdist's, with more than one replica."""
+    return is_ours(strategy) and strategy.num_replicas_in_sync > 1
 
 
 def communicator_of(model) -> ops.Communicator | None:

@@ -1,0 +1,44 @@
+"""What all strategies share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class StrategyBase(tf.distribute.Strategy):
+    """Marks a strategy as one of tfdist's; reduces nested values.
+
+    Comes before TensorFlow's class of the same name among a strategy's bases.
+    """
+
+    def reduce(self, reduce_op, value: Any, axis: int | None) -> Any:
+        """Reduces `value`, which may be nested, as `tf.distribute.Strategy.reduce` does.
+
+        Args:
+          reduce_op: "SUM", "MEAN" or a `tf.distribute.ReduceOp`.
+          value: a tensor or `tf.distribute.DistributedValues` of any shape, or lists, tuples and
+            dicts of such.
+          axis: also reduce each replica's value along this dimension. A scalar has none: it is
+            reduced over the replicas.
+
+        Returns:
+          A tensor, or the same structure of tensors.
+        """
+        # Keras 3 passes whole batches, and scalars with axis=0 (keras-team/keras#20585).
+        leaves = tf.nest.flatten(value)
+        if tf.nest.is_nested(value) and any(map(_is_tensor, leaves)):
+            return tf.nest.map_structure(lambda v: self.reduce(reduce_op, v, axis), value)
+        if axis is not None and all(_is_scalar(v) for v in self.experimental_local_results(value)):
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether `value` is a tensor, on one replica or on each."""
+    return tf.is_tensor(value) or isinstance(value, tf.distribute.DistributedValues)
+
+
+def _is_scalar(value: Any) -> bool:
+    return _is_tensor(value) and value.shape.rank == 0

@@ -1,0 +1,149 @@
+"""Reduces the values of one process's replicas with the fused kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_utils, distribute_utils, values_util
+from tensorflow.python.distribute.cross_device_ops import get_devices_from
+from tensorflow.python.distribute.values import Mirrored, PerReplica
+from tensorflow.python.saved_model import save_context
+
+from tfdist import ops
+from tfdist.ops.hand_over import as_tensors
+
+_FUSED = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+class FusedAllReduce(tf.distribute.CrossDeviceOps):
+    """Sums whole lists of tensors over the replicas of one process, in one pass over memory.
+
+    Replicas on logical CPU devices share memory, so that the sum exists once, whoever reads it.
+
+    Args:
+      device: the CPU device that reduces; TensorFlow copies what lies on others.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+
+    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+        _refuse_to_be_saved()
+        values = [value.values for value, _ in value_destination_pairs]
+        with tf.device(self._device):
+            reduced = reduce_replicas(reduce_op, values)
+        return _send(reduced, [destinations for _, destinations in value_destination_pairs])
+
+    def _gather_implementation(self, per_replica_value, destinations, axis, options):
+        with tf.device(self._device):
+            gathered = tf.concat(per_replica_value.values, axis)
+        return self.broadcast(gathered, destinations)
+
+
+def _refuse_to_be_saved() -> None:
+    """A saved model is for one replica: it must neither reduce nor need our op library."""
+    if save_context.in_save_context() and tf.inside_function():
+        raise ValueError(
+            "a function that reduces over the replicas of a strategy cannot be saved: save one "
+            "that computes what a single replica does"
+        )
+    values_util.mark_as_unsaveable()  # in case the function is saved as it was traced now
+
+
+def of_replicas(value_destination_pairs: Sequence[tuple], devices: Sequence[str]) -> list[tuple]:
+    """Completes what TensorFlow asks to reduce over the replicas on `devices`.
+
+    Where all replicas hold the very same tensor TensorFlow passes it once, as if it were one
+    replica's, and its "sum" is the tensor itself. And it refuses a destination without a device,
+    such as the argument of a tf.function; that is the first device.
+    """
+    pairs = []
+    for value, destination in value_destination_pairs:
+        if len(devices) > 1 and not isinstance(value, tf.distribute.DistributedValues):
+            value = PerReplica([value] * len(devices))
+        pairs.append((value, placed(destination, devices)))
+    return pairs
+
+
+def placed(destination, devices: Sequence[str]):
+    """The destination, or the first of `devices` in place of a tensor or string without one."""
+    device = destination if isinstance(destination, str) else getattr(destination, "device", None)
+    return devices[0] if device == "" else destination
+
+
+def _send(values: Sequence, destinations: Sequence) -> list:
+    """Gives each value to its destinations; those for the same devices travel together."""
+    by_devices: dict[tuple[str, ...], list[int]] = {}
+    for i, destination in enumerate(destinations):
+        by_devices.setdefault(tuple(get_devices_from(destination)), []).append(i)
+    sent: list = [None] * len(values)
+    for devices, positions in by_devices.items():
+        together = [values[i] for i in positions]
+        tensors = tf.nest.flatten(together, expand_composites=True)
+        copies = [
+            tf.nest.pack_sequence_as(together, copy, expand_composites=True)
+            for copy in ops.hand_over(tensors, devices)
+        ]
+        for i, replicas in zip(positions, zip(*copies, strict=True), strict=True):
+            sent[i] = distribute_utils.regroup(replicas, wrap_class=Mirrored)
+    return sent
+
+
+def reduce_replicas(reduce_op, values: Sequence[Sequence]) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Reduces each of `values` over the replicas, on the current device.
+
+    Args:
+      reduce_op: SUM or MEAN, a `tf.distribute.ReduceOp`. The mean of integers is a float64, as in
+        `tf.distribute`.
+      values: for each value one tensor per replica, of equal shapes and dtypes; or
+        `tf.IndexedSlices`, whose rows of one index are added.
+
+    Returns:
+      For each value its sum or mean.
+    """
+    is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+    reduced: list = [None] * len(values)
+    fused: dict[str, list[int]] = {"sum": [], "mean": []}
+    tensors = []
+    for i, replicas in enumerate(values):
+        if any(isinstance(value, tf.IndexedSlices) for value in replicas):
+            reduced[i] = sum_rows(cross_device_utils.aggregate_tensors_or_indexed_slices(replicas))
+            tensors.append(None)
+            continue
+        tensors.append(as_tensors(replicas))
+        dtype = tensors[i][0].dtype
+        if dtype not in _FUSED:
+            reduced[i] = tf.add_n(tensors[i])
+        else:
+            fused["mean" if is_mean and dtype.is_floating else "sum"].append(i)
+    for operation, positions in fused.items():
+        by_replica = list(zip(*(tensors[i] for i in positions), strict=True))
+        if by_replica:
+            results = ops.local_reduce(by_replica, operation)
+            for i, result in zip(positions, results, strict=True):
+                reduced[i] = result
+    if is_mean:
+        for i in set(range(len(values))) - set(fused["mean"]):
+            reduced[i] = cross_device_utils.divide_by_n_tensors_or_indexed_slices(
+                reduced[i], len(values[i])
+            )
+    return reduced
+
+
+def sum_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds the rows that have the same index.
+
+    Optimizers that square a gradient, such as Adam and Adagrad, would otherwise add the squares.
+    """
+    unique, position = tf.unique(slices.indices)
+    return tf.IndexedSlices(
+        values=tf.math.unsorted_segment_sum(slices.values, position, tf.size(unique)),
+        indices=unique,
+        dense_shape=slices.dense_shape,
+    )

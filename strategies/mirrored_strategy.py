@@ -1,0 +1,93 @@
+"""Synchronous training on several devices of one machine, each with a full copy of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+# TensorFlow offers no public way to implement a strategy: these are the classes that Keras and
+# Estimator test for, and the hooks that they call.
+from tensorflow.python.distribute import distribute_lib, distribute_utils, mirrored_strategy
+
+from tfdist import keras
+from tfdist.strategies.base import StrategyBase
+from tfdist.strategies.devices import check_devices, is_cpu
+from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas
+
+
+class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
+    """Trains one model on several devices of one machine, with a copy of the variables on each.
+
+    A drop-in for `tf.distribute.MirroredStrategy`.
+
+    Every device computes gradients on its share of each batch; their sum is applied on all devices,
+    so that the copies stay equal. On CPU devices one fused kernel adds all gradients; on GPUs
+    TensorFlow's NCCL does. Making the strategy applies tfdist's repairs of Keras.
+
+    Args:
+      devices: device names, such as `["GPU:0", "GPU:1"]`; `None` takes all GPUs, else all logical
+        CPUs.
+      cross_device_ops: a `tf.distribute.CrossDeviceOps` that reduces in place of ours.
+
+    Raises:
+      TypeError: `devices` is not a list of device names.
+      ValueError: no device, an unknown one, or one named twice.
+
+    Example:
+
+    ```python
+    strategy = tfdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(10)])
+        model.compile("sgd", "mse")
+    model.fit(dataset)
+    ```
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
+    ) -> None:
+        keras.apply_repairs()
+        devices = check_devices("MirroredStrategy", devices)
+        # Not our parent's constructor: it would make its own extended object.
+        distribute_lib.Strategy.__init__(self, MirroredExtended(self, devices, cross_device_ops))
+
+
+class MirroredExtended(mirrored_strategy.MirroredExtended):
+    """How the strategy reduces; TensorFlow's own where GPUs take part."""
+
+    def _make_collective_ops_with_fallbacks(self):
+        # TensorFlow's collectives among CPU devices serve one set of devices per process: a second
+        # strategy's meet the first one's (tensorflow/tensorflow#62790).
+        if all(map(is_cpu, self._devices)):
+            return FusedAllReduce(self._devices[0])
+        return super()._make_collective_ops_with_fallbacks()
+
+    def _get_cross_device_ops(self, value):
+        # Ours reduce values of all dtypes together; TensorFlow sets integers apart.
+        if self._is_fused():
+            return self._cross_device_ops
+        return super()._get_cross_device_ops(value)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        # TensorFlow reduces to a CPU on one device, whatever it was told to reduce with.
+        reduce_elsewhere = super()._reduce_to
+
+        def reduce(leaf):
+            if not isinstance(leaf, tf.distribute.DistributedValues):
+                return reduce_elsewhere(reduce_op, leaf, destinations, options)
+            return self._cross_device_ops.reduce(reduce_op, leaf, destinations, options)
+
+        if not self._is_fused() or distribute_utils.is_mirrored(value):
+            return reduce_elsewhere(reduce_op, value, destinations, options)
+        return tf.nest.map_structure(reduce, value)
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        pairs = of_replicas(value_destination_pairs, self._devices)
+        return super()._batch_reduce_to(reduce_op, pairs, options)
+
+    def _is_fused(self) -> bool:
+        return isinstance(self._cross_device_ops, FusedAllReduce)

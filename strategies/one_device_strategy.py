@@ -1,0 +1,28 @@
+"""Training on one device that is named explicitly."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdist import keras
+from tfdist.strategies.base import StrategyBase
+from tfdist.strategies.devices import check_device
+
+
+class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):
+    """Places variables and computation on one device.
+
+    A drop-in for `tf.distribute.OneDeviceStrategy`: what a script that takes any strategy uses on
+    one device.
+
+    Args:
+      device: a device name, such as "GPU:0" or "/device:CPU:0".
+
+    Raises:
+      TypeError: `device` is not a string.
+      ValueError: there is no such device.
+    """
+
+    def __init__(self, device: str) -> None:
+        keras.apply_repairs()
+        super().__init__(check_device("OneDeviceStrategy", device))

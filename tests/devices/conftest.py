@@ -1,0 +1,19 @@
+"""Strategies for the tests of several devices."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+from replicas import make_strategy
+
+
+@pytest.fixture(params=["mirrored", "central"])
+def kind(request) -> str:
+    """Which strategy of several devices."""
+    return request.param
+
+
+@pytest.fixture
+def strategy(kind) -> tf.distribute.Strategy:
+    """A strategy with two replicas; a test that uses it runs with each kind."""
+    return make_strategy(kind, 2)

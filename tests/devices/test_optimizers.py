@@ -1,0 +1,144 @@
+"""Optimizers that do more than subtract the gradient, and gradients that are not dense."""
+
+from __future__ import annotations
+
+import keras
+import models
+import numpy as np
+import pytest
+from models import ADAPTIVE, EXACT, classifier, difference, examples, train_like_no_strategy
+from more_models import embedding, ids_and_labels
+from replicas import make_strategy
+
+STEPS = 12
+SGD, Adam, LossScale = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.LossScaleOptimizer,
+)
+
+
+def _fit(model):
+    return model.fit(models.dataset(48 * STEPS, 48), verbose=0)
+
+
+AVERAGED = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3}
+OPTIMIZERS = {
+    "accumulation": lambda: SGD(0.1, momentum=0.9, gradient_accumulation_steps=3),
+    "moving_average": lambda: SGD(0.1, **AVERAGED),
+    "both": lambda: SGD(0.1, gradient_accumulation_steps=2, **AVERAGED),
+    "loss_scale": lambda: LossScale(SGD(0.1), initial_scale=8.0, dynamic_growth_steps=3),
+    "loss_scale_accumulation": lambda: LossScale(SGD(0.1, gradient_accumulation_steps=3)),
+    "schedule": lambda: SGD(keras.optimizers.schedules.CosineDecay(0.1, STEPS)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_step(kind, name):
+    train_like_no_strategy(make_strategy(kind, 3), lambda: classifier(OPTIMIZERS[name]()), _fit)
+
+
+@pytest.mark.parametrize("options", [{"steps_per_execution": 4}, {"run_eagerly": True}])
+def test_branching_optimizer_in_other_kinds_of_steps(strategy, options):
+    train_like_no_strategy(strategy, lambda: classifier(OPTIMIZERS["both"](), **options), _fit)
+
+
+def test_accumulators_hold_all_replicas_gradients(strategy):
+    """After the first of two steps: zero weights, so the gradient has a closed form."""
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(SGD(1.0, gradient_accumulation_steps=2), "mse")
+    features = np.array([[1.0], [2.0], [3.0], [4.0]], "float32")
+    model.fit(features, features, batch_size=4, shuffle=False, verbose=0)
+    # The mean of -2 x y is -15, of which each replica accumulates its share times two replicas.
+    accumulated = strategy.experimental_local_results(
+        model.optimizer._accumulated_gradients[0].value
+    )
+    shares = [-2.5, -12.5] if len(accumulated) == 2 else [-7.5]
+    assert [float(np.squeeze(a)) for a in accumulated] == shares
+    np.testing.assert_array_equal(model.get_weights()[0], [[0.0]])
+    model.fit(features, features, batch_size=4, shuffle=False, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], [[15.0]], rtol=1e-6)
+
+
+def test_clipping_is_by_replica(strategy):
+    """Keras clips what each replica found, before the sum."""
+    limit = 0.1
+
+    def build(**options):
+        model = classifier(keras.optimizers.AdamW(weight_decay=0.01, **options))
+        model.build((None, models.COLUMNS))
+        return model
+
+    keras.utils.set_random_seed(0)
+    features, labels = examples(64 * STEPS)
+    alone = build()
+    clipped = []
+
+    def clip(gradient):
+        norm = np.linalg.norm(gradient)
+        clipped.append(bool(norm > limit))
+        return gradient * (limit / norm if norm > limit else 1.0)
+
+    batches = zip(np.split(features, STEPS), np.split(labels, STEPS), strict=True)
+    models.train_by_replica_means(alone, batches, 2, clip)
+    assert any(clipped) and not all(clipped), np.mean(clipped)
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        model = build(clipnorm=limit)
+    model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)
+    assert difference(model.get_weights(), alone.get_weights()) <= ADAPTIVE
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "tolerance"), [(SGD, EXACT), (Adam, ADAPTIVE)], ids=["sgd", "adam"]
+)
+def test_embedding(strategy, optimizer, tolerance):
+    """Ids repeat within a row, within a replica's share and between replicas; one is never seen."""
+    ids, labels = ids_and_labels(64 * STEPS)
+    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
+    keras.utils.set_random_seed(0)
+    alone = embedding(optimizer(), sparse=False)
+    start = alone.get_weights()
+    alone.fit(ids, labels, **options)
+    with strategy.scope():
+        model = embedding(optimizer(), sparse=True)
+        model.set_weights(start)
+    model.fit(ids, labels, **options)
+    assert difference(model.get_weights(), alone.get_weights()) <= tolerance
+    np.testing.assert_array_equal(model.get_weights()[0][9], start[0][9])
+
+
+@pytest.fixture
+def mixed_float16():
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    yield
+    keras.mixed_precision.set_global_policy(before)
+
+
+def test_loss_scale_with_mixed_float16(strategy, mixed_float16):
+    """keras-team/keras#18666."""
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        inner = SGD(0.1, momentum=0.9)
+        scaled = LossScale(inner, initial_scale=1024.0, dynamic_growth_steps=3)
+        model = classifier(scaled)
+        model.build((None, models.COLUMNS))
+    features, labels = examples(64 * 7)
+    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
+    history = model.fit(features, labels, **options).history
+    assert scaled.dynamic_scale.numpy() == 4096  # doubled after steps 3 and 6
+    assert inner.iterations.numpy() == 7
+
+    # A gradient that overflows on the second replica only: the step is left out on both.
+    before = model.get_weights()
+    overflowing = features[:64].copy()
+    overflowing[40] = np.inf
+    model.fit(overflowing, labels[:64], **options)
+    assert scaled.dynamic_scale.numpy() == 2048
+    assert inner.iterations.numpy() == 7
+    assert difference(model.get_weights(), before) == 0
+
+    again = model.fit(features, labels, **options).history
+    assert again["loss"][0] < history["loss"][0]

@@ -1,0 +1,161 @@
+"""Keras 3 and 2 on R replicas equal one device with the R times larger batch."""
+
+from __future__ import annotations
+
+import keras
+import models
+import pytest
+import tensorflow as tf
+import tf_keras
+from models import ADAPTIVE, EXACT, classifier, difference, examples, train_like_no_strategy
+from replicas import make_strategy
+
+STEPS = 20
+BATCH = 48  # divides by 2, 3 and 4
+OPTIMIZERS = {
+    "sgd": ("SGD", {"learning_rate": 0.1}, EXACT),
+    "momentum": ("SGD", {"learning_rate": 0.05, "momentum": 0.9}, EXACT),
+    "adam": ("Adam", {}, ADAPTIVE),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "replicas"),
+    [("sgd", 2), ("sgd", 3), ("sgd", 4), ("momentum", 2), ("adam", 2), ("adam", 3), ("adam", 4)],
+)
+def test_fit(kind, optimizer, replicas):
+    name, options, tolerance = OPTIMIZERS[optimizer]
+    model = train_like_no_strategy(
+        make_strategy(kind, replicas),
+        lambda: classifier(getattr(keras.optimizers, name)(**options)),
+        lambda model: model.fit(models.dataset(BATCH * STEPS, BATCH), verbose=0),
+        tolerance,
+    )
+    assert model.optimizer.iterations.numpy() == STEPS
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+def test_evaluate_and_predict(kind, replicas):
+    """200 and 101 rows divide neither by the batch nor by the replicas."""
+    alone = classifier("sgd")
+    alone.build((None, models.COLUMNS))
+    with make_strategy(kind, replicas).scope():
+        model = classifier("sgd")
+        model.build((None, models.COLUMNS))
+    model.set_weights(alone.get_weights())
+    evaluated = model.evaluate(models.dataset(200, BATCH), verbose=0)
+    assert difference(evaluated, alone.evaluate(*examples(200), verbose=0)) <= 1e-6
+    predicted = model.predict(models.dataset(101, 16), verbose=0)
+    assert difference([predicted], [alone.predict(examples(101)[0], verbose=0)]) <= 1e-6
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_tf_keras(strategy, optimizer):
+    name, options, tolerance = OPTIMIZERS[optimizer]
+    model = train_like_no_strategy(
+        strategy,
+        lambda: classifier(getattr(tf_keras.optimizers, name)(**options), library=tf_keras),
+        lambda model: model.fit(models.dataset(BATCH * STEPS, BATCH), verbose=0),
+        tolerance,
+        library=tf_keras,
+    )
+    predicted = model.predict(models.dataset(101, 16), verbose=0)
+    assert difference([predicted], [model(examples(101)[0])]) <= 1e-6
+
+
+def _batches(features, labels):
+    return [
+        (features[i : i + BATCH], labels[i : i + BATCH]) for i in range(0, len(features), BATCH)
+    ]
+
+
+def _normalized_classifier():
+    model = classifier(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        middle=[keras.layers.BatchNormalization(momentum=0.8)],
+    )
+    model.build((None, models.COLUMNS))
+    return model
+
+
+@pytest.mark.parametrize("rows", [BATCH * 6, BATCH * 6 + 1], ids=["even", "one_replica_empty"])
+def test_batch_normalization_is_by_replica(strategy, rows):
+    """Each replica normalizes its own share; the moving statistics are the replicas' mean."""
+    features, labels = examples(rows)
+    keras.utils.set_random_seed(0)
+    alone = _normalized_classifier()
+    models.train_by_replica_means(alone, _batches(features, labels), 2)
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        model = _normalized_classifier()
+    model.fit(features, labels, batch_size=BATCH, shuffle=False, verbose=0)
+    assert difference(model.get_weights(), alone.get_weights()) <= EXACT
+    assert difference(models.slots(model), models.slots(alone)) <= EXACT
+
+
+@pytest.mark.parametrize("rows", [BATCH * 3 + 37, BATCH * 3 + 1], ids=["uneven", "mostly_empty"])
+def test_last_batch(kind, rows):
+    """A partial batch is split 13 + 13 + 11, or 1 + 0 + 0: gradients are means over replicas."""
+    features, labels = examples(rows)
+
+    def build():
+        model = classifier(keras.optimizers.SGD(0.1))
+        model.build((None, models.COLUMNS))
+        return model
+
+    keras.utils.set_random_seed(0)
+    alone = build()
+    models.train_by_replica_means(alone, _batches(features, labels) * 2, 3)
+    with make_strategy(kind, 3).scope():
+        keras.utils.set_random_seed(0)
+        model = build()
+    data = models.dataset(rows, BATCH)
+    model.fit(data, epochs=2, verbose=0)
+    assert difference(model.get_weights(), alone.get_weights()) <= EXACT
+    # Metrics weigh every row alike, however the rows are spread.
+    evaluated = model.evaluate(data, verbose=0)
+    assert difference(evaluated, alone.evaluate(features, labels, verbose=0)) <= EXACT
+    predicted = model.predict(data, verbose=0)
+    assert difference([predicted], [alone.predict(features, verbose=0)]) <= 1e-6
+
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_custom_loop(kind, optimizer):
+    name, options, tolerance = OPTIMIZERS[optimizer]
+
+    def train(strategy):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(models.CLASSES)]
+            )
+            model.build((None, models.COLUMNS))
+            updater = getattr(keras.optimizers, name)(**options)
+            updater.build(model.trainable_variables)
+            rows = tf.Variable(0, aggregation=tf.VariableAggregation.SUM, trainable=False)
+
+        def replica_step(features, labels):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(LOSS(labels, model(features))) / BATCH
+            gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+            updater.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            rows.assign_add(tf.shape(labels)[0])
+            return loss, model(features)
+
+        @tf.function
+        def step(features, labels):
+            loss, outputs = strategy.run(replica_step, args=(features, labels))
+            return strategy.reduce("SUM", loss, axis=None), strategy.gather(outputs, axis=0)
+
+        data = strategy.experimental_distribute_dataset(models.dataset(BATCH * STEPS, BATCH))
+        results = [step(*batch) for batch in data]
+        assert rows.numpy() == BATCH * STEPS
+        losses, outputs = zip(*results, strict=True)
+        return [*model.get_weights(), *(v.numpy() for v in updater.variables), *losses, outputs[-1]]
+
+    expected = train(tf.distribute.get_strategy())
+    assert difference(train(make_strategy(kind, 2)), expected) <= tolerance
+    assert expected[-1].shape == (BATCH, models.CLASSES)
