@@ -24,26 +24,22 @@ import time
 
 import data
 import keras
-import numpy as np
-import tensorflow as tf
+from common import SEED, batches, positive
 
 import tfdist
 
-SEED = 1
 EVALUATION_BATCH = 500
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=128, help="images a step, in all workers")
-    parser.add_argument("--steps-per-epoch", type=int, help="default: all images once")
-    parser.add_argument("--limit", type=int, help="use only the first LIMIT training images")
-    arguments = parser.parse_args()
-    for name, value in vars(arguments).items():
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')}: expected 1 or more, received {value}")
-    return arguments
+    parser.add_argument("--epochs", type=positive, default=3)
+    parser.add_argument(
+        "--batch-size", type=positive, default=128, help="images a step, in all workers"
+    )
+    parser.add_argument("--steps-per-epoch", type=positive, help="default: all images once")
+    parser.add_argument("--limit", type=positive, help="use only the first LIMIT training images")
+    return parser.parse_args()
 
 
 def build_model() -> keras.Model:
@@ -60,17 +56,6 @@ def build_model() -> keras.Model:
             keras.layers.Dense(data.CLASSES),
         ]
     )
-
-
-def batches(images: np.ndarray, labels: np.ndarray, size: int, training: bool) -> tf.data.Dataset:
-    """Batches of `size` images of all workers together; Keras gives each worker its part."""
-    dataset = tf.data.Dataset.from_tensor_slices((images, labels))
-    if training:
-        # The same order everywhere (SEED), so that the workers' parts of a batch do not overlap.
-        dataset = dataset.shuffle(len(images), seed=SEED).repeat()
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return dataset.batch(size).prefetch(2).with_options(options)
 
 
 class Clock(keras.callbacks.Callback):

@@ -1,0 +1,288 @@
+"""The sum of all replicas' gradients in one process: tfdist against TensorFlow's own, in one run.
+
+    python benchmarks/local_reduce.py [--devices 2 --devices 4] [--rounds 25] [--scale 1]
+                                      [--json FILE]
+
+160 float32 gradients with the shapes of ResNet-50 lie on 2 and on 4 logical CPU devices. Each
+contender is a `tf.distribute.CrossDeviceOps`, which gives every device their sums; "stock default"
+is what `tf.distribute.MirroredStrategy` takes for CPU devices unless told otherwise, a ring of
+collective ops. There are three situations:
+
+    step    in a tf.function, where nobody else needs the gradients, as in training: a sum may take
+            the memory of one of them
+    held    in a tf.function, where somebody still holds the gradients: sums need memory of their
+            own
+    eager   without a tf.function; Python holds the gradients
+
+Results are verified before anything is timed; the contenders take turns, round by round, and the
+table shows medians. In a tf.function two clock ops take the time: after the last gradient exists,
+and after the last sum does.
+
+The bytes moved are counted from the ops of the traced graph: an op that does not just pass its
+memory on reads all its float inputs once and writes all its float outputs once. No sum of R lists
+of K bytes can do with less than (R + 1) K. Not counted, because graphs do not show it: a processor
+reads memory before it writes there, save in place or around its caches; nor, because it happens
+inside an op, what collectives move. The last line of a
+situation is a yardstick of the machine: memcpy, on all processors, of as much as makes (R + 1) K
+bytes read and written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported
+
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+# What a strategy hands to a CrossDeviceOps; it has no public name.
+from tensorflow.python.distribute.values import PerReplica
+
+from tfdist.strategies.fused_all_reduce import FusedAllReduce
+
+# TensorFlow's HierarchicalCopyAllReduce leaves a device out where their number is odd.
+DEVICES = flags.DEFINE_multi_integer("devices", [2, 4], "logical devices, an even number")
+ROUNDS = flags.DEFINE_integer("rounds", 25, "counted rounds of each contender", lower_bound=3)
+SCALE = flags.DEFINE_float("scale", 1.0, "of the width of the network", lower_bound=0.01)
+JSON = flags.DEFINE_string("json", None, "file to write the figures to")
+
+SITUATIONS = ("step", "held", "eager")
+COPY = "memcpy of the least"
+MOVE_NOTHING = ("Identity", "Placeholder", "Reshape", "Shape", "Size")
+MOVE_NOTHING += ("TfdistBundle", "TfdistUnbundle")
+
+Replicas = list[list[tf.Tensor]]
+# From gradients to the sums on every device and the seconds that took.
+Reduction = Callable[[Replicas], tuple[Replicas, float]]
+
+
+def resnet50_shapes(scale: float) -> list[tuple[int, ...]]:
+    """The 160 variables' shapes, without the classifier's bias; 25.6 M elements at scale 1."""
+
+    def width(channels: int) -> int:
+        return max(1, round(channels * scale))
+
+    shapes: list[tuple[int, ...]] = []
+
+    def convolution(size: int, inputs: int, outputs: int) -> None:
+        # The kernel, and the scale and offset of the batch normalization after it.
+        shapes.extend([(size, size, inputs, outputs), (outputs,), (outputs,)])
+
+    inputs = width(64)
+    convolution(7, 3, inputs)
+    for channels, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        inner, outputs = width(channels), width(4 * channels)
+        for block in range(blocks):
+            convolution(1, inputs, inner)
+            convolution(3, inner, inner)
+            convolution(1, inner, outputs)
+            if block == 0:
+                convolution(1, inputs, outputs)
+            inputs = outputs
+    shapes.append((inputs, 1000))
+    return shapes
+
+
+def gradients(shapes: list[tuple[int, ...]], devices: list[str]) -> Replicas:
+    """Whole numbers, exact in float32, different on every device."""
+    replicas: Replicas = []
+    for r, device in enumerate(devices):
+        with tf.device(device):
+            replicas.append([])
+            for i, shape in enumerate(shapes):
+                pattern = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) % 1000
+                # The sum lies in memory of TensorFlow's, as gradients do, not of NumPy's.
+                replicas[r].append(tf.constant(pattern) + (i + 10.0 * r))
+    return replicas
+
+
+def reduce_with(contender: tf.distribute.CrossDeviceOps, replicas: Replicas) -> Replicas:
+    """The sums, on every device."""
+    values = [PerReplica(value) for value in zip(*replicas, strict=True)]
+    sums = contender.batch_reduce(tf.distribute.ReduceOp.SUM, [(v, v) for v in values])
+    return [list(value) for value in zip(*(s.values for s in sums), strict=True)]
+
+
+def make_reduction(
+    contender: tf.distribute.CrossDeviceOps, devices: list[str], situation: str
+) -> Reduction:
+    def on_devices(make: Callable, replicas: Replicas) -> Replicas:
+        placed = []
+        for device, tensors in zip(devices, replicas, strict=True):
+            with tf.device(device):
+                placed.append([make(tensor) for tensor in tensors])
+        return placed
+
+    def clock(after: Replicas) -> tf.Tensor:
+        ready = [tensor for tensors in after for tensor in tensors]
+        with tf.device(devices[0]), tf.control_dependencies(ready):
+            return tf.timestamp()
+
+    @tf.function
+    def in_graph(replicas, one):
+        # The product is a new tensor that only the reduction reads.
+        given = on_devices(tf.identity if situation == "held" else lambda t: t * one, replicas)
+        begin = clock(given)
+        with tf.control_dependencies([begin]):
+            sums = reduce_with(contender, on_devices(tf.identity, given))
+        return sums, clock(sums) - begin
+
+    def eagerly(replicas):
+        begin = time.perf_counter()
+        sums = reduce_with(contender, replicas)
+        return sums, time.perf_counter() - begin
+
+    one = tf.constant(1.0)
+    return eagerly if situation == "eager" else lambda replicas: in_graph(replicas, one)
+
+
+def count_bytes(contender: tf.distribute.CrossDeviceOps, replicas: Replicas) -> int | None:
+    """The bytes that the ops of the contender's graph read and write; `None` for collectives."""
+
+    @tf.function
+    def reduce(replicas):
+        placed = []
+        for tensors, like in zip(replicas, devices, strict=True):
+            with tf.device(like):
+                placed.append([tf.identity(tensor) for tensor in tensors])
+        return reduce_with(contender, placed)
+
+    devices = [tensors[0].device for tensors in replicas]
+    moved = 0
+    for op in reduce.get_concrete_function(replicas).graph.get_operations():
+        if op.type.startswith("Collective"):
+            return None
+        whole = op.type == "SplitV" and len(op.outputs) == 1
+        if op.type in MOVE_NOTHING or whole:
+            continue
+        floats = [t for t in (*op.inputs, *op.outputs) if t.dtype == tf.float32]
+        moved += sum(4 * tensor.shape.num_elements() for tensor in floats)
+    return moved
+
+
+def make_copy(moved: int) -> Reduction:
+    """Reads and writes so many bytes in all, on all processors."""
+    threads = os.cpu_count() or 1
+    source = np.ones((threads, moved // threads // 8), np.float32)
+    target = np.zeros_like(source)
+    pool = ThreadPoolExecutor(threads)
+
+    def copy(replicas):
+        begin = time.perf_counter()
+        list(pool.map(np.copyto, target, source))
+        return replicas, time.perf_counter() - begin
+
+    return copy
+
+
+def verify(name: str, sums: Replicas, replicas: Replicas) -> None:
+    for i, tensors in enumerate(zip(*replicas, strict=True)):
+        expected = sum(tensor.numpy() for tensor in tensors)
+        for r, tensors in enumerate(sums):
+            if not np.array_equal(tensors[i], expected):
+                raise AssertionError(f"{name}: wrong sum of gradient {i} on device {r}")
+
+
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def measure(contenders: dict[str, Reduction], replicas: Replicas) -> dict[str, tuple[float, float]]:
+    """Median seconds and page faults of each contender, taking turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    faults: dict[str, list[int]] = {name: [] for name in contenders}
+    for _ in range(ROUNDS.value + 2):
+        for name, reduce in contenders.items():
+            before = page_faults()
+            sums, took = reduce(replicas)
+            seconds[name].append(float(took))
+            faults[name].append(page_faults() - before)
+            del sums  # its memory must be free before the next one's turn
+    return {
+        name: (statistics.median(seconds[name][2:]), statistics.median(faults[name][2:]))
+        for name in contenders
+    }
+
+
+def compare(count: int) -> list[dict]:
+    """The rows of the table for so many devices."""
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")[:count]]
+    replicas = gradients(resnet50_shapes(SCALE.value), devices)
+    least = (count + 1) * sum(4 * tensor.shape.num_elements() for tensor in replicas[0])
+    # A process's collectives serve one set of devices under each key.
+    tf.distribute.MirroredStrategy._collective_key_base += 1000
+    contenders = {
+        "tfdist": FusedAllReduce(devices[0]),
+        "stock default": tf.distribute.MirroredStrategy(devices).extended._cross_device_ops,
+        "ReductionToOneDevice": tf.distribute.ReductionToOneDevice(),
+        "HierarchicalCopyAllReduce": tf.distribute.HierarchicalCopyAllReduce(),
+    }
+    moved = {name: count_bytes(contender, replicas) for name, contender in contenders.items()}
+    moved[COPY] = least
+    rows = []
+    for situation in SITUATIONS:
+        reductions = {
+            name: make_reduction(contender, devices, situation)
+            for name, contender in contenders.items()
+        }
+        for name, reduce in reductions.items():
+            verify(name, reduce(replicas)[0], replicas)
+        measured = measure(reductions | {COPY: make_copy(least)}, replicas)
+        for name, (seconds, faults) in measured.items():
+            rows.append(
+                {
+                    "devices": count,
+                    "situation": situation,
+                    "contender": name,
+                    "seconds": seconds,
+                    "ratio": seconds / measured["tfdist"][0],
+                    "moved_bytes": moved[name],
+                    "least_bytes": least,
+                    "page_faults": faults,
+                }
+            )
+    return rows
+
+
+def show(rows: list[dict]) -> None:
+    print(f"\n{'devices':>7}  {'situation':9}  {'':25} {'ms':>7} {'tfdist faster':>13}", end="")
+    print(f" {'MB moved':>9} {'of least':>8} {'page faults':>11}")
+    for row in rows:
+        moved = row["moved_bytes"]
+        traffic = f"{'-':>9} {'-':>8}"
+        if moved is not None:
+            traffic = f"{moved / 1e6:9.1f} {moved / row['least_bytes']:7.2f}x"
+        print(
+            f"{row['devices']:7}  {row['situation']:9}  {row['contender']:25} "
+            f"{row['seconds'] * 1e3:7.2f} {row['ratio']:12.2f}x {traffic} "
+            f"{row['page_faults']:11.0f}"
+        )
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    tf.get_logger().setLevel("WARNING")  # its own reductions announce themselves
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * max(DEVICES.value),
+    )
+    rows = [row for count in DEVICES.value for row in compare(count)]
+    show(rows)
+    if JSON.value:
+        path = Path(JSON.value)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"scale": SCALE.value, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,62 @@
+"""What several examples need, apart from what they show."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import tensorflow as tf
+
+SEED = 1
+
+
+def positive(text: str) -> int:
+    """Reads a command-line argument that is a whole number of at least 1.
+
+    Raises:
+      argparse.ArgumentTypeError: it is not.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, received {text}")
+    return int(text)
+
+
+def local_devices(count: int | None = None) -> list[str]:
+    """Names devices of this machine to train on: GPUs if it has any, else logical CPU devices.
+
+    Call it before TensorFlow runs its first op: from then on its devices are settled.
+
+    Args:
+      count: how many; `None` means all GPUs, or 2 logical CPU devices.
+
+    Returns:
+      Such as `["CPU:0", "CPU:1"]`.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        return [f"GPU:{i}" for i in range(count or len(gpus))]
+    count = count or 2
+    # All of them share the machine's cores: they show how it works, they do not make it faster.
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * count,
+    )
+    return [f"CPU:{i}" for i in range(count)]
+
+
+def batches(images: np.ndarray, labels: np.ndarray, size: int, training: bool) -> tf.data.Dataset:
+    """Batches of `size` images of all replicas together; Keras gives each replica its part.
+
+    Args:
+      images: one image, or what was made of it, in each row.
+      labels: uint8, one for each row.
+      size: rows in a batch.
+      training: whether to shuffle, and to begin again at the end.
+    """
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels))
+    if training:
+        # The same order everywhere (SEED), so that workers' parts of a batch do not overlap.
+        dataset = dataset.shuffle(len(images), seed=SEED).repeat()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return dataset.batch(size).prefetch(2).with_options(options)

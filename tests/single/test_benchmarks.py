@@ -1,0 +1,62 @@
+"""Benchmarks, started as their documentation says, on sizes that take seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import PACKAGE
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+@pytest.mark.timeout(120)
+def test_local_reduce_compares_in_every_situation(tmp_path):
+    file = tmp_path / "figures" / "local_reduce.json"
+    finished = run(
+        *(sys.executable, "benchmarks/local_reduce.py", "--devices", "4"),
+        *("--scale", "0.02", "--rounds", "3", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    # Hierarchical: every device concatenates its 1 K bytes (8 K moved in all), two pairs and then
+    # the two sums are added (9 K), and every device splits the result (8 K).
+    times_least = {
+        "tfdist": 1,
+        "stock default": None,  # collectives, whose traffic the graph does not show
+        "ReductionToOneDevice": 1,
+        "HierarchicalCopyAllReduce": 25 / 5,
+        "memcpy of the least": 1,
+    }
+    for row in rows:
+        times = times_least[row["contender"]]
+        moved = None if times is None else pytest.approx(times * row["least_bytes"])
+        assert row["devices"] == 4 and row["moved_bytes"] == moved
+        assert row["seconds"] > 0
+    shown = {(row["situation"], row["contender"]) for row in rows}
+    assert len(shown) == len(rows) == 3 * len(times_least)
+    for name in times_least:
+        assert sum(f"{name}  " in line for line in finished.stdout.splitlines()) == 3
+
+
+def test_the_script_that_runs_benchmarks_knows_their_names():
+    finished = run("scripts/bench", "local_reduce", "no_such")
+    assert finished.returncode == 1
+    names = " ".join(sorted(file.stem for file in (ROOT / "benchmarks").glob("*.py")))
+    assert f"no benchmark 'no_such'; there are: {names}" in finished.stderr
