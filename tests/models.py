@@ -33,6 +33,14 @@ def dataset(rows: int, batch: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(examples(rows)).batch(batch)
 
 
+def batches(
+    features: np.ndarray, labels: np.ndarray, size: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Cuts arrays into global batches of `size` rows, the last one short."""
+    starts = range(0, len(features), size)
+    return [(features[i : i + size], labels[i : i + size]) for i in starts]
+
+
 def classifier(optimizer: Any, *, library: Any = keras, middle: Sequence = (), **compiled) -> Any:
     """Makes a compiled classifier of `examples`; its layers are built by the first batch.
 
@@ -197,6 +205,20 @@ def train_by_replica_means(
         sums = [tf.add_n(g) for g in _by_variable(gradients)]
         model.optimizer.apply(sums, model.trainable_variables)
     _assign(model.non_trainable_variables, [np.mean(s, axis=0) for s in _by_variable(states)])
+
+
+def train_by_clipped_means(
+    model: Any, global_batches: Iterable[tuple[np.ndarray, np.ndarray]], limit: float
+) -> None:
+    """Does without a strategy what two replicas do that clip their gradients to norm `limit`."""
+    clipped = []
+
+    def clip(gradient):
+        clipped.append(bool(tf.norm(gradient) > limit))
+        return tf.clip_by_norm(gradient, limit)
+
+    train_by_replica_means(model, global_batches, 2, clip)
+    assert any(clipped) and not all(clipped), np.mean(clipped)
 
 
 def _assign(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:

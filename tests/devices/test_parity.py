@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import custom_loop
 import keras
 import models
 import pytest
@@ -63,12 +64,6 @@ def test_tf_keras(strategy, optimizer):
     assert difference([predicted], [model(examples(101)[0])]) <= 1e-6
 
 
-def _batches(features, labels):
-    return [
-        (features[i : i + BATCH], labels[i : i + BATCH]) for i in range(0, len(features), BATCH)
-    ]
-
-
 def _normalized_classifier():
     model = classifier(
         keras.optimizers.SGD(0.05, momentum=0.9),
@@ -84,7 +79,7 @@ def test_batch_normalization_is_by_replica(strategy, rows):
     features, labels = examples(rows)
     keras.utils.set_random_seed(0)
     alone = _normalized_classifier()
-    models.train_by_replica_means(alone, _batches(features, labels), 2)
+    models.train_by_replica_means(alone, models.batches(features, labels, BATCH), 2)
     with strategy.scope():
         keras.utils.set_random_seed(0)
         model = _normalized_classifier()
@@ -105,7 +100,7 @@ def test_last_batch(kind, rows):
 
     keras.utils.set_random_seed(0)
     alone = build()
-    models.train_by_replica_means(alone, _batches(features, labels) * 2, 3)
+    models.train_by_replica_means(alone, models.batches(features, labels, BATCH) * 2, 3)
     with make_strategy(kind, 3).scope():
         keras.utils.set_random_seed(0)
         model = build()
@@ -119,43 +114,11 @@ def test_last_batch(kind, rows):
     assert difference([predicted], [alone.predict(features, verbose=0)]) <= 1e-6
 
 
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_custom_loop(kind, optimizer):
+def test_custom_loop(strategy, optimizer):
     name, options, tolerance = OPTIMIZERS[optimizer]
-
-    def train(strategy):
+    results = []
+    for each in (tf.distribute.get_strategy(), strategy):
         keras.utils.set_random_seed(0)
-        with strategy.scope():
-            model = keras.Sequential(
-                [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(models.CLASSES)]
-            )
-            model.build((None, models.COLUMNS))
-            updater = getattr(keras.optimizers, name)(**options)
-            updater.build(model.trainable_variables)
-            rows = tf.Variable(0, aggregation=tf.VariableAggregation.SUM, trainable=False)
-
-        def replica_step(features, labels):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(LOSS(labels, model(features))) / BATCH
-            gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-            updater.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-            rows.assign_add(tf.shape(labels)[0])
-            return loss, model(features)
-
-        @tf.function
-        def step(features, labels):
-            loss, outputs = strategy.run(replica_step, args=(features, labels))
-            return strategy.reduce("SUM", loss, axis=None), strategy.gather(outputs, axis=0)
-
-        data = strategy.experimental_distribute_dataset(models.dataset(BATCH * STEPS, BATCH))
-        results = [step(*batch) for batch in data]
-        assert rows.numpy() == BATCH * STEPS
-        losses, outputs = zip(*results, strict=True)
-        return [*model.get_weights(), *(v.numpy() for v in updater.variables), *losses, outputs[-1]]
-
-    expected = train(tf.distribute.get_strategy())
-    assert difference(train(make_strategy(kind, 2)), expected) <= tolerance
-    assert expected[-1].shape == (BATCH, models.CLASSES)
+        results.append(custom_loop.train(each, name, options, BATCH, STEPS))
+    custom_loop.assert_same(*results, tolerance)

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
+import custom_loop
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import ADAPTIVE, EXACT, difference, examples, identical
+from models import ADAPTIVE, EXACT, identical
 from ranks import on_ranks
 
 import tfdist
 
 STEPS = 20
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-
-
-def _model():
-    model = keras.Sequential(
-        [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(models.CLASSES)]
-    )
-    model.build((None, models.COLUMNS))
-    return model
-
-
-def _mean_loss(model, features, labels, batch):
-    return tf.reduce_sum(LOSS(labels, model(features))) / batch
-
-
-def _train_alone(model, optimizer, batch):
-    losses = []
-    for features, labels in models.dataset(batch * STEPS, batch):
-        with tf.GradientTape() as tape:
-            loss = _mean_loss(model, features, labels, batch)
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        losses.append(loss.numpy())
-    return losses
 
 
 @pytest.mark.parametrize(
@@ -51,46 +27,15 @@ def _train_alone(model, optimizer, batch):
 @on_ranks(2, check=identical)
 def test_loop(ctx, name, options, tolerance):
     batch = 32 * ctx.size
-    make_optimizer = getattr(keras.optimizers, name)
-    keras.utils.set_random_seed(0)
-    alone, alone_optimizer = _model(), make_optimizer(**options)
     if ctx.rank == 0:
-        alone_losses = _train_alone(alone, alone_optimizer, batch)
-
+        keras.utils.set_random_seed(0)
+        alone = custom_loop.train(tf.distribute.get_strategy(), name, options, batch, STEPS)
     strategy = tfdist.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(ctx.rank)
-    with strategy.scope():
-        model, optimizer = _model(), make_optimizer(**options)
-        optimizer.build(model.trainable_variables)
-        rows = tf.Variable(0, aggregation=tf.VariableAggregation.SUM, trainable=False)
-
-    def replica_step(features, labels):
-        with tf.GradientTape() as tape:
-            loss = _mean_loss(model, features, labels, batch)
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        rows.assign_add(tf.shape(labels)[0])
-        return loss, model(features)
-
-    @tf.function
-    def step(features, labels):
-        loss, outputs = strategy.run(replica_step, args=(features, labels))
-        return strategy.reduce("SUM", loss, axis=None), strategy.gather(outputs, axis=0)
-
-    data = strategy.experimental_distribute_dataset(models.dataset(batch * STEPS, batch))
-    results = [step(features, labels) for features, labels in data]
-    losses, outputs = zip(*results, strict=True)
-    assert rows.numpy() == batch * STEPS
-    weights = model.get_weights()
+    trained = custom_loop.train(strategy, name, options, batch, STEPS)
     if ctx.rank == 0:
-        assert difference(weights, alone.get_weights()) <= tolerance
-        slots = [v.numpy() for v in optimizer.variables]
-        assert difference(slots, [v.numpy() for v in alone_optimizer.variables]) <= tolerance
-        assert difference(losses, alone_losses) <= tolerance
-        # The last outputs, in the order of the batch.
-        last = examples(batch * STEPS)[0][-batch:]
-        assert difference([outputs[-1]], [alone(last)]) <= 10 * tolerance
-    return [*weights, *(loss.numpy() for loss in losses), outputs[-1].numpy()]
+        custom_loop.assert_same(trained, alone, tolerance)
+    return [*trained.weights, *trained.losses, trained.outputs]
 
 
 @on_ranks(2, 3)

@@ -52,10 +52,6 @@ def test_fit_on_three_workers(ctx):
     return model.get_weights()
 
 
-def _batches(features, labels):
-    return [(features[i : i + 64], labels[i : i + 64]) for i in range(0, len(features), 64)]
-
-
 def _normalized_classifier():
     model = classifier(
         keras.optimizers.SGD(0.05, momentum=0.9),
@@ -75,7 +71,7 @@ def test_batch_normalization_is_by_worker(ctx):
     features, labels = examples(64 * (STEPS - 1) + 1)
     alone = _normalized_classifier()
     if ctx.rank == 0:
-        models.train_by_replica_means(alone, _batches(features, labels), 2)
+        models.train_by_replica_means(alone, models.batches(features, labels, 64), 2)
     with tfdist.MultiWorkerMirroredStrategy().scope():
         keras.utils.set_random_seed(ctx.rank)
         model = _normalized_classifier()
@@ -107,7 +103,7 @@ def test_last_batch(ctx, rows):
     keras.utils.set_random_seed(0)
     alone = build()
     if ctx.rank == 0:
-        models.train_by_replica_means(alone, _batches(features, labels) * 2, 2)
+        models.train_by_replica_means(alone, models.batches(features, labels, 64) * 2, 2)
     with tfdist.MultiWorkerMirroredStrategy().scope():
         keras.utils.set_random_seed(ctx.rank)
         model = build()

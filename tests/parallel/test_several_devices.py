@@ -72,10 +72,9 @@ def test_batch_normalization_and_a_last_batch_of_one_row(ctx):
         model.build((None, models.COLUMNS))
         return model
 
-    batches = [(features[i : i + 64], labels[i : i + 64]) for i in range(0, len(features), 64)]
     keras.utils.set_random_seed(0)
     alone = build()
-    models.train_by_replica_means(alone, batches, 4)
+    models.train_by_replica_means(alone, models.batches(features, labels, 64), 4)
     with tfdist.MultiWorkerMirroredStrategy().scope():
         keras.utils.set_random_seed(ctx.rank)
         model = build()
