@@ -1,12 +1,14 @@
 // What travels on a data connection: a fixed header, then `length` bytes of payload.
 //
-//   HELLO    first frame of the dialling side: admission token, generation, rank
-//   WELCOME  the answer to a HELLO that was accepted
-//   OPEN     "I have started collective (key, sequence)", with its signature; it also permits large
-//   DATA to be sent DATA     one chunk of a collective QUERY    "where are you in (key,
-//   sequence)?", asked only when a deadline has passed REPLY    the answer to a QUERY ABORT    the
-//   sender gives up this communicator; code and reason inside GOODBYE  the sender has finished and
-//   starts no further collective
+//   - HELLO: first frame of the dialling side: admission token, generation, rank
+//   - WELCOME: the answer to a HELLO that was accepted
+//   - OPEN: "I have started collective (key, sequence)", with its signature; it also permits large
+//     DATA to be sent
+//   - DATA: one chunk of a collective
+//   - QUERY: "where are you in (key, sequence)?", asked only when a deadline has passed
+//   - REPLY: the answer to a QUERY
+//   - ABORT: the sender gives up this communicator; code and reason inside
+//   - GOODBYE: the sender has finished and starts no further collective
 #ifndef TFDIST_OPS_CORE_FRAME_H_
 #define TFDIST_OPS_CORE_FRAME_H_
 
