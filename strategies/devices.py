@@ -66,10 +66,11 @@ def _resolve(strategy: str, name: str) -> str:
     if device.device_type is None:
         raise ValueError(f"{strategy}: expected a device name such as 'CPU:0', received {name!r}")
     resolved = device_util.resolve(name)
-    # A v1 session may have devices that this process does not know yet, a remote one is not here.
-    if tf.compat.v1.executing_eagerly_outside_functions() and device.job in (None, "localhost"):
+    # A v1 session may have devices that this process does not know yet.
+    if tf.compat.v1.executing_eagerly_outside_functions():
         present = [_type_and_index(found.name) for found in tf.config.list_logical_devices()]
-        if _type_and_index(resolved) not in present:
+        is_here = device.job in (None, "localhost") and _type_and_index(resolved) in present
+        if not is_here:
             raise ValueError(
                 f"{strategy}: no device {name!r} on this machine, found {', '.join(present)}. A "
                 "CPU can be divided with tf.config.set_logical_device_configuration."

@@ -28,6 +28,7 @@ BAD_LISTS = {
         ValueError,
         rf"no device 'CPU:{DEVICES}' on this machine, found CPU:0, .*, CPU:{DEVICES - 1}",
     ),
+    "remote": (["/job:worker/task:1/CPU:0"], ValueError, r"no device '/job:worker/task:1/CPU:0'"),
     "no_gpu": (["GPU:0"], ValueError, r"no device 'GPU:0' on this machine, found CPU:0"),
     "no_device": (["CPU:0", "worker"], ValueError, r"'worker'"),
     "no_index": (["CPU:one"], ValueError, r"'CPU:one'"),

@@ -7,7 +7,9 @@ import models
 import numpy as np
 import pytest
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers import base_optimizer
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 from models import classifier, difference
 
@@ -74,6 +76,54 @@ def test_an_optimizer_built_outside_the_scope_is_refused(strategy):
     model = _model_built_outside(strategy)
     with pytest.raises(ValueError, match="optimizer 'adam.*' was made outside its scope"):
         model.fit(models.dataset(128, 32), verbose=0)
+
+
+class _Slices(keras.utils.PyDataset):
+    """Yields parts of an array that begin where TensorFlow shares memory with NumPy."""
+
+    ROWS = 32
+
+    def __init__(self):
+        super().__init__()
+        memory = np.zeros(4 * 4 * self.ROWS + 64, "uint8")
+        start = -memory.ctypes.data % 64
+        self.rows = memory[start : start + 4 * 4 * self.ROWS].view("float32").reshape(-1, 1)
+        self.rows[:] = np.arange(4 * self.ROWS)[:, np.newaxis] / 100
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        rows = self.rows[i * self.ROWS : (i + 1) * self.ROWS]
+        return rows, rows
+
+
+def _changed_by_fit(strategy) -> float:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = _Slices()
+    before = data.rows.copy()
+    model.fit(data, verbose=0)
+    return difference([data.rows], [before])
+
+
+def test_arrays_that_python_yields_are_left_alone(strategy):
+    assert _changed_by_fit(strategy) == 0
+
+
+def test_arrays_that_python_yields_are_overwritten(strategy, undo):
+    undo(PyDatasetAdapter, "get_tf_dataset")
+    assert _changed_by_fit(strategy) > 0
+
+
+def test_predict_on_batch_returns_every_row_once(strategy, undo):
+    model = _model(strategy)
+    features, _ = models.examples(7)
+    predicted = model.predict_on_batch(features)
+    assert difference([predicted], [model.predict(features, verbose=0)]) <= 1e-6
+    undo(TensorFlowTrainer, "predict_on_batch")
+    assert model.predict_on_batch(features).shape == (14, models.CLASSES)
 
 
 def test_logs_of_a_batch_are_means_of_metrics(strategy, undo):

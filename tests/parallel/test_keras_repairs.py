@@ -18,6 +18,8 @@ from keras.optimizers import LossScaleOptimizer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 from models import classifier
 from ranks import on_ranks
@@ -33,6 +35,9 @@ REPAIRED = [
     (TFOptimizer, "_backend_increment_gradient_accumulators"),
     (BaseOptimizer, "apply"),
     (Trainer, "get_metrics_result"),
+    (GeneratorDataAdapter, "get_tf_dataset"),
+    (PyDatasetAdapter, "get_tf_dataset"),
+    (TensorFlowTrainer, "predict_on_batch"),
     (ModelCheckpoint, "_save_model"),
     (BackupAndRestore, "_save_model"),
     (BackupAndRestore, "on_train_begin"),

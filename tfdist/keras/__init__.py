@@ -36,6 +36,8 @@ def apply_repairs() -> None:
 
     training.build_from_local_batch()
     training.log_metrics_of_all_replicas()
+    training.copy_what_python_yields()
+    training.predict_on_batch_once()
     layers.average_moving_statistics()
     layers.keep_statistics_of_no_rows()
     optimizers.agree_on_overflow()

@@ -7,6 +7,8 @@ import functools
 import tensorflow as tf
 from keras import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 
 from tfdist.keras.workers import communicator_of, has_peers
@@ -61,3 +63,49 @@ def log_metrics_of_all_replicas() -> None:
         return replica.merge_call(lambda strategy: original(self))
 
     Trainer.get_metrics_result = get_metrics_result
+
+
+def copy_what_python_yields() -> None:
+    """`fit` writes into the caller's arrays that a generator or a `PyDataset` yields slices of.
+
+    A tensor made of an array with aligned memory shares that memory, and where replicas part a
+    batch TensorFlow takes the tensor for a temporary, in whose memory a result may be put.
+    """
+    for adapter in (GeneratorDataAdapter, PyDatasetAdapter):
+        _copy_batches_of(adapter)
+
+
+def _copy_batches_of(adapter: type) -> None:
+    original = adapter.get_tf_dataset
+
+    @functools.wraps(original)
+    def get_tf_dataset(self):
+        return original(self).map(_copy_numbers)
+
+    adapter.get_tf_dataset = get_tf_dataset
+
+
+def _copy_numbers(*batch):
+    def copy(leaf):
+        is_number = isinstance(leaf, tf.Tensor) and (
+            leaf.dtype.is_floating or leaf.dtype.is_integer
+        )
+        return tf.raw_ops.DeepCopy(x=leaf) if is_number else leaf
+
+    return tf.nest.map_structure(copy, batch, expand_composites=True)
+
+
+def predict_on_batch_once() -> None:
+    """`predict_on_batch` returns every row once per device: each predicts the whole batch."""
+    original = TensorFlowTrainer.predict_on_batch
+
+    @functools.wraps(original)
+    def predict_on_batch(self, x):
+        predicted = original(self, x)
+        strategy = self.distribute_strategy
+        if not has_peers(strategy) or communicator_of(self) is not None:
+            return predicted
+        replicas = strategy.num_replicas_in_sync
+        return tree.map_structure(lambda rows: rows[: rows.shape[0] // replicas], predicted)
+
+    TensorFlowTrainer.predict_on_batch = predict_on_batch
