@@ -11,6 +11,8 @@ from models import EXACT, classifier, difference, train_like_no_strategy
 from more_models import LOSS, nested_dataset, nested_model, reader_of_words, words
 from replicas import make_strategy
 
+import tfdist
+
 
 def _fit(data, **options):
     return lambda model: model.fit(data, verbose=0, **options)
@@ -110,6 +112,38 @@ def test_infinite_datasets(strategy):
         _fit(data, epochs=2, steps_per_epoch=7, validation_data=data, validation_steps=2),
     )
     assert model.optimizer.iterations.numpy() == 14
+
+
+def _yield_batches(count):
+    yield from models.batches(*models.examples(16 * count), 16)
+
+
+class _Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return models.batches(*models.examples(16 * 6), 16)[i]
+
+
+PYTHON = {
+    "generator": lambda model: model.fit(
+        _yield_batches(9), steps_per_epoch=3, epochs=3, verbose=0, shuffle=False
+    ),
+    "threads": lambda model: model.fit(_Batches(workers=2), epochs=2, verbose=0, shuffle=False),
+}
+
+
+@pytest.mark.parametrize("source", PYTHON)
+@pytest.mark.parametrize("kind", ["mirrored", "central", "one"])
+def test_batches_that_python_yields_come_once_and_in_order(kind, source):
+    strategy = tfdist.OneDeviceStrategy("CPU:0") if kind == "one" else make_strategy(kind, 2)
+    model = train_like_no_strategy(
+        strategy, lambda: classifier(keras.optimizers.SGD(0.1)), PYTHON[source]
+    )
+    evaluated = model.evaluate(_yield_batches(4), steps=4, verbose=0)
+    expected = model.evaluate(*models.examples(16 * 4), verbose=0)
+    assert difference(evaluated, expected) <= 1e-6
 
 
 def test_sample_weights(strategy):

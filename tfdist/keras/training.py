@@ -19,7 +19,8 @@ def build_from_local_batch() -> None:
 
     To learn the shapes of a batch, `_maybe_symbolic_build` reduces the whole nested batch over all
     workers, which `tf.distribute.Strategy.reduce` does not take, and which would average strings
-    and labels. The first local replica's batch has the same shapes.
+    and labels. The first local replica's batch has the same shapes. A Python generator loses the
+    batch that is looked at, and those that were read ahead with it.
     """
     original = TensorFlowTrainer._maybe_symbolic_build
 
@@ -34,6 +35,12 @@ def build_from_local_batch() -> None:
 
 
 def _first_local_batch(strategy, epoch_iterator):
+    # What Python yields cannot be read again: there its shapes and types must do.
+    signature = getattr(epoch_iterator.data_adapter, "_output_signature", None)
+    if signature is not None:
+        return tree.map_structure(
+            lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, signature
+        )
     for _, _, iterator in epoch_iterator:
         return tree.map_structure(
             lambda value: (
