@@ -1,4 +1,3 @@
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,19 +10,12 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-iovec Memory(const Tensor& tensor) { return {tensor.data(), tensor.TotalBytes()}; }
-
 // Reduces the list of tensors as one flat buffer, in place where TensorFlow lets an input become
 // the output.
 class AllReduceKernel : public CollectiveKernel {
  public:
   explicit AllReduceKernel(OpKernelConstruction* context) : CollectiveKernel(context) {
-    std::string reduce_op;
-    OP_REQUIRES_OK(context, context->GetAttr("reduce_op", &reduce_op));
-    reduce_op_ = reduce_op == "mean" ? ReduceOp::kMean : ReduceOp::kSum;
-    tensorflow::DataType type;
-    OP_REQUIRES_OK(context, context->GetAttr("T", &type));
-    OP_REQUIRES_OK(context, ToCore(type, &dtype_));
+    OP_REQUIRES_OK(context, ReadReduction(context, &dtype_, &reduce_op_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/collective_kernel.h"
+#include "core/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_encode_decode.h"

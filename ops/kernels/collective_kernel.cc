@@ -7,7 +7,6 @@
 
 namespace tfdist {
 
-using ::tensorflow::DataType;
 using ::tensorflow::DataTypeString;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
@@ -15,36 +14,6 @@ using ::tensorflow::Tensor;
 
 absl::Status ToTensorFlow(const Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.code()), status.message());
-}
-
-absl::Status ToCore(DataType type, DType* dtype) {
-  switch (type) {
-    case tensorflow::DT_HALF:
-      *dtype = DType::kFloat16;
-      break;
-    case tensorflow::DT_BFLOAT16:
-      *dtype = DType::kBFloat16;
-      break;
-    case tensorflow::DT_FLOAT:
-      *dtype = DType::kFloat32;
-      break;
-    case tensorflow::DT_DOUBLE:
-      *dtype = DType::kFloat64;
-      break;
-    case tensorflow::DT_INT32:
-      *dtype = DType::kInt32;
-      break;
-    case tensorflow::DT_INT64:
-      *dtype = DType::kInt64;
-      break;
-    default:
-      if (!tensorflow::DataTypeCanUseMemcpy(type)) {
-        return absl::InvalidArgumentError(
-            StrCat("expected a numeric or bool tensor, received ", DataTypeString(type)));
-      }
-      *dtype = DType::kBytes;
-  }
-  return absl::OkStatus();
 }
 
 CollectiveKernel::CollectiveKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {

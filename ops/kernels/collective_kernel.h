@@ -10,14 +10,12 @@
 #include <vector>
 
 #include "core/communicator.h"
+#include "kernels/tensors.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfdist {
 
 absl::Status ToTensorFlow(const Status& status);
-
-// kBytes for a type that can be moved but not added; an error for one that is not plain memory.
-absl::Status ToCore(tensorflow::DataType type, DType* dtype);
 
 class CollectiveKernel : public tensorflow::AsyncOpKernel {
  public:

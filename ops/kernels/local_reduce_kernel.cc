@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/local_reduce.h"
-#include "kernels/collective_kernel.h"
+#include "core/status.h"
+#include "kernels/tensors.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/util/work_sharder.h"
 
@@ -19,19 +19,12 @@ using ::tensorflow::Tensor;
 // Work is handed to TensorFlow's threads in pieces of this size, a multiple of every element size.
 constexpr int64_t kGrainBytes = 64 * 1024;
 
-iovec Memory(const Tensor& tensor) { return {tensor.data(), tensor.TotalBytes()}; }
-
 // Input replica * N + i is tensor i of that replica; output i their sum, in the memory of replica 0
 // where TensorFlow allows.
 class LocalReduceKernel : public tensorflow::OpKernel {
  public:
   explicit LocalReduceKernel(OpKernelConstruction* context) : OpKernel(context) {
-    std::string reduce_op;
-    OP_REQUIRES_OK(context, context->GetAttr("reduce_op", &reduce_op));
-    reduce_op_ = reduce_op == "mean" ? ReduceOp::kMean : ReduceOp::kSum;
-    tensorflow::DataType type;
-    OP_REQUIRES_OK(context, context->GetAttr("T", &type));
-    OP_REQUIRES_OK(context, ToCore(type, &dtype_));
+    OP_REQUIRES_OK(context, ReadReduction(context, &dtype_, &reduce_op_));
     OP_REQUIRES_OK(context, context->GetAttr("positions", &positions_));
     // Eager execution has not asked the op's shape function, which says the same.
     const int count = context->num_outputs();

@@ -1,0 +1,52 @@
+#include "kernels/tensors.h"
+
+#include <string>
+
+#include "core/status.h"
+
+namespace tfdist {
+
+using ::tensorflow::DataType;
+using ::tensorflow::DataTypeString;
+
+absl::Status ToCore(DataType type, DType* dtype) {
+  switch (type) {
+    case tensorflow::DT_HALF:
+      *dtype = DType::kFloat16;
+      break;
+    case tensorflow::DT_BFLOAT16:
+      *dtype = DType::kBFloat16;
+      break;
+    case tensorflow::DT_FLOAT:
+      *dtype = DType::kFloat32;
+      break;
+    case tensorflow::DT_DOUBLE:
+      *dtype = DType::kFloat64;
+      break;
+    case tensorflow::DT_INT32:
+      *dtype = DType::kInt32;
+      break;
+    case tensorflow::DT_INT64:
+      *dtype = DType::kInt64;
+      break;
+    default:
+      if (!tensorflow::DataTypeCanUseMemcpy(type)) {
+        return absl::InvalidArgumentError(
+            StrCat("expected a numeric or bool tensor, received ", DataTypeString(type)));
+      }
+      *dtype = DType::kBytes;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadReduction(tensorflow::OpKernelConstruction* context, DType* dtype,
+                           ReduceOp* reduce_op) {
+  std::string name;
+  TF_RETURN_IF_ERROR(context->GetAttr("reduce_op", &name));
+  *reduce_op = name == "mean" ? ReduceOp::kMean : ReduceOp::kSum;
+  DataType type;
+  TF_RETURN_IF_ERROR(context->GetAttr("T", &type));
+  return ToCore(type, dtype);
+}
+
+}  // namespace tfdist
