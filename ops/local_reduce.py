@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.ops import library
 from tfdist.ops.hand_over import as_tensors, hand_over
 
-_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 def local_reduce(replicas: Sequence[Sequence], reduce_op: str = "sum") -> list[tf.Tensor]:
@@ -62,10 +62,10 @@ def _common_types(replicas: list[list[tf.Tensor]]) -> list[tf.DType]:
         )
     types = [value.dtype for value in replicas[0]]
     for dtype in dict.fromkeys(types):
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise TypeError(
                 f"local_reduce: tensor {types.index(dtype)}: expected one of "
-                f"{', '.join(known.name for known in _DTYPES)}, received {dtype.name}"
+                f"{', '.join(known.name for known in DTYPES)}, received {dtype.name}"
             )
     for r, replica in enumerate(replicas):
         if len(replica) != len(types):

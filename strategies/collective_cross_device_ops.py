@@ -10,7 +10,7 @@ from tensorflow.python.distribute import cross_device_ops, cross_device_utils, d
 from tensorflow.python.distribute.values import Mirrored
 
 from tfdist import ops
-from tfdist.strategies.fused_all_reduce import reduce_replicas, sum_rows
+from tfdist.strategies.fused_all_reduce import mirror, reduce_replicas, sum_rows
 
 
 class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
@@ -115,7 +115,7 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
                 local = reduce_replicas(tf.distribute.ReduceOp.SUM, values)
         with self._lock:
             reduced = self._all_reduce(reduce_op, local, 0, options)
-        return [self._mirror(value) for value in reduced]
+        return self._mirrored(reduced)
 
     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
         # Whatever the destinations, they are this worker's devices: one pass for all values.
@@ -129,15 +129,13 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
                 with tf.device(self._devices[0]):
                     local = tf.concat(value.values, axis)
                 gathered.append(self._launchers[0].all_gather(local, axis, options))
-        return [self._mirror(value) for value in gathered]
+        return self._mirrored(gathered)
 
-    def _mirror(self, value: tf.Tensor | tf.IndexedSlices):
-        """The value on every device of this worker."""
-        copies = [
-            cross_device_utils.copy_tensor_or_indexed_slices_to_device(value, device)
-            for device in self._devices
-        ]
-        return distribute_utils.regroup(copies, wrap_class=Mirrored)
+    def _mirrored(self, values: list) -> list:
+        """The values on every device of this worker."""
+        if len(self._devices) == 1:
+            return [distribute_utils.regroup((v,), wrap_class=Mirrored) for v in values]
+        return mirror(values, self._devices)
 
     def __deepcopy__(self, memo: dict) -> CollectiveAllReduce:
         return self

@@ -12,8 +12,7 @@ from tensorflow.python.saved_model import save_context
 
 from tfdist import ops
 from tfdist.ops.hand_over import as_tensors
-
-_FUSED = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+from tfdist.ops.local_reduce import DTYPES
 
 
 class FusedAllReduce(tf.distribute.CrossDeviceOps):
@@ -38,7 +37,14 @@ class FusedAllReduce(tf.distribute.CrossDeviceOps):
         values = [value.values for value, _ in value_destination_pairs]
         with tf.device(self._device):
             reduced = reduce_replicas(reduce_op, values)
-        return _send(reduced, [destinations for _, destinations in value_destination_pairs])
+        by_devices: dict[tuple[str, ...], list[int]] = {}
+        for i, (_, destinations) in enumerate(value_destination_pairs):
+            by_devices.setdefault(tuple(get_devices_from(destinations)), []).append(i)
+        for devices, positions in by_devices.items():
+            mirrored = mirror([reduced[i] for i in positions], devices)
+            for i, value in zip(positions, mirrored, strict=True):
+                reduced[i] = value
+        return reduced
 
     def _gather_implementation(self, per_replica_value, destinations, axis, options):
         with tf.device(self._device):
@@ -77,22 +83,14 @@ def placed(destination, devices: Sequence[str]):
     return devices[0] if device == "" else destination
 
 
-def _send(values: Sequence, destinations: Sequence) -> list:
-    """Gives each value to its destinations; those for the same devices travel together."""
-    by_devices: dict[tuple[str, ...], list[int]] = {}
-    for i, destination in enumerate(destinations):
-        by_devices.setdefault(tuple(get_devices_from(destination)), []).append(i)
-    sent: list = [None] * len(values)
-    for devices, positions in by_devices.items():
-        together = [values[i] for i in positions]
-        tensors = tf.nest.flatten(together, expand_composites=True)
-        copies = [
-            tf.nest.pack_sequence_as(together, copy, expand_composites=True)
-            for copy in ops.hand_over(tensors, devices)
-        ]
-        for i, replicas in zip(positions, zip(*copies, strict=True), strict=True):
-            sent[i] = distribute_utils.regroup(replicas, wrap_class=Mirrored)
-    return sent
+def mirror(values: Sequence, devices: Sequence[str]) -> list:
+    """Gives every device all values, tensors or `tf.IndexedSlices`, in one step."""
+    tensors = tf.nest.flatten(values, expand_composites=True)
+    copies = [
+        tf.nest.pack_sequence_as(values, copy, expand_composites=True)
+        for copy in ops.hand_over(tensors, devices)
+    ]
+    return [distribute_utils.regroup(v, wrap_class=Mirrored) for v in zip(*copies, strict=True)]
 
 
 def reduce_replicas(reduce_op, values: Sequence[Sequence]) -> list[tf.Tensor | tf.IndexedSlices]:
@@ -107,33 +105,25 @@ def reduce_replicas(reduce_op, values: Sequence[Sequence]) -> list[tf.Tensor | t
     Returns:
       For each value its sum or mean.
     """
-    is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
-    reduced: list = [None] * len(values)
-    fused: dict[str, list[int]] = {"sum": [], "mean": []}
-    tensors = []
+    sums: list = [None] * len(values)
+    fused: dict[int, list[tf.Tensor]] = {}
     for i, replicas in enumerate(values):
         if any(isinstance(value, tf.IndexedSlices) for value in replicas):
-            reduced[i] = sum_rows(cross_device_utils.aggregate_tensors_or_indexed_slices(replicas))
-            tensors.append(None)
+            sums[i] = sum_rows(cross_device_utils.aggregate_tensors_or_indexed_slices(replicas))
             continue
-        tensors.append(as_tensors(replicas))
-        dtype = tensors[i][0].dtype
-        if dtype not in _FUSED:
-            reduced[i] = tf.add_n(tensors[i])
+        tensors = as_tensors(replicas)
+        if tensors[0].dtype in DTYPES:
+            fused[i] = tensors
         else:
-            fused["mean" if is_mean and dtype.is_floating else "sum"].append(i)
-    for operation, positions in fused.items():
-        by_replica = list(zip(*(tensors[i] for i in positions), strict=True))
-        if by_replica:
-            results = ops.local_reduce(by_replica, operation)
-            for i, result in zip(positions, results, strict=True):
-                reduced[i] = result
-    if is_mean:
-        for i in set(range(len(values))) - set(fused["mean"]):
-            reduced[i] = cross_device_utils.divide_by_n_tensors_or_indexed_slices(
-                reduced[i], len(values[i])
-            )
-    return reduced
+            sums[i] = tf.add_n(tensors)
+    if fused:
+        by_replica = list(zip(*fused.values(), strict=True))
+        for i, value in zip(fused, ops.local_reduce(by_replica), strict=True):
+            sums[i] = value
+    if reduce_op == tf.distribute.ReduceOp.SUM:
+        return sums
+    divide = cross_device_utils.divide_by_n_tensors_or_indexed_slices
+    return [divide(value, len(of)) for value, of in zip(sums, values, strict=True)]
 
 
 def sum_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:

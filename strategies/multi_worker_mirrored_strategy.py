@@ -197,7 +197,10 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
             found = ", ".join(
                 f"{self._cluster.name_of_rank(rank)} has {n}" for rank, n in enumerate(counts)
             )
-            raise ClusterConfigError(f"expected as many devices on every worker, but {found}")
+            raise ClusterConfigError(
+                "MultiWorkerMirroredStrategy: expected as many devices on every worker, but "
+                f"{found}"
+            )
 
     def _make_cross_device_ops(self, devices: tuple[str, ...]) -> CollectiveAllReduce:
         return CollectiveAllReduce(

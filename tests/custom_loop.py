@@ -67,8 +67,8 @@ def train(
 
 
 def assert_same(left: Trained, right: Trained, tolerance: float) -> None:
-    """Asserts that two loops agree; in outputs up to ten times the weights' tolerance."""
+    """Asserts that two loops agree."""
     assert models.difference(left.weights, right.weights) <= tolerance
     assert models.difference(left.slots, right.slots) <= tolerance
     assert models.difference(left.losses, right.losses) <= tolerance
-    assert models.difference([left.outputs], [right.outputs]) <= 10 * tolerance
+    assert models.difference([left.outputs], [right.outputs]) <= tolerance

@@ -13,7 +13,7 @@ from tensorflow.python.distribute.distribute_utils import regroup, select_replic
 from tensorflow.python.distribute.ps_values import AggregatingVariable
 from tensorflow.python.distribute.values import DistributedVariable
 
-from tfdist.keras.workers import has_peers, is_ours
+from tfdist.keras.workers import replica_of_ours, replica_with_peers
 
 # What a strategy with several devices makes of a variable.
 _SHARED = (DistributedVariable, AggregatingVariable)
@@ -30,8 +30,8 @@ def agree_on_overflow() -> None:
     @functools.wraps(original)
     def check_finite(self, grads):
         finite = original(self, grads)
-        replica = tf.distribute.get_replica_context()
-        if replica is None or not has_peers(replica.strategy):
+        replica = replica_with_peers()
+        if replica is None:
             return finite
         return replica.all_reduce("SUM", tf.cast(tf.logical_not(finite), tf.int32)) == 0
 
@@ -47,8 +47,8 @@ def branch_before_replicas() -> None:
     """
 
     def cond(pred, true_fn, false_fn):
-        replica = tf.distribute.get_replica_context()
-        if replica is None or not is_ours(replica.strategy):
+        replica = replica_of_ours()
+        if replica is None:
             return ops.cond(pred, true_fn, false_fn)
         return replica.merge_call(_cond_of_all_replicas, args=(pred, true_fn, false_fn))
 
@@ -82,12 +82,8 @@ def accumulate_all_gradients() -> None:
 
     @functools.wraps(original)
     def _backend_increment_gradient_accumulators(self, grads, acc_grads):
-        replica = tf.distribute.get_replica_context()
-        if (
-            replica is not None
-            and is_ours(replica.strategy)
-            and not isinstance(acc_grads[0].value, DistributedVariable)
-        ):
+        replica = replica_with_peers()
+        if replica is not None and not isinstance(acc_grads[0].value, DistributedVariable):
             grads = replica.all_reduce("MEAN", grads)
         return original(self, grads, acc_grads)
 
@@ -103,12 +99,9 @@ def refuse_variables_of_no_strategy() -> None:
 
     @functools.wraps(original)
     def apply(self, grads, trainable_variables=None):
-        replica = tf.distribute.get_replica_context()
-        if (
-            replica is not None
-            and is_ours(replica.strategy)
-            and len(replica.strategy.extended.worker_devices) > 1
-        ):
+        replica = replica_with_peers()
+        # Alone on its worker, a replica may update plain variables: all do so alike.
+        if replica is not None and len(replica.strategy.extended.worker_devices) > 1:
             plain = [v.path for v in self.variables if not isinstance(v.value, _SHARED)]
             if plain:
                 raise ValueError(

@@ -11,7 +11,7 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 
-from tfdist.keras.workers import communicator_of, has_peers
+from tfdist.keras.workers import communicator_of, has_peers, replica_with_peers
 
 
 def build_from_local_batch() -> None:
@@ -64,8 +64,8 @@ def log_metrics_of_all_replicas() -> None:
 
     @functools.wraps(original)
     def get_metrics_result(self):
-        replica = tf.distribute.get_replica_context()
-        if replica is None or not has_peers(replica.strategy) or communicator_of(self) is not None:
+        replica = replica_with_peers()
+        if replica is None or communicator_of(self) is not None:
             return original(self)
         return replica.merge_call(lambda strategy: original(self))
 
