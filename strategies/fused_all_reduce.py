@@ -132,8 +132,10 @@ def sum_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     Optimizers that square a gradient, such as Adam and Adagrad, would otherwise add the squares.
     """
     unique, position = tf.unique(slices.indices)
+    shape = slices.dense_shape
     return tf.IndexedSlices(
         values=tf.math.unsorted_segment_sum(slices.values, position, tf.size(unique)),
         indices=unique,
-        dense_shape=slices.dense_shape,
+        # Gradients have a tensor, callers may have passed a tuple, which TensorFlow cannot nest.
+        dense_shape=None if shape is None else tf.convert_to_tensor(shape),
     )
