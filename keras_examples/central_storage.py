@@ -29,7 +29,7 @@ import data
 import keras
 import numpy as np
 import tensorflow as tf
-from common import SEED, batches, local_devices, positive
+from common import SEED, batches, local_devices, positive, training_parser
 
 import tfdist
 
@@ -41,15 +41,10 @@ DARK = 64
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = training_parser(__doc__, epochs=5, batch_size=256, together="on all devices")
     parser.add_argument(
         "--devices", type=positive, help="default: all GPUs, or 2 logical CPU devices"
     )
-    parser.add_argument("--epochs", type=positive, default=5)
-    parser.add_argument(
-        "--batch-size", type=positive, default=256, help="images a step, on all devices"
-    )
-    parser.add_argument("--limit", type=positive, help="use only the first LIMIT training images")
     parser.add_argument("--width", type=positive, default=32, help="numbers in a row of the table")
     return parser.parse_args()
 

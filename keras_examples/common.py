@@ -21,6 +21,26 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def training_parser(
+    description: str, epochs: int, batch_size: int, together: str
+) -> argparse.ArgumentParser:
+    """Makes a parser of the arguments that all examples on Fashion-MNIST have.
+
+    Args:
+      description: the example's docstring; its first line is shown.
+      epochs: default of `--epochs`.
+      batch_size: default of `--batch-size`.
+      together: who shares a batch, such as "in all workers".
+    """
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("--epochs", type=positive, default=epochs)
+    parser.add_argument(
+        "--batch-size", type=positive, default=batch_size, help=f"images a step, {together}"
+    )
+    parser.add_argument("--limit", type=positive, help="use only the first LIMIT training images")
+    return parser
+
+
 def local_devices(count: int | None = None) -> list[str]:
     """Names devices of this machine to train on: GPUs if it has any, else logical CPU devices.
 

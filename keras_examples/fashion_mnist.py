@@ -24,7 +24,7 @@ import time
 
 import data
 import keras
-from common import SEED, batches, positive
+from common import SEED, batches, positive, training_parser
 
 import tfdist
 
@@ -32,13 +32,8 @@ EVALUATION_BATCH = 500
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--epochs", type=positive, default=3)
-    parser.add_argument(
-        "--batch-size", type=positive, default=128, help="images a step, in all workers"
-    )
+    parser = training_parser(__doc__, epochs=3, batch_size=128, together="in all workers")
     parser.add_argument("--steps-per-epoch", type=positive, help="default: all images once")
-    parser.add_argument("--limit", type=positive, help="use only the first LIMIT training images")
     return parser.parse_args()
 
 

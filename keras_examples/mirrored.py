@@ -24,7 +24,7 @@ from pathlib import Path
 import data
 import keras
 import numpy as np
-from common import SEED, batches, local_devices, positive
+from common import SEED, batches, local_devices, positive, training_parser
 
 import tfdist
 
@@ -32,15 +32,10 @@ EVALUATION_BATCH = 500
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = training_parser(__doc__, epochs=2, batch_size=128, together="on all devices")
     parser.add_argument(
         "--devices", type=positive, help="default: all GPUs, or 2 logical CPU devices"
     )
-    parser.add_argument("--epochs", type=positive, default=2)
-    parser.add_argument(
-        "--batch-size", type=positive, default=128, help="images a step, on all devices"
-    )
-    parser.add_argument("--limit", type=positive, help="use only the first LIMIT training images")
     parser.add_argument("--output", type=Path, help="where to save the model, such as model.keras")
     return parser.parse_args()
 

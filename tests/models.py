@@ -57,6 +57,21 @@ def classifier(optimizer: Any, *, library: Any = keras, middle: Sequence = (), *
     return model
 
 
+def built_classifier(optimizer: Any, **options) -> Any:
+    """Makes a `classifier` that has its weights."""
+    model = classifier(optimizer, **options)
+    model.build((None, COLUMNS))
+    return model
+
+
+def normalized_classifier() -> Any:
+    """Makes a `built_classifier` that normalizes over the batch."""
+    return built_classifier(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        middle=[keras.layers.BatchNormalization(momentum=0.8)],
+    )
+
+
 def train_like_one_process(
     ctx: Any,
     build: Callable[[], Any],

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from models import CLASSES, examples
+from models import CLASSES, built_classifier, difference, examples
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 WORDS = ["north", "east", "south", "west"]
@@ -83,3 +83,35 @@ def ids_and_labels(rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Makes ids int32[rows, 4] that often repeat and never are 9, and labels int32[rows]."""
     ids = np.random.default_rng(5).integers(0, 9, size=(rows, 4)).astype("int32")
     return ids, (ids.sum(axis=1) % CLASSES).astype("int32")
+
+
+def loss_scaled_classifier() -> keras.Model:
+    """Makes a built classifier whose loss scale starts at 1024 and doubles every three steps."""
+    inner = keras.optimizers.SGD(0.1, momentum=0.9)
+    return built_classifier(
+        keras.optimizers.LossScaleOptimizer(inner, initial_scale=1024.0, dynamic_growth_steps=3)
+    )
+
+
+def overflow_on_one_of_two(model: keras.Model) -> None:
+    """Trains a `loss_scaled_classifier`; asserts that an overflow is left out and halves the scale.
+
+    The gradient overflows on the second of two replicas only: both must leave the step out.
+    """
+    scaled = model.optimizer
+    features, labels = examples(64 * 7)
+    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
+    history = model.fit(features, labels, **options).history
+    assert scaled.dynamic_scale.numpy() == 4096  # doubled after steps 3 and 6
+    assert scaled.inner_optimizer.iterations.numpy() == 7
+
+    before = model.get_weights()
+    overflowing = features[:64].copy()
+    overflowing[40] = np.inf
+    model.fit(overflowing, labels[:64], **options)
+    assert scaled.dynamic_scale.numpy() == 2048
+    assert scaled.inner_optimizer.iterations.numpy() == 7
+    assert difference(model.get_weights(), before) == 0
+
+    again = model.fit(features, labels, **options).history
+    assert again["loss"][0] < history["loss"][0]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import keras
-import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import classifier
+from models import built_classifier
 from replicas import make_strategy
 
 import tfdist
@@ -121,8 +120,7 @@ def test_reduce_of_nested_values(strategy):
 def test_one_fused_op_per_step(strategy):
     """All gradients of a step are reduced by one op, whatever their number."""
     with strategy.scope():
-        model = classifier("sgd", middle=[keras.layers.Dense(5), keras.layers.Dense(7)])
-        model.build((None, models.COLUMNS))
+        model = built_classifier("sgd", middle=[keras.layers.Dense(5), keras.layers.Dense(7)])
         model.optimizer.build(model.trainable_variables)
     variables = model.trainable_variables
     assert len(variables) == 8

@@ -6,8 +6,21 @@ import keras
 import models
 import numpy as np
 import pytest
-from models import ADAPTIVE, EXACT, classifier, difference, examples, train_like_no_strategy
-from more_models import embedding, ids_and_labels
+from models import (
+    ADAPTIVE,
+    EXACT,
+    built_classifier,
+    classifier,
+    difference,
+    examples,
+    train_like_no_strategy,
+)
+from more_models import (
+    embedding,
+    ids_and_labels,
+    loss_scaled_classifier,
+    overflow_on_one_of_two,
+)
 from replicas import make_strategy
 
 STEPS = 12
@@ -66,9 +79,7 @@ def test_clipping_is_by_replica(strategy):
     limit = 0.1
 
     def build(**options):
-        model = classifier(keras.optimizers.AdamW(weight_decay=0.01, **options))
-        model.build((None, models.COLUMNS))
-        return model
+        return built_classifier(keras.optimizers.AdamW(weight_decay=0.01, **options))
 
     keras.utils.set_random_seed(0)
     features, labels = examples(64 * STEPS)
@@ -112,24 +123,5 @@ def test_loss_scale_with_mixed_float16(strategy, mixed_float16):
     """keras-team/keras#18666."""
     with strategy.scope():
         keras.utils.set_random_seed(0)
-        inner = SGD(0.1, momentum=0.9)
-        scaled = LossScale(inner, initial_scale=1024.0, dynamic_growth_steps=3)
-        model = classifier(scaled)
-        model.build((None, models.COLUMNS))
-    features, labels = examples(64 * 7)
-    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
-    history = model.fit(features, labels, **options).history
-    assert scaled.dynamic_scale.numpy() == 4096  # doubled after steps 3 and 6
-    assert inner.iterations.numpy() == 7
-
-    # A gradient that overflows on the second replica only: the step is left out on both.
-    before = model.get_weights()
-    overflowing = features[:64].copy()
-    overflowing[40] = np.inf
-    model.fit(overflowing, labels[:64], **options)
-    assert scaled.dynamic_scale.numpy() == 2048
-    assert inner.iterations.numpy() == 7
-    assert difference(model.get_weights(), before) == 0
-
-    again = model.fit(features, labels, **options).history
-    assert again["loss"][0] < history["loss"][0]
+        model = loss_scaled_classifier()
+    overflow_on_one_of_two(model)

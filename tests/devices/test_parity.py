@@ -8,7 +8,16 @@ import models
 import pytest
 import tensorflow as tf
 import tf_keras
-from models import ADAPTIVE, EXACT, classifier, difference, examples, train_like_no_strategy
+from models import (
+    ADAPTIVE,
+    EXACT,
+    built_classifier,
+    classifier,
+    difference,
+    examples,
+    normalized_classifier,
+    train_like_no_strategy,
+)
 from replicas import make_strategy
 
 STEPS = 20
@@ -38,11 +47,9 @@ def test_fit(kind, optimizer, replicas):
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 def test_evaluate_and_predict(kind, replicas):
     """200 and 101 rows divide neither by the batch nor by the replicas."""
-    alone = classifier("sgd")
-    alone.build((None, models.COLUMNS))
+    alone = built_classifier("sgd")
     with make_strategy(kind, replicas).scope():
-        model = classifier("sgd")
-        model.build((None, models.COLUMNS))
+        model = built_classifier("sgd")
     model.set_weights(alone.get_weights())
     evaluated = model.evaluate(models.dataset(200, BATCH), verbose=0)
     assert difference(evaluated, alone.evaluate(*examples(200), verbose=0)) <= 1e-6
@@ -64,25 +71,16 @@ def test_tf_keras(strategy, optimizer):
     assert difference([predicted], [model(examples(101)[0])]) <= 1e-6
 
 
-def _normalized_classifier():
-    model = classifier(
-        keras.optimizers.SGD(0.05, momentum=0.9),
-        middle=[keras.layers.BatchNormalization(momentum=0.8)],
-    )
-    model.build((None, models.COLUMNS))
-    return model
-
-
 @pytest.mark.parametrize("rows", [BATCH * 6, BATCH * 6 + 1], ids=["even", "one_replica_empty"])
 def test_batch_normalization_is_by_replica(strategy, rows):
     """Each replica normalizes its own share; the moving statistics are the replicas' mean."""
     features, labels = examples(rows)
     keras.utils.set_random_seed(0)
-    alone = _normalized_classifier()
+    alone = normalized_classifier()
     models.train_by_replica_means(alone, models.batches(features, labels, BATCH), 2)
     with strategy.scope():
         keras.utils.set_random_seed(0)
-        model = _normalized_classifier()
+        model = normalized_classifier()
     model.fit(features, labels, batch_size=BATCH, shuffle=False, verbose=0)
     assert difference(model.get_weights(), alone.get_weights()) <= EXACT
     assert difference(models.slots(model), models.slots(alone)) <= EXACT
@@ -94,9 +92,7 @@ def test_last_batch(kind, rows):
     features, labels = examples(rows)
 
     def build():
-        model = classifier(keras.optimizers.SGD(0.1))
-        model.build((None, models.COLUMNS))
-        return model
+        return built_classifier(keras.optimizers.SGD(0.1))
 
     keras.utils.set_random_seed(0)
     alone = build()

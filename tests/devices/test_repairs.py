@@ -11,7 +11,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers import base_optimizer
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
-from models import classifier, difference
+from models import built_classifier, difference
 
 
 @pytest.fixture
@@ -27,8 +27,7 @@ def undo(strategy, monkeypatch):
 def _model(strategy, **options):
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = classifier(keras.optimizers.SGD(**options))
-        model.build((None, models.COLUMNS))
+        model = built_classifier(keras.optimizers.SGD(**options))
     return model
 
 
@@ -57,8 +56,7 @@ def test_accumulators_lose_gradients(strategy, undo):
 
 def _model_built_outside(strategy):
     with strategy.scope():
-        model = classifier("sgd")
-        model.build((None, models.COLUMNS))
+        model = built_classifier("sgd")
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
     model.compile(optimizer, model.loss)

@@ -15,7 +15,7 @@ from keras.callbacks import (
     ModelCheckpoint,
     ReduceLROnPlateau,
 )
-from models import classifier, difference, identical, train_like_one_process
+from models import built_classifier, classifier, difference, identical, train_like_one_process
 from ranks import on_ranks
 
 import tfdist
@@ -29,8 +29,7 @@ def _data():
 
 def _built_classifier(strategy, *middle):
     with strategy.scope():
-        model = classifier(keras.optimizers.SGD(0.1, momentum=0.9), middle=middle)
-        model.build((None, models.COLUMNS))
+        model = built_classifier(keras.optimizers.SGD(0.1, momentum=0.9), middle=middle)
     return model
 
 
@@ -91,8 +90,7 @@ def test_model_checkpoint_keeps_the_chiefs_file_only(ctx, tmp_path):
     # Whoever reads them trains alone.
     loaded = keras.models.load_model(str(whole).format(epoch=2))
     assert difference(loaded.get_weights(), trained) == 0
-    best = classifier("sgd", middle=[keras.layers.BatchNormalization()])
-    best.build((None, models.COLUMNS))
+    best = built_classifier("sgd", middle=[keras.layers.BatchNormalization()])
     best.load_weights(weights)
     assert difference(best.get_weights(), trained) == 0
     # And a strategy's model takes them up again.

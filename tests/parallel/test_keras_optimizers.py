@@ -6,8 +6,13 @@ import keras
 import models
 import numpy as np
 import pytest
-from models import ADAPTIVE, EXACT, classifier, difference, examples, identical
-from more_models import embedding, ids_and_labels
+from models import ADAPTIVE, EXACT, built_classifier, classifier, difference, examples, identical
+from more_models import (
+    embedding,
+    ids_and_labels,
+    loss_scaled_classifier,
+    overflow_on_one_of_two,
+)
 from ranks import on_ranks
 
 import tfdist
@@ -21,9 +26,7 @@ def test_adamw_with_clipnorm(ctx):
     limit = 0.1
 
     def build(**options):
-        model = classifier(keras.optimizers.AdamW(weight_decay=0.01, **options))
-        model.build((None, models.COLUMNS))
-        return model
+        return built_classifier(keras.optimizers.AdamW(weight_decay=0.01, **options))
 
     keras.utils.set_random_seed(0)
     features, labels = examples(64 * STEPS)
@@ -80,27 +83,6 @@ def test_loss_scale_with_mixed_float16(ctx):
     keras.mixed_precision.set_global_policy("mixed_float16")
     with tfdist.MultiWorkerMirroredStrategy().scope():
         keras.utils.set_random_seed(ctx.rank)
-        inner = keras.optimizers.SGD(0.1, momentum=0.9)
-        scaled = keras.optimizers.LossScaleOptimizer(
-            inner, initial_scale=1024.0, dynamic_growth_steps=3
-        )
-        model = classifier(scaled)
-        model.build((None, models.COLUMNS))
-    features, labels = examples(64 * 7)
-    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
-    history = model.fit(features, labels, **options).history
-    assert scaled.dynamic_scale.numpy() == 4096  # doubled after steps 3 and 6
-    assert inner.iterations.numpy() == 7
-
-    # A gradient that overflows on one worker only: all leave the step out and halve the scale.
-    before = model.get_weights()
-    overflowing = features[:64].copy()
-    overflowing[40] = np.inf  # in rank 1's share
-    model.fit(overflowing, labels[:64], **options)
-    assert scaled.dynamic_scale.numpy() == 2048
-    assert inner.iterations.numpy() == 7
-    assert difference(model.get_weights(), before) == 0
-
-    again = model.fit(features, labels, **options).history
-    assert again["loss"][0] < history["loss"][0]
+        model = loss_scaled_classifier()
+    overflow_on_one_of_two(model)
     return [*model.get_weights(), *models.slots(model)]

@@ -5,7 +5,16 @@ from __future__ import annotations
 import keras
 import models
 import pytest
-from models import ADAPTIVE, EXACT, classifier, difference, examples, identical
+from models import (
+    ADAPTIVE,
+    EXACT,
+    built_classifier,
+    classifier,
+    difference,
+    examples,
+    identical,
+    normalized_classifier,
+)
 from ranks import on_ranks
 
 import tfdist
@@ -33,8 +42,7 @@ def test_fit_evaluate_predict(ctx, name):
     # 101 rows divide neither by the batch nor by the workers.
     predicted = model.predict(models.dataset(101, 16), verbose=0)
     if ctx.rank == 0:
-        alone = classifier("sgd")
-        alone.build((None, models.COLUMNS))
+        alone = built_classifier("sgd")
         alone.set_weights(model.get_weights())
         features, labels = examples(200)
         assert difference(evaluated, alone.evaluate(features, labels, verbose=0)) <= 1e-6
@@ -52,15 +60,6 @@ def test_fit_on_three_workers(ctx):
     return model.get_weights()
 
 
-def _normalized_classifier():
-    model = classifier(
-        keras.optimizers.SGD(0.05, momentum=0.9),
-        middle=[keras.layers.BatchNormalization(momentum=0.8)],
-    )
-    model.build((None, models.COLUMNS))
-    return model
-
-
 @on_ranks(2, check=identical)
 def test_batch_normalization_is_by_worker(ctx):
     """Each worker normalizes its own share; the moving statistics are the workers' mean.
@@ -69,12 +68,12 @@ def test_batch_normalization_is_by_worker(ctx):
     """
     keras.utils.set_random_seed(0)
     features, labels = examples(64 * (STEPS - 1) + 1)
-    alone = _normalized_classifier()
+    alone = normalized_classifier()
     if ctx.rank == 0:
         models.train_by_replica_means(alone, models.batches(features, labels, 64), 2)
     with tfdist.MultiWorkerMirroredStrategy().scope():
         keras.utils.set_random_seed(ctx.rank)
-        model = _normalized_classifier()
+        model = normalized_classifier()
     model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)
     assert len(model.non_trainable_variables) == 2
     # On every rank, because reading the statistics averages them over the ranks.
@@ -96,9 +95,7 @@ def test_last_batch(ctx, rows):
     features, labels = examples(rows)
 
     def build():
-        model = classifier(keras.optimizers.SGD(0.1))
-        model.build((None, models.COLUMNS))
-        return model
+        return built_classifier(keras.optimizers.SGD(0.1))
 
     keras.utils.set_random_seed(0)
     alone = build()

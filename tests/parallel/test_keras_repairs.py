@@ -21,7 +21,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
-from models import classifier
+from models import built_classifier
 from ranks import on_ranks
 
 import tfdist
@@ -55,8 +55,7 @@ def _data():
 
 def _built_classifier(strategy, optimizer="sgd", *middle):
     with strategy.scope():
-        model = classifier(optimizer, middle=middle)
-        model.build((None, models.COLUMNS))
+        model = built_classifier(optimizer, middle=middle)
     return model
 
 

@@ -7,7 +7,15 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import ADAPTIVE, EXACT, classifier, difference, examples, identical
+from models import (
+    ADAPTIVE,
+    EXACT,
+    classifier,
+    difference,
+    examples,
+    identical,
+    normalized_classifier,
+)
 from ranks import on_ranks
 
 import tfdist
@@ -65,19 +73,12 @@ def test_batch_normalization_and_a_last_batch_of_one_row(ctx):
     _two_devices()
     features, labels = examples(64 * 5 + 1)
 
-    def build():
-        model = classifier(
-            keras.optimizers.SGD(0.05), middle=[keras.layers.BatchNormalization(momentum=0.8)]
-        )
-        model.build((None, models.COLUMNS))
-        return model
-
     keras.utils.set_random_seed(0)
-    alone = build()
+    alone = normalized_classifier()
     models.train_by_replica_means(alone, models.batches(features, labels, 64), 4)
     with tfdist.MultiWorkerMirroredStrategy().scope():
         keras.utils.set_random_seed(ctx.rank)
-        model = build()
+        model = normalized_classifier()
     model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)
     weights = model.get_weights()
     if ctx.rank == 0:
