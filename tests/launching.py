@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import textwrap
@@ -34,21 +33,15 @@ def leave_pid(): (here / f"pid {me}").write_text(str(os.getpid()))
 """
 
 
-def _heed_signals():
-    # What a shell starts in the background ignores these, and so would all that it starts.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 class Launched:
     """A running launcher, ended by its handle."""
 
     def __init__(self, command, environment, **streams):
         self.process = subprocess.Popen(
-            command,
+            # What a shell starts in the background ignores these, and so would all that it starts.
+            ["env", "--default-signal=INT,HUP", *command],
             env=environment,
             stdin=subprocess.DEVNULL,
-            preexec_fn=_heed_signals,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
         )
 
