@@ -1,4 +1,4 @@
-"""How a task calls rank 0's control server."""
+"""How a task calls another's control server: rank 0's, or a parameter server's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPTIONS = [
     # The control plane stays inside the cluster; a proxy meant for the internet would break it.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", wire.LARGEST_ANSWER),
-    # Rank 0 may start much later: look often, and resolve its name anew each time.
+    # The other may start much later: look often, and resolve its name anew each time.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -34,49 +34,48 @@ _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class UnreachableError(Exception):
-    """Rank 0 gave no answer; the text says why, as far as gRPC knows."""
+    """The other task gave no answer; the text says why, as far as gRPC knows."""
 
 
 class SilentError(UnreachableError):
-    """Rank 0 gave no answer in time, which does not say that it is gone."""
+    """The other task gave no answer in time, which does not say that it is gone."""
 
 
 class ControlClient:
-    """A connection to rank 0's control server, made when first used and remade when it breaks.
+    """A connection to a control server, made when first used and remade when it breaks.
 
     Args:
-      cluster: the cluster; rank 0's address is where to call.
+      cluster: the cluster, with this task's place in it.
       secret: the shared secret or None.
+      address: the other task's "host:port".
+      name: what messages call the other task.
     """
 
-    def __init__(self, cluster: Cluster, secret: bytes | None) -> None:
+    def __init__(self, cluster: Cluster, secret: bytes | None, address: str, name: str) -> None:
         self._cluster = cluster
+        self._name = name
         self._sealer = wire.Sealer(secret)
         # With the scheme written out, no host name can be taken for another scheme.
-        self._channel = grpc.insecure_channel(
-            f"dns:///{cluster.address_of_rank(0)}", options=_OPTIONS
-        )
-        self._calls = {
-            method: self._channel.unary_unary(method) for method in (wire.JOIN, wire.EXIT)
-        }
+        self._channel = grpc.insecure_channel(f"dns:///{address}", options=_OPTIONS)
+        self._calls = {method: self._channel.unary_unary(method) for method in wire.REQUESTS}
 
     def close(self) -> None:
         """Closes the connection; calls under way raise UnreachableError."""
         self._channel.close()
 
     def call(self, method: str, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
-        """Sends a request and returns rank 0's answer.
+        """Sends a request and returns the answer.
 
         Args:
-          method: wire.JOIN or wire.EXIT.
+          method: one of `wire.REQUESTS`.
           request: the request, whose own `wait` is `wait`.
-          wait: seconds rank 0 may hold the call before it answers.
+          wait: seconds the other may hold the call before it answers.
           patient: whether to keep trying to connect for as long as the call may take.
 
         Raises:
           UnreachableError: no answer in time.
           AuthenticationError: one side does not prove the other's secret.
-          ClusterConfigError: rank 0 refuses this task, or something else answers at its address.
+          ClusterConfigError: the other refuses this task, or something else answers at its address.
         """
         deadline = time.monotonic() + wait + _ANSWER_MARGIN
         try:
@@ -144,7 +143,4 @@ class ControlClient:
         )
 
     def _both(self) -> str:
-        return (
-            f"{self._cluster.task_name} at {self._cluster.address} called "
-            f"{self._cluster.describe_rank(0)}"
-        )
+        return f"{self._cluster.task_name} at {self._cluster.address} called {self._name}"

@@ -28,10 +28,16 @@ _REMEMBERED_PROCESSES = 64
 
 
 class Caller:
-    """One call that may wait in the meeting; `gone` once its connection is."""
+    """One call that may have to wait for its answer; `gone` once its connection is."""
 
     def __init__(self) -> None:
         self.gone = False
+        self.on_gone: Callable[[], None] = lambda: None
+
+    def hang_up(self) -> None:
+        """Notes that the connection broke."""
+        self.gone = True
+        self.on_gone()
 
 
 @dataclasses.dataclass(eq=False)
@@ -70,13 +76,14 @@ class Meeting:
 
         Args:
           join: the request.
-          caller: marked gone by `hang_up` if its connection breaks.
+          caller: if its connection breaks, its rank is not present any more.
 
         Returns:
           {"status": "complete", "meeting", "generation", "token", "addresses"},
           {"status": "waiting", "missing": [ranks]}, {"status": "refused", "reason"} or
           {"status": "closed"}.
         """
+        caller.on_gone = self._look_again
         with self._changed:
             reason = self._reason_to_refuse(join)
             if reason:
@@ -107,6 +114,7 @@ class Meeting:
           "by": rank}, {"status": "unknown"} (of another generation or meeting) or
           {"status": "closed"}.
         """
+        caller.on_gone = self._look_again
         with self._changed:
             if (request.meeting, request.generation) != (self.id, self._generation):
                 return {"status": "unknown"}
@@ -142,12 +150,6 @@ class Meeting:
             missing = sorted(set(range(self._cluster.world_size)) - self._finished)
             return {"status": "waiting", "missing": missing}
 
-    def hang_up(self, caller: Caller) -> None:
-        """Notes that the connection of a waiting call broke: its rank is not present any more."""
-        with self._changed:
-            caller.gone = True
-            self._changed.notify_all()
-
     def close(self, linger: float) -> None:
         """Releases all waiting calls.
 
@@ -158,6 +160,10 @@ class Meeting:
         with self._changed:
             self._changed.wait_for(lambda: not self._unanswered, timeout=linger)
             self._closed = True
+            self._changed.notify_all()
+
+    def _look_again(self) -> None:
+        with self._changed:
             self._changed.notify_all()
 
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:

@@ -76,9 +76,13 @@ class ControlPlane:
         self._generation = 0
         self._meeting_id: str | None = None
         if cluster.address is not None:
-            self._server = ControlServer(cluster, settings.secret, self._meeting)
+            meeting = self._meeting
+            answers = {wire.JOIN: meeting.join, wire.EXIT: meeting.exit} if meeting else {}
+            self._server = ControlServer(cluster, settings.secret, answers)
         if cluster.rank:
-            self._client = ControlClient(cluster, settings.secret)
+            self._client = ControlClient(
+                cluster, settings.secret, cluster.address_of_rank(0), cluster.describe_rank(0)
+            )
 
     def __enter__(self) -> ControlPlane:
         return self

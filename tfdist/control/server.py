@@ -1,6 +1,6 @@
 """The gRPC server of one task's control address.
 
-Only rank 0's has a meeting behind it; the others answer that ranks do not meet there, so a wrong
+Every task has one, whatever it has to answer: a call that belongs elsewhere is told so, and a wrong
 address list shows as a sentence and not as a timeout.
 """
 
@@ -11,7 +11,7 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -19,7 +19,7 @@ import grpc
 
 from tfdist.cluster import Cluster
 from tfdist.control import wire
-from tfdist.control.meeting import Caller, Meeting
+from tfdist.control.meeting import Caller
 from tfdist.errors import AddressInUseError, TfdistError
 
 _log = logging.getLogger("tfdist.control")
@@ -33,6 +33,8 @@ _OPTIONS = [
 _STOP_GRACE = 2.0
 # What is said at most once each; bounds what strangers can write into the log.
 _MOST_WARNINGS = 100
+
+Answer = Callable[[Any, Caller], dict[str, Any]]
 
 
 class DaemonPool(futures.Executor):
@@ -102,24 +104,26 @@ class ControlServer:
     Args:
       cluster: the cluster, in which this task has an address.
       secret: the shared secret or None.
-      meeting: what rank 0 keeps; None on every other task.
+      answers: by method, what answers a request of its type in `wire.REQUESTS`.
 
     Raises:
       AddressInUseError: another process listens on the port.
       TfdistError: the port cannot be opened for another reason.
     """
 
-    def __init__(self, cluster: Cluster, secret: bytes | None, meeting: Meeting | None) -> None:
+    def __init__(
+        self, cluster: Cluster, secret: bytes | None, answers: Mapping[str, Answer]
+    ) -> None:
         self._name = f"{cluster.task_name} at {cluster.address}"
         self._cluster = cluster
         self._sealer = wire.Sealer(secret)
-        self._meeting = meeting
+        self._answers = answers
         self._said: dict[str, None] = {}  # in order
         self._pool = DaemonPool(2 * cluster.world_size + 8)
         self._server = grpc.server(self._pool, options=_OPTIONS)
         handlers = {
             method.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._handler(method))
-            for method in (wire.JOIN, wire.EXIT)
+            for method in wire.REQUESTS
         }
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(wire.SERVICE, handlers)]
@@ -186,24 +190,28 @@ class ControlServer:
         return handle
 
     def _answer(self, method: str, body: bytes, context: grpc.ServicerContext) -> dict[str, Any]:
-        request = wire.decode(wire.Join if method == wire.JOIN else wire.Exit, body)
-        if self._meeting is None:
-            reason = f"this is {self._name}, but ranks meet at {self._cluster.describe_rank(0)}"
-            return {"status": "refused", "reason": reason}
+        request = wire.decode(wire.REQUESTS[method], body)
+        answer = self._answers.get(method)
+        if answer is None:
+            return {"status": "refused", "reason": f"this is {self._name}, {self._place(method)}"}
         caller = Caller()
         answered = False
 
         def hang_up() -> None:
             if not answered:
-                self._meeting.hang_up(caller)
+                caller.hang_up()
 
         if not context.add_callback(hang_up):
             caller.gone = True
         try:
-            meet = self._meeting.join if method == wire.JOIN else self._meeting.exit
-            return meet(request, caller)
+            return answer(request, caller)
         finally:
             answered = True
+
+    def _place(self, method: str) -> str:
+        if method in (wire.JOIN, wire.EXIT):
+            return f"but ranks meet at {self._cluster.describe_rank(0)}"
+        return "not a parameter server"
 
     def _who(self, body: bytes, context: grpc.ServicerContext) -> str:
         """Names the caller by what it claims to be and where it calls from."""

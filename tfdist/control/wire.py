@@ -21,6 +21,8 @@ PROTOCOL = 1
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
+ATTACH = f"/{SERVICE}/Attach"
+CHECKPOINT = f"/{SERVICE}/Checkpoint"
 LARGEST_REQUEST = 64 * 1024
 LARGEST_ANSWER = 16 * 1024 * 1024
 _NONCE = "tfdist-nonce"
@@ -65,6 +67,31 @@ class Exit:
     generation: int
     wait: float
     abandon: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Attach:
+    """A worker wants a parameter server's data address; `config` is a PsConfig's text."""
+
+    protocol: int
+    rank: int
+    world_size: int
+    fingerprint: str
+    process: str
+    config: str
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """The chief wants a parameter server to write its part of checkpoint `number`."""
+
+    fingerprint: str
+    number: int
+    wait: float
+
+
+REQUESTS = {JOIN: Join, EXIT: Exit, ATTACH: Attach, CHECKPOINT: Checkpoint}
 
 
 def encode(message: Any) -> bytes:
