@@ -8,7 +8,48 @@ import tensorflow as tf
 
 from tfdist.ops import library
 
-_ERROR_BYTES = 2048
+_HANDLE = ctypes.c_int64
+
+
+class _Stats(ctypes.Structure):
+    """Laid out as `CommunicatorStats` in core/communicator.h."""
+
+    _fields_ = [
+        ("collectives", ctypes.c_uint64),
+        ("bytes_sent", ctypes.c_uint64),
+        ("bytes_received", ctypes.c_uint64),
+        ("busy_nanoseconds", ctypes.c_uint64),
+        ("rejected_connections", ctypes.c_uint64),
+    ]
+
+
+_C = library.CFunctions(
+    "tfdist_communicator_",
+    checked={
+        "create": [
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.POINTER(_HANDLE),
+            ctypes.POINTER(ctypes.c_int),
+        ],
+        "connect": [
+            _HANDLE,
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            ctypes.POINTER(ctypes.c_char_p),
+            ctypes.c_int,
+            ctypes.c_double,
+        ],
+        "status": [_HANDLE],
+    },
+    plain={
+        "abort": [_HANDLE, ctypes.c_char_p],
+        "leave": [_HANDLE],
+        "close": [_HANDLE],
+        "stats": [_HANDLE, ctypes.POINTER(_Stats)],
+    },
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +91,8 @@ class Communicator:
     def __init__(self, rank: int, size: int, port: int = 0):
         self.rank = rank
         self.size = size
-        handle, bound_port = ctypes.c_int64(), ctypes.c_int()
-        _call("create", rank, size, port, ctypes.byref(handle), ctypes.byref(bound_port))
+        handle, bound_port = _HANDLE(), ctypes.c_int()
+        _C.create(rank, size, port, ctypes.byref(handle), ctypes.byref(bound_port))
         self.handle = handle.value
         self.port = bound_port.value
 
@@ -73,11 +114,11 @@ class Communicator:
         if len(token) != 16:
             raise ValueError(f"expected a token of 16 bytes, received {len(token)}")
         texts = (ctypes.c_char_p * len(addresses))(*(a.encode() for a in addresses))
-        _call("connect", self.handle, token, generation, texts, len(addresses), timeout)
+        _C.connect(self.handle, token, generation, texts, len(addresses), timeout)
 
     def check(self) -> None:
         """Raises the failure that ended this communicator, if one has."""
-        _call("status", self.handle)
+        _C.status(self.handle)
 
     def failed(self) -> bool:
         """Whether a failure, here or on a peer, has ended this communicator."""
@@ -89,20 +130,20 @@ class Communicator:
 
     def abort(self, why: str) -> None:
         """Ends every collective, here and on the peers, with `tf.errors.UnavailableError(why)`."""
-        library.c_api().tfdist_communicator_abort(self.handle, why.encode())
+        _C.abort(self.handle, why.encode())
 
     def leave(self) -> None:
         """Tells the peers that this rank starts no further collective; connections stay open."""
-        library.c_api().tfdist_communicator_leave(self.handle)
+        _C.leave(self.handle)
 
     def close(self) -> None:
         """Ends what is pending and closes the connections. May be called again."""
-        library.c_api().tfdist_communicator_close(self.handle)
+        _C.close(self.handle)
 
     def stats(self) -> CommunicationStats:
         """The counters, also while collectives run."""
-        raw = library.Stats()
-        library.c_api().tfdist_communicator_stats(self.handle, ctypes.byref(raw))
+        raw = _Stats()
+        _C.stats(self.handle, ctypes.byref(raw))
         return CommunicationStats(
             collectives=raw.collectives,
             bytes_sent=raw.bytes_sent,
@@ -116,14 +157,3 @@ class Communicator:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
-
-
-def _call(function: str, *arguments) -> None:
-    error = ctypes.create_string_buffer(_ERROR_BYTES)
-    code = getattr(library.c_api(), f"tfdist_communicator_{function}")(
-        *arguments, error, _ERROR_BYTES
-    )
-    if code != 0:
-        raise tf.compat.v1.errors.exception_type_from_error_code(code)(
-            None, None, error.value.decode(errors="replace")
-        )

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,9 @@ _REBUILD = (
     "--force-reinstall --no-deps .` in tfdist's sources, or `make -C ops lib` when you run from a "
     "checkout."
 )
+
+
+_ERROR_BYTES = 2048
 
 
 def _series(version: str) -> str:
@@ -59,51 +63,48 @@ def graph_ops() -> ModuleType:
     return _load(tf.load_op_library, library_path())
 
 
-class Stats(ctypes.Structure):
-    """Counters of a communicator, laid out as `CommunicatorStats` in core/communicator.h."""
-
-    _fields_ = [
-        ("collectives", ctypes.c_uint64),
-        ("bytes_sent", ctypes.c_uint64),
-        ("bytes_received", ctypes.c_uint64),
-        ("busy_nanoseconds", ctypes.c_uint64),
-        ("rejected_connections", ctypes.c_uint64),
-    ]
-
-
 @functools.cache
 def c_api() -> ctypes.CDLL:
-    """The library's C functions (core/c_api.cc), with their argument types declared."""
+    """The library's C functions (core/**/c_api.cc); `CFunctions` declares them."""
     graph_ops()  # brings in TensorFlow's own libraries, which ours needs
-    library = _load(ctypes.CDLL, library_path())
-    error = [ctypes.c_char_p, ctypes.c_size_t]
-    handle = ctypes.c_int64
-    signatures = {
-        "create": [
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.POINTER(handle),
-            ctypes.POINTER(ctypes.c_int),
-            *error,
-        ],
-        "connect": [
-            handle,
-            ctypes.c_char_p,
-            ctypes.c_uint64,
-            ctypes.POINTER(ctypes.c_char_p),
-            ctypes.c_int,
-            ctypes.c_double,
-            *error,
-        ],
-        "status": [handle, *error],
-        "abort": [handle, ctypes.c_char_p],
-        "leave": [handle],
-        "close": [handle],
-        "stats": [handle, ctypes.POINTER(Stats)],
-    }
-    for name, argument_types in signatures.items():
-        function = getattr(library, f"tfdist_communicator_{name}")
-        function.argtypes = argument_types
-        function.restype = ctypes.c_int if name in ("create", "connect", "status") else None
-    return library
+    return _load(ctypes.CDLL, library_path())
+
+
+class CFunctions:
+    """C functions of one prefix, of which those that can fail raise what went wrong.
+
+    Args:
+      prefix: such as "tfdist_communicator_".
+      checked: by name without the prefix, the argument types of functions that return a status code
+        and take, at the end, a buffer for the message and its size.
+      plain: by name, the argument types of functions that return nothing.
+    """
+
+    def __init__(
+        self, prefix: str, checked: Mapping[str, Sequence], plain: Mapping[str, Sequence]
+    ) -> None:
+        self._prefix = prefix
+        self._checked = checked
+        self._plain = plain
+
+    def __getattr__(self, name: str):
+        if name not in self._checked and name not in self._plain:
+            raise AttributeError(f"there is no C function {self._prefix}{name}")
+        function = getattr(c_api(), self._prefix + name)
+        if name in self._plain:
+            function.argtypes, function.restype = self._plain[name], None
+        else:
+            function.argtypes = [*self._checked[name], ctypes.c_char_p, ctypes.c_size_t]
+            function.restype = ctypes.c_int
+            function = functools.partial(_check, function)
+        setattr(self, name, function)  # found without this method from now on
+        return function
+
+
+def _check(function, *arguments) -> None:
+    error = ctypes.create_string_buffer(_ERROR_BYTES)
+    code = function(*arguments, error, _ERROR_BYTES)
+    if code != 0:
+        raise tf.compat.v1.errors.exception_type_from_error_code(code)(
+            None, None, error.value.decode(errors="replace")
+        )
