@@ -1,0 +1,58 @@
+// Memory that is shared by holding it and changed by replacing it.
+//
+// Whoever holds a block may read it for as long as they hold it: a send in progress, a snapshot, a
+// backup copy. An update writes in place only while nobody else holds the block, else into a fresh
+// one that takes its place.
+#ifndef TFDIST_OPS_CORE_PS_BLOCK_H_
+#define TFDIST_OPS_CORE_PS_BLOCK_H_
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace tfdist::ps {
+
+// A run of bytes, aligned to a cache line.
+class Block {
+ public:
+  explicit Block(size_t bytes);
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  char* data() { return data_; }
+  const char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* data_;
+  size_t bytes_;
+};
+
+using BlockPtr = std::shared_ptr<Block>;
+
+// Whether nobody but the caller holds the block, so that it may be written. Whoever held it before
+// has finished reading.
+bool HeldAlone(const BlockPtr& block);
+
+// Gives out blocks and takes them back when their last holder lets go: fresh memory costs more than
+// what is done with it. May go before its blocks do: they keep the shelves.
+class BlockPool {
+ public:
+  BlockPool() : shelves_(std::make_shared<Shelves>()) {}
+  // Content is undefined.
+  BlockPtr Take(size_t bytes);
+
+ private:
+  struct Shelves {
+    std::mutex mutex;
+    std::unordered_map<size_t, std::vector<std::unique_ptr<Block>>> by_size;
+  };
+  std::shared_ptr<Shelves> shelves_;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_BLOCK_H_
