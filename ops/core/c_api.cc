@@ -2,28 +2,20 @@
 // writes its message into `error`, cut to `error_size` bytes.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/c_error.h"
 #include "core/communicator.h"
 #include "core/handles.h"
 
 namespace {
 
 using tfdist::Communicator;
+using tfdist::Report;
 using tfdist::Status;
 using tfdist::StatusCode;
-
-int Report(const Status& status, char* error, size_t error_size) {
-  if (error_size > 0) {
-    const size_t length = std::min(status.message().size(), error_size - 1);
-    std::memcpy(error, status.message().data(), length);
-    error[length] = '\0';
-  }
-  return static_cast<int>(status.code());
-}
 
 Status Unknown(int64_t handle) {
   return Status(StatusCode::kFailedPrecondition,

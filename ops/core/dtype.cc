@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/status.h"
+
 // Half precision needs AVX2/F16C to be fast, and a binary that is shipped may not assume them:
 // compile both, choose at load. The sanitizers intercept before that choice can be made.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -82,6 +84,26 @@ void DividePlain(void* values, size_t count, int64_t divisor) {
   for (size_t i = 0; i < count; ++i) v[i] /= d;
 }
 
+const char* Name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat64:
+      return "float64";
+    case DType::kInt32:
+      return "int32";
+    case DType::kInt64:
+      return "int64";
+    case DType::kBytes:
+      return "bytes";
+  }
+  return "unknown";
+}
+
 }  // namespace
 
 size_t ByteSize(DType dtype) {
@@ -99,6 +121,10 @@ size_t ByteSize(DType dtype) {
       return 1;
   }
   std::abort();
+}
+
+std::string Describe(DType dtype, uint64_t elements) {
+  return StrCat(Name(dtype), "[", elements, "]");
 }
 
 void Add(DType dtype, void* out, const void* a, const void* b, size_t count) {

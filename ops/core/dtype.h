@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace tfdist {
 
@@ -20,6 +21,9 @@ enum class DType : uint8_t {
 enum class ReduceOp : uint8_t { kSum = 1, kMean = 2 };
 
 size_t ByteSize(DType dtype);
+
+// Such as float32[10], for messages.
+std::string Describe(DType dtype, uint64_t elements);
 
 // out[i] = a[i] + b[i]; `out` may be `a`. 16-bit floats are added in float32 and rounded to nearest
 // even.

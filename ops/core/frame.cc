@@ -1,72 +1,14 @@
 #include "core/frame.h"
 
 #include <algorithm>
-#include <cstring>
-#include <type_traits>
+
+#include "core/wire.h"
 
 namespace tfdist {
 namespace {
 
 constexpr uint32_t kMagic = 0x44465401;  // "\x01TFD": the version is the first byte on the wire
-constexpr size_t kMaxNameBytes = 512;
-
-// Little-endian hosts only, as every platform TensorFlow ships for.
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
-
-class Writer {
- public:
-  template <typename T>
-  Writer& Put(T value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
-    return *this;
-  }
-  Writer& PutString(std::string_view text) {
-    text = text.substr(0, kMaxNameBytes);
-    Put(static_cast<uint16_t>(text.size()));
-    bytes_.append(text);
-    return *this;
-  }
-  std::string Take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-
-  template <typename T>
-  Reader& Get(T* value) {
-    if (bytes_.size() < sizeof(T)) return Fail();
-    std::memcpy(value, bytes_.data(), sizeof(T));
-    bytes_.remove_prefix(sizeof(T));
-    return *this;
-  }
-  Reader& GetString(std::string* text) {
-    uint16_t size = 0;
-    Get(&size);
-    if (failed_ || bytes_.size() < size) return Fail();
-    text->assign(bytes_.substr(0, size));
-    bytes_.remove_prefix(size);
-    return *this;
-  }
-  Status Finish(const char* what) const {
-    if (!failed_ && bytes_.empty()) return Status();
-    return Status(StatusCode::kInvalidArgument, StrCat("malformed ", what, " frame"));
-  }
-
- private:
-  Reader& Fail() {
-    failed_ = true;
-    bytes_ = {};
-    return *this;
-  }
-
-  std::string_view bytes_;
-  bool failed_ = false;
-};
+constexpr uint16_t kMaxTextBytes = 512;
 
 size_t MaxLength(FrameType type) {
   return type == FrameType::kData ? kChunkBytes : kMaxControlBytes;
@@ -110,7 +52,7 @@ Status DecodeHeader(const char* bytes, FrameHeader* header) {
                   StrCat("frame of type ", int{type}, " claims ", header->length,
                          " bytes, the limit is ", MaxLength(header->type)));
   }
-  return reader.Finish("header");
+  return reader.Finish("header frame");
 }
 
 bool Signature::Matches(const Signature& other) const {
@@ -124,7 +66,7 @@ std::string Encode(const Hello& hello) {
 
 Status Decode(std::string_view bytes, Hello* hello) {
   Reader reader(bytes);
-  return reader.Get(&hello->token).Get(&hello->generation).Get(&hello->rank).Finish("HELLO");
+  return reader.Get(&hello->token).Get(&hello->generation).Get(&hello->rank).Finish("HELLO frame");
 }
 
 std::string Encode(const Signature& s) {
@@ -135,21 +77,21 @@ std::string Encode(const Signature& s) {
       .Put(s.root)
       .Put(s.elements)
       .Put(s.shape_hash)
-      .PutString(s.name)
-      .PutString(s.shapes)
+      .PutString(s.name, kMaxTextBytes)
+      .PutString(s.shapes, kMaxTextBytes)
       .Take();
 }
 
 Status Decode(std::string_view bytes, Signature* s) {
   Reader reader(bytes);
   reader.Get(&s->kind).Get(&s->dtype).Get(&s->reduce_op).Get(&s->root).Get(&s->elements);
-  return reader.Get(&s->shape_hash).GetString(&s->name).GetString(&s->shapes).Finish("OPEN");
+  return reader.Get(&s->shape_hash).GetString(&s->name).GetString(&s->shapes).Finish("OPEN frame");
 }
 
 std::string Encode(const Reply& reply) {
   return Writer()
       .Put(static_cast<uint8_t>(reply.started))
-      .PutString(reply.doing)
+      .PutString(reply.doing, kMaxTextBytes)
       .Put(reply.key)
       .Put(reply.sequence)
       .Put(reply.waited_seconds)
@@ -162,11 +104,14 @@ Status Decode(std::string_view bytes, Reply* reply) {
   reader.Get(&started).GetString(&reply->doing).Get(&reply->key).Get(&reply->sequence);
   reader.Get(&reply->waited_seconds);
   reply->started = started != 0;
-  return reader.Finish("REPLY");
+  return reader.Finish("REPLY frame");
 }
 
 std::string Encode(const Abort& abort) {
-  return Writer().Put(static_cast<int32_t>(abort.code)).PutString(abort.message).Take();
+  return Writer()
+      .Put(static_cast<int32_t>(abort.code))
+      .PutString(abort.message, kMaxTextBytes)
+      .Take();
 }
 
 Status Decode(std::string_view bytes, Abort* abort) {
@@ -182,7 +127,7 @@ Status Decode(std::string_view bytes, Abort* abort) {
     default:  // whatever else ended the peer's communicator, to us the peer is unavailable
       abort->code = StatusCode::kUnavailable;
   }
-  return reader.Finish("ABORT");
+  return reader.Finish("ABORT frame");
 }
 
 }  // namespace tfdist

@@ -49,9 +49,10 @@ class RawPeer {
   bool Send(const std::string& bytes) {
     return SendAll(socket_, bytes.data(), bytes.size(), Deadline()).ok();
   }
+  void Receive(char* data, size_t size) { EXPECT_OK(ReceiveAll(socket_, data, size, Deadline())); }
   FrameHeader ReceiveHeader() {
     HeaderBytes bytes;
-    EXPECT_OK(ReceiveAll(socket_, bytes.data(), bytes.size(), Deadline()));
+    Receive(bytes.data(), bytes.size());
     FrameHeader header;
     EXPECT_OK(DecodeHeader(bytes.data(), &header));
     return header;

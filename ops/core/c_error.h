@@ -1,0 +1,29 @@
+// How functions called through ctypes fail: a status code (0: OK), and a message in the caller's
+// buffer.
+#ifndef TFDIST_OPS_CORE_C_ERROR_H_
+#define TFDIST_OPS_CORE_C_ERROR_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "core/status.h"
+
+namespace tfdist {
+
+// Cut to `size` bytes, with the zero at its end.
+inline void CopyText(const std::string& text, char* out, size_t size) {
+  if (size == 0) return;
+  const size_t length = std::min(text.size(), size - 1);
+  std::memcpy(out, text.data(), length);
+  out[length] = '\0';
+}
+
+inline int Report(const Status& status, char* error, size_t error_size) {
+  CopyText(status.message(), error, error_size);
+  return static_cast<int>(status.code());
+}
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CORE_C_ERROR_H_

@@ -1,0 +1,89 @@
+// A socket to one server: a queue of requests going out, a parser of answers coming in.
+// Non-blocking.
+#ifndef TFDIST_OPS_CORE_PS_CONNECTION_H_
+#define TFDIST_OPS_CORE_PS_CONNECTION_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/ps/message.h"
+#include "core/socket.h"
+#include "core/status.h"
+
+namespace tfdist::ps {
+
+// Told by a connection what arrives. An error that it returns breaks the connection.
+class AnswerHandler {
+ public:
+  virtual ~AnswerHandler() = default;
+  // Appends to `target` memory for exactly the payload, which stays valid until OnPayload; or
+  // nothing, then the payload is thrown away.
+  virtual Status OnAnswer(int server, const MessageHeader& header, std::string_view meta,
+                          std::vector<iovec>* target) = 0;
+  // All of the payload is there; also called when there is none.
+  virtual Status OnPayload(int server, const MessageHeader& header) = 0;
+};
+
+class Connection {
+ public:
+  Connection(int server, Fd socket);
+
+  int fd() const { return socket_.get(); }
+  bool blocked() const { return blocked_; }  // the kernel takes no more until EPOLLOUT
+  bool idle() const { return outgoing_.empty(); }
+
+  // Sends from the payload's memory, which `owner` keeps.
+  void Queue(MessageType type, uint64_t number, const std::string& meta, std::vector<iovec> payload,
+             std::shared_ptr<const void> owner);
+
+  // Writes what the kernel takes. A broken connection is left for Receive to find, behind the
+  // server's last words.
+  void Flush();
+  void Unblock() { blocked_ = false; }
+
+  // Reads what has arrived, up to a budget so that one server cannot keep the thread from the
+  // others.
+  Status Receive(AnswerHandler& handler);
+
+  // How much of the payload that is being received is there.
+  uint64_t payload_received() const { return payload_received_; }
+
+ private:
+  struct Outgoing {
+    std::string head;  // header and meta
+    std::vector<iovec> payload;
+    size_t bytes = 0;
+    std::shared_ptr<const void> owner;
+  };
+
+  Status Account(AnswerHandler& handler, size_t* received);
+  Status Consume(AnswerHandler& handler);
+  Status BeginPayload(AnswerHandler& handler, std::string_view meta);
+
+  const int server_;
+  Fd socket_;
+
+  std::deque<Outgoing> outgoing_;
+  size_t front_sent_ = 0;  // bytes of outgoing_.front() already written
+  bool blocked_ = false;
+
+  std::vector<char> buffer_;  // headers, metas, and the first bytes of payloads
+  size_t begin_ = 0, end_ = 0;
+  std::vector<char> waste_;  // for payloads that nobody wants
+  MessageHeader answer_;     // whose payload is being received
+  bool in_payload_ = false;
+  std::vector<iovec> target_;  // what is left of its memory, from target_next_ on
+  size_t target_next_ = 0;
+  uint64_t payload_received_ = 0;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_CONNECTION_H_

@@ -1,0 +1,57 @@
+#include "core/ps/handshake.h"
+
+#include <array>
+
+namespace tfdist::ps {
+
+Status Handshake::Begin(const std::string& address, const Hello& hello) {
+  if (Status s = Dial(address, deadline_, &socket_); !s.ok()) return s;
+  const std::string body = Encode(hello);
+  FrameHeader header;
+  header.type = FrameType::kHello;
+  header.length = static_cast<uint32_t>(body.size());
+  const HeaderBytes head = EncodeHeader(header);
+  const std::string greeting = std::string(head.begin(), head.end()) + body;
+  Status s = SendAll(socket_, greeting.data(), greeting.size(), deadline_);
+  HeaderBytes welcome;
+  if (s.ok()) s = ReceiveAll(socket_, welcome.data(), welcome.size(), deadline_);
+  if (s.ok()) s = DecodeHeader(welcome.data(), &header);
+  if (s.ok() && (header.type != FrameType::kWelcome || header.length != 0)) {
+    s = Status(StatusCode::kInternal, StrCat("expected a WELCOME, received a frame of type ",
+                                             static_cast<int>(header.type)));
+  }
+  return s;
+}
+
+Status Handshake::Exchange(MessageType type, const std::string& meta,
+                           const std::vector<iovec>& payload, std::string* answer) {
+  MessageHeader header;
+  header.type = type;
+  header.meta_bytes = static_cast<uint32_t>(meta.size());
+  for (const iovec& piece : payload) header.payload_bytes += piece.iov_len;
+  std::array<char, kMessageHeaderBytes> head = Encode(header);
+  const std::string request = std::string(head.begin(), head.end()) + meta;
+  Status s = SendAll(socket_, request.data(), request.size(), deadline_);
+  for (const iovec& piece : payload) {
+    if (!s.ok()) return s;
+    s = SendAll(socket_, static_cast<const char*>(piece.iov_base), piece.iov_len, deadline_);
+  }
+  if (s.ok()) s = ReceiveAll(socket_, head.data(), head.size(), deadline_);
+  if (s.ok()) s = Decode(head.data(), &header);
+  if (!s.ok()) return s;
+  answer->resize(header.meta_bytes);
+  s = ReceiveAll(socket_, answer->data(), answer->size(), deadline_);
+  if (s.ok() && header.type == MessageType::kError) {
+    ErrorReply reply;
+    s = Decode(*answer, &reply);
+    return s.ok() ? Status(reply.code, reply.message) : s;
+  }
+  if (s.ok() && (header.type != MessageType::kOk || header.payload_bytes != 0)) {
+    s = Status(StatusCode::kInternal,
+               StrCat("expected an answer without values, received ", header.payload_bytes,
+                      " bytes in a message of type ", static_cast<int>(header.type)));
+  }
+  return s;
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,50 @@
+// The first words on a connection to a server: one question after the other, each answered before
+// the next is asked.
+#ifndef TFDIST_OPS_CORE_PS_HANDSHAKE_H_
+#define TFDIST_OPS_CORE_PS_HANDSHAKE_H_
+
+#include <sys/uio.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/frame.h"
+#include "core/ps/message.h"
+#include "core/socket.h"
+#include "core/status.h"
+
+namespace tfdist::ps {
+
+class Handshake {
+ public:
+  explicit Handshake(TimePoint deadline) : deadline_(deadline) {}
+
+  // Connects, with HELLO and WELCOME.
+  Status Begin(const std::string& address, const Hello& hello);
+
+  template <typename Question, typename Answer>
+  Status Ask(MessageType type, const Question& question, const std::vector<iovec>& payload,
+             Answer* answer) {
+    std::string meta;
+    if (Status s = Exchange(type, Encode(question), payload, &meta); !s.ok()) return s;
+    return Decode(meta, answer);
+  }
+  Status Tell(MessageType type, const std::string& meta) {
+    std::string nothing;
+    return Exchange(type, meta, {}, &nothing);
+  }
+
+  Fd TakeSocket() { return std::move(socket_); }
+
+ private:
+  Status Exchange(MessageType type, const std::string& meta, const std::vector<iovec>& payload,
+                  std::string* answer);
+
+  const TimePoint deadline_;
+  Fd socket_;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_HANDSHAKE_H_

@@ -1,0 +1,186 @@
+#include "core/ps/incoming.h"
+
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+Status Invalid(std::string message) {
+  return Status(StatusCode::kInvalidArgument, std::move(message));
+}
+
+// The parts of a payload, and how large they are together.
+class Layout {
+ public:
+  void AddShard(const Shard& shard) { Add(shard.bytes, true); }
+  // `elements` as the sender says.
+  void AddClaimed(DType dtype, uint64_t elements) {
+    const std::optional<uint64_t> bytes = BytesOf(dtype, elements);
+    if (!bytes) {
+      too_large_ = true;
+    } else {
+      Add(*bytes, false);
+    }
+  }
+  // The parts, if they make up the payload.
+  Status Finish(const MessageHeader& header, Incoming* request) {
+    if (too_large_ || bytes_ != header.payload_bytes) {
+      return Invalid(StrCat("a request with ", header.payload_bytes, " bytes of values, expected ",
+                            too_large_ ? kMaxPayloadBytes : bytes_));
+    }
+    if (request->refusal.ok()) request->parts = std::move(parts_);
+    return Status();
+  }
+
+ private:
+  void Add(uint64_t bytes, bool of_shard) {
+    if (bytes > kMaxPayloadBytes - bytes_) too_large_ = true;
+    if (too_large_) return;
+    bytes_ += bytes;
+    parts_.push_back({bytes, of_shard});
+  }
+
+  std::vector<PayloadPart> parts_;
+  uint64_t bytes_ = 0;
+  bool too_large_ = false;
+};
+
+Status NoSuchShard(uint32_t number) {
+  return Invalid(StrCat("there is no shard ", number, "; it was never created here"));
+}
+
+Status LayOut(const MessageHeader& header, const CreateRequest& body, const Store&,
+              Incoming* request) {
+  Layout layout;
+  for (const CreateRequest::Entry& entry : body.entries) {
+    if (entry.has_value) layout.AddClaimed(entry.dtype, entry.elements);
+  }
+  return layout.Finish(header, request);
+}
+
+// Whether this may be done to the shard.
+Status CheckUpdate(const PushRequest::Entry& entry, const Shard& shard) {
+  const auto wrong = [&shard](const std::string& what) {
+    return Invalid(
+        StrCat("shard '", shard.name, "' (", Describe(shard.dtype, shard.elements), ") ", what));
+  };
+  switch (entry.kind) {
+    case UpdateKind::kAssign:
+      return Status();
+    case UpdateKind::kDelta:
+      if (shard.dtype != DType::kBytes) return Status();
+      return wrong("has no numbers to add to");
+    case UpdateKind::kRows:
+      if (entry.width == 0 || shard.elements % entry.width != 0) {
+        return wrong(StrCat("has no rows of ", entry.width, " elements"));
+      }
+      break;
+    case UpdateKind::kGradient:
+      break;
+  }
+  if (shard.binding.has_value()) return Status();
+  return wrong("received a gradient, but no optimizer was bound to it");
+}
+
+Status LayOut(const MessageHeader& header, const PushRequest& body, const Store& store,
+              Incoming* request) {
+  Layout layout;
+  for (const PushRequest::Entry& entry : body.entries) {
+    const Shard* shard = store.Find(entry.shard);
+    if (shard == nullptr) {
+      request->refusal = NoSuchShard(entry.shard);
+      return Status();
+    }
+    if (request->refusal.ok()) request->refusal = CheckUpdate(entry, *shard);
+    if (entry.kind == UpdateKind::kRows) {
+      layout.AddClaimed(DType::kInt64, entry.rows);
+      const bool fits = entry.width == 0 || entry.rows <= kMaxPayloadBytes / entry.width;
+      layout.AddClaimed(shard->dtype, fits ? entry.rows * entry.width : UINT64_MAX);
+    } else {
+      layout.AddShard(*shard);
+    }
+  }
+  return layout.Finish(header, request);
+}
+
+Status LayOut(const MessageHeader& header, const SetRequest& body, const Store& store,
+              Incoming* request) {
+  Layout layout;
+  for (const uint32_t number : body.shards) {
+    const Shard* shard = store.Find(number);
+    if (shard == nullptr) {
+      request->refusal = NoSuchShard(number);
+      return Status();
+    }
+    layout.AddShard(*shard);
+  }
+  return layout.Finish(header, request);
+}
+
+Status LayOut(const MessageHeader& header, const ReduceRequest& body, const Store&,
+              Incoming* request) {
+  Layout layout;
+  for (size_t i = 0; i < body.dtypes.size(); ++i) {
+    layout.AddClaimed(body.dtypes[i], body.elements[i]);
+    if (body.dtypes[i] == DType::kBytes) {
+      request->refusal = Invalid(StrCat("tensor ", i, " of ", body.dtypes.size(),
+                                        " of a reduction has no numbers to add up: ",
+                                        Describe(body.dtypes[i], body.elements[i])));
+    }
+  }
+  return layout.Finish(header, request);
+}
+
+// Of requests without values.
+template <typename Body>
+Status LayOut(const MessageHeader& header, const Body&, const Store&, Incoming* request) {
+  return Layout().Finish(header, request);
+}
+
+Status Decode(std::string_view meta, LeaveRequest*) {
+  return meta.empty() ? Status() : Invalid("malformed LEAVE request");
+}
+
+template <typename Body>
+Status ParseAs(const MessageHeader& header, std::string_view meta, const Store& store,
+               Incoming* request) {
+  Body body;
+  if (Status s = Decode(meta, &body); !s.ok()) return s;
+  const auto sharing = store.Share();
+  const Status status = LayOut(header, body, store, request);
+  request->body = std::move(body);
+  return status;
+}
+
+}  // namespace
+
+Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
+             Incoming* request) {
+  *request = Incoming();
+  request->number = header.number;
+  switch (header.type) {
+    case MessageType::kOpen:
+      return ParseAs<OpenRequest>(header, meta, store, request);
+    case MessageType::kCreate:
+      return ParseAs<CreateRequest>(header, meta, store, request);
+    case MessageType::kBind:
+      return ParseAs<BindRequest>(header, meta, store, request);
+    case MessageType::kPull:
+      return ParseAs<PullRequest>(header, meta, store, request);
+    case MessageType::kPush:
+      return ParseAs<PushRequest>(header, meta, store, request);
+    case MessageType::kSet:
+      return ParseAs<SetRequest>(header, meta, store, request);
+    case MessageType::kReduce:
+      return ParseAs<ReduceRequest>(header, meta, store, request);
+    case MessageType::kLeave:
+      return ParseAs<LeaveRequest>(header, meta, store, request);
+    case MessageType::kOk:
+    case MessageType::kError:
+      break;
+  }
+  return Invalid(
+      StrCat("expected a request, received a message of type ", static_cast<int>(header.type)));
+}
+
+}  // namespace tfdist::ps

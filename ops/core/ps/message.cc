@@ -1,0 +1,292 @@
+#include "core/ps/message.h"
+
+#include <algorithm>
+
+#include "core/wire.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr uint32_t kMagic = 0x50465401;  // "\x01TFP": the version is the first byte on the wire
+
+bool IsKnown(uint8_t type) {
+  return (type >= static_cast<uint8_t>(MessageType::kOpen) &&
+          type <= static_cast<uint8_t>(MessageType::kLeave)) ||
+         type == static_cast<uint8_t>(MessageType::kOk) ||
+         type == static_cast<uint8_t>(MessageType::kError);
+}
+
+template <typename List>
+uint32_t Count(const List& list) {
+  return static_cast<uint32_t>(list.size());
+}
+
+Reader& GetDType(Reader& reader, DType* dtype) {
+  return reader.GetEnum(dtype, DType::kFloat16, DType::kBytes);
+}
+
+void PutConfig(Writer* writer, const OptimizerConfig& c) {
+  writer->Put(c.kind).Put(c.nesterov).Put(c.centered).Put(c.amsgrad);
+  writer->Put(c.momentum).Put(c.rho).Put(c.beta_1).Put(c.beta_2).Put(c.epsilon);
+  writer->Put(c.learning_rate_power)
+      .Put(c.l1_regularization_strength)
+      .Put(c.l2_regularization_strength)
+      .Put(c.l2_shrinkage_regularization_strength)
+      .Put(c.beta);
+}
+
+void GetConfig(Reader* reader, OptimizerConfig* c) {
+  reader->GetEnum(&c->kind, OptimizerKind::kSgd, OptimizerKind::kLion);
+  reader->GetBool(&c->nesterov).GetBool(&c->centered).GetBool(&c->amsgrad);
+  reader->Get(&c->momentum).Get(&c->rho).Get(&c->beta_1).Get(&c->beta_2).Get(&c->epsilon);
+  reader->Get(&c->learning_rate_power)
+      .Get(&c->l1_regularization_strength)
+      .Get(&c->l2_regularization_strength)
+      .Get(&c->l2_shrinkage_regularization_strength)
+      .Get(&c->beta);
+}
+
+}  // namespace
+
+std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header) {
+  const std::string bytes = Writer()
+                                .Put(kMagic)
+                                .Put(header.type)
+                                .Put(uint8_t{0})
+                                .Put(uint16_t{0})
+                                .Put(header.meta_bytes)
+                                .Put(uint32_t{0})
+                                .Put(header.payload_bytes)
+                                .Put(header.number)
+                                .Take();
+  std::array<char, kMessageHeaderBytes> out;
+  std::copy(bytes.begin(), bytes.end(), out.begin());
+  return out;
+}
+
+Status Decode(const char* bytes, MessageHeader* header) {
+  uint32_t magic = 0, reserved32 = 0;
+  uint16_t reserved16 = 0;
+  uint8_t type = 0, reserved8 = 0;
+  Reader reader(std::string_view(bytes, kMessageHeaderBytes));
+  reader.Get(&magic).Get(&type).Get(&reserved8).Get(&reserved16).Get(&header->meta_bytes);
+  reader.Get(&reserved32).Get(&header->payload_bytes).Get(&header->number);
+  if (magic != kMagic) {
+    return Status(StatusCode::kInvalidArgument, "not a tfdist message, or of another version");
+  }
+  if (!IsKnown(type)) {
+    return Status(StatusCode::kInvalidArgument, StrCat("unknown message type ", int{type}));
+  }
+  header->type = static_cast<MessageType>(type);
+  if (header->meta_bytes > kMaxMetaBytes || header->payload_bytes > kMaxPayloadBytes) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("message of type ", int{type}, " claims ", header->meta_bytes, " and ",
+                         header->payload_bytes, " bytes, the limits are ", kMaxMetaBytes, " and ",
+                         kMaxPayloadBytes));
+  }
+  if (reserved8 != 0 || reserved16 != 0 || reserved32 != 0) reader.Fail();
+  return reader.Finish("message header");
+}
+
+std::string Encode(const OpenRequest& request) {
+  return Writer().Put(request.process).Put(request.pushes).Take();
+}
+
+Status Decode(std::string_view meta, OpenRequest* request) {
+  return Reader(meta).Get(&request->process).Get(&request->pushes).Finish("OPEN request");
+}
+
+std::string Encode(const OpenReply& reply) {
+  return Writer().Put(reply.incarnation).Put(reply.clock).Take();
+}
+
+Status Decode(std::string_view meta, OpenReply* reply) {
+  return Reader(meta).Get(&reply->incarnation).Get(&reply->clock).Finish("OPEN answer");
+}
+
+std::string Encode(const CreateRequest& request) {
+  Writer writer;
+  writer.Put(Count(request.entries));
+  for (const CreateRequest::Entry& entry : request.entries) {
+    writer.PutString(entry.name).Put(entry.dtype).Put(entry.elements).Put(entry.has_value);
+  }
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, CreateRequest* request) {
+  Reader reader(meta);
+  request->entries.resize(reader.GetCount(sizeof(uint16_t) + 1 + sizeof(uint64_t) + 1));
+  for (CreateRequest::Entry& entry : request->entries) {
+    GetDType(reader.GetString(&entry.name), &entry.dtype);
+    reader.Get(&entry.elements).GetBool(&entry.has_value);
+  }
+  return reader.Finish("CREATE request");
+}
+
+std::string Encode(const CreateReply& reply) {
+  Writer writer;
+  writer.Put(Count(reply.shards));
+  for (const uint32_t shard : reply.shards) writer.Put(shard);
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, CreateReply* reply) {
+  Reader reader(meta);
+  reply->shards.resize(reader.GetCount(sizeof(uint32_t)));
+  for (uint32_t& shard : reply->shards) reader.Get(&shard);
+  return reader.Finish("CREATE answer");
+}
+
+std::string Encode(const BindRequest& request) {
+  Writer writer;
+  PutConfig(&writer, request.config);
+  writer.Put(Count(request.entries));
+  for (const BindRequest::Entry& entry : request.entries) {
+    writer.Put(entry.shard).Put(entry.weight_decay).Put(Count(entry.slots));
+    for (const uint32_t slot : entry.slots) writer.Put(slot);
+  }
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, BindRequest* request) {
+  Reader reader(meta);
+  GetConfig(&reader, &request->config);
+  request->entries.resize(reader.GetCount(2 * sizeof(uint32_t) + sizeof(double)));
+  for (BindRequest::Entry& entry : request->entries) {
+    reader.Get(&entry.shard).Get(&entry.weight_decay);
+    entry.slots.resize(reader.GetCount(sizeof(uint32_t)));
+    for (uint32_t& slot : entry.slots) reader.Get(&slot);
+  }
+  return reader.Finish("BIND request");
+}
+
+std::string Encode(const PullRequest& request) {
+  Writer writer;
+  writer.Put(request.of_step).Put(Count(request.entries));
+  for (const PullRequest::Entry& entry : request.entries) {
+    writer.Put(entry.shard).Put(entry.version);
+  }
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, PullRequest* request) {
+  Reader reader(meta);
+  reader.GetBool(&request->of_step);
+  request->entries.resize(reader.GetCount(sizeof(uint32_t) + sizeof(uint64_t)));
+  for (PullRequest::Entry& entry : request->entries) {
+    reader.Get(&entry.shard).Get(&entry.version);
+  }
+  return reader.Finish("PULL request");
+}
+
+std::string Encode(const PullReply& reply) {
+  Writer writer;
+  writer.Put(reply.clock).Put(Count(reply.versions));
+  for (const uint64_t version : reply.versions) writer.Put(version);
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, PullReply* reply) {
+  Reader reader(meta);
+  reader.Get(&reply->clock);
+  reply->versions.resize(reader.GetCount(sizeof(uint64_t)));
+  for (uint64_t& version : reply->versions) reader.Get(&version);
+  return reader.Finish("PULL answer");
+}
+
+std::string Encode(const PushRequest& request) {
+  Writer writer;
+  writer.Put(request.sequence).Put(request.clock).Put(request.incarnation);
+  writer.Put(Count(request.steps));
+  for (const StepValues& step : request.steps) writer.Put(step.learning_rate).Put(step.step);
+  writer.Put(Count(request.entries));
+  for (const PushRequest::Entry& entry : request.entries) {
+    writer.Put(entry.shard).Put(entry.kind).Put(entry.step);
+    if (entry.kind == UpdateKind::kRows) writer.Put(entry.rows).Put(entry.width);
+  }
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, PushRequest* request) {
+  Reader reader(meta);
+  reader.Get(&request->sequence).Get(&request->clock).Get(&request->incarnation);
+  request->steps.resize(reader.GetCount(sizeof(double) + sizeof(int64_t)));
+  for (StepValues& step : request->steps) reader.Get(&step.learning_rate).Get(&step.step);
+  request->entries.resize(reader.GetCount(sizeof(uint32_t) + 2));
+  for (PushRequest::Entry& entry : request->entries) {
+    reader.Get(&entry.shard);
+    reader.GetEnum(&entry.kind, UpdateKind::kGradient, UpdateKind::kAssign).Get(&entry.step);
+    const bool rows = entry.kind == UpdateKind::kRows;
+    if (rows) reader.Get(&entry.rows).Get(&entry.width);
+    const bool gradient = rows || entry.kind == UpdateKind::kGradient;
+    if (gradient ? entry.step >= request->steps.size() : entry.step != 0) reader.Fail();
+  }
+  return reader.Finish("PUSH request");
+}
+
+std::string Encode(const PushReply& reply) { return Writer().Put(reply.dropped).Take(); }
+
+Status Decode(std::string_view meta, PushReply* reply) {
+  return Reader(meta).GetBool(&reply->dropped).Finish("PUSH answer");
+}
+
+std::string Encode(const SetRequest& request) {
+  Writer writer;
+  writer.Put(Count(request.shards));
+  for (const uint32_t shard : request.shards) writer.Put(shard);
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, SetRequest* request) {
+  Reader reader(meta);
+  request->shards.resize(reader.GetCount(sizeof(uint32_t)));
+  for (uint32_t& shard : request->shards) reader.Get(&shard);
+  return reader.Finish("SET request");
+}
+
+// Both lists are of one length; a tensor without a dtype is not there.
+std::string Encode(const ReduceRequest& request) {
+  Writer writer;
+  writer.Put(request.key).Put(request.sequence);
+  const size_t count = std::min(request.dtypes.size(), request.elements.size());
+  writer.Put(static_cast<uint32_t>(count));
+  for (size_t i = 0; i < count; ++i) writer.Put(request.dtypes[i]).Put(request.elements[i]);
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, ReduceRequest* request) {
+  Reader reader(meta);
+  reader.Get(&request->key).Get(&request->sequence);
+  const uint32_t count = reader.GetCount(1 + sizeof(uint64_t));
+  request->dtypes.resize(count);
+  request->elements.resize(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    GetDType(reader, &request->dtypes[i]).Get(&request->elements[i]);
+  }
+  return reader.Finish("REDUCE request");
+}
+
+std::string Encode(const ErrorReply& reply) {
+  return Writer().Put(static_cast<int32_t>(reply.code)).PutString(reply.message).Take();
+}
+
+Status Decode(std::string_view meta, ErrorReply* reply) {
+  int32_t code = 0;
+  Reader reader(meta);
+  reader.Get(&code).GetString(&reply->message);
+  reply->code = static_cast<StatusCode>(code);
+  switch (reply->code) {
+    case StatusCode::kCancelled:
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kDeadlineExceeded:
+    case StatusCode::kFailedPrecondition:
+    case StatusCode::kInternal:
+    case StatusCode::kUnavailable:
+      break;
+    default:
+      reader.Fail();
+  }
+  return reader.Finish("ERROR answer");
+}
+
+}  // namespace tfdist::ps

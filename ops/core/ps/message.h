@@ -1,0 +1,174 @@
+// What travels between a worker and a parameter server: a fixed header, `meta` (small, parsed),
+// then `payload` (values, in the order that meta lists them, with nothing between them).
+//
+// A connection begins with the HELLO of core/frame.h, answered by a WELCOME. From then on the
+// worker sends requests, and the server answers each with an OK or an ERROR of the same number.
+// Answers come in any order: a pull may have to wait.
+//
+//   - OPEN: who the worker is; tells its clock
+//   - CREATE: shards by name; the answer gives each a number, or says that it does not exist. With
+//     values, those that do not exist are created.
+//   - BIND: the optimizer of a shard, and the shards that are its slots
+//   - PULL: the values of shards that changed since the version that the worker has
+//   - PUSH: gradients and changes of one step
+//   - SET: new values, from outside of a step
+//   - REDUCE: tensors to add up over the workers; the answer carries the sum
+//   - LEAVE: the worker has finished its program
+#ifndef TFDIST_OPS_CORE_PS_MESSAGE_H_
+#define TFDIST_OPS_CORE_PS_MESSAGE_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/ps/optimizer.h"
+#include "core/status.h"
+
+namespace tfdist::ps {
+
+enum class MessageType : uint8_t {
+  kOpen = 1,
+  kCreate = 2,
+  kBind = 3,
+  kPull = 4,
+  kPush = 5,
+  kSet = 6,
+  kReduce = 7,
+  kLeave = 8,
+  kOk = 64,
+  kError = 65,
+};
+
+inline constexpr size_t kMessageHeaderBytes = 32;
+inline constexpr size_t kMaxMetaBytes = 64 << 20;
+inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 36;  // 64 GB
+inline constexpr size_t kMaxNameBytes = 1024;                    // of a shard
+inline constexpr uint32_t kNoShard = 0xffffffff;
+
+struct MessageHeader {
+  MessageType type = MessageType::kOk;
+  uint32_t meta_bytes = 0;
+  uint64_t payload_bytes = 0;
+  uint64_t number = 0;  // of the request
+};
+
+struct OpenRequest {
+  uint64_t process = 0;  // random, one per process
+  uint64_t pushes = 0;   // made by this process so far
+};
+struct OpenReply {
+  uint64_t incarnation = 0;  // random, one per server process
+  uint64_t clock = 0;
+};
+
+struct CreateRequest {
+  struct Entry {
+    std::string name;
+    DType dtype = DType::kFloat32;
+    uint64_t elements = 0;
+    bool has_value = false;  // in the payload
+  };
+  std::vector<Entry> entries;
+};
+struct CreateReply {
+  std::vector<uint32_t> shards;  // kNoShard: does not exist
+};
+
+struct BindRequest {
+  struct Entry {
+    uint32_t shard = kNoShard;
+    std::vector<uint32_t> slots;
+    double weight_decay = 0;
+  };
+  OptimizerConfig config;
+  std::vector<Entry> entries;
+};
+
+struct PullRequest {
+  struct Entry {
+    uint32_t shard = kNoShard;
+    uint64_t version = 0;  // what the worker has; 0: nothing
+  };
+  bool of_step = false;  // begins a step, and waits for the schedule
+  std::vector<Entry> entries;
+};
+struct PullReply {
+  uint64_t clock = 0;
+  std::vector<uint64_t> versions;  // an entry's value is in the payload if its version has changed
+};
+
+enum class UpdateKind : uint8_t {
+  kGradient = 1,
+  kRows = 2,    // a gradient of some rows: int64 row numbers, then the rows; a row may come twice
+  kDelta = 3,   // to be added
+  kAssign = 4,  // to be put in place
+};
+struct PushRequest {
+  struct Entry {
+    uint32_t shard = kNoShard;
+    UpdateKind kind = UpdateKind::kGradient;
+    uint8_t step = 0;    // kGradient, kRows: index into `steps`
+    uint64_t rows = 0;   // kRows
+    uint64_t width = 0;  // kRows: elements of a row
+  };
+  uint64_t sequence = 0;     // counted from 1 by the worker's process, the same on all servers
+  uint64_t clock = 0;        // of the pull that began the step
+  uint64_t incarnation = 0;  // of the server that answered that pull
+  std::vector<StepValues> steps;
+  std::vector<Entry> entries;
+};
+struct PushReply {
+  bool dropped = false;  // it came too late
+};
+
+struct SetRequest {
+  std::vector<uint32_t> shards;
+};
+
+struct ReduceRequest {
+  uint64_t key = 0;  // of the op, the same in all workers
+  uint64_t sequence =
+      0;  // which execution of it, counted by the worker's pushes and its place in the step
+  std::vector<DType> dtypes;
+  std::vector<uint64_t> elements;
+};
+
+struct ErrorReply {
+  StatusCode code = StatusCode::kInternal;
+  std::string message;
+};
+
+std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header);
+Status Decode(const char* bytes, MessageHeader* header);
+
+std::string Encode(const OpenRequest& request);
+std::string Encode(const OpenReply& reply);
+std::string Encode(const CreateRequest& request);
+std::string Encode(const CreateReply& reply);
+std::string Encode(const BindRequest& request);
+std::string Encode(const PullRequest& request);
+std::string Encode(const PullReply& reply);
+std::string Encode(const PushRequest& request);
+std::string Encode(const PushReply& reply);
+std::string Encode(const SetRequest& request);
+std::string Encode(const ReduceRequest& request);
+std::string Encode(const ErrorReply& reply);
+Status Decode(std::string_view meta, OpenRequest* request);
+Status Decode(std::string_view meta, OpenReply* reply);
+Status Decode(std::string_view meta, CreateRequest* request);
+Status Decode(std::string_view meta, CreateReply* reply);
+Status Decode(std::string_view meta, BindRequest* request);
+Status Decode(std::string_view meta, PullRequest* request);
+Status Decode(std::string_view meta, PullReply* reply);
+Status Decode(std::string_view meta, PushRequest* request);
+Status Decode(std::string_view meta, PushReply* reply);
+Status Decode(std::string_view meta, SetRequest* request);
+Status Decode(std::string_view meta, ReduceRequest* request);
+Status Decode(std::string_view meta, ErrorReply* reply);
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_MESSAGE_H_

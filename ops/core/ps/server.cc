@@ -1,0 +1,185 @@
+#include "core/ps/server.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "core/gate.h"
+#include "core/ps/server_thread.h"
+#include "core/ps/service.h"
+#include "core/ps/store.h"
+#include "core/socket.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr int kMostThreads = 64;
+
+Status Invalid(std::string message) {
+  return Status(StatusCode::kInvalidArgument, std::move(message));
+}
+
+Status Check(const ServerOptions& options) {
+  const ScheduleOptions& schedule = options.schedule;
+  const bool sync = schedule.mode == Mode::kSync;
+  if (schedule.mode < Mode::kAsync || schedule.mode > Mode::kSsp ||
+      options.compensation > Compensation::kAdaDelay) {
+    return Invalid(StrCat("unknown mode ", static_cast<int>(schedule.mode), " or compensation ",
+                          static_cast<int>(options.compensation)));
+  }
+  if (schedule.workers < 1) {
+    return Invalid(StrCat("expected at least 1 worker, received ", schedule.workers));
+  }
+  if (sync && (schedule.num_aggregate < 1 || schedule.num_aggregate > schedule.workers)) {
+    return Invalid(StrCat("expected num_aggregate from 1 to ", schedule.workers,
+                          ", the number of workers, received ", schedule.num_aggregate));
+  }
+  if (schedule.staleness < 0) {
+    return Invalid(StrCat("expected a staleness of 0 or more, received ", schedule.staleness));
+  }
+  if (!(schedule.worker_timeout_seconds > 0) || !(schedule.start_timeout_seconds > 0)) {
+    return Invalid(StrCat("expected timeouts of more than 0 s, received ",
+                          schedule.worker_timeout_seconds, " and ",
+                          schedule.start_timeout_seconds));
+  }
+  if (options.threads < 1 || options.threads > kMostThreads) {
+    return Invalid(StrCat("expected 1 to ", kMostThreads, " threads, received ", options.threads));
+  }
+  if (options.hogwild && sync) return Invalid("hogwild does not go with sync: updates have turns");
+  if (options.compensation != Compensation::kNone && sync) {
+    return Invalid("a compensation does not go with sync: there is no delay");
+  }
+  if (options.compensation == Compensation::kDcAsgd && options.hogwild) {
+    return Invalid("dc-asgd does not go with hogwild: what a worker has pulled is not kept");
+  }
+  return Status();
+}
+
+uint64_t RandomNumber() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+}  // namespace
+
+class Server::Impl : private Outlet {
+ public:
+  Impl(const ServerOptions& options, Fd listener, int port)
+      : port_(port),
+        incarnation_(RandomNumber()),
+        store_(options),
+        service_(options, incarnation_, &store_, this),
+        gate_(std::move(listener)),
+        workers_(options.schedule.workers) {
+    for (int i = 0; i < options.threads; ++i) {
+      threads_.push_back(std::make_unique<ServerThread>(&store_, &service_, &stats_));
+    }
+  }
+  ~Impl() override { Close(); }
+
+  Status CreateThreads() {
+    for (auto& thread : threads_) {
+      if (Status s = thread->Create(); !s.ok()) return s;
+    }
+    return Status();
+  }
+
+  Status Restore(const ServerImage& image) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (started_) return Status(StatusCode::kFailedPrecondition, "the server has started already");
+    const Status status = service_.Restore(image);
+    restored_ = restored_ && status.ok();
+    return status;
+  }
+
+  Status Start(const Token& token) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (started_ || closed_ || !restored_) {
+      return Status(StatusCode::kFailedPrecondition,
+                    "the server starts once, before it is closed, and with a whole image");
+    }
+    started_ = true;
+    gate_.Open(
+        threads_[0]->epoll(), token, incarnation_,
+        [this](uint32_t rank) { return rank < static_cast<uint32_t>(workers_); },
+        [this](uint32_t rank, Fd socket) {
+          const uint64_t session = next_session_++;
+          ThreadOf(session)->Adopt(session, static_cast<int>(rank), std::move(socket));
+        });
+    for (auto& thread : threads_) thread->Start(thread == threads_[0] ? &gate_ : nullptr);
+    return Status();
+  }
+
+  void Close() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    service_.events().Close();
+    for (auto& thread : threads_) thread->Stop();
+    gate_.Close();
+  }
+
+  ServerStats stats() const {
+    ServerStats stats = service_.stats();
+    stats.bytes_sent = stats_.bytes_sent;
+    stats.bytes_received = stats_.bytes_received;
+    stats.rejected_connections = gate_.rejected();
+    stats.broken_requests = stats_.broken_requests;
+    stats.connections = stats_.connections;
+    return stats;
+  }
+
+  int port() const { return port_; }
+  uint64_t incarnation() const { return incarnation_; }
+  Service& service() { return service_; }
+
+ private:
+  ServerThread* ThreadOf(uint64_t session) { return threads_[session % threads_.size()].get(); }
+
+  void Deliver(uint64_t session, Answer answer) override {
+    ThreadOf(session)->Deliver(session, std::move(answer));
+  }
+  void Disconnect(uint64_t session) override { ThreadOf(session)->Disconnect(session); }
+  void WakeTimer() override { threads_[0]->WakeTimer(); }
+
+  const int port_;
+  const uint64_t incarnation_;
+  Store store_;
+  Service service_;
+  TrafficStats stats_;
+  Gate gate_;
+  const int workers_;
+  uint64_t next_session_ = 1;  // the first thread's
+  std::vector<std::unique_ptr<ServerThread>> threads_;
+  std::mutex mutex_;  // guards the rest
+  bool restored_ = true, started_ = false, closed_ = false;
+};
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Server::~Server() = default;
+
+Status Server::Create(const ServerOptions& options, int port, std::unique_ptr<Server>* out) {
+  if (Status s = Check(options); !s.ok()) {
+    return Status(s.code(), StrCat("parameter server ", options.index, ": ", s.message()));
+  }
+  Fd listener;
+  int bound_port = 0;
+  if (Status s = Listen(port, &listener, &bound_port); !s.ok()) return s;
+  auto impl = std::make_unique<Impl>(options, std::move(listener), bound_port);
+  if (Status s = impl->CreateThreads(); !s.ok()) return s;
+  out->reset(new Server(std::move(impl)));
+  return Status();
+}
+
+int Server::port() const { return impl_->port(); }
+uint64_t Server::incarnation() const { return impl_->incarnation(); }
+Status Server::Restore(const ServerImage& image) { return impl_->Restore(image); }
+Status Server::Start(const Token& token) { return impl_->Start(token); }
+ServerImage Server::Freeze() { return impl_->service().Freeze(); }
+bool Server::WaitForEvent(double seconds, Event* event) {
+  return impl_->service().events().Wait(seconds, event);
+}
+ServerStats Server::stats() const { return impl_->stats(); }
+std::vector<TraceEvent> Server::trace() const { return impl_->service().trace(); }
+void Server::Close() { impl_->Close(); }
+
+}  // namespace tfdist::ps

@@ -1,0 +1,114 @@
+// A parameter server: holds shards, applies what workers push, and sends what they pull.
+//
+// A few threads, each with its own epoll and its share of the connections. A thread receives a
+// whole request, carries it out under the locks of the shards it touches, and answers straight from
+// the blocks. A pull that the schedule holds back is parked; whoever lets it go wakes its thread.
+#ifndef TFDIST_OPS_CORE_PS_SERVER_H_
+#define TFDIST_OPS_CORE_PS_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/frame.h"
+#include "core/ps/block.h"
+#include "core/ps/schedule.h"
+#include "core/status.h"
+
+namespace tfdist::ps {
+
+enum class Compensation : uint8_t { kNone = 0, kDcAsgd = 1, kAdaDelay = 2 };
+
+struct ServerOptions {
+  int index = 0;  // which server of the job, for messages
+  ScheduleOptions schedule;
+  bool hogwild = false;  // no locks, and in place: what is pulled may mix old and new values
+  Compensation compensation = Compensation::kNone;
+  double compensation_lambda = 0.04;  // dc-asgd
+  int threads = 2;
+  size_t trace_events = 0;  // the latest pushes and pulls are kept, for tests and inspection
+};
+
+struct ServerStats {
+  uint64_t pulls = 0;
+  uint64_t pushes = 0;           // applied, or collected
+  uint64_t dropped_pushes = 0;   // late ones
+  uint64_t repeated_pushes = 0;  // applied before
+  uint64_t clock = 0;
+  uint64_t largest_lead = 0;
+  uint64_t bytes_sent = 0;  // values
+  uint64_t bytes_received = 0;
+  uint64_t rejected_connections = 0;
+  uint64_t broken_requests = 0;
+  uint64_t shards = 0;
+  uint64_t value_bytes = 0;
+  uint64_t connections = 0;
+};
+
+struct TraceEvent {
+  uint64_t nanoseconds = 0;
+  uint32_t worker = 0;
+  // 1: pull answered, 2: push applied or collected, 3: push dropped, 4: step closed
+  uint32_t kind = 0;
+  uint64_t clock = 0;    // of the worker (ssp) or the step
+  uint64_t slowest = 0;  // smallest clock of an active worker
+};
+
+// A shard as a snapshot holds it. The block stays as it is while it is held.
+struct SavedShard {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  uint64_t elements = 0;
+  BlockPtr block;
+};
+
+// What a server is at one moment, between two pushes.
+struct ServerImage {
+  std::vector<SavedShard> shards;
+  std::vector<uint64_t> progress;  // clocks, and who has pushed what: opaque numbers
+};
+
+class Server {
+ public:
+  // Listens on `port` (0: the kernel chooses). Nobody is let in before Start; from then on, whose
+  // HELLO has its token, `incarnation()` as generation, and a worker's rank.
+  static Status Create(const ServerOptions& options, int port, std::unique_ptr<Server>* out);
+  ~Server();
+
+  int port() const;
+  uint64_t incarnation() const;
+
+  // Before Start only, which after a failure is refused.
+  Status Restore(const ServerImage& image);
+  Status Start(const Token& token);
+
+  // A consistent image; takes no longer than to count references, or in Hogwild to copy all values.
+  ServerImage Freeze();
+
+  // Waits until something has happened that the job's control plane cares about, at most `seconds`:
+  // a worker came (a new process, or one that had left or was lost), left or was lost, lines for
+  // the log. Returns false when the time is over, or the server is closed.
+  struct Event {
+    enum class Kind { kCame = 1, kLeft = 2, kLost = 3, kLog = 4 };
+    Kind kind = Kind::kLog;
+    int worker = -1;
+    std::string text;
+  };
+  bool WaitForEvent(double seconds, Event* event);
+
+  ServerStats stats() const;
+  std::vector<TraceEvent> trace() const;
+  void Close();
+
+ private:
+  class Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_SERVER_H_

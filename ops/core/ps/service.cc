@@ -1,0 +1,237 @@
+#include "core/ps/service.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+Clock::duration Seconds(double seconds) {
+  constexpr double kForever = 1e9;  // more would not fit into a time point
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(std::min(seconds, kForever)));
+}
+
+}  // namespace
+
+Service::Service(const ServerOptions& options, uint64_t incarnation, Store* store, Outlet* outlet)
+    : options_(options),
+      incarnation_(incarnation),
+      store_(store),
+      outlet_(outlet),
+      updater_(options_, &store->pool()),
+      sums_(options.schedule.workers, &updater_, &store->pool()),
+      reducer_(
+          options.schedule.workers,
+          [this](int worker) {
+            const Lock lock(schedule_mutex_);
+            return schedule_.is_active(worker);
+          },
+          [this](int worker) {
+            const Lock lock(schedule_mutex_);
+            return Seconds(workers_[worker]->came ? options_.schedule.worker_timeout_seconds
+                                                  : options_.schedule.start_timeout_seconds);
+          },
+          [this](uint64_t session, Answer answer) {
+            outlet_->Deliver(session, std::move(answer));
+          }),
+      trace_(options.trace_events),
+      schedule_(options.schedule, Clock::now()) {
+  for (int i = 0; i < options.schedule.workers; ++i) {
+    workers_.push_back(std::make_unique<Worker>());
+  }
+}
+
+std::optional<Answer> Service::Execute(Caller* caller, Incoming request) {
+  const std::lock_guard<std::mutex> busy(workers_[caller->worker]->busy);
+  if (!std::holds_alternative<OpenRequest>(request.body) && !IsCurrent(*caller)) {
+    return std::nullopt;
+  }
+  if (!request.refusal.ok()) return Refuse(*caller, request.number, request.refusal);
+  return std::visit([&](const auto& body) { return Do(caller, request.number, body, &request); },
+                    request.body);
+}
+
+bool Service::IsCurrent(const Caller& caller) {
+  const Lock lock(schedule_mutex_);
+  return workers_[caller.worker]->session == caller.session;
+}
+
+Answer Service::Refuse(const Caller& caller, uint64_t number, const Status& status) const {
+  return ErrorAnswer(number, Status(status.code(), StrCat("parameter server ", options_.index,
+                                                          ", asked by worker ", caller.worker, ": ",
+                                                          status.message())));
+}
+
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const OpenRequest& open,
+                                  Incoming*) {
+  const int rank = caller->worker;
+  Worker& worker = *workers_[rank];
+  uint64_t former = 0;
+  bool new_process = false;
+  OpenReply reply{incarnation_, 0};
+  {
+    const auto sharing = store_->Share();
+    Lock lock(schedule_mutex_);
+    if (worker.session > caller->session) {  // overtaken by a connection that was made later
+      outlet_->Disconnect(caller->session);
+      return std::nullopt;
+    }
+    former = std::exchange(worker.session, caller->session);
+    parked_.remove_if([rank](const Parked& parked) { return parked.caller.worker == rank; });
+    new_process = worker.process != open.process;
+    if (new_process) {
+      worker.process = open.process;
+      worker.sequence = 0;
+      worker.dropped = false;
+    }
+    worker.came = true;
+    worker.left = false;
+    if (new_process || !worker.present) Tell(Server::Event::Kind::kCame, rank, "");
+    worker.present = true;
+    schedule_.Join(rank, new_process);
+    reply.clock = ClockFor(rank);
+    CloseIfComplete();
+    Release(&lock);
+    if (new_process) ForgetPulled(rank);
+  }
+  if (new_process) reducer_.ProcessEnded(rank);
+  if (former != 0) outlet_->Disconnect(former);
+  caller->opened = true;
+  return OkAnswer(number, reply);
+}
+
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const CreateRequest& create,
+                                  Incoming* request) {
+  CreateReply reply;
+  const Status status = store_->Create(create, request->payload, &reply);
+  if (!status.ok()) return Refuse(*caller, number, status);
+  return OkAnswer(number, reply);
+}
+
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const BindRequest& bind,
+                                  Incoming*) {
+  const Status status = store_->Bind(bind);
+  if (!status.ok()) return Refuse(*caller, number, status);
+  return OkAnswer(number);
+}
+
+std::optional<Answer> Service::Do(Caller*, uint64_t number, const SetRequest& set,
+                                  Incoming* request) {
+  const auto sharing = store_->Share();
+  Lock lock(schedule_mutex_, std::defer_lock);
+  if (sync()) lock.lock();  // a pull gets all of it or nothing
+  for (size_t i = 0; i < set.shards.size(); ++i) {
+    updater_.Assign(store_->Find(set.shards[i]), std::move(request->payload[i]));
+  }
+  return OkAnswer(number);
+}
+
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const ReduceRequest& reduce,
+                                  Incoming* request) {
+  reducer_.Add(caller->session, caller->worker, number, reduce, std::move(request->payload));
+  Arm(reducer_.NextDeadline());
+  return std::nullopt;
+}
+
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const LeaveRequest&, Incoming*) {
+  const int rank = caller->worker;
+  {
+    const Lock lock(schedule_mutex_);
+    workers_[rank]->left = true;
+    workers_[rank]->present = false;
+    parked_.remove_if([rank](const Parked& parked) { return parked.caller.worker == rank; });
+  }
+  Drop(rank);
+  reducer_.ProcessEnded(rank);
+  Tell(Server::Event::Kind::kLeft, rank, "");
+  return OkAnswer(number);
+}
+
+void Service::Drop(int worker) {
+  {
+    const auto sharing = store_->Share();
+    Lock lock(schedule_mutex_);
+    schedule_.Leave(worker);
+    CloseIfComplete();
+    Release(&lock);
+    ForgetPulled(worker);
+  }
+  reducer_.Check();
+}
+
+void Service::ForgetPulled(int worker) {
+  if (options_.compensation == Compensation::kNone) return;
+  for (uint32_t number = 0; Shard* shard = store_->Find(number); ++number) {
+    const std::lock_guard<std::mutex> lock(shard->mutex);
+    shard->seen[worker] = {};
+  }
+}
+
+void Service::Gone(const Caller& caller, const std::string& why) {
+  if (!caller.opened) return;
+  reducer_.Gone(caller.session);
+  Worker& worker = *workers_[caller.worker];
+  const Lock lock(schedule_mutex_);
+  if (worker.session != caller.session) return;
+  worker.session = 0;
+  parked_.remove_if([&](const Parked& parked) { return parked.caller.worker == caller.worker; });
+  schedule_.StopWaiting(caller.worker);
+  if (!worker.present) return;
+  worker.present = false;
+  Tell(Server::Event::Kind::kLost, caller.worker, why);
+}
+
+void Service::CheckTime(TimePoint now) {
+  std::vector<std::string> lines;
+  {
+    const auto sharing = store_->Share();
+    Lock lock(schedule_mutex_);
+    lines = schedule_.CheckTime(now);
+    CloseIfComplete();
+    Release(&lock);
+  }
+  for (const std::string& line : lines) Tell(Server::Event::Kind::kLog, -1, line);
+  if (!lines.empty()) reducer_.Check();
+  for (const int worker : reducer_.Late(now)) {
+    Tell(Server::Event::Kind::kLog, -1,
+         StrCat("worker ", worker, " is dropped: others have waited for it too long to add up"));
+    Drop(worker);
+  }
+}
+
+TimePoint Service::NextDeadline() {
+  // Whoever comes while this looks wakes the timer again.
+  armed_ = TimePoint::max().time_since_epoch().count();
+  TimePoint next = reducer_.NextDeadline();
+  {
+    const Lock lock(schedule_mutex_);
+    next = std::min(next, schedule_.NextDeadline());
+  }
+  armed_ = next.time_since_epoch().count();
+  return next;
+}
+
+void Service::Arm(TimePoint deadline) {
+  if (deadline.time_since_epoch().count() < armed_) outlet_->WakeTimer();
+}
+
+void Service::Tell(Server::Event::Kind kind, int worker, const std::string& text) {
+  events_.Add({kind, worker, text});
+}
+
+ServerStats Service::stats() const {
+  ServerStats stats;
+  stats.pulls = pulls_;
+  stats.shards = store_->shard_count();
+  stats.value_bytes = store_->value_bytes();
+  const Lock lock(schedule_mutex_);
+  stats.pushes = pushes_;
+  stats.dropped_pushes = schedule_.dropped_pushes() + foreign_pushes_;
+  stats.repeated_pushes = repeated_pushes_;
+  stats.clock = schedule_.clock();
+  stats.largest_lead = schedule_.largest_lead();
+  return stats;
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,224 @@
+// The steps of training: pulls and pushes, and what a restart of the server has to know of them.
+#include <algorithm>
+#include <utility>
+
+#include "core/ps/service.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr int64_t kMostParked = 1024;  // pulls of one worker
+constexpr uint64_t kProgressVersion = 1;
+constexpr size_t kProgressHead = 3;       // version, workers, shards
+constexpr size_t kProgressPerWorker = 4;  // whether a process came, which, its last push, dropped
+
+}  // namespace
+
+uint64_t Service::ClockFor(int worker) const {
+  return sync() ? schedule_.clock() : schedule_.clock_of(worker);
+}
+
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PullRequest& pull,
+                                  Incoming*) {
+  const int rank = caller->worker;
+  const auto sharing = store_->Share();
+  Lock lock(schedule_mutex_);
+  const auto parked = std::count_if(parked_.begin(), parked_.end(), [rank](const Parked& parked) {
+    return parked.caller.worker == rank;
+  });
+  if (parked >= kMostParked) {
+    return Refuse(*caller, number,
+                  Status(StatusCode::kFailedPrecondition,
+                         StrCat("a pull, while ", parked, " others wait for their answers")));
+  }
+  if (pull.of_step) {
+    const bool returns = !schedule_.is_active(rank);
+    const bool waits = std::any_of(parked_.begin(), parked_.end(), [rank](const Parked& parked) {
+      return parked.caller.worker == rank && parked.pull.of_step;
+    });
+    if (waits) {
+      return Refuse(*caller, number,
+                    Status(StatusCode::kFailedPrecondition,
+                           "a pull that begins a step, while another one waits for its answer"));
+    }
+    const bool may_pull = schedule_.MayPull(rank, Clock::now());
+    if (!may_pull) parked_.push_back({*caller, number, pull});
+    if (!may_pull || returns) Arm(schedule_.NextDeadline());
+    if (returns) {
+      lock.unlock();
+      reducer_.Returned(rank);
+      lock.lock();
+    }
+    if (!may_pull) return std::nullopt;
+    trace_.Add(Trace::kPull, rank, ClockFor(rank), schedule_.slowest_clock());
+  } else if (!schedule_.MayRead(rank, Clock::now())) {
+    parked_.push_back({*caller, number, pull});
+    Arm(schedule_.NextDeadline());
+    return std::nullopt;
+  }
+  const uint64_t clock = ClockFor(rank);
+  if (!sync()) lock.unlock();
+  return Gather(*caller, number, pull, clock);
+}
+
+Answer Service::Gather(const Caller& caller, uint64_t number, const PullRequest& pull,
+                       uint64_t clock) {
+  PullReply reply{clock, {}};
+  std::vector<BlockPtr> payload;
+  uint64_t bytes = 0;
+  reply.versions.reserve(pull.entries.size());
+  for (const PullRequest::Entry& entry : pull.entries) {
+    Shard* const shard = store_->Find(entry.shard);
+    if (shard == nullptr) {
+      return Refuse(caller, number,
+                    Status(StatusCode::kInvalidArgument,
+                           StrCat("there is no shard ", entry.shard, " to pull")));
+    }
+    Lock lock(shard->mutex, std::defer_lock);
+    if (!options_.hogwild) lock.lock();
+    reply.versions.push_back(shard->version);
+    if (entry.version != reply.versions.back()) {
+      payload.push_back(shard->block);
+      bytes += shard->bytes;
+    }
+    if (pull.of_step && shard->binding && !shard->seen.empty()) {
+      Shard::Seen& seen = shard->seen[caller.worker];
+      seen.updates = shard->updates;
+      if (options_.compensation == Compensation::kDcAsgd) seen.block = shard->block;
+    }
+    if (bytes > kMaxPayloadBytes) {
+      return Refuse(caller, number,
+                    Status(StatusCode::kInvalidArgument,
+                           StrCat("a pull of more than ", kMaxPayloadBytes, " bytes")));
+    }
+  }
+  ++pulls_;
+  return OkAnswer(number, reply, std::move(payload));
+}
+
+void Service::Release(Lock* lock) {
+  if (parked_.empty()) return;
+  const TimePoint now = Clock::now();
+  std::list<Parked> ready;
+  for (auto parked = parked_.begin(); parked != parked_.end();) {
+    const auto next = std::next(parked);
+    const int rank = parked->caller.worker;
+    const bool of_step = parked->pull.of_step;
+    if (of_step ? schedule_.MayPull(rank, now) : schedule_.MayRead(rank, now)) {
+      parked->clock = ClockFor(rank);
+      if (of_step) trace_.Add(Trace::kPull, rank, parked->clock, schedule_.slowest_clock());
+      ready.splice(ready.end(), parked_, parked);
+    }
+    parked = next;
+  }
+  Arm(schedule_.NextDeadline());
+  if (!sync()) lock->unlock();
+  for (const Parked& parked : ready) {
+    outlet_->Deliver(parked.caller.session,
+                     Gather(parked.caller, parked.number, parked.pull, parked.clock));
+  }
+}
+
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushRequest& push,
+                                  Incoming* request) {
+  const int rank = caller->worker;
+  Worker& worker = *workers_[rank];
+  const auto sharing = store_->Share();
+  std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), *store_);
+  if (Status s = CheckRows(updates); !s.ok()) return Refuse(*caller, number, s);
+  {
+    const Lock lock(schedule_mutex_);
+    if (push.sequence <= worker.sequence) {
+      ++repeated_pushes_;
+      return OkAnswer(number, PushReply{push.sequence == worker.sequence && worker.dropped});
+    }
+    worker.sequence = push.sequence;
+    worker.dropped = false;
+    if (sync()) {
+      const bool foreign = push.incarnation != incarnation_;
+      if (foreign) ++foreign_pushes_;
+      if (foreign || schedule_.Push(rank, push.clock) == Schedule::Verdict::kDropLate) {
+        worker.dropped = true;
+        trace_.Add(Trace::kDropped, rank, push.clock, schedule_.slowest_clock());
+        return OkAnswer(number, PushReply{true});
+      }
+      trace_.Add(Trace::kPush, rank, push.clock, schedule_.slowest_clock());
+      ++collecting_;
+    }
+    ++pushes_;
+  }
+  if (sync()) {
+    sums_.Collect(rank, std::move(updates));
+  } else {
+    updater_.Apply(rank, std::move(updates));
+  }
+  Lock lock(schedule_mutex_);
+  if (sync()) {
+    --collecting_;
+    CloseIfComplete();
+  } else {
+    // Only now: whom this lets go sees what was pushed.
+    schedule_.Push(rank, push.clock);
+    trace_.Add(Trace::kPush, rank, schedule_.clock_of(rank), schedule_.slowest_clock());
+  }
+  Release(&lock);
+  return OkAnswer(number, PushReply{false});
+}
+
+void Service::CloseIfComplete() {
+  if (!sync() || collecting_ > 0 || !schedule_.StepIsComplete()) return;
+  sums_.Close(schedule_.contributions());
+  trace_.Add(Trace::kClosed, 0, schedule_.clock(), schedule_.slowest_clock());
+  schedule_.CloseStep();
+}
+
+ServerImage Service::Freeze() {
+  const auto exclusive = store_->Exclude();
+  return {store_->Save(), SaveProgress()};
+}
+
+std::vector<uint64_t> Service::SaveProgress() const {
+  const std::vector<uint64_t> updates = store_->SaveUpdates();
+  const Lock lock(schedule_mutex_);
+  std::vector<uint64_t> progress = {kProgressVersion, workers_.size(), updates.size()};
+  for (const auto& worker : workers_) {
+    progress.insert(progress.end(),
+                    {uint64_t{worker->process.has_value()}, worker->process.value_or(0),
+                     worker->sequence, uint64_t{worker->dropped}});
+  }
+  progress.insert(progress.end(), updates.begin(), updates.end());
+  const std::vector<uint64_t> clocks = schedule_.Save();
+  progress.insert(progress.end(), clocks.begin(), clocks.end());
+  return progress;
+}
+
+Status Service::Restore(const ServerImage& image) {
+  if (Status s = store_->Restore(image.shards); !s.ok()) return s;
+  return image.progress.empty() ? Status() : RestoreProgress(image.progress);
+}
+
+Status Service::RestoreProgress(const std::vector<uint64_t>& progress) {
+  const size_t size = progress.size();
+  const bool begins = size >= kProgressHead && progress[0] == kProgressVersion;
+  const uint64_t workers = begins ? progress[1] : 0, shards = begins ? progress[2] : 0;
+  if (!begins || workers > size || shards > size ||
+      kProgressHead + kProgressPerWorker * workers + shards > size) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("the saved progress of parameter server ", options_.index,
+                         " does not make sense: ", size, " numbers"));
+  }
+  auto next = progress.begin() + kProgressHead;
+  const auto updates = next + kProgressPerWorker * workers, clocks = updates + shards;
+  store_->RestoreUpdates({updates, clocks});
+  const Lock lock(schedule_mutex_);
+  for (size_t i = 0; i < workers; ++i, next += kProgressPerWorker) {
+    if (i >= workers_.size()) continue;
+    if (next[0] != 0) workers_[i]->process = next[1];
+    workers_[i]->sequence = next[2];
+    workers_[i]->dropped = next[3] != 0;
+  }
+  schedule_.Restore({clocks, progress.end()});
+  return Status();
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,172 @@
+#include "core/ps/session.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/frame.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr size_t kMetaAhead = 64 << 10;  // meta's memory is taken as its bytes come
+constexpr size_t kMaxOutputs = 64;
+constexpr size_t kPieces = 256;
+constexpr uint64_t kTurnBytes = 8 << 20;  // then the thread's other sessions have their turn
+
+}  // namespace
+
+Session::Session(uint64_t id, int worker, Fd socket, Store* store)
+    : socket_(std::move(socket)), store_(store), payload_(&store->pool()) {
+  caller_.session = id;
+  caller_.worker = worker;
+  FrameHeader welcome;
+  welcome.type = FrameType::kWelcome;
+  const HeaderBytes bytes = EncodeHeader(welcome);
+  outputs_.push_back({std::string(bytes.begin(), bytes.end()), {}});
+}
+
+Status Session::Receive(const OnRequest& on_request) {
+  uint64_t turn = 0;
+  while (turn < kTurnBytes && wants_input()) {
+    uint64_t received = 0;
+    Status status;
+    switch (state_) {
+      case State::kHeader:
+        status = ReceiveHeader(&received);
+        break;
+      case State::kMeta:
+        status = ReceiveMeta(&received);
+        break;
+      case State::kPayload:
+        status = ReceivePayload(&received);
+        break;
+    }
+    if (!status.ok()) return status;
+    turn += received;
+    if (whole_) {
+      whole_ = false;
+      state_ = State::kHeader;
+      header_received_ = 0;
+      return on_request(std::move(request_));
+    }
+    if (received == 0) break;
+  }
+  return Status();
+}
+
+Status Session::ReceiveHeader(uint64_t* received) {
+  Status s = ReceiveSome(socket(), header_bytes_.data() + header_received_,
+                         header_bytes_.size() - header_received_, received);
+  if (!s.ok()) return s;
+  header_received_ += *received;
+  if (header_received_ < header_bytes_.size()) return Status();
+  if (s = Decode(header_bytes_.data(), &header_); !s.ok()) return s;
+  meta_received_ = 0;
+  meta_.clear();
+  state_ = State::kMeta;
+  return header_.meta_bytes == 0 ? BeginPayload() : Status();
+}
+
+Status Session::ReceiveMeta(uint64_t* received) {
+  if (meta_received_ == meta_.size()) {
+    meta_.resize(std::min<size_t>(header_.meta_bytes, meta_received_ + kMetaAhead));
+  }
+  const Status status =
+      ReceiveSome(socket(), meta_.data() + meta_received_, meta_.size() - meta_received_, received);
+  if (!status.ok()) return status;
+  meta_received_ += *received;
+  return meta_received_ == header_.meta_bytes ? BeginPayload() : Status();
+}
+
+Status Session::BeginPayload() {
+  if (caller_.opened == (header_.type == MessageType::kOpen)) {
+    return Status(StatusCode::kInvalidArgument, "a connection begins with one OPEN, and only that");
+  }
+  if (Status s = Parse(header_, meta_, *store_, &request_); !s.ok()) return s;
+  if (request_.refusal.ok()) {
+    payload_.Expect(std::move(request_.parts));
+  } else {
+    payload_.Discard(header_.payload_bytes);
+  }
+  state_ = State::kPayload;
+  if (!payload_.complete()) return Status();
+  request_.payload = payload_.Take();
+  whole_ = true;
+  return Status();
+}
+
+Status Session::ReceivePayload(uint64_t* received) {
+  const Status status = payload_.Receive(socket(), received);
+  bytes_received_ += *received;
+  if (!status.ok() || !payload_.complete()) return status;
+  request_.payload = payload_.Take();
+  whole_ = true;
+  return Status();
+}
+
+void Session::Send(Answer answer) {
+  MessageHeader header;
+  header.type = answer.type;
+  header.number = answer.number;
+  header.meta_bytes = static_cast<uint32_t>(answer.meta.size());
+  for (const BlockPtr& block : answer.payload) header.payload_bytes += block->bytes();
+  const auto bytes = Encode(header);
+  outputs_.push_back(
+      {std::string(bytes.begin(), bytes.end()) + answer.meta, std::move(answer.payload)});
+}
+
+bool Session::wants_input() const { return outputs_.size() < kMaxOutputs; }
+
+size_t Session::Gather(iovec* pieces, size_t most) const {
+  size_t count = 0;
+  for (const Output& output : outputs_) {
+    for (size_t i = output.piece; i <= output.blocks.size() && count < most; ++i) {
+      char* data = i == 0 ? const_cast<char*>(output.head.data()) : output.blocks[i - 1]->data();
+      const size_t size = i == 0 ? output.head.size() : output.blocks[i - 1]->bytes();
+      const size_t sent = i == output.piece ? output.sent : 0;
+      pieces[count++] = {data + sent, size - sent};
+    }
+    if (count == most) break;
+  }
+  return count;
+}
+
+Status Session::Flush() {
+  while (!outputs_.empty()) {
+    iovec pieces[kPieces];
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = Gather(pieces, kPieces);
+    const ssize_t sent = sendmsg(socket(), &message, MSG_NOSIGNAL);
+    if (sent >= 0) {
+      Advance(static_cast<size_t>(sent));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      return Status();
+    } else if (errno != EINTR) {
+      return Status(StatusCode::kUnavailable, std::strerror(errno));
+    }
+  }
+  return Status();
+}
+
+void Session::Advance(size_t bytes) {
+  while (!outputs_.empty()) {
+    Output& output = outputs_.front();
+    const bool head = output.piece == 0;
+    const size_t size = head ? output.head.size() : output.blocks[output.piece - 1]->bytes();
+    const size_t part = std::min(bytes, size - output.sent);
+    if (!head) bytes_sent_ += part;
+    output.sent += part;
+    bytes -= part;
+    if (output.sent < size) return;
+    if (!head) output.blocks[output.piece - 1].reset();
+    output.sent = 0;
+    if (++output.piece > output.blocks.size()) outputs_.pop_front();
+  }
+}
+
+}  // namespace tfdist::ps

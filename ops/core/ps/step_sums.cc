@@ -1,0 +1,119 @@
+#include "core/ps/step_sums.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+template <typename T>
+void Scale(void* values, size_t count, T factor) {
+  auto* v = static_cast<T*>(values);
+  for (size_t i = 0; i < count; ++i) v[i] *= factor;
+}
+
+// Of the dtypes that optimizers run on.
+void Scale(DType dtype, void* values, size_t count, double factor) {
+  if (dtype == DType::kFloat64) return Scale<double>(values, count, factor);
+  Scale<float>(values, count, static_cast<float>(factor));
+}
+
+// To nearest, and halves away from zero.
+template <typename T>
+void DivideRounded(void* values, size_t count, T divisor) {
+  auto* v = static_cast<T*>(values);
+  for (size_t i = 0; i < count; ++i) {
+    const T rest = v[i] % divisor;
+    v[i] /= divisor;
+    if (2 * std::abs(rest) >= divisor) v[i] += rest > 0 ? 1 : -1;
+  }
+}
+
+void MakeMean(DType dtype, void* values, size_t count, int contributions) {
+  switch (dtype) {
+    case DType::kInt32:
+      return DivideRounded<int32_t>(values, count, contributions);
+    case DType::kInt64:
+      return DivideRounded<int64_t>(values, count, contributions);
+    default:
+      return Divide(dtype, values, count, contributions);
+  }
+}
+
+// The first contribution is the sum until there is a second one.
+void AddTo(BlockPtr* sum, BlockPtr values, const Shard& shard) {
+  if (*sum == nullptr) {
+    *sum = std::move(values);
+  } else {
+    Add(shard.dtype, (*sum)->data(), (*sum)->data(), values->data(), shard.elements);
+  }
+}
+
+}  // namespace
+
+void StepSums::Collect(int worker, std::vector<Update> updates) {
+  for (Update& update : updates) Collect(worker, &update);
+}
+
+void StepSums::Collect(int worker, Update* update) {
+  Shard* const shard = update->shard;
+  const std::lock_guard<std::mutex> lock(shard->mutex);
+  Sums& sums = shard->sums;
+  if (sums.gradient == nullptr && sums.delta == nullptr && sums.assigned == nullptr) {
+    const std::lock_guard<std::mutex> touched_lock(mutex_);
+    touched_.push_back(shard);
+  }
+  if (update->kind == UpdateKind::kDelta) {
+    return AddTo(&sums.delta, std::move(update->values), *shard);
+  }
+  if (update->kind == UpdateKind::kAssign) {
+    if (sums.assigned != nullptr && sums.assigning_worker < worker) return;
+    sums.assigned = std::move(update->values);
+    sums.assigning_worker = worker;
+    return;
+  }
+  if (sums.gradient == nullptr || worker < sums.gradient_worker) {
+    sums.gradient_worker = worker;
+    sums.step = update->step;
+  }
+  if (update->kind == UpdateKind::kGradient) {
+    return AddTo(&sums.gradient, std::move(update->values), *shard);
+  }
+  if (sums.gradient == nullptr) {
+    sums.gradient = pool_->Take(shard->bytes);
+    std::memset(sums.gradient->data(), 0, shard->bytes);
+  }
+  ScatterAdd(*update, sums.gradient->data());
+}
+
+void StepSums::Close(int contributions) {
+  std::vector<Shard*> touched;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    touched.swap(touched_);
+  }
+  for (Shard* shard : touched) Apply(shard, contributions);
+}
+
+void StepSums::Apply(Shard* shard, int contributions) {
+  Sums sums;
+  {
+    const std::lock_guard<std::mutex> lock(shard->mutex);
+    std::swap(sums, shard->sums);
+  }
+  if (sums.assigned != nullptr) updater_->Assign(shard, std::move(sums.assigned));
+  if (sums.gradient != nullptr) {
+    if (contributions != workers_) {
+      Scale(shard->dtype, sums.gradient->data(), shard->elements,
+            static_cast<double>(workers_) / contributions);
+    }
+    updater_->Gradient(-1, shard, sums.step, sums.gradient);
+  }
+  if (sums.delta != nullptr) {
+    MakeMean(shard->dtype, sums.delta->data(), shard->elements, contributions);
+    updater_->Delta(shard, sums.delta);
+  }
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,39 @@
+// The open step of a synchronous job: what the workers have contributed to it, added up per shard.
+#ifndef TFDIST_OPS_CORE_PS_STEP_SUMS_H_
+#define TFDIST_OPS_CORE_PS_STEP_SUMS_H_
+
+#include <mutex>
+#include <vector>
+
+#include "core/ps/update.h"
+
+namespace tfdist::ps {
+
+class StepSums {
+ public:
+  // `workers`: of the job. Each has divided its loss by that number.
+  StepSums(int workers, Updater* updater, BlockPool* pool)
+      : workers_(workers), updater_(updater), pool_(pool) {}
+
+  // Several threads may do so at once.
+  void Collect(int worker, std::vector<Update> updates);
+
+  // Applies the step that `contributions` workers have contributed to; nobody collects meanwhile.
+  // A gradient is what it would be if all workers had contributed the same on average; a change is
+  // the mean of theirs.
+  void Close(int contributions);
+
+ private:
+  void Collect(int worker, Update* update);
+  void Apply(Shard* shard, int contributions);
+
+  const int workers_;
+  Updater* const updater_;
+  BlockPool* const pool_;
+  std::mutex mutex_;
+  std::vector<Shard*> touched_;  // have sums; guarded by mutex_
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_STEP_SUMS_H_

@@ -1,0 +1,198 @@
+#include "core/ps/store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+Status Invalid(std::string message) {
+  return Status(StatusCode::kInvalidArgument, std::move(message));
+}
+
+BlockPtr Copy(const BlockPtr& block, BlockPool* pool) {
+  BlockPtr copy = pool->Take(block->bytes());
+  std::memcpy(copy->data(), block->data(), block->bytes());
+  return copy;
+}
+
+}  // namespace
+
+std::optional<uint64_t> BytesOf(DType dtype, uint64_t elements) {
+  const uint64_t size = ByteSize(dtype);
+  if (elements > kMaxPayloadBytes / size) return std::nullopt;
+  return elements * size;
+}
+
+Store::Store(const ServerOptions& options)
+    : watched_workers_(options.compensation == Compensation::kNone ? 0 : options.schedule.workers),
+      hogwild_(options.hogwild) {}
+
+std::shared_lock<std::shared_mutex> Store::Share() const {
+  // A shared mutex may let those who share pass those who exclude for ever.
+  {
+    const std::lock_guard<std::mutex> door(door_);
+  }
+  return std::shared_lock<std::shared_mutex>(changes_);
+}
+
+std::unique_lock<std::shared_mutex> Store::Exclude() const {
+  const std::lock_guard<std::mutex> door(door_);
+  return std::unique_lock<std::shared_mutex>(changes_);
+}
+
+Shard* Store::Find(uint32_t number) const {
+  return number < shards_.size() ? shards_[number].get() : nullptr;
+}
+
+Shard* Store::FindName(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+Status Store::Create(const CreateRequest& request, const std::vector<BlockPtr>& values,
+                     CreateReply* reply) {
+  const auto lock = Exclude();
+  if (Status s = CheckCreate(request); !s.ok()) return s;
+  size_t value = 0;
+  for (const CreateRequest::Entry& entry : request.entries) {
+    const Shard* shard = FindName(entry.name);
+    if (shard == nullptr && entry.has_value) {
+      shard = Add(entry.name, entry.dtype, entry.elements, values[value]);
+    }
+    if (entry.has_value) ++value;
+    reply->shards.push_back(shard == nullptr ? kNoShard : shard->number);
+  }
+  return Status();
+}
+
+Status Store::CheckCreate(const CreateRequest& request) const {
+  std::unordered_map<std::string_view, const CreateRequest::Entry*> seen;
+  for (const CreateRequest::Entry& entry : request.entries) {
+    if (entry.name.size() > kMaxNameBytes) {
+      return Invalid(StrCat("the name of shard '", entry.name.substr(0, 64), "...' has ",
+                            entry.name.size(), " bytes, the limit is ", kMaxNameBytes));
+    }
+    DType dtype = entry.dtype;
+    uint64_t elements = entry.elements;
+    if (const Shard* shard = FindName(entry.name)) {
+      dtype = shard->dtype;
+      elements = shard->elements;
+    } else if (const auto [first, fresh] = seen.emplace(entry.name, &entry); !fresh) {
+      dtype = first->second->dtype;
+      elements = first->second->elements;
+    }
+    if (dtype != entry.dtype || elements != entry.elements) {
+      return Invalid(StrCat("shard '", entry.name, "': expected ", Describe(dtype, elements),
+                            ", as it was created, received ",
+                            Describe(entry.dtype, entry.elements)));
+    }
+  }
+  return Status();
+}
+
+Shard* Store::Add(const std::string& name, DType dtype, uint64_t elements, BlockPtr block) {
+  auto shard = std::make_unique<Shard>();
+  shard->number = static_cast<uint32_t>(shards_.size());
+  shard->name = name;
+  shard->dtype = dtype;
+  shard->elements = elements;
+  shard->bytes = block->bytes();
+  shard->block = std::move(block);
+  shard->seen.resize(watched_workers_);
+  by_name_.emplace(name, shard.get());
+  shards_.push_back(std::move(shard));
+  ++count_;
+  value_bytes_ += shards_.back()->bytes;
+  return shards_.back().get();
+}
+
+Status Store::Bind(const BindRequest& request) {
+  const auto lock = Exclude();
+  for (const BindRequest::Entry& entry : request.entries) {
+    if (Status s = CheckBind(request.config, entry); !s.ok()) return s;
+  }
+  for (const BindRequest::Entry& entry : request.entries) {
+    Binding binding{request.config, entry.weight_decay, {}};
+    for (const uint32_t slot : entry.slots) binding.slots.push_back(Find(slot));
+    Find(entry.shard)->binding = std::move(binding);
+  }
+  return Status();
+}
+
+Status Store::CheckBind(const OptimizerConfig& config, const BindRequest::Entry& entry) const {
+  const Shard* shard = Find(entry.shard);
+  if (shard == nullptr) return Invalid(StrCat("there is no shard ", entry.shard, " to bind"));
+  if (!CanOptimize(shard->dtype)) {
+    return Invalid(StrCat("shard '", shard->name,
+                          "': expected float32 or float64 to run an optimizer on, received ",
+                          Describe(shard->dtype, shard->elements)));
+  }
+  const size_t expected = SlotCount(config);
+  if (entry.slots.size() != expected) {
+    return Invalid(StrCat("shard '", shard->name, "': its optimizer has ", expected,
+                          " slots, received ", entry.slots.size()));
+  }
+  for (size_t i = 0; i < entry.slots.size(); ++i) {
+    const Shard* slot = Find(entry.slots[i]);
+    if (slot == nullptr) {
+      return Invalid(StrCat("shard '", shard->name, "': there is no shard ", entry.slots[i],
+                            " to be its slot"));
+    }
+    if (slot->dtype != shard->dtype || slot->elements != shard->elements) {
+      return Invalid(StrCat("shard '", shard->name, "': expected a slot of ",
+                            Describe(shard->dtype, shard->elements), ", received '", slot->name,
+                            "' of ", Describe(slot->dtype, slot->elements)));
+    }
+    const auto earlier = entry.slots.begin() + i;
+    if (slot == shard || std::find(entry.slots.begin(), earlier, entry.slots[i]) != earlier) {
+      return Invalid(StrCat("shard '", shard->name, "': '", slot->name,
+                            "' can be only one of its value and its slots"));
+    }
+  }
+  return Status();
+}
+
+std::vector<SavedShard> Store::Save() {
+  std::vector<SavedShard> saved;
+  for (const auto& shard : shards_) {
+    saved.push_back({shard->name, shard->dtype, shard->elements,
+                     hogwild_ ? Copy(shard->block, &pool_) : shard->block});
+  }
+  return saved;
+}
+
+std::vector<uint64_t> Store::SaveUpdates() const {
+  std::vector<uint64_t> updates;
+  for (const auto& shard : shards_) updates.push_back(shard->updates);
+  return updates;
+}
+
+Status Store::Restore(const std::vector<SavedShard>& shards) {
+  const auto lock = Exclude();
+  for (const SavedShard& saved : shards) {
+    const std::optional<uint64_t> bytes = BytesOf(saved.dtype, saved.elements);
+    if (saved.block == nullptr || bytes != saved.block->bytes()) {
+      return Invalid(StrCat("saved shard '", saved.name,
+                            "': ", Describe(saved.dtype, saved.elements), " does not fit ",
+                            saved.block == nullptr ? 0 : saved.block->bytes(), " bytes"));
+    }
+    if (saved.name.size() > kMaxNameBytes || FindName(saved.name) != nullptr) {
+      return Invalid(StrCat("saved shard '", saved.name.substr(0, 64),
+                            "': its name is too long, or was there before"));
+    }
+    Add(saved.name, saved.dtype, saved.elements,
+        hogwild_ ? Copy(saved.block, &pool_) : saved.block);
+  }
+  return Status();
+}
+
+void Store::RestoreUpdates(const std::vector<uint64_t>& updates) {
+  const auto lock = Exclude();
+  for (size_t i = 0; i < std::min(updates.size(), shards_.size()); ++i) {
+    shards_[i]->updates = updates[i];
+  }
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,113 @@
+// The shards of a server: their values, and what is kept beside them.
+//
+// Requests hold `Share` while they look at shards or change values; to add a shard, to bind one, or
+// to take an image, everything else has to stand still for a moment: `Exclude`. Values are guarded
+// by the mutex of their shard. Locks are taken in this order: share or exclude, the schedule's
+// mutex, then shards' mutexes by rising number.
+#ifndef TFDIST_OPS_CORE_PS_STORE_H_
+#define TFDIST_OPS_CORE_PS_STORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/ps/block.h"
+#include "core/ps/message.h"
+#include "core/ps/optimizer.h"
+#include "core/ps/server.h"
+
+namespace tfdist::ps {
+
+struct Shard;
+
+// How pushed gradients update a shard.
+struct Binding {
+  OptimizerConfig config;
+  double weight_decay = 0;
+  std::vector<Shard*> slots;
+};
+
+// What the open step of a synchronous job has collected for a shard.
+struct Sums {
+  BlockPtr gradient, delta, assigned;
+  int gradient_worker = 0, assigning_worker = 0;  // the lowest ranks that contributed
+  StepValues step;                                // of gradient_worker
+};
+
+struct Shard {
+  uint32_t number = 0;
+  std::string name;
+  DType dtype = DType::kFloat32;
+  uint64_t elements = 0;
+  size_t bytes = 0;
+  std::optional<Binding> binding;  // changes under Store::Exclude
+
+  std::mutex mutex;  // guards the rest, except in Hogwild, where nothing does
+  BlockPtr block;    // in Hogwild always the same
+  std::atomic<uint64_t> version{1};
+  std::atomic<uint64_t> updates{0};  // by gradients
+  // By worker, at the pull that began its step; empty without compensation of delays.
+  struct Seen {
+    BlockPtr block;
+    uint64_t updates = 0;
+  };
+  std::vector<Seen> seen;
+  Sums sums;
+};
+
+// elements * ByteSize(dtype). Nothing if that is more than a message may carry.
+std::optional<uint64_t> BytesOf(DType dtype, uint64_t elements);
+
+class Store {
+ public:
+  explicit Store(const ServerOptions& options);
+
+  std::shared_lock<std::shared_mutex> Share() const;
+  std::unique_lock<std::shared_mutex> Exclude() const;
+
+  // Under Share; null if there is no such shard.
+  Shard* Find(uint32_t number) const;
+
+  // Each takes Exclude itself, and does all of it or nothing. `values` are of the entries that have
+  // one, in order.
+  Status Create(const CreateRequest& request, const std::vector<BlockPtr>& values,
+                CreateReply* reply);
+  Status Bind(const BindRequest& request);
+
+  // Under Exclude. In Hogwild the blocks are copies.
+  std::vector<SavedShard> Save();
+  std::vector<uint64_t> SaveUpdates() const;
+  // Before anybody else comes.
+  Status Restore(const std::vector<SavedShard>& shards);
+  void RestoreUpdates(const std::vector<uint64_t>& updates);
+
+  uint64_t shard_count() const { return count_.load(std::memory_order_relaxed); }
+  uint64_t value_bytes() const { return value_bytes_.load(std::memory_order_relaxed); }
+  BlockPool& pool() { return pool_; }
+
+ private:
+  Shard* FindName(const std::string& name) const;
+  Status CheckCreate(const CreateRequest& request) const;
+  Status CheckBind(const OptimizerConfig& config, const BindRequest::Entry& entry) const;
+  Shard* Add(const std::string& name, DType dtype, uint64_t elements, BlockPtr block);
+
+  const size_t watched_workers_;  // whose last pulls are remembered
+  const bool hogwild_;
+  mutable std::mutex door_;  // held by who wants to exclude: nobody new comes in meanwhile
+  mutable std::shared_mutex changes_;
+  std::vector<std::unique_ptr<Shard>> shards_;  // by number
+  std::unordered_map<std::string, Shard*> by_name_;
+  std::atomic<uint64_t> count_{0}, value_bytes_{0};
+  BlockPool pool_;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_STORE_H_

@@ -1,0 +1,243 @@
+#include "core/ps/update.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+// The locks of a shard and of its slots.
+class Locks {
+ public:
+  Locks(Shard* shard, bool hogwild) {
+    if (hogwild) return;
+    std::vector<Shard*> shards = shard->binding->slots;
+    shards.push_back(shard);
+    std::sort(shards.begin(), shards.end(),
+              [](const Shard* a, const Shard* b) { return a->number < b->number; });
+    for (Shard* each : shards) locks_.emplace_back(each->mutex);
+  }
+
+ private:
+  std::vector<std::unique_lock<std::mutex>> locks_;
+};
+
+// A shard's next value: the memory of the present one, if nobody else holds it, or else a fresh
+// block that takes its place at the end. `copy`: it begins as the present value.
+class Next {
+ public:
+  Next() = default;
+  Next(Shard* shard, bool in_place, bool copy, BlockPool* pool) : shard_(shard) {
+    if (in_place || HeldAlone(shard->block)) return;
+    fresh_ = pool->Take(shard->bytes);
+    if (copy) std::memcpy(fresh_->data(), shard->block->data(), shard->bytes);
+  }
+
+  // From its byte `offset`.
+  Run run(size_t offset = 0) const {
+    const char* in = shard_->block->data() + offset;
+    return {in, const_cast<char*>(fresh_ == nullptr ? in : fresh_->data() + offset)};
+  }
+  // Where it begins as a copy.
+  Run copied_run(size_t offset) const {
+    const Run both = run(offset);
+    return {both.out, both.out};
+  }
+  void Finish() {
+    if (fresh_ != nullptr) shard_->block = std::move(fresh_);
+    ++shard_->version;
+  }
+
+ private:
+  Shard* shard_ = nullptr;
+  BlockPtr fresh_;
+};
+
+// The next values of a bound shard and its slots.
+class NextStep {
+ public:
+  NextStep(Shard* shard, bool in_place, bool copy, BlockPool* pool)
+      : shard_(shard), value_(shard, in_place, copy, pool) {
+    for (Shard* slot : shard->binding->slots) {
+      slots_[count_++] = Next(slot, in_place, copy, pool);
+    }
+  }
+
+  StepRuns runs(const void* gradient) const {
+    StepRuns runs{gradient, value_.run(), {}};
+    for (size_t i = 0; i < count_; ++i) runs.slots[i] = slots_[i].run();
+    return runs;
+  }
+  StepRuns copied_runs(const void* gradient, size_t offset) const {
+    StepRuns runs{gradient, value_.copied_run(offset), {}};
+    for (size_t i = 0; i < count_; ++i) runs.slots[i] = slots_[i].copied_run(offset);
+    return runs;
+  }
+  void Finish() {
+    value_.Finish();
+    for (size_t i = 0; i < count_; ++i) slots_[i].Finish();
+    ++shard_->updates;
+  }
+
+ private:
+  Shard* const shard_;
+  Next value_;
+  std::array<Next, kMaxSlots> slots_;
+  size_t count_ = 0;
+};
+
+}  // namespace
+
+std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
+                              const Store& store) {
+  std::vector<Update> updates;
+  size_t part = 0;
+  for (const PushRequest::Entry& entry : request.entries) {
+    Update update;
+    update.shard = store.Find(entry.shard);
+    update.kind = entry.kind;
+    update.width = entry.width;
+    if (entry.step < request.steps.size()) update.step = request.steps[entry.step];
+    if (entry.kind == UpdateKind::kRows) update.rows = std::move(payload[part++]);
+    update.values = std::move(payload[part++]);
+    updates.push_back(std::move(update));
+  }
+  std::stable_partition(updates.begin(), updates.end(),
+                        [](const Update& update) { return update.kind == UpdateKind::kAssign; });
+  return updates;
+}
+
+Status CheckRows(const std::vector<Update>& updates) {
+  for (const Update& update : updates) {
+    if (update.kind != UpdateKind::kRows) continue;
+    const int64_t count = static_cast<int64_t>(update.shard->elements / update.width);
+    for (uint64_t i = 0; i < update.row_count(); ++i) {
+      const int64_t row = update.row_numbers()[i];
+      if (row >= 0 && row < count) continue;
+      return Status(StatusCode::kInvalidArgument,
+                    StrCat("shard '", update.shard->name, "': expected row numbers from 0 to ",
+                           count - 1, ", received ", row));
+    }
+  }
+  return Status();
+}
+
+void ScatterAdd(const Update& update, char* into) {
+  const DType dtype = update.shard->dtype;
+  const size_t row_bytes = update.width * ByteSize(dtype);
+  for (uint64_t i = 0; i < update.row_count(); ++i) {
+    char* const row = into + update.row_numbers()[i] * row_bytes;
+    Add(dtype, row, row, update.values->data() + i * row_bytes, update.width);
+  }
+}
+
+void Updater::Apply(int worker, std::vector<Update> updates) {
+  for (Update& update : updates) {
+    switch (update.kind) {
+      case UpdateKind::kGradient:
+        Gradient(worker, update.shard, update.step, update.values);
+        break;
+      case UpdateKind::kRows:
+        Rows(worker, update);
+        break;
+      case UpdateKind::kDelta:
+        Delta(update.shard, update.values);
+        break;
+      case UpdateKind::kAssign:
+        Assign(update.shard, std::move(update.values));
+        break;
+    }
+  }
+}
+
+void Updater::Gradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient) {
+  const Locks locks(shard, options_.hogwild);
+  const Binding& binding = *shard->binding;
+  if (const Block* then = PulledBy(worker, *shard)) {
+    CompensateDelay(shard->dtype, shard->elements, options_.compensation_lambda,
+                    shard->block->data(), then->data(), gradient->data());
+  }
+  NextStep next(shard, options_.hogwild, /*copy=*/false, pool_);
+  Optimize(binding.config, Delayed(worker, *shard, step), binding.weight_decay, shard->dtype,
+           shard->elements, next.runs(gradient->data()));
+  next.Finish();
+}
+
+void Updater::Rows(int worker, const Update& update) {
+  Shard* const shard = update.shard;
+  const Binding& binding = *shard->binding;
+  if (!LeavesZeroGradientsAlone(binding.config, binding.weight_decay)) {
+    const BlockPtr dense = pool_->Take(shard->bytes);
+    std::memset(dense->data(), 0, dense->bytes());
+    ScatterAdd(update, dense->data());
+    return Gradient(worker, shard, update.step, dense);
+  }
+  // Rows of the same number come together, and are added up in the first of them.
+  std::vector<uint64_t> order(update.row_count());
+  std::iota(order.begin(), order.end(), 0);
+  const int64_t* const numbers = update.row_numbers();
+  std::sort(order.begin(), order.end(), [numbers](uint64_t a, uint64_t b) {
+    return std::pair(numbers[a], a) < std::pair(numbers[b], b);
+  });
+
+  const Locks locks(shard, options_.hogwild);
+  const size_t row_bytes = update.width * ByteSize(shard->dtype);
+  const StepValues step = Delayed(worker, *shard, update.step);
+  const Block* const then = PulledBy(worker, *shard);
+  NextStep next(shard, options_.hogwild, /*copy=*/true, pool_);
+  for (size_t i = 0; i < order.size();) {
+    char* const gradient = update.values->data() + order[i] * row_bytes;
+    const int64_t number = numbers[order[i]];
+    for (++i; i < order.size() && numbers[order[i]] == number; ++i) {
+      Add(shard->dtype, gradient, gradient, update.values->data() + order[i] * row_bytes,
+          update.width);
+    }
+    const size_t offset = number * row_bytes;
+    if (then != nullptr) {
+      CompensateDelay(shard->dtype, update.width, options_.compensation_lambda,
+                      shard->block->data() + offset, then->data() + offset, gradient);
+    }
+    Optimize(binding.config, step, binding.weight_decay, shard->dtype, update.width,
+             next.copied_runs(gradient, offset));
+  }
+  next.Finish();
+}
+
+void Updater::Delta(Shard* shard, const BlockPtr& delta) {
+  std::unique_lock<std::mutex> lock(shard->mutex, std::defer_lock);
+  if (!options_.hogwild) lock.lock();
+  Next next(shard, options_.hogwild, /*copy=*/false, pool_);
+  const Run run = next.run();
+  Add(shard->dtype, run.out, run.in, delta->data(), shard->elements);
+  next.Finish();
+}
+
+void Updater::Assign(Shard* shard, BlockPtr value) {
+  if (options_.hogwild) {
+    std::memcpy(shard->block->data(), value->data(), shard->bytes);
+  } else {
+    const std::lock_guard<std::mutex> lock(shard->mutex);
+    shard->block = std::move(value);
+  }
+  ++shard->version;
+}
+
+StepValues Updater::Delayed(int worker, const Shard& shard, StepValues step) const {
+  if (options_.compensation != Compensation::kAdaDelay || worker < 0) return step;
+  const uint64_t updates = shard.updates;
+  const double delay = static_cast<double>(updates - shard.seen[worker].updates);
+  const double time = static_cast<double>(std::max<uint64_t>(updates, 1));
+  step.learning_rate *= std::sqrt(time / (time + delay));
+  return step;
+}
+
+const Block* Updater::PulledBy(int worker, const Shard& shard) const {
+  if (options_.compensation != Compensation::kDcAsgd || worker < 0) return nullptr;
+  return shard.seen[worker].block.get();
+}
+
+}  // namespace tfdist::ps

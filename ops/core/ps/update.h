@@ -1,0 +1,65 @@
+// How a push changes shards: by gradients, changes to add, and values to put in place.
+#ifndef TFDIST_OPS_CORE_PS_UPDATE_H_
+#define TFDIST_OPS_CORE_PS_UPDATE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/ps/store.h"
+
+namespace tfdist::ps {
+
+// One entry of a push. Its blocks are held by nobody else.
+struct Update {
+  Shard* shard = nullptr;
+  UpdateKind kind = UpdateKind::kGradient;
+  StepValues step;
+  uint64_t width = 0;
+  BlockPtr rows;  // kRows: int64 row numbers
+  BlockPtr values;
+
+  uint64_t row_count() const { return rows->bytes() / sizeof(int64_t); }
+  const int64_t* row_numbers() const { return reinterpret_cast<const int64_t*>(rows->data()); }
+};
+
+// The entries of a push, under Store::Share. What is to be put in place comes first, so that it
+// does not undo a gradient or a change of the same push.
+std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
+                              const Store& store);
+
+// Fails if a row number is not one of its shard's.
+Status CheckRows(const std::vector<Update>& updates);
+
+// into[row] += values, for each row of `update`.
+void ScatterAdd(const Update& update, char* into);
+
+// Changes values, each shard under its own lock and those of its slots; in Hogwild (Niu et al.
+// 2011) without locks and always in place, so that an answer sent meanwhile may mix old and new
+// values.
+class Updater {
+ public:
+  Updater(const ServerOptions& options, BlockPool* pool) : options_(options), pool_(pool) {}
+
+  // At once, as they come from `worker`.
+  void Apply(int worker, std::vector<Update> updates);
+
+  // `worker` is -1 for what several have contributed to: there is no delay to compensate.
+  void Gradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient);
+  void Rows(int worker, const Update& update);
+  void Delta(Shard* shard, const BlockPtr& delta);
+  void Assign(Shard* shard, BlockPtr value);
+
+ private:
+  // The step as a worker that pulled some updates ago may make it: adadelay (Sra et al. 2016)
+  // shrinks its step size by the delay.
+  StepValues Delayed(int worker, const Shard& shard, StepValues step) const;
+  // What the worker pulled, if a gradient is to be corrected for it.
+  const Block* PulledBy(int worker, const Shard& shard) const;
+
+  const ServerOptions& options_;
+  BlockPool* const pool_;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_UPDATE_H_
