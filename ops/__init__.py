@@ -1,13 +1,30 @@
-"""Collectives as TensorFlow ops with their communicator, and what replicas of one process share."""
+"""tfdist's C++ ops, and what Python holds of what is behind them.
+
+Collectives with their communicator, what replicas of one process share, and both sides of the
+parameter servers.
+"""
 
 from tfdist.ops.collectives import all_gather, all_reduce, broadcast
 from tfdist.ops.communicator import CommunicationStats, Communicator
 from tfdist.ops.hand_over import hand_over
 from tfdist.ops.local_reduce import local_reduce
+from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
+from tfdist.ops.parameter_client import ParameterClient, ParameterClientStats
+from tfdist.ops.parameter_server import ParameterServer
+from tfdist.ops.server_records import ServerEvent, ServerImage, ServerStats, TraceEvent
 
 __all__ = [
     "CommunicationStats",
     "Communicator",
+    "OptimizerConfig",
+    "OptimizerKind",
+    "ParameterClient",
+    "ParameterClientStats",
+    "ParameterServer",
+    "ServerEvent",
+    "ServerImage",
+    "ServerStats",
+    "TraceEvent",
     "all_gather",
     "all_reduce",
     "broadcast",

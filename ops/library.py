@@ -20,6 +20,7 @@ _REBUILD = (
 
 
 _ERROR_BYTES = 2048
+_ERROR = (ctypes.c_char_p, ctypes.c_size_t)
 
 
 def _series(version: str) -> str:
@@ -78,24 +79,28 @@ class CFunctions:
       checked: by name without the prefix, the argument types of functions that return a status code
         and take, at the end, a buffer for the message and its size.
       plain: by name, the argument types of functions that return nothing.
+      returning: by name, the argument types and the type of what a function returns.
     """
 
     def __init__(
-        self, prefix: str, checked: Mapping[str, Sequence], plain: Mapping[str, Sequence]
+        self,
+        prefix: str,
+        checked: Mapping[str, Sequence] | None = None,
+        plain: Mapping[str, Sequence] | None = None,
+        returning: Mapping[str, tuple[Sequence, type]] | None = None,
     ) -> None:
         self._prefix = prefix
-        self._checked = checked
-        self._plain = plain
+        status = {n: ([*types, *_ERROR], ctypes.c_int) for n, types in (checked or {}).items()}
+        nothing = {n: (types, None) for n, types in (plain or {}).items()}
+        self._checked = set(status)
+        self._types = {**status, **nothing, **(returning or {})}
 
     def __getattr__(self, name: str):
-        if name not in self._checked and name not in self._plain:
+        if name not in self._types:
             raise AttributeError(f"there is no C function {self._prefix}{name}")
         function = getattr(c_api(), self._prefix + name)
-        if name in self._plain:
-            function.argtypes, function.restype = self._plain[name], None
-        else:
-            function.argtypes = [*self._checked[name], ctypes.c_char_p, ctypes.c_size_t]
-            function.restype = ctypes.c_int
+        function.argtypes, function.restype = self._types[name]
+        if name in self._checked:
             function = functools.partial(_check, function)
         setattr(self, name, function)  # found without this method from now on
         return function

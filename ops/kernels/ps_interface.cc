@@ -1,0 +1,88 @@
+// The interfaces of the ops that talk to parameter servers. `client` is the number of an open
+// client; `parameters` are its numbers of the variables whose handles are the inputs.
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfdist {
+namespace {
+
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::NoOutputs;
+using ::tensorflow::shape_inference::UnchangedShape;
+
+// Creates a parameter with this value unless its servers have it; the output is theirs.
+REGISTER_OP("TfdistPsInitialValue")
+    .Input("value: T")
+    .Output("initial_value: T")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("client: int")
+    .Attr("parameter: int")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(UnchangedShape);
+
+// Brings variables up to date; with `of_step` as the beginning of a step.
+REGISTER_OP("TfdistPsPull")
+    .Input("variables: N * resource")
+    .Attr("N: int >= 1")
+    .Attr("client: int")
+    .Attr("parameters: list(int)")
+    .Attr("of_step: bool")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(NoOutputs);
+
+// Keeps gradients for the push that ends the step. A gradient of rows is two inputs: the rows and
+// their numbers. The variables are named so that the push comes later.
+REGISTER_OP("TfdistPsStage")
+    .Input("variables: N * resource")
+    .Input("gradients: T")
+    .Input("learning_rate: double")
+    .Input("step: int64")
+    .Attr("N: int >= 1")
+    .Attr("T: list({half, bfloat16, float, double, int32, int64})")
+    .Attr("client: int")
+    .Attr("parameters: list(int)")
+    .Attr("of_rows: list(bool)")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(NoOutputs);
+
+// Ends a step: sends the gradients that were kept, and what the step changed in the variables.
+REGISTER_OP("TfdistPsPush")
+    .Input("variables: N * resource")
+    .Attr("N: int >= 1")
+    .Attr("client: int")
+    .Attr("parameters: list(int)")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(NoOutputs);
+
+// Gives the variables' values to the servers; without `write`, lets the next pull undo them.
+REGISTER_OP("TfdistPsSet")
+    .Input("variables: N * resource")
+    .Attr("N: int >= 1")
+    .Attr("client: int")
+    .Attr("parameters: list(int)")
+    .Attr("write: bool")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(NoOutputs);
+
+// Adds up tensors over the workers of a synchronous job.
+REGISTER_OP("TfdistPsReduce")
+    .Input("inputs: T")
+    .Output("outputs: T")
+    .Attr("T: list({half, bfloat16, float, double, int32, int64}) >= 1")
+    .Attr("client: int")
+    .Attr("key: int")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    });
+
+}  // namespace
+}  // namespace tfdist

@@ -1,0 +1,318 @@
+"""The Python face of a worker's connections to the parameter servers."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.ops import library, tags
+from tfdist.ops.optimizer_config import OptimizerConfig
+
+_HANDLE = ctypes.c_int64
+DTYPES = {  # numbered as in core/dtype.h
+    tf.float16: 1,
+    tf.bfloat16: 2,
+    tf.float32: 3,
+    tf.float64: 4,
+    tf.int32: 5,
+    tf.int64: 6,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterClientStats:
+    """What one worker has exchanged with the parameter servers so far.
+
+    Attributes:
+      pulls: requests for values, one for all servers together.
+      pushes: steps whose results were sent.
+      dropped_pushes: how many of them a server did not use, because they came too late.
+      bytes_pulled: bytes of values received.
+      bytes_pushed: bytes of gradients and changes sent.
+      pull_seconds: time from requests to their last byte; it includes waiting for slower workers.
+      push_seconds: time from pushes to their answers, while the worker went on.
+      reconnections: broken connections that were made again.
+    """
+
+    pulls: int
+    pushes: int
+    dropped_pushes: int
+    bytes_pulled: int
+    bytes_pushed: int
+    pull_seconds: float
+    push_seconds: float
+    reconnections: int
+
+
+class _Options(ctypes.Structure):
+    """Laid out as `ClientOptions` in core/ps/client.h."""
+
+    _fields_ = [
+        ("worker", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("process", ctypes.c_uint64),
+        ("servers", ctypes.c_int),
+        ("timeout_seconds", ctypes.c_double),
+    ]
+
+
+class _Stats(ctypes.Structure):
+    """Laid out as `ClientStats` in core/ps/client.h."""
+
+    _fields_ = [
+        ("pulls", ctypes.c_uint64),
+        ("pushes", ctypes.c_uint64),
+        ("dropped_pushes", ctypes.c_uint64),
+        ("bytes_pulled", ctypes.c_uint64),
+        ("bytes_pushed", ctypes.c_uint64),
+        ("pull_nanoseconds", ctypes.c_uint64),
+        ("push_nanoseconds", ctypes.c_uint64),
+        ("reconnections", ctypes.c_uint64),
+    ]
+
+
+_INTS = ctypes.POINTER(ctypes.c_int)
+_LONGS = ctypes.POINTER(ctypes.c_uint64)
+_C = library.CFunctions(
+    "tfdist_ps_client_",
+    checked={
+        "create": [ctypes.POINTER(_Options), ctypes.POINTER(_HANDLE)],
+        "connect": [
+            _HANDLE,
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            ctypes.c_double,
+        ],
+        "wait_for_lost": [_HANDLE, ctypes.c_double, _INTS],
+        "add_parameter": [
+            _HANDLE,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_uint64,
+            ctypes.c_int,
+            _INTS,
+            ctypes.POINTER(ctypes.c_char_p),
+            _LONGS,
+            _LONGS,
+            _INTS,
+        ],
+        "bind": [
+            _HANDLE,
+            ctypes.POINTER(OptimizerConfig),
+            ctypes.c_int,
+            _INTS,
+            _INTS,
+            _INTS,
+            ctypes.POINTER(ctypes.c_double),
+        ],
+        "flush": [_HANDLE, ctypes.c_double],
+        "leave": [_HANDLE, ctypes.c_double],
+    },
+    plain={
+        "give_up": [_HANDLE, ctypes.c_int, ctypes.c_int, ctypes.c_char_p],
+        "exclude": [_HANDLE, ctypes.c_int],
+        "stats": [_HANDLE, ctypes.POINTER(_Stats)],
+        "close": [_HANDLE],
+    },
+)
+
+
+class ParameterClient:
+    """A worker's connections to all parameter servers, and the parameters it knows.
+
+    Variables are given as objects with a `handle` and a number, `parameter`.
+
+    Args:
+      worker: this worker's rank.
+      workers: how many the job has.
+      process: a random number that tells this process from one that has died.
+      servers: how many parameter servers there are.
+      timeout: seconds for a connected server to answer.
+    """
+
+    def __init__(
+        self, worker: int, workers: int, process: int, servers: int, timeout: float = 600.0
+    ) -> None:
+        handle = _HANDLE()
+        options = _Options(worker, workers, process, servers, timeout)
+        _C.create(ctypes.byref(options), ctypes.byref(handle))
+        self.handle = handle.value
+
+    def connect(
+        self, server: int, address: str, token: bytes, incarnation: int, timeout: float
+    ) -> None:
+        """Connects to a server, first or again.
+
+        Args:
+          server: its number.
+          address: "host:port" of its data port.
+          token: 16 bytes that let us in, together with:
+          incarnation: the server's.
+          timeout: seconds.
+
+        Raises:
+          tf.errors.UnavailableError, tf.errors.DeadlineExceededError: nobody answered.
+        """
+        if len(token) != 16:
+            raise ValueError(f"expected a token of 16 bytes, received {len(token)}")
+        _C.connect(self.handle, server, address.encode(), token, incarnation, timeout)
+
+    def wait_for_lost(self, seconds: float) -> int | None:
+        """Returns the next server whose connection broke, or `None` after `seconds`."""
+        server = ctypes.c_int(-1)
+        _C.wait_for_lost(self.handle, seconds, ctypes.byref(server))
+        return None if server.value < 0 else server.value
+
+    def give_up(self, server: int, why: str) -> None:
+        """Lets all that waits for a server fail with `tf.errors.UnavailableError(why)`."""
+        _C.give_up(self.handle, server, tf.errors.UNAVAILABLE, why.encode())
+
+    def add_parameter(self, name: str, dtype: tf.DType, shards: Sequence[Any]) -> int:
+        """Makes a parameter known.
+
+        Args:
+          name: the same in all workers.
+          dtype: of its elements.
+          shards: as a `Placement` makes them.
+
+        Returns:
+          Its number.
+        """
+        count = len(shards)
+        number = ctypes.c_int()
+        _C.add_parameter(
+            self.handle,
+            name.encode(),
+            DTYPES[dtype],
+            sum(s.count for s in shards),
+            count,
+            (ctypes.c_int * count)(*(s.server for s in shards)),
+            (ctypes.c_char_p * count)(*(s.name.encode() for s in shards)),
+            (ctypes.c_uint64 * count)(*(s.first for s in shards)),
+            (ctypes.c_uint64 * count)(*(s.count for s in shards)),
+            ctypes.byref(number),
+        )
+        return number.value
+
+    def bind(
+        self, config: OptimizerConfig, bindings: Sequence[tuple[int, Sequence[int], float]]
+    ) -> None:
+        """Lets the servers update parameters by gradients.
+
+        Args:
+          config: the optimizer.
+          bindings: each parameter, its slots, and its weight decay.
+
+        Raises:
+          tf.errors.OpError: a server refused, or did not answer.
+        """
+        count = len(bindings)
+        slots = [slot for _, of_one, _ in bindings for slot in of_one]
+        _C.bind(
+            self.handle,
+            ctypes.byref(config),
+            count,
+            (ctypes.c_int * count)(*(parameter for parameter, _, _ in bindings)),
+            (ctypes.c_int * count)(*(len(of_one) for _, of_one, _ in bindings)),
+            (ctypes.c_int * len(slots))(*slots),
+            (ctypes.c_double * count)(*(decay for _, _, decay in bindings)),
+        )
+
+    def exclude(self, parameter: int) -> None:
+        """Leaves a parameter out of the pulls that begin a step."""
+        _C.exclude(self.handle, parameter)
+
+    def initial_value(self, parameter: int, value: tf.Tensor) -> tf.Tensor:
+        """Creates a parameter with `value` unless the servers have it; returns what they have."""
+        result = library.graph_ops().tfdist_ps_initial_value(
+            value=value, client=self.handle, parameter=parameter
+        )
+        return tf.ensure_shape(result, value.shape)
+
+    def pull(self, variables: Sequence[Any], of_step: bool) -> tf.Operation | None:
+        """Brings variables up to date; `of_step` begins a step."""
+        return library.graph_ops().tfdist_ps_pull(**self._all(variables), of_step=of_step)
+
+    def push(self, variables: Sequence[Any]) -> tf.Operation | None:
+        """Ends a step: sends the staged gradients, and what it changed in the variables."""
+        return library.graph_ops().tfdist_ps_push(**self._all(variables))
+
+    def set(self, variables: Sequence[Any], write: bool) -> tf.Operation | None:
+        """Gives the servers the variables' values; or, without `write`, forgets what was pulled."""
+        return library.graph_ops().tfdist_ps_set(**self._all(variables), write=write)
+
+    def stage(
+        self,
+        variables: Sequence[Any],
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+        learning_rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tf.Operation | None:
+        """Keeps gradients for the push that ends the step.
+
+        Args:
+          variables: bound to an optimizer on the servers.
+          gradients: of each variable, of its shape and dtype, or rows of it.
+          learning_rate: a scalar.
+          step: a scalar, counted from 1.
+        """
+        of_rows = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+        tensors = []
+        for variable, gradient in zip(variables, gradients, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                tensors += [tf.cast(gradient.values, variable.dtype), gradient.indices]
+            else:
+                tensors.append(tf.cast(gradient, variable.dtype))
+        return library.graph_ops().tfdist_ps_stage(
+            **self._all(variables),
+            gradients=tensors,
+            learning_rate=tf.cast(learning_rate, tf.float64),
+            step=tf.cast(step, tf.int64),
+            of_rows=of_rows,
+        )
+
+    def reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds up tensors over the workers of a synchronous job."""
+        return library.graph_ops().tfdist_ps_reduce(
+            inputs=tensors, client=self.handle, key=tags.next_key()
+        )
+
+    def flush(self, timeout: float) -> None:
+        """Waits until the servers have answered every push; raises what one of them answered."""
+        _C.flush(self.handle, timeout)
+
+    def leave(self, timeout: float) -> None:
+        """Waits as `flush`, then tells the servers that this worker has finished its program."""
+        _C.leave(self.handle, timeout)
+
+    def stats(self) -> ParameterClientStats:
+        """The counters, also while requests are under way."""
+        raw = _Stats()
+        _C.stats(self.handle, ctypes.byref(raw))
+        return ParameterClientStats(
+            pulls=raw.pulls,
+            pushes=raw.pushes,
+            dropped_pushes=raw.dropped_pushes,
+            bytes_pulled=raw.bytes_pulled,
+            bytes_pushed=raw.bytes_pushed,
+            pull_seconds=raw.pull_nanoseconds / 1e9,
+            push_seconds=raw.push_nanoseconds / 1e9,
+            reconnections=raw.reconnections,
+        )
+
+    def close(self) -> None:
+        """Ends what is under way and closes the connections. May be called again."""
+        _C.close(self.handle)
+
+    def _all(self, variables: Sequence[Any]) -> dict[str, Any]:
+        return {
+            "variables": [v.handle for v in variables],
+            "client": self.handle,
+            "parameters": [v.parameter for v in variables],
+        }
