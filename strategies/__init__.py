@@ -6,6 +6,7 @@ from tfdist.strategies.central_storage_strategy import CentralStorageStrategy
 from tfdist.strategies.mirrored_strategy import MirroredStrategy
 from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredStrategy
 from tfdist.strategies.one_device_strategy import OneDeviceStrategy
+from tfdist.strategies.parameter_server_strategy import ParameterServerStrategy
 
 CommunicationOptions = _distribute.experimental.CommunicationOptions
 
@@ -15,4 +16,5 @@ __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
 ]

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
         MirroredStrategy,
         MultiWorkerMirroredStrategy,
         OneDeviceStrategy,
+        ParameterServerStrategy,
     )
+    from tfdist.tasks import init
 
 # Where each public name lives; looked up on first use, because the modules behind most of them
 # import TensorFlow.
@@ -36,6 +38,8 @@ _HOMES = {
     "MirroredStrategy": "tfdist.strategies",
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
     "OneDeviceStrategy": "tfdist.strategies",
+    "ParameterServerStrategy": "tfdist.strategies",
+    "init": "tfdist.tasks",
 }
 _MODULES = ("errors", "ops")
 
@@ -47,8 +51,10 @@ __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "__version__",
     "errors",
+    "init",
     "ops",
 ]
 

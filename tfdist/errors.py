@@ -6,6 +6,7 @@ TfdistError
 ├── RendezvousTimeoutError       (TimeoutError)     some ranks did not come in time
 ├── AuthenticationError          (PermissionError)  two tasks do not hold the same secret
 ├── AddressInUseError            (OSError)          this task's port is taken
+├── CheckpointError              (ValueError)       a parameter server's snapshot is damaged
 ├── OpLibraryError               (ImportError)      the C++ op library cannot be loaded
 └── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
 ```
@@ -36,6 +37,10 @@ class AuthenticationError(TfdistError, PermissionError):
 
 class AddressInUseError(TfdistError, OSError):
     """Another process listens on the port that the cluster gives to this task."""
+
+
+class CheckpointError(TfdistError, ValueError):
+    """A parameter server's snapshot is truncated, altered or of another kind; names the file."""
 
 
 class OpLibraryError(TfdistError, ImportError):

@@ -33,7 +33,14 @@ def apply_repairs() -> None:
         )
         return
     # Not above: these import Keras, and a bare import of tfdist must not.
-    from tfdist.keras import callbacks, layers, optimizers, training
+    from tfdist.keras import (
+        callbacks,
+        layers,
+        optimizers,
+        server_optimizers,
+        servers,
+        training,
+    )
 
     training.build_from_local_batch()
     training.log_metrics_of_all_replicas()
@@ -45,5 +52,9 @@ def apply_repairs() -> None:
     optimizers.branch_before_replicas()
     optimizers.accumulate_all_gradients()
     optimizers.refuse_variables_of_no_strategy()
+    server_optimizers.update_on_servers()
+    servers.tell_paths()
+    servers.accumulate_own_steps()
+    servers.share_training_data_only()
     callbacks.checkpoint_on_chief()
     callbacks.back_up_on_chief()

@@ -8,7 +8,7 @@ import inspect
 import tensorflow as tf
 from keras.layers import BatchNormalization, Layer
 
-from tfdist.keras.workers import has_peers
+from tfdist.keras.workers import has_copies, has_peers
 
 
 def average_moving_statistics() -> None:
@@ -32,7 +32,7 @@ def average_moving_statistics() -> None:
     @functools.wraps(original)
     def add_weight(self, *args, **kwargs):
         strategy = tf.distribute.get_strategy()
-        if kwargs.get("trainable", True) or not has_peers(strategy):
+        if kwargs.get("trainable", True) or not has_copies(strategy):
             return original(self, *args, **kwargs)
         with tf.variable_creator_scope(averaged_on_read):
             variable = original(self, *args, **kwargs)

@@ -13,7 +13,7 @@ from tensorflow.python.distribute.distribute_utils import regroup, select_replic
 from tensorflow.python.distribute.ps_values import AggregatingVariable
 from tensorflow.python.distribute.values import DistributedVariable
 
-from tfdist.keras.workers import replica_of_ours, replica_with_peers
+from tfdist.keras.workers import replica_of_ours, replica_with_copies, replica_with_peers
 
 # What a strategy with several devices makes of a variable.
 _SHARED = (DistributedVariable, AggregatingVariable)
@@ -82,7 +82,7 @@ def accumulate_all_gradients() -> None:
 
     @functools.wraps(original)
     def _backend_increment_gradient_accumulators(self, grads, acc_grads):
-        replica = replica_with_peers()
+        replica = replica_with_copies()
         if replica is not None and not isinstance(acc_grads[0].value, DistributedVariable):
             grads = replica.all_reduce("MEAN", grads)
         return original(self, grads, acc_grads)

@@ -11,7 +11,7 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 
-from tfdist.keras.workers import communicator_of, has_peers, replica_with_peers
+from tfdist.keras.workers import communicator_of, has_copies, replica_with_copies
 
 
 def build_from_local_batch() -> None:
@@ -64,7 +64,7 @@ def log_metrics_of_all_replicas() -> None:
 
     @functools.wraps(original)
     def get_metrics_result(self):
-        replica = replica_with_peers()
+        replica = replica_with_copies()
         if replica is None or communicator_of(self) is not None:
             return original(self)
         return replica.merge_call(lambda strategy: original(self))
@@ -110,7 +110,7 @@ def predict_on_batch_once() -> None:
     def predict_on_batch(self, x):
         predicted = original(self, x)
         strategy = self.distribute_strategy
-        if not has_peers(strategy) or communicator_of(self) is not None:
+        if not has_copies(strategy) or communicator_of(self) is not None:
             return predicted
         replicas = strategy.num_replicas_in_sync
         return tree.map_structure(lambda rows: rows[: rows.shape[0] // replicas], predicted)

@@ -13,9 +13,22 @@ def is_ours(strategy) -> bool:
     return isinstance(strategy, StrategyBase)
 
 
+def trains_on_servers(strategy) -> bool:
+    """Whether `strategy` is tfdist's ParameterServerStrategy."""
+    return is_ours(strategy) and hasattr(strategy.extended, "parameters")
+
+
 def has_peers(strategy) -> bool:
     """Whether `strategy` is one of tfdist's, with more than one replica."""
     return is_ours(strategy) and strategy.num_replicas_in_sync > 1
+
+
+def has_copies(strategy) -> bool:
+    """As `has_peers`, where a replica's state is its own until the strategy reduces it.
+
+    With parameter servers it is each worker's own for good, or shared.
+    """
+    return has_peers(strategy) and not trains_on_servers(strategy)
 
 
 def replica_of_ours() -> tf.distribute.ReplicaContext | None:
@@ -25,17 +38,31 @@ def replica_of_ours() -> tf.distribute.ReplicaContext | None:
 
 
 def replica_with_peers() -> tf.distribute.ReplicaContext | None:
-    """As `replica_of_ours`, where there is more than one."""
+    """The replica that is being run, if it `has_peers`."""
     replica = replica_of_ours()
     return replica if replica is not None and has_peers(replica.strategy) else None
 
 
+def replica_with_copies() -> tf.distribute.ReplicaContext | None:
+    """The replica that is being run, if it `has_copies`."""
+    replica = replica_of_ours()
+    return replica if replica is not None and has_copies(replica.strategy) else None
+
+
+def replica_on_servers() -> tf.distribute.ReplicaContext | None:
+    """The replica that is being run, if it `trains_on_servers`."""
+    replica = replica_of_ours()
+    return replica if replica is not None and trains_on_servers(replica.strategy) else None
+
+
 def communicator_of(model) -> ops.Communicator | None:
-    """The workers that train `model`; `None` if there is one."""
+    """The workers that train `model` by collectives; `None` if there is one."""
     return getattr(model.distribute_strategy, "communicator", None)
 
 
 def rank_of(model) -> int:
-    """This process's rank among them."""
+    """This process's rank among the workers that train `model`."""
+    if trains_on_servers(model.distribute_strategy):
+        return model.distribute_strategy.extended.rank
     communicator = communicator_of(model)
     return 0 if communicator is None else communicator.rank

@@ -1,0 +1,293 @@
+"""Training on several workers that share their variables through parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# See multi_worker_mirrored_strategy.py for why TensorFlow's internals are needed.
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
+from tensorflow.python.trackable.base import CheckpointInitialValue
+
+from tfdist import keras, ops
+from tfdist.cluster import Cluster
+from tfdist.errors import ClusterConfigError
+from tfdist.ps import membership
+from tfdist.ps.config import PsConfig
+from tfdist.strategies import worker_input
+from tfdist.strategies.base import StrategyBase
+from tfdist.strategies.parameters import Parameters
+from tfdist.strategies.placement import Placement
+from tfdist.strategies.variable_roles import full_name, is_shared
+
+_OPTIMIZERS = ("auto", "server", "worker")
+
+
+class ParameterServerStrategy(StrategyBase):
+    """Trains one model on several workers; parameter servers hold its variables.
+
+    Every worker runs the same script with its own `TF_CONFIG`. Its variables are a cache: each step
+    begins by pulling what has changed and ends by pushing gradients, which the servers apply, or
+    whatever else the step has changed. In a `ps` task, making the strategy serves until the job has
+    ended and then ends the process. Making the strategy applies tfdist's repairs of Keras.
+
+    Modes:
+      - "async": a push is applied at once (Dean et al. 2012). A batch is one worker's.
+      - "sync": the gradients of all workers make one step, whose batch they share.
+      - "ssp": as async, but no worker is more than `staleness` steps ahead of the slowest (Ho et
+        al. 2013).
+
+    Args:
+      cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
+        `TF_CONFIG`.
+      variable_partitioner: a `tf.distribute.experimental.partitioners.Partitioner` that says into
+        how many parts a variable's rows are split; `None` splits by `max_shard_bytes`.
+      mode: "async", "sync" or "ssp".
+      staleness: with "ssp", a number of steps. 0 is "sync", `math.inf` is "async".
+      num_aggregate: with "sync", how many workers' gradients make a step; those of slower ones are
+        dropped and counted (Chen et al. 2016). `None` means all.
+      compensation: what is done about delay in "async" and "ssp": "dc-asgd" corrects gradients to
+        first order (Zheng et al. 2017), "adadelay" lowers the learning rate by the delay (Sra et
+        al. 2016).
+      compensation_lambda: the strength of "dc-asgd".
+      hogwild: servers update without locks (Niu et al. 2011).
+      ps_optimizer: where optimizers run: "server", "worker", or "auto", which takes the server for
+        those that it knows.
+      max_shard_bytes: larger variables are split by rows over the servers.
+      worker_timeout: seconds that workers wait for one that has fallen silent.
+      checkpoint_dir: where servers keep snapshots, from which a server that is started again goes
+        on; a path that `tf.io.gfile` knows. `None` keeps none.
+      checkpoint_every: seconds between snapshots.
+
+    Raises:
+      tfdist.errors.ClusterConfigError: a bad cluster or argument, or one that differs from the
+        other workers'.
+      tfdist.errors.RendezvousTimeoutError: a parameter server did not answer in time.
+      tfdist.errors.AuthenticationError: the tasks do not hold the same secret.
+
+    Example:
+
+    ```python
+    strategy = tfdist.ParameterServerStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(10)])
+        model.compile("adam", "mse")
+    model.fit(dataset)
+    ```
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        variable_partitioner: Callable | None = None,
+        *,
+        mode: str = "async",
+        staleness: float | None = None,
+        num_aggregate: int | None = None,
+        compensation: str | None = None,
+        compensation_lambda: float = 0.04,
+        hogwild: bool = False,
+        ps_optimizer: str = "auto",
+        max_shard_bytes: int = 32 * 2**20,
+        worker_timeout: float = 60.0,
+        checkpoint_dir: str | None = None,
+        checkpoint_every: float = 600.0,
+    ) -> None:
+        if cluster_resolver is None:
+            cluster = Cluster.from_environment()
+        else:
+            cluster = Cluster.from_resolver(cluster_resolver)
+        if cluster.task_type == "ps":
+            membership.serve(cluster)
+        if not cluster.ps or cluster.rank is None:
+            raise ClusterConfigError(
+                "ParameterServerStrategy: expected a chief, worker or ps of a cluster with at "
+                f"least one ps, received {cluster.task_name} of {cluster.as_dict()}"
+            )
+        if ps_optimizer not in _OPTIMIZERS:
+            raise ClusterConfigError(
+                f"ParameterServerStrategy: expected ps_optimizer to be one of "
+                f"{', '.join(_OPTIMIZERS)}, received {ps_optimizer!r}"
+            )
+        config = PsConfig.make(
+            cluster.world_size,
+            mode,
+            staleness,
+            num_aggregate,
+            compensation=compensation,
+            compensation_lambda=compensation_lambda,
+            hogwild=hogwild,
+            worker_timeout=worker_timeout,
+            checkpoint_dir=checkpoint_dir,
+        )
+        keras.apply_repairs()
+        member = membership.join(cluster, config, checkpoint_every)
+        placement = Placement(len(cluster.ps), max_shard_bytes)
+        parameters = Parameters(
+            member.client, placement, cluster.is_chief, partitioner=variable_partitioner
+        )
+        super().__init__(ParameterServerExtended(self, cluster, config, parameters, ps_optimizer))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes checkpoints and summaries: rank 0."""
+        return self.extended.should_checkpoint
+
+    def communication_stats(self) -> ops.ParameterClientStats:
+        """Counters of this worker's pulls and pushes so far."""
+        return self.extended.parameters.client.stats()
+
+    def __deepcopy__(self, memo: dict) -> ParameterServerStrategy:
+        # Estimator's RunConfig copies itself; the connections to the servers exist once.
+        return self
+
+
+class ParameterServerExtended(OneDeviceExtended):
+    """How the strategy creates variables, runs steps and shares out data.
+
+    Variables are on the CPU, where values arrive and gradients leave. Steps run on the first GPU if
+    there is one.
+    """
+
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy,
+        cluster: Cluster,
+        config: PsConfig,
+        parameters: Parameters,
+        ps_optimizer: str,
+    ) -> None:
+        gpus = tf.config.list_logical_devices("GPU")
+        super().__init__(strategy, "/device:GPU:0" if gpus else "/device:CPU:0")
+        self.parameters = parameters
+        self.config = config
+        self.ps_optimizer = ps_optimizer
+        # Of each optimizer that has been met: itself, and whether the servers run it.
+        self.optimizer_places: dict[int, tuple[Any, bool]] = {}
+        self._cluster = cluster
+        self._share_input = True
+
+    def _create_variable(self, next_creator, **kwargs):
+        like = kwargs.pop("colocate_with", None)
+        name = full_name(kwargs.get("name"))
+        with tf.device("/device:CPU:0"):
+            if not is_shared(name, kwargs):
+                return next_creator(**kwargs)
+            return self._create_shared(next_creator, name, like, kwargs)
+
+    def _create_shared(self, next_creator, name: str, like: Any, kwargs: dict) -> tf.Variable:
+        eager = tf.compat.v1.executing_eagerly_outside_functions()
+        graph = None if eager else tf.compat.v1.get_default_graph()
+        name = self.parameters.unique_name(name, graph)
+        number = None
+
+        def initial_value() -> tf.Tensor:
+            nonlocal number
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            if isinstance(value, CheckpointInitialValue):
+                value = value.wrapped_value
+            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            if number is None:
+                number = self.parameters.add(name, value.shape, value.dtype, like)
+            return self.parameters.initial_value(number, value)
+
+        variable = next_creator(**{**kwargs, "initial_value": initial_value, "use_resource": True})
+        return self.parameters.adopt(variable, number)
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        context = tf.distribute.ReplicaContext(self._container_strategy(), self._replica_id)
+        # Nested calls, such as LossScaleOptimizer's, belong to the outer step.
+        with tf.device(self._device), context, self.parameters.step():
+            return fn(*args, **kwargs)
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        """What `ReplicaContext.all_reduce` comes to, with which optimizers add up gradients.
+
+        Over the workers of a synchronous job; in other modes a worker is alone.
+        """
+        values = [value for value, _ in value_destination_pairs]
+        if self._num_replicas_in_sync == 1:
+            return values
+        if self.config.num_aggregate < self.config.workers:
+            raise ValueError(
+                "ParameterServerStrategy: all_reduce needs all workers, but num_aggregate="
+                f"{self.config.num_aggregate} goes on without some. Use an optimizer that the "
+                "servers run (see ps_optimizer)."
+            )
+        mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        return self.parameters.all_reduce(values, self._num_replicas_in_sync if mean else None)
+
+    @contextlib.contextmanager
+    def whole_input(self) -> Iterator[None]:
+        """Datasets that are distributed within are this worker's alone."""
+        before, self._share_input = self._share_input, False
+        try:
+            yield
+        finally:
+            self._share_input = before
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether a batch of a distributed dataset is split between the workers."""
+        return self._num_replicas_in_sync > 1
+
+    def own_batches(self, batches: int) -> int:
+        """How many of a dataset's batches are dealt to this worker."""
+        return worker_input.number_of_batches(batches, self._cluster.world_size, self._cluster.rank)
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        if self._share_input:
+            dataset = worker_input.share(
+                dataset, self._cluster.world_size, self._cluster.rank, self.shares_batches
+            )
+        return super()._experimental_distribute_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        context = tf.distribute.InputContext(
+            self._cluster.world_size, self._cluster.rank, self._num_replicas_in_sync
+        )
+        return super()._distribute_datasets_from_function(lambda _: dataset_fn(context), options)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self._cluster.rank
+
+    @property
+    def _replica_id(self) -> int:
+        return self._cluster.rank if self._num_replicas_in_sync > 1 else 0
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self.config.workers if self.config.mode == "sync" else 1
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return 0
+
+    @property
+    def parameter_devices(self):
+        return ("/device:CPU:0",)
+
+    @property
+    def experimental_between_graph(self):
+        return True
+
+    @property
+    def experimental_should_init(self):
+        return True
+
+    @property
+    def should_checkpoint(self):
+        return self._cluster.is_chief
+
+    @property
+    def should_save_summary(self):
+        return self._cluster.is_chief
+
+    @property
+    def _global_batch_size(self):
+        return True

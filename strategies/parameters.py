@@ -1,0 +1,207 @@
+"""The variables that a worker shares with the others through the parameter servers."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.strategies.placement import Placement, renamed
+from tfdist.strategies.server_variable import ServerVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """What is known of a parameter besides its variable.
+
+    Args:
+      name: the same in all workers.
+      shape: of the variable.
+      dtype: of the variable.
+      placed_as: the name by which its place on the servers was found: its own, or that of the
+        variable whose slot it is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    placed_as: str
+
+
+class Parameters:
+    """Knows the parameters of one worker, pulls them and pushes them.
+
+    Args:
+      client: the connections to the servers.
+      placement: which server holds what.
+      is_chief: whether this worker's changes outside of a step reach the servers.
+      partitioner: says into how many parts variables are split; the placement does by default.
+    """
+
+    def __init__(
+        self,
+        client: ops.ParameterClient,
+        placement: Placement,
+        is_chief: bool,
+        partitioner: Callable | None = None,
+    ) -> None:
+        self.client = client
+        self._placement = placement
+        self._is_chief = is_chief
+        self._partitioner = partitioner
+        self._lock = threading.Lock()
+        self._parameters: dict[int, Parameter] = {}
+        self._variables: dict[int, weakref.ref[ServerVariable]] = {}
+        self._used: dict[object, collections.Counter] = collections.defaultdict(collections.Counter)
+        self._thread = threading.local()
+
+    def unique_name(self, name: str, graph: object = None) -> str:
+        """Returns `name`, with a number if `graph` has a variable of this name already.
+
+        Workers run the same program, so that a name means the same variable in all of them.
+        """
+        with self._lock:
+            self._used[graph][name] += 1
+            count = self._used[graph][name]
+        return name if count == 1 else f"{name}#{count}"
+
+    def add(
+        self, name: str, shape: Sequence[int], dtype: tf.DType, like: ServerVariable | None = None
+    ) -> int:
+        """Makes a parameter known and returns its number.
+
+        Args:
+          name: from `unique_name`.
+          shape: fully defined.
+          dtype: a floating or signed integer type.
+          like: the variable whose slot it is: it is placed with it if they have the same shape.
+        """
+        shape = tuple(shape)
+        placed_as = name
+        if like is not None and tuple(like.shape) == shape and like.dtype == dtype:
+            placed_as = self._parameters[like.parameter].placed_as
+        parts = None
+        if self._partitioner is not None and shape:
+            parts = self._partitioner(shape=tf.TensorShape(shape), dtype=dtype)[0]
+        shards = self._placement.shards(placed_as, shape, dtype.size, parts)
+        if placed_as != name:
+            shards = renamed(shards, name)
+        number = self.client.add_parameter(name, dtype, shards)
+        self._parameters[number] = Parameter(name, shape, dtype, placed_as)
+        return number
+
+    def initial_value(self, number: int, value: tf.Tensor) -> tf.Tensor:
+        """Returns the servers' value of a parameter, which is `value` if they had none."""
+        return self.client.initial_value(number, value)
+
+    def adopt(self, variable: tf.Variable, number: int) -> ServerVariable:
+        """Makes a new variable the cache of a parameter."""
+        adopted = ServerVariable.adopt(variable, self, number)
+        self._variables[number] = weakref.ref(adopted)
+        return adopted
+
+    def __getitem__(self, number: int) -> Parameter:
+        return self._parameters[number]
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this thread is within a step, or traces one."""
+        return getattr(self._thread, "depth", 0) > 0
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Pulls all parameters before what happens within, and pushes afterwards what it did."""
+        if self.in_step:
+            yield
+            return
+        variables = self.variables()
+        if variables:
+            self.client.pull(variables, of_step=True)
+        self._thread.depth = 1
+        try:
+            yield
+        finally:
+            self._thread.depth = 0
+        # Variables may have been made meanwhile.
+        variables = self.variables()
+        if variables:
+            self.client.push(variables)
+
+    def variables(self) -> list[ServerVariable]:
+        """The variables that live; in a TensorFlow 1 graph, its own."""
+        alive = [(number, reference()) for number, reference in list(self._variables.items())]
+        for number, variable in alive:
+            if variable is None:
+                del self._variables[number]
+        graph = _outermost_graph()
+        return [v for _, v in alive if v is not None and _graph_of(v) is graph]
+
+    def bind(
+        self,
+        config: ops.OptimizerConfig,
+        bindings: Sequence[tuple[ServerVariable, Sequence[ServerVariable], float]],
+    ) -> None:
+        """Lets the servers update variables by gradients.
+
+        Args:
+          config: the optimizer.
+          bindings: each variable, its slots, and its weight decay.
+        """
+        self.client.bind(
+            config,
+            [(v.parameter, [s.parameter for s in slots], decay) for v, slots, decay in bindings],
+        )
+
+    def stage(
+        self,
+        variables: Sequence[ServerVariable],
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+        learning_rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> None:
+        """Keeps gradients of variables that are bound for the push that ends the step.
+
+        Args:
+          variables: what was differentiated by.
+          gradients: of each of them.
+          learning_rate: of this step, a scalar.
+          step: which step of the optimizer it is, counted from 1.
+        """
+        self.client.stage(variables, gradients, learning_rate, step)
+
+    def all_reduce(self, values, divisor: int | None):
+        """Adds up tensors, or lists of them, over all workers; divides the sum if there is one."""
+        tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(values)]
+        sums = self.client.reduce(tensors)
+        if divisor is not None:
+            sums = [s / tf.cast(divisor, s.dtype) for s in sums]
+        return tf.nest.pack_sequence_as(values, sums)
+
+    def pull(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
+        """Fetches the servers' values, outside of a step."""
+        return self.client.pull(variables, of_step=False)
+
+    def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
+        """Gives the servers the values of variables that were changed outside of a step."""
+        return self.client.set(variables, write=self._is_chief)
+
+
+def _outermost_graph() -> tf.Graph | None:
+    """The TensorFlow 1 graph that is being built, if one is."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    return graph
+
+
+def _graph_of(variable: tf.Variable) -> tf.Graph | None:
+    handle = variable.handle
+    return None if isinstance(handle, tf.__internal__.EagerTensor) else handle.graph

@@ -1,0 +1,98 @@
+"""Variables whose values parameter servers hold."""
+
+from __future__ import annotations
+
+import functools
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+
+def _writes(name: str, *, reads: bool = True):
+    """A method of ResourceVariable that changes the value; `reads`: by what it was before."""
+    original = getattr(ResourceVariable, name)
+
+    @functools.wraps(original)
+    def write(self, *args, **kwargs):
+        if reads:
+            self._refresh()
+        return self._written(original(self, *args, **kwargs))
+
+    return write
+
+
+def _reads(name: str):
+    """A method of ResourceVariable that reads the value."""
+    original = getattr(ResourceVariable, name)
+
+    @functools.wraps(original)
+    def read(self, *args, **kwargs):
+        self._refresh()
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+class ServerVariable(ResourceVariable):
+    """A local variable that caches a parameter.
+
+    Within a step it is an ordinary variable: the step pulls before and pushes after. Outside of
+    one, reading it eagerly fetches the servers' value, and changing it gives them a new one, if
+    this worker is the chief; another worker's change lasts until it pulls.
+
+    TensorFlow makes the variable; `adopt` changes its class.
+    """
+
+    @classmethod
+    def adopt(cls, variable: ResourceVariable, parameters, number: int) -> ServerVariable:
+        """Makes `variable` the cache of parameter `number`.
+
+        Args:
+          variable: has been made, or will be initialized, with the servers' value.
+          parameters: the `Parameters` of the strategy, which pulls and pushes.
+          number: as which `parameters` knows it.
+        """
+        variable.__class__ = cls
+        variable._parameters = parameters
+        variable._parameter = number
+        return variable
+
+    @property
+    def parameter(self) -> int:
+        """The parameter's number."""
+        return self._parameter
+
+    assign = _writes("assign", reads=False)
+    assign_add = _writes("assign_add")
+    assign_sub = _writes("assign_sub")
+    scatter_add = _writes("scatter_add")
+    scatter_sub = _writes("scatter_sub")
+    scatter_max = _writes("scatter_max")
+    scatter_min = _writes("scatter_min")
+    scatter_mul = _writes("scatter_mul")
+    scatter_div = _writes("scatter_div")
+    scatter_update = _writes("scatter_update")
+    scatter_nd_add = _writes("scatter_nd_add")
+    scatter_nd_sub = _writes("scatter_nd_sub")
+    scatter_nd_update = _writes("scatter_nd_update")
+    _restore_from_tensors = _writes("_restore_from_tensors", reads=False)
+
+    _read_variable_op = _reads("_read_variable_op")
+    sparse_read = _reads("sparse_read")
+    gather_nd = _reads("gather_nd")
+
+    def _refresh(self) -> None:
+        # Only eagerly: a function that is traced here may be called anywhere, or saved.
+        if tf.executing_eagerly() and not self._parameters.in_step:
+            self._parameters.pull([self])
+
+    def _written(self, result):
+        if self._parameters.in_step:
+            return result
+        if tf.executing_eagerly():
+            self._parameters.write([self])
+            return result
+        operation = result if isinstance(result, tf.Operation) else result.op
+        with tf.control_dependencies([operation]):
+            written = self._parameters.write([self])
+        return written if isinstance(result, tf.Operation) else self._lazy_read(written)

@@ -1,0 +1,71 @@
+"""Which variables the workers share, and what they are called in all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+_counts_own: contextvars.ContextVar[bool] = contextvars.ContextVar("counts_own", default=False)
+_path: contextvars.ContextVar[str | None] = contextvars.ContextVar("path", default=None)
+
+# What is each worker's own, whatever its type. A shared learning rate would undo what a schedule or
+# callback sets. A loss scale is doubled and halved, which does not add up over workers, and neither
+# do gradients that are accumulated for a later step, or the states of random generators.
+_OWN = re.compile(
+    "(.*[/_])?(learning_rate|dynamic_scale|step_counter|gradient_accumulator|seed_generator_state"
+    "|StateVar)(_[0-9]+)?"
+)
+_SHARED_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+@contextlib.contextmanager
+def called(path: str) -> Iterator[None]:
+    """Names the variables that are made within: Keras 3 knows more than it tells TensorFlow."""
+    token = _path.set(path)
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
+@contextlib.contextmanager
+def own_iterations() -> Iterator[None]:
+    """Optimizers that are made within count their own steps, not those of all workers."""
+    token = _counts_own.set(True)
+    try:
+        yield
+    finally:
+        _counts_own.reset(token)
+
+
+def full_name(name: str | None) -> str:
+    """Returns the name of a variable that is about to be made, with the scopes it is made in."""
+    if _path.get() is not None:
+        return _path.get()
+    name = (name or "Variable").partition(":")[0]
+    scope = tf.get_current_name_scope()
+    return f"{scope}/{name}" if scope else name
+
+
+def is_shared(name: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether workers share a variable.
+
+    Args:
+      name: from `full_name`.
+      arguments: of `tf.Variable`.
+    """
+    if arguments.get("synchronization") == tf.VariableSynchronization.ON_READ:
+        return False  # metrics
+    if _OWN.fullmatch(name) or (_counts_own.get() and name.endswith("iterations")):
+        return False
+    dtype = arguments.get("dtype")
+    if dtype is None:
+        value = arguments.get("initial_value")
+        # A variable of the TensorFlow 2 API with a function says its dtype, or makes a float.
+        dtype = tf.float32 if callable(value) else tf.convert_to_tensor(value).dtype
+    return tf.as_dtype(dtype) in _SHARED_DTYPES

@@ -1,0 +1,52 @@
+"""How workers share out a dataset without talking to each other."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.python.distribute import input_ops
+
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.data.Dataset:
+    """Returns one worker's share of a dataset of batches.
+
+    Args:
+      dataset: the same in all workers; its `experimental_distribute.auto_shard_policy` is obeyed.
+      workers: how many share it.
+      rank: which of them this one is.
+      split: whether every batch is split between the workers, or dealt to one of them.
+
+    Returns:
+      With `split`, a dataset of as many batches, each with this worker's rows, of which the last
+      batch may have none. Without, or where workers read files of their own, its batches.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if workers == 1 or policy == _Policy.OFF:
+        return dataset
+    if split and policy in (_Policy.AUTO, _Policy.DATA):
+        # Not TensorFlow's sharding: with it, workers come to the end at different steps.
+        return dataset.map(lambda *batch: _rows_of(batch, workers, rank))
+    return input_ops.auto_shard_dataset(dataset, workers, rank)
+
+
+def number_of_batches(batches: int, workers: int, rank: int) -> int:
+    """How many of so many batches are dealt to a worker."""
+    return len(range(rank, batches, workers))
+
+
+def _rows_of(batch: tuple, workers: int, rank: int):
+    """Splits as TensorFlow does: equal shares, the last ones short or empty."""
+    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+    size = (rows + workers - 1) // workers
+    first, last = rank * size, (rank + 1) * size
+
+    def cut(value):
+        if isinstance(value, tf.SparseTensor):
+            start = tf.concat([[first], tf.zeros_like(value.dense_shape[1:], tf.int32)], 0)
+            shape = tf.concat([[size], tf.cast(value.dense_shape[1:], tf.int32)], 0)
+            return tf.sparse.slice(value, tf.cast(start, tf.int64), tf.cast(shape, tf.int64))
+        return value[first:last]
+
+    cut_batch = tf.nest.map_structure(cut, batch)
+    return cut_batch if len(cut_batch) > 1 else cut_batch[0]

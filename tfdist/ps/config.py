@@ -1,0 +1,132 @@
+"""What all tasks of a parameter-server job must agree on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from tfdist.errors import ClusterConfigError
+
+MODES = ("async", "sync", "ssp")
+COMPENSATIONS = ("dc-asgd", "adadelay")
+
+
+@dataclasses.dataclass(frozen=True)
+class PsConfig:
+    """How servers apply what workers push, and where they keep it.
+
+    Args:
+      workers: how many tasks train.
+      mode: "async", "sync" or "ssp".
+      staleness: with "ssp", the most steps that a worker may be ahead of the slowest.
+      num_aggregate: with "sync", how many workers' gradients make a step.
+      compensation: `None`, "dc-asgd" or "adadelay", with "async" or "ssp".
+      compensation_lambda: the strength of "dc-asgd".
+      hogwild: update without locks, in place.
+      worker_timeout: seconds that workers wait for one that has fallen silent.
+      start_timeout: the same, for one that has never come.
+      checkpoint_dir: where servers keep their snapshots; `None` keeps none.
+      trace_events: how many of the latest events each server remembers.
+
+    Raises:
+      ClusterConfigError: what was expected of an argument, and what was received.
+    """
+
+    workers: int
+    mode: str = "async"
+    staleness: int = 0
+    num_aggregate: int = 0
+    compensation: str | None = None
+    compensation_lambda: float = 0.04
+    hogwild: bool = False
+    worker_timeout: float = 60.0
+    start_timeout: float = 300.0
+    checkpoint_dir: str | None = None
+    trace_events: int = 0
+
+    @classmethod
+    def make(
+        cls,
+        workers: int,
+        mode: str = "async",
+        staleness: float | None = None,
+        num_aggregate: int | None = None,
+        **others: Any,
+    ) -> PsConfig:
+        """Checks a strategy's arguments. A staleness of 0 is "sync", an infinite one "async"."""
+        _expect(mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
+        if mode == "ssp":
+            whole = _is_number(staleness) and float(staleness).is_integer() and staleness >= 0
+            _expect(
+                whole or staleness == math.inf,
+                "staleness",
+                "with mode='ssp' a whole number of steps, or math.inf",
+                staleness,
+            )
+            mode = {0: "sync", math.inf: "async"}.get(staleness, "ssp")
+        else:
+            _expect(staleness is None, "staleness", f"none with mode={mode!r}", staleness)
+        if num_aggregate is not None:
+            _expect(mode == "sync", "num_aggregate", "none unless mode='sync'", num_aggregate)
+            _expect(
+                isinstance(num_aggregate, int) and 1 <= num_aggregate <= workers,
+                "num_aggregate",
+                f"1 to {workers}, the number of workers",
+                num_aggregate,
+            )
+        return cls(
+            workers,
+            mode,
+            int(staleness) if mode == "ssp" else 0,
+            (num_aggregate or workers) if mode == "sync" else 0,
+            **others,
+        )
+
+    def __post_init__(self) -> None:
+        delayed = self.mode != "sync"
+        _expect(
+            self.compensation is None or (self.compensation in COMPENSATIONS and delayed),
+            "compensation",
+            f"None or, with mode='async' or 'ssp', one of {', '.join(COMPENSATIONS)}",
+            self.compensation,
+        )
+        _expect(not self.hogwild or delayed, "hogwild", "False with mode='sync'", self.hogwild)
+        for name in ("compensation_lambda", "worker_timeout", "start_timeout"):
+            value = getattr(self, name)
+            _expect(_is_number(value) and value > 0, name, "a positive number", value)
+
+    def text(self) -> str:
+        """Returns JSON from which `parse` makes an equal configuration."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def parse(cls, text: str) -> PsConfig:
+        """Returns the configuration in `text`.
+
+        Raises:
+          ClusterConfigError: it is not what `text()` of this version of tfdist returns.
+        """
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise ClusterConfigError(
+                f"expected a parameter-server configuration, received {text[:200]!r}: {error}"
+            ) from None
+
+    def differences(self, other: PsConfig) -> str:
+        """Returns what differs, such as "mode 'sync' / 'async'"; empty if nothing does."""
+        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
+        return ", ".join(f"{k} {mine[k]!r} / {theirs[k]!r}" for k in mine if mine[k] != theirs[k])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _expect(fits: bool, name: str, expected: str, received: Any) -> None:
+    if not fits:
+        raise ClusterConfigError(
+            f"ParameterServerStrategy: expected {name} to be {expected}, received {received!r}"
+        )

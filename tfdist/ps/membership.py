@@ -1,0 +1,275 @@
+"""A worker's membership in a parameter-server job, and a `ps` task's."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import NoReturn
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.cluster import Cluster, Settings
+from tfdist.control import wire
+from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
+from tfdist.ps import snapshot
+from tfdist.ps.config import PsConfig
+from tfdist.ps.serving import ServerTask, fingerprint
+
+_log = logging.getLogger("tfdist.ps")
+_LONG_POLL = 5.0
+_RETRY_PAUSE = 0.2
+_LOG_INTERVAL = 10.0
+
+
+class Member:
+    """One worker's connections to all parameter servers of its job.
+
+    Args:
+      cluster: the job; this process must be a chief or a worker.
+      config: what all workers must agree on.
+      settings: secret and timeouts.
+
+    Raises:
+      RendezvousTimeoutError: a server did not answer in time.
+      ClusterConfigError: a server was given another cluster or configuration.
+      AuthenticationError: the tasks do not hold the same secret.
+    """
+
+    def __init__(self, cluster: Cluster, config: PsConfig, settings: Settings) -> None:
+        self.cluster = cluster
+        self.config = config
+        self._settings = settings
+        self.closed = threading.Event()
+        self.process = os.getpid()
+        self._identity = secrets.randbits(63)
+        self._control = [
+            ControlClient(cluster, settings.secret, address, f"ps {i} at {address}")
+            for i, address in enumerate(cluster.ps)
+        ]
+        self.client = ops.ParameterClient(
+            cluster.rank, cluster.world_size, self._identity, len(cluster.ps)
+        )
+        try:
+            self._of_all_servers(self._attach)
+        except BaseException:
+            self.close()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="tfdist-ps-keeper", daemon=True)
+        self._keeper.start()
+
+    def checkpoint(self) -> str:
+        """Lets all servers write a snapshot, and records that they have.
+
+        Returns:
+          The manifest's path.
+
+        Raises:
+          ClusterConfigError: the job has no `checkpoint_dir`, or this is not the chief.
+          CheckpointError: a server could not write; names it and the reason.
+        """
+        root = self.config.checkpoint_dir
+        if root is None or not self.cluster.is_chief:
+            raise ClusterConfigError(
+                "checkpoint: expected the chief of a job with a checkpoint_dir, received "
+                f"{self.cluster.task_name} with checkpoint_dir={root!r}"
+            )
+        self.client.flush(self._settings.rendezvous_timeout)
+        number = snapshot.next_number(root, len(self.cluster.ps))
+        files = self._of_all_servers(lambda server: self._save(server, number))
+        return snapshot.write_manifest(root, number, files)
+
+    def leave(self, failure: bool = False) -> None:
+        """Ends the membership.
+
+        Args:
+          failure: this process ends before its work is done, so that a new one may take its place.
+        """
+        if self.closed.is_set():
+            return
+        if not failure:
+            self.client.leave(self._settings.exit_timeout)
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections; may be called again."""
+        self.closed.set()
+        self.client.close()
+        for control in self._control:
+            control.close()
+
+    def _of_all_servers(self, call: Callable[[int], object]) -> list:
+        servers = range(len(self.cluster.ps))
+        with futures.ThreadPoolExecutor(len(servers)) as pool:
+            return list(pool.map(call, servers))
+
+    def _attach(self, server: int) -> None:
+        """Finds out a server's data address and connects; the server may still have to start."""
+        timeout = self._settings.rendezvous_timeout
+        name = f"ps {server} at {self.cluster.ps[server]}"
+        deadline, next_log = time.monotonic() + timeout, time.monotonic() + _LOG_INTERVAL
+        problem = "no answer yet"
+        while not self.closed.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RendezvousTimeoutError(
+                    f"{self.cluster.task_name}: {name} was not there within {timeout:g} s: "
+                    f"{problem}"
+                )
+            if time.monotonic() >= next_log:
+                _log.warning("%s: waiting for %s (%s)", self.cluster.task_name, name, problem)
+                next_log += _LOG_INTERVAL
+            wait = min(_LONG_POLL, left)
+            try:
+                answer = self._control[server].call(
+                    wire.ATTACH, self._request(wait), wait, patient=True
+                )
+                if answer["status"] == "attached":
+                    return self._connect(server, answer, max(1.0, left))
+                problem = "it reads its snapshot"
+            except (UnreachableError, tf.errors.OpError) as error:
+                problem = str(error)
+                self.closed.wait(_RETRY_PAUSE)
+        raise TfdistError(f"{self.cluster.task_name}: closed while it waited for {name}")
+
+    def _request(self, wait: float) -> wire.Attach:
+        return wire.Attach(
+            protocol=wire.PROTOCOL,
+            rank=self.cluster.rank,
+            world_size=self.cluster.world_size,
+            fingerprint=fingerprint(self.cluster),
+            process=str(self._identity),
+            config=self.config.text(),
+            wait=wait,
+        )
+
+    def _connect(self, server: int, answer: dict, timeout: float) -> None:
+        host = self.cluster.ps[server].rpartition(":")[0]
+        token = bytes.fromhex(answer["token"])
+        address = f"{host}:{answer['port']}"
+        self.client.connect(server, address, token, int(answer["incarnation"]), timeout)
+
+    def _save(self, server: int, number: int) -> dict[str, object]:
+        name = f"ps {server} at {self.cluster.ps[server]}"
+        deadline = time.monotonic() + self._settings.rendezvous_timeout
+        while time.monotonic() < deadline:
+            request = wire.Checkpoint(fingerprint(self.cluster), number, _LONG_POLL)
+            try:
+                answer = self._control[server].call(
+                    wire.CHECKPOINT, request, _LONG_POLL, patient=True
+                )
+            except UnreachableError as error:
+                raise CheckpointError(f"{name} did not write its snapshot: {error}") from None
+            if answer["status"] == "written":
+                return {"file": answer["file"], "bytes": answer["bytes"]}
+            if answer["status"] != "waiting":
+                raise CheckpointError(f"{name} did not write its snapshot: {answer['reason']}")
+        raise CheckpointError(f"{name} did not finish its snapshot in time")
+
+    def _keep(self) -> None:
+        """Connects again to servers whose connection broke, until this member leaves."""
+        while not self.closed.is_set():
+            server = self.client.wait_for_lost(1.0)
+            if server is None or self.closed.is_set():
+                continue
+            threading.Thread(target=self._return_to, args=(server,), daemon=True).start()
+
+    def _return_to(self, server: int) -> None:
+        name = f"ps {server} at {self.cluster.ps[server]}"
+        _log.warning("%s: lost %s; connecting again", self.cluster.task_name, name)
+        try:
+            self._attach(server)
+        except TfdistError as error:
+            if not self.closed.is_set():
+                self.client.give_up(server, str(error))
+        else:
+            _log.warning("%s: connected to %s again", self.cluster.task_name, name)
+
+
+class _Membership:
+    """The job of this process, if it has joined one: a process is one task."""
+
+    def __init__(self) -> None:
+        self._member: Member | None = None
+        self._failed = False
+
+    def join(self, cluster: Cluster, config: PsConfig, checkpoint_every: float) -> Member:
+        if self._member is not None:
+            if (self._member.cluster, self._member.config) != (cluster, config):
+                raise ClusterConfigError(
+                    f"this process has joined a job as {self._member.cluster.task_name} with "
+                    f"{self._member.config} and cannot join another as {cluster.task_name} with "
+                    f"{config}"
+                )
+            return self._member
+        self._member = Member(cluster, config, Settings.from_environment())
+        self._watch_for_exceptions()
+        atexit.register(self.leave)
+        if cluster.is_chief and config.checkpoint_dir is not None:
+            threading.Thread(
+                target=self._checkpoint_every, args=(checkpoint_every,), daemon=True
+            ).start()
+        return self._member
+
+    def leave(self) -> None:
+        member, self._member = self._member, None
+        if member is None or member.process != os.getpid():
+            return
+        if member.cluster.is_chief and member.config.checkpoint_dir and not self._failed:
+            self._checkpoint(member)
+        member.leave(self._failed)
+
+    def _checkpoint_every(self, seconds: float) -> None:
+        member = self._member
+        while not member.closed.wait(seconds):
+            self._checkpoint(member)
+
+    def _checkpoint(self, member: Member) -> None:
+        try:
+            member.checkpoint()
+        except Exception as error:  # training goes on, and the snapshots before this one exist
+            _log.error("%s: %s", member.cluster.task_name, error)
+
+    def _watch_for_exceptions(self) -> None:
+        previous = sys.excepthook
+
+        def note_failure(kind, error, trace):
+            self._failed = True
+            previous(kind, error, trace)
+
+        sys.excepthook = note_failure
+
+
+_membership = _Membership()
+
+
+def join(cluster: Cluster, config: PsConfig, checkpoint_every: float) -> Member:
+    """Attaches to the parameter servers, or returns the membership that this process has.
+
+    Raises:
+      ClusterConfigError: this process belongs to another job, or asks for another strategy.
+      Exception: as `Member`.
+    """
+    return _membership.join(cluster, config, checkpoint_every)
+
+
+def leave() -> None:
+    """Ends this process's membership, as the end of the program does."""
+    _membership.leave()
+
+
+def serve(cluster: Cluster) -> NoReturn:
+    """Serves as a `ps` task until the job has ended, then ends this process.
+
+    Raises:
+      SystemExit: always; see `ServerTask.serve` for its code.
+    """
+    raise SystemExit(ServerTask(cluster, Settings.from_environment()).serve())

@@ -1,0 +1,244 @@
+"""What a `ps` task does: it holds values and serves them until the job has ended."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tfdist import ops
+from tfdist.cluster import Cluster, Settings
+from tfdist.control import wire
+from tfdist.control.meeting import Caller
+from tfdist.control.server import ControlServer
+from tfdist.errors import ClusterConfigError
+from tfdist.ps import snapshot
+from tfdist.ps.config import PsConfig
+from tfdist.ps.presence import Presence
+
+_log = logging.getLogger("tfdist.ps")
+# How long one look at the store's events waits (s).
+_LOOK = 0.5
+
+
+class ServerTask:
+    """One parameter server of a job.
+
+    Args:
+      cluster: the job; this process is one of its `ps` tasks.
+      settings: secret, data port and timeouts.
+
+    Raises:
+      ClusterConfigError: this process is no `ps` task.
+      AddressInUseError: this task's port is taken.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        if cluster.task_type != "ps":
+            raise ClusterConfigError(
+                f"expected a ps task to serve, received {cluster.task_name}: only tasks that "
+                "TF_CONFIG calls ps hold variables"
+            )
+        self._cluster = cluster
+        self._settings = settings
+        self._fingerprint = fingerprint(cluster)
+        self._lock = threading.Lock()
+        self._config: PsConfig | None = None
+        self._opening: threading.Thread | None = None
+        self._problem: Exception | None = None
+        self._store: ops.ParameterServer | None = None
+        self._token = secrets.token_bytes(16)
+        self._written: dict[int, Any] = {}
+        self._stop = threading.Event()
+        self._control = ControlServer(
+            cluster,
+            settings.secret,
+            {wire.ATTACH: self._attach, wire.CHECKPOINT: self._checkpoint},
+        )
+
+    def serve(self) -> int:
+        """Serves until the job has ended.
+
+        Returns:
+          The process's exit code: 0 once the chief and all other workers have left; 1 if the chief
+          or the snapshot is lost; 128 + number after SIGTERM or SIGINT.
+        """
+        received: list[int] = []
+
+        def stop(number: int, frame: object) -> None:
+            received.append(number)
+            self._stop.set()
+
+        previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            code = self._serve()
+            if received:
+                self._save_at_exit()
+                code = 128 + received[0]
+            return code
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            self.close()
+
+    def close(self) -> None:
+        """Stops answering and frees what is held."""
+        self._control.close()
+        if self._store is not None:
+            self._store.close()
+
+    def _serve(self) -> int:
+        presence = Presence(self._cluster, self._settings.rendezvous_timeout, time.monotonic())
+        while not self._stop.is_set():
+            if self._problem is not None:
+                _log.error("%s: %s", self._cluster.task_name, self._problem)
+                return 1
+            if self._store is None:
+                self._stop.wait(_LOOK)
+            else:
+                self._take_in(self._store.wait_for_event(_LOOK), presence)
+            verdict = presence.verdict(time.monotonic())
+            if verdict is not None:
+                break
+        else:
+            return 0
+        if not verdict:
+            return 0
+        self._save_at_exit()
+        _log.error("%s: %s", self._cluster.task_name, verdict)
+        return 1
+
+    def _take_in(self, event: ops.ServerEvent | None, presence: Presence) -> None:
+        if event is None:
+            return
+        if event.kind == "log":
+            _log.warning("%s: %s", self._cluster.task_name, event.text)
+        else:
+            presence.note(event, time.monotonic())
+
+    def _attach(self, request: wire.Attach, caller: Caller) -> dict[str, Any]:
+        reason = self._reason_to_refuse(request)
+        if reason:
+            return {"status": "refused", "reason": reason}
+        with self._lock:
+            if self._opening is None:
+                self._config = PsConfig.parse(request.config)
+                self._opening = threading.Thread(target=self._open, name="tfdist-ps-open")
+                self._opening.start()
+        self._opening.join(request.wait)
+        if self._problem is not None:
+            return {"status": "refused", "reason": str(self._problem)}
+        if self._opening.is_alive():
+            return {"status": "waiting"}
+        return {
+            "status": "attached",
+            "port": self._store.port,
+            "token": self._token.hex(),
+            "incarnation": str(self._store.incarnation),
+        }
+
+    def _reason_to_refuse(self, request: wire.Attach) -> str | None:
+        if request.protocol != wire.PROTOCOL:
+            return (
+                f"the caller speaks control protocol {request.protocol}, this task {wire.PROTOCOL}"
+                ": expected the same tfdist version on every task"
+            )
+        if request.fingerprint != self._fingerprint:
+            return f"the caller has another cluster than this task ({self._cluster.as_dict()})"
+        if not 0 <= request.rank < self._cluster.world_size:
+            return f"there is no rank {request.rank} among {self._cluster.world_size}"
+        try:
+            config = PsConfig.parse(request.config)
+        except ClusterConfigError as error:
+            return str(error)
+        with self._lock:
+            if self._config is not None and config != self._config:
+                return (
+                    f"{self._cluster.name_of_rank(request.rank)} asks for another strategy than "
+                    f"the job has: {config.differences(self._config)}"
+                )
+        return None
+
+    def _open(self) -> None:
+        """Makes the store, from the latest snapshot if there is one, before anybody may connect."""
+        try:
+            store = ops.ParameterServer(
+                self._cluster.task_index, self._config, self._settings.data_port
+            )
+            folder = self._folder()
+            latest = snapshot.read_latest(folder) if folder else None
+            if latest is not None:
+                store.restore(ops.ServerImage(latest.shards, latest.progress))
+                _log.warning(
+                    "%s: goes on from snapshot %d in %s",
+                    self._cluster.task_name,
+                    latest.number,
+                    folder,
+                )
+            store.start(self._token)
+            self._store = store
+        except Exception as error:  # told to whoever attaches, and by the serving thread
+            self._problem = error
+
+    def _folder(self) -> str | None:
+        root = self._config.checkpoint_dir if self._config else None
+        if root is None:
+            return None
+        return snapshot.directory(root, self._cluster.task_index, len(self._cluster.ps))
+
+    def _checkpoint(self, request: wire.Checkpoint, caller: Caller) -> dict[str, Any]:
+        if request.fingerprint != self._fingerprint:
+            return {"status": "refused", "reason": "the caller has another cluster"}
+        if self._store is None or self._folder() is None:
+            return {"status": "refused", "reason": "there is nothing to write, or nowhere"}
+        with self._lock:
+            job = self._written.get(request.number)
+            if job is None:
+                self._written.clear()
+                job = self._written[request.number] = _Writing(lambda: self._save(request.number))
+        return job.answer(request.wait)
+
+    def _save(self, number: int) -> dict[str, Any]:
+        with self._store.freeze() as image:
+            frozen = snapshot.Snapshot(number, image.shards, image.progress)
+            return snapshot.write(self._folder(), frozen)
+
+    def _save_at_exit(self) -> None:
+        if self._store is None or self._folder() is None:
+            return
+        number = snapshot.next_number(self._config.checkpoint_dir, len(self._cluster.ps))
+        try:
+            written = self._save(number)
+        except Exception:
+            _log.exception("%s: the last snapshot failed", self._cluster.task_name)
+        else:
+            _log.warning("%s: wrote %s", self._cluster.task_name, written["file"])
+
+
+class _Writing:
+    """A snapshot that is being written."""
+
+    def __init__(self, write: Callable[[], dict[str, Any]]) -> None:
+        self._write = write
+        self._answer: dict[str, Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="tfdist-ps-snapshot")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._answer = {"status": "written", **self._write()}
+        except Exception as error:  # belongs to the chief, who asked
+            self._answer = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+    def answer(self, wait: float) -> dict[str, Any]:
+        self._thread.join(wait)
+        return self._answer or {"status": "waiting"}
+
+
+def fingerprint(cluster: Cluster) -> str:
+    """Identifies the addresses of all training tasks and parameter servers."""
+    return wire.fingerprint((*cluster.training_addresses, "ps", *cluster.ps))

@@ -1,0 +1,27 @@
+"""`python -m tfdist.server`: a parameter server that needs no script.
+
+The task is a `ps` of the cluster in `TF_CONFIG`. It serves until the job has ended; see
+`tfdist.ps.serving.ServerTask.serve` for its exit code.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from tfdist.cluster import Cluster
+from tfdist.errors import TfdistError
+from tfdist.ps import membership
+
+
+def main() -> None:
+    """Serves, and ends the process."""
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    try:
+        membership.serve(Cluster.from_environment())
+    except TfdistError as error:
+        sys.exit(f"tfdist.server: {error}")
+
+
+if __name__ == "__main__":
+    main()
