@@ -120,18 +120,47 @@ class Parameters:
         if self.in_step:
             yield
             return
-        variables = self.variables()
-        if variables:
-            self.client.pull(variables, of_step=True)
+        self._begin_step()
         self._thread.depth = 1
         try:
             yield
         finally:
             self._thread.depth = 0
-        # Variables may have been made meanwhile.
+        self._end_step()
+
+    def touch(self, variable: ServerVariable) -> None:
+        """Makes sure that a variable may be read or written here.
+
+        Outside of a step that is its value on the servers. Within one, a program that reads what
+        its optimizer has just updated, as one that trains two networks in turns does, needs what
+        the servers make of the gradient: the step ends here, and another begins.
+        """
+        if not self.in_step:
+            # Only eagerly: a function that is traced here may be called anywhere, or saved.
+            if tf.executing_eagerly():
+                self.client.pull([variable], of_step=False)
+        elif variable.parameter in self._staged:
+            self._end_step()
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._staged.clear()
+        variables = self.variables()
+        if variables:
+            self.client.pull(variables, of_step=True)
+
+    def _end_step(self) -> None:
+        # Variables may have been made since the step began.
         variables = self.variables()
         if variables:
             self.client.push(variables)
+
+    @property
+    def _staged(self) -> set[int]:
+        """The parameters whose gradients this thread keeps for the end of the step."""
+        if not hasattr(self._thread, "staged"):
+            self._thread.staged = set()
+        return self._thread.staged
 
     def variables(self) -> list[ServerVariable]:
         """The variables that live; in a TensorFlow 1 graph, its own."""
@@ -174,6 +203,7 @@ class Parameters:
           step: which step of the optimizer it is, counted from 1.
         """
         self.client.stage(variables, gradients, learning_rate, step)
+        self._staged.update(v.parameter for v in variables)
 
     def all_reduce(self, values, divisor: int | None):
         """Adds up tensors, or lists of them, over all workers; divides the sum if there is one."""
@@ -182,10 +212,6 @@ class Parameters:
         if divisor is not None:
             sums = [s / tf.cast(divisor, s.dtype) for s in sums]
         return tf.nest.pack_sequence_as(values, sums)
-
-    def pull(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
-        """Fetches the servers' values, outside of a step."""
-        return self.client.pull(variables, of_step=False)
 
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
         """Gives the servers the values of variables that were changed outside of a step."""

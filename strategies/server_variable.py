@@ -8,14 +8,13 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
-def _writes(name: str, *, reads: bool = True):
-    """A method of ResourceVariable that changes the value; `reads`: by what it was before."""
+def _writes(name: str):
+    """A method of ResourceVariable that changes the value."""
     original = getattr(ResourceVariable, name)
 
     @functools.wraps(original)
     def write(self, *args, **kwargs):
-        if reads:
-            self._refresh()
+        self._parameters.touch(self)
         return self._written(original(self, *args, **kwargs))
 
     return write
@@ -27,7 +26,7 @@ def _reads(name: str):
 
     @functools.wraps(original)
     def read(self, *args, **kwargs):
-        self._refresh()
+        self._parameters.touch(self)
         return original(self, *args, **kwargs)
 
     return read
@@ -62,7 +61,7 @@ class ServerVariable(ResourceVariable):
         """The parameter's number."""
         return self._parameter
 
-    assign = _writes("assign", reads=False)
+    assign = _writes("assign")
     assign_add = _writes("assign_add")
     assign_sub = _writes("assign_sub")
     scatter_add = _writes("scatter_add")
@@ -75,16 +74,11 @@ class ServerVariable(ResourceVariable):
     scatter_nd_add = _writes("scatter_nd_add")
     scatter_nd_sub = _writes("scatter_nd_sub")
     scatter_nd_update = _writes("scatter_nd_update")
-    _restore_from_tensors = _writes("_restore_from_tensors", reads=False)
+    _restore_from_tensors = _writes("_restore_from_tensors")
 
     _read_variable_op = _reads("_read_variable_op")
     sparse_read = _reads("sparse_read")
     gather_nd = _reads("gather_nd")
-
-    def _refresh(self) -> None:
-        # Only eagerly: a function that is traced here may be called anywhere, or saved.
-        if tf.executing_eagerly() and not self._parameters.in_step:
-            self._parameters.pull([self])
 
     def _written(self, result):
         if self._parameters.in_step:
