@@ -8,7 +8,7 @@ prints once, from the chief (here on two cores, in about half a minute):
     [chief] mode async: 2 workers, 1 ps; 234 steps of 128 images an epoch on each worker
     [chief] Epoch 1/3
     ...
-    [chief] test accuracy: 0.88
+    [chief] test accuracy: 0.87
     [chief] 702 pulls, 702 pushes of this worker; 0 came too late
 
 Try `--workers 3 --ps 2`, and `--mode sync` or `--mode ssp --staleness 2`. The `ps` tasks run the
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 import data
 import keras
@@ -52,6 +53,13 @@ def build_model() -> keras.Model:
             keras.layers.Dense(data.CLASSES),
         ]
     )
+
+
+def wait_for(optimizer: keras.Optimizer, steps: int, seconds: float = 60.0) -> None:
+    """Waits until all workers together have made so many steps, but not for one that has died."""
+    deadline = time.monotonic() + seconds
+    while int(optimizer.iterations) < steps and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def main() -> None:
@@ -98,8 +106,9 @@ def main() -> None:
         verbose=chief_verbosity if strategy.is_chief else 0,
     )
 
-    # Each worker evaluates on its own: the others may still train, or have ended.
+    # Each worker would evaluate on its own. The chief does, when all have made their steps.
     if strategy.is_chief:
+        wait_for(model.optimizer, arguments.epochs * steps * together)
         _, accuracy = model.evaluate(
             batches(images.test_images, images.test_labels, EVALUATION_BATCH, training=False),
             verbose=0,

@@ -32,7 +32,8 @@ class ParameterServerStrategy(StrategyBase):
     Every worker runs the same script with its own `TF_CONFIG`. Its variables are a cache: each step
     begins by pulling what has changed and ends by pushing gradients, which the servers apply, or
     whatever else the step has changed. In a `ps` task, making the strategy serves until the job has
-    ended and then ends the process. Making the strategy applies tfdist's repairs of Keras.
+    ended and then ends the process; without a cluster the process serves itself. Making the
+    strategy applies tfdist's repairs of Keras.
 
     Modes:
       - "async": a push is applied at once (Dean et al. 2012). A batch is one worker's.
@@ -102,7 +103,7 @@ class ParameterServerStrategy(StrategyBase):
             cluster = Cluster.from_resolver(cluster_resolver)
         if cluster.task_type == "ps":
             membership.serve(cluster)
-        if not cluster.ps or cluster.rank is None:
+        if cluster.rank is None or not (cluster.ps or cluster.is_local):
             raise ClusterConfigError(
                 "ParameterServerStrategy: expected a chief, worker or ps of a cluster with at "
                 f"least one ps, received {cluster.task_name} of {cluster.as_dict()}"
@@ -125,7 +126,7 @@ class ParameterServerStrategy(StrategyBase):
         )
         keras.apply_repairs()
         member = membership.join(cluster, config, checkpoint_every)
-        placement = Placement(len(cluster.ps), max_shard_bytes)
+        placement = Placement(max(1, len(cluster.ps)), max_shard_bytes)
         parameters = Parameters(
             member.client, placement, cluster.is_chief, partitioner=variable_partitioner
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import keras
 import models
 import numpy as np
@@ -218,3 +221,37 @@ def test_evaluate_sees_what_another_model_has_trained(ctx):
     after = twin.evaluate(data, verbose=0)
     assert after[0] < before[0] - 0.01
     assert difference(after, model.evaluate(data, verbose=0)) == 0
+
+
+class _Messages(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def _server_warned(results) -> None:
+    (texts,) = [r for r in results if r is not None]
+    (warning,) = [t for t in texts if "trains" in t]
+    assert re.search(
+        r"ps 0: rank [01] trains .* 3 more shards, none of which rank [01] has: names", warning
+    )
+
+
+@on_job(2, check=_server_warned)
+def test_workers_that_train_alone_are_noticed(ctx):
+    """A layer that only one worker makes gives its later layers other names."""
+    messages = _Messages()
+    logging.getLogger("tfdist.ps").addHandler(messages)
+    if served():
+        return messages.texts
+    if ctx.rank == 0:
+        keras.layers.Dense(1)
+        keras.Sequential([])
+    _, model = _in_scope(lambda: built_classifier(keras.optimizers.SGD(0.1)))
+    fit_dataset(4)(model)
+    return None

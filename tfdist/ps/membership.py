@@ -194,14 +194,43 @@ class Member:
             _log.warning("%s: connected to %s again", self.cluster.task_name, name)
 
 
+class LocalMember:
+    """The only worker of a process that trains without a cluster, with a server of its own."""
+
+    def __init__(self, cluster: Cluster, config: PsConfig) -> None:
+        if config.checkpoint_dir is not None:
+            raise ClusterConfigError(
+                "ParameterServerStrategy: expected no checkpoint_dir without a cluster, received "
+                f"{config.checkpoint_dir!r}: there is no ps task to write there"
+            )
+        self.cluster = cluster
+        self.config = config
+        self.closed = threading.Event()
+        self.process = os.getpid()
+        token = secrets.token_bytes(16)
+        self._store = ops.ParameterServer(0, config)
+        self._store.start(token)
+        self.client = ops.ParameterClient(0, 1, secrets.randbits(63), servers=1)
+        address = f"127.0.0.1:{self._store.port}"
+        self.client.connect(0, address, token, self._store.incarnation, _LONG_POLL)
+
+    def leave(self, failure: bool = False) -> None:
+        """Closes the connection and the server."""
+        self.closed.set()
+        self.client.close()
+        self._store.close()
+
+
 class _Membership:
     """The job of this process, if it has joined one: a process is one task."""
 
     def __init__(self) -> None:
-        self._member: Member | None = None
+        self._member: Member | LocalMember | None = None
         self._failed = False
 
-    def join(self, cluster: Cluster, config: PsConfig, checkpoint_every: float) -> Member:
+    def join(
+        self, cluster: Cluster, config: PsConfig, checkpoint_every: float
+    ) -> Member | LocalMember:
         if self._member is not None:
             if (self._member.cluster, self._member.config) != (cluster, config):
                 raise ClusterConfigError(
@@ -210,7 +239,10 @@ class _Membership:
                     f"{config}"
                 )
             return self._member
-        self._member = Member(cluster, config, Settings.from_environment())
+        if cluster.is_local:
+            self._member = LocalMember(cluster, config)
+        else:
+            self._member = Member(cluster, config, Settings.from_environment())
         self._watch_for_exceptions()
         atexit.register(self.leave)
         if cluster.is_chief and config.checkpoint_dir is not None:
@@ -251,7 +283,7 @@ class _Membership:
 _membership = _Membership()
 
 
-def join(cluster: Cluster, config: PsConfig, checkpoint_every: float) -> Member:
+def join(cluster: Cluster, config: PsConfig, checkpoint_every: float) -> Member | LocalMember:
     """Attaches to the parameter servers, or returns the membership that this process has.
 
     Raises:

@@ -106,6 +106,10 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const CreateR
   CreateReply reply;
   const Status status = store_->Create(create, request->payload, &reply);
   if (!status.ok()) return Refuse(*caller, number, status);
+  std::vector<uint32_t> known = reply.shards;
+  known.erase(std::remove(known.begin(), known.end(), kNoShard), known.end());
+  const Lock lock(schedule_mutex_);
+  acquaintance_.Knows(caller->worker, known);
   return OkAnswer(number, reply);
 }
 

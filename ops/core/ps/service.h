@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/ps/acquaintance.h"
 #include "core/ps/events.h"
 #include "core/ps/incoming.h"
 #include "core/ps/reducer.h"
@@ -106,6 +107,8 @@ class Service {
   void ForgetPulled(int worker);
   std::vector<uint64_t> SaveProgress() const;
   Status RestoreProgress(const std::vector<uint64_t>& progress);
+  // With the schedule's lock.
+  void WarnOfStranger(int worker, const PushRequest& push);
   void Tell(Server::Event::Kind kind, int worker, const std::string& text);
   // The timer has to go off at `deadline`, if not before.
   void Arm(TimePoint deadline);
@@ -125,6 +128,7 @@ class Service {
   Schedule schedule_;
   int collecting_ = 0;  // contributions that are not in the sums yet
   std::list<Parked> parked_;
+  Acquaintance acquaintance_;
   uint64_t pushes_ = 0, foreign_pushes_ = 0, repeated_pushes_ = 0;
 
   std::atomic<uint64_t> pulls_{0};

@@ -134,6 +134,7 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
     }
     worker.sequence = push.sequence;
     worker.dropped = false;
+    WarnOfStranger(rank, push);
     if (sync()) {
       const bool foreign = push.incarnation != incarnation_;
       if (foreign) ++foreign_pushes_;
@@ -163,6 +164,21 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
   }
   Release(&lock);
   return OkAnswer(number, PushReply{false});
+}
+
+void Service::WarnOfStranger(int worker, const PushRequest& push) {
+  std::vector<uint32_t> shards;
+  for (const PushRequest::Entry& entry : push.entries) {
+    // Counters and the like are often called the same.
+    if (store_->Find(entry.shard)->elements > 1) shards.push_back(entry.shard);
+  }
+  const int other = acquaintance_.StrangerTo(worker, shards);
+  if (other < 0) return;
+  Tell(Server::Event::Kind::kLog, worker,
+       StrCat("rank ", worker, " trains '", store_->Find(shards.front())->name, "'",
+              shards.size() > 1 ? StrCat(" and ", shards.size() - 1, " more shards") : "",
+              ", none of which rank ", other,
+              " has: names differ where workers do not make the same variables in the same order"));
 }
 
 void Service::CloseIfComplete() {

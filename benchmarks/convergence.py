@@ -1,0 +1,148 @@
+"""What asynchrony costs in accuracy: a network on Fashion-MNIST, trained in every mode.
+
+    python benchmarks/convergence.py
+
+trains for the same number of epochs in one process and with four workers and one parameter server,
+and then with one of the workers delayed, which makes its gradients stale. Each row is the mean
+over the seeds; the spread is the largest minus the smallest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH = 64
+DELAY = 0.2  # seconds between the delayed worker's pull and its push
+ROWS = {
+    "one process": {"workers": 1},
+    "sync": {"mode": "sync"},
+    "ssp, staleness 2": {"mode": "ssp", "staleness": 2},
+    "async": {},
+    "async, one worker delayed": {"delayed": True},
+    "the same with dc-asgd": {"delayed": True, "compensation": "dc-asgd"},
+    "the same with adadelay": {"delayed": True, "compensation": "adadelay"},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--limit", type=int, help="use only the first LIMIT training images")
+    parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.task:
+        train(json.loads(arguments.task))
+        return
+    print(f"test accuracy after {arguments.epochs} epochs, {arguments.workers} workers and 1 ps")
+    print(f"{'':28}{'accuracy':>10}{'spread':>10}{'loss':>10}")
+    for name in arguments.rows:
+        runs = [run(name, arguments, seed) for seed in range(arguments.seeds)]
+        accuracies = [r["accuracy"] for r in runs]
+        mean = {key: sum(r[key] for r in runs) / len(runs) for key in runs[0]}
+        spread = max(accuracies) - min(accuracies)
+        print(f"{name:28}{mean['accuracy']:10.4f}{spread:10.4f}{mean['loss']:10.4f}", flush=True)
+
+
+def run(name: str, arguments: argparse.Namespace, seed: int) -> dict[str, float]:
+    """Trains once, in processes of its own; returns what its chief found."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = {
+            "workers": arguments.workers,
+            **ROWS[name],
+            "epochs": arguments.epochs,
+            "limit": arguments.limit,
+            "seed": seed,
+            "result": f"{folder}/result.json",
+        }
+        command = [sys.executable]
+        if task["workers"] > 1:
+            command += ["-m", "tfdist", "run", "--workers", str(task["workers"]), "--ps", "1"]
+        command += [str(Path(__file__)), "--task", json.dumps(task)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3")
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if finished.returncode != 0:
+            sys.exit(finished.stdout[-3000:] + finished.stderr[-3000:])
+        return json.loads(Path(task["result"]).read_text())
+
+
+def train(task: dict) -> None:
+    """What each task of a run does."""
+    sys.path.insert(0, str(ROOT / "keras_examples"))
+    import data
+    import keras
+    import tensorflow as tf
+
+    import tfdist
+
+    cluster = tfdist.init()
+    keras.utils.set_random_seed(task["seed"])
+    options = {key: task[key] for key in ("mode", "staleness", "compensation") if key in task}
+    strategy = tfdist.ParameterServerStrategy(**options)
+    images = data.load_fashion_mnist(announce=False)
+    x = images.train_images[: task["limit"]].reshape(-1, data.SIDE**2).astype("float32") / 255
+    y = images.train_labels[: task["limit"]]
+    # So many steps in all, whoever makes them: a worker that is slow makes fewer.
+    total = task["epochs"] * (len(x) // BATCH)
+    delayed = task.get("delayed", False) and cluster.rank == 1
+
+    class Delayed(keras.Model):
+        """Waits, if this worker is to, between the gradient and its use."""
+
+        def train_step(self, batch):
+            features, labels = batch
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(features, labels, self(features, training=True))
+            variables = [v.value for v in self.trainable_variables]
+            gradients = tape.gradient(loss, variables)
+            if delayed:
+                with tf.control_dependencies(gradients):
+                    waited = tf.py_function(lambda: time.sleep(DELAY), [], [])
+                with tf.control_dependencies([waited]):
+                    gradients = [tf.identity(g) for g in gradients]
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    with strategy.scope():
+        inputs = keras.Input((data.SIDE**2,))
+        hidden = keras.layers.Dense(128, activation="relu")(inputs)
+        model = Delayed(inputs, keras.layers.Dense(data.CLASSES)(hidden))
+        rate = keras.optimizers.schedules.CosineDecay(0.1, total)
+        model.compile(
+            keras.optimizers.SGD(rate),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    dataset = dataset.shuffle(len(x), seed=task["seed"]).repeat().batch(BATCH)
+    choices = tf.data.Options()
+    choices.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    last = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(
+            model, "stop_training", int(model.optimizer.iterations) >= total
+        )
+    )
+    model.fit(dataset.with_options(choices), steps_per_epoch=total, callbacks=[last], verbose=0)
+    if not strategy.is_chief:
+        return
+    logits = model.predict(images.test_images.reshape(-1, data.SIDE**2) / 255, verbose=0)
+    labels = images.test_labels
+    result = {
+        "accuracy": float((logits.argmax(1) == labels).mean()),
+        "loss": float(model.loss(labels, logits)),
+    }
+    Path(task["result"]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+// Who trains alone is noticed once, at the first update.
+#include "core/ps/acquaintance.h"
+
+#include <cstdio>
+
+#include "testing.h"
+
+using tfdist::ps::Acquaintance;
+
+int main() {
+  Acquaintance of_all;
+  of_all.Knows(0, {0, 1, 2});
+  of_all.Knows(1, {3, 4});
+  of_all.Knows(2, {1, 4});
+  EXPECT(of_all.StrangerTo(0, {}) == -1);
+  EXPECT(of_all.StrangerTo(0, {0, 1}) == -1);  // nobody else has updated anything
+  EXPECT(of_all.StrangerTo(2, {4, 1}) == -1);  // rank 0 knows 1
+  EXPECT(of_all.StrangerTo(2, {9}) == -1);     // not its first
+  EXPECT(of_all.StrangerTo(1, {3}) == 2);      // neither 0 nor 2 knows 3
+  EXPECT(of_all.StrangerTo(1, {3}) == -1);
+
+  Acquaintance of_two;
+  of_two.Knows(1, {0});
+  of_two.Knows(0, {7});
+  EXPECT(of_two.StrangerTo(1, {0}) == -1);
+  EXPECT(of_two.StrangerTo(0, {7}) == 1);
+  std::printf("acquaintance: ok\n");
+}
