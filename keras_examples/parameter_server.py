@@ -91,8 +91,9 @@ def main() -> None:
         )
 
     if strategy.is_chief:
+        workers = f"{cluster.world_size} worker{'s' * (cluster.world_size > 1)}"
         print(
-            f"mode {arguments.mode}: {cluster.world_size} workers, {len(cluster.ps)} ps; "
+            f"mode {arguments.mode}: {workers}, {len(cluster.ps)} ps; "
             f"{steps} steps of {size} images an epoch on each worker",
             flush=True,
         )

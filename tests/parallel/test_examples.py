@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(180)
 
 
-def tfdist_run(script: Path, *arguments: str) -> list[str]:
+def tfdist_run(script: Path, *arguments: str, tasks: str = "--workers 2") -> list[str]:
     """Runs `tfdist run --workers 2 script arguments`; returns what the tasks printed."""
     path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(
-        [sys.executable, "-m", "tfdist", "run", "--workers", "2", str(script), *arguments],
+        [sys.executable, "-m", "tfdist", "run", *tasks.split(), str(script), *arguments],
         env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
         capture_output=True,
         text=True,
@@ -67,3 +68,48 @@ def test_the_program_for_several_devices_runs_on_two_workers(tmp_path):
     lines = tfdist_run(script)
     assert [line for line in lines if "replicas" in line] == ["[worker 0] 4 replicas"]
     assert any("loss" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "arguments", "expected"),
+    [
+        ("--workers 2 --ps 1", [], "mode async: 2 workers, 1 ps; 23 steps of 128"),
+        ("--workers 3 --ps 2", [], "mode async: 3 workers, 2 ps; 15 steps of 128"),
+        ("--workers 2 --ps 1", ["--mode", "sync"], "mode sync: 2 workers, 1 ps; 46 steps of 128"),
+    ],
+    ids=["two", "three", "sync"],
+)
+def test_parameter_server(tmp_path, tasks, arguments, expected):
+    options = ["--limit", "6000", "--epochs", "3", "--checkpoint-dir", str(tmp_path)]
+    script = ROOT / "keras_examples/parameter_server.py"
+    lines = tfdist_run(script, *options, *arguments, tasks=tasks)
+    for text in (expected, "Epoch 3/3", "test accuracy", "pushes of this worker"):
+        assert [line.split("]")[0] for line in lines if text in line] == ["[chief"], text
+    accuracy = next(line for line in lines if "test accuracy" in line)
+    assert float(re.search(r"accuracy: ([\d.]+)", accuracy)[1]) > 0.7
+    servers = int(tasks[-1])
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert len(manifest["servers"]) == servers
+    assert all(Path(part["file"]).stat().st_size == part["bytes"] for part in manifest["servers"])
+
+
+def test_parameter_server_alone():
+    script = ROOT / "keras_examples/parameter_server.py"
+    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+    finished = subprocess.run(
+        [sys.executable, str(script), "--limit", "2000", "--epochs", "1"],
+        env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert "mode async: 1 worker, 0 ps; 15 steps of 128" in finished.stdout
+
+
+def test_the_program_for_parameter_servers_runs(tmp_path):
+    page = (ROOT / "docs/parameter_server.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    lines = tfdist_run(script, tasks="--workers 2 --ps 1")
+    assert any(line.startswith("[chief]") and "loss" in line for line in lines)

@@ -9,8 +9,6 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent import futures
 from typing import NoReturn
 
 import tensorflow as tf
@@ -52,14 +50,15 @@ class Member:
         self.process = os.getpid()
         self._identity = secrets.randbits(63)
         self._control = [
-            ControlClient(cluster, settings.secret, address, f"ps {i} at {address}")
-            for i, address in enumerate(cluster.ps)
+            ControlClient(cluster, settings.secret, address, self._name(server))
+            for server, address in enumerate(cluster.ps)
         ]
         self.client = ops.ParameterClient(
             cluster.rank, cluster.world_size, self._identity, len(cluster.ps)
         )
         try:
-            self._of_all_servers(self._attach)
+            for server in range(len(cluster.ps)):
+                self._attach(server)
         except BaseException:
             self.close()
             raise
@@ -84,7 +83,10 @@ class Member:
             )
         self.client.flush(self._settings.rendezvous_timeout)
         number = snapshot.next_number(root, len(self.cluster.ps))
-        files = self._of_all_servers(lambda server: self._save(server, number))
+        # All begin before one is waited for. No threads: the interpreter may be about to end.
+        for server in range(len(self.cluster.ps)):
+            self._ask_to_save(server, number, wait=0.0)
+        files = [self._save(server, number) for server in range(len(self.cluster.ps))]
         return snapshot.write_manifest(root, number, files)
 
     def leave(self, failure: bool = False) -> None:
@@ -106,15 +108,10 @@ class Member:
         for control in self._control:
             control.close()
 
-    def _of_all_servers(self, call: Callable[[int], object]) -> list:
-        servers = range(len(self.cluster.ps))
-        with futures.ThreadPoolExecutor(len(servers)) as pool:
-            return list(pool.map(call, servers))
-
     def _attach(self, server: int) -> None:
         """Finds out a server's data address and connects; the server may still have to start."""
         timeout = self._settings.rendezvous_timeout
-        name = f"ps {server} at {self.cluster.ps[server]}"
+        name = self._name(server)
         deadline, next_log = time.monotonic() + timeout, time.monotonic() + _LOG_INTERVAL
         problem = "no answer yet"
         while not self.closed.is_set():
@@ -158,21 +155,27 @@ class Member:
         self.client.connect(server, address, token, int(answer["incarnation"]), timeout)
 
     def _save(self, server: int, number: int) -> dict[str, object]:
-        name = f"ps {server} at {self.cluster.ps[server]}"
         deadline = time.monotonic() + self._settings.rendezvous_timeout
         while time.monotonic() < deadline:
-            request = wire.Checkpoint(fingerprint(self.cluster), number, _LONG_POLL)
-            try:
-                answer = self._control[server].call(
-                    wire.CHECKPOINT, request, _LONG_POLL, patient=True
-                )
-            except UnreachableError as error:
-                raise CheckpointError(f"{name} did not write its snapshot: {error}") from None
+            answer = self._ask_to_save(server, number, _LONG_POLL)
             if answer["status"] == "written":
                 return {"file": answer["file"], "bytes": answer["bytes"]}
-            if answer["status"] != "waiting":
-                raise CheckpointError(f"{name} did not write its snapshot: {answer['reason']}")
-        raise CheckpointError(f"{name} did not finish its snapshot in time")
+        raise CheckpointError(f"{self._name(server)} did not finish its snapshot in time")
+
+    def _ask_to_save(self, server: int, number: int, wait: float) -> dict[str, object]:
+        request = wire.Checkpoint(fingerprint(self.cluster), number, wait)
+        try:
+            answer = self._control[server].call(wire.CHECKPOINT, request, wait, patient=True)
+        except UnreachableError as error:
+            reason = str(error)
+        else:
+            if answer["status"] in ("written", "waiting"):
+                return answer
+            reason = answer["reason"]
+        raise CheckpointError(f"{self._name(server)} did not write its snapshot: {reason}")
+
+    def _name(self, server: int) -> str:
+        return f"ps {server} at {self.cluster.ps[server]}"
 
     def _keep(self) -> None:
         """Connects again to servers whose connection broke, until this member leaves."""
@@ -183,7 +186,7 @@ class Member:
             threading.Thread(target=self._return_to, args=(server,), daemon=True).start()
 
     def _return_to(self, server: int) -> None:
-        name = f"ps {server} at {self.cluster.ps[server]}"
+        name = self._name(server)
         _log.warning("%s: lost %s; connecting again", self.cluster.task_name, name)
         try:
             self._attach(server)
