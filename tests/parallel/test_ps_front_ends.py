@@ -161,6 +161,29 @@ def _compare_two_networks(mode):
     return results
 
 
+@on_job(1)
+def test_a_step_that_fails_changes_nothing(ctx):
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy()
+    with strategy.scope():
+        weight = tf.Variable([1.0, 2.0], name="weight")
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build([weight])
+
+    def step(gradient, fails):
+        optimizer.apply([tf.constant(gradient)], [weight])
+        if fails:
+            raise RuntimeError("in the middle of a step")
+
+    strategy.run(step, args=([1.0, 0.0], False))
+    with pytest.raises(RuntimeError, match="middle of a step"):
+        strategy.run(step, args=([100.0, 100.0], True))
+    np.testing.assert_array_equal(weight, [0.5, 2.0])
+    strategy.run(step, args=([0.0, 1.0], False))
+    np.testing.assert_array_equal(weight, [0.5, 1.5])
+
+
 @on_job(2, check=agree)
 def test_all_reduce_in_sync(ctx):
     if served():

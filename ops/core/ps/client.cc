@@ -116,6 +116,11 @@ void Client::Pull(std::vector<int> parameters, bool of_step, Allocate allocate, 
   for (const int parameter : parameters) {
     if (Status s = CheckParameter(parameter, "a pull"); !s.ok()) return done(s);
   }
+  if (of_step) {
+    // What a step staged that failed before its push.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    staged_.clear();
+  }
   const TimePoint start = Clock::now();
   thread_->Submit(std::make_shared<PullOperation>(
       &table_, parameters, of_step, options_.servers, std::move(allocate),

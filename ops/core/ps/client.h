@@ -97,7 +97,7 @@ class Client {
   // whatever the servers have.
   Memory TakePulled(int parameter);
 
-  // Keeps gradients for the next push.
+  // Keeps gradients for the next push; the pull that begins another step forgets them.
   void Stage(const StepValues& step, std::vector<Gradient> gradients);
 
   // Ends a step: sends the staged gradients, and of `now` the values that are not the memory that
