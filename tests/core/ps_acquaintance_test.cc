@@ -1,8 +1,7 @@
 // Who trains alone is noticed once, at the first update.
-#include "core/ps/acquaintance.h"
-
 #include <cstdio>
 
+#include "core/ps/acquaintance.h"
 #include "testing.h"
 
 using tfdist::ps::Acquaintance;

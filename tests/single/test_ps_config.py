@@ -52,6 +52,10 @@ def test_backup_workers():
         ({"compensation_lambda": 0}, "compensation_lambda to be a positive number, received 0"),
         ({"worker_timeout": -1.0}, "worker_timeout to be a positive number, received -1.0"),
         ({"mode": "sync", "hogwild": True}, "hogwild to be False with mode='sync'"),
+        (
+            {"hogwild": True, "compensation": "dc-asgd"},
+            "hogwild to be False with compensation='dc-asgd'.*received True",
+        ),
     ],
 )
 def test_bad_arguments(arguments, expected):

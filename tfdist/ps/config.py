@@ -93,6 +93,12 @@ class PsConfig:
             self.compensation,
         )
         _expect(not self.hogwild or delayed, "hogwild", "False with mode='sync'", self.hogwild)
+        _expect(
+            not self.hogwild or self.compensation != "dc-asgd",
+            "hogwild",
+            "False with compensation='dc-asgd', which needs what a worker has pulled",
+            self.hogwild,
+        )
         for name in ("compensation_lambda", "worker_timeout", "start_timeout"):
             value = getattr(self, name)
             _expect(_is_number(value) and value > 0, name, "a positive number", value)

@@ -13,14 +13,16 @@ its name only when it is complete.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import logging
 import os
 import re
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -74,7 +76,6 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
     }
     with _create(scratch) as file:
         np.savez(file, about=_text(described), progress=snapshot.progress, **arrays)
-        _sync(file)
     tf.io.gfile.rename(scratch, path, overwrite=True)
     _sync_folder(folder)
     for old in _numbers(folder)[:-_KEPT]:
@@ -110,7 +111,7 @@ def read(path: str) -> Snapshot:
       CheckpointError: the file is truncated, altered, or something else; names it and the reason.
     """
     try:
-        with tf.io.gfile.GFile(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with _open(path) as file, np.load(file, allow_pickle=False) as archive:
             about = json.loads(bytes(archive["about"]).decode())
             if about.get("format") != _FORMAT:
                 raise CheckpointError(
@@ -121,10 +122,10 @@ def read(path: str) -> Snapshot:
                 for i, (name, dtype) in enumerate(about["shards"])
             }
             return Snapshot(about["number"], shards, archive["progress"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # zipfile and NumPy have many ways to say that bytes are wrong
         raise CheckpointError(f"snapshot {path} is damaged: {error}") from error
-    except tf.errors.OpError as error:
-        raise CheckpointError(f"snapshot {path} cannot be read: {error.message}") from error
 
 
 def write_manifest(root: str, number: int, files: list[dict[str, object]]) -> str:
@@ -132,7 +133,6 @@ def write_manifest(root: str, number: int, files: list[dict[str, object]]) -> st
     path = f"{root.rstrip('/')}/manifest.json"
     with _create(f"{path}.tmp") as file:
         file.write(json.dumps({"number": number, "servers": files}, indent=1).encode())
-        _sync(file)
     tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
     _sync_folder(root)
     return path
@@ -164,15 +164,27 @@ def _is_local(path: str) -> bool:
     return "://" not in path
 
 
-def _create(path: str):
-    # Local files are not tf.io.gfile's, which cannot force them to the disk.
-    return open(path, "wb") if _is_local(path) else tf.io.gfile.GFile(path, "wb")
+@contextlib.contextmanager
+def _create(path: str) -> Iterator[BinaryIO]:
+    """A new file, which is on the disk afterwards, as far as its file system can tell."""
+    if _is_local(path):
+        with open(path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        return
+    # Archives need positions, which not all file systems of tf.io.gfile know.
+    whole = io.BytesIO()
+    yield whole
+    with tf.io.gfile.GFile(path, "wb") as file:
+        file.write(whole.getvalue())
 
 
-def _sync(file) -> None:
-    file.flush()
-    if not isinstance(file, tf.io.gfile.GFile):
-        os.fsync(file.fileno())
+def _open(path: str) -> BinaryIO:
+    if _is_local(path):
+        return open(path, "rb")
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return io.BytesIO(file.read())
 
 
 def _sync_folder(folder: str) -> None:
