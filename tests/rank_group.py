@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -58,7 +59,8 @@ class Rank:
         """Sends the process a signal unless it has ended; returns when (`time.monotonic()`)."""
         now = time.monotonic()
         if self.alive:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
         return now
 
 
@@ -71,27 +73,36 @@ class RankGroup:
         main: Callable[..., None],
         assignments: Sequence[Assignment],
     ) -> None:
+        self._context = context
+        self._main = main
         self._changed = threading.Condition()
         self._barriers: dict[str, set[int]] = {}
         self._started_at = time.monotonic()
-        self._ranks = []
-        for assignment in assignments:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=main, args=(assignment, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._ranks.append(Rank(assignment, process, ours))
-        self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
-        self._listener.start()
+        self._listeners: list[tuple[Rank, threading.Thread]] = []  # of former ranks too
+        self._ranks = [self._start(assignment) for assignment in assignments]
+        for rank in self._ranks:
+            self._listen_to(rank)
+
+    def _start(self, assignment: Assignment) -> Rank:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=self._main, args=(assignment, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        return Rank(assignment, process, ours)
+
+    def _listen_to(self, rank: Rank) -> None:
+        listener = threading.Thread(target=self._listen, args=(rank,), name="ranks", daemon=True)
+        listener.start()
+        self._listeners.append((rank, listener))
 
     def __enter__(self) -> RankGroup:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for rank in self._ranks:
+        for rank, _ in self._listeners:
             rank.kill()
-        self._listener.join(_REAP_TIMEOUT)
-        for rank in self._ranks:
+        for rank, listener in self._listeners:
+            listener.join(_REAP_TIMEOUT)
             rank.connection.close()
             rank.process.close()
 
@@ -101,9 +112,25 @@ class RankGroup:
     def __len__(self) -> int:
         return len(self._ranks)
 
+    def restart(self, rank: int) -> None:
+        """Starts a rank again once it has ended, with all that it was given the first time.
+
+        Its reports begin anew; its output goes on.
+
+        Raises:
+          AssertionError: it does not end.
+        """
+        former = self._ranks[rank]
+        with self._changed:
+            ended = self._changed.wait_for(lambda: not former.alive, _REAP_TIMEOUT)
+        assert ended, f"rank {rank} has to end before it can be started again"
+        self._ranks[rank] = self._start(former.assignment)
+        self._listen_to(self._ranks[rank])
+
     def send(self, rank: int, key: str, value: Any = None) -> None:
         """Answers `ctx.wait_for(key)` in one rank."""
-        self._ranks[rank].connection.send(("send", key, value))
+        with self._changed:
+            self._ranks[rank].connection.send(("send", key, value))
 
     def wait_for(self, rank: int, key: str, value: Any = _ANY, *, timeout: float = 30.0) -> Any:
         """Waits until a rank has said `ctx.report(key, value)`; returns the value.
@@ -196,44 +223,43 @@ class RankGroup:
             self._changed.wait_for(lambda: not any(r.alive for r in hanging), _REAP_TIMEOUT)
         return describe_all([self._outcome(rank) for rank in hanging])
 
-    def _listen(self) -> None:
-        """Receives what the ranks say and notices their ends, until all have ended."""
-        sources: dict[Any, Rank] = {}
-        for rank in self._ranks:
-            sources[rank.connection] = sources[rank.process.sentinel] = rank
-        while any(rank.alive for rank in self._ranks):
-            for source in wait_any(list(sources)):
-                rank = sources[source]
-                # What a rank said before it ended is still in the pipe.
-                while rank.connection in sources and rank.connection.poll(0):
-                    try:
-                        self._received(rank, rank.connection.recv())
-                    except (EOFError, OSError):
-                        del sources[rank.connection]
-                if source == rank.process.sentinel:
-                    rank.process.join(_REAP_TIMEOUT)
-                    sources.pop(rank.connection, None)
-                    del sources[source]
-                    with self._changed:
-                        rank.exited_at = time.monotonic()
-                        self._changed.notify_all()
+    def _listen(self, rank: Rank) -> None:
+        """Receives what a rank says until it has ended."""
+        speaks = True
+        while rank.alive:
+            ready = wait_any([rank.process.sentinel, *([rank.connection] if speaks else [])])
+            # What a rank said before it ended is still in the pipe.
+            while speaks and rank.connection.poll(0):
+                try:
+                    self._received(rank, rank.connection.recv())
+                except (EOFError, OSError):
+                    speaks = False
+            if rank.process.sentinel in ready:
+                rank.process.join(_REAP_TIMEOUT)
+                with self._changed:
+                    rank.exited_at = time.monotonic()
+                    self._changed.notify_all()
 
     def _received(self, rank: Rank, message: tuple[str, str, Any, float]) -> None:
         kind, key, value, when = message
-        if kind == "barrier":
-            arrived = self._barriers.setdefault(key, set())
-            arrived.add(rank.assignment.rank)
-            if len(arrived) == len(self):
-                del self._barriers[key]
-                for other in self._ranks:
-                    if other.alive:
-                        other.connection.send(("barrier", key, None))
         with self._changed:
-            if kind == "report":
+            if kind == "barrier":
+                self._arrived(rank, key)
+            elif kind == "report":
                 rank.reports.append((key, value))
             elif kind in ("result", "failure"):
                 rank.ending = {"kind": kind, "payload": value, "time": when}
             self._changed.notify_all()
+
+    def _arrived(self, rank: Rank, key: str) -> None:
+        arrived = self._barriers.setdefault(key, set())
+        arrived.add(rank.assignment.rank)
+        if len(arrived) < len(self):
+            return
+        del self._barriers[key]
+        for other in self._ranks:
+            with contextlib.suppress(OSError):  # it has just ended
+                other.connection.send(("barrier", key, None))
 
     def _outcome(self, rank: Rank) -> Outcome:
         failure = rank.ending["payload"] if rank.ending["kind"] == "failure" else {}

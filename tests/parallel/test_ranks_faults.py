@@ -40,6 +40,40 @@ def test_a_rank_can_be_killed_at_a_step():
     assert "rank 1 of 3: ended by SIGKILL" in outcomes[1].describe()
 
 
+def meet_and_count(ctx):
+    ctx.report("pid", os.getpid())
+    if ctx.wait_for("go on") == "wait":
+        threading.Event().wait()
+    ctx.barrier("met")
+    print("met by", os.getpid(), flush=True)
+    return os.getpid()
+
+
+def test_a_rank_that_was_killed_can_be_started_again():
+    with start_ranks(meet_and_count, 2) as ranks:
+        first = ranks.wait_for(1, "pid")
+        for rank, word in ((0, ""), (1, "wait")):
+            ranks.send(rank, "go on", word)
+        ranks[1].kill()
+        ranks.restart(1)
+        second = ranks.wait_for(1, "pid")
+        assert second == ranks[1].pid != first
+        ranks.send(1, "go on")
+        outcomes = ranks.join(timeout=30)
+        assert not Path(f"/proc/{first}").exists()
+    assert [outcome.ok for outcome in outcomes] == [True, True]
+    assert outcomes[1].result == second
+    assert outcomes[1].output == f"met by {second}"
+
+
+def test_a_rank_that_runs_is_not_started_again(monkeypatch):
+    monkeypatch.setattr("rank_group._REAP_TIMEOUT", 0.2)
+    with start_ranks(meet_and_count, 1) as ranks:
+        ranks.wait_for(0, "pid")
+        with pytest.raises(AssertionError, match="rank 0 has to end before it can be started"):
+            ranks.restart(0)
+
+
 def test_a_stopped_rank_says_nothing_until_it_is_resumed():
     with start_ranks(count_steps, 2) as ranks:
         for rank in range(2):

@@ -1,0 +1,219 @@
+"""A hundred thousand broken frames at a parameter server's port; a training that loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import pytest
+from known_gradient import BASE, endless, sloping_model, state_of, wait_until, weight_after
+from ps_job import roles
+from ps_records import serve_and_tell
+from ranks import start_ranks
+
+import tfdist
+from tfdist.cluster import Cluster
+from tfdist.control import wire
+from tfdist.control.client import ControlClient
+from tfdist.ps.config import PsConfig
+from tfdist.ps.serving import fingerprint
+
+FRAMES = 100_000
+VISITS_PER_SECOND = 200
+SECONDS = 10.0
+WARM = 20
+FRAME_MAGIC, MESSAGE_MAGIC = 0x44465401, 0x50465401
+HELLO, OPEN, LAST_REQUEST, OK = 1, 1, 8, 64
+
+
+class UntilTold(keras.callbacks.Callback):
+    """Reports that training is well under way; ends it when the test says so."""
+
+    def __init__(self, ctx) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._told = threading.Event()
+        self.steps = 0
+
+    def on_train_begin(self, logs=None) -> None:
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        self._ctx.wait_for("end", timeout=600)
+        self._told.set()
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        self.steps = batch + 1
+        time.sleep(0.002)  # leaves the processor to others, and BASE - 1 steps are enough
+        if self.steps == WARM:
+            self._ctx.report("warm")
+        self.model.stop_training = self._told.is_set()
+
+
+def train(ctx):
+    records = serve_and_tell()
+    if records is not None:
+        return records.stats
+    strategy = tfdist.ParameterServerStrategy()
+    with strategy.scope():
+        model = sloping_model(BASE**ctx.rank)
+    callback = UntilTold(ctx)
+    model.fit(endless(), steps_per_epoch=BASE - 1, verbose=0, callbacks=[callback])
+    wait_until(lambda: strategy.communication_stats().pushes == callback.steps, "the last answer")
+    ctx.report("ended", callback.steps)
+    ctx.wait_for("all ended", timeout=120)
+    return state_of(model)
+
+
+class Door(NamedTuple):
+    """What a worker knows of a server before it connects."""
+
+    port: int
+    token: bytes
+    incarnation: int
+
+
+def find_door(ranks) -> Door:
+    """Asks a server as a worker does."""
+    cluster = Cluster.from_tf_config(ranks[1].assignment.environment["TF_CONFIG"])
+    control = ControlClient(cluster, None, cluster.ps[0], "ps 0")
+    request = wire.Attach(
+        wire.PROTOCOL, 1, 2, fingerprint(cluster), "stranger", PsConfig.make(2).text(), 10.0
+    )
+    answer = control.call(wire.ATTACH, request, 10.0, patient=True)
+    control.close()
+    return Door(answer["port"], bytes.fromhex(answer["token"]), int(answer["incarnation"]))
+
+
+def frame(kind: int, length: int, payload: bytes = b"", magic: int = FRAME_MAGIC) -> bytes:
+    """A frame as a connection begins with: 40 bytes of header, then the payload."""
+    return struct.pack("<IBBHIIQQQ", magic, kind, 0, 0, length, 0, 0, 0, 0) + payload
+
+
+def hello(token: bytes, incarnation: int, rank: int) -> bytes:
+    return frame(HELLO, 28, token + struct.pack("<QI", incarnation, rank))
+
+
+def message(kind: int, meta: bytes, payload_bytes: int = 0, magic: int = MESSAGE_MAGIC) -> bytes:
+    """A message as it comes after the HELLO: 32 bytes of header, then its content."""
+    return struct.pack("<IBBHIIQQ", magic, kind, 0, 0, len(meta), 0, payload_bytes, 7) + meta
+
+
+def intrusion(source: random.Random, door: Door) -> bytes:
+    """Something that must not be let in, or a part of it."""
+    bits, rank = source.getrandbits, source.randrange(2)
+    content = [
+        lambda: source.randbytes(source.randrange(1, 300)),
+        lambda: hello(source.randbytes(16), door.incarnation, rank),
+        lambda: hello(door.token, bits(64), rank),
+        lambda: hello(door.token, door.incarnation, 2 + bits(31)),
+        lambda: frame(HELLO, bits(32)) + source.randbytes(60),
+        lambda: frame(source.randrange(2, 20), 30) + source.randbytes(30),
+        lambda: frame(HELLO, 28, bytes(28), magic=FRAME_MAGIC + source.randrange(1, 256)),
+        lambda: message(source.randrange(1, 9), source.randbytes(20)),
+    ][source.randrange(8)]()
+    return content[: source.randrange(len(content))] if source.randrange(2) else content
+
+
+def madness(source: random.Random, door: Door) -> bytes:
+    """What nobody says who was let in as a worker."""
+    bits = source.getrandbits
+    return [
+        lambda: b"\xff" + source.randbytes(source.randrange(31, 300)),
+        lambda: message(source.randrange(OPEN + 1, LAST_REQUEST + 1), source.randbytes(24)),
+        lambda: message(source.randrange(LAST_REQUEST + 1, OK), b""),
+        lambda: message(OPEN, source.randbytes(source.randrange(17, 64))),
+        lambda: message(OPEN, bytes(16), payload_bytes=1 + bits(63)),
+        lambda: message(OPEN, bytes(16), magic=MESSAGE_MAGIC + source.randrange(1, 256)),
+    ][source.randrange(6)]()
+
+
+def visit(port: int, content: bytes, await_the_end: bool) -> None:
+    """Connects, says something, and leaves, or waits to be thrown out."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        # Closing with a reset leaves nothing behind in the kernel.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # Thrown out before it had finished.
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(content)
+            while await_the_end and connection.recv(4096):
+                pass
+
+
+def send_frames(door: Door) -> tuple[int, int]:
+    """Sends FRAMES; returns how many of them were not let in, and how many were."""
+    source = random.Random(20240607)
+    rejected = mad = 0
+    for turn in range(FRAMES):
+        if turn % 10:
+            visit(door.port, intrusion(source, door), await_the_end=False)
+            rejected += 1
+        else:
+            beginning = hello(door.token, door.incarnation, source.randrange(2))
+            visit(door.port, beginning + madness(source, door), await_the_end=True)
+            mad += 1
+    return rejected, mad
+
+
+def come_and_go(door: Door) -> int:
+    """Connects and disconnects VISITS_PER_SECOND times a second; returns how often in all."""
+    visits = int(VISITS_PER_SECOND * SECONDS)
+    begin = time.monotonic()
+    for turn in range(visits):
+        time.sleep(max(0.0, begin + turn / VISITS_PER_SECOND - time.monotonic()))
+        visit(door.port, b"", await_the_end=False)
+    return visits
+
+
+def held_by(pid: int) -> dict[str, int]:
+    """Counts a process's descriptors, threads and MB of memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (resident,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    return {
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
+        "memory": int(resident) // 1024,
+    }
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_and_nothing_leaks():
+    with start_ranks(train, 3, roles=roles(2)) as ranks:
+        for rank in range(2):
+            ranks.wait_for(rank, "warm", timeout=60)
+        door = find_door(ranks)
+        server = ranks[2].pid
+        before = held_by(server)
+        rejected, mad = send_frames(door)
+        rejected += come_and_go(door)
+        for rank in range(2):
+            ranks.send(rank, "end")
+        steps = [ranks.wait_for(rank, "ended", timeout=60) for rank in range(2)]
+        wait_until(
+            lambda: held_by(server)["descriptors"] <= before["descriptors"], "all were thrown out"
+        )
+        after = held_by(server)
+        for rank in range(2):
+            ranks.send(rank, "all ended")
+        outcomes = ranks.join(timeout=60)
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
+    assert after["threads"] == before["threads"]
+    assert after["memory"] <= before["memory"] + 16
+    for rank in range(2):
+        result = outcomes[rank].result
+        assert steps[rank] > WARM
+        assert result["weight"] == weight_after(*steps)
+        assert result["iterations"] == sum(steps)
+        assert (result["stats"].pushes, result["stats"].reconnections) == (steps[rank], 0)
+    stats = outcomes[2].result
+    assert stats.rejected_connections == rejected
+    assert stats.broken_requests == mad
+    assert (stats.pushes, stats.repeated_pushes) == (sum(steps), 0)

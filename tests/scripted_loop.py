@@ -1,0 +1,65 @@
+"""A custom training loop of one weight, in which a test can stop between pull and push."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from known_gradient import wait_until
+
+import tfdist
+
+
+class ScriptedLoop:
+    """Trains one float64 weight, which begins at 0, by gradients that are always the same.
+
+    Args:
+      gradient: of each step of this worker.
+      **options: of the strategy.
+    """
+
+    def __init__(self, gradient: float, **options) -> None:
+        self.strategy = tfdist.ParameterServerStrategy(**options)
+        with self.strategy.scope():
+            self._weight = tf.Variable(0.0, dtype=tf.float64, name="weight")
+            self._optimizer = keras.optimizers.SGD(1.0)
+            self._optimizer.build([self._weight])
+        self._gradient = tf.constant(gradient, tf.float64)
+        self._steps = 0
+
+    def step(self, within: Callable[[], None] = lambda: None) -> float:
+        """Makes a step of rate 1.
+
+        Args:
+          within: what happens between its pull and its push.
+
+        Returns:
+          The weight that it has pulled.
+        """
+        pulled = []
+
+        def replica_step():
+            pulled.append(float(self._weight))
+            within()
+            self._optimizer.apply_gradients([(self._gradient, self._weight)])
+
+        self.strategy.run(replica_step)
+        self._steps += 1
+        return pulled[0]
+
+    def settle(self) -> None:
+        """Waits until the servers have answered all pushes."""
+        wait_until(
+            lambda: self.strategy.communication_stats().pushes == self._steps, "the last answer"
+        )
+
+    @property
+    def weight(self) -> float:
+        """What the servers hold now."""
+        return float(self._weight)
+
+    @property
+    def iterations(self) -> int:
+        """The steps of all workers."""
+        return int(self._optimizer.iterations)
