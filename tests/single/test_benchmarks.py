@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,31 @@ def test_local_reduce_compares_in_every_situation(tmp_path):
     assert len(shown) == len(rows) == 3 * len(times_least)
     for name in times_least:
         assert sum(f"{name}  " in line for line in finished.stdout.splitlines()) == 3
+
+
+@pytest.mark.timeout(120)
+def test_parameter_server_compares_with_stock_and_a_bare_socket(tmp_path):
+    file = tmp_path / "figures" / "parameter_server.json"
+    finished = run(
+        *(sys.executable, "benchmarks/parameter_server.py", "--variables", "4"),
+        *("--megabytes", "0.1", "--rounds", "3", "--steps", "2", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    assert all(row["theirs"] > 0 and row["tfdist"] > 0 for row in rows)
+    compared = [(row["case"], row["peer"], row["bytes"]) for row in rows]
+    # 0.1 MB in 4 variables of 6,553 elements; a twenty-fifth in 4 of 262.
+    large, small = 4 * 4 * 6553, 4 * 4 * 262
+    assert compared == [
+        ("steps/s", "stock", large),
+        ("ms per pull", "stock", large),
+        ("ms per push", "stock", large),
+        ("ms per pull", "bare socket", small),
+        ("ms per pull", "bare socket", large),
+    ]
+    for row in rows:
+        line = rf" {row['theirs']:.2f} +{row['tfdist']:.2f} +{row['ratio']:.1f}x"
+        assert re.search(line, finished.stdout), finished.stdout
 
 
 def test_the_script_that_runs_benchmarks_knows_their_names():
