@@ -233,6 +233,7 @@ def test_errors_derive_from_the_root_and_a_builtin():
         "RendezvousTimeoutError": TimeoutError,
         "AuthenticationError": PermissionError,
         "AddressInUseError": OSError,
+        "CheckpointError": ValueError,
         "OpLibraryError": ImportError,
         "UnsupportedTensorFlowError": ImportError,
     }
