@@ -121,11 +121,11 @@ class Pauses(keras.callbacks.Callback):
         stats = self.model.distribute_strategy.communication_stats
         wait_until(lambda: stats().pushes == step, f"the answer to push {step}")
         self._ctx.report("paused", step)
-        self._ctx.wait_for("go on", timeout=120)
+        self._ctx.wait_for("go on", timeout=240)
         if self._look:
             state_of(self.model)
             self._ctx.report("looked", step)
-            self._ctx.wait_for("go on", timeout=120)
+            self._ctx.wait_for("go on", timeout=240)
 
 
 def state_of(model: keras.Model) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def train(
 def reach(ranks: Any, step: int, *workers: int, word: str = "paused") -> None:
     """Waits until workers have come to the pause after `step`."""
     for rank in workers:
-        ranks.wait_for(rank, word, step, timeout=60)
+        ranks.wait_for(rank, word, step, timeout=120)
 
 
 def go_on(ranks: Any, *workers: int) -> None:
