@@ -1,10 +1,10 @@
 """What asynchrony costs in accuracy: a network on Fashion-MNIST, trained in every mode.
 
-    python benchmarks/convergence.py
+    python benchmarks/convergence.py [--rate 0.1] [--epochs 5] [--seeds 3] [--rows ...]
 
 trains for the same number of epochs in one process and with four workers and one parameter server,
-and then with one of the workers delayed, which makes its gradients stale. Each row is the mean
-over the seeds; the spread is the largest minus the smallest.
+and then with one of the workers delayed ("delayed"), which makes its gradients stale. Each row is
+the mean over the seeds; the spread is the largest minus the smallest.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ ROWS = {
     "sync": {"mode": "sync"},
     "ssp, staleness 2": {"mode": "ssp", "staleness": 2},
     "async": {},
-    "async, one worker delayed": {"delayed": True},
-    "the same with dc-asgd": {"delayed": True, "compensation": "dc-asgd"},
-    "the same with adadelay": {"delayed": True, "compensation": "adadelay"},
+    "async, dc-asgd": {"compensation": "dc-asgd"},
+    "async, adadelay": {"compensation": "adadelay"},
+    "delayed": {"delayed": True},
+    "delayed, dc-asgd": {"delayed": True, "compensation": "dc-asgd"},
+    "delayed, adadelay": {"delayed": True, "compensation": "adadelay"},
 }
 
 
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=0.1, help="the learning rate at first")
     parser.add_argument("--limit", type=int, help="use only the first LIMIT training images")
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--task", help=argparse.SUPPRESS)
@@ -62,6 +65,7 @@ def run(name: str, arguments: argparse.Namespace, seed: int) -> dict[str, float]
             **ROWS[name],
             "epochs": arguments.epochs,
             "limit": arguments.limit,
+            "rate": arguments.rate,
             "seed": seed,
             "result": f"{folder}/result.json",
         }
@@ -118,7 +122,7 @@ def train(task: dict) -> None:
         inputs = keras.Input((data.SIDE**2,))
         hidden = keras.layers.Dense(128, activation="relu")(inputs)
         model = Delayed(inputs, keras.layers.Dense(data.CLASSES)(hidden))
-        rate = keras.optimizers.schedules.CosineDecay(0.1, total)
+        rate = keras.optimizers.schedules.CosineDecay(task["rate"], total)
         model.compile(
             keras.optimizers.SGD(rate),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),

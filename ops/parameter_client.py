@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.ops import library, tags
+from tfdist.ops import client_calls, library, tags
+from tfdist.ops.client_calls import CALLS
 from tfdist.ops.optimizer_config import OptimizerConfig
 
-_HANDLE = ctypes.c_int64
 DTYPES = {  # numbered as in core/dtype.h
     tf.float16: 1,
     tf.bfloat16: 2,
@@ -48,81 +48,6 @@ class ParameterClientStats:
     reconnections: int
 
 
-class _Options(ctypes.Structure):
-    """Laid out as `ClientOptions` in core/ps/client.h."""
-
-    _fields_ = [
-        ("worker", ctypes.c_int),
-        ("workers", ctypes.c_int),
-        ("process", ctypes.c_uint64),
-        ("servers", ctypes.c_int),
-        ("timeout_seconds", ctypes.c_double),
-    ]
-
-
-class _Stats(ctypes.Structure):
-    """Laid out as `ClientStats` in core/ps/client.h."""
-
-    _fields_ = [
-        ("pulls", ctypes.c_uint64),
-        ("pushes", ctypes.c_uint64),
-        ("dropped_pushes", ctypes.c_uint64),
-        ("bytes_pulled", ctypes.c_uint64),
-        ("bytes_pushed", ctypes.c_uint64),
-        ("pull_nanoseconds", ctypes.c_uint64),
-        ("push_nanoseconds", ctypes.c_uint64),
-        ("reconnections", ctypes.c_uint64),
-    ]
-
-
-_INTS = ctypes.POINTER(ctypes.c_int)
-_LONGS = ctypes.POINTER(ctypes.c_uint64)
-_C = library.CFunctions(
-    "tfdist_ps_client_",
-    checked={
-        "create": [ctypes.POINTER(_Options), ctypes.POINTER(_HANDLE)],
-        "connect": [
-            _HANDLE,
-            ctypes.c_int,
-            ctypes.c_char_p,
-            ctypes.c_char_p,
-            ctypes.c_uint64,
-            ctypes.c_double,
-        ],
-        "wait_for_lost": [_HANDLE, ctypes.c_double, _INTS],
-        "add_parameter": [
-            _HANDLE,
-            ctypes.c_char_p,
-            ctypes.c_int,
-            ctypes.c_uint64,
-            ctypes.c_int,
-            _INTS,
-            ctypes.POINTER(ctypes.c_char_p),
-            _LONGS,
-            _LONGS,
-            _INTS,
-        ],
-        "bind": [
-            _HANDLE,
-            ctypes.POINTER(OptimizerConfig),
-            ctypes.c_int,
-            _INTS,
-            _INTS,
-            _INTS,
-            ctypes.POINTER(ctypes.c_double),
-        ],
-        "flush": [_HANDLE, ctypes.c_double],
-        "leave": [_HANDLE, ctypes.c_double],
-    },
-    plain={
-        "give_up": [_HANDLE, ctypes.c_int, ctypes.c_int, ctypes.c_char_p],
-        "exclude": [_HANDLE, ctypes.c_int],
-        "stats": [_HANDLE, ctypes.POINTER(_Stats)],
-        "close": [_HANDLE],
-    },
-)
-
-
 class ParameterClient:
     """A worker's connections to all parameter servers, and the parameters it knows.
 
@@ -134,14 +59,22 @@ class ParameterClient:
       process: a random number that tells this process from one that has died.
       servers: how many parameter servers there are.
       timeout: seconds for a connected server to answer.
+      lend: let servers on the same machine read large values out of this process's memory, and
+        read theirs.
     """
 
     def __init__(
-        self, worker: int, workers: int, process: int, servers: int, timeout: float = 600.0
+        self,
+        worker: int,
+        workers: int,
+        process: int,
+        servers: int,
+        timeout: float = 600.0,
+        lend: bool = True,
     ) -> None:
-        handle = _HANDLE()
-        options = _Options(worker, workers, process, servers, timeout)
-        _C.create(ctypes.byref(options), ctypes.byref(handle))
+        handle = client_calls.Handle()
+        options = client_calls.Options(worker, workers, process, servers, timeout, lend)
+        CALLS.create(ctypes.byref(options), ctypes.byref(handle))
         self.handle = handle.value
 
     def connect(
@@ -161,17 +94,17 @@ class ParameterClient:
         """
         if len(token) != 16:
             raise ValueError(f"expected a token of 16 bytes, received {len(token)}")
-        _C.connect(self.handle, server, address.encode(), token, incarnation, timeout)
+        CALLS.connect(self.handle, server, address.encode(), token, incarnation, timeout)
 
     def wait_for_lost(self, seconds: float) -> int | None:
         """Returns the next server whose connection broke, or `None` after `seconds`."""
         server = ctypes.c_int(-1)
-        _C.wait_for_lost(self.handle, seconds, ctypes.byref(server))
+        CALLS.wait_for_lost(self.handle, seconds, ctypes.byref(server))
         return None if server.value < 0 else server.value
 
     def give_up(self, server: int, why: str) -> None:
         """Lets all that waits for a server fail with `tf.errors.UnavailableError(why)`."""
-        _C.give_up(self.handle, server, tf.errors.UNAVAILABLE, why.encode())
+        CALLS.give_up(self.handle, server, tf.errors.UNAVAILABLE, why.encode())
 
     def add_parameter(self, name: str, dtype: tf.DType, shards: Sequence[Any]) -> int:
         """Makes a parameter known.
@@ -186,7 +119,7 @@ class ParameterClient:
         """
         count = len(shards)
         number = ctypes.c_int()
-        _C.add_parameter(
+        CALLS.add_parameter(
             self.handle,
             name.encode(),
             DTYPES[dtype],
@@ -214,7 +147,7 @@ class ParameterClient:
         """
         count = len(bindings)
         slots = [slot for _, of_one, _ in bindings for slot in of_one]
-        _C.bind(
+        CALLS.bind(
             self.handle,
             ctypes.byref(config),
             count,
@@ -226,7 +159,7 @@ class ParameterClient:
 
     def exclude(self, parameter: int) -> None:
         """Leaves a parameter out of the pulls that begin a step."""
-        _C.exclude(self.handle, parameter)
+        CALLS.exclude(self.handle, parameter)
 
     def initial_value(self, parameter: int, value: tf.Tensor) -> tf.Tensor:
         """Creates a parameter with `value` unless the servers have it; returns what they have."""
@@ -285,16 +218,16 @@ class ParameterClient:
 
     def flush(self, timeout: float) -> None:
         """Waits until the servers have answered every push; raises what one of them answered."""
-        _C.flush(self.handle, timeout)
+        CALLS.flush(self.handle, timeout)
 
     def leave(self, timeout: float) -> None:
         """Waits as `flush`, then tells the servers that this worker has finished its program."""
-        _C.leave(self.handle, timeout)
+        CALLS.leave(self.handle, timeout)
 
     def stats(self) -> ParameterClientStats:
         """The counters, also while requests are under way."""
-        raw = _Stats()
-        _C.stats(self.handle, ctypes.byref(raw))
+        raw = client_calls.Stats()
+        CALLS.stats(self.handle, ctypes.byref(raw))
         return ParameterClientStats(
             pulls=raw.pulls,
             pushes=raw.pushes,
@@ -308,7 +241,7 @@ class ParameterClient:
 
     def close(self) -> None:
         """Ends what is under way and closes the connections. May be called again."""
-        _C.close(self.handle)
+        CALLS.close(self.handle)
 
     def _all(self, variables: Sequence[Any]) -> dict[str, Any]:
         return {

@@ -24,28 +24,32 @@ BASE = 2**16
 
 
 class Slope(keras.layers.Layer):
-    """One weight, whose gradient is `slope` whatever the input."""
+    """Equal weights, each with the gradient `slope` whatever the input."""
 
-    def __init__(self, slope: float) -> None:
+    def __init__(self, slope: float, weights: int) -> None:
         super().__init__(dtype="float64", name="slope")
         self.slope = slope
+        self.weights_shape = (weights,)
 
     def build(self, input_shape) -> None:
-        self.weight = self.add_weight(shape=(), initializer="zeros", name="weight")
+        self.weight = self.add_weight(self.weights_shape, initializer="zeros", name="weight")
 
     def call(self, inputs):
-        return self.slope * self.weight + 0 * inputs
+        return self.slope * keras.ops.sum(self.weight) + 0 * inputs
 
 
-def sloping_model(slope: float, optimizer: Any = None, scale: int = 1) -> keras.Model:
-    """Makes a compiled model of one weight with the gradient `scale * slope`.
+def sloping_model(
+    slope: float, optimizer: Any = None, scale: int = 1, weights: int = 1
+) -> keras.Model:
+    """Makes a compiled model of equal weights with the gradient `scale * slope`.
 
     Args:
       slope: a power of 2.
       optimizer: by default SGD of rate 1.
       scale: a multiple of the number by which Keras divides the loss, for that to be exact.
+      weights: how many.
     """
-    model = keras.Sequential([keras.Input((1,)), Slope(slope)])
+    model = keras.Sequential([keras.Input((1,)), Slope(slope, weights)])
     # In float32, where n * (1 / n) is rounded to 1.
     model.compile(optimizer or keras.optimizers.SGD(1.0), lambda _, output: scale * output)
     return model
@@ -130,8 +134,9 @@ class Pauses(keras.callbacks.Callback):
 
 def state_of(model: keras.Model) -> dict[str, Any]:
     """Returns what the servers hold now, and what this worker has exchanged with them."""
+    (weight,) = set(model.get_weights()[0].tolist())  # all are equal
     return {
-        "weight": float(model.get_weights()[0]),
+        "weight": weight,
         "iterations": int(model.optimizer.iterations),
         "stats": model.distribute_strategy.communication_stats(),
     }
@@ -142,6 +147,7 @@ def train(
     pauses: Sequence[Sequence[int]],
     optimizer: Callable[[], Any] | None = None,
     scale: int = 1,
+    weights: int = 1,
     look: bool = False,
     slowness: float = 0.0,
     **options: Any,
@@ -152,7 +158,7 @@ def train(
       ctx: the rank's context.
       pauses: of each worker, after how many steps; see `Pauses`.
       optimizer: makes the optimizer; by default SGD of rate 1.
-      scale: as for `sloping_model`.
+      scale, weights: as for `sloping_model`.
       look, slowness: as for `Pauses`.
       **options: of the strategy.
 
@@ -162,7 +168,7 @@ def train(
     tfdist.init()
     strategy = tfdist.ParameterServerStrategy(**options)
     with strategy.scope():
-        model = sloping_model(BASE**ctx.rank, optimizer and optimizer(), scale)
+        model = sloping_model(BASE**ctx.rank, optimizer and optimizer(), scale, weights)
     ctx.report("began with", state_of(model))
     after = pauses[ctx.rank]
     callback = Pauses(ctx, after, look, slowness)

@@ -255,12 +255,15 @@ class Settings:
       rendezvous_timeout: seconds to wait for all ranks (`TFDIST_RENDEZVOUS_TIMEOUT`).
       data_port: port for data connections, 0 for any free one (`TFDIST_DATA_PORT`).
       exit_timeout: seconds an early finisher waits for the others (`TFDIST_EXIT_TIMEOUT`).
+      peer_memory: whether tasks on one machine may read each other's memory
+        (`TFDIST_PEER_MEMORY`).
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
     rendezvous_timeout: float = 300.0
     data_port: int = 0
     exit_timeout: float = 300.0
+    peer_memory: bool = True
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -277,4 +280,5 @@ class Settings:
             ),
             data_port=validation.port(environ, "TFDIST_DATA_PORT", cls.data_port),
             exit_timeout=validation.seconds(environ, "TFDIST_EXIT_TIMEOUT", cls.exit_timeout),
+            peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
         )

@@ -153,6 +153,14 @@ def port(environ: Mapping[str, str], name: str, default: int) -> int:
     raise ClusterConfigError(f"{name}: expected a port number in 0..65535, received {text!r}")
 
 
+def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
+    """Returns whether variable `name` is 1 rather than 0, or `default`."""
+    text = environ.get(name, "").strip()
+    if text in ("", "0", "1"):
+        return text == "1" if text else default
+    raise ClusterConfigError(f"{name}: expected 0 or 1, received {text!r}")
+
+
 def secret(environ: Mapping[str, str]) -> bytes | None:
     """Returns the secret in TFDIST_SECRET or the file TFDIST_SECRET_FILE, None if neither is set.
 

@@ -1,4 +1,6 @@
 // What fails, and how a client says it.
+#include <sys/mman.h>
+
 #include "ps_worker.h"
 
 namespace tfdist::testing {
@@ -42,6 +44,33 @@ void TestRefusals() {
   EXPECT(worker.client().WaitForLost(10) == -1);
 }
 
+// Values that the server cannot read out of the worker's memory are sent.
+void TestUnreadableMemory() {
+  constexpr size_t kCount = 1 << 18;
+  const auto server = StartServer(AsyncJob(1));
+  Worker worker(0);
+  worker.Connect(*server);
+  const int a = worker.Make("a", Filled(kCount, 1.0f));
+  EXPECT_OK(worker.BindSgd({a}));
+  EXPECT_OK(worker.Pull({a}));
+  const size_t bytes = kCount * sizeof(float);
+  void* const memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EXPECT(memory != MAP_FAILED);
+  const std::shared_ptr<void> owner(memory, [bytes](void* mapped) { munmap(mapped, bytes); });
+  ps::Gradient gradient;
+  gradient.parameter = a;
+  gradient.values = {static_cast<char*>(memory), owner};
+  worker.client().Stage({}, {std::move(gradient)});
+  EXPECT_OK(worker.PushStaged());
+  EXPECT_STATUS(worker.client().Flush(0.2), StatusCode::kDeadlineExceeded);
+  EXPECT(server->stats().pushes == 0);
+  EXPECT(mprotect(memory, bytes, PROT_READ | PROT_WRITE) == 0);  // for the kernel, which sends it
+  EXPECT_OK(worker.client().Flush(kPatience));
+  EXPECT(server->stats().pushes == 1);
+  EXPECT_OK(worker.Pull({a}));
+  EXPECT(worker.Value(a) == Filled(kCount, 1.0f));  // a gradient of zeros
+}
+
 void TestClosingEndsWhatWaits() {
   const auto server = StartServer(SyncJob(2));
   Worker worker(0, 2);
@@ -59,6 +88,7 @@ void TestClosingEndsWhatWaits() {
 
 void Main() {
   TestRefusals();
+  TestUnreadableMemory();
   TestClosingEndsWhatWaits();
   std::puts("ps_client_errors: ok");
 }

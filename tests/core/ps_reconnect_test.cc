@@ -12,19 +12,21 @@ constexpr Proxy::Direction kDirections[] = {Proxy::kToServer, Proxy::kToClient};
 // A worker of a job of two, whose changes are added: twice the same would show. It reaches server 0
 // by a proxy and server 1 directly.
 struct Route {
-  explicit Route(const ps::ServerOptions& options)
-      : server(StartServer(options)),
+  // With `scale` 4000, what goes to server 0 is lent, and what goes to the other one is not.
+  explicit Route(const ps::ServerOptions& options, size_t values_scale = 1)
+      : scale(values_scale),
+        server(StartServer(options)),
         other(StartServer(options)),
         proxy(server->port()),
         worker(0, 2, 2) {
     Connect();
     worker.Connect(*other, 1);
-    split = worker.Add("split", {5, 3});
+    split = worker.Add("split", {5 * scale, 3 * scale});
     count = worker.Add("count", {1}, DType::kInt64);
-    weights = worker.Add("weights", {6});
-    EXPECT_OK(worker.Create(split, Filled(8, 0.0f)));
+    weights = worker.Add("weights", {6 * scale});
+    EXPECT_OK(worker.Create(split, Filled(8 * scale, 0.0f)));
     EXPECT_OK(worker.Create(count, std::vector<int64_t>{0}));
-    EXPECT_OK(worker.Create(weights, Filled(6, 0.0f)));
+    EXPECT_OK(worker.Create(weights, Filled(6 * scale, 0.0f)));
     EXPECT_OK(worker.BindSgd({weights}));
     EXPECT_OK(worker.Pull({split, count, weights}));
   }
@@ -35,22 +37,27 @@ struct Route {
   // A push of +1 of everything, and the pull behind it, under way.
   Ending StartStep() {
     ++steps;
-    worker.Stage(weights, Filled(6, -1.0f));
+    worker.Stage(weights, Filled(6 * scale, -1.0f));
     EXPECT_OK(Call([&](ps::Done done) {
       const auto value = static_cast<float>(steps);
-      worker.client().Push({{split, Hold(Filled(8, value))}, {count, Hold<int64_t>({steps})}},
-                           std::move(done));
+      worker.client().Push(
+          {{split, Hold(Filled(8 * scale, value))}, {count, Hold<int64_t>({steps})}},
+          std::move(done));
     }));
     return worker.StartPull({split, count, weights});
   }
   void ExpectStep(Ending& pull) {
     EXPECT_OK(Wait(pull));
     const auto value = static_cast<float>(steps);
-    EXPECT(worker.Value(split) == Filled(8, value));
+    EXPECT(worker.Value(split) == Filled(8 * scale, value));
     EXPECT(worker.Value<int64_t>(count)[0] == steps);
-    EXPECT(worker.Value(weights) == Filled(6, value));
+    EXPECT(worker.Value(weights) == Filled(6 * scale, value));
   }
 
+  // All that the worker says of a step has passed: COPIED has no answer to wait for.
+  void Settle() { EXPECT_OK(worker.Pull({count}, false)); }
+
+  const size_t scale;
   std::unique_ptr<ps::Server> server, other;
   Proxy proxy;
   Worker worker;
@@ -58,9 +65,10 @@ struct Route {
   int64_t steps = 0;
 };
 
-void TestCutAtEveryByteOfAStep(bool in_place) {
-  Route route(AsyncJob(2));
+void TestCutAtEveryByteOfAStep(bool in_place, size_t scale) {
+  Route route(AsyncJob(2), scale);
   route.worker.in_place = in_place;
+  route.Settle();
   route.proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kNone);
   Ending whole = route.StartStep();
   route.ExpectStep(whole);
@@ -69,6 +77,7 @@ void TestCutAtEveryByteOfAStep(bool in_place) {
     const uint64_t bytes = route.proxy.passed(direction);
     EXPECT(bytes > 100 && bytes < 1000);
     for (uint64_t at = 0; at < bytes; ++at) {
+      route.Settle();
       route.proxy.Arm(direction, at, Proxy::Fault::kCut);
       Ending pull = route.StartStep();
       EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
@@ -184,7 +193,7 @@ void TestGivingUp() {
 void TestSilence() {
   const auto server = StartServer(AsyncJob(2));
   Proxy proxy(server->port());
-  Worker worker(0, 2, 1, 0.3);
+  Worker worker(0, 2, 1, 0.3, 0, false);  // all values pass the proxy
   const auto connect = [&] { EXPECT_OK(worker.Connect(0, proxy.port(), server->incarnation())); };
   connect();
   const int a = worker.Make("a", Filled(100000, 1.0f));
@@ -212,8 +221,10 @@ void TestSilence() {
 }
 
 void Main() {
-  TestCutAtEveryByteOfAStep(false);
-  TestCutAtEveryByteOfAStep(true);
+  for (const size_t scale : {1, 4000}) {
+    TestCutAtEveryByteOfAStep(false, scale);
+    TestCutAtEveryByteOfAStep(true, scale);
+  }
   TestCutWhileConnectingAgain();
   TestCutOfASynchronousWorker();
   TestAnswersThatMakeNoSense();

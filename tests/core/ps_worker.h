@@ -66,13 +66,14 @@ inline Status Call(const std::function<void(ps::Done)>& call) {
 class Worker {
  public:
   explicit Worker(int rank, int workers = 1, int servers = 1, double timeout = kPatience,
-                  uint64_t process = 0) {
+                  uint64_t process = 0, bool lend = true) {
     ps::ClientOptions options;
     options.worker = rank;
     options.workers = workers;
     options.process = process != 0 ? process : 1000 + static_cast<uint64_t>(rank);
     options.servers = servers;
     options.timeout_seconds = timeout;
+    options.lend = lend;
     EXPECT_OK(ps::Client::Create(options, &client_));
   }
 

@@ -64,8 +64,13 @@ def saved_numbers(folder) -> int:
 
 @pytest.mark.parametrize(
     "mode",
-    [{"mode": "async"}, {"mode": "ssp", "staleness": 2}, {"mode": "sync", "scale": 2}],
-    ids=["async", "ssp", "sync"],
+    [
+        {"mode": "async"},
+        {"mode": "async", "weights": 100_000},  # 0.8 MB, read out of each other's memory
+        {"mode": "ssp", "staleness": 2},
+        {"mode": "sync", "scale": 2},
+    ],
+    ids=["async", "large", "ssp", "sync"],
 )
 def test_a_server_killed_at_any_moment_loses_what_came_after_the_snapshot(tmp_path, mode):
     steps, folder = 400, tmp_path / "snapshots"

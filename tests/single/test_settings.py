@@ -11,14 +11,15 @@ pytestmark = pytest.mark.timeout(30)
 
 
 def test_settings_defaults_and_values(tmp_path, monkeypatch):
-    assert Settings.from_environment({}) == Settings(None, 300.0, 0, 300.0)
+    assert Settings.from_environment({}) == Settings(None, 300.0, 0, 300.0, True)
     given = {
         "TFDIST_SECRET": " s3cret\n",
         "TFDIST_RENDEZVOUS_TIMEOUT": "2.5",
         "TFDIST_DATA_PORT": "4711",
         "TFDIST_EXIT_TIMEOUT": "7",
+        "TFDIST_PEER_MEMORY": "0",
     }
-    assert Settings.from_environment(given) == Settings(b"s3cret", 2.5, 4711, 7.0)
+    assert Settings.from_environment(given) == Settings(b"s3cret", 2.5, 4711, 7.0, False)
     file = tmp_path / "secret"
     file.write_bytes(b"from a file\n")
     assert Settings.from_environment({"TFDIST_SECRET_FILE": str(file)}).secret == b"from a file"
@@ -40,6 +41,7 @@ def test_settings_do_not_show_the_secret():
         ({"TFDIST_EXIT_TIMEOUT": "nan"}, "TFDIST_EXIT_TIMEOUT: .* received 'nan'"),
         ({"TFDIST_DATA_PORT": "65536"}, "TFDIST_DATA_PORT: .* 0..65535, received '65536'"),
         ({"TFDIST_DATA_PORT": "x"}, "TFDIST_DATA_PORT: expected a port number"),
+        ({"TFDIST_PEER_MEMORY": "no"}, "TFDIST_PEER_MEMORY: expected 0 or 1, received 'no'"),
         ({"TFDIST_SECRET": ""}, "TFDIST_SECRET: expected a secret, received nothing"),
         ({"TFDIST_SECRET": "a", "TFDIST_SECRET_FILE": "b"}, "expected one of .* received both"),
         ({"TFDIST_SECRET_FILE": "/no/such"}, "TFDIST_SECRET_FILE: .*'/no/such': No such file"),

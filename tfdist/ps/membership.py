@@ -54,7 +54,11 @@ class Member:
             for server, address in enumerate(cluster.ps)
         ]
         self.client = ops.ParameterClient(
-            cluster.rank, cluster.world_size, self._identity, len(cluster.ps)
+            cluster.rank,
+            cluster.world_size,
+            self._identity,
+            len(cluster.ps),
+            lend=settings.peer_memory,
         )
         try:
             for server in range(len(cluster.ps)):

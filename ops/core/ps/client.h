@@ -36,6 +36,7 @@ struct ClientOptions {
   uint64_t process = 0;
   int servers = 1;
   double timeout_seconds = 600;  // for an answer of a connected server
+  bool lend = true;              // large values to servers on the same machine
 };
 
 struct ClientStats {

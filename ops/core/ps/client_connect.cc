@@ -90,11 +90,14 @@ Status Client::Connect(int server, const std::string& address, const Token& toke
   if (status.ok()) status = Introduce(server, &handshake, &view);
   if (status.ok()) status = Restore(server, &handshake);
   if (status.ok()) status = BindAgain(server, &handshake);
+  Lending lending;
+  if (status.ok() && options_.lend) status = handshake.AgreeToLend(&lending);
   if (!status.ok()) {
     return Status(status.code(),
                   StrCat("cannot connect to ps ", server, " (", address, "): ", status.message()));
   }
-  if (Status s = thread_->Adopt(server, handshake.TakeSocket(), view); !s.ok()) return s;
+  status = thread_->Adopt(server, handshake.TakeSocket(), std::move(lending), view);
+  if (!status.ok()) return status;
   if (again) {
     const std::lock_guard<std::mutex> stats_lock(mutex_);
     ++stats_.reconnections;

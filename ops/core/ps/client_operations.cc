@@ -191,6 +191,8 @@ Status ClientThread::OnAnswer(int server, const MessageHeader& header, std::stri
     ErrorReply reply;
     if (Status s = Decode(meta, &reply); !s.ok()) return s;
     request.refusal = Status(reply.code, StrCat("ps ", server, ": ", reply.message));
+  } else if (header.type == MessageType::kResend && header.payload_bytes == 0) {
+    return Status();
   } else if (header.type != MessageType::kOk) {
     return Status(StatusCode::kInvalidArgument, "an answer of no known kind");
   }
@@ -206,11 +208,22 @@ Status ClientThread::OnAnswer(int server, const MessageHeader& header, std::stri
   return Status();
 }
 
+// The server cannot read what the request lends, such as memory that a device driver has mapped.
+void ClientThread::Resend(int server, const RequestPtr& request) {
+  remotes_[server].connection->StopLending();
+  if (request->operation != nullptr) return Send(request);
+  remotes_[server].unanswered.erase(request->number);
+}
+
 Status ClientThread::OnPayload(int server, const MessageHeader& header) {
   Remote& remote = remotes_[server];
   const auto found = remote.unanswered.find(header.number);
   if (found == remote.unanswered.end()) return Status();
   const RequestPtr request = found->second;
+  if (header.type == MessageType::kResend) {
+    Resend(server, request);
+    return Status();
+  }
   remote.unanswered.erase(found);
   request->receiving = false;
   Status status = request->refusal;

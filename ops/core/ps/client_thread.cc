@@ -92,7 +92,7 @@ Status ClientThread::Disconnect(int server, ServerView* view) {
   });
 }
 
-Status ClientThread::Adopt(int server, Fd socket, const ServerView& view) {
+Status ClientThread::Adopt(int server, Fd socket, Lending lending, const ServerView& view) {
   return Ask([&] {
     Remote& remote = remotes_[server];
     if (stop_) return Closed();
@@ -103,7 +103,7 @@ Status ClientThread::Adopt(int server, Fd socket, const ServerView& view) {
       lost_.erase(std::remove(lost_.begin(), lost_.end(), server), lost_.end());
     }
     remote.view = view;
-    remote.connection = std::make_unique<Connection>(server, std::move(socket));
+    remote.connection = std::make_unique<Connection>(server, std::move(socket), std::move(lending));
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = static_cast<uint64_t>(server);
@@ -258,6 +258,7 @@ void ClientThread::Drop(int server) {
   Remote& remote = remotes_[server];
   if (remote.connection == nullptr) return;
   const uint64_t received = remote.connection->payload_received();
+  const uint64_t touched = remote.connection->payload_touched();
   remote.connection.reset();
   remote.stale = false;
   const std::map<uint64_t, RequestPtr> unanswered = remote.unanswered;
@@ -266,7 +267,9 @@ void ClientThread::Drop(int server) {
     request->deadline = TimePoint::max();
     request->refusal = Status();
     const OperationPtr operation = request->operation;
-    if (std::exchange(request->receiving, false)) operation->OnBroken(*request, received);
+    if (std::exchange(request->receiving, false)) {
+      operation->OnBroken(*request, received, touched);
+    }
     if (operation == nullptr || operation->kind() == Operation::Kind::kLeave) {
       remote.unanswered.erase(number);
       Settle(request, Status());

@@ -37,7 +37,7 @@ class ClientThread : private AnswerHandler {
   // Lets go of the server's connection, if it has one, and tells what is known of the server.
   Status Disconnect(int server, ServerView* view);
   // Takes a new connection, on which nothing is under way.
-  Status Adopt(int server, Fd socket, const ServerView& view);
+  Status Adopt(int server, Fd socket, Lending lending, const ServerView& view);
   void GiveUp(int server, const Status& status);
   int WaitForLost(double seconds);
   // Until every push has been answered.
@@ -87,6 +87,7 @@ class ClientThread : private AnswerHandler {
   Status OnAnswer(int server, const MessageHeader& header, std::string_view meta,
                   std::vector<iovec>* target) override;
   Status OnPayload(int server, const MessageHeader& header) override;
+  void Resend(int server, const RequestPtr& request);
 
   const double timeout_seconds_;
   Fd epoll_, wake_;

@@ -26,10 +26,14 @@ void AppendFrom(const iovec& piece, size_t* skip, std::vector<iovec>* out) {
 
 }  // namespace
 
-Connection::Connection(int server, Fd socket)
-    : server_(server), socket_(std::move(socket)), buffer_(kBufferBytes) {}
+Connection::Connection(int server, Fd socket, Lending lending)
+    : server_(server),
+      socket_(std::move(socket)),
+      buffer_(kBufferBytes),
+      lending_(std::move(lending)),
+      lends_(lending_.lender != nullptr) {}
 
-void Connection::Queue(MessageType type, uint64_t number, const std::string& meta,
+void Connection::Queue(MessageType type, uint64_t number, std::string meta,
                        std::vector<iovec> payload, std::shared_ptr<const void> owner) {
   Outgoing request;
   MessageHeader header;
@@ -37,11 +41,15 @@ void Connection::Queue(MessageType type, uint64_t number, const std::string& met
   header.number = number;
   header.meta_bytes = static_cast<uint32_t>(meta.size());
   for (const iovec& piece : payload) header.payload_bytes += piece.iov_len;
+  if (lends_ && header.payload_bytes >= kMinLentBytes) {
+    PutLent(std::exchange(payload, {}), &header, &meta);
+    lent_[number] = owner;
+  }
   const auto bytes = Encode(header);
   request.head.reserve(bytes.size() + meta.size());
   request.head.assign(bytes.begin(), bytes.end());
   request.head += meta;
-  request.bytes = request.head.size() + header.payload_bytes;
+  request.bytes = request.head.size() + (header.lent > 0 ? 0 : header.payload_bytes);
   request.payload = std::move(payload);
   request.owner = std::move(owner);
   outgoing_.push_back(std::move(request));
@@ -116,6 +124,7 @@ Status Connection::Account(AnswerHandler& handler, size_t* received) {
     piece.iov_base = static_cast<char*>(piece.iov_base) + taken;
     piece.iov_len -= taken;
     payload_received_ += taken;
+    payload_touched_ = payload_received_;
     *received -= taken;
     if (piece.iov_len == 0) ++target_next_;
   }
@@ -139,14 +148,36 @@ Status Connection::Consume(AnswerHandler& handler) {
       return Status();
     }
     begin_ += head_bytes;
-    const std::string_view meta(head + kMessageHeaderBytes, answer_.meta_bytes);
-    if (Status s = BeginPayload(handler, meta); !s.ok()) return s;
+    std::string_view meta(head + kMessageHeaderBytes, answer_.meta_bytes);
+    std::vector<iovec> lent;
+    if (Status s = TakeLent(answer_, &meta, &lent); !s.ok()) return s;
+    lent_.erase(answer_.number);
+    if (Status s = handler.OnAnswer(server_, answer_, meta, &target_); !s.ok()) return s;
+    const Status status =
+        answer_.lent > 0 ? CopyPayload(handler, std::move(lent)) : BeginPayload(handler);
+    if (!status.ok()) return status;
   }
   return Status();
 }
 
-Status Connection::BeginPayload(AnswerHandler& handler, std::string_view meta) {
-  if (Status s = handler.OnAnswer(server_, answer_, meta, &target_); !s.ok()) return s;
+Status Connection::CopyPayload(AnswerHandler& handler, std::vector<iovec> lent) {
+  payload_received_ = payload_touched_ = 0;
+  if (!target_.empty()) {
+    if (!lending_.peer.has_value()) {
+      return Status(StatusCode::kInvalidArgument,
+                    "an answer lends its values, but no LEND was sent");
+    }
+    payload_touched_ = answer_.payload_bytes;
+    Borrowed borrowed(*lending_.peer, std::move(lent));
+    if (Status s = borrowed.Read(target_.data(), target_.size()); !s.ok()) return s;
+    payload_received_ = answer_.payload_bytes;
+    target_.clear();
+  }
+  Queue(MessageType::kCopied, answer_.number, "", {}, nullptr);
+  return handler.OnPayload(server_, answer_);
+}
+
+Status Connection::BeginPayload(AnswerHandler& handler) {
   if (target_.empty() && answer_.payload_bytes > 0) {
     waste_.resize(kBufferBytes);
     for (uint64_t left = answer_.payload_bytes; left > 0;) {
@@ -156,7 +187,7 @@ Status Connection::BeginPayload(AnswerHandler& handler, std::string_view meta) {
     }
   }
   in_payload_ = true;
-  payload_received_ = 0;
+  payload_received_ = payload_touched_ = 0;
   size_t buffered = std::min<uint64_t>(end_ - begin_, answer_.payload_bytes);
   for (size_t i = 0, left = buffered; left > 0; ++i) {
     const size_t part = std::min(left, target_[i].iov_len);

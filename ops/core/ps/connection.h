@@ -8,11 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/peer_memory.h"
 #include "core/ps/message.h"
 #include "core/socket.h"
 #include "core/status.h"
@@ -31,16 +34,22 @@ class AnswerHandler {
   virtual Status OnPayload(int server, const MessageHeader& header) = 0;
 };
 
+// What the two ends of a connection have agreed to.
+struct Lending {
+  std::unique_ptr<Lender> lender;  // if the server reads the worker's memory
+  std::optional<PeerMemory> peer;  // if the worker reads the server's
+};
+
 class Connection {
  public:
-  Connection(int server, Fd socket);
+  Connection(int server, Fd socket, Lending lending);
 
   int fd() const { return socket_.get(); }
   bool blocked() const { return blocked_; }  // the kernel takes no more until EPOLLOUT
   bool idle() const { return outgoing_.empty(); }
 
-  // Sends from the payload's memory, which `owner` keeps.
-  void Queue(MessageType type, uint64_t number, const std::string& meta, std::vector<iovec> payload,
+  // Sends from the payload's memory, which `owner` keeps; or lends it, until there is an answer.
+  void Queue(MessageType type, uint64_t number, std::string meta, std::vector<iovec> payload,
              std::shared_ptr<const void> owner);
 
   // Writes what the kernel takes. A broken connection is left for Receive to find, behind the
@@ -52,8 +61,13 @@ class Connection {
   // others.
   Status Receive(AnswerHandler& handler);
 
-  // How much of the payload that is being received is there.
+  // From now on payloads are sent.
+  void StopLending() { lends_ = false; }
+
+  // How much of the payload that is being received is there, and how much of its memory may have
+  // been written to.
   uint64_t payload_received() const { return payload_received_; }
+  uint64_t payload_touched() const { return payload_touched_; }
 
  private:
   struct Outgoing {
@@ -65,7 +79,8 @@ class Connection {
 
   Status Account(AnswerHandler& handler, size_t* received);
   Status Consume(AnswerHandler& handler);
-  Status BeginPayload(AnswerHandler& handler, std::string_view meta);
+  Status BeginPayload(AnswerHandler& handler);
+  Status CopyPayload(AnswerHandler& handler, std::vector<iovec> lent);
 
   const int server_;
   Fd socket_;
@@ -81,7 +96,11 @@ class Connection {
   bool in_payload_ = false;
   std::vector<iovec> target_;  // what is left of its memory, from target_next_ on
   size_t target_next_ = 0;
-  uint64_t payload_received_ = 0;
+  uint64_t payload_received_ = 0, payload_touched_ = 0;
+
+  std::map<uint64_t, std::shared_ptr<const void>> lent_;  // owners, by request
+  Lending lending_;                                       // goes before what is lent does
+  bool lends_;
 };
 
 }  // namespace tfdist::ps

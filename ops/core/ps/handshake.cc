@@ -23,6 +23,20 @@ Status Handshake::Begin(const std::string& address, const Hello& hello) {
   return s;
 }
 
+Status Handshake::AgreeToLend(Lending* lending) {
+  lending->lender = std::make_unique<Lender>();
+  LendMessage ours{lending->lender->info(), false}, theirs;
+  if (Status s = Ask(MessageType::kLend, ours, {}, &theirs); !s.ok()) return s;
+  if (!theirs.reads) lending->lender.reset();
+  lending->peer.emplace(theirs.lender);
+  if (!lending->peer->IsReadable()) {
+    lending->peer.reset();
+    return Status();
+  }
+  ours.reads = true;
+  return Ask(MessageType::kLend, ours, {}, &theirs);
+}
+
 Status Handshake::Exchange(MessageType type, const std::string& meta,
                            const std::vector<iovec>& payload, std::string* answer) {
   MessageHeader header;

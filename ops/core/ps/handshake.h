@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/frame.h"
+#include "core/ps/connection.h"
 #include "core/ps/message.h"
 #include "core/socket.h"
 #include "core/status.h"
@@ -34,6 +35,9 @@ class Handshake {
     std::string nothing;
     return Exchange(type, meta, {}, &nothing);
   }
+
+  // What of each other's memory the two ends can read.
+  Status AgreeToLend(Lending* lending);
 
   Fd TakeSocket() { return std::move(socket_); }
 

@@ -175,8 +175,11 @@ Status Parse(const MessageHeader& header, std::string_view meta, const Store& st
       return ParseAs<ReduceRequest>(header, meta, store, request);
     case MessageType::kLeave:
       return ParseAs<LeaveRequest>(header, meta, store, request);
+    case MessageType::kLend:
+    case MessageType::kCopied:  // these are the session's
     case MessageType::kOk:
     case MessageType::kError:
+    case MessageType::kResend:
       break;
   }
   return Invalid(

@@ -9,11 +9,13 @@ namespace {
 
 constexpr uint32_t kMagic = 0x50465401;  // "\x01TFP": the version is the first byte on the wire
 
+constexpr size_t kLentPieceBytes = 2 * sizeof(uint64_t);  // address and size
+
 bool IsKnown(uint8_t type) {
   return (type >= static_cast<uint8_t>(MessageType::kOpen) &&
-          type <= static_cast<uint8_t>(MessageType::kLeave)) ||
-         type == static_cast<uint8_t>(MessageType::kOk) ||
-         type == static_cast<uint8_t>(MessageType::kError);
+          type <= static_cast<uint8_t>(MessageType::kCopied)) ||
+         (type >= static_cast<uint8_t>(MessageType::kOk) &&
+          type <= static_cast<uint8_t>(MessageType::kResend));
 }
 
 template <typename List>
@@ -55,7 +57,7 @@ std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header) {
                                 .Put(uint8_t{0})
                                 .Put(uint16_t{0})
                                 .Put(header.meta_bytes)
-                                .Put(uint32_t{0})
+                                .Put(header.lent)
                                 .Put(header.payload_bytes)
                                 .Put(header.number)
                                 .Take();
@@ -65,12 +67,12 @@ std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header) {
 }
 
 Status Decode(const char* bytes, MessageHeader* header) {
-  uint32_t magic = 0, reserved32 = 0;
+  uint32_t magic = 0;
   uint16_t reserved16 = 0;
   uint8_t type = 0, reserved8 = 0;
   Reader reader(std::string_view(bytes, kMessageHeaderBytes));
   reader.Get(&magic).Get(&type).Get(&reserved8).Get(&reserved16).Get(&header->meta_bytes);
-  reader.Get(&reserved32).Get(&header->payload_bytes).Get(&header->number);
+  reader.Get(&header->lent).Get(&header->payload_bytes).Get(&header->number);
   if (magic != kMagic) {
     return Status(StatusCode::kInvalidArgument, "not a tfdist message, or of another version");
   }
@@ -84,8 +86,36 @@ Status Decode(const char* bytes, MessageHeader* header) {
                          header->payload_bytes, " bytes, the limits are ", kMaxMetaBytes, " and ",
                          kMaxPayloadBytes));
   }
-  if (reserved8 != 0 || reserved16 != 0 || reserved32 != 0) reader.Fail();
+  if (reserved8 != 0 || reserved16 != 0) reader.Fail();
+  if (header->lent > header->meta_bytes / kLentPieceBytes) reader.Fail();
   return reader.Finish("message header");
+}
+
+void PutLent(const std::vector<iovec>& payload, MessageHeader* header, std::string* meta) {
+  Writer pieces;
+  for (const iovec& piece : payload) {
+    pieces.Put(reinterpret_cast<uint64_t>(piece.iov_base)).Put(uint64_t{piece.iov_len});
+  }
+  *meta += pieces.Take();
+  header->lent = Count(payload);
+  header->meta_bytes = static_cast<uint32_t>(meta->size());
+}
+
+Status TakeLent(const MessageHeader& header, std::string_view* meta, std::vector<iovec>* payload) {
+  const size_t begin = meta->size() - header.lent * kLentPieceBytes;
+  Reader reader(meta->substr(begin));
+  *meta = meta->substr(0, begin);
+  uint64_t missing = header.payload_bytes;
+  payload->clear();
+  for (uint32_t i = 0; i < header.lent; ++i) {
+    uint64_t address = 0, bytes = 0;
+    reader.Get(&address).Get(&bytes);
+    if (bytes > missing) reader.Fail();
+    missing -= std::min(missing, bytes);
+    payload->push_back({reinterpret_cast<void*>(address), bytes});
+  }
+  if (header.lent > 0 && missing > 0) reader.Fail();
+  return reader.Finish("list of what is lent");
 }
 
 std::string Encode(const OpenRequest& request) {
@@ -102,6 +132,26 @@ std::string Encode(const OpenReply& reply) {
 
 Status Decode(std::string_view meta, OpenReply* reply) {
   return Reader(meta).Get(&reply->incarnation).Get(&reply->clock).Finish("OPEN answer");
+}
+
+std::string Encode(const LendMessage& message) {
+  const LenderInfo& lender = message.lender;
+  return Writer()
+      .Put(lender.process)
+      .Put(lender.seal_address)
+      .Put(lender.seal)
+      .Put(message.reads)
+      .Take();
+}
+
+Status Decode(std::string_view meta, LendMessage* message) {
+  LenderInfo& lender = message->lender;
+  return Reader(meta)
+      .Get(&lender.process)
+      .Get(&lender.seal_address)
+      .Get(&lender.seal)
+      .GetBool(&message->reads)
+      .Finish("LEND message");
 }
 
 std::string Encode(const CreateRequest& request) {

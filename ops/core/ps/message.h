@@ -14,6 +14,14 @@
 //   - SET: new values, from outside of a step
 //   - REDUCE: tensors to add up over the workers; the answer carries the sum
 //   - LEAVE: the worker has finished its program
+//
+// Where both are on one machine, large payloads are lent (core/peer_memory.h): meta ends with the
+// addresses of their pieces, and nothing follows it.
+//
+//   - LEND: where the worker's memory is, and whether it can read the server's; the answer says the
+//     same of the server
+//   - COPIED: the worker needs what the answer of this number has lent no more; not answered
+//   - RESEND, an answer: the payload cannot be read where it is
 #ifndef TFDIST_OPS_CORE_PS_MESSAGE_H_
 #define TFDIST_OPS_CORE_PS_MESSAGE_H_
 
@@ -24,6 +32,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/peer_memory.h"
 #include "core/ps/optimizer.h"
 #include "core/status.h"
 
@@ -38,14 +47,18 @@ enum class MessageType : uint8_t {
   kSet = 6,
   kReduce = 7,
   kLeave = 8,
+  kLend = 9,
+  kCopied = 10,
   kOk = 64,
   kError = 65,
+  kResend = 66,
 };
 
 inline constexpr size_t kMessageHeaderBytes = 32;
 inline constexpr size_t kMaxMetaBytes = 64 << 20;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 36;  // 64 GB
 inline constexpr size_t kMaxNameBytes = 1024;                    // of a shard
+inline constexpr uint64_t kMinLentBytes = 64 << 10;              // less is sent
 inline constexpr uint32_t kNoShard = 0xffffffff;
 
 struct MessageHeader {
@@ -53,6 +66,7 @@ struct MessageHeader {
   uint32_t meta_bytes = 0;
   uint64_t payload_bytes = 0;
   uint64_t number = 0;  // of the request
+  uint32_t lent = 0;    // pieces of the payload
 };
 
 struct OpenRequest {
@@ -62,6 +76,11 @@ struct OpenRequest {
 struct OpenReply {
   uint64_t incarnation = 0;  // random, one per server process
   uint64_t clock = 0;
+};
+
+struct LendMessage {
+  LenderInfo lender;
+  bool reads = false;  // what the other one lends
 };
 
 struct CreateRequest {
@@ -144,8 +163,14 @@ struct ErrorReply {
 std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header);
 Status Decode(const char* bytes, MessageHeader* header);
 
+// Puts the addresses of a lent payload at the end of `meta`, and what the header says of both.
+void PutLent(const std::vector<iovec>& payload, MessageHeader* header, std::string* meta);
+// Takes them off again. Fails unless they make up the payload.
+Status TakeLent(const MessageHeader& header, std::string_view* meta, std::vector<iovec>* payload);
+
 std::string Encode(const OpenRequest& request);
 std::string Encode(const OpenReply& reply);
+std::string Encode(const LendMessage& message);
 std::string Encode(const CreateRequest& request);
 std::string Encode(const CreateReply& reply);
 std::string Encode(const BindRequest& request);
@@ -158,6 +183,7 @@ std::string Encode(const ReduceRequest& request);
 std::string Encode(const ErrorReply& reply);
 Status Decode(std::string_view meta, OpenRequest* request);
 Status Decode(std::string_view meta, OpenReply* reply);
+Status Decode(std::string_view meta, LendMessage* message);
 Status Decode(std::string_view meta, CreateRequest* request);
 Status Decode(std::string_view meta, CreateReply* reply);
 Status Decode(std::string_view meta, BindRequest* request);

@@ -79,8 +79,9 @@ class Operation {
                           uint64_t payload_bytes, std::vector<iovec>* target) = 0;
   // Its payload is there. A failure ends the operation.
   virtual Status OnPayload(const Request&) { return Status(); }
-  // The connection broke after so much of the payload. The request will be sent again.
-  virtual void OnBroken(const Request&, uint64_t /*payload_received*/) {}
+  // The connection broke after so much of the payload was there; of its memory so much may have
+  // been written to. The request will be sent again.
+  virtual void OnBroken(const Request&, uint64_t /*received*/, uint64_t /*touched*/) {}
   // All requests have been answered, or the first failure. Tells the caller.
   virtual void OnEnd(const Status& status) = 0;
 

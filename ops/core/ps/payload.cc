@@ -71,19 +71,36 @@ Status Payload::Receive(int socket, uint64_t* received) {
     return status;
   }
   std::array<iovec, kPieces> pieces;
+  const size_t count = NextRoom(pieces.data(), pieces.size());
+  const Status status = Outcome(readv(socket, pieces.data(), static_cast<int>(count)), received);
+  Advance(*received);
+  return status;
+}
+
+Status Payload::Copy(Borrowed* lent) {
+  std::array<iovec, kPieces> pieces;
+  while (!complete()) {
+    const size_t count = NextRoom(pieces.data(), pieces.size());
+    if (Status s = lent->Read(pieces.data(), count); !s.ok()) return s;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; ++i) bytes += pieces[i].iov_len;
+    Advance(bytes);
+  }
+  return Status();
+}
+
+// Memory for the bytes that come next.
+size_t Payload::NextRoom(iovec* pieces, size_t most) {
   size_t count = 0;
   uint64_t bytes = 0;
-  for (size_t part = part_; part < parts_.size() && count < kPieces && bytes < kAheadBytes;
-       ++part) {
+  for (size_t part = part_; part < parts_.size() && count < most && bytes < kAheadBytes; ++part) {
     MakeRoom(part);
     const uint64_t room = Room(part);
     pieces[count++] = {blocks_[part]->data() + blocks_[part]->bytes() - room, room};
     bytes += room;
     if (blocks_[part]->bytes() < parts_[part].bytes) break;
   }
-  const Status status = Outcome(readv(socket, pieces.data(), static_cast<int>(count)), received);
-  Advance(*received);
-  return status;
+  return count;
 }
 
 void Payload::Advance(uint64_t bytes) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/peer_memory.h"
 #include "core/ps/block.h"
 #include "core/status.h"
 
@@ -28,11 +29,14 @@ class Payload {
   bool complete() const { return discard_ == 0 && part_ == parts_.size(); }
   // Reads once from a socket, as much as there is. `received` is 0 if nothing has come.
   Status Receive(int socket, uint64_t* received);
+  // Reads all of it where it was lent.
+  Status Copy(Borrowed* lent);
   std::vector<BlockPtr> Take();
 
  private:
   uint64_t Room(size_t part) const;
   void MakeRoom(size_t part);
+  size_t NextRoom(iovec* pieces, size_t most);
   void Advance(uint64_t bytes);
 
   BlockPool* const pool_;

@@ -125,17 +125,17 @@ Status PullOperation::OnPayload(const Request& request) {
   return Status();
 }
 
-void PullOperation::OnBroken(const Request& request, uint64_t payload_received) {
+void PullOperation::OnBroken(const Request& request, uint64_t received, uint64_t touched) {
   if (!failure_.ok()) return;
   uint64_t begin = 0;
   for (Entry& entry : parts_[request.server].entries) {
     if (entry.coming == 0) continue;
     const uint64_t version = std::exchange(entry.coming, 0);
     const uint64_t end = begin + entry.bytes();
-    if (end <= payload_received) {
+    if (end <= received) {
       entry.received = version;
       MarkReceived(entry, version, true);
-    } else if (begin < payload_received) {
+    } else if (begin < touched) {
       entry.received = 0;
       MarkReceived(entry, 0, false);
     }

@@ -35,7 +35,7 @@ class PullOperation : public Operation {
   Status OnAnswer(const Request& request, ServerView* view, std::string_view meta,
                   uint64_t payload_bytes, std::vector<iovec>* target) override;
   Status OnPayload(const Request& request) override;
-  void OnBroken(const Request& request, uint64_t payload_received) override;
+  void OnBroken(const Request& request, uint64_t received, uint64_t touched) override;
   void OnEnd(const Status& status) override;
 
  private:

@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kMetaAhead = 64 << 10;  // meta's memory is taken as its bytes come
 constexpr size_t kMaxOutputs = 64;
+constexpr size_t kMaxLent = 64;  // answers; more are sent
 constexpr size_t kPieces = 256;
 constexpr uint64_t kTurnBytes = 8 << 20;  // then the thread's other sessions have their turn
 
@@ -49,8 +50,7 @@ Status Session::Receive(const OnRequest& on_request) {
     turn += received;
     if (whole_) {
       whole_ = false;
-      state_ = State::kHeader;
-      header_received_ = 0;
+      ExpectHeader();
       return on_request(std::move(request_));
     }
     if (received == 0) break;
@@ -86,7 +86,13 @@ Status Session::BeginPayload() {
   if (caller_.opened == (header_.type == MessageType::kOpen)) {
     return Status(StatusCode::kInvalidArgument, "a connection begins with one OPEN, and only that");
   }
-  if (Status s = Parse(header_, meta_, *store_, &request_); !s.ok()) return s;
+  if (header_.type == MessageType::kLend) return OnLend();
+  if (header_.type == MessageType::kCopied) return OnCopied();
+  std::string_view meta = meta_;
+  std::vector<iovec> lent;
+  if (Status s = TakeLent(header_, &meta, &lent); !s.ok()) return s;
+  if (Status s = Parse(header_, meta, *store_, &request_); !s.ok()) return s;
+  if (header_.lent > 0) return CopyPayload(std::move(lent));
   if (request_.refusal.ok()) {
     payload_.Expect(std::move(request_.parts));
   } else {
@@ -97,6 +103,60 @@ Status Session::BeginPayload() {
   request_.payload = payload_.Take();
   whole_ = true;
   return Status();
+}
+
+// All at once: a payload of 100 MB keeps other sessions waiting for some 20 ms.
+Status Session::CopyPayload(std::vector<iovec> lent) {
+  if (!peer_.has_value()) {
+    return Status(StatusCode::kInvalidArgument, "a request lends its values, but no LEND has come");
+  }
+  if (request_.refusal.ok()) {
+    payload_.Expect(std::move(request_.parts));
+    Borrowed borrowed(*peer_, std::move(lent));
+    const Status status = payload_.Copy(&borrowed);
+    request_.payload = payload_.Take();
+    if (status.code() == StatusCode::kFailedPrecondition) {
+      Send({MessageType::kResend, header_.number, "", {}});
+      ExpectHeader();
+      return Status();
+    }
+    if (!status.ok()) return status;
+    bytes_received_ += header_.payload_bytes;
+  }
+  whole_ = true;
+  return Status();
+}
+
+Status Session::OnLend() {
+  LendMessage message;
+  if (Status s = Decode(meta_, &message); !s.ok()) return s;
+  if (header_.payload_bytes > 0) {
+    return Status(StatusCode::kInvalidArgument, "a LEND message with values");
+  }
+  if (lender_ == nullptr) lender_ = std::make_unique<Lender>();
+  worker_reads_ = message.reads;
+  peer_.emplace(message.lender);
+  if (!peer_->IsReadable()) peer_.reset();
+  Send({MessageType::kOk,
+        header_.number,
+        Encode(LendMessage{lender_->info(), peer_.has_value()}),
+        {}});
+  ExpectHeader();
+  return Status();
+}
+
+Status Session::OnCopied() {
+  if (header_.meta_bytes > 0 || header_.payload_bytes > 0) {
+    return Status(StatusCode::kInvalidArgument, "malformed COPIED message");
+  }
+  lent_.erase(header_.number);
+  ExpectHeader();
+  return Status();
+}
+
+void Session::ExpectHeader() {
+  state_ = State::kHeader;
+  header_received_ = 0;
 }
 
 Status Session::ReceivePayload(uint64_t* received) {
@@ -114,6 +174,13 @@ void Session::Send(Answer answer) {
   header.number = answer.number;
   header.meta_bytes = static_cast<uint32_t>(answer.meta.size());
   for (const BlockPtr& block : answer.payload) header.payload_bytes += block->bytes();
+  if (worker_reads_ && header.payload_bytes >= kMinLentBytes && lent_.size() < kMaxLent) {
+    std::vector<iovec> pieces;
+    for (const BlockPtr& block : answer.payload) pieces.push_back({block->data(), block->bytes()});
+    PutLent(pieces, &header, &answer.meta);
+    lent_[answer.number] = std::exchange(answer.payload, {});
+    bytes_sent_ += header.payload_bytes;
+  }
   const auto bytes = Encode(header);
   outputs_.push_back(
       {std::string(bytes.begin(), bytes.end()) + answer.meta, std::move(answer.payload)});

@@ -1,5 +1,5 @@
-// One worker's connection, on the server's side: receives requests whole and sends answers. Used by
-// one thread only.
+// One worker's connection, on the server's side: receives requests whole and sends answers, or
+// agrees with the worker to read each other's memory. Used by one thread only.
 #ifndef TFDIST_OPS_CORE_PS_SESSION_H_
 #define TFDIST_OPS_CORE_PS_SESSION_H_
 
@@ -9,6 +9,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "core/ps/incoming.h"
@@ -59,6 +62,10 @@ class Session {
   Status ReceiveMeta(uint64_t* received);
   Status ReceivePayload(uint64_t* received);
   Status BeginPayload();
+  Status CopyPayload(std::vector<iovec> lent);
+  Status OnLend();
+  Status OnCopied();
+  void ExpectHeader();
   size_t Gather(iovec* pieces, size_t most) const;
   void Advance(size_t bytes);
 
@@ -76,6 +83,11 @@ class Session {
   bool whole_ = false;
   std::deque<Output> outputs_;
   uint64_t bytes_received_ = 0, bytes_sent_ = 0;
+
+  std::optional<PeerMemory> peer_;                  // if the worker lends
+  std::map<uint64_t, std::vector<BlockPtr>> lent_;  // by answer, until the worker has copied it
+  std::unique_ptr<Lender> lender_;                  // goes before what is lent does
+  bool worker_reads_ = false;                       // what is lent
 };
 
 }  // namespace tfdist::ps

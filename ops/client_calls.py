@@ -1,0 +1,86 @@
+"""The C functions of a worker's client, in core/ps/client_c_api.cc."""
+
+from __future__ import annotations
+
+import ctypes
+
+from tfdist.ops import library
+from tfdist.ops.optimizer_config import OptimizerConfig
+
+Handle = ctypes.c_int64
+
+
+class Options(ctypes.Structure):
+    """Laid out as `ClientOptions` in core/ps/client.h."""
+
+    _fields_ = [
+        ("worker", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("process", ctypes.c_uint64),
+        ("servers", ctypes.c_int),
+        ("timeout_seconds", ctypes.c_double),
+        ("lend", ctypes.c_bool),
+    ]
+
+
+class Stats(ctypes.Structure):
+    """Laid out as `ClientStats` in core/ps/client.h."""
+
+    _fields_ = [
+        ("pulls", ctypes.c_uint64),
+        ("pushes", ctypes.c_uint64),
+        ("dropped_pushes", ctypes.c_uint64),
+        ("bytes_pulled", ctypes.c_uint64),
+        ("bytes_pushed", ctypes.c_uint64),
+        ("pull_nanoseconds", ctypes.c_uint64),
+        ("push_nanoseconds", ctypes.c_uint64),
+        ("reconnections", ctypes.c_uint64),
+    ]
+
+
+Ints = ctypes.POINTER(ctypes.c_int)
+Longs = ctypes.POINTER(ctypes.c_uint64)
+CALLS = library.CFunctions(
+    "tfdist_ps_client_",
+    checked={
+        "create": [ctypes.POINTER(Options), ctypes.POINTER(Handle)],
+        "connect": [
+            Handle,
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            ctypes.c_double,
+        ],
+        "wait_for_lost": [Handle, ctypes.c_double, Ints],
+        "add_parameter": [
+            Handle,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_uint64,
+            ctypes.c_int,
+            Ints,
+            ctypes.POINTER(ctypes.c_char_p),
+            Longs,
+            Longs,
+            Ints,
+        ],
+        "bind": [
+            Handle,
+            ctypes.POINTER(OptimizerConfig),
+            ctypes.c_int,
+            Ints,
+            Ints,
+            Ints,
+            ctypes.POINTER(ctypes.c_double),
+        ],
+        "flush": [Handle, ctypes.c_double],
+        "leave": [Handle, ctypes.c_double],
+    },
+    plain={
+        "give_up": [Handle, ctypes.c_int, ctypes.c_int, ctypes.c_char_p],
+        "exclude": [Handle, ctypes.c_int],
+        "stats": [Handle, ctypes.POINTER(Stats)],
+        "close": [Handle],
+    },
+)
