@@ -2,15 +2,17 @@
 
     python benchmarks/convergence.py [--rate 0.1] [--epochs 5] [--seeds 3] [--rows ...]
 
-trains for the same number of epochs in one process and with four workers and one parameter server,
-and then with one of the workers delayed ("delayed"), which makes its gradients stale. Each row is
-the mean over the seeds; the spread is the largest minus the smallest.
+trains for the same number of epochs in one process and with four workers and one parameter server.
+"In turns" scripts the delay: workers push in a fixed order, so that each gradient is exactly so
+many updates late as there are other workers, and a run can be repeated. Each row is the mean over
+the seeds; the spread is the largest minus the smallest.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -20,17 +22,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 64
-DELAY = 0.2  # seconds between the delayed worker's pull and its push
 ROWS = {
     "one process": {"workers": 1},
     "sync": {"mode": "sync"},
     "ssp, staleness 2": {"mode": "ssp", "staleness": 2},
     "async": {},
-    "async, dc-asgd": {"compensation": "dc-asgd"},
-    "async, adadelay": {"compensation": "adadelay"},
-    "delayed": {"delayed": True},
-    "delayed, dc-asgd": {"delayed": True, "compensation": "dc-asgd"},
-    "delayed, adadelay": {"delayed": True, "compensation": "adadelay"},
+    "in turns": {"in_turns": True},
+    "in turns, dc-asgd": {"in_turns": True, "compensation": "dc-asgd"},
+    "in turns, adadelay": {"in_turns": True, "compensation": "adadelay"},
 }
 
 
@@ -68,7 +67,9 @@ def run(name: str, arguments: argparse.Namespace, seed: int) -> dict[str, float]
             "rate": arguments.rate,
             "seed": seed,
             "result": f"{folder}/result.json",
+            "turn": f"{folder}/turn",
         }
+        Path(task["turn"]).write_bytes(bytes(8))
         command = [sys.executable]
         if task["workers"] > 1:
             command += ["-m", "tfdist", "run", "--workers", str(task["workers"]), "--ps", "1"]
@@ -79,6 +80,27 @@ def run(name: str, arguments: argparse.Namespace, seed: int) -> dict[str, float]
         if finished.returncode != 0:
             sys.exit(finished.stdout[-3000:] + finished.stderr[-3000:])
         return json.loads(Path(task["result"]).read_text())
+
+
+class Turns:
+    """A number in a file that all workers map: whose turn it is."""
+
+    def __init__(self, path: str, rank: int, workers: int) -> None:
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 8)
+        self._rank, self._workers = rank, workers
+        self._mine = False
+
+    def wait(self) -> None:
+        while int.from_bytes(self._memory[:8], "little") % self._workers != self._rank:
+            time.sleep(0.0002)
+        self._mine = True
+
+    def end(self) -> None:
+        if self._mine:
+            self._mine = False
+            turn = int.from_bytes(self._memory[:8], "little")
+            self._memory[:8] = (turn + 1).to_bytes(8, "little")
 
 
 def train(task: dict) -> None:
@@ -99,29 +121,31 @@ def train(task: dict) -> None:
     y = images.train_labels[: task["limit"]]
     # So many steps in all, whoever makes them: a worker that is slow makes fewer.
     total = task["epochs"] * (len(x) // BATCH)
-    delayed = task.get("delayed", False) and cluster.rank == 1
+    turns = Turns(task["turn"], cluster.rank, task["workers"]) if "in_turns" in task else None
 
-    class Delayed(keras.Model):
-        """Waits, if this worker is to, between the gradient and its use."""
+    class InTurns(keras.Model):
+        """Pushes when it is this worker's turn, which ends with the pull of the next step."""
 
         def train_step(self, batch):
             features, labels = batch
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(features, labels, self(features, training=True))
             variables = [v.value for v in self.trainable_variables]
+            with tf.control_dependencies([tf.identity(v) for v in variables]):
+                passed = tf.py_function(turns.end, [], [])
+            with tf.control_dependencies([passed]), tf.GradientTape() as tape:
+                loss = self.compute_loss(features, labels, self(features, training=True))
             gradients = tape.gradient(loss, variables)
-            if delayed:
-                with tf.control_dependencies(gradients):
-                    waited = tf.py_function(lambda: time.sleep(DELAY), [], [])
-                with tf.control_dependencies([waited]):
-                    gradients = [tf.identity(g) for g in gradients]
+            with tf.control_dependencies(gradients):
+                waited = tf.py_function(turns.wait, [], [])
+            with tf.control_dependencies([waited]):
+                gradients = [tf.identity(g) for g in gradients]
             self.optimizer.apply(gradients, self.trainable_variables)
             return {"loss": loss}
 
     with strategy.scope():
         inputs = keras.Input((data.SIDE**2,))
         hidden = keras.layers.Dense(128, activation="relu")(inputs)
-        model = Delayed(inputs, keras.layers.Dense(data.CLASSES)(hidden))
+        kind = keras.Model if turns is None else InTurns
+        model = kind(inputs, keras.layers.Dense(data.CLASSES)(hidden))
         rate = keras.optimizers.schedules.CosineDecay(task["rate"], total)
         model.compile(
             keras.optimizers.SGD(rate),
@@ -131,12 +155,17 @@ def train(task: dict) -> None:
     dataset = dataset.shuffle(len(x), seed=task["seed"]).repeat().batch(BATCH)
     choices = tf.data.Options()
     choices.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    last = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: setattr(
-            model, "stop_training", int(model.optimizer.iterations) >= total
+    dataset = dataset.with_options(choices)
+    if turns is None:
+        last = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: setattr(
+                model, "stop_training", int(model.optimizer.iterations) >= total
+            )
         )
-    )
-    model.fit(dataset.with_options(choices), steps_per_epoch=total, callbacks=[last], verbose=0)
+        model.fit(dataset, steps_per_epoch=total, callbacks=[last], verbose=0)
+    else:
+        model.fit(dataset, steps_per_epoch=total // task["workers"], verbose=0)
+        turns.end()
     if not strategy.is_chief:
         return
     logits = model.predict(images.test_images.reshape(-1, data.SIDE**2) / 255, verbose=0)
