@@ -196,6 +196,11 @@ class ParameterServerExtended(OneDeviceExtended):
                 number = self.parameters.add(name, value.shape, value.dtype, like)
             return self.parameters.initial_value(number, value)
 
+        if eager and not tf.executing_eagerly() and callable(kwargs["initial_value"]):
+            # In a function that is being traced. Its initializers run later, but an optimizer's
+            # slots are needed now; what depends on the function's tensors is no slot.
+            with contextlib.suppress(TypeError, ValueError), tf.init_scope():
+                initial_value()
         variable = next_creator(**{**kwargs, "initial_value": initial_value, "use_resource": True})
         return self.parameters.adopt(variable, number)
 

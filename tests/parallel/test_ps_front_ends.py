@@ -84,6 +84,36 @@ def test_custom_loop(ctx, optimizer):
     custom_loop.assert_same(*results, tolerance)
 
 
+@pytest.mark.parametrize("optimizer", ["Adam", "Nadam"])  # one runs on servers, one on workers
+@on_job(2, check=agree)
+def test_an_optimizer_that_is_built_in_a_traced_step(ctx, optimizer):
+    if served():
+        return None
+    results = []
+    for strategy in (tf.distribute.get_strategy(), tfdist.ParameterServerStrategy(mode="sync")):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = classifier("sgd")
+            used = getattr(keras.optimizers, optimizer)()
+
+        @tf.function
+        def step(batch, strategy=strategy, model=model, used=used):
+            def replica_step(features, labels):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(custom_loop.LOSS(labels, model(features))) / 64
+                variables = model.trainable_variables
+                gradients = tape.gradient(loss, [v.value for v in variables])
+                used.apply_gradients(zip(gradients, variables, strict=True))
+
+            strategy.run(replica_step, args=batch)
+
+        for batch in strategy.experimental_distribute_dataset(models.dataset(64 * STEPS, 64)):
+            step(batch)
+        results.append(model.get_weights())
+    assert difference(*results) <= ADAPTIVE
+    return results[1]
+
+
 @on_job(2, check=agree)
 def test_custom_loop_in_sync(ctx):
     """The program says by what it divides; gradients are added up without its doing."""

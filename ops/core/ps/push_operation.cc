@@ -138,8 +138,11 @@ Status PushOperation::AddChange(int parameter, const Memory& now, bool alone) {
     Parameter copy;
     copy.pulled = known.pulled;
     copy.shards = known.shards;
+    copy.excluded = known.excluded;
     return copy;
   });
+  // The servers change it, and steps do not pull it: what the worker holds means nothing.
+  if (then.excluded && then.pulled.data == nullptr) return Status();
   if (now.data == then.pulled.data) return Status();
   std::vector<bool> changed(spec.shards.size(), false);
   for (size_t i = 0; i < spec.shards.size(); ++i) {
