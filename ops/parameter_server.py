@@ -37,6 +37,7 @@ class _Options(ctypes.Structure):
         ("hogwild", ctypes.c_int32),
         ("compensation", ctypes.c_int32),
         ("threads", ctypes.c_int32),
+        ("has_chief", ctypes.c_int32),
         ("worker_timeout_seconds", ctypes.c_double),
         ("start_timeout_seconds", ctypes.c_double),
         ("compensation_lambda", ctypes.c_double),
@@ -122,12 +123,13 @@ class ParameterServer:
       index: which server of the job it is.
       config: a `tfdist.ps.config.PsConfig`, or anything with its attributes.
       port: TCP port of the data connections; 0 lets the kernel choose.
+      has_chief: messages call rank 0 the chief, and rank 1 worker 0.
 
     Raises:
       tf.errors.UnavailableError: the port cannot be bound.
     """
 
-    def __init__(self, index: int, config: Any, port: int = 0) -> None:
+    def __init__(self, index: int, config: Any, port: int = 0, has_chief: bool = False) -> None:
         handle, bound_port = _HANDLE(), ctypes.c_int()
         options = _Options(
             index=index,
@@ -138,6 +140,7 @@ class ParameterServer:
             hogwild=config.hogwild,
             compensation=_COMPENSATIONS[config.compensation],
             threads=_THREADS,
+            has_chief=has_chief,
             worker_timeout_seconds=config.worker_timeout,
             start_timeout_seconds=config.start_timeout,
             compensation_lambda=config.compensation_lambda,

@@ -33,10 +33,10 @@ def serve_and_tell(trace_events: int = 0) -> Records | None:
     found = []
 
     class Recorded(ops.ParameterServer):
-        def __init__(self, index, config, port=0):
+        def __init__(self, index, config, *args, **kwargs):
             # Each server's own matter, of which the workers need not know.
             config = dataclasses.replace(config, trace_events=trace_events)
-            super().__init__(index, config, port)
+            super().__init__(index, config, *args, **kwargs)
 
         def close(self):
             found.append(Records(self.trace(), self.stats()))

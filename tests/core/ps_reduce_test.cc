@@ -73,11 +73,11 @@ void TestDisagreement() {
   RawAnswer wrong = b.Await(b.RequestReduce(kKey, 1, {1, 2, 3}));
   EXPECT(wrong.status.code() == StatusCode::kInvalidArgument);
   EXPECT_CONTAINS(wrong.status.message(),
-                  "expected float32[2] for tensor 0, as from worker 0, received float32[3] from "
-                  "worker 1");
+                  "expected float32[2] for tensor 0, as from rank 0, received float32[3] from "
+                  "rank 1");
   wrong = b.Try(MessageType::kReduce, Encode(ReduceRequest{kKey, 1, {}, {}}));
   EXPECT_CONTAINS(wrong.status.message(),
-                  "expected 1 tensors, as from worker 0, received 0 from worker 1");
+                  "expected 1 tensors, as from rank 0, received 0 from rank 1");
   wrong = b.Try(MessageType::kReduce, Encode(ReduceRequest{kKey, 1, {DType::kBytes}, {2}}), "ab");
   EXPECT_CONTAINS(wrong.status.message(), "no numbers to add up: bytes[2]");
   EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 1, {10, 20})) == Floats({11, 22}));

@@ -3,7 +3,7 @@
 
 extern "C" {
 struct tfdist_ps_server_options {
-  int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, threads;
+  int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, threads, has_chief;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
   uint64_t trace_events;
 };

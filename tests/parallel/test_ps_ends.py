@@ -36,6 +36,22 @@ def latest_steps(root: Path, workers: int) -> tuple[list[int], int]:
     return steps_in(float(shards[WEIGHT][0]), workers), int(iterations[0])
 
 
+def test_what_is_trained_after_the_chief_has_left_is_saved_too(tmp_path):
+    root = tmp_path / "snapshots"
+    options = {"pauses": [(10,), (10, 30)], "checkpoint_dir": str(root)}
+    with start_ranks(train, 3, kwargs=options, roles=roles(2)) as ranks:
+        reach(ranks, 10, 0, 1)
+        go_on(ranks, 0)
+        ranks.join(timeout=30, only=[0])
+        assert latest_steps(root, 2) == ([10, 10], 20)
+        go_on(ranks, 1)
+        reach(ranks, 30, 1)
+        go_on(ranks, 1)
+        outcomes = ranks.join(timeout=60)
+    ended_well(outcomes, workers=2)
+    assert latest_steps(root, 2) == ([10, 30], 40)
+
+
 def test_a_server_told_to_end_writes_a_snapshot_and_loses_nothing(tmp_path):
     root = tmp_path / "snapshots"
     options = {"pauses": [(10, 20)] * 2, "checkpoint_dir": str(root)}

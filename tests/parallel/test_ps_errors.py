@@ -7,10 +7,20 @@ import os
 import socket
 
 import keras
+import numpy as np
 import pytest
-from known_gradient import BASE, endless, hear, sloping_model, state_of, tell, weight_after
+from known_gradient import (
+    BASE,
+    ended_well,
+    endless,
+    hear,
+    sloping_model,
+    state_of,
+    tell,
+    weight_after,
+)
 from ps_job import on_job, roles, served
-from ranks import on_ranks
+from ranks import on_ranks, start_ranks
 
 import tfdist
 from tfdist.cluster import Cluster, Settings
@@ -19,6 +29,7 @@ from tfdist.errors import (
     AuthenticationError,
     ClusterConfigError,
     RendezvousTimeoutError,
+    TfdistError,
 )
 from tfdist.ps.serving import ServerTask
 
@@ -63,7 +74,8 @@ def test_workers_that_want_different_things(ctx, theirs, ours, difference):
     with pytest.raises(ClusterConfigError) as caught:
         tfdist.ParameterServerStrategy(**ours)
     message = str(caught.value)
-    assert f"worker 0 asks for another strategy than the job has: {difference} (" in message
+    expected = f"another strategy than the job has (asked for / the job's): {difference} ("
+    assert f"worker 0 asks for {expected}" in message
     assert f"worker 0 at {ctx.addresses[1]} called ps " in message
     tell(ctx, "refused")
 
@@ -138,6 +150,73 @@ def test_a_server_that_never_comes(ctx):
         expected = f"chief: ps 1 at {cluster.ps[1]} was not there within 3 s: "
         with pytest.raises(RendezvousTimeoutError, match=expected):
             tfdist.ParameterServerStrategy()
+
+
+@on_ranks(2, roles=("chief", "ps"))
+def test_a_checkpoint_dir_that_cannot_be_written(ctx):
+    cluster = Cluster.from_environment()
+    if cluster.task_name == "ps 0":
+        assert ServerTask(cluster, Settings.from_environment()).serve() == 1
+        return
+    expected = "checkpoint_dir: expected a place to write /proc/here/ps-0-of-1, received"
+    with pytest.raises(TfdistError, match=expected):
+        tfdist.ParameterServerStrategy(checkpoint_dir="/proc/here")
+
+
+def optimizers_of_their_own(ctx):
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy()
+    with strategy.scope():
+        # The chief's is there first.
+        model = sloping_model(BASE**ctx.rank, keras.optimizers.SGD(1.0, nesterov=ctx.rank == 1))
+    if ctx.rank == 0:
+        model.fit(endless(), steps_per_epoch=1, verbose=0)
+        tell(ctx, "trained")
+    hear(ctx, "trained")
+    model.fit(endless(), steps_per_epoch=1, verbose=0)
+
+
+def test_a_worker_with_an_optimizer_of_its_own():
+    with start_ranks(optimizers_of_their_own, 3, roles=("chief", "worker", "ps")) as ranks:
+        outcomes = ranks.join(timeout=60)
+    ended_well(outcomes, workers=2)
+    assert "worker 0 has replaced the optimizer of 'sequential/slope/weight'" in outcomes[2].output
+
+
+def forgotten_scope(ctx):
+    if served():
+        return
+    tfdist.ParameterServerStrategy()
+    sloping_model(1.0).fit(endless(), steps_per_epoch=1, verbose=0)
+
+
+def test_a_model_made_out_of_the_scope_is_said_to_train_alone():
+    with start_ranks(forgotten_scope, 2, roles=("chief", "ps")) as ranks:
+        outcomes = ranks.join(timeout=60)
+    ended_well(outcomes, workers=1)
+    assert "chief: fit trains model 'sequential' by itself" in outcomes[0].output
+
+
+def arrays_in_any_order(ctx, seeded):
+    if served():
+        return
+    if seeded:
+        keras.utils.set_random_seed(1)
+    with tfdist.ParameterServerStrategy().scope():
+        model = sloping_model(1.0)
+    one = np.ones([8, 1], "float32")
+    model.fit(one, one, batch_size=1, verbose=0)
+
+
+@pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "seeded"])
+def test_arrays_are_shuffled_alike_or_it_is_said(seeded):
+    kwargs = {"seeded": seeded}
+    with start_ranks(arrays_in_any_order, 3, kwargs=kwargs, roles=("chief", "worker", "ps")) as r:
+        outcomes = r.join(timeout=60)
+    ended_well(outcomes, workers=2)
+    for outcome in outcomes[:2]:
+        assert ("call keras.utils.set_random_seed" in outcome.output) != seeded
 
 
 @on_ranks(2, roles=("chief", "worker"))

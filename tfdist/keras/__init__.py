@@ -43,6 +43,7 @@ def apply_repairs() -> None:
     )
 
     training.build_from_local_batch()
+    training.warn_of_different_orders()
     training.log_metrics_of_all_replicas()
     training.copy_what_python_yields()
     training.predict_on_batch_once()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 
 import tensorflow as tf
 from keras.src.backend import Variable
@@ -11,7 +12,10 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochItera
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.keras.workers import trains_on_servers
+from tfdist.ps import membership
 from tfdist.strategies.variable_roles import called, own_iterations
+
+_log = logging.getLogger("tfdist")
 
 
 def tell_paths() -> None:
@@ -62,6 +66,7 @@ def share_training_data_only() -> None:
 
     @functools.wraps(fit)
     def fit_with_share(self, *args, **kwargs):
+        _warn_of_training_alone(self)
         in_fit.append(None)
         try:
             return fit(self, *args, **kwargs)
@@ -83,6 +88,18 @@ def share_training_data_only() -> None:
 
     TensorFlowTrainer.fit = fit_with_share
     TFEpochIterator.__init__ = __init__
+
+
+def _warn_of_training_alone(model) -> None:
+    cluster = membership.joined()
+    if cluster is None or cluster.is_local or trains_on_servers(model.distribute_strategy):
+        return
+    _log.warning(
+        "%s: fit trains model %r by itself: it was neither made nor compiled in the scope of "
+        "ParameterServerStrategy, so its variables are not on the servers",
+        cluster.task_name,
+        model.name,
+    )
 
 
 class _DealtAdapter:

@@ -60,6 +60,14 @@ def communicator_of(model) -> ops.Communicator | None:
     return getattr(model.distribute_strategy, "communicator", None)
 
 
+def count_of(model) -> int:
+    """The number of workers that train `model`."""
+    if trains_on_servers(model.distribute_strategy):
+        return model.distribute_strategy.extended.config.workers
+    communicator = communicator_of(model)
+    return 1 if communicator is None else communicator.size
+
+
 def rank_of(model) -> int:
     """This process's rank among the workers that train `model`."""
     if trains_on_servers(model.distribute_strategy):

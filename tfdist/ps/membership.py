@@ -47,6 +47,7 @@ class Member:
         self.config = config
         self._settings = settings
         self.closed = threading.Event()
+        self._leaving = threading.Event()
         self.process = os.getpid()
         self._identity = secrets.randbits(63)
         self._control = [
@@ -101,6 +102,7 @@ class Member:
         """
         if self.closed.is_set():
             return
+        self._leaving.set()  # servers may be gone as soon as the last worker has left
         if not failure:
             self.client.leave(self._settings.exit_timeout)
         self.close()
@@ -185,7 +187,7 @@ class Member:
         """Connects again to servers whose connection broke, until this member leaves."""
         while not self.closed.is_set():
             server = self.client.wait_for_lost(1.0)
-            if server is None or self.closed.is_set():
+            if server is None or self._leaving.is_set() or self.closed.is_set():
                 continue
             threading.Thread(target=self._return_to, args=(server,), daemon=True).start()
 
@@ -258,6 +260,10 @@ class _Membership:
             ).start()
         return self._member
 
+    @property
+    def cluster(self) -> Cluster | None:
+        return None if self._member is None else self._member.cluster
+
     def leave(self) -> None:
         member, self._member = self._member, None
         if member is None or member.process != os.getpid():
@@ -298,6 +304,11 @@ def join(cluster: Cluster, config: PsConfig, checkpoint_every: float) -> Member 
       Exception: as `Member`.
     """
     return _membership.join(cluster, config, checkpoint_every)
+
+
+def joined() -> Cluster | None:
+    """Returns the job that this process has joined as a worker, if it has."""
+    return _membership.cluster
 
 
 def leave() -> None:

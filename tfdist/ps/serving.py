@@ -53,6 +53,7 @@ class ServerTask:
         self._store: ops.ParameterServer | None = None
         self._token = secrets.token_bytes(16)
         self._written: dict[int, Any] = {}
+        self._saved_pushes = 0
         self._stop = threading.Event()
         self._control = ControlServer(
             cluster,
@@ -106,9 +107,10 @@ class ServerTask:
                 break
         else:
             return 0
+        if self._unsaved():
+            self._save_at_exit()
         if not verdict:
             return 0
-        self._save_at_exit()
         _log.error("%s: %s", self._cluster.task_name, verdict)
         return 1
 
@@ -159,7 +161,7 @@ class ServerTask:
             if self._config is not None and config != self._config:
                 return (
                     f"{self._cluster.name_of_rank(request.rank)} asks for another strategy than "
-                    f"the job has: {config.differences(self._config)}"
+                    f"the job has (asked for / the job's): {config.differences(self._config)}"
                 )
         return None
 
@@ -167,9 +169,14 @@ class ServerTask:
         """Makes the store, from the latest snapshot if there is one, before anybody may connect."""
         try:
             store = ops.ParameterServer(
-                self._cluster.task_index, self._config, self._settings.data_port
+                self._cluster.task_index,
+                self._config,
+                self._settings.data_port,
+                has_chief=bool(self._cluster.chief),
             )
             folder = self._folder()
+            if folder:
+                snapshot.prepare(folder)
             latest = snapshot.read_latest(folder) if folder else None
             if latest is not None:
                 store.restore(ops.ServerImage(latest.shards, latest.progress))
@@ -202,10 +209,17 @@ class ServerTask:
                 job = self._written[request.number] = _Writing(lambda: self._save(request.number))
         return job.answer(request.wait)
 
+    def _unsaved(self) -> bool:
+        """Whether there is something that the latest snapshot lacks."""
+        return self._store is not None and self._store.stats().pushes > self._saved_pushes
+
     def _save(self, number: int) -> dict[str, Any]:
+        pushes = self._store.stats().pushes
         with self._store.freeze() as image:
             frozen = snapshot.Snapshot(number, image.shards, image.progress)
-            return snapshot.write(self._folder(), frozen)
+            written = snapshot.write(self._folder(), frozen)
+        self._saved_pushes = pushes
+        return written
 
     def _save_at_exit(self) -> None:
         if self._store is None or self._folder() is None:

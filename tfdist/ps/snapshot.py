@@ -55,6 +55,24 @@ def directory(root: str, server: int, servers: int) -> str:
     return f"{root.rstrip('/')}/ps-{server}-of-{servers}"
 
 
+def prepare(folder: str) -> None:
+    """Makes the folder, and makes sure that files can be written there.
+
+    Raises:
+      CheckpointError: they cannot; names the folder and the reason.
+    """
+    probe = f"{folder}/probe"
+    try:
+        tf.io.gfile.makedirs(folder)
+        with _create(probe) as file:
+            file.write(b"tfdist")
+        tf.io.gfile.remove(probe)
+    except (tf.errors.OpError, OSError) as error:
+        raise CheckpointError(
+            f"checkpoint_dir: expected a place to write {folder}, received {error}"
+        ) from error
+
+
 def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
     """Writes a snapshot and removes those that are too old.
 

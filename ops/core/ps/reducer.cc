@@ -73,7 +73,7 @@ Status Reducer::Compare(const Sum& sum, int worker, const ReduceRequest& request
     return Status(
         StatusCode::kInvalidArgument,
         StrCat("reduction ", sum.key, ", execution ", sum.sequence, ": expected ", expected,
-               ", as from worker ", sum.first, ", received ", received, " from worker ", worker));
+               ", as from rank ", sum.first, ", received ", received, " from rank ", worker));
   };
   if (sum.dtypes.size() != request.dtypes.size()) {
     return differs(StrCat(sum.dtypes.size(), " tensors"), StrCat(request.dtypes.size()));

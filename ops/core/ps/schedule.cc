@@ -117,7 +117,8 @@ void Schedule::Activate(int worker, TimePoint now) {
   if (!sync()) self.clock = slowest_;
   UpdateSlowest();
   if (news_.empty()) news_since_ = now;
-  news_.push_back(StrCat("worker ", worker, " is back, at step ", sync() ? clock_ : self.clock));
+  news_.push_back(
+      StrCat(options_.NameOf(worker), " is back, at step ", sync() ? clock_ : self.clock));
 }
 
 bool Schedule::WaitsFor(const Worker& waiting, const Worker& other) const {
@@ -148,11 +149,12 @@ std::vector<std::string> Schedule::CheckTime(TimePoint now) {
     worker.active = false;
     worker.waiting = false;
     lines.push_back(
-        worker.came ? StrCat("worker ", i, " is dropped: others have waited for it longer than ",
-                             options_.worker_timeout_seconds, " s, at step ",
-                             sync() ? clock_ : worker.clock)
-                    : StrCat("worker ", i, " is dropped: others have waited for it longer than ",
-                             options_.start_timeout_seconds, " s, and it has not come yet"));
+        worker.came
+            ? StrCat(options_.NameOf(i), " is dropped: others have waited for it longer than ",
+                     options_.worker_timeout_seconds, " s, at step ",
+                     sync() ? clock_ : worker.clock)
+            : StrCat(options_.NameOf(i), " is dropped: others have waited for it longer than ",
+                     options_.start_timeout_seconds, " s, and it has not come yet"));
   }
   UpdateSlowest();
   return lines;

@@ -31,6 +31,13 @@ struct ScheduleOptions {
   int staleness = 0;      // ssp
   double worker_timeout_seconds = 60;
   double start_timeout_seconds = 300;
+  bool has_chief = false;  // rank 0 is not worker 0
+
+  // What messages call a rank, as TF_CONFIG does.
+  std::string NameOf(int rank) const {
+    if (has_chief && rank == 0) return "chief";
+    return StrCat("worker ", rank - (has_chief ? 1 : 0));
+  }
 };
 
 class Schedule {

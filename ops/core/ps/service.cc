@@ -58,9 +58,10 @@ bool Service::IsCurrent(const Caller& caller) {
 }
 
 Answer Service::Refuse(const Caller& caller, uint64_t number, const Status& status) const {
-  return ErrorAnswer(number, Status(status.code(), StrCat("parameter server ", options_.index,
-                                                          ", asked by worker ", caller.worker, ": ",
-                                                          status.message())));
+  return ErrorAnswer(
+      number, Status(status.code(),
+                     StrCat("parameter server ", options_.index, ", asked by ",
+                            options_.schedule.NameOf(caller.worker), ": ", status.message())));
 }
 
 std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const OpenRequest& open,
@@ -115,8 +116,14 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const CreateR
 
 std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const BindRequest& bind,
                                   Incoming*) {
-  const Status status = store_->Bind(bind);
+  std::string replaced;
+  const Status status = store_->Bind(bind, &replaced);
   if (!status.ok()) return Refuse(*caller, number, status);
+  if (!replaced.empty()) {
+    Tell(Server::Event::Kind::kLog, -1,
+         StrCat(options_.schedule.NameOf(caller->worker), " has replaced the optimizer of ",
+                replaced, ": all workers should train with the same one"));
+  }
   return OkAnswer(number);
 }
 
@@ -199,7 +206,8 @@ void Service::CheckTime(TimePoint now) {
   if (!lines.empty()) reducer_.Check();
   for (const int worker : reducer_.Late(now)) {
     Tell(Server::Event::Kind::kLog, -1,
-         StrCat("worker ", worker, " is dropped: others have waited for it too long to add up"));
+         StrCat(options_.schedule.NameOf(worker),
+                " is dropped: others have waited for it too long to add up"));
     Drop(worker);
   }
 }

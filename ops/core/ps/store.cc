@@ -108,16 +108,27 @@ Shard* Store::Add(const std::string& name, DType dtype, uint64_t elements, Block
   return shards_.back().get();
 }
 
-Status Store::Bind(const BindRequest& request) {
+Status Store::Bind(const BindRequest& request, std::string* replaced) {
   const auto lock = Exclude();
   for (const BindRequest::Entry& entry : request.entries) {
     if (Status s = CheckBind(request.config, entry); !s.ok()) return s;
   }
+  const auto says = [](const OptimizerConfig& config, double weight_decay) {
+    return Encode(BindRequest{config, {{0, {}, weight_decay}}});
+  };
+  size_t count = 0;
+  replaced->clear();
   for (const BindRequest::Entry& entry : request.entries) {
+    Shard* const shard = Find(entry.shard);
     Binding binding{request.config, entry.weight_decay, {}};
     for (const uint32_t slot : entry.slots) binding.slots.push_back(Find(slot));
-    Find(entry.shard)->binding = std::move(binding);
+    const std::optional<Binding> before = std::exchange(shard->binding, std::move(binding));
+    if (before.has_value() &&
+        says(before->config, before->weight_decay) != says(request.config, entry.weight_decay)) {
+      if (count++ == 0) *replaced = StrCat("'", shard->name, "'");
+    }
   }
+  if (count > 1) *replaced += StrCat(" and ", count - 1, " more");
   return Status();
 }
 

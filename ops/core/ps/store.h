@@ -79,7 +79,8 @@ class Store {
   // one, in order.
   Status Create(const CreateRequest& request, const std::vector<BlockPtr>& values,
                 CreateReply* reply);
-  Status Bind(const BindRequest& request);
+  // `replaced` names what had another optimizer before; empty if nothing had.
+  Status Bind(const BindRequest& request, std::string* replaced);
 
   // Under Exclude. In Hogwild the blocks are copies.
   std::vector<SavedShard> Save();
