@@ -31,7 +31,9 @@ EVALUATION_BATCH = 500
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = training_parser(__doc__, epochs=3, batch_size=128, together="of a step")
+    parser = training_parser(
+        __doc__, epochs=3, batch_size=128, together="of each worker, or of all with sync"
+    )
     parser.add_argument("--mode", choices=("async", "sync", "ssp"), default="async")
     parser.add_argument("--staleness", type=positive, help="with ssp: steps ahead of the slowest")
     parser.add_argument("--num-aggregate", type=positive, help="with sync: workers that suffice")
