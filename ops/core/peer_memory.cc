@@ -36,14 +36,13 @@ Lender::Lender() {
 }
 
 Lender::~Lender() {
-  for (auto& word : seal_) word.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Nothing that follows may come before it.
+  for (auto& word : seal_) word.exchange(0, std::memory_order_acq_rel);
 }
 
 bool PeerMemory::IsReadable() const { return lender_.process > 0 && IsSealed(); }
 
 bool PeerMemory::IsSealed() const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   Seal seal{};
   const iovec here{seal.data(), sizeof(seal)};
   const iovec there{reinterpret_cast<void*>(lender_.seal_address), sizeof(seal)};
