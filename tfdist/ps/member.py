@@ -1,0 +1,227 @@
+"""What a worker is in a parameter-server job: its connections to all servers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.cluster import Cluster, Settings
+from tfdist.control import wire
+from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
+from tfdist.ps import snapshot
+from tfdist.ps.config import PsConfig
+from tfdist.ps.serving import fingerprint
+
+_log = logging.getLogger("tfdist.ps")
+_LONG_POLL = 5.0
+_RETRY_PAUSE = 0.2
+_LOG_INTERVAL = 10.0
+
+
+class Member:
+    """One worker's connections to all parameter servers of its job.
+
+    Args:
+      cluster: the job; this process must be a chief or a worker.
+      config: what all workers must agree on.
+      settings: secret and timeouts.
+
+    Raises:
+      RendezvousTimeoutError: a server did not answer in time.
+      ClusterConfigError: a server was given another cluster or configuration.
+      AuthenticationError: the tasks do not hold the same secret.
+    """
+
+    def __init__(self, cluster: Cluster, config: PsConfig, settings: Settings) -> None:
+        self.cluster = cluster
+        self.config = config
+        self._settings = settings
+        self.closed = threading.Event()
+        self._leaving = threading.Event()
+        self.process = os.getpid()
+        self._identity = secrets.randbits(63)
+        self._control = [
+            ControlClient(cluster, settings.secret, address, self._name(server))
+            for server, address in enumerate(cluster.ps)
+        ]
+        self.client = ops.ParameterClient(
+            cluster.rank,
+            cluster.world_size,
+            self._identity,
+            len(cluster.ps),
+            lend=settings.peer_memory,
+        )
+        try:
+            for server in range(len(cluster.ps)):
+                self._attach(server)
+        except BaseException:
+            self.close()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="tfdist-ps-keeper", daemon=True)
+        self._keeper.start()
+
+    def checkpoint(self) -> str:
+        """Lets all servers write a snapshot, and records that they have.
+
+        Returns:
+          The manifest's path.
+
+        Raises:
+          ClusterConfigError: the job has no `checkpoint_dir`, or this is not the chief.
+          CheckpointError: a server could not write; names it and the reason.
+        """
+        root = self.config.checkpoint_dir
+        if root is None or not self.cluster.is_chief:
+            raise ClusterConfigError(
+                "checkpoint: expected the chief of a job with a checkpoint_dir, received "
+                f"{self.cluster.task_name} with checkpoint_dir={root!r}"
+            )
+        self.client.flush(self._settings.rendezvous_timeout)
+        number = snapshot.next_number(root, len(self.cluster.ps))
+        # All begin before one is waited for. No threads: the interpreter may be about to end.
+        for server in range(len(self.cluster.ps)):
+            self._ask_to_save(server, number, wait=0.0)
+        files = [self._save(server, number) for server in range(len(self.cluster.ps))]
+        return snapshot.write_manifest(root, number, files)
+
+    def leave(self, failure: bool = False) -> None:
+        """Ends the membership.
+
+        Args:
+          failure: this process ends before its work is done, so that a new one may take its place.
+        """
+        if self.closed.is_set():
+            return
+        self._leaving.set()  # servers may be gone as soon as the last worker has left
+        if not failure:
+            self.client.leave(self._settings.exit_timeout)
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections; may be called again."""
+        self.closed.set()
+        self.client.close()
+        for control in self._control:
+            control.close()
+
+    def _attach(self, server: int) -> None:
+        """Finds out a server's data address and connects; the server may still have to start."""
+        timeout = self._settings.rendezvous_timeout
+        name = self._name(server)
+        deadline, next_log = time.monotonic() + timeout, time.monotonic() + _LOG_INTERVAL
+        problem = "no answer yet"
+        while not self.closed.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RendezvousTimeoutError(
+                    f"{self.cluster.task_name}: {name} was not there within {timeout:g} s: "
+                    f"{problem}"
+                )
+            if time.monotonic() >= next_log:
+                _log.warning("%s: waiting for %s (%s)", self.cluster.task_name, name, problem)
+                next_log += _LOG_INTERVAL
+            wait = min(_LONG_POLL, left)
+            try:
+                answer = self._control[server].call(
+                    wire.ATTACH, self._request(wait), wait, patient=True
+                )
+                if answer["status"] == "attached":
+                    return self._connect(server, answer, max(1.0, left))
+                problem = "it reads its snapshot"
+            except (UnreachableError, tf.errors.OpError) as error:
+                problem = str(error)
+                self.closed.wait(_RETRY_PAUSE)
+        raise TfdistError(f"{self.cluster.task_name}: closed while it waited for {name}")
+
+    def _request(self, wait: float) -> wire.Attach:
+        return wire.Attach(
+            protocol=wire.PROTOCOL,
+            rank=self.cluster.rank,
+            world_size=self.cluster.world_size,
+            fingerprint=fingerprint(self.cluster),
+            process=str(self._identity),
+            config=self.config.text(),
+            wait=wait,
+        )
+
+    def _connect(self, server: int, answer: dict, timeout: float) -> None:
+        host = self.cluster.ps[server].rpartition(":")[0]
+        token = bytes.fromhex(answer["token"])
+        address = f"{host}:{answer['port']}"
+        self.client.connect(server, address, token, int(answer["incarnation"]), timeout)
+
+    def _save(self, server: int, number: int) -> dict[str, object]:
+        deadline = time.monotonic() + self._settings.rendezvous_timeout
+        while time.monotonic() < deadline:
+            answer = self._ask_to_save(server, number, _LONG_POLL)
+            if answer["status"] == "written":
+                return {"file": answer["file"], "bytes": answer["bytes"]}
+        raise CheckpointError(f"{self._name(server)} did not finish its snapshot in time")
+
+    def _ask_to_save(self, server: int, number: int, wait: float) -> dict[str, object]:
+        request = wire.Checkpoint(fingerprint(self.cluster), number, wait)
+        try:
+            answer = self._control[server].call(wire.CHECKPOINT, request, wait, patient=True)
+        except UnreachableError as error:
+            reason = str(error)
+        else:
+            if answer["status"] in ("written", "waiting"):
+                return answer
+            reason = answer["reason"]
+        raise CheckpointError(f"{self._name(server)} did not write its snapshot: {reason}")
+
+    def _name(self, server: int) -> str:
+        return f"ps {server} at {self.cluster.ps[server]}"
+
+    def _keep(self) -> None:
+        """Connects again to servers whose connection broke, until this member leaves."""
+        while not self.closed.is_set():
+            server = self.client.wait_for_lost(1.0)
+            if server is None or self._leaving.is_set() or self.closed.is_set():
+                continue
+            threading.Thread(target=self._return_to, args=(server,), daemon=True).start()
+
+    def _return_to(self, server: int) -> None:
+        name = self._name(server)
+        _log.warning("%s: lost %s; connecting again", self.cluster.task_name, name)
+        try:
+            self._attach(server)
+        except TfdistError as error:
+            if not self.closed.is_set():
+                self.client.give_up(server, str(error))
+        else:
+            _log.warning("%s: connected to %s again", self.cluster.task_name, name)
+
+
+class LocalMember:
+    """The only worker of a process that trains without a cluster, with a server of its own."""
+
+    def __init__(self, cluster: Cluster, config: PsConfig) -> None:
+        if config.checkpoint_dir is not None:
+            raise ClusterConfigError(
+                "ParameterServerStrategy: expected no checkpoint_dir without a cluster, received "
+                f"{config.checkpoint_dir!r}: there is no ps task to write there"
+            )
+        self.cluster = cluster
+        self.config = config
+        self.closed = threading.Event()
+        self.process = os.getpid()
+        token = secrets.token_bytes(16)
+        self._store = ops.ParameterServer(0, config)
+        self._store.start(token)
+        self.client = ops.ParameterClient(0, 1, secrets.randbits(63), servers=1)
+        address = f"127.0.0.1:{self._store.port}"
+        self.client.connect(0, address, token, self._store.incarnation, _LONG_POLL)
+
+    def leave(self, failure: bool = False) -> None:
+        """Closes the connection and the server."""
+        self.closed.set()
+        self.client.close()
+        self._store.close()
