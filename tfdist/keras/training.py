@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
-import types
 
 import tensorflow as tf
 from keras import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
-from keras.utils import PyDataset
 from tensorflow.python.eager import context
 
 from tfdist.keras.workers import communicator_of, count_of, has_copies, replica_with_copies
@@ -49,7 +48,7 @@ def warn_of_different_orders() -> None:
 
     @functools.wraps(original)
     def fit(self, x=None, y=None, *args, **kwargs):
-        arrays = not isinstance(x, tf.data.Dataset | PyDataset | types.GeneratorType)
+        arrays = x is not None and can_convert_arrays(x)
         unseeded = context.global_seed() is None
         if arrays and unseeded and kwargs.get("shuffle", True) and count_of(self) > 1:
             _log.warning(

@@ -107,7 +107,7 @@ class ServerTask:
                 break
         else:
             return 0
-        if self._unsaved():
+        if verdict or self._unsaved():
             self._save_at_exit()
         if not verdict:
             return 0
