@@ -1,0 +1,83 @@
+// Rows of bytes by 64-bit id. A row stays where it is for as long as it lives.
+//
+// The index is an open-addressing hash table of row numbers, with one byte of each hash beside it,
+// so that a lookup reads on average little more than the one row it wants. The rows lie in slabs,
+// so that a table that grows copies no row. Not thread-safe.
+#ifndef TFDIST_OPS_CORE_PS_ROWS_H_
+#define TFDIST_OPS_CORE_PS_ROWS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace tfdist::ps {
+
+// Spreads ids evenly over 64 bits; one to one (the finalizer of Steele et al. 2014, SplitMix64).
+inline uint64_t MixId(int64_t id) {
+  uint64_t x = static_cast<uint64_t>(id) + 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+class Rows {
+ public:
+  using Number = uint32_t;
+  static constexpr Number kNone = ~Number{0};
+
+  // What is kept of each row besides its content.
+  struct Head {
+    int64_t id;
+    uint32_t used;   // when last, in the owner's time
+    uint32_t count;  // how often
+  };
+
+  // `content_bytes` of each row, a multiple of 4.
+  explicit Rows(size_t content_bytes);
+
+  // `hash` is MixId(id).
+  Number Find(int64_t id, uint64_t hash) const;
+  // The id must not be there. Content and the rest of the head are undefined.
+  Number Insert(int64_t id, uint64_t hash);
+  void Erase(Number row);
+
+  Head& head(Number row) { return *reinterpret_cast<Head*>(at(row)); }
+  char* content(Number row) { return at(row) + sizeof(Head); }
+
+  // Numbers below `end` are in use, or free.
+  Number end() const { return end_; }
+  bool in_use(Number row) const { return (used_[row / 64] >> row % 64 & 1) != 0; }
+  size_t size() const { return size_; }
+  // All memory that this holds.
+  size_t bytes() const;
+
+  // Has the processor fetch what Find and the row's content will need.
+  void PrefetchIndex(uint64_t hash) const;
+  void PrefetchRow(uint64_t hash) const;
+
+ private:
+  char* at(Number row) const {
+    return slabs_[row >> slab_bits_].get() + (row & slab_mask_) * row_bytes_;
+  }
+  size_t BucketOf(uint64_t hash) const { return hash & (buckets_.size() - 1); }
+  static uint8_t TagOf(uint64_t hash) { return static_cast<uint8_t>(hash >> 56) | 1; }
+  size_t FindBucket(Number row, uint64_t hash) const;
+  void Place(Number row, uint64_t hash);
+  void Grow();
+
+  const size_t row_bytes_;
+  int slab_bits_ = 0;
+  size_t slab_mask_ = 0;
+  std::vector<std::unique_ptr<char[]>> slabs_;
+  std::vector<Number> buckets_;
+  std::vector<uint8_t> tags_;  // 0: the bucket is empty
+  std::vector<uint64_t> used_;
+  std::vector<Number> free_;
+  Number end_ = 0;
+  size_t size_ = 0;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_ROWS_H_

@@ -1,0 +1,120 @@
+// An embedding: rows of float32 by 64-bit id, made on first use, each with its optimizer's slots
+// beside it. Any thread may call it.
+//
+// Ids are spread over stripes, each with its own lock. A saved copy is of one moment, though it is
+// taken bit by bit: what is about to change before the copy has come to it is kept first.
+#ifndef TFDIST_OPS_CORE_PS_TABLE_H_
+#define TFDIST_OPS_CORE_PS_TABLE_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/ps/optimizer.h"
+#include "core/ps/row_initializer.h"
+#include "core/status.h"
+
+namespace tfdist::ps {
+
+// How a row's gradient changes it.
+enum class RowRule : uint8_t {
+  kElementwise = 1,     // as `optimizer` changes a variable; Adam is lazy
+  kRowwiseAdagrad = 2,  // one accumulator for each row, of the mean of its squared gradient
+  kGroupFtrl = 3,       // Ftrl with a penalty on each row's norm (Yue et al. 2021)
+  kExactAdam = 4,       // steps in which a row had no gradient are made up for
+};
+enum class EvictionPolicy : uint8_t { kLru = 1, kLfu = 2 };
+
+struct TableConfig {
+  uint32_t width = 1;
+  RowRule rule = RowRule::kElementwise;
+  OptimizerConfig optimizer;
+  double group_penalty = 0;                     // kGroupFtrl: of a row's norm, times sqrt(width)
+  std::array<double, kMaxSlots> first_slots{};  // what slots begin as
+  RowInitializer initializer;
+  uint32_t min_count = 1;  // how often an id is seen until it gets a row
+  double probability = 1;  // that an id gets a row when it is seen
+  uint64_t max_rows = 0;   // about so many are kept; 0: all
+  EvictionPolicy policy = EvictionPolicy::kLru;
+  double ttl_seconds = 0;  // unused for longer, a row goes; 0: never
+  double min_norm = 0;     // a row of a smaller Euclidean norm goes
+};
+
+struct TableStats {
+  uint64_t rows = 0, bytes = 0;
+  uint64_t lookups = 0, hits = 0;  // ids looked up, and how many had a row
+  uint64_t created = 0;
+  uint64_t updates = 0, lost_updates = 0;  // rows' gradients applied, and without a row to go to
+  uint64_t evicted_for_room = 0, evicted_by_age = 0, evicted_by_norm = 0;
+};
+
+// Rows as they are saved: `content` is each one's value and slots, one row after the other.
+struct SavedRows {
+  std::vector<int64_t> ids;
+  std::vector<uint32_t> used, counts;
+  std::vector<float> content;
+  std::vector<int64_t> removed;  // since the save before
+};
+
+class Table {
+ public:
+  // Fails if `config` asks for something impossible; the message says what was expected.
+  static Status Create(const TableConfig& config, std::unique_ptr<Table>* out);
+  ~Table();
+
+  const TableConfig& config() const { return config_; }
+  size_t content_floats() const { return content_floats_; }  // of a row: its value, then its slots
+
+  // Times are in seconds since any moment, and never fall by much.
+
+  // The rows of `count` ids, `width` floats each; of an id without a row, what it would begin as.
+  // If it is for `training`, ids are counted as seen, and get rows when they are admitted.
+  void Lookup(double now, const int64_t* ids, size_t count, bool training, float* rows);
+  // Makes one step with the gradients of ids, each of which occurs once. An id without a row gets
+  // one, unless it would have to be admitted.
+  void Apply(double now, const int64_t* ids, size_t count, const float* gradients,
+             const StepValues& step);
+  // Evicts what has been unused for too long or has too small a norm, in all stripes.
+  void Sweep(double now);
+
+  // Puts saved rows in their place, or removes them.
+  Status Restore(const SavedRows& rows);
+
+  // Begins a copy of this moment: of all rows, or of those that have changed since the last copy
+  // was begun. Nobody looks up or applies meanwhile.
+  void BeginSave(bool changed_only);
+  // Appends about `most` rows to `rows`; false if there were no more. Others go on meanwhile.
+  bool NextSave(size_t most, SavedRows* rows);
+
+  TableStats stats() const;
+
+ private:
+  struct Stripe;
+  class Batch;
+
+  explicit Table(const TableConfig& config);
+
+  float* Content(Stripe* stripe, uint32_t row) const;
+  uint32_t Make(Stripe* stripe, int64_t id, uint64_t hash);
+  bool Admits(Stripe* stripe, uint64_t hash) const;
+  void EvictOne(Stripe* stripe, uint32_t spared) const;
+  void Erase(Stripe* stripe, uint32_t row) const;
+  void WillChange(Stripe* stripe, uint32_t row) const;
+  void Keep(Stripe* stripe, uint32_t row, SavedRows* rows) const;
+  void Step(float* content, const float* gradient, const StepValues& step) const;
+  void CatchUp(Stripe* stripe, uint32_t row) const;
+
+  const TableConfig config_;
+  const size_t slots_, content_floats_;
+  std::vector<std::unique_ptr<Stripe>> stripes_;
+  // Of the last step, for kExactAdam.
+  std::atomic<int64_t> last_step_{0};
+  std::atomic<double> learning_rate_{0};
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_TABLE_H_
