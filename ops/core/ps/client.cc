@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <future>
+#include <map>
 
 #include "core/ps/pull_operation.h"
 
@@ -40,7 +41,8 @@ Status Client::Create(const ClientOptions& options, std::unique_ptr<Client>* out
   return Status();
 }
 
-Client::Client(const ClientOptions& options) : options_(options), connecting_(options.servers) {}
+Client::Client(const ClientOptions& options)
+    : options_(options), directory_(options.servers), connecting_(options.servers) {}
 
 Client::~Client() = default;
 
@@ -120,6 +122,7 @@ void Client::Pull(std::vector<int> parameters, bool of_step, Allocate allocate, 
     // What a step staged that failed before its push.
     const std::lock_guard<std::mutex> lock(mutex_);
     staged_.clear();
+    staged_rows_.clear();
   }
   const TimePoint start = Clock::now();
   thread_->Submit(std::make_shared<PullOperation>(
@@ -148,6 +151,30 @@ Memory Client::TakePulled(int parameter) {
   });
 }
 
+int Client::AddTable(const std::string& name, const TableConfig& config) {
+  return directory_.Add(name, config);
+}
+
+void Client::CreateTable(int table, Done done) {
+  if (!directory_.Has(table)) return done(Invalid(StrCat("there is no table ", table)));
+  thread_->Submit(std::make_shared<CreateTableOperation>(&directory_, table, std::move(done)));
+}
+
+void Client::Lookup(std::vector<TableLookup> lookups, bool training, Done done) {
+  for (const TableLookup& lookup : lookups) {
+    if (!directory_.Has(lookup.table)) {
+      return done(Invalid(StrCat("a lookup in table ", lookup.table, ", which was not added")));
+    }
+  }
+  thread_->Submit(std::make_shared<LookupOperation>(&directory_, std::move(lookups), training,
+                                                    std::move(done)));
+}
+
+void Client::StageRows(const StepValues& step, RowGradient gradient) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  staged_rows_.emplace_back(step, std::move(gradient));
+}
+
 void Client::Stage(const StepValues& step, std::vector<Gradient> gradients) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Gradient& gradient : gradients) staged_.emplace_back(step, std::move(gradient));
@@ -155,13 +182,15 @@ void Client::Stage(const StepValues& step, std::vector<Gradient> gradients) {
 
 void Client::Push(std::vector<Value> now, Done done) {
   Gradients gradients;
+  RowGradients of_rows;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     gradients.swap(staged_);
+    of_rows.swap(staged_rows_);
   }
   const TimePoint start = Clock::now();
   auto push = std::make_shared<PushOperation>(
-      &table_, &pool_, options_.servers, &pushes_,
+      &table_, &directory_, &pool_, &pushes_,
       [this, start](const Status& status, const PushOperation::Outcome& outcome) {
         if (!status.ok()) return;
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -170,15 +199,24 @@ void Client::Push(std::vector<Value> now, Done done) {
         stats_.bytes_pushed += outcome.bytes;
         stats_.push_nanoseconds += NanosecondsSince(start);
       });
-  const Status status = FillPush(gradients, now, push.get());
+  const Status status = FillPush(gradients, of_rows, now, push.get());
   if (status.ok() && !push->empty()) thread_->Submit(std::move(push));
   done(status);
 }
 
-Status Client::FillPush(const Gradients& gradients, const std::vector<Value>& now,
-                        PushOperation* push) {
+Status Client::FillPush(const Gradients& gradients, const RowGradients& of_rows,
+                        const std::vector<Value>& now, PushOperation* push) {
   for (const auto& [step, gradient] : gradients) {
     if (Status s = push->AddGradient(step, gradient); !s.ok()) return s;
+  }
+  std::map<int, std::vector<const RowGradient*>> by_table;
+  std::map<int, StepValues> steps;
+  for (const auto& [step, gradient] : of_rows) {
+    by_table[gradient.table].push_back(&gradient);
+    steps[gradient.table] = step;
+  }
+  for (const auto& [table, all] : by_table) {
+    if (Status s = push->AddTableRows(steps[table], all); !s.ok()) return s;
   }
   for (const Value& value : now) {
     if (Status s = push->AddChange(value.parameter, value.now, options_.workers == 1); !s.ok()) {

@@ -23,6 +23,8 @@
 #include "core/ps/parameter_table.h"
 #include "core/ps/push_operation.h"
 #include "core/ps/setup_operations.h"
+#include "core/ps/table_directory.h"
+#include "core/ps/table_operations.h"
 #include "core/ps/value_operations.h"
 #include "core/status.h"
 
@@ -98,6 +100,15 @@ class Client {
   // whatever the servers have.
   Memory TakePulled(int parameter);
 
+  // Makes an embedding's table known: its id, that of the table of this name if there is one.
+  int AddTable(const std::string& name, const TableConfig& config);
+  // Creates it on all servers where it does not exist.
+  void CreateTable(int table, Done done);
+  // Brings rows. With `training` their ids count as seen, and get rows when they are admitted.
+  void Lookup(std::vector<TableLookup> lookups, bool training, Done done);
+  // As Stage; gradients of the same ids are added up.
+  void StageRows(const StepValues& step, RowGradient gradient);
+
   // Keeps gradients for the next push; the pull that begins another step forgets them.
   void Stage(const StepValues& step, std::vector<Gradient> gradients);
 
@@ -128,19 +139,23 @@ class Client {
     std::vector<Binding> bindings;
   };
   using Gradients = std::vector<std::pair<StepValues, Gradient>>;
+  using RowGradients = std::vector<std::pair<StepValues, RowGradient>>;
 
   explicit Client(const ClientOptions& options);
 
   Status CheckParameter(int id, const char* what) const;
   void CreateMissing(int parameter, const Memory& value, const Done& done);
-  Status FillPush(const Gradients& gradients, const std::vector<Value>& now, PushOperation* push);
+  Status FillPush(const Gradients& gradients, const RowGradients& of_rows,
+                  const std::vector<Value>& now, PushOperation* push);
 
   Status Introduce(int server, Handshake* handshake, ServerView* view);
   Status Restore(int server, Handshake* handshake);
   Status BindAgain(int server, Handshake* handshake);
+  Status RestoreTables(int server, Handshake* handshake);
 
   const ClientOptions options_;
   ParameterTable table_;
+  TableDirectory directory_;
   BlockPool pool_;
   std::atomic<uint64_t> pushes_{0};
   ReduceCounts reduce_counts_;          // the thread's
@@ -148,6 +163,7 @@ class Client {
 
   mutable std::mutex mutex_;
   Gradients staged_;          // guarded by mutex_
+  RowGradients staged_rows_;  // guarded by mutex_
   std::vector<Bound> bound_;  // guarded by mutex_
   ClientStats stats_;         // guarded by mutex_
 

@@ -90,6 +90,7 @@ Status Client::Connect(int server, const std::string& address, const Token& toke
   if (status.ok()) status = Introduce(server, &handshake, &view);
   if (status.ok()) status = Restore(server, &handshake);
   if (status.ok()) status = BindAgain(server, &handshake);
+  if (status.ok()) status = RestoreTables(server, &handshake);
   Lending lending;
   if (status.ok() && options_.lend) status = handshake.AgreeToLend(&lending);
   if (!status.ok()) {
@@ -151,6 +152,22 @@ Status Client::BindAgain(int server, Handshake* handshake) {
     if (request.entries.empty()) continue;
     if (Status s = handshake->Tell(MessageType::kBind, Encode(request)); !s.ok()) return s;
   }
+  return Status();
+}
+
+// Their rows are the servers' alone: what a server has lost begins anew.
+Status Client::RestoreTables(int server, Handshake* handshake) {
+  std::vector<int> tables;
+  const TableRequest request = directory_.RequestForAll(server, &tables);
+  if (tables.empty()) return Status();
+  TableReply reply;
+  if (Status s = handshake->Ask(MessageType::kTable, request, {}, &reply); !s.ok()) return s;
+  if (reply.tables.size() != tables.size()) {
+    return Status(
+        StatusCode::kInternal,
+        StrCat("expected ", tables.size(), " numbers of tables, received ", reply.tables.size()));
+  }
+  for (size_t i = 0; i < tables.size(); ++i) directory_.Number(server, tables[i], reply.tables[i]);
   return Status();
 }
 

@@ -76,16 +76,54 @@ Status CheckUpdate(const PushRequest::Entry& entry, const Shard& shard) {
       }
       break;
     case UpdateKind::kGradient:
+    case UpdateKind::kTableRows:
       break;
   }
   if (shard.binding.has_value()) return Status();
   return wrong("received a gradient, but no optimizer was bound to it");
 }
 
+// A gradient of a table's rows. What does not fit is refused; what would be too large fails.
+Status CheckTableRows(const PushRequest::Entry& entry, const Store& store) {
+  const Table* const table = store.FindTable(entry.shard);
+  if (table == nullptr) return Invalid(StrCat("there is no table ", entry.shard));
+  if (entry.width != table->config().width) {
+    return Invalid(StrCat("a table of rows of ", table->config().width,
+                          " elements received gradients of ", entry.width));
+  }
+  return Status();
+}
+
+Status LayOut(const MessageHeader& header, const LookupRequest& body, const Store& store,
+              Incoming* request) {
+  Layout layout;
+  uint64_t answer_bytes = 0;
+  for (const LookupRequest::Entry& entry : body.entries) {
+    layout.AddClaimed(DType::kInt64, entry.count);
+    const Table* const table = store.FindTable(entry.table);
+    if (table == nullptr) {
+      request->refusal = Invalid(StrCat("there is no table ", entry.table, " to look up in"));
+    } else if (entry.count <= kMaxPayloadBytes / sizeof(int64_t)) {
+      answer_bytes += entry.count * table->config().width * sizeof(float);
+    }
+  }
+  if (answer_bytes > kMaxPayloadBytes) {
+    request->refusal = Invalid(StrCat("a lookup of more than ", kMaxPayloadBytes, " bytes"));
+  }
+  return layout.Finish(header, request);
+}
+
 Status LayOut(const MessageHeader& header, const PushRequest& body, const Store& store,
               Incoming* request) {
   Layout layout;
   for (const PushRequest::Entry& entry : body.entries) {
+    if (entry.kind == UpdateKind::kTableRows) {
+      if (request->refusal.ok()) request->refusal = CheckTableRows(entry, store);
+      layout.AddClaimed(DType::kInt64, entry.rows);
+      const bool fits = entry.width == 0 || entry.rows <= kMaxPayloadBytes / entry.width;
+      layout.AddClaimed(DType::kFloat32, fits ? entry.rows * entry.width : UINT64_MAX);
+      continue;
+    }
     const Shard* shard = store.Find(entry.shard);
     if (shard == nullptr) {
       request->refusal = NoSuchShard(entry.shard);
@@ -175,6 +213,10 @@ Status Parse(const MessageHeader& header, std::string_view meta, const Store& st
       return ParseAs<ReduceRequest>(header, meta, store, request);
     case MessageType::kLeave:
       return ParseAs<LeaveRequest>(header, meta, store, request);
+    case MessageType::kTable:
+      return ParseAs<TableRequest>(header, meta, store, request);
+    case MessageType::kLookup:
+      return ParseAs<LookupRequest>(header, meta, store, request);
     case MessageType::kLend:
     case MessageType::kCopied:  // these are the session's
     case MessageType::kOk:

@@ -19,7 +19,7 @@ struct LeaveRequest {};
 struct Incoming {
   uint64_t number = 0;
   std::variant<OpenRequest, CreateRequest, BindRequest, PullRequest, PushRequest, SetRequest,
-               ReduceRequest, LeaveRequest>
+               ReduceRequest, LeaveRequest, TableRequest, LookupRequest>
       body;
   // What follows meta, unless the request is refused: then all of it is thrown away.
   std::vector<PayloadPart> parts;

@@ -13,7 +13,7 @@ constexpr size_t kLentPieceBytes = 2 * sizeof(uint64_t);  // address and size
 
 bool IsKnown(uint8_t type) {
   return (type >= static_cast<uint8_t>(MessageType::kOpen) &&
-          type <= static_cast<uint8_t>(MessageType::kCopied)) ||
+          type <= static_cast<uint8_t>(MessageType::kLookup)) ||
          (type >= static_cast<uint8_t>(MessageType::kOk) &&
           type <= static_cast<uint8_t>(MessageType::kResend));
 }
@@ -25,6 +25,10 @@ uint32_t Count(const List& list) {
 
 Reader& GetDType(Reader& reader, DType* dtype) {
   return reader.GetEnum(dtype, DType::kFloat16, DType::kBytes);
+}
+
+bool HasRows(UpdateKind kind) {
+  return kind == UpdateKind::kRows || kind == UpdateKind::kTableRows;
 }
 
 void PutConfig(Writer* writer, const OptimizerConfig& c) {
@@ -46,6 +50,27 @@ void GetConfig(Reader* reader, OptimizerConfig* c) {
       .Get(&c->l2_regularization_strength)
       .Get(&c->l2_shrinkage_regularization_strength)
       .Get(&c->beta);
+}
+
+void PutConfig(Writer* writer, const TableConfig& c) {
+  writer->Put(c.width).Put(c.rule);
+  PutConfig(writer, c.optimizer);
+  writer->Put(c.group_penalty).Put(c.first_slots);
+  writer->Put(c.initializer.kind).Put(c.initializer.a).Put(c.initializer.b);
+  writer->Put(c.initializer.seed).Put(c.min_count).Put(c.probability);
+  writer->Put(c.max_rows).Put(c.policy).Put(c.ttl_seconds).Put(c.min_norm);
+}
+
+void GetConfig(Reader* reader, TableConfig* c) {
+  reader->Get(&c->width).GetEnum(&c->rule, RowRule::kElementwise, RowRule::kExactAdam);
+  GetConfig(reader, &c->optimizer);
+  reader->Get(&c->group_penalty).Get(&c->first_slots);
+  reader->GetEnum(&c->initializer.kind, InitializerKind::kConstant,
+                  InitializerKind::kTruncatedNormal);
+  reader->Get(&c->initializer.a).Get(&c->initializer.b);
+  reader->Get(&c->initializer.seed).Get(&c->min_count).Get(&c->probability);
+  reader->Get(&c->max_rows).GetEnum(&c->policy, EvictionPolicy::kLru, EvictionPolicy::kLfu);
+  reader->Get(&c->ttl_seconds).Get(&c->min_norm);
 }
 
 }  // namespace
@@ -252,7 +277,7 @@ std::string Encode(const PushRequest& request) {
   writer.Put(Count(request.entries));
   for (const PushRequest::Entry& entry : request.entries) {
     writer.Put(entry.shard).Put(entry.kind).Put(entry.step);
-    if (entry.kind == UpdateKind::kRows) writer.Put(entry.rows).Put(entry.width);
+    if (HasRows(entry.kind)) writer.Put(entry.rows).Put(entry.width);
   }
   return writer.Take();
 }
@@ -265,8 +290,8 @@ Status Decode(std::string_view meta, PushRequest* request) {
   request->entries.resize(reader.GetCount(sizeof(uint32_t) + 2));
   for (PushRequest::Entry& entry : request->entries) {
     reader.Get(&entry.shard);
-    reader.GetEnum(&entry.kind, UpdateKind::kGradient, UpdateKind::kAssign).Get(&entry.step);
-    const bool rows = entry.kind == UpdateKind::kRows;
+    reader.GetEnum(&entry.kind, UpdateKind::kGradient, UpdateKind::kTableRows).Get(&entry.step);
+    const bool rows = HasRows(entry.kind);
     if (rows) reader.Get(&entry.rows).Get(&entry.width);
     const bool gradient = rows || entry.kind == UpdateKind::kGradient;
     if (gradient ? entry.step >= request->steps.size() : entry.step != 0) reader.Fail();
@@ -314,6 +339,57 @@ Status Decode(std::string_view meta, ReduceRequest* request) {
     GetDType(reader, &request->dtypes[i]).Get(&request->elements[i]);
   }
   return reader.Finish("REDUCE request");
+}
+
+std::string Encode(const TableRequest& request) {
+  Writer writer;
+  writer.Put(Count(request.entries));
+  for (const TableRequest::Entry& entry : request.entries) {
+    writer.PutString(entry.name);
+    PutConfig(&writer, entry.config);
+  }
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, TableRequest* request) {
+  Reader reader(meta);
+  request->entries.resize(reader.GetCount(sizeof(uint16_t)));
+  for (TableRequest::Entry& entry : request->entries) {
+    reader.GetString(&entry.name);
+    GetConfig(&reader, &entry.config);
+  }
+  return reader.Finish("TABLE request");
+}
+
+std::string Encode(const TableReply& reply) {
+  Writer writer;
+  writer.Put(Count(reply.tables));
+  for (const uint32_t table : reply.tables) writer.Put(table);
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, TableReply* reply) {
+  Reader reader(meta);
+  reply->tables.resize(reader.GetCount(sizeof(uint32_t)));
+  for (uint32_t& table : reply->tables) reader.Get(&table);
+  return reader.Finish("TABLE answer");
+}
+
+std::string Encode(const LookupRequest& request) {
+  Writer writer;
+  writer.Put(request.training).Put(Count(request.entries));
+  for (const LookupRequest::Entry& entry : request.entries) {
+    writer.Put(entry.table).Put(entry.count);
+  }
+  return writer.Take();
+}
+
+Status Decode(std::string_view meta, LookupRequest* request) {
+  Reader reader(meta);
+  reader.GetBool(&request->training);
+  request->entries.resize(reader.GetCount(sizeof(uint32_t) + sizeof(uint64_t)));
+  for (LookupRequest::Entry& entry : request->entries) reader.Get(&entry.table).Get(&entry.count);
+  return reader.Finish("LOOKUP request");
 }
 
 std::string Encode(const ErrorReply& reply) {

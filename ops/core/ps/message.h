@@ -13,6 +13,8 @@
 //   - PUSH: gradients and changes of one step
 //   - SET: new values, from outside of a step
 //   - REDUCE: tensors to add up over the workers; the answer carries the sum
+//   - TABLE: embeddings' tables by name, which are created; the answer gives each a number
+//   - LOOKUP: rows of tables by id
 //   - LEAVE: the worker has finished its program
 //
 // Where both are on one machine, large payloads are lent (core/peer_memory.h): meta ends with the
@@ -34,6 +36,7 @@
 #include "core/dtype.h"
 #include "core/peer_memory.h"
 #include "core/ps/optimizer.h"
+#include "core/ps/table_config.h"
 #include "core/status.h"
 
 namespace tfdist::ps {
@@ -49,6 +52,8 @@ enum class MessageType : uint8_t {
   kLeave = 8,
   kLend = 9,
   kCopied = 10,
+  kTable = 11,
+  kLookup = 12,
   kOk = 64,
   kError = 65,
   kResend = 66,
@@ -124,14 +129,15 @@ enum class UpdateKind : uint8_t {
   kRows = 2,    // a gradient of some rows: int64 row numbers, then the rows; a row may come twice
   kDelta = 3,   // to be added
   kAssign = 4,  // to be put in place
+  kTableRows = 5,  // a gradient of a table's rows: int64 ids, each once, then the rows
 };
 struct PushRequest {
   struct Entry {
-    uint32_t shard = kNoShard;
+    uint32_t shard = kNoShard;  // kTableRows: the table
     UpdateKind kind = UpdateKind::kGradient;
-    uint8_t step = 0;    // kGradient, kRows: index into `steps`
-    uint64_t rows = 0;   // kRows
-    uint64_t width = 0;  // kRows: elements of a row
+    uint8_t step = 0;    // kGradient, kRows, kTableRows: index into `steps`
+    uint64_t rows = 0;   // kRows, kTableRows
+    uint64_t width = 0;  // kRows, kTableRows: elements of a row
   };
   uint64_t sequence = 0;     // counted from 1 by the worker's process, the same on all servers
   uint64_t clock = 0;        // of the pull that began the step
@@ -153,6 +159,27 @@ struct ReduceRequest {
       0;  // which execution of it, counted by the worker's pushes and its place in the step
   std::vector<DType> dtypes;
   std::vector<uint64_t> elements;
+};
+
+struct TableRequest {
+  struct Entry {
+    std::string name;
+    TableConfig config;
+  };
+  std::vector<Entry> entries;
+};
+struct TableReply {
+  std::vector<uint32_t> tables;
+};
+
+// The answer's payload: the rows of all entries, one after the other, float32.
+struct LookupRequest {
+  struct Entry {
+    uint32_t table = 0;
+    uint64_t count = 0;  // of ids, int64 in the payload
+  };
+  bool training = false;  // ids count as seen, and get rows
+  std::vector<Entry> entries;
 };
 
 struct ErrorReply {
@@ -180,6 +207,9 @@ std::string Encode(const PushRequest& request);
 std::string Encode(const PushReply& reply);
 std::string Encode(const SetRequest& request);
 std::string Encode(const ReduceRequest& request);
+std::string Encode(const TableRequest& request);
+std::string Encode(const TableReply& reply);
+std::string Encode(const LookupRequest& request);
 std::string Encode(const ErrorReply& reply);
 Status Decode(std::string_view meta, OpenRequest* request);
 Status Decode(std::string_view meta, OpenReply* reply);
@@ -193,6 +223,9 @@ Status Decode(std::string_view meta, PushRequest* request);
 Status Decode(std::string_view meta, PushReply* reply);
 Status Decode(std::string_view meta, SetRequest* request);
 Status Decode(std::string_view meta, ReduceRequest* request);
+Status Decode(std::string_view meta, TableRequest* request);
+Status Decode(std::string_view meta, TableReply* reply);
+Status Decode(std::string_view meta, LookupRequest* request);
 Status Decode(std::string_view meta, ErrorReply* reply);
 
 }  // namespace tfdist::ps

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/ps/difference.h"
+#include "core/ps/unique_ids.h"
 
 namespace tfdist::ps {
 namespace {
@@ -17,15 +18,16 @@ Status Invalid(const ParameterSpec& spec, const std::string& what) {
 
 }  // namespace
 
-PushOperation::PushOperation(ParameterTable* table, BlockPool* pool, int servers,
-                             std::atomic<uint64_t>* pushes, Done done)
+PushOperation::PushOperation(ParameterTable* table, const TableDirectory* directory,
+                             BlockPool* pool, std::atomic<uint64_t>* pushes, Done done)
     : Operation(Kind::kPush, "a push"),
       table_(table),
+      directory_(directory),
       pool_(pool),
       pushes_(pushes),
       done_(std::move(done)),
-      parts_(servers) {
-  for (int server = 0; server < servers; ++server) To(server, MessageType::kPush);
+      parts_(directory->servers()) {
+  for (int server = 0; server < directory->servers(); ++server) To(server, MessageType::kPush);
 }
 
 Status PushOperation::AddGradient(const StepValues& step, const Gradient& gradient) {
@@ -107,6 +109,50 @@ BlockPtr PushOperation::GatherRows(const Gradient& gradient, const ParameterSpec
     values += row_bytes;
   }
   return block;
+}
+
+Status PushOperation::AddTableRows(const StepValues& step,
+                                   const std::vector<const RowGradient*>& gradients) {
+  const int table = gradients.front()->table;
+  const size_t width = directory_->config(table).width;
+  uint8_t index = 0;
+  if (Status s = StepIndex(step, &index); !s.ok()) return s;
+  UniqueIds unique;
+  for (const RowGradient* gradient : gradients) {
+    unique.Add(gradient->ids.data(), gradient->ids.size());
+  }
+  std::vector<float> sums(unique.ids().size() * width);
+  const uint32_t* place = unique.places().data();
+  for (const RowGradient* gradient : gradients) {
+    const auto* values = reinterpret_cast<const float*>(gradient->values.data);
+    for (size_t i = 0; i < gradient->ids.size(); ++i, ++place, values += width) {
+      float* const sum = sums.data() + *place * width;
+      for (size_t j = 0; j < width; ++j) sum[j] += values[j];
+    }
+  }
+  const IdsByServer by_server(unique.ids(), directory_->servers());
+  for (int server = 0; server < directory_->servers(); ++server) {
+    const IdsByServer::Part& part = by_server.parts[server];
+    if (part.ids.empty()) continue;
+    auto ids = std::make_shared<std::vector<int64_t>>(part.ids);
+    auto rows = std::make_shared<std::vector<float>>();
+    rows->reserve(part.ids.size() * width);
+    for (const uint32_t each : part.places) {
+      const float* const sum = sums.data() + each * width;
+      rows->insert(rows->end(), sum, sum + width);
+    }
+    PushRequest::Entry entry;
+    entry.kind = UpdateKind::kTableRows;
+    entry.step = index;
+    entry.rows = ids->size();
+    entry.width = width;
+    parts_[server].shards.push_back({table, 0});
+    parts_[server].entries.push_back(entry);
+    ++entries_;
+    AddPayload(server, ids->data(), ids->size() * sizeof(int64_t), ids);
+    AddPayload(server, rows->data(), rows->size() * sizeof(float), rows);
+  }
+  return Status();
 }
 
 Status PushOperation::StepIndex(const StepValues& step, uint8_t* index) {
@@ -205,7 +251,12 @@ Status PushOperation::Meta(const Request& request, const ServerView& view, std::
   message.steps = steps_;
   message.entries = part.entries;
   for (size_t i = 0; i < part.shards.size(); ++i) {
-    if (Status s = table_->NumberOf(part.shards[i], &message.entries[i].shard); !s.ok()) return s;
+    uint32_t* const number = &message.entries[i].shard;
+    const ShardRef& ref = part.shards[i];
+    const Status status = part.entries[i].kind == UpdateKind::kTableRows
+                              ? directory_->NumberOf(request.server, ref.parameter, number)
+                              : table_->NumberOf(ref, number);
+    if (!status.ok()) return status;
   }
   *meta = Encode(message);
   return Status();

@@ -13,6 +13,7 @@
 #include "core/ps/block.h"
 #include "core/ps/operation.h"
 #include "core/ps/parameter_table.h"
+#include "core/ps/table_directory.h"
 
 namespace tfdist::ps {
 
@@ -26,6 +27,13 @@ struct Gradient {
   uint64_t width = 0;
 };
 
+// Gradients of a table's rows, float32, one for each id; ids may repeat.
+struct RowGradient {
+  int table = 0;
+  std::vector<int64_t> ids;
+  Memory values;
+};
+
 // If there is anything for one server, all have to hear of the step.
 class PushOperation : public Operation {
  public:
@@ -36,12 +44,14 @@ class PushOperation : public Operation {
   using Done = std::function<void(const Status&, const Outcome&)>;
 
   // `pushes` counts the pushes of this process: the caller's one and only counter.
-  PushOperation(ParameterTable* table, BlockPool* pool, int servers, std::atomic<uint64_t>* pushes,
-                Done done);
+  PushOperation(ParameterTable* table, const TableDirectory* directory, BlockPool* pool,
+                std::atomic<uint64_t>* pushes, Done done);
 
   // The caller's thread adds what there is.
 
   Status AddGradient(const StepValues& step, const Gradient& gradient);
+  // All of one table, added up by id.
+  Status AddTableRows(const StepValues& step, const std::vector<const RowGradient*>& gradients);
   // Adds what differs from what was pulled last, which `now` becomes: as values to put in place if
   // the worker is `alone`, else as values to be added.
   Status AddChange(int parameter, const Memory& now, bool alone);
@@ -56,7 +66,7 @@ class PushOperation : public Operation {
   struct Part {
     uint64_t incarnation = 0;  // of the server that the step was pulled from; 0: not sent yet
     uint64_t clock = 0;
-    std::vector<ShardRef> shards;
+    std::vector<ShardRef> shards;             // of kTableRows: the table, as `parameter`
     std::vector<PushRequest::Entry> entries;  // without their shards' numbers
   };
 
@@ -68,6 +78,7 @@ class PushOperation : public Operation {
   void AddPayload(int server, const void* data, size_t bytes, std::shared_ptr<void> owner);
 
   ParameterTable* const table_;
+  const TableDirectory* const directory_;
   BlockPool* const pool_;
   std::atomic<uint64_t>* const pushes_;
   Done done_;

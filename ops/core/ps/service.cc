@@ -145,6 +145,31 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const ReduceR
   return std::nullopt;
 }
 
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const TableRequest& tables,
+                                  Incoming*) {
+  TableReply reply;
+  const Status status = store_->CreateTables(tables, &reply);
+  if (!status.ok()) return Refuse(*caller, number, status);
+  return OkAnswer(number, reply);
+}
+
+std::optional<Answer> Service::Do(Caller*, uint64_t number, const LookupRequest& lookup,
+                                  Incoming* request) {
+  const auto sharing = store_->Share();
+  const double now = SecondsNow();
+  Answer answer = OkAnswer(number);
+  for (size_t i = 0; i < lookup.entries.size(); ++i) {
+    const LookupRequest::Entry& entry = lookup.entries[i];
+    Table* const table = store_->FindTable(entry.table);
+    // Not of the pool, which would keep memory of every size that ever occurred.
+    auto rows = std::make_shared<Block>(entry.count * table->config().width * sizeof(float));
+    table->Lookup(now, reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
+                  lookup.training, reinterpret_cast<float*>(rows->data()));
+    answer.payload.push_back(std::move(rows));
+  }
+  return answer;
+}
+
 std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const LeaveRequest&, Incoming*) {
   const int rank = caller->worker;
   {

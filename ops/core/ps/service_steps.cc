@@ -170,7 +170,8 @@ void Service::WarnOfStranger(int worker, const PushRequest& push) {
   std::vector<uint32_t> shards;
   for (const PushRequest::Entry& entry : push.entries) {
     // Counters and the like are often called the same.
-    if (store_->Find(entry.shard)->elements > 1) shards.push_back(entry.shard);
+    if (entry.kind != UpdateKind::kTableRows && store_->Find(entry.shard)->elements > 1)
+      shards.push_back(entry.shard);
   }
   const int other = acquaintance_.StrangerTo(worker, shards);
   if (other < 0) return;

@@ -57,6 +57,7 @@ void StepSums::Collect(int worker, std::vector<Update> updates) {
 }
 
 void StepSums::Collect(int worker, Update* update) {
+  if (update->kind == UpdateKind::kTableRows) return CollectRows(worker, *update);
   Shard* const shard = update->shard;
   const std::lock_guard<std::mutex> lock(shard->mutex);
   Sums& sums = shard->sums;
@@ -87,13 +88,44 @@ void StepSums::Collect(int worker, Update* update) {
   ScatterAdd(*update, sums.gradient->data());
 }
 
+void StepSums::CollectRows(int worker, const Update& update) {
+  const size_t width = update.table->config().width;
+  const auto* gradient = reinterpret_cast<const float*>(update.values->data());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  RowSums& sums = of_rows_[update.table];
+  if (sums.ids.empty() || worker < sums.worker) {
+    sums.worker = worker;
+    sums.step = update.step;
+  }
+  for (uint64_t i = 0; i < update.row_count(); ++i, gradient += width) {
+    const int64_t id = update.row_numbers()[i];
+    const auto [place, is_new] = sums.places.emplace(id, sums.ids.size());
+    if (is_new) {
+      sums.ids.push_back(id);
+      sums.gradients.insert(sums.gradients.end(), gradient, gradient + width);
+      continue;
+    }
+    float* const sum = sums.gradients.data() + place->second * width;
+    for (size_t j = 0; j < width; ++j) sum[j] += gradient[j];
+  }
+}
+
 void StepSums::Close(int contributions) {
   std::vector<Shard*> touched;
+  std::map<Table*, RowSums> of_rows;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     touched.swap(touched_);
+    of_rows.swap(of_rows_);
   }
   for (Shard* shard : touched) Apply(shard, contributions);
+  for (auto& [table, sums] : of_rows) {
+    if (contributions != workers_) {
+      Scale(DType::kFloat32, sums.gradients.data(), sums.gradients.size(),
+            static_cast<double>(workers_) / contributions);
+    }
+    table->Apply(SecondsNow(), sums.ids.data(), sums.ids.size(), sums.gradients.data(), sums.step);
+  }
 }
 
 void StepSums::Apply(Shard* shard, int contributions) {

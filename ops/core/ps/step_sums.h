@@ -2,12 +2,24 @@
 #ifndef TFDIST_OPS_CORE_PS_STEP_SUMS_H_
 #define TFDIST_OPS_CORE_PS_STEP_SUMS_H_
 
+#include <cstdint>
+#include <map>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "core/ps/update.h"
 
 namespace tfdist::ps {
+
+// Gradients of a table's rows, each id once.
+struct RowSums {
+  StepValues step;  // of the lowest rank that contributed
+  int worker = 0;
+  std::vector<int64_t> ids;
+  std::vector<float> gradients;
+  std::unordered_map<int64_t, size_t> places;  // of ids
+};
 
 class StepSums {
  public:
@@ -25,13 +37,15 @@ class StepSums {
 
  private:
   void Collect(int worker, Update* update);
+  void CollectRows(int worker, const Update& update);
   void Apply(Shard* shard, int contributions);
 
   const int workers_;
   Updater* const updater_;
   BlockPool* const pool_;
   std::mutex mutex_;
-  std::vector<Shard*> touched_;  // have sums; guarded by mutex_
+  std::vector<Shard*> touched_;        // have sums; guarded by mutex_
+  std::map<Table*, RowSums> of_rows_;  // guarded by mutex_
 };
 
 }  // namespace tfdist::ps

@@ -46,6 +46,37 @@ Shard* Store::Find(uint32_t number) const {
   return number < shards_.size() ? shards_[number].get() : nullptr;
 }
 
+Table* Store::FindTable(uint32_t number) const {
+  return number < tables_.size() ? tables_[number].get() : nullptr;
+}
+
+Status Store::CreateTables(const TableRequest& request, TableReply* reply) {
+  const auto lock = Exclude();
+  std::vector<std::unique_ptr<Table>> made(request.entries.size());
+  for (size_t i = 0; i < made.size(); ++i) {
+    const TableRequest::Entry& entry = request.entries[i];
+    const auto known = table_numbers_.find(entry.name);
+    if (known == table_numbers_.end()) {
+      if (Status s = Table::Create(entry.config, &made[i]); !s.ok()) {
+        return Status(s.code(), StrCat("table '", entry.name, "': ", s.message()));
+      }
+    } else if (Encode(TableRequest{{{"", entry.config}}}) !=
+               Encode(TableRequest{{{"", tables_[known->second]->config()}}})) {
+      return Invalid(StrCat("table '", entry.name,
+                            "' was created with another configuration: all workers have to give "
+                            "the same width, optimizer, initializer, admission and eviction"));
+    }
+  }
+  reply->tables.clear();
+  for (size_t i = 0; i < made.size(); ++i) {
+    const auto [known, is_new] =
+        table_numbers_.emplace(request.entries[i].name, static_cast<uint32_t>(tables_.size()));
+    if (is_new) tables_.push_back(std::move(made[i]));
+    reply->tables.push_back(known->second);
+  }
+  return Status();
+}
+
 Shard* Store::FindName(const std::string& name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : found->second;

@@ -22,6 +22,7 @@
 #include "core/ps/message.h"
 #include "core/ps/optimizer.h"
 #include "core/ps/server.h"
+#include "core/ps/table.h"
 
 namespace tfdist::ps {
 
@@ -89,6 +90,11 @@ class Store {
   Status Restore(const std::vector<SavedShard>& shards);
   void RestoreUpdates(const std::vector<uint64_t>& updates);
 
+  // Under Share; null if there is no such table.
+  Table* FindTable(uint32_t number) const;
+  // Takes Exclude itself, and creates those that do not exist, or none.
+  Status CreateTables(const TableRequest& request, TableReply* reply);
+
   uint64_t shard_count() const { return count_.load(std::memory_order_relaxed); }
   uint64_t value_bytes() const { return value_bytes_.load(std::memory_order_relaxed); }
   BlockPool& pool() { return pool_; }
@@ -105,6 +111,8 @@ class Store {
   mutable std::shared_mutex changes_;
   std::vector<std::unique_ptr<Shard>> shards_;  // by number
   std::unordered_map<std::string, Shard*> by_name_;
+  std::vector<std::unique_ptr<Table>> tables_;  // by number
+  std::unordered_map<std::string, uint32_t> table_numbers_;
   std::atomic<uint64_t> count_{0}, value_bytes_{0};
   BlockPool pool_;
 };

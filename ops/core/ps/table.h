@@ -6,42 +6,17 @@
 #ifndef TFDIST_OPS_CORE_PS_TABLE_H_
 #define TFDIST_OPS_CORE_PS_TABLE_H_
 
-#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "core/ps/optimizer.h"
-#include "core/ps/row_initializer.h"
+#include "core/ps/table_config.h"
 #include "core/status.h"
 
 namespace tfdist::ps {
-
-// How a row's gradient changes it.
-enum class RowRule : uint8_t {
-  kElementwise = 1,     // as `optimizer` changes a variable; Adam is lazy
-  kRowwiseAdagrad = 2,  // one accumulator for each row, of the mean of its squared gradient
-  kGroupFtrl = 3,       // Ftrl with a penalty on each row's norm (Yue et al. 2021)
-  kExactAdam = 4,       // steps in which a row had no gradient are made up for
-};
-enum class EvictionPolicy : uint8_t { kLru = 1, kLfu = 2 };
-
-struct TableConfig {
-  uint32_t width = 1;
-  RowRule rule = RowRule::kElementwise;
-  OptimizerConfig optimizer;
-  double group_penalty = 0;                     // kGroupFtrl: of a row's norm, times sqrt(width)
-  std::array<double, kMaxSlots> first_slots{};  // what slots begin as
-  RowInitializer initializer;
-  uint32_t min_count = 1;  // how often an id is seen until it gets a row
-  double probability = 1;  // that an id gets a row when it is seen
-  uint64_t max_rows = 0;   // about so many are kept; 0: all
-  EvictionPolicy policy = EvictionPolicy::kLru;
-  double ttl_seconds = 0;  // unused for longer, a row goes; 0: never
-  double min_norm = 0;     // a row of a smaller Euclidean norm goes
-};
 
 struct TableStats {
   uint64_t rows = 0, bytes = 0;
@@ -58,6 +33,11 @@ struct SavedRows {
   std::vector<float> content;
   std::vector<int64_t> removed;  // since the save before
 };
+
+// Seconds since 1970, so that rows keep their age when a server is started again.
+inline double SecondsNow() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 class Table {
  public:

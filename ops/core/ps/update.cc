@@ -98,11 +98,16 @@ std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> 
   size_t part = 0;
   for (const PushRequest::Entry& entry : request.entries) {
     Update update;
-    update.shard = store.Find(entry.shard);
     update.kind = entry.kind;
+    const bool of_table = entry.kind == UpdateKind::kTableRows;
+    if (of_table) {
+      update.table = store.FindTable(entry.shard);
+    } else {
+      update.shard = store.Find(entry.shard);
+    }
     update.width = entry.width;
     if (entry.step < request.steps.size()) update.step = request.steps[entry.step];
-    if (entry.kind == UpdateKind::kRows) update.rows = std::move(payload[part++]);
+    if (entry.kind == UpdateKind::kRows || of_table) update.rows = std::move(payload[part++]);
     update.values = std::move(payload[part++]);
     updates.push_back(std::move(update));
   }
@@ -149,6 +154,10 @@ void Updater::Apply(int worker, std::vector<Update> updates) {
         break;
       case UpdateKind::kAssign:
         Assign(update.shard, std::move(update.values));
+        break;
+      case UpdateKind::kTableRows:
+        update.table->Apply(SecondsNow(), update.row_numbers(), update.row_count(),
+                            reinterpret_cast<const float*>(update.values->data()), update.step);
         break;
     }
   }

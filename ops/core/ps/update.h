@@ -11,11 +11,12 @@ namespace tfdist::ps {
 
 // One entry of a push. Its blocks are held by nobody else.
 struct Update {
-  Shard* shard = nullptr;
+  Shard* shard = nullptr;  // or, with kTableRows,
+  Table* table = nullptr;
   UpdateKind kind = UpdateKind::kGradient;
   StepValues step;
   uint64_t width = 0;
-  BlockPtr rows;  // kRows: int64 row numbers
+  BlockPtr rows;  // kRows: int64 row numbers; kTableRows: ids
   BlockPtr values;
 
   uint64_t row_count() const { return rows->bytes() / sizeof(int64_t); }
