@@ -12,18 +12,30 @@ from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ops.parameter_client import ParameterClient, ParameterClientStats
 from tfdist.ops.parameter_server import ParameterServer
 from tfdist.ops.server_records import ServerEvent, ServerImage, ServerStats, TraceEvent
+from tfdist.ops.table_config import (
+    EvictionPolicy,
+    InitializerKind,
+    RowInitializer,
+    RowRule,
+    TableConfig,
+)
 
 __all__ = [
     "CommunicationStats",
     "Communicator",
+    "EvictionPolicy",
+    "InitializerKind",
     "OptimizerConfig",
     "OptimizerKind",
     "ParameterClient",
     "ParameterClientStats",
     "ParameterServer",
+    "RowInitializer",
+    "RowRule",
     "ServerEvent",
     "ServerImage",
     "ServerStats",
+    "TableConfig",
     "TraceEvent",
     "all_gather",
     "all_reduce",

@@ -6,6 +6,7 @@ import ctypes
 
 from tfdist.ops import library
 from tfdist.ops.optimizer_config import OptimizerConfig
+from tfdist.ops.table_config import TableConfig
 
 Handle = ctypes.c_int64
 
@@ -74,6 +75,7 @@ CALLS = library.CFunctions(
             Ints,
             ctypes.POINTER(ctypes.c_double),
         ],
+        "create_table": [Handle, ctypes.c_char_p, ctypes.POINTER(TableConfig), Ints],
         "flush": [Handle, ctypes.c_double],
         "leave": [Handle, ctypes.c_double],
     },

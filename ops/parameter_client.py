@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.ops import client_calls, library, tags
 from tfdist.ops.client_calls import CALLS
 from tfdist.ops.optimizer_config import OptimizerConfig
+from tfdist.ops.table_config import TableConfig
 
 DTYPES = {  # numbered as in core/dtype.h
     tf.float16: 1,
@@ -208,6 +209,56 @@ class ParameterClient:
             learning_rate=tf.cast(learning_rate, tf.float64),
             step=tf.cast(step, tf.int64),
             of_rows=of_rows,
+        )
+
+    def create_table(self, name: str, config: TableConfig) -> int:
+        """Creates an embedding's table on all servers, unless they have it; returns its number.
+
+        Args:
+          name: the same in all workers.
+          config: likewise.
+
+        Raises:
+          tf.errors.InvalidArgumentError: it makes no sense, or differs from that of the table.
+        """
+        table = ctypes.c_int()
+        CALLS.create_table(self.handle, name.encode(), ctypes.byref(config), ctypes.byref(table))
+        return table.value
+
+    def lookup(
+        self, tables: Sequence[int], widths: Sequence[int], ids: Sequence[tf.Tensor], training: bool
+    ) -> list[tf.Tensor]:
+        """Brings rows of tables, in one request to each server.
+
+        Args:
+          tables: their numbers.
+          widths: how many elements a row has in each.
+          ids: int64, of any shape.
+          training: count the ids as seen, and give them rows.
+
+        Returns:
+          For each tensor of ids, float32 of its shape and the table's width.
+        """
+        return library.graph_ops().tfdist_ps_lookup(
+            ids=ids, client=self.handle, tables=tables, widths=widths, training=training
+        )
+
+    def stage_rows(
+        self,
+        tables: Sequence[int],
+        ids: Sequence[tf.Tensor],
+        gradients: Sequence[tf.Tensor],
+        learning_rates: Sequence[tf.Tensor],
+        step: tf.Tensor,
+    ) -> tf.Operation | None:
+        """Keeps gradients of rows for the push that ends the step; equal ids are added up."""
+        return library.graph_ops().tfdist_ps_stage_rows(
+            ids=ids,
+            gradients=[tf.cast(gradient, tf.float32) for gradient in gradients],
+            learning_rates=[tf.cast(rate, tf.float64) for rate in learning_rates],
+            step=tf.cast(step, tf.int64),
+            client=self.handle,
+            tables=tables,
         )
 
     def reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -1,5 +1,7 @@
 // The interfaces of the ops that talk to parameter servers. `client` is the number of an open
 // client; `parameters` are its numbers of the variables whose handles are the inputs.
+#include <vector>
+
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -9,6 +11,7 @@ namespace {
 
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::NoOutputs;
+using ::tensorflow::shape_inference::ShapeHandle;
 using ::tensorflow::shape_inference::UnchangedShape;
 
 // Creates a parameter with this value unless its servers have it; the output is theirs.
@@ -83,6 +86,45 @@ REGISTER_OP("TfdistPsReduce")
       for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
       return absl::OkStatus();
     });
+
+// Rows of tables by id: an output for each list of ids, whose shape is that of the ids and the
+// table's width.
+REGISTER_OP("TfdistPsLookup")
+    .Input("ids: N * int64")
+    .Output("rows: N * float")
+    .Attr("N: int >= 1")
+    .Attr("client: int")
+    .Attr("tables: list(int)")
+    .Attr("widths: list(int)")
+    .Attr("training: bool")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int> widths;
+      TF_RETURN_IF_ERROR(c->GetAttr("widths", &widths));
+      if (static_cast<int>(widths.size()) != c->num_inputs()) {
+        return absl::InvalidArgumentError("expected a width for each list of ids");
+      }
+      for (int i = 0; i < c->num_inputs(); ++i) {
+        ShapeHandle rows;
+        TF_RETURN_IF_ERROR(c->Concatenate(c->input(i), c->Vector(widths[i]), &rows));
+        c->set_output(i, rows);
+      }
+      return absl::OkStatus();
+    });
+
+// Keeps gradients of rows for the next push.
+REGISTER_OP("TfdistPsStageRows")
+    .Input("ids: N * int64")
+    .Input("gradients: N * float")
+    .Input("learning_rates: N * double")
+    .Input("step: int64")
+    .Attr("N: int >= 1")
+    .Attr("client: int")
+    .Attr("tables: list(int)")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(NoOutputs);
 
 }  // namespace
 }  // namespace tfdist

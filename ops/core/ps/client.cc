@@ -157,6 +157,10 @@ int Client::AddTable(const std::string& name, const TableConfig& config) {
 
 void Client::CreateTable(int table, Done done) {
   if (!directory_.Has(table)) return done(Invalid(StrCat("there is no table ", table)));
+  // What a server could not read would break its connection.
+  TableRequest read;
+  const TableRequest request = directory_.RequestFor(table);
+  if (Status s = Decode(Encode(request), &read); !s.ok()) return done(s);
   thread_->Submit(std::make_shared<CreateTableOperation>(&directory_, table, std::move(done)));
 }
 

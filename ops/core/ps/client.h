@@ -102,6 +102,8 @@ class Client {
 
   // Makes an embedding's table known: its id, that of the table of this name if there is one.
   int AddTable(const std::string& name, const TableConfig& config);
+  bool HasTable(int table) const { return directory_.Has(table); }
+  int64_t table_width(int table) const { return directory_.config(table).width; }
   // Creates it on all servers where it does not exist.
   void CreateTable(int table, Done done);
   // Brings rows. With `training` their ids count as seen, and get rows when they are admitted.

@@ -97,6 +97,17 @@ int tfdist_ps_client_bind(int64_t handle, const ps::OptimizerConfig* config, int
   return Report(told.get_future().get(), error, error_size);
 }
 
+// Makes a table known, and creates it where it does not exist.
+int tfdist_ps_client_create_table(int64_t handle, const char* name, const ps::TableConfig* config,
+                                  int* table, char* error, size_t error_size) {
+  const std::shared_ptr<Client> client = FindClient(handle);
+  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  *table = client->AddTable(name, *config);
+  std::promise<Status> told;
+  client->CreateTable(*table, [&](const Status& status) { told.set_value(status); });
+  return Report(told.get_future().get(), error, error_size);
+}
+
 void tfdist_ps_client_exclude(int64_t handle, int parameter) {
   if (const auto client = FindClient(handle)) client->Exclude(parameter);
 }
