@@ -226,39 +226,53 @@ class ParameterClient:
         return table.value
 
     def lookup(
-        self, tables: Sequence[int], widths: Sequence[int], ids: Sequence[tf.Tensor], training: bool
+        self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool
     ) -> list[tf.Tensor]:
         """Brings rows of tables, in one request to each server.
 
         Args:
-          tables: their numbers.
-          widths: how many elements a row has in each.
-          ids: int64, of any shape.
+          tables: objects with a number, `table`, a `width`, and the `handle` of a variable of no
+            rows, which steps pull and push and which receives the gradient.
+          ids: for each of them int64, of any shape.
           training: count the ids as seen, and give them rows.
 
         Returns:
           For each tensor of ids, float32 of its shape and the table's width.
         """
         return library.graph_ops().tfdist_ps_lookup(
-            ids=ids, client=self.handle, tables=tables, widths=widths, training=training
+            variables=[table.handle for table in tables],
+            ids=ids,
+            client=self.handle,
+            tables=[table.table for table in tables],
+            widths=[table.width for table in tables],
+            training=training,
         )
 
     def stage_rows(
         self,
-        tables: Sequence[int],
+        tables: Sequence[Any],
         ids: Sequence[tf.Tensor],
         gradients: Sequence[tf.Tensor],
         learning_rates: Sequence[tf.Tensor],
         step: tf.Tensor,
     ) -> tf.Operation | None:
-        """Keeps gradients of rows for the push that ends the step; equal ids are added up."""
+        """Keeps gradients of rows for the push that ends the step; equal ids are added up.
+
+        Args:
+          tables: as of `lookup`.
+          ids: for each of them int64.
+          gradients: as many rows.
+          learning_rates: of each table, a scalar.
+          step: a scalar, counted from 1.
+        """
         return library.graph_ops().tfdist_ps_stage_rows(
+            variables=[table.handle for table in tables],
             ids=ids,
             gradients=[tf.cast(gradient, tf.float32) for gradient in gradients],
             learning_rates=[tf.cast(rate, tf.float64) for rate in learning_rates],
             step=tf.cast(step, tf.int64),
             client=self.handle,
-            tables=tables,
+            tables=[table.table for table in tables],
         )
 
     def reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

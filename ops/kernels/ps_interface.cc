@@ -88,8 +88,10 @@ REGISTER_OP("TfdistPsReduce")
     });
 
 // Rows of tables by id: an output for each list of ids, whose shape is that of the ids and the
-// table's width.
+// table's width. The tables' variables have no values: they are named to order the lookup after
+// the pull, and to receive the gradient.
 REGISTER_OP("TfdistPsLookup")
+    .Input("variables: N * resource")
     .Input("ids: N * int64")
     .Output("rows: N * float")
     .Attr("N: int >= 1")
@@ -102,19 +104,22 @@ REGISTER_OP("TfdistPsLookup")
     .SetShapeFn([](InferenceContext* c) {
       std::vector<int> widths;
       TF_RETURN_IF_ERROR(c->GetAttr("widths", &widths));
-      if (static_cast<int>(widths.size()) != c->num_inputs()) {
+      const int count = c->num_outputs();
+      if (static_cast<int>(widths.size()) != count) {
         return absl::InvalidArgumentError("expected a width for each list of ids");
       }
-      for (int i = 0; i < c->num_inputs(); ++i) {
+      for (int i = 0; i < count; ++i) {
         ShapeHandle rows;
-        TF_RETURN_IF_ERROR(c->Concatenate(c->input(i), c->Vector(widths[i]), &rows));
+        TF_RETURN_IF_ERROR(c->Concatenate(c->input(count + i), c->Vector(widths[i]), &rows));
         c->set_output(i, rows);
       }
       return absl::OkStatus();
     });
 
-// Keeps gradients of rows for the next push.
+// Keeps gradients of rows for the push that ends the step. The variables are named so that the push
+// comes later.
 REGISTER_OP("TfdistPsStageRows")
+    .Input("variables: N * resource")
     .Input("ids: N * int64")
     .Input("gradients: N * float")
     .Input("learning_rates: N * double")
@@ -125,6 +130,21 @@ REGISTER_OP("TfdistPsStageRows")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
+
+// Adds up rows of equal ids.
+REGISTER_OP("TfdistSumRows")
+    .Input("ids: int64")
+    .Input("rows: float")
+    .Output("unique_ids: int64")
+    .Output("sums: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle ids, rows;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &ids));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &rows));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Matrix(InferenceContext::kUnknownDim, c->Dim(rows, 1)));
+      return absl::OkStatus();
+    });
 
 }  // namespace
 }  // namespace tfdist

@@ -18,7 +18,7 @@ std::vector<int64_t> Ids(const Tensor& tensor) {
   return std::vector<int64_t>(ids.data(), ids.data() + ids.size());
 }
 
-// A kernel whose first inputs are the ids of so many tables.
+// A kernel of so many tables, whose first inputs are their variables and ids.
 class TablesKernel : public PsKernel {
  public:
   explicit TablesKernel(OpKernelConstruction* context) : PsKernel(context) {
@@ -33,6 +33,7 @@ class TablesKernel : public PsKernel {
  protected:
   int count() const { return static_cast<int>(tables_.size()); }
   int table(int i) const { return tables_[i]; }
+  const Tensor& ids(OpKernelContext* context, int i) const { return context->input(count() + i); }
 
  private:
   std::vector<int> tables_;
@@ -50,7 +51,7 @@ class LookupKernel : public TablesKernel {
     if (client == nullptr) return done();
     std::vector<ps::TableLookup> lookups;
     for (int i = 0; i < count(); ++i) {
-      const Tensor& ids = context->input(i);
+      const Tensor& ids = this->ids(context, i);
       tensorflow::TensorShape shape = ids.shape();
       OP_REQUIRES_OK_ASYNC(context, shape.AddDimWithStatus(widths_[i]), done);
       Tensor* rows = nullptr;
@@ -76,8 +77,8 @@ class StageRowsKernel : public TablesKernel {
     const auto client = FindClient(context);
     if (client == nullptr) return done();
     for (int i = 0; i < count(); ++i) {
-      const Tensor& ids = context->input(i);
-      const Tensor& gradients = context->input(count() + i);
+      const Tensor& ids = this->ids(context, i);
+      const Tensor& gradients = context->input(2 * count() + i);
       OP_REQUIRES_ASYNC(context, client->HasTable(table(i)),
                         absl::InvalidArgumentError(StrCat("there is no table ", table(i))), done);
       const int64_t expected = ids.NumElements() * client->table_width(table(i));
@@ -87,8 +88,8 @@ class StageRowsKernel : public TablesKernel {
                             expected, " elements, received ", gradients.shape().DebugString())),
                         done);
       ps::StepValues step;
-      step.learning_rate = context->input(2 * count() + i).scalar<double>()();
-      step.step = context->input(3 * count()).scalar<int64_t>()();
+      step.learning_rate = context->input(3 * count() + i).scalar<double>()();
+      step.step = context->input(4 * count()).scalar<int64_t>()();
       client->StageRows(step, {table(i), Ids(ids), Hold(gradients)});
     }
     done();
