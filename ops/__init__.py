@@ -19,6 +19,17 @@ from tfdist.ops.table_config import (
     RowRule,
     TableConfig,
 )
+from tfdist.ops.table_rows import sum_rows
+
+
+def __getattr__(name: str):
+    # Stands on the strategies, which stand on this package.
+    if name == "embedding_lookup":
+        from tfdist.embedding.lookup import embedding_lookup
+
+        return embedding_lookup
+    raise AttributeError(f"module 'tfdist.ops' has no attribute {name!r}")
+
 
 __all__ = [
     "CommunicationStats",
@@ -40,6 +51,8 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "broadcast",
+    "embedding_lookup",
     "hand_over",
     "local_reduce",
+    "sum_rows",
 ]

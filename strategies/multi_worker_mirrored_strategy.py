@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -26,10 +27,13 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 from tfdist import job, keras, ops
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterConfigError
+from tfdist.ps import membership
 from tfdist.resolver import ClusterResolver
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas, placed
+from tfdist.strategies.remote_tables import RemoteTables
+from tfdist.strategies.table_variable import TableVariable
 
 
 class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirroredStrategy):
@@ -42,6 +46,9 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
     TensorFlow server runs in any worker. Making the strategy waits until all workers have come
     (`TFDIST_RENDEZVOUS_TIMEOUT`, 5 minutes), and applies tfdist's repairs of Keras.
 
+    A cluster may have `ps` tasks, for the tables of `tfdist.layers.Embedding`. In such a task
+    making the strategy serves until the job has ended, and then ends the process.
+
     A worker uses all its GPUs, else all its logical CPU devices, of which there is one unless
     `tf.config.set_logical_device_configuration` makes more. Gradients of a worker's devices are
     added first, so that they travel as one. All workers must have as many.
@@ -53,10 +60,12 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         into buckets that travel while others are still computed (0: one bucket); `timeout_seconds`
         bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO and RING mean
         tfdist's collectives, NCCL means TensorFlow's own, unchanged.
+      checkpoint_dir: where parameter servers keep snapshots of embedding tables; `None` keeps none.
+      checkpoint_every: seconds between such snapshots.
 
     Raises:
-      tfdist.errors.ClusterConfigError: a bad cluster, this task is a parameter server, or the
-        workers have different numbers of devices.
+      tfdist.errors.ClusterConfigError: a bad cluster, or the workers have different numbers of
+        devices.
       tfdist.errors.RendezvousTimeoutError: workers were missing at the deadline.
       tfdist.errors.AuthenticationError: the tasks do not hold the same secret.
       tfdist.errors.AddressInUseError: this worker's port is taken.
@@ -76,7 +85,16 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        checkpoint_dir: str | None = None,
+        checkpoint_every: float = 600.0,
     ) -> None:
+        if cluster_resolver is None:
+            cluster = Cluster.from_environment()
+        else:
+            cluster = Cluster.from_resolver(cluster_resolver)
+        if cluster.task_type == "ps":
+            membership.serve(cluster)
         keras.apply_repairs()
         options = communication_options or CommunicationOptions()
         if options.implementation == CommunicationImplementation.NCCL:
@@ -84,8 +102,10 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
             return
         # Not our parent's constructor: it would start a TensorFlow server and its own collectives.
         distribute_lib.Strategy.__init__(
-            self, MultiWorkerMirroredExtended(self, cluster_resolver, options)
+            self, MultiWorkerMirroredExtended(self, cluster, cluster_resolver, options)
         )
+        if cluster.rank is not None:
+            self.extended.tables = RemoteTables(cluster, checkpoint_dir, checkpoint_every)
 
     @property
     def is_chief(self) -> bool:
@@ -127,17 +147,16 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
     _enable_check_health = False
 
     communicator: ops.Communicator | None = None
+    tables: RemoteTables | None = None
 
     def __init__(
         self,
         strategy: MultiWorkerMirroredStrategy,
+        cluster: Cluster,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
         options: CommunicationOptions,
     ) -> None:
-        if cluster_resolver is None:
-            self._cluster = Cluster.from_environment()
-        else:
-            self._cluster = Cluster.from_resolver(cluster_resolver)
+        self._cluster = cluster
         resolver = cluster_resolver or ClusterResolver(self._cluster)
         super().__init__(strategy, resolver, options)
         if self.communicator is None and self._local_device_type == "CPU":
@@ -145,11 +164,6 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
             self._cross_device_ops = FusedAllReduce(self._devices[0])
 
     def _initialize_strategy(self, cluster_resolver, devices) -> None:
-        if self._cluster.task_type == "ps":
-            raise ClusterConfigError(
-                "MultiWorkerMirroredStrategy: expected a chief, worker or evaluator, but this task "
-                f"is {self._cluster.task_name}"
-            )
         if self._cluster.rank is None or self._cluster.world_size == 1:
             self._initialize_local(cluster_resolver, devices=devices)
         else:
@@ -210,6 +224,21 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
             self._collective_keys,
             self.communicator,
         )
+
+    def _create_variable(self, next_creator, **kwargs):
+        if self.tables is not None and self.tables.means_table(kwargs.get("name")):
+            return self.tables.create(next_creator, kwargs)
+        if isinstance(kwargs.get("colocate_with"), TableVariable):
+            del kwargs["colocate_with"]  # a slot, of no rows
+        return super()._create_variable(next_creator, **kwargs)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        if not isinstance(colocate_with_variable, TableVariable):
+            super()._validate_colocate_with_variable(colocate_with_variable)
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        with self.tables.step() if self.tables is not None else contextlib.nullcontext():
+            return super()._call_for_each_replica(fn, args, kwargs)
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self.communicator is None:

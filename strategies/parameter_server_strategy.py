@@ -21,6 +21,8 @@ from tfdist.strategies import worker_input
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.placement import Placement
+from tfdist.strategies.server_variable import ServerVariable
+from tfdist.strategies.table_variable import TableVariable, is_rows
 from tfdist.strategies.variable_roles import full_name, is_shared
 
 _OPTIMIZERS = ("auto", "server", "worker")
@@ -202,7 +204,9 @@ class ParameterServerExtended(OneDeviceExtended):
             with contextlib.suppress(TypeError, ValueError), tf.init_scope():
                 initial_value()
         variable = next_creator(**{**kwargs, "initial_value": initial_value, "use_resource": True})
-        return self.parameters.adopt(variable, number)
+        return self.parameters.adopt(
+            variable, number, TableVariable if is_rows(name) else ServerVariable
+        )
 
     def _call_for_each_replica(self, fn, args, kwargs):
         context = tf.distribute.ReplicaContext(self._container_strategy(), self._replica_id)

@@ -100,9 +100,11 @@ class Parameters:
         """Returns the servers' value of a parameter, which is `value` if they had none."""
         return self.client.initial_value(number, value)
 
-    def adopt(self, variable: tf.Variable, number: int) -> ServerVariable:
+    def adopt(
+        self, variable: tf.Variable, number: int, kind: type[ServerVariable] = ServerVariable
+    ) -> ServerVariable:
         """Makes a new variable the cache of a parameter."""
-        adopted = ServerVariable.adopt(variable, self, number)
+        adopted = kind.adopt(variable, self, number)
         self._variables[number] = weakref.ref(adopted)
         return adopted
 
@@ -128,7 +130,7 @@ class Parameters:
             self._thread.depth = 0
         self._end_step()
 
-    def touch(self, variable: ServerVariable) -> None:
+    def touch(self, variable: ServerVariable, read: bool = True) -> None:
         """Makes sure that a variable may be read or written here.
 
         Outside of a step that is its value on the servers. Within one, a program that reads what
@@ -137,7 +139,7 @@ class Parameters:
         """
         if not self.in_step:
             # Only eagerly: a function that is traced here may be called anywhere, or saved.
-            if tf.executing_eagerly():
+            if read and tf.executing_eagerly():
                 self.client.pull([variable], of_step=False)
         elif variable.parameter in self._staged:
             self._end_step()
@@ -203,6 +205,10 @@ class Parameters:
           step: which step of the optimizer it is, counted from 1.
         """
         self.client.stage(variables, gradients, learning_rate, step)
+        self.has_staged(variables)
+
+    def has_staged(self, variables: Sequence[ServerVariable]) -> None:
+        """Notes that gradients of variables are kept for the push that ends the step."""
         self._staged.update(v.parameter for v in variables)
 
     def all_reduce(self, values, divisor: int | None):

@@ -15,8 +15,9 @@ from tfdist._version import __version__
 _compatibility.check_tensorflow()
 
 if TYPE_CHECKING:
-    from tfdist import errors, ops
+    from tfdist import embedding, errors, layers, ops
     from tfdist.cluster import Cluster
+    from tfdist.embedding import EmbeddingTable
     from tfdist.resolver import ClusterResolver
     from tfdist.strategies import (
         CentralStorageStrategy,
@@ -34,6 +35,7 @@ _HOMES = {
     "CentralStorageStrategy": "tfdist.strategies",
     "Cluster": "tfdist.cluster",
     "ClusterResolver": "tfdist.resolver",
+    "EmbeddingTable": "tfdist.embedding",
     "CommunicationOptions": "tfdist.strategies",
     "MirroredStrategy": "tfdist.strategies",
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
@@ -41,20 +43,23 @@ _HOMES = {
     "ParameterServerStrategy": "tfdist.strategies",
     "init": "tfdist.tasks",
 }
-_MODULES = ("errors", "ops")
+_MODULES = ("embedding", "errors", "layers", "ops")
 
 __all__ = [
     "CentralStorageStrategy",
     "Cluster",
     "ClusterResolver",
     "CommunicationOptions",
+    "EmbeddingTable",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "__version__",
+    "embedding",
     "errors",
     "init",
+    "layers",
     "ops",
 ]
 

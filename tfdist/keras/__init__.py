@@ -36,9 +36,11 @@ def apply_repairs() -> None:
     from tfdist.keras import (
         callbacks,
         layers,
+        legacy_tables,
         optimizers,
         server_optimizers,
         servers,
+        table_gradients,
         training,
     )
 
@@ -54,6 +56,8 @@ def apply_repairs() -> None:
     optimizers.accumulate_all_gradients()
     optimizers.refuse_variables_of_no_strategy()
     server_optimizers.update_on_servers()
+    table_gradients.send_rows_to_servers()
+    legacy_tables.send_rows_to_servers()
     servers.tell_paths()
     servers.accumulate_own_steps()
     servers.share_training_data_only()

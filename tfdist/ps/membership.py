@@ -24,6 +24,7 @@ class _Membership:
     def __init__(self) -> None:
         self._member: Member | LocalMember | None = None
         self._failed = False
+        self.has_variables = False
 
     def join(
         self, cluster: Cluster, config: PsConfig, checkpoint_every: float
@@ -84,19 +85,29 @@ class _Membership:
 _membership = _Membership()
 
 
-def join(cluster: Cluster, config: PsConfig, checkpoint_every: float) -> Member | LocalMember:
+def join(
+    cluster: Cluster, config: PsConfig, checkpoint_every: float, variables: bool = True
+) -> Member | LocalMember:
     """Attaches to the parameter servers, or returns the membership that this process has.
+
+    Args:
+      cluster: the job.
+      config: what all workers must agree on.
+      checkpoint_every: seconds between snapshots.
+      variables: whether the servers hold the models' variables, or only embeddings' tables.
 
     Raises:
       ClusterConfigError: this process belongs to another job, or asks for another strategy.
       Exception: as `Member`.
     """
-    return _membership.join(cluster, config, checkpoint_every)
+    member = _membership.join(cluster, config, checkpoint_every)
+    _membership.has_variables = _membership.has_variables or variables
+    return member
 
 
 def joined() -> Cluster | None:
-    """Returns the job that this process has joined as a worker, if it has."""
-    return _membership.cluster
+    """Returns the job, if there is one, whose servers hold this process's variables."""
+    return _membership.cluster if _membership.has_variables else None
 
 
 def leave() -> None:

@@ -1,0 +1,178 @@
+"""Stand-ins for tables that are on the parameter servers alone.
+
+A table has a variable of no rows: what Keras, gradient tapes and optimizers take for the weight. A
+lookup names it, so that it gets the gradient, as rows and their ids. What an optimizer does with
+that goes to the servers, for the next push.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import variable_accessed
+
+from tfdist import ops
+from tfdist.strategies.server_variable import ServerVariable
+
+# Whoever makes a variable of this name means a table.
+ROWS = "remote_rows"
+_ROWS = re.compile(rf"(.*/)?{ROWS}(_\d+)?(#\d+)?")
+
+
+def is_rows(name: str) -> bool:
+    """Whether a variable of this name stands for a table."""
+    return _ROWS.fullmatch(name) is not None
+
+
+class GradientIds:
+    """Ids of a gradient's rows while an optimizer works on the gradient, for each replica.
+
+    In a function that is traced they hold for its graph and for those within, such as the branches
+    of a condition, of which each may set its own.
+    """
+
+    def __init__(self) -> None:
+        self._eager: dict[int, tf.Tensor] = {}
+
+    def set(self, ids: tf.Tensor) -> None:
+        """Says which rows the gradient is of: int64[n], each id once."""
+        self._of(_graph())[_replica()] = ids
+
+    def get(self) -> tf.Tensor:
+        """Returns what was set last, here or around this graph."""
+        graph = _graph()
+        while graph is not None and _replica() not in self._of(graph):
+            graph = getattr(graph, "outer_graph", None)
+        return self._of(graph)[_replica()]
+
+    def _of(self, graph: tf.Graph | None) -> dict[int, tf.Tensor]:
+        if graph is None:
+            return self._eager
+        # Kept by the graph, whose tensors they are, so that they end with it.
+        if not hasattr(graph, "tfdist_gradient_ids"):
+            graph.tfdist_gradient_ids = {}
+        return graph.tfdist_gradient_ids.setdefault(id(self), {})
+
+
+def _graph() -> tf.Graph | None:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _replica() -> int:
+    replica = tf.distribute.get_replica_context()
+    return 0 if replica is None else int(tf.get_static_value(replica.replica_id_in_sync_group))
+
+
+class TableVariable(ServerVariable):
+    """A variable of no rows that stands for a table.
+
+    `attach` says for which one; until then it can be neither looked up nor updated.
+    """
+
+    @classmethod
+    def adopt(cls, variable: tf.Variable, parameters, number: int) -> TableVariable:
+        """As `ServerVariable.adopt`."""
+        adopted = super().adopt(variable, parameters, number)
+        adopted._spec = None
+        adopted._table = None
+        adopted._gradient_ids = GradientIds()
+        return adopted
+
+    def attach(self, spec: Any) -> None:
+        """Makes this the stand-in of a table, which is created on the servers.
+
+        Args:
+          spec: the `EmbeddingTable`: its `name`, and `config()`.
+
+        Raises:
+          tf.errors.InvalidArgumentError: the servers have another table of this name.
+        """
+        if self._spec is not spec:
+            self._table = self._parameters.client.create_table(spec.name, spec.config())
+            self._spec = spec
+
+    @property
+    def parameters(self) -> Any:
+        """The `Parameters` that pull and push it."""
+        return self._parameters
+
+    @property
+    def table(self) -> int:
+        """The table's number."""
+        return self._table
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return self.shape[1]
+
+    def learning_rate(self, optimizer: Any, of_model: Any) -> Any:
+        """The table's learning rate in a step.
+
+        Args:
+          optimizer: the model's, which counts the steps.
+          of_model: its learning rate.
+        """
+        own = self._spec.learning_rate
+        if own is None:
+            return of_model
+        return own(optimizer.iterations) if callable(own) else own
+
+    @property
+    def gradient_ids(self) -> GradientIds:
+        """To which rows the gradient belongs that an optimizer works on."""
+        return self._gradient_ids
+
+
+def lookup(
+    variables: Sequence[TableVariable], ids: Sequence[tf.Tensor], training: bool
+) -> list[tf.Tensor]:
+    """Brings rows, which depend on `variables`.
+
+    Args:
+      variables: attached, of one strategy; one may come several times.
+      ids: for each of them int64, of any shape.
+      training: count the ids as seen, and give them rows.
+
+    Returns:
+      For each tensor of ids, float32 of its shape and the table's width.
+    """
+    parameters = variables[0].parameters
+    for variable in variables:
+        parameters.touch(variable, read=False)
+        variable_accessed(variable)
+    with tf.device("/device:CPU:0"):
+        return parameters.client.lookup(variables, ids, training)
+
+
+def sum_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the ids of a gradient, int64[n], each once, and its rows, float32[n, width]."""
+    ids = tf.reshape(tf.cast(gradient.indices, tf.int64), [-1])
+    rows = tf.cast(gradient.values, tf.float32)
+    with tf.device("/device:CPU:0"):
+        return ops.sum_rows(ids, tf.reshape(rows, [-1, rows.shape[-1]]))
+
+
+def stage(
+    variables: Sequence[TableVariable],
+    ids: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor],
+    learning_rates: Sequence[Any],
+    step: tf.Tensor,
+) -> None:
+    """Keeps gradients of rows for the push that ends the step.
+
+    Args:
+      variables: attached, of one strategy.
+      ids: for each of them int64[n].
+      gradients: float[n, width].
+      learning_rates: of each table, a scalar.
+      step: which step of the optimizer it is, counted from 1.
+    """
+    parameters = variables[0].parameters
+    with tf.device("/device:CPU:0"):
+        parameters.client.stage_rows(variables, ids, gradients, learning_rates, step)
+    parameters.has_staged(variables)

@@ -1,0 +1,241 @@
+"""How gradients change the rows of a table. Arguments are called, and default, as in Keras.
+
+A row's slots lie beside it on its server. Gradients of an id that occurs several times in a batch
+are added up first, as those of a dense variable are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from tfdist import ops
+
+_Kind = ops.OptimizerKind
+_Rule = ops.RowRule
+# What Keras calls the arguments of its optimizers that a row's optimizer does not know, and what
+# they are when they do nothing.
+_OF_THE_MODEL = {
+    "weight_decay": None,
+    "clipnorm": None,
+    "clipvalue": None,
+    "global_clipnorm": None,
+    "use_ema": False,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowOptimizer:
+    """What all have.
+
+    Args:
+      learning_rate: a number, a Keras `LearningRateSchedule`, or `None` for that of the model's
+        optimizer in each step.
+    """
+
+    learning_rate: Any = None
+
+    _kind: ClassVar[int]
+    _rule: ClassVar[int] = _Rule.ELEMENTWISE
+
+    @property
+    def rule(self) -> int:
+        """Which steps the servers make."""
+        return self._rule
+
+    @property
+    def first_slots(self) -> tuple[float, ...]:
+        """What the slots of a new row begin as, where that is not 0."""
+        return ()
+
+    def config(self) -> ops.OptimizerConfig:
+        """Describes the optimizer to the servers."""
+        known = {name for name, _ in ops.OptimizerConfig._fields_}
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if k in known}
+        return ops.OptimizerConfig(kind=self._kind, **fields)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments and the "name", of which `get` makes an equal optimizer."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {"name": _NAMES[type(self)], **fields}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SGD(RowOptimizer):
+    """Gradient descent, with momentum."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    _kind = _Kind.SGD
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adagrad(RowOptimizer):
+    """Adagrad (Duchi et al. 2011), with an accumulator for each element."""
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    _kind = _Kind.ADAGRAD
+
+    @property
+    def first_slots(self) -> tuple[float, ...]:
+        """The accumulator's first value."""
+        return (self.initial_accumulator_value,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one accumulator for each row, of the mean of its squared gradient."""
+
+    _rule = _Rule.ROWWISE_ADAGRAD
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RMSprop(RowOptimizer):
+    """RMSprop (Tieleman and Hinton 2012)."""
+
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    centered: bool = False
+
+    _kind = _Kind.RMSPROP
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(RowOptimizer):
+    """Adam (Kingma and Ba 2015).
+
+    Args:
+      learning_rate: as of all.
+      beta_1: of the momentum.
+      beta_2: of the velocity.
+      epsilon: for stability.
+      amsgrad: use the largest velocity so far.
+      exact_decay: momentum and velocity of a row also decay, and move it, in steps in which it has
+        no gradient, as those of a dense variable do; the steps are made up for when the row is
+        looked up next, at the learning rate of the latest step. Otherwise such steps do not touch
+        the row ("lazy Adam").
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    amsgrad: bool = False
+    exact_decay: bool = False
+
+    _kind = _Kind.ADAM
+
+    def __post_init__(self) -> None:
+        if self.exact_decay and self.amsgrad:
+            raise ValueError("Adam of rows: expected exact_decay or amsgrad, received both")
+
+    @property
+    def rule(self) -> int:
+        """Which steps the servers make."""
+        return _Rule.EXACT_ADAM if self.exact_decay else _Rule.ELEMENTWISE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ftrl(RowOptimizer):
+    """Ftrl-proximal (McMahan et al. 2013)."""
+
+    learning_rate_power: float = -0.5
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    l2_shrinkage_regularization_strength: float = 0.0
+    beta: float = 0.0
+
+    _kind = _Kind.FTRL
+
+    @property
+    def first_slots(self) -> tuple[float, ...]:
+        """The accumulator's first value."""
+        return (self.initial_accumulator_value,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupFtrl(Ftrl):
+    """Ftrl with a penalty on each row's norm, which turns rows of little use to 0.
+
+    Yue et al. 2021, "Adaptive Optimizers with Sparse Group Lasso for Neural Networks in CTR
+    Prediction".
+
+    Args:
+      learning_rate: as of all.
+      learning_rate_power: as of `Ftrl`, like those below.
+      initial_accumulator_value: what accumulators begin as.
+      l1_regularization_strength: of each element.
+      l2_regularization_strength: of each element.
+      l2_shrinkage_regularization_strength: of each element.
+      beta: added to the root of the accumulator.
+      l21_regularization_strength: of a row's norm, times the root of its width.
+    """
+
+    l21_regularization_strength: float = 0.0
+
+    _rule = _Rule.GROUP_FTRL
+
+
+_BY_NAME: dict[str, tuple[type[RowOptimizer], dict[str, Any]]] = {
+    "sgd": (SGD, {}),
+    "adagrad": (Adagrad, {}),
+    "rowwise_adagrad": (RowWiseAdagrad, {}),
+    "rmsprop": (RMSprop, {}),
+    "adam": (Adam, {}),
+    "exact_adam": (Adam, {"exact_decay": True}),
+    "ftrl": (Ftrl, {}),
+    "group_ftrl": (GroupFtrl, {}),
+}
+_NAMES = {of: name for name, (of, fixed) in _BY_NAME.items() if not fixed}
+# By the class names of Keras 3 and tf_keras.
+_OF_KERAS = {of.__name__: of for of in (SGD, Adagrad, RMSprop, Adam, Ftrl)}
+
+
+def get(optimizer: Any) -> RowOptimizer:
+    """Returns the row optimizer that is meant.
+
+    Args:
+      optimizer: a `RowOptimizer`, a name such as "adagrad" or "exact_adam", a dict of a "name" and
+        arguments, or an optimizer of Keras 3 or tf_keras, whose learning rate is the table's.
+
+    Raises:
+      ValueError: there is no such optimizer, or it does something that rows cannot.
+    """
+    if isinstance(optimizer, RowOptimizer):
+        return optimizer
+    if isinstance(optimizer, dict):
+        arguments = dict(optimizer)
+        name = arguments.pop("name", None)
+    else:
+        name, arguments = optimizer, {}
+    if isinstance(name, str) and name.lower() in _BY_NAME:
+        of, fixed = _BY_NAME[name.lower()]
+        return of(**{**fixed, **arguments})
+    if not isinstance(optimizer, str | dict) and type(optimizer).__name__ in _OF_KERAS:
+        return _from_keras(optimizer)
+    raise ValueError(
+        f"an embedding's optimizer: expected one of {', '.join(_BY_NAME)}, an optimizer of "
+        f"tfdist.embedding, or one of Keras called {', '.join(_OF_KERAS)}; received {optimizer!r}"
+    )
+
+
+def _from_keras(optimizer: Any) -> RowOptimizer:
+    config = optimizer.get_config()
+    for name, harmless in _OF_THE_MODEL.items():
+        if config.get(name, harmless) not in (harmless, None):
+            raise ValueError(
+                f"an embedding's optimizer: expected {type(optimizer).__name__} without {name}, "
+                f"received {name}={config[name]!r}: give it to the model's optimizer"
+            )
+    of = _OF_KERAS[type(optimizer).__name__]
+    names = {field.name for field in dataclasses.fields(of)} - {"learning_rate"}
+    rate = optimizer._learning_rate
+    if not callable(rate) or hasattr(rate, "dtype"):
+        rate = float(config["learning_rate"])
+    return of(learning_rate=rate, **{name: config[name] for name in names if name in config})

@@ -1,0 +1,163 @@
+"""A table of rows by id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.embedding import initializers, optimizers
+from tfdist.strategies.table_variable import ROWS, TableVariable
+
+_POLICIES = {"lru": ops.EvictionPolicy.LRU, "lfu": ops.EvictionPolicy.LFU}
+
+
+class EmbeddingTable:
+    """Rows of float32 by 64-bit id, which live on the parameter servers alone.
+
+    A row is made when its id is looked up in training for the first time. Make the table in the
+    scope of a `ParameterServerStrategy`, or of a `MultiWorkerMirroredStrategy` whose cluster has
+    `ps` tasks; all workers make the same tables. Its gradient belongs to `rows`.
+
+    Args:
+      name: the same in all workers, and another than other tables have.
+      output_dim: the rows' width.
+      input_dim: ids must be from 0 to this, exclusive; `None`: any.
+      optimizer: how gradients change rows: a name ("sgd", "adagrad", "rowwise_adagrad", "rmsprop",
+        "adam", "exact_adam", "ftrl", "group_ftrl"), an optimizer of `tfdist.embedding`, or one of
+        Keras.
+      initializer: what rows begin as: a name such as "uniform" or "zeros", or a Keras initializer.
+      learning_rate: a number or a Keras `LearningRateSchedule`; `None`: the `optimizer`'s, and if
+        it has none, that of the model's optimizer in each step.
+      min_count: an id gets a row when it is looked up this often in training (up to 65535, counted
+        by a sketch that may count too many, never too few).
+      probability: an id without a row gets one with this probability each time.
+      max_rows: about so many are kept: for a new one, one goes that was not used for long
+        (`eviction="lru"`) or seldom ("lfu"), out of some that are taken at random; `None`: all.
+      eviction: "lru" or "lfu".
+      ttl_seconds: a row that was not looked up in training for longer goes; `None`: never.
+      min_norm: a row of a smaller Euclidean norm goes; `None`: none.
+
+    Raises:
+      ValueError: an argument makes no sense; says what was expected.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        output_dim: int,
+        *,
+        input_dim: int | None = None,
+        optimizer: Any = "adagrad",
+        initializer: Any = "uniform",
+        learning_rate: Any = None,
+        min_count: int = 1,
+        probability: float = 1.0,
+        max_rows: int | None = None,
+        eviction: str = "lru",
+        ttl_seconds: float | None = None,
+        min_norm: float | None = None,
+    ) -> None:
+        self.name = name
+        self._expect(_is_count(output_dim), "output_dim", "a whole number from 1 on", output_dim)
+        for what, value in (("input_dim", input_dim), ("max_rows", max_rows)):
+            fits = value is None or _is_count(value)
+            self._expect(fits, what, "a whole number from 1 on, or None", value)
+        self._expect(eviction in _POLICIES, "eviction", "'lru' or 'lfu'", eviction)
+        fits = _is_count(min_count) and min_count < 2**16
+        self._expect(fits, "min_count", "a whole number from 1 to 65535", min_count)
+        fits = _is_number(probability) and 0 < probability <= 1
+        self._expect(fits, "probability", "a number above 0 and up to 1", probability)
+        for what, value in (("ttl_seconds", ttl_seconds), ("min_norm", min_norm)):
+            fits = value is None or (_is_number(value) and value > 0)
+            self._expect(fits, what, "a positive number, or None", value)
+        self.output_dim = output_dim
+        self.input_dim = input_dim
+        self.optimizer = optimizers.get(optimizer)
+        self.learning_rate = learning_rate
+        if learning_rate is None:
+            self.learning_rate = self.optimizer.learning_rate
+        self._initializer = initializer
+        self._retention = {
+            "min_count": min_count,
+            "probability": probability,
+            "max_rows": max_rows or 0,
+            "policy": _POLICIES[eviction],
+            "ttl_seconds": ttl_seconds or 0.0,
+            "min_norm": min_norm or 0.0,
+        }
+        self.config()
+        self._weight: Any = None
+
+    def config(self) -> ops.TableConfig:
+        """What the servers must know of the table."""
+        slots = self.optimizer.first_slots
+        return ops.TableConfig(
+            width=self.output_dim,
+            rule=self.optimizer.rule,
+            optimizer=self.optimizer.config(),
+            group_penalty=getattr(self.optimizer, "l21_regularization_strength", 0.0),
+            first_slots=(*slots, *[0.0] * (3 - len(slots))),
+            initializer=initializers.get(
+                self._initializer, self.name, self.input_dim, self.output_dim
+            ),
+            **self._retention,
+        )
+
+    def weight(self, make: Any = None) -> Any:
+        """The variable that stands for the table, made at first.
+
+        Args:
+          make: makes it, given its shape and a name for it; by default a `tf.Variable`.
+        """
+        if self._weight is None:
+            make = make or _make_variable
+            with tf.name_scope(self.name):
+                self._weight = make((0, self.output_dim), ROWS)
+        return self._weight
+
+    @property
+    def rows(self) -> TableVariable:
+        """The variable that receives the table's gradient, float32[0, output_dim].
+
+        Raises:
+          ValueError: it was made where no parameter servers are.
+        """
+        weight = self.weight()
+        return self.attached(weight if isinstance(weight, tf.Variable) else weight.value)
+
+    def attached(self, variable: tf.Variable) -> TableVariable:
+        """Returns `variable`, which from now on stands for this table.
+
+        Raises:
+          ValueError: it was made where no parameter servers are.
+        """
+        if not isinstance(variable, TableVariable):
+            raise ValueError(
+                f"embedding table {self.name!r}: expected to be made in the scope of a "
+                "tfdist.ParameterServerStrategy, or of a tfdist.MultiWorkerMirroredStrategy whose "
+                f"cluster has ps tasks, received {tf.distribute.get_strategy()!r}"
+            )
+        variable.attach(self)
+        return variable
+
+    def _expect(self, fits: bool, what: str, expected: str, received: Any) -> None:
+        if not fits:
+            raise ValueError(
+                f"embedding table {self.name!r}: expected {what} to be {expected}, received "
+                f"{received!r}"
+            )
+
+
+def _make_variable(shape: tuple[int, int], name: str) -> tf.Variable:
+    with tf.init_scope():
+        return tf.Variable(tf.zeros(shape), name=name)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,5 @@
+"""Layers for Keras 3; for tf_keras see `tfdist.layers.legacy`."""
+
+from tfdist.layers.embedding import Embedding
+
+__all__ = ["Embedding"]

@@ -1,0 +1,73 @@
+"""The embedding layer for Keras 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.layers.remote_embedding import RemoteEmbedding
+from tfdist.strategies.table_variable import ROWS
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class Embedding(RemoteEmbedding, keras.layers.Layer):
+    __doc__ = f"""Turns ids into rows of a table that lives on the parameter servers alone.
+
+    Ids are integers or strings: dense of any shape, ragged, or sparse of two dimensions. Make the
+    layer in the scope of a `tfdist.ParameterServerStrategy`, or of a
+    `tfdist.MultiWorkerMirroredStrategy` whose cluster has `ps` tasks. In `fit` an id gets a row on
+    first use; in `evaluate` and `predict` an id without one gives what it would begin as.
+
+    {RemoteEmbedding.__doc__.partition("Args:")[1]}{RemoteEmbedding.__doc__.partition("Args:")[2]}
+    Raises:
+      ValueError: an argument makes no sense; says what was expected.
+
+    Example:
+
+    ```python
+    with strategy.scope():
+        user = keras.Input((), dtype="string")
+        row = tfdist.layers.Embedding(output_dim=16)(user)
+    ```
+    """
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the variable that stands for the table."""
+        if self._shared_table is None:
+            self.rows = self._make_rows((0, self.output_dim), ROWS)
+        else:
+            self.rows = self._shared_table.weight(self._make_shared_rows)
+        self.built = True
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Looks up rows.
+
+        Args:
+          inputs: ids.
+          weights: like `inputs`; rows are multiplied with them.
+          training: whether ids count as seen, and get rows.
+
+        Returns:
+          Of the shape of `inputs` and `output_dim`, without the last dimension of `inputs` if there
+          is a combiner.
+        """
+        return self._look_up(inputs, weights, training)
+
+    def _make_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
+        return self.add_weight(
+            shape=shape,
+            name=name,
+            dtype="float32",
+            initializer="zeros",
+            trainable=True,
+            autocast=False,
+        )
+
+    def _make_shared_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
+        with keras.name_scope(self._shared_table.name):
+            return keras.Variable("zeros", shape, "float32", name=name, autocast=False)
+
+    def _variable(self) -> tf.Variable | None:
+        return self.rows._value

@@ -1,0 +1,155 @@
+"""What the embedding layers for Keras 3 and tf_keras have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.embedding import ids as id_kinds
+from tfdist.embedding import optimizers
+from tfdist.embedding.lookup import checked
+from tfdist.embedding.table import EmbeddingTable
+from tfdist.strategies import table_variable
+from tfdist.strategies.table_variable import ROWS
+
+# What a layer's configuration says of its table, besides its width.
+_OF_TABLE = (
+    "input_dim",
+    "optimizer",
+    "initializer",
+    "learning_rate",
+    "min_count",
+    "probability",
+    "max_rows",
+    "eviction",
+    "ttl_seconds",
+    "min_norm",
+)
+
+
+class RemoteEmbedding:
+    """Goes before a library's `Layer` among the bases of an embedding layer.
+
+    Args:
+      input_dim: ids must be from 0 to this, exclusive; `None`: any integers or strings.
+      output_dim: the width of a row.
+      optimizer: as of `EmbeddingTable`, like all that follow up to `min_norm`.
+      initializer: likewise.
+      combiner: `None`, or "sum", "mean" or "sqrtn" over the last dimension of the ids.
+      learning_rate: as of `EmbeddingTable`, like those below.
+      min_count: likewise.
+      probability: likewise.
+      max_rows: likewise.
+      eviction: likewise.
+      ttl_seconds: likewise.
+      min_norm: likewise.
+      table: an `EmbeddingTable` that several layers share, instead of the arguments that say what
+        a table is like.
+      **kwargs: of the library's `Layer`.
+    """
+
+    def __init__(
+        self,
+        input_dim: int | None = None,
+        output_dim: int = 64,
+        optimizer: Any = "adagrad",
+        initializer: Any = "uniform",
+        combiner: str | None = None,
+        *,
+        learning_rate: Any = None,
+        min_count: int = 1,
+        probability: float = 1.0,
+        max_rows: int | None = None,
+        eviction: str = "lru",
+        ttl_seconds: float | None = None,
+        min_norm: float | None = None,
+        table: EmbeddingTable | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if combiner not in id_kinds.COMBINERS:
+            raise ValueError(
+                f"embedding layer {self.name!r}: expected combiner to be one of "
+                f"{id_kinds.COMBINERS}, received {combiner!r}"
+            )
+        self.combiner = combiner
+        self.output_dim = output_dim if table is None else table.output_dim
+        self._shared_table = table
+        self._arguments = {
+            "input_dim": input_dim,
+            "optimizer": optimizer,
+            "initializer": initializer,
+            "learning_rate": learning_rate,
+            "min_count": min_count,
+            "probability": probability,
+            "max_rows": max_rows,
+            "eviction": eviction,
+            "ttl_seconds": ttl_seconds,
+            "min_norm": min_norm,
+        }
+        self._own_table: EmbeddingTable | None = None
+        if table is None:
+            self._make_table(self.name)  # says now what is wrong with its arguments
+
+    @property
+    def table(self) -> EmbeddingTable:
+        """The layer's table.
+
+        Raises:
+          ValueError: the layer has not been built.
+        """
+        table = self._shared_table or self._own_table
+        if table is None:
+            raise ValueError(f"embedding layer {self.name!r}: it has no table until it is built")
+        return table
+
+    def _make_table(self, name: str) -> EmbeddingTable:
+        return EmbeddingTable(name, self.output_dim, **self._arguments)
+
+    def _variable(self) -> tf.Variable | None:
+        """The variable that stands for the table; `None` as long as it is only planned."""
+        raise NotImplementedError
+
+    def _name_of_table(self, variable: tf.Variable) -> str:
+        """The variable's name in all workers, without what all such variables are called."""
+        parameters = getattr(variable, "parameters", None)
+        name = self.name if parameters is None else parameters[variable.parameter].name
+        return name.replace(f"/{ROWS}", "")
+
+    def _look_up(self, inputs: Any, weights: Any, training: bool | None) -> Any:
+        variable = self._variable()
+        flat = id_kinds.flat_values(inputs)
+        if variable is None:
+            # The model's shapes are being found out, before it has variables.
+            rows = tf.zeros(tf.concat([tf.shape(flat), [self.output_dim]], 0))
+            rows = tf.ensure_shape(rows, [*flat.shape, self.output_dim])
+        else:
+            if self._shared_table is None and self._own_table is None:
+                self._own_table = self._make_table(self._name_of_table(variable))
+            attached = self.table.attached(variable)
+            counts = bool(training) and self.trainable
+            (rows,) = table_variable.lookup([attached], [checked(self.table, flat)], counts)
+        rows = tf.cast(rows, self.compute_dtype)
+        return id_kinds.combined(inputs, rows, weights, self.combiner)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, of which `from_config` makes an equal layer.
+
+        Raises:
+          ValueError: the layer shares its table, which a configuration of one layer cannot say.
+        """
+        if self._shared_table is not None:
+            raise ValueError(
+                f"embedding layer {self.name!r}: a layer that shares table "
+                f"{self._shared_table.name!r} has no configuration of its own; save the model's "
+                "weights, or export it for serving"
+            )
+        arguments = dict(self._arguments)
+        arguments["optimizer"] = optimizers.get(arguments["optimizer"]).get_config()
+        return {
+            **super().get_config(),
+            "output_dim": self.output_dim,
+            "combiner": self.combiner,
+            **arguments,
+        }
