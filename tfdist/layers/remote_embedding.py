@@ -78,7 +78,7 @@ class RemoteEmbedding:
         self._shared_table = table
         self._arguments = {
             "input_dim": input_dim,
-            "optimizer": optimizer,
+            "optimizer": optimizers.get(optimizer),
             "initializer": initializer,
             "learning_rate": learning_rate,
             "min_count": min_count,
@@ -127,6 +127,7 @@ class RemoteEmbedding:
         else:
             if self._shared_table is None and self._own_table is None:
                 self._own_table = self._make_table(self._name_of_table(variable))
+                self._own_table.weight(lambda *_: self.rows)
             attached = self.table.attached(variable)
             counts = bool(training) and self.trainable
             (rows,) = table_variable.lookup([attached], [checked(self.table, flat)], counts)
@@ -146,7 +147,7 @@ class RemoteEmbedding:
                 "weights, or export it for serving"
             )
         arguments = dict(self._arguments)
-        arguments["optimizer"] = optimizers.get(arguments["optimizer"]).get_config()
+        arguments["optimizer"] = arguments["optimizer"].get_config()
         return {
             **super().get_config(),
             "output_dim": self.output_dim,

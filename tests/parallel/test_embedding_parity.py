@@ -1,0 +1,155 @@
+"""Training with a remote embedding gives what training with a dense kernel gives."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tf_keras
+from embeddings import dataset, train_like_dense
+from models import ADAPTIVE, EXACT
+from ps_job import on_job, served
+
+import tfdist
+
+optimizers = keras.optimizers
+# Of the table, and the model's.
+OF_ROWS = {
+    "sgd": ("sgd", lambda: optimizers.SGD(0.1)),
+    "momentum": (
+        optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+        lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    ),
+    "adagrad": ("adagrad", lambda: optimizers.Adagrad(0.1)),
+    "rmsprop": ("rmsprop", lambda: optimizers.RMSprop(0.01)),
+    "adam": ("exact_adam", lambda: optimizers.Adam(0.01)),
+    "ftrl": ("ftrl", lambda: optimizers.Ftrl(0.1)),
+    "group_ftrl": ("group_ftrl", lambda: optimizers.Ftrl(0.1)),
+}
+OF_MODEL = {
+    "clipnorm": lambda: optimizers.SGD(0.1, clipnorm=0.01),
+    "global_clipnorm": lambda: optimizers.SGD(0.1, global_clipnorm=0.01),
+    "clipvalue": lambda: optimizers.SGD(0.1, clipvalue=0.001),
+    "accumulation": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=3),
+    "clipped_accumulation": lambda: optimizers.SGD(
+        0.1, gradient_accumulation_steps=2, global_clipnorm=0.01
+    ),
+    "schedule": lambda: optimizers.SGD(optimizers.schedules.CosineDecay(0.1, 12)),
+    "loss_scale": lambda: optimizers.LossScaleOptimizer(
+        optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=3
+    ),
+    "loss_scale_factor": lambda: optimizers.SGD(0.1, loss_scale_factor=16.0),
+    "weight_decay_of_dense": lambda: _without_kernel_decay(optimizers.SGD(0.1, weight_decay=0.1)),
+}
+
+
+def _without_kernel_decay(optimizer):
+    # Of the dense stand-in; rows do not decay.
+    optimizer.exclude_from_weight_decay(var_names=["kernel", "remote_rows"])
+    return optimizer
+
+
+# What sets these apart from SGD divides by small numbers.
+TOLERANCES = {"adam": ADAPTIVE, "rmsprop": ADAPTIVE}
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+@on_job(1, 2)
+def test_of_rows(ctx, name):
+    if served():
+        return
+    of_rows, of_model = OF_ROWS[name]
+    strategy = tfdist.ParameterServerStrategy()
+    options = {}
+    if name in ("momentum", "rmsprop"):
+        # A row without a gradient keeps still, where a dense variable's slots go on: one batch.
+        options = {"rows": 16}
+    if name in ("ftrl", "group_ftrl"):
+        # Ftrl forgets at its first step what a variable began as, with a gradient or without.
+        options = {"first": 0.0}
+    train_like_dense(strategy, of_model, of_rows, tolerance=TOLERANCES.get(name, EXACT), **options)
+
+
+@pytest.mark.parametrize("name", OF_MODEL)
+@on_job(1, 2)
+def test_of_model(ctx, name):
+    if served():
+        return
+    train_like_dense(tfdist.ParameterServerStrategy(), OF_MODEL[name], "sgd")
+
+
+@pytest.mark.parametrize(
+    "compiled", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=["eager", "several_steps"]
+)
+@on_job(1)
+def test_ways_to_run(ctx, compiled):
+    if served():
+        return
+    train_like_dense(
+        tfdist.ParameterServerStrategy(), lambda: optimizers.Adagrad(0.1), "adagrad", **compiled
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+@on_job(1)
+def test_modes_with_one_worker(ctx, mode):
+    if served():
+        return
+    staleness = {"staleness": 2} if mode == "ssp" else {}
+    strategy = tfdist.ParameterServerStrategy(mode=mode, **staleness)
+    train_like_dense(strategy, lambda: optimizers.Adagrad(0.1), "adagrad")
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam"])
+@on_job(2, 2)
+def test_two_workers_in_sync(ctx, name):
+    if served():
+        return
+    of_rows, of_model = OF_ROWS[name]
+    train_like_dense(
+        tfdist.ParameterServerStrategy(mode="sync"),
+        of_model,
+        of_rows,
+        tolerance=TOLERANCES.get(name, EXACT),
+    )
+
+
+@pytest.mark.parametrize("name", ["global_clipnorm", "loss_scale"])
+@on_job(1)
+def test_tf_keras(ctx, name):
+    if served():
+        return
+    of_tf_keras = tf_keras.optimizers
+    of_model = {
+        "global_clipnorm": lambda: of_tf_keras.Adagrad(0.1, global_clipnorm=0.01),
+        "loss_scale": lambda: of_tf_keras.Adagrad(0.1),
+    }[name]
+    train_like_dense(tfdist.ParameterServerStrategy(), of_model, "adagrad", tf_keras)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "accumulation", "loss_scale"])
+@on_job(2, 2)
+def test_beside_all_reduce(ctx, name):
+    if served():
+        return
+    of_rows, of_model = OF_ROWS[name] if name in OF_ROWS else ("sgd", OF_MODEL[name])
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    model = train_like_dense(strategy, of_model, of_rows)
+    assert strategy.num_replicas_in_sync == 2
+    assert model.predict(dataset(10, 4), verbose=0).shape == (10, 1)
+
+
+@on_job(2)
+def test_tf_keras_beside_all_reduce(ctx):
+    if served():
+        return
+    train_like_dense(
+        tfdist.MultiWorkerMirroredStrategy(),
+        lambda: tf_keras.optimizers.SGD(0.1),
+        "sgd",
+        tf_keras,
+    )
+
+
+def test_beside_devices_of_one_process():
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    train_like_dense(strategy, lambda: optimizers.Adagrad(0.1), "adagrad")
