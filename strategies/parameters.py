@@ -60,6 +60,7 @@ class Parameters:
         self._variables: dict[int, weakref.ref[ServerVariable]] = {}
         self._used: dict[object, collections.Counter] = collections.defaultdict(collections.Counter)
         self._thread = threading.local()
+        self._tables: dict[str, tuple[bytes, int]] = {}
 
     def unique_name(self, name: str, graph: object = None) -> str:
         """Returns `name`, with a number if `graph` has a variable of this name already.
@@ -94,6 +95,28 @@ class Parameters:
             shards = renamed(shards, name)
         number = self.client.add_parameter(name, dtype, shards)
         self._parameters[number] = Parameter(name, shape, dtype, placed_as)
+        return number
+
+    def add_table(self, name: str, config: ops.TableConfig) -> int:
+        """Makes an embedding's table known, which the servers create, and returns its number.
+
+        Args:
+          name: the same in all workers.
+          config: likewise.
+
+        Raises:
+          ValueError: this process has another table of this name.
+          tf.errors.InvalidArgumentError: another worker has.
+        """
+        content = bytes(config)
+        if name not in self._tables:
+            self._tables[name] = (content, self.client.create_table(name, config))
+        known, number = self._tables[name]
+        if known != content:
+            raise ValueError(
+                f"embedding table {name!r}: expected the same arguments for the same name, but "
+                "there is a table of this name that was made with others"
+            )
         return number
 
     def initial_value(self, number: int, value: tf.Tensor) -> tf.Tensor:

@@ -78,6 +78,8 @@ class TableVariable(ServerVariable):
         adopted = super().adopt(variable, parameters, number)
         adopted._spec = None
         adopted._table = None
+        # Whether there is a step that knows the table's number.
+        adopted.is_used = False
         adopted._gradient_ids = GradientIds()
         return adopted
 
@@ -88,10 +90,17 @@ class TableVariable(ServerVariable):
           spec: the `EmbeddingTable`: its `name`, and `config()`.
 
         Raises:
-          tf.errors.InvalidArgumentError: the servers have another table of this name.
+          ValueError: this process has another table of this name, or has used another one here.
+          tf.errors.InvalidArgumentError: another worker has another table of this name.
         """
         if self._spec is not spec:
-            self._table = self._parameters.client.create_table(spec.name, spec.config())
+            number = self._parameters.add_table(spec.name, spec.config())
+            if self.is_used and number != self._table:
+                raise ValueError(
+                    f"embedding table {spec.name!r}: a step that was traced before uses table "
+                    f"{self._spec.name!r} in its place; load weights before the first step"
+                )
+            self._table = number
             self._spec = spec
 
     @property
@@ -144,6 +153,7 @@ def lookup(
     for variable in variables:
         parameters.touch(variable, read=False)
         variable_accessed(variable)
+        variable.is_used = variable.is_used or parameters.in_step
     with tf.device("/device:CPU:0"):
         return parameters.client.lookup(variables, ids, training)
 

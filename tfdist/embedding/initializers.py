@@ -30,9 +30,10 @@ def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) ->
     """Describes an initializer to the servers.
 
     Args:
-      initializer: a name such as "uniform", or an initializer of Keras 3 or tf_keras: constants,
-        uniform, normal, truncated normal, and, where the number of rows is known, those that scale
-        by it, such as "glorot_uniform". Without a seed of the user's own, the table's name is it.
+      initializer: a name such as "uniform", an initializer of Keras 3 or tf_keras, or what Keras
+        saves of one: constants, uniform, normal, truncated normal, and, where the number of rows is
+        known, those that scale by it, such as "glorot_uniform". Without a seed of the user's own,
+        the table's name is it.
       table: the table's name.
       input_dim: the number of rows, if there is one.
       output_dim: the rows' width.
@@ -43,7 +44,7 @@ def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) ->
     if isinstance(initializer, str) and initializer in _NAMED:
         kind, a, b = _NAMED[initializer]
         return ops.RowInitializer(kind, a, b, _seed_of(table))
-    if isinstance(initializer, str):
+    if isinstance(initializer, str | dict):
         import keras
 
         initializer = keras.initializers.get(initializer)

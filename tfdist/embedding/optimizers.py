@@ -50,6 +50,9 @@ class RowOptimizer:
         """What the slots of a new row begin as, where that is not 0."""
         return ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "learning_rate", as_learning_rate(self.learning_rate))
+
     def config(self) -> ops.OptimizerConfig:
         """Describes the optimizer to the servers."""
         known = {name for name, _ in ops.OptimizerConfig._fields_}
@@ -131,6 +134,7 @@ class Adam(RowOptimizer):
     _kind = _Kind.ADAM
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.exact_decay and self.amsgrad:
             raise ValueError("Adam of rows: expected exact_decay or amsgrad, received both")
 
@@ -195,6 +199,25 @@ _BY_NAME: dict[str, tuple[type[RowOptimizer], dict[str, Any]]] = {
 _NAMES = {of: name for name, (of, fixed) in _BY_NAME.items() if not fixed}
 # By the class names of Keras 3 and tf_keras.
 _OF_KERAS = {of.__name__: of for of in (SGD, Adagrad, RMSprop, Adam, Ftrl)}
+
+
+def as_learning_rate(rate: Any) -> Any:
+    """Returns a learning rate, of which Keras may have saved the configuration.
+
+    Raises:
+      ValueError: it is no positive number, schedule, or `None`.
+    """
+    if isinstance(rate, dict):
+        import keras
+
+        return keras.saving.deserialize_keras_object(rate)
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool) and rate >= 0
+    if rate is None or is_number or callable(rate):
+        return rate
+    raise ValueError(
+        "an embedding's learning_rate: expected a number from 0 on, a LearningRateSchedule, or "
+        f"None, received {rate!r}"
+    )
 
 
 def get(optimizer: Any) -> RowOptimizer:

@@ -75,7 +75,7 @@ class EmbeddingTable:
         self.output_dim = output_dim
         self.input_dim = input_dim
         self.optimizer = optimizers.get(optimizer)
-        self.learning_rate = learning_rate
+        self.learning_rate = optimizers.as_learning_rate(learning_rate)
         if learning_rate is None:
             self.learning_rate = self.optimizer.learning_rate
         self._initializer = initializer

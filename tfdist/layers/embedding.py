@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.layers.remote_embedding import RemoteEmbedding
 from tfdist.strategies.table_variable import ROWS
+
+_TABLE = "table"
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -54,6 +57,19 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
           is a combiner.
         """
         return self._look_up(inputs, weights, training)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves which table it is; the rows are in the snapshots of the servers."""
+        super().save_own_variables(store)
+        if self._own_table is not None:
+            store[_TABLE] = np.frombuffer(self._own_table.name.encode(), np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes the table that was saved, with the rows that the servers have."""
+        variables = {name: store[name] for name in store.keys() if name != _TABLE}  # noqa: SIM118
+        super().load_own_variables(variables)
+        if _TABLE in store.keys() and self._shared_table is None:  # noqa: SIM118
+            self._use_table(bytes(np.array(store[_TABLE])).decode())
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
         return self.add_weight(

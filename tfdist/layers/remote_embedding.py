@@ -107,6 +107,10 @@ class RemoteEmbedding:
     def _make_table(self, name: str) -> EmbeddingTable:
         return EmbeddingTable(name, self.output_dim, **self._arguments)
 
+    def _use_table(self, name: str) -> None:
+        self._own_table = self._make_table(name)
+        self._own_table.weight(lambda *_: self.rows)
+
     def _variable(self) -> tf.Variable | None:
         """The variable that stands for the table; `None` as long as it is only planned."""
         raise NotImplementedError
@@ -126,8 +130,7 @@ class RemoteEmbedding:
             rows = tf.ensure_shape(rows, [*flat.shape, self.output_dim])
         else:
             if self._shared_table is None and self._own_table is None:
-                self._own_table = self._make_table(self._name_of_table(variable))
-                self._own_table.weight(lambda *_: self.rows)
+                self._use_table(self._name_of_table(variable))
             attached = self.table.attached(variable)
             counts = bool(training) and self.trainable
             (rows,) = table_variable.lookup([attached], [checked(self.table, flat)], counts)
