@@ -216,12 +216,25 @@ def test_a_saved_model_finds_its_table(ctx):
 
 
 @on_ranks(1)
-def test_a_shared_table_is_in_no_configuration(ctx):
+def test_a_shared_table_is_shared_again_when_it_is_loaded(ctx):
     strategy = alone()
     with strategy.scope():
-        layer = layers.Embedding(table=tfdist.EmbeddingTable("shared", 2))
-    with pytest.raises(ValueError, match="shares table 'shared'"):
-        layer.get_config()
+        table = tfdist.EmbeddingTable("words", 2, optimizer="ftrl", max_rows=100)
+        left, right = keras.Input((), dtype="int64"), keras.Input((), dtype="int64")
+        rows = [layers.Embedding(table=table)(x) for x in (left, right)]
+        model = keras.Model([left, right], keras.layers.Add()(rows))
+        model.compile("sgd", _sum)
+    model.train_on_batch([np.array([4]), np.array([9])], np.zeros((1, 2)))
+    model.save(ctx.tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(
+            ctx.tmp_path / "model.keras", custom_objects={"_sum": _sum}
+        )
+    tables = [layer.table for layer in loaded.layers if isinstance(layer, layers.Embedding)]
+    assert tables[0] is tables[1]
+    assert bytes(tables[0].config()) == bytes(table.config())
+    x = [np.array([4, 5]), np.array([9, 4])]
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
 @on_ranks(1)

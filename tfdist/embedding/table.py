@@ -10,6 +10,7 @@ from tfdist import ops
 from tfdist.embedding import initializers, optimizers
 from tfdist.strategies.table_variable import ROWS, TableVariable
 
+_WIRE = ("float32", "float16", "bfloat16")
 _POLICIES = {"lru": ops.EvictionPolicy.LRU, "lfu": ops.EvictionPolicy.LFU}
 
 
@@ -38,6 +39,12 @@ class EmbeddingTable:
       eviction: "lru" or "lfu".
       ttl_seconds: a row that was not looked up in training for longer goes; `None`: never.
       min_norm: a row of a smaller Euclidean norm goes; `None`: none.
+      wire_dtype: as what rows and gradients travel: "float32", "float16" or "bfloat16". Rows are
+        kept, and gradients added up, as float32.
+      cache_rows: so many rows that are looked up often in training stay with the worker; 0: none.
+      cache_steps: for so many of the worker's steps a row that stayed is used again, without what
+        others, or the worker itself, have changed (bounded staleness, Ho et al. 2013). Such
+        lookups do not count for `min_count` and `eviction`.
 
     Raises:
       ValueError: an argument makes no sense; says what was expected.
@@ -58,6 +65,9 @@ class EmbeddingTable:
         eviction: str = "lru",
         ttl_seconds: float | None = None,
         min_norm: float | None = None,
+        wire_dtype: str = "float32",
+        cache_rows: int = 0,
+        cache_steps: int = 8,
     ) -> None:
         self.name = name
         self._expect(_is_count(output_dim), "output_dim", "a whole number from 1 on", output_dim)
@@ -72,13 +82,22 @@ class EmbeddingTable:
         for what, value in (("ttl_seconds", ttl_seconds), ("min_norm", min_norm)):
             fits = value is None or (_is_number(value) and value > 0)
             self._expect(fits, what, "a positive number, or None", value)
+        self._expect(wire_dtype in _WIRE, "wire_dtype", f"one of {', '.join(_WIRE)}", wire_dtype)
+        fits = cache_rows == 0 or _is_count(cache_rows)
+        self._expect(fits, "cache_rows", "a whole number from 0 on", cache_rows)
+        fits = _is_count(cache_steps)
+        self._expect(fits, "cache_steps", "a whole number from 1 on", cache_steps)
         self.output_dim = output_dim
         self.input_dim = input_dim
         self.optimizer = optimizers.get(optimizer)
         self.learning_rate = optimizers.as_learning_rate(learning_rate)
         if learning_rate is None:
             self.learning_rate = self.optimizer.learning_rate
+        self.wire_dtype = tf.as_dtype(wire_dtype)
+        self.cache_rows, self.cache_steps = cache_rows, cache_steps
         self._initializer = initializer
+        self._own_learning_rate = learning_rate
+        self._eviction = eviction
         self._retention = {
             "min_count": min_count,
             "probability": probability,
@@ -104,6 +123,28 @@ class EmbeddingTable:
             ),
             **self._retention,
         )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, of which `from_config` makes an equal table."""
+        retention = {k: v or None for k, v in self._retention.items() if k != "policy"}
+        return {
+            "name": self.name,
+            "output_dim": self.output_dim,
+            "input_dim": self.input_dim,
+            "optimizer": self.optimizer.get_config(),
+            "initializer": self._initializer,
+            "learning_rate": self._own_learning_rate,
+            "eviction": self._eviction,
+            "wire_dtype": self.wire_dtype.name,
+            "cache_rows": self.cache_rows,
+            "cache_steps": self.cache_steps,
+            **retention,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EmbeddingTable:
+        """Makes a table of what `get_config` returns, also after Keras has saved it."""
+        return cls(**config)
 
     def weight(self, make: Any = None) -> Any:
         """The variable that stands for the table, made at first.

@@ -8,10 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.embedding.table import EmbeddingTable
 from tfdist.layers.remote_embedding import RemoteEmbedding
 from tfdist.strategies.table_variable import ROWS
 
 _TABLE = "table"
+keras.saving.register_keras_serializable("tfdist")(EmbeddingTable)
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -57,6 +59,15 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
           is a combiner.
         """
         return self._look_up(inputs, weights, training)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Embedding:
+        """Makes a layer of what `get_config` returns, also after Keras has saved it."""
+        config = dict(config)
+        if isinstance(config.get("table"), dict):
+            # Keras knows which layers of a model share it.
+            config["table"] = keras.saving.deserialize_keras_object(config["table"])
+        return super().from_config(config)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves which table it is; the rows are in the snapshots of the servers."""

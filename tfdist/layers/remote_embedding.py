@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -13,18 +14,12 @@ from tfdist.embedding.table import EmbeddingTable
 from tfdist.strategies import table_variable
 from tfdist.strategies.table_variable import ROWS
 
-# What a layer's configuration says of its table, besides its width.
-_OF_TABLE = (
-    "input_dim",
-    "optimizer",
-    "initializer",
-    "learning_rate",
-    "min_count",
-    "probability",
-    "max_rows",
-    "eviction",
-    "ttl_seconds",
-    "min_norm",
+# The arguments of a table that a layer passes on.
+_OF_TABLE = tuple(
+    name
+    for name, parameter in inspect.signature(EmbeddingTable).parameters.items()
+    if parameter.kind == parameter.KEYWORD_ONLY
+    and name not in ("input_dim", "optimizer", "initializer")
 )
 
 
@@ -34,19 +29,15 @@ class RemoteEmbedding:
     Args:
       input_dim: ids must be from 0 to this, exclusive; `None`: any integers or strings.
       output_dim: the width of a row.
-      optimizer: as of `EmbeddingTable`, like all that follow up to `min_norm`.
+      optimizer: as of `EmbeddingTable`.
       initializer: likewise.
       combiner: `None`, or "sum", "mean" or "sqrtn" over the last dimension of the ids.
-      learning_rate: as of `EmbeddingTable`, like those below.
-      min_count: likewise.
-      probability: likewise.
-      max_rows: likewise.
-      eviction: likewise.
-      ttl_seconds: likewise.
-      min_norm: likewise.
+      prefetch: in `fit` of a functional or Sequential model look up the rows of the next batch
+        while this one is computed, so that they lack this worker's last step.
       table: an `EmbeddingTable` that several layers share, instead of the arguments that say what
         a table is like.
-      **kwargs: of the library's `Layer`.
+      **kwargs: further arguments of `EmbeddingTable`, from `learning_rate` on, and of the library's
+        `Layer`.
     """
 
     def __init__(
@@ -57,16 +48,11 @@ class RemoteEmbedding:
         initializer: Any = "uniform",
         combiner: str | None = None,
         *,
-        learning_rate: Any = None,
-        min_count: int = 1,
-        probability: float = 1.0,
-        max_rows: int | None = None,
-        eviction: str = "lru",
-        ttl_seconds: float | None = None,
-        min_norm: float | None = None,
+        prefetch: bool = False,
         table: EmbeddingTable | None = None,
         **kwargs: Any,
     ) -> None:
+        of_table = {name: kwargs.pop(name) for name in _OF_TABLE if name in kwargs}
         super().__init__(**kwargs)
         if combiner not in id_kinds.COMBINERS:
             raise ValueError(
@@ -74,23 +60,23 @@ class RemoteEmbedding:
                 f"{id_kinds.COMBINERS}, received {combiner!r}"
             )
         self.combiner = combiner
+        self.prefetch = prefetch
         self.output_dim = output_dim if table is None else table.output_dim
         self._shared_table = table
         self._arguments = {
             "input_dim": input_dim,
             "optimizer": optimizers.get(optimizer),
             "initializer": initializer,
-            "learning_rate": learning_rate,
-            "min_count": min_count,
-            "probability": probability,
-            "max_rows": max_rows,
-            "eviction": eviction,
-            "ttl_seconds": ttl_seconds,
-            "min_norm": min_norm,
+            **of_table,
         }
         self._own_table: EmbeddingTable | None = None
         if table is None:
             self._make_table(self.name)  # says now what is wrong with its arguments
+
+    @property
+    def has_table(self) -> bool:
+        """Whether it is known which table it is."""
+        return (self._shared_table or self._own_table) is not None
 
     @property
     def table(self) -> EmbeddingTable:
@@ -138,22 +124,10 @@ class RemoteEmbedding:
         return id_kinds.combined(inputs, rows, weights, self.combiner)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, of which `from_config` makes an equal layer.
-
-        Raises:
-          ValueError: the layer shares its table, which a configuration of one layer cannot say.
-        """
+        """Returns the arguments, of which `from_config` makes an equal layer."""
+        own = {"combiner": self.combiner, "prefetch": self.prefetch}
         if self._shared_table is not None:
-            raise ValueError(
-                f"embedding layer {self.name!r}: a layer that shares table "
-                f"{self._shared_table.name!r} has no configuration of its own; save the model's "
-                "weights, or export it for serving"
-            )
-        arguments = dict(self._arguments)
-        arguments["optimizer"] = arguments["optimizer"].get_config()
-        return {
-            **super().get_config(),
-            "output_dim": self.output_dim,
-            "combiner": self.combiner,
-            **arguments,
-        }
+            return {**super().get_config(), **own, "table": self._shared_table}
+        optimizer = {"optimizer": self._arguments["optimizer"].get_config()}
+        of_table = {"output_dim": self.output_dim, **self._arguments, **optimizer}
+        return {**super().get_config(), **own, **of_table}
