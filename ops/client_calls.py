@@ -39,6 +39,22 @@ class Stats(ctypes.Structure):
     ]
 
 
+class LookupStats(ctypes.Structure):
+    """Laid out as `LookupStats` in core/ps/lookups.h."""
+
+    _fields_ = [
+        ("lookups", ctypes.c_uint64),
+        ("lookup_ids", ctypes.c_uint64),
+        ("lookup_rows", ctypes.c_uint64),
+        ("lookup_bytes", ctypes.c_uint64),
+        ("lookup_nanoseconds", ctypes.c_uint64),
+        ("prefetched", ctypes.c_uint64),
+        ("prefetch_hits", ctypes.c_uint64),
+        ("cache_lookups", ctypes.c_uint64),
+        ("cache_hits", ctypes.c_uint64),
+    ]
+
+
 Ints = ctypes.POINTER(ctypes.c_int)
 Longs = ctypes.POINTER(ctypes.c_uint64)
 CALLS = library.CFunctions(
@@ -76,13 +92,16 @@ CALLS = library.CFunctions(
             ctypes.POINTER(ctypes.c_double),
         ],
         "create_table": [Handle, ctypes.c_char_p, ctypes.POINTER(TableConfig), Ints],
+        "set_cache": [Handle, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64],
         "flush": [Handle, ctypes.c_double],
         "leave": [Handle, ctypes.c_double],
     },
     plain={
         "give_up": [Handle, ctypes.c_int, ctypes.c_int, ctypes.c_char_p],
         "exclude": [Handle, ctypes.c_int],
+        "set_lookup_group": [Handle, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64],
         "stats": [Handle, ctypes.POINTER(Stats)],
+        "lookup_stats": [Handle, ctypes.POINTER(LookupStats)],
         "close": [Handle],
     },
 )

@@ -37,6 +37,15 @@ class ParameterClientStats:
       pull_seconds: time from requests to their last byte; it includes waiting for slower workers.
       push_seconds: time from pushes to their answers, while the worker went on.
       reconnections: broken connections that were made again.
+      lookups: requests for rows of tables, one for all servers together.
+      lookup_ids: ids that were looked up.
+      lookup_rows: rows that came for them: each once, and not those that were cached.
+      lookup_bytes: of these rows.
+      lookup_seconds: time from these requests to their last byte.
+      prefetched: lists of ids whose rows were asked for ahead.
+      prefetch_hits: how many of them a lookup has used.
+      cache_lookups: different ids that were looked for in the cache.
+      cache_hits: how many of them it had.
     """
 
     pulls: int
@@ -47,6 +56,15 @@ class ParameterClientStats:
     pull_seconds: float
     push_seconds: float
     reconnections: int
+    lookups: int
+    lookup_ids: int
+    lookup_rows: int
+    lookup_bytes: int
+    lookup_seconds: float
+    prefetched: int
+    prefetch_hits: int
+    cache_lookups: int
+    cache_hits: int
 
 
 class ParameterClient:
@@ -226,15 +244,22 @@ class ParameterClient:
         return table.value
 
     def lookup(
-        self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool
+        self,
+        tables: Sequence[Any],
+        ids: Sequence[tf.Tensor],
+        training: bool,
+        group: tuple[int, int] = (0, 0),
     ) -> list[tf.Tensor]:
         """Brings rows of tables, in one request to each server.
 
         Args:
           tables: objects with a number, `table`, a `width`, and the `handle` of a variable of no
-            rows, which steps pull and push and which receives the gradient.
+            rows, which steps pull and push and which receives the gradient. Rows travel as their
+            `wire_dtype`, if they have one: float32, float16 or bfloat16, to which they are rounded.
           ids: for each of them int64, of any shape.
           training: count the ids as seen, and give them rows.
+          group: with which lookups it goes together, and the level; see
+            `strategies.lookup_groups`. A group 0 is none.
 
         Returns:
           For each tensor of ids, float32 of its shape and the table's width.
@@ -245,8 +270,51 @@ class ParameterClient:
             client=self.handle,
             tables=[table.table for table in tables],
             widths=[table.width for table in tables],
+            wires=_wires(tables),
+            training=training,
+            group=group[0],
+            level=group[1],
+        )
+
+    def prefetch(
+        self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool = True
+    ) -> tf.Operation | None:
+        """Asks for rows that a lookup of exactly these ids will need at the next step.
+
+        They may lack the updates of one step, not more: a lookup that comes later asks anew. The
+        op waits while rows that it asked for before may still be used.
+
+        Args:
+          tables: as of `lookup`; a table may occur several times.
+          ids: for each of them int64; shapes do not matter.
+          training: as of the lookup.
+        """
+        return library.graph_ops().tfdist_ps_prefetch(
+            ids=ids,
+            client=self.handle,
+            tables=[table.table for table in tables],
+            wires=_wires(tables),
             training=training,
         )
+
+    def set_lookup_group(self, group: int, level: int, size: int) -> None:
+        """Says how many lookups each execution of a level of a group has."""
+        CALLS.set_lookup_group(self.handle, group, level, size)
+
+    def set_cache(self, table: int, rows: int, steps: int) -> None:
+        """Keeps rows of a table on this worker, and uses them again in lookups in training.
+
+        A row is used for at most `steps` of this worker's steps after it was asked for, and lacks
+        the updates since, its own among them (stale reads within a bound: Ho et al. 2013, More
+        Effective Distributed ML via a Stale Synchronous Parallel Parameter Server). What is found
+        here the server does not see: it is not counted for `min_count`, nor as a use.
+
+        Args:
+          table: its number.
+          rows: how many at most; 0 keeps none.
+          steps: from 0 on; with 0 a row serves only the lookups of one step.
+        """
+        CALLS.set_cache(self.handle, table, rows, steps)
 
     def stage_rows(
         self,
@@ -273,6 +341,7 @@ class ParameterClient:
             step=tf.cast(step, tf.int64),
             client=self.handle,
             tables=[table.table for table in tables],
+            wires=_wires(tables),
         )
 
     def reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -293,6 +362,8 @@ class ParameterClient:
         """The counters, also while requests are under way."""
         raw = client_calls.Stats()
         CALLS.stats(self.handle, ctypes.byref(raw))
+        rows = client_calls.LookupStats()
+        CALLS.lookup_stats(self.handle, ctypes.byref(rows))
         return ParameterClientStats(
             pulls=raw.pulls,
             pushes=raw.pushes,
@@ -302,6 +373,15 @@ class ParameterClient:
             pull_seconds=raw.pull_nanoseconds / 1e9,
             push_seconds=raw.push_nanoseconds / 1e9,
             reconnections=raw.reconnections,
+            lookups=rows.lookups,
+            lookup_ids=rows.lookup_ids,
+            lookup_rows=rows.lookup_rows,
+            lookup_bytes=rows.lookup_bytes,
+            lookup_seconds=rows.lookup_nanoseconds / 1e9,
+            prefetched=rows.prefetched,
+            prefetch_hits=rows.prefetch_hits,
+            cache_lookups=rows.cache_lookups,
+            cache_hits=rows.cache_hits,
         )
 
     def close(self) -> None:
@@ -314,3 +394,7 @@ class ParameterClient:
             "client": self.handle,
             "parameters": [v.parameter for v in variables],
         }
+
+
+def _wires(tables: Sequence[Any]) -> list[tf.DType]:
+    return [getattr(table, "wire_dtype", tf.float32) for table in tables]

@@ -62,6 +62,26 @@ void DivideBFloat16(BFloat16* values, size_t count, float divisor) {
   for (size_t i = 0; i < count; ++i) values[i] = FromFloat(ToFloat(values[i]) / divisor);
 }
 
+TFDIST_MULTIVERSION
+void NarrowToHalf(const float* in, Half* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = static_cast<Half>(in[i]);
+}
+
+TFDIST_MULTIVERSION
+void WidenHalf(const Half* in, float* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
+}
+
+TFDIST_MULTIVERSION
+void NarrowToBFloat16(const float* in, BFloat16* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = FromFloat(in[i]);
+}
+
+TFDIST_MULTIVERSION
+void WidenBFloat16(const BFloat16* in, float* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = ToFloat(in[i]);
+}
+
 template <typename T>
 void AddPlain(void* out, const void* a, const void* b, size_t count) {
   auto* o = static_cast<T*>(out);
@@ -167,6 +187,34 @@ void Divide(DType dtype, void* values, size_t count, int64_t divisor) {
       break;
   }
   std::abort();
+}
+
+void Narrow(DType to, const float* in, void* out, size_t count) {
+  switch (to) {
+    case DType::kFloat16:
+      return NarrowToHalf(in, static_cast<Half*>(out), count);
+    case DType::kBFloat16:
+      return NarrowToBFloat16(in, static_cast<BFloat16*>(out), count);
+    case DType::kFloat32:
+      std::memcpy(out, in, count * sizeof(float));
+      return;
+    default:
+      std::abort();
+  }
+}
+
+void Widen(DType from, const void* in, float* out, size_t count) {
+  switch (from) {
+    case DType::kFloat16:
+      return WidenHalf(static_cast<const Half*>(in), out, count);
+    case DType::kBFloat16:
+      return WidenBFloat16(static_cast<const BFloat16*>(in), out, count);
+    case DType::kFloat32:
+      std::memcpy(out, in, count * sizeof(float));
+      return;
+    default:
+      std::abort();
+  }
 }
 
 }  // namespace tfdist

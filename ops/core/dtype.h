@@ -32,6 +32,11 @@ void Add(DType dtype, void* out, const void* a, const void* b, size_t count);
 // values[i] /= divisor. Integers truncate toward zero, as tf.reduce_mean does.
 void Divide(DType dtype, void* values, size_t count, int64_t divisor);
 
+// Rounds float32 to `to`, to nearest even, or copies it: float32, float16 or bfloat16.
+void Narrow(DType to, const float* in, void* out, size_t count);
+// The other way, which is exact.
+void Widen(DType from, const void* in, float* out, size_t count);
+
 }  // namespace tfdist
 
 #endif  // TFDIST_OPS_CORE_DTYPE_H_

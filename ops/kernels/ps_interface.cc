@@ -89,7 +89,8 @@ REGISTER_OP("TfdistPsReduce")
 
 // Rows of tables by id: an output for each list of ids, whose shape is that of the ids and the
 // table's width. The tables' variables have no values: they are named to order the lookup after
-// the pull, and to receive the gradient.
+// the pull, and to receive the gradient. Rows travel as `wires`. With a `group`, all lookups of
+// this `level` of it that one step makes travel together.
 REGISTER_OP("TfdistPsLookup")
     .Input("variables: N * resource")
     .Input("ids: N * int64")
@@ -98,7 +99,10 @@ REGISTER_OP("TfdistPsLookup")
     .Attr("client: int")
     .Attr("tables: list(int)")
     .Attr("widths: list(int)")
+    .Attr("wires: list({half, bfloat16, float})")
     .Attr("training: bool")
+    .Attr("group: int = 0")
+    .Attr("level: int = 0")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
@@ -116,6 +120,19 @@ REGISTER_OP("TfdistPsLookup")
       return absl::OkStatus();
     });
 
+// Asks for rows that a lookup of the same ids will need: the next batch's. Waits until those that
+// it asked for before were looked up.
+REGISTER_OP("TfdistPsPrefetch")
+    .Input("ids: N * int64")
+    .Attr("N: int >= 1")
+    .Attr("client: int")
+    .Attr("tables: list(int)")
+    .Attr("wires: list({half, bfloat16, float})")
+    .Attr("training: bool")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(NoOutputs);
+
 // Keeps gradients of rows for the push that ends the step. The variables are named so that the push
 // comes later.
 REGISTER_OP("TfdistPsStageRows")
@@ -127,6 +144,7 @@ REGISTER_OP("TfdistPsStageRows")
     .Attr("N: int >= 1")
     .Attr("client: int")
     .Attr("tables: list(int)")
+    .Attr("wires: list({half, bfloat16, float})")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);

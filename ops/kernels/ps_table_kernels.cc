@@ -1,9 +1,14 @@
 // Kernels for embeddings whose tables are on the servers.
+#include <atomic>
+#include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "kernels/collective_kernel.h"
 #include "kernels/ps_kernel.h"
+#include "kernels/tensors.h"
+#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
 namespace tfdist {
@@ -18,7 +23,26 @@ std::vector<int64_t> Ids(const Tensor& tensor) {
   return std::vector<int64_t>(ids.data(), ids.data() + ids.size());
 }
 
-// A kernel of so many tables, whose first inputs are their variables and ids.
+// Calls `cancel` if the step is cancelled before the kernel is done. Returns what to call instead
+// of `done`; nothing if it was cancelled already, and then `done` was called.
+ps::Done Cancellable(OpKernelContext* context, std::function<void()> cancel,
+                     const tensorflow::AsyncOpKernel::DoneCallback& done) {
+  tensorflow::CancellationManager* const manager = context->cancellation_manager();
+  const auto token = manager == nullptr ? 0 : manager->get_cancellation_token();
+  if (manager != nullptr && !manager->RegisterCallback(token, std::move(cancel))) {
+    context->SetStatus(absl::CancelledError("a lookup was cancelled"));
+    done();
+    return nullptr;
+  }
+  return [context, manager, token, done](const Status& status) {
+    // Not DeregisterCallback: it would wait for a cancellation that may be what calls this.
+    if (manager != nullptr) manager->TryDeregisterCallback(token);
+    if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+    done();
+  };
+}
+
+// A kernel of so many tables.
 class TablesKernel : public PsKernel {
  public:
   explicit TablesKernel(OpKernelConstruction* context) : PsKernel(context) {
@@ -28,15 +52,27 @@ class TablesKernel : public PsKernel {
     OP_REQUIRES(context, count == static_cast<int>(tables_.size()),
                 absl::InvalidArgumentError(
                     StrCat("expected ", count, " tables, received ", tables_.size())));
+    std::vector<tensorflow::DataType> wires;
+    OP_REQUIRES_OK(context, context->GetAttr("wires", &wires));
+    OP_REQUIRES(context, wires.size() == tables_.size(),
+                absl::InvalidArgumentError(
+                    StrCat("expected ", count, " wire dtypes, received ", wires.size())));
+    wires_.resize(wires.size());
+    for (size_t i = 0; i < wires.size(); ++i) {
+      OP_REQUIRES_OK(context, ToCore(wires[i], &wires_[i]));
+    }
   }
 
  protected:
   int count() const { return static_cast<int>(tables_.size()); }
   int table(int i) const { return tables_[i]; }
+  DType wire(int i) const { return wires_[i]; }
+  // Where variables come first.
   const Tensor& ids(OpKernelContext* context, int i) const { return context->input(count() + i); }
 
  private:
   std::vector<int> tables_;
+  std::vector<DType> wires_;
 };
 
 class LookupKernel : public TablesKernel {
@@ -44,6 +80,8 @@ class LookupKernel : public TablesKernel {
   explicit LookupKernel(OpKernelConstruction* context) : TablesKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("widths", &widths_));
     OP_REQUIRES_OK(context, context->GetAttr("training", &training_));
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_));
+    OP_REQUIRES_OK(context, context->GetAttr("level", &level_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -56,8 +94,9 @@ class LookupKernel : public TablesKernel {
       OP_REQUIRES_OK_ASYNC(context, shape.AddDimWithStatus(widths_[i]), done);
       Tensor* rows = nullptr;
       OP_REQUIRES_OK_ASYNC(context, context->allocate_output(i, shape, &rows), done);
-      lookups.push_back({table(i), Ids(ids), Hold(*rows)});
+      lookups.push_back({table(i), Ids(ids), Hold(*rows), wire(i)});
     }
+    if (group_ != 0) return LookTogether(context, client, std::move(lookups), std::move(done));
     client->Lookup(std::move(lookups), training_, [context, done](const Status& status) {
       if (!status.ok()) context->SetStatus(ToTensorFlow(status));
       done();
@@ -65,7 +104,50 @@ class LookupKernel : public TablesKernel {
   }
 
  private:
+  void LookTogether(OpKernelContext* context, const std::shared_ptr<ps::Client>& client,
+                    std::vector<ps::TableLookup> lookups, DoneCallback done) {
+    const auto member = std::make_shared<ps::LookupGroups::Member>();
+    ps::Done end =
+        Cancellable(context, [client, member] { client->lookups().groups().Cancel(member); }, done);
+    if (end == nullptr) return;
+    const auto at = context->frame_iter();
+    client->lookups().LookTogether(
+        {group_, static_cast<int>(level_), context->step_id(), at.frame_id, at.iter_id}, member,
+        std::move(lookups), training_, std::move(end));
+  }
+
   std::vector<int> widths_;
+  bool training_ = false;
+  int64_t group_ = 0, level_ = 0;
+};
+
+// A dataset's iterator has kernels of its own: each is an owner of what it prefetches.
+class PrefetchKernel : public TablesKernel {
+ public:
+  explicit PrefetchKernel(OpKernelConstruction* context) : TablesKernel(context) {
+    static std::atomic<uint64_t> owners{0};
+    owner_ = ++owners;
+    OP_REQUIRES_OK(context, context->GetAttr("training", &training_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto client = FindClient(context);
+    if (client == nullptr) return done();
+    std::vector<ps::TableLookup> lookups;
+    for (int i = 0; i < count(); ++i) {
+      lookups.push_back({table(i), Ids(context->input(i)), {}, wire(i)});
+    }
+    Status status;
+    const auto batch =
+        client->lookups().MakePrefetch(owner_, std::move(lookups), training_, &status);
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(status), done);
+    ps::Done end = Cancellable(
+        context, [client, batch] { client->lookups().prefetches().Cancel(batch); }, done);
+    if (end != nullptr) client->lookups().prefetches().Begin(batch, std::move(end));
+  }
+
+ private:
+  uint64_t owner_ = 0;
   bool training_ = false;
 };
 
@@ -90,13 +172,14 @@ class StageRowsKernel : public TablesKernel {
       ps::StepValues step;
       step.learning_rate = context->input(3 * count() + i).scalar<double>()();
       step.step = context->input(4 * count()).scalar<int64_t>()();
-      client->StageRows(step, {table(i), Ids(ids), Hold(gradients)});
+      client->StageRows(step, {table(i), Ids(ids), Hold(gradients), wire(i)});
     }
     done();
   }
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistPsLookup").Device(tensorflow::DEVICE_CPU), LookupKernel);
+REGISTER_KERNEL_BUILDER(Name("TfdistPsPrefetch").Device(tensorflow::DEVICE_CPU), PrefetchKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsStageRows").Device(tensorflow::DEVICE_CPU), StageRowsKernel);
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "core/ps/block.h"
 
+#include <cstdint>
 #include <new>
 #include <utility>
 
@@ -9,11 +10,23 @@ namespace tfdist::ps {
 namespace {
 
 constexpr std::align_val_t kAlignment{kCacheLine};
+constexpr size_t kLeastRoom = 4096;
+constexpr size_t kMostKept = 8;  // of about one size
+
+// Four sizes for each power of two.
+size_t RoomFor(size_t bytes) {
+  if (bytes <= kLeastRoom) return kLeastRoom;
+  const int bits = 63 - __builtin_clzll(bytes);
+  const size_t unit = size_t{1} << (bits - 2);
+  return (bytes + unit - 1) / unit * unit;
+}
 
 }  // namespace
 
-Block::Block(size_t bytes)
-    : data_(static_cast<char*>(::operator new(bytes, kAlignment))), bytes_(bytes) {}
+Block::Block(size_t bytes) : Block(bytes, bytes) {}
+
+Block::Block(size_t bytes, size_t room)
+    : data_(static_cast<char*>(::operator new(room, kAlignment))), bytes_(bytes), room_(room) {}
 
 Block::~Block() { ::operator delete(data_, kAlignment); }
 
@@ -26,22 +39,27 @@ bool HeldAlone(const BlockPtr& block) {
   return true;
 }
 
-BlockPtr BlockPool::Take(size_t bytes) {
+BlockPtr BlockPool::Take(size_t bytes) { return Take(bytes, bytes, SIZE_MAX); }
+
+BlockPtr BlockPool::TakeRoughly(size_t bytes) { return Take(bytes, RoomFor(bytes), kMostKept); }
+
+BlockPtr BlockPool::Take(size_t bytes, size_t room, size_t most_kept) {
   std::unique_ptr<Block> block;
   {
     const std::lock_guard<std::mutex> lock(shelves_->mutex);
-    auto& shelf = shelves_->by_size[bytes];
+    auto& shelf = shelves_->by_room[room];
     if (!shelf.empty()) {
       block = std::move(shelf.back());
       shelf.pop_back();
     }
   }
-  if (block == nullptr) block = std::make_unique<Block>(bytes);
-  return BlockPtr(block.release(), [shelves = shelves_](Block* returned) {
+  if (block == nullptr) block = std::make_unique<Block>(bytes, room);
+  block->Resize(bytes);
+  return BlockPtr(block.release(), [shelves = shelves_, most_kept](Block* returned) {
     std::unique_ptr<Block> owned(returned);
     const std::lock_guard<std::mutex> lock(shelves->mutex);
-    auto& shelf = shelves->by_size[owned->bytes()];
-    shelf.push_back(std::move(owned));
+    auto& shelf = shelves->by_room[owned->room()];
+    if (shelf.size() < most_kept) shelf.push_back(std::move(owned));
   });
 }
 

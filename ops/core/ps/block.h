@@ -18,6 +18,8 @@ namespace tfdist::ps {
 class Block {
  public:
   explicit Block(size_t bytes);
+  // Begins as one of fewer bytes than there is room for.
+  Block(size_t bytes, size_t room);
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -25,10 +27,13 @@ class Block {
   char* data() { return data_; }
   const char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  size_t room() const { return room_; }
+  // Up to its room.
+  void Resize(size_t bytes) { bytes_ = bytes; }
 
  private:
   char* data_;
-  size_t bytes_;
+  size_t bytes_, room_;
 };
 
 using BlockPtr = std::shared_ptr<Block>;
@@ -44,12 +49,16 @@ class BlockPool {
   BlockPool() : shelves_(std::make_shared<Shelves>()) {}
   // Content is undefined.
   BlockPtr Take(size_t bytes);
+  // For sizes that hardly ever occur again: of blocks with room for about as much a few are kept.
+  BlockPtr TakeRoughly(size_t bytes);
 
  private:
   struct Shelves {
     std::mutex mutex;
-    std::unordered_map<size_t, std::vector<std::unique_ptr<Block>>> by_size;
+    std::unordered_map<size_t, std::vector<std::unique_ptr<Block>>> by_room;
   };
+  BlockPtr Take(size_t bytes, size_t room, size_t most_kept);
+
   std::shared_ptr<Shelves> shelves_;
 };
 

@@ -42,7 +42,11 @@ Status Client::Create(const ClientOptions& options, std::unique_ptr<Client>* out
 }
 
 Client::Client(const ClientOptions& options)
-    : options_(options), directory_(options.servers), connecting_(options.servers) {}
+    : options_(options),
+      directory_(options.servers),
+      lookups_(&directory_, &pool_,
+               [this](OperationPtr lookup) { thread_->Submit(std::move(lookup)); }),
+      connecting_(options.servers) {}
 
 Client::~Client() = default;
 
@@ -164,16 +168,6 @@ void Client::CreateTable(int table, Done done) {
   thread_->Submit(std::make_shared<CreateTableOperation>(&directory_, table, std::move(done)));
 }
 
-void Client::Lookup(std::vector<TableLookup> lookups, bool training, Done done) {
-  for (const TableLookup& lookup : lookups) {
-    if (!directory_.Has(lookup.table)) {
-      return done(Invalid(StrCat("a lookup in table ", lookup.table, ", which was not added")));
-    }
-  }
-  thread_->Submit(std::make_shared<LookupOperation>(&directory_, std::move(lookups), training,
-                                                    std::move(done)));
-}
-
 void Client::StageRows(const StepValues& step, RowGradient gradient) {
   const std::lock_guard<std::mutex> lock(mutex_);
   staged_rows_.emplace_back(step, std::move(gradient));
@@ -185,6 +179,7 @@ void Client::Stage(const StepValues& step, std::vector<Gradient> gradients) {
 }
 
 void Client::Push(std::vector<Value> now, Done done) {
+  lookups_.StepEnds();
   Gradients gradients;
   RowGradients of_rows;
   {
@@ -270,6 +265,11 @@ Status Client::Leave(double timeout_seconds) {
   if (ended.wait_for(left) == std::future_status::ready) return ended.get();
   return Status(StatusCode::kDeadlineExceeded,
                 StrCat("no answer to a farewell within ", timeout_seconds, " s"));
+}
+
+void Client::Close() {
+  lookups_.Close();
+  thread_->Close();
 }
 
 ClientStats Client::stats() const {

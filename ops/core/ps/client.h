@@ -19,6 +19,7 @@
 #include "core/frame.h"
 #include "core/ps/block.h"
 #include "core/ps/client_thread.h"
+#include "core/ps/lookups.h"
 #include "core/ps/optimizer.h"
 #include "core/ps/parameter_table.h"
 #include "core/ps/push_operation.h"
@@ -107,7 +108,11 @@ class Client {
   // Creates it on all servers where it does not exist.
   void CreateTable(int table, Done done);
   // Brings rows. With `training` their ids count as seen, and get rows when they are admitted.
-  void Lookup(std::vector<TableLookup> lookups, bool training, Done done);
+  void Lookup(std::vector<TableLookup> lookups, bool training, Done done) {
+    lookups_.Look(std::move(lookups), training, std::move(done));
+  }
+  // Lookups that go together, prefetches, and caches.
+  Lookups& lookups() { return lookups_; }
   // As Stage; gradients of the same ids are added up.
   void StageRows(const StepValues& step, RowGradient gradient);
 
@@ -133,7 +138,8 @@ class Client {
   Status Leave(double timeout_seconds);
 
   ClientStats stats() const;
-  void Close() { thread_->Close(); }
+  LookupStats lookup_stats() const { return lookups_.stats(); }
+  void Close();
 
  private:
   struct Bound {
@@ -159,6 +165,7 @@ class Client {
   ParameterTable table_;
   TableDirectory directory_;
   BlockPool pool_;
+  Lookups lookups_;
   std::atomic<uint64_t> pushes_{0};
   ReduceCounts reduce_counts_;          // the thread's
   std::vector<std::mutex> connecting_;  // by server

@@ -108,6 +108,25 @@ int tfdist_ps_client_create_table(int64_t handle, const char* name, const ps::Ta
   return Report(told.get_future().get(), error, error_size);
 }
 
+// How many lookups there are of a level of a group, in each execution.
+void tfdist_ps_client_set_lookup_group(int64_t handle, int64_t group, int level, uint64_t size) {
+  if (const auto client = FindClient(handle))
+    client->lookups().groups().SetSize(group, level, size);
+}
+
+// Keeps up to `rows` rows of a table on this worker, each for `steps` steps.
+int tfdist_ps_client_set_cache(int64_t handle, int table, uint64_t rows, uint64_t steps,
+                               char* error, size_t error_size) {
+  const std::shared_ptr<Client> client = FindClient(handle);
+  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  return Report(client->lookups().SetCache(table, rows, steps), error, error_size);
+}
+
+void tfdist_ps_client_lookup_stats(int64_t handle, ps::LookupStats* stats) {
+  const auto client = FindClient(handle);
+  *stats = client == nullptr ? ps::LookupStats() : client->lookup_stats();
+}
+
 void tfdist_ps_client_exclude(int64_t handle, int parameter) {
   if (const auto client = FindClient(handle)) client->Exclude(parameter);
 }

@@ -104,7 +104,7 @@ Status LayOut(const MessageHeader& header, const LookupRequest& body, const Stor
     if (table == nullptr) {
       request->refusal = Invalid(StrCat("there is no table ", entry.table, " to look up in"));
     } else if (entry.count <= kMaxPayloadBytes / sizeof(int64_t)) {
-      answer_bytes += entry.count * table->config().width * sizeof(float);
+      answer_bytes += entry.count * table->config().width * ByteSize(entry.wire);
     }
   }
   if (answer_bytes > kMaxPayloadBytes) {
@@ -121,7 +121,7 @@ Status LayOut(const MessageHeader& header, const PushRequest& body, const Store&
       if (request->refusal.ok()) request->refusal = CheckTableRows(entry, store);
       layout.AddClaimed(DType::kInt64, entry.rows);
       const bool fits = entry.width == 0 || entry.rows <= kMaxPayloadBytes / entry.width;
-      layout.AddClaimed(DType::kFloat32, fits ? entry.rows * entry.width : UINT64_MAX);
+      layout.AddClaimed(entry.wire, fits ? entry.rows * entry.width : UINT64_MAX);
       continue;
     }
     const Shard* shard = store.Find(entry.shard);

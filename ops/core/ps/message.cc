@@ -27,6 +27,11 @@ Reader& GetDType(Reader& reader, DType* dtype) {
   return reader.GetEnum(dtype, DType::kFloat16, DType::kBytes);
 }
 
+// What rows of a table may travel as.
+Reader& GetWire(Reader& reader, DType* dtype) {
+  return reader.GetEnum(dtype, DType::kFloat16, DType::kFloat32);
+}
+
 bool HasRows(UpdateKind kind) {
   return kind == UpdateKind::kRows || kind == UpdateKind::kTableRows;
 }
@@ -278,6 +283,7 @@ std::string Encode(const PushRequest& request) {
   for (const PushRequest::Entry& entry : request.entries) {
     writer.Put(entry.shard).Put(entry.kind).Put(entry.step);
     if (HasRows(entry.kind)) writer.Put(entry.rows).Put(entry.width);
+    if (entry.kind == UpdateKind::kTableRows) writer.Put(entry.wire);
   }
   return writer.Take();
 }
@@ -293,6 +299,7 @@ Status Decode(std::string_view meta, PushRequest* request) {
     reader.GetEnum(&entry.kind, UpdateKind::kGradient, UpdateKind::kTableRows).Get(&entry.step);
     const bool rows = HasRows(entry.kind);
     if (rows) reader.Get(&entry.rows).Get(&entry.width);
+    if (entry.kind == UpdateKind::kTableRows) GetWire(reader, &entry.wire);
     const bool gradient = rows || entry.kind == UpdateKind::kGradient;
     if (gradient ? entry.step >= request->steps.size() : entry.step != 0) reader.Fail();
   }
@@ -379,7 +386,7 @@ std::string Encode(const LookupRequest& request) {
   Writer writer;
   writer.Put(request.training).Put(Count(request.entries));
   for (const LookupRequest::Entry& entry : request.entries) {
-    writer.Put(entry.table).Put(entry.count);
+    writer.Put(entry.table).Put(entry.count).Put(entry.wire);
   }
   return writer.Take();
 }
@@ -387,8 +394,10 @@ std::string Encode(const LookupRequest& request) {
 Status Decode(std::string_view meta, LookupRequest* request) {
   Reader reader(meta);
   reader.GetBool(&request->training);
-  request->entries.resize(reader.GetCount(sizeof(uint32_t) + sizeof(uint64_t)));
-  for (LookupRequest::Entry& entry : request->entries) reader.Get(&entry.table).Get(&entry.count);
+  request->entries.resize(reader.GetCount(sizeof(uint32_t) + sizeof(uint64_t) + 1));
+  for (LookupRequest::Entry& entry : request->entries) {
+    GetWire(reader.Get(&entry.table).Get(&entry.count), &entry.wire);
+  }
   return reader.Finish("LOOKUP request");
 }
 

@@ -135,9 +135,10 @@ struct PushRequest {
   struct Entry {
     uint32_t shard = kNoShard;  // kTableRows: the table
     UpdateKind kind = UpdateKind::kGradient;
-    uint8_t step = 0;    // kGradient, kRows, kTableRows: index into `steps`
-    uint64_t rows = 0;   // kRows, kTableRows
-    uint64_t width = 0;  // kRows, kTableRows: elements of a row
+    uint8_t step = 0;              // kGradient, kRows, kTableRows: index into `steps`
+    uint64_t rows = 0;             // kRows, kTableRows
+    uint64_t width = 0;            // kRows, kTableRows: elements of a row
+    DType wire = DType::kFloat32;  // kTableRows: what they travel as
   };
   uint64_t sequence = 0;     // counted from 1 by the worker's process, the same on all servers
   uint64_t clock = 0;        // of the pull that began the step
@@ -172,11 +173,12 @@ struct TableReply {
   std::vector<uint32_t> tables;
 };
 
-// The answer's payload: the rows of all entries, one after the other, float32.
+// The answer's payload: the rows of all entries, one after the other.
 struct LookupRequest {
   struct Entry {
     uint32_t table = 0;
-    uint64_t count = 0;  // of ids, int64 in the payload
+    uint64_t count = 0;            // of ids, int64 in the payload
+    DType wire = DType::kFloat32;  // what rows travel as; float16 and bfloat16 are rounded
   };
   bool training = false;  // ids count as seen, and get rows
   std::vector<Entry> entries;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/ps/difference.h"
-#include "core/ps/unique_ids.h"
 
 namespace tfdist::ps {
 namespace {
@@ -109,50 +108,6 @@ BlockPtr PushOperation::GatherRows(const Gradient& gradient, const ParameterSpec
     values += row_bytes;
   }
   return block;
-}
-
-Status PushOperation::AddTableRows(const StepValues& step,
-                                   const std::vector<const RowGradient*>& gradients) {
-  const int table = gradients.front()->table;
-  const size_t width = directory_->config(table).width;
-  uint8_t index = 0;
-  if (Status s = StepIndex(step, &index); !s.ok()) return s;
-  UniqueIds unique;
-  for (const RowGradient* gradient : gradients) {
-    unique.Add(gradient->ids.data(), gradient->ids.size());
-  }
-  std::vector<float> sums(unique.ids().size() * width);
-  const uint32_t* place = unique.places().data();
-  for (const RowGradient* gradient : gradients) {
-    const auto* values = reinterpret_cast<const float*>(gradient->values.data);
-    for (size_t i = 0; i < gradient->ids.size(); ++i, ++place, values += width) {
-      float* const sum = sums.data() + *place * width;
-      for (size_t j = 0; j < width; ++j) sum[j] += values[j];
-    }
-  }
-  const IdsByServer by_server(unique.ids(), directory_->servers());
-  for (int server = 0; server < directory_->servers(); ++server) {
-    const IdsByServer::Part& part = by_server.parts[server];
-    if (part.ids.empty()) continue;
-    auto ids = std::make_shared<std::vector<int64_t>>(part.ids);
-    auto rows = std::make_shared<std::vector<float>>();
-    rows->reserve(part.ids.size() * width);
-    for (const uint32_t each : part.places) {
-      const float* const sum = sums.data() + each * width;
-      rows->insert(rows->end(), sum, sum + width);
-    }
-    PushRequest::Entry entry;
-    entry.kind = UpdateKind::kTableRows;
-    entry.step = index;
-    entry.rows = ids->size();
-    entry.width = width;
-    parts_[server].shards.push_back({table, 0});
-    parts_[server].entries.push_back(entry);
-    ++entries_;
-    AddPayload(server, ids->data(), ids->size() * sizeof(int64_t), ids);
-    AddPayload(server, rows->data(), rows->size() * sizeof(float), rows);
-  }
-  return Status();
 }
 
 Status PushOperation::StepIndex(const StepValues& step, uint8_t* index) {

@@ -32,6 +32,7 @@ struct RowGradient {
   int table = 0;
   std::vector<int64_t> ids;
   Memory values;
+  DType wire = DType::kFloat32;  // what sums travel as
 };
 
 // If there is anything for one server, all have to hear of the step.

@@ -1,12 +1,20 @@
 #include "core/ps/rows.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <new>
 
 namespace tfdist::ps {
 namespace {
 
 constexpr size_t kSlabBytes = 256 << 10;
 constexpr size_t kFirstBuckets = 64;
+constexpr size_t kPageBytes = 2 << 20;  // a huge page
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // since Linux 6.1
+#endif
 
 }  // namespace
 
@@ -40,7 +48,7 @@ Rows::Number Rows::Insert(int64_t id, uint64_t hash) {
   } else {
     row = end_++;
     if ((row & slab_mask_) == 0) {
-      slabs_.emplace_back(new char[row_bytes_ << slab_bits_]);  // not zeroed: it may never be used
+      AddSlab();
     }
     if (row % 64 == 0) used_.push_back(0);
   }
@@ -49,6 +57,22 @@ Rows::Number Rows::Insert(int64_t id, uint64_t hash) {
   head(row) = {id, 0, 0};
   Place(row, hash);
   return row;
+}
+
+// Not zeroed: it may never be used. What is full becomes one huge page, else each row that is read
+// costs a walk through the page tables too; where there are none, all works as well.
+void Rows::AddSlab() {
+  const size_t slab_bytes = row_bytes_ << slab_bits_;
+  const size_t bytes = std::max(kPageBytes, slab_bytes);
+  if (memory_.empty() || memory_used_ + slab_bytes > bytes) {
+    if (!memory_.empty()) madvise(memory_.back().get(), bytes, MADV_COLLAPSE);
+    memory_.emplace_back(static_cast<char*>(
+        std::aligned_alloc(kPageBytes, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes)));
+    if (memory_.back() == nullptr) throw std::bad_alloc();
+    memory_used_ = 0;
+  }
+  slabs_.push_back(memory_.back().get() + memory_used_);
+  memory_used_ += slab_bytes;
 }
 
 void Rows::Place(Number row, uint64_t hash) {
@@ -93,9 +117,9 @@ void Rows::Grow() {
 }
 
 size_t Rows::bytes() const {
-  return slabs_.size() * (row_bytes_ << slab_bits_) + slabs_.capacity() * sizeof(slabs_[0]) +
-         buckets_.capacity() * sizeof(Number) + tags_.capacity() +
-         used_.capacity() * sizeof(uint64_t) + free_.capacity() * sizeof(Number);
+  return slabs_.size() * (row_bytes_ << slab_bits_) + memory_.capacity() * sizeof(memory_[0]) +
+         slabs_.capacity() * sizeof(slabs_[0]) + buckets_.capacity() * sizeof(Number) +
+         tags_.capacity() + used_.capacity() * sizeof(uint64_t) + free_.capacity() * sizeof(Number);
 }
 
 void Rows::PrefetchIndex(uint64_t hash) const {
@@ -104,11 +128,12 @@ void Rows::PrefetchIndex(uint64_t hash) const {
   __builtin_prefetch(&buckets_[bucket]);
 }
 
-void Rows::PrefetchRow(uint64_t hash) const {
+void Rows::PrefetchRow(uint64_t hash, size_t content_bytes) const {
   const size_t bucket = BucketOf(hash);
   if (tags_[bucket] != TagOf(hash)) return;
   const char* const row = at(buckets_[bucket]);
-  for (size_t offset = 0; offset < row_bytes_; offset += 64) __builtin_prefetch(row + offset);
+  for (size_t offset = 0; offset < sizeof(Head) + content_bytes; offset += 64)
+    __builtin_prefetch(row + offset);
 }
 
 }  // namespace tfdist::ps

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -52,24 +53,29 @@ class Rows {
   // All memory that this holds.
   size_t bytes() const;
 
-  // Has the processor fetch what Find and the row's content will need.
+  // Has the processor fetch what Find will need, and so many bytes of the row's content.
   void PrefetchIndex(uint64_t hash) const;
-  void PrefetchRow(uint64_t hash) const;
+  void PrefetchRow(uint64_t hash, size_t content_bytes) const;
 
  private:
-  char* at(Number row) const {
-    return slabs_[row >> slab_bits_].get() + (row & slab_mask_) * row_bytes_;
-  }
+  char* at(Number row) const { return slabs_[row >> slab_bits_] + (row & slab_mask_) * row_bytes_; }
   size_t BucketOf(uint64_t hash) const { return hash & (buckets_.size() - 1); }
   static uint8_t TagOf(uint64_t hash) { return static_cast<uint8_t>(hash >> 56) | 1; }
   size_t FindBucket(Number row, uint64_t hash) const;
   void Place(Number row, uint64_t hash);
   void Grow();
+  void AddSlab();
+
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
 
   const size_t row_bytes_;
   int slab_bits_ = 0;
   size_t slab_mask_ = 0;
-  std::vector<std::unique_ptr<char[]>> slabs_;
+  std::vector<char*> slabs_;
+  std::vector<std::unique_ptr<char, Free>> memory_;  // of slabs
+  size_t memory_used_ = 0;                           // of the last
   std::vector<Number> buckets_;
   std::vector<uint8_t> tags_;  // 0: the bucket is empty
   std::vector<uint64_t> used_;

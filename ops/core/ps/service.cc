@@ -161,10 +161,16 @@ std::optional<Answer> Service::Do(Caller*, uint64_t number, const LookupRequest&
   for (size_t i = 0; i < lookup.entries.size(); ++i) {
     const LookupRequest::Entry& entry = lookup.entries[i];
     Table* const table = store_->FindTable(entry.table);
-    // Not of the pool, which would keep memory of every size that ever occurred.
-    auto rows = std::make_shared<Block>(entry.count * table->config().width * sizeof(float));
+    const size_t elements = entry.count * table->config().width;
+    BlockPtr rows = store_->pool().TakeRoughly(elements * sizeof(float));
+    auto* const wide = reinterpret_cast<float*>(rows->data());
     table->Lookup(now, reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
-                  lookup.training, reinterpret_cast<float*>(rows->data()));
+                  lookup.training, wide);
+    if (entry.wire != DType::kFloat32) {
+      BlockPtr narrow = store_->pool().TakeRoughly(elements * ByteSize(entry.wire));
+      Narrow(entry.wire, wide, narrow->data(), elements);
+      rows = std::move(narrow);
+    }
     answer.payload.push_back(std::move(rows));
   }
   return answer;

@@ -130,13 +130,16 @@ class Table::Batch {
     for (size_t i = 0; i < count; ++i) order_[next[StripeOf(hashes_[i])]++] = i;
   }
 
-  // Calls use(place in the request, id, hash) for each id of a stripe, whose lock is held.
+  // Calls use(place in the request, id, hash) for each id of a stripe, whose lock is held; it will
+  // use so many floats of each row.
   template <typename Use>
-  void Each(size_t stripe, const Rows& rows, const Use& use) const {
+  void Each(size_t stripe, const Rows& rows, size_t floats, const Use& use) const {
     const size_t begin = ends_[stripe], end = ends_[stripe + 1];
     for (size_t i = begin; i < end; ++i) {
       if (i + 2 * kAhead < end) rows.PrefetchIndex(hashes_[order_[i + 2 * kAhead]]);
-      if (i + kAhead < end) rows.PrefetchRow(hashes_[order_[i + kAhead]]);
+      if (i + kAhead < end) {
+        rows.PrefetchRow(hashes_[order_[i + kAhead]], floats * sizeof(float));
+      }
       use(order_[i], ids_[order_[i]], hashes_[order_[i]]);
     }
   }
@@ -183,7 +186,7 @@ void Table::Lookup(double now, const int64_t* ids, size_t count, bool training, 
     if (!batch.Has(i)) continue;
     Stripe* const stripe = stripes_[i].get();
     const std::lock_guard<std::mutex> lock(stripe->mutex);
-    batch.Each(i, stripe->rows, [&](size_t place, int64_t id, uint64_t hash) {
+    batch.Each(i, stripe->rows, config_.width, [&](size_t place, int64_t id, uint64_t hash) {
       float* const out = rows + place * config_.width;
       Rows::Number row = stripe->rows.Find(id, hash);
       ++stripe->stats.lookups;
@@ -219,7 +222,7 @@ void Table::Apply(double now, const int64_t* ids, size_t count, const float* gra
     if (!batch.Has(i)) continue;
     Stripe* const stripe = stripes_[i].get();
     const std::lock_guard<std::mutex> lock(stripe->mutex);
-    batch.Each(i, stripe->rows, [&](size_t place, int64_t id, uint64_t hash) {
+    batch.Each(i, stripe->rows, content_floats_, [&](size_t place, int64_t id, uint64_t hash) {
       Rows::Number row = stripe->rows.Find(id, hash);
       if (row == Rows::kNone && admits_all) {
         row = Make(stripe, id, hash);

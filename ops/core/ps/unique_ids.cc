@@ -5,6 +5,7 @@
 namespace tfdist::ps {
 
 int ServerOfId(int64_t id, int servers) {
+  if (servers == 1) return 0;
   const uint64_t hash = MixId(static_cast<int64_t>(MixId(id)));
   return static_cast<int>((hash >> 32) * static_cast<uint64_t>(servers) >> 32);
 }

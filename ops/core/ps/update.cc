@@ -90,6 +90,15 @@ class NextStep {
   size_t count_ = 0;
 };
 
+// Rows of a table as float32, whatever they came as.
+BlockPtr Widened(BlockPtr values, DType wire) {
+  if (wire == DType::kFloat32) return values;
+  const size_t count = values->bytes() / ByteSize(wire);
+  auto wide = std::make_shared<Block>(count * sizeof(float));
+  Widen(wire, values->data(), reinterpret_cast<float*>(wide->data()), count);
+  return wide;
+}
+
 }  // namespace
 
 std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
@@ -108,7 +117,7 @@ std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> 
     update.width = entry.width;
     if (entry.step < request.steps.size()) update.step = request.steps[entry.step];
     if (entry.kind == UpdateKind::kRows || of_table) update.rows = std::move(payload[part++]);
-    update.values = std::move(payload[part++]);
+    update.values = Widened(std::move(payload[part++]), of_table ? entry.wire : DType::kFloat32);
     updates.push_back(std::move(update));
   }
   std::stable_partition(updates.begin(), updates.end(),
