@@ -11,6 +11,7 @@ from tfdist.ops.local_reduce import local_reduce
 from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ops.parameter_client import ParameterClient, ParameterClientStats
 from tfdist.ops.parameter_server import ParameterServer
+from tfdist.ops.prefetch_rows import prefetch_rows
 from tfdist.ops.server_records import ServerEvent, ServerImage, ServerStats, TraceEvent
 from tfdist.ops.table_config import (
     EvictionPolicy,
@@ -54,5 +55,6 @@ __all__ = [
     "embedding_lookup",
     "hand_over",
     "local_reduce",
+    "prefetch_rows",
     "sum_rows",
 ]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.ops import client_calls, library, tags
 from tfdist.ops.client_calls import CALLS
 from tfdist.ops.optimizer_config import OptimizerConfig
-from tfdist.ops.table_config import TableConfig
+from tfdist.ops.table_calls import TableCalls
 
 DTYPES = {  # numbered as in core/dtype.h
     tf.float16: 1,
@@ -67,7 +67,7 @@ class ParameterClientStats:
     cache_hits: int
 
 
-class ParameterClient:
+class ParameterClient(TableCalls):
     """A worker's connections to all parameter servers, and the parameters it knows.
 
     Variables are given as objects with a `handle` and a number, `parameter`.
@@ -229,121 +229,6 @@ class ParameterClient:
             of_rows=of_rows,
         )
 
-    def create_table(self, name: str, config: TableConfig) -> int:
-        """Creates an embedding's table on all servers, unless they have it; returns its number.
-
-        Args:
-          name: the same in all workers.
-          config: likewise.
-
-        Raises:
-          tf.errors.InvalidArgumentError: it makes no sense, or differs from that of the table.
-        """
-        table = ctypes.c_int()
-        CALLS.create_table(self.handle, name.encode(), ctypes.byref(config), ctypes.byref(table))
-        return table.value
-
-    def lookup(
-        self,
-        tables: Sequence[Any],
-        ids: Sequence[tf.Tensor],
-        training: bool,
-        group: tuple[int, int] = (0, 0),
-    ) -> list[tf.Tensor]:
-        """Brings rows of tables, in one request to each server.
-
-        Args:
-          tables: objects with a number, `table`, a `width`, and the `handle` of a variable of no
-            rows, which steps pull and push and which receives the gradient. Rows travel as their
-            `wire_dtype`, if they have one: float32, float16 or bfloat16, to which they are rounded.
-          ids: for each of them int64, of any shape.
-          training: count the ids as seen, and give them rows.
-          group: with which lookups it goes together, and the level; see
-            `strategies.lookup_groups`. A group 0 is none.
-
-        Returns:
-          For each tensor of ids, float32 of its shape and the table's width.
-        """
-        return library.graph_ops().tfdist_ps_lookup(
-            variables=[table.handle for table in tables],
-            ids=ids,
-            client=self.handle,
-            tables=[table.table for table in tables],
-            widths=[table.width for table in tables],
-            wires=_wires(tables),
-            training=training,
-            group=group[0],
-            level=group[1],
-        )
-
-    def prefetch(
-        self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool = True
-    ) -> tf.Operation | None:
-        """Asks for rows that a lookup of exactly these ids will need at the next step.
-
-        They may lack the updates of one step, not more: a lookup that comes later asks anew. The
-        op waits while rows that it asked for before may still be used.
-
-        Args:
-          tables: as of `lookup`; a table may occur several times.
-          ids: for each of them int64; shapes do not matter.
-          training: as of the lookup.
-        """
-        return library.graph_ops().tfdist_ps_prefetch(
-            ids=ids,
-            client=self.handle,
-            tables=[table.table for table in tables],
-            wires=_wires(tables),
-            training=training,
-        )
-
-    def set_lookup_group(self, group: int, level: int, size: int) -> None:
-        """Says how many lookups each execution of a level of a group has."""
-        CALLS.set_lookup_group(self.handle, group, level, size)
-
-    def set_cache(self, table: int, rows: int, steps: int) -> None:
-        """Keeps rows of a table on this worker, and uses them again in lookups in training.
-
-        A row is used for at most `steps` of this worker's steps after it was asked for, and lacks
-        the updates since, its own among them (stale reads within a bound: Ho et al. 2013, More
-        Effective Distributed ML via a Stale Synchronous Parallel Parameter Server). What is found
-        here the server does not see: it is not counted for `min_count`, nor as a use.
-
-        Args:
-          table: its number.
-          rows: how many at most; 0 keeps none.
-          steps: from 0 on; with 0 a row serves only the lookups of one step.
-        """
-        CALLS.set_cache(self.handle, table, rows, steps)
-
-    def stage_rows(
-        self,
-        tables: Sequence[Any],
-        ids: Sequence[tf.Tensor],
-        gradients: Sequence[tf.Tensor],
-        learning_rates: Sequence[tf.Tensor],
-        step: tf.Tensor,
-    ) -> tf.Operation | None:
-        """Keeps gradients of rows for the push that ends the step; equal ids are added up.
-
-        Args:
-          tables: as of `lookup`.
-          ids: for each of them int64.
-          gradients: as many rows.
-          learning_rates: of each table, a scalar.
-          step: a scalar, counted from 1.
-        """
-        return library.graph_ops().tfdist_ps_stage_rows(
-            variables=[table.handle for table in tables],
-            ids=ids,
-            gradients=[tf.cast(gradient, tf.float32) for gradient in gradients],
-            learning_rates=[tf.cast(rate, tf.float64) for rate in learning_rates],
-            step=tf.cast(step, tf.int64),
-            client=self.handle,
-            tables=[table.table for table in tables],
-            wires=_wires(tables),
-        )
-
     def reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds up tensors over the workers of a synchronous job."""
         return library.graph_ops().tfdist_ps_reduce(
@@ -394,7 +279,3 @@ class ParameterClient:
             "client": self.handle,
             "parameters": [v.parameter for v in variables],
         }
-
-
-def _wires(tables: Sequence[Any]) -> list[tf.DType]:
-    return [getattr(table, "wire_dtype", tf.float32) for table in tables]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.strategies.lookup_groups import LookupGroups
 from tfdist.strategies.placement import Placement, renamed
 from tfdist.strategies.server_variable import ServerVariable
 
@@ -52,6 +53,7 @@ class Parameters:
         partitioner: Callable | None = None,
     ) -> None:
         self.client = client
+        self._groups = LookupGroups(client)
         self._placement = placement
         self._is_chief = is_chief
         self._partitioner = partitioner
@@ -173,8 +175,10 @@ class Parameters:
         variables = self.variables()
         if variables:
             self.client.pull(variables, of_step=True)
+        self._groups.begin()
 
     def _end_step(self) -> None:
+        self._groups.end()
         # Variables may have been made since the step began.
         variables = self.variables()
         if variables:
@@ -233,6 +237,15 @@ class Parameters:
     def has_staged(self, variables: Sequence[ServerVariable]) -> None:
         """Notes that gradients of variables are kept for the push that ends the step."""
         self._staged.update(v.parameter for v in variables)
+
+    def lookup(self, tables: Sequence, ids: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
+        """Brings rows, together with what else a traced step looks up; as `client.lookup`."""
+        return self._groups.lookup(tables, ids, training)
+
+    def stage_rows(self, tables: Sequence, *gradients) -> tf.Operation | None:
+        """Keeps gradients of rows for the push that ends the step; as `client.stage_rows`."""
+        self._groups.cut()
+        return self.client.stage_rows(tables, *gradients)
 
     def all_reduce(self, values, divisor: int | None):
         """Adds up tensors, or lists of them, over all workers; divides the sum if there is one."""
