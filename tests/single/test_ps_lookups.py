@@ -1,4 +1,4 @@
-"""Lookups of rows: together, ahead, from a cache, and as short floats; servers and worker in one."""
+"""Lookups of rows: together, ahead, from a cache, and as short floats."""
 
 from __future__ import annotations
 
@@ -229,23 +229,32 @@ def test_two_threads_run_one_step_at_once(job):
     assert failures == []
 
 
-def test_a_failing_step_ends_in_its_error(job):
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_failing_step_ends_in_its_error(job, checks):
     tables = [job.table(2) for _ in range(3)]
+    known = tf.range(10, dtype=tf.int64)
+
+    def checked(ids):
+        if not checks:
+            return tf.gather(known, ids)
+        with tf.control_dependencies([tf.debugging.assert_less(ids, known[9] + 1)]):
+            return tf.identity(ids)
 
     @tf.function
     def step(ids):
         with job.parameters.step():
             rows = [job.parameters.lookup([tables[0]], [ids], True)[0]]
             rows.append(job.parameters.lookup([tables[1]], [ids + 1], True)[0])
-            with tf.control_dependencies([tf.debugging.assert_less(ids, 10, "too large")]):
-                rows.append(job.parameters.lookup([tables[2]], [tf.identity(ids)], True)[0])
+            rows.append(job.parameters.lookup([tables[2]], [checked(ids)], True)[0])
             return rows
 
-    step(tf.constant([1], tf.int64))
+    good = tf.constant([1], tf.int64)
+    step(good)
+    assert counted(job, lambda: step(good))["lookups"] == 1 + checks
     for _ in range(5):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="11"):
             step(tf.constant([11], tf.int64))
-        np.testing.assert_array_equal(step(tf.constant([1], tf.int64))[2], job.rows(tables[2], [1]))
+        np.testing.assert_array_equal(step(good)[2], job.rows(tables[2], [1]))
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
