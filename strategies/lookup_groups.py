@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,14 +35,14 @@ class LookupGroups:
 
     def __init__(self, client: ops.ParameterClient) -> None:
         self._client = client
-        self._thread = threading.local()
+        # By graph, not by thread: a strategy may run its replicas in threads of their own.
+        self._groups: weakref.WeakKeyDictionary[tf.Graph, _Group] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
         """A step begins, which a graph may be tracing."""
-        tracing = not tf.executing_eagerly() and hasattr(
-            tf.compat.v1.get_default_graph(), "capture"
-        )
-        self._group = _Group(tf.compat.v1.get_default_graph()) if tracing else None
+        graph = _graph()
+        if graph is not None and hasattr(graph, "capture"):
+            self._groups[graph] = _Group(graph)
 
     def cut(self) -> None:
         """What is looked up from now on may wait for what was before."""
@@ -52,9 +52,10 @@ class LookupGroups:
 
     def end(self) -> None:
         """The step, or this part of it, has been traced."""
-        group, self._group = self._group, None
+        group = self._group
         if group is None:
             return
+        del self._groups[_graph()]
         for level, size in group.sizes.items():
             self._client.set_lookup_group(group.key, level, size)
 
@@ -62,9 +63,9 @@ class LookupGroups:
         self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool
     ) -> list[tf.Tensor]:
         """As `ParameterClient.lookup`."""
+        # None in a branch or a loop's body, whose lookups need not happen in each step.
         group = self._group
-        # What a branch or a loop's body looks up need not happen in each step.
-        if group is None or tf.executing_eagerly() or not group.is_traced_here():
+        if group is None:
             return self._client.lookup(tables, ids, training)
         depth = group.depth(tables, ids)
         level = 2 * depth + int(training)
@@ -74,11 +75,12 @@ class LookupGroups:
 
     @property
     def _group(self) -> _Group | None:
-        return getattr(self._thread, "group", None)
+        graph = _graph()
+        return None if graph is None else self._groups.get(graph)
 
-    @_group.setter
-    def _group(self, group: _Group | None) -> None:
-        self._thread.group = group
+
+def _graph() -> tf.Graph | None:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 class _Group:
@@ -87,12 +89,13 @@ class _Group:
     def __init__(self, graph: tf.Graph) -> None:
         self.key = next(_KEYS)
         self.sizes: collections.Counter[int] = collections.Counter()
-        self._graph = graph
+        self._reference = weakref.ref(graph)
         self._above: dict[str, int] = {}  # by operation, the level of what waits for it
         self._first = 0  # how many operations there were before the first lookup
 
-    def is_traced_here(self) -> bool:
-        return tf.compat.v1.get_default_graph() is self._graph
+    @property
+    def _graph(self) -> tf.Graph:
+        return self._reference()
 
     def depth(self, tables: Sequence[Any], ids: Sequence[tf.Tensor]) -> int:
         """Returns how many lookups of this group a new one has to wait for, one after another."""

@@ -102,6 +102,8 @@ class TableVariable(ServerVariable):
                 )
             self._table = number
             self._spec = spec
+            if spec.cache_rows:
+                self._parameters.client.set_cache(number, spec.cache_rows, spec.cache_steps)
 
     @property
     def parameters(self) -> Any:
@@ -117,6 +119,11 @@ class TableVariable(ServerVariable):
     def width(self) -> int:
         """Elements of a row."""
         return self.shape[1]
+
+    @property
+    def wire_dtype(self) -> tf.DType:
+        """As what rows and gradients travel."""
+        return self._spec.wire_dtype
 
     def learning_rate(self, optimizer: Any, of_model: Any) -> Any:
         """The table's learning rate in a step.
@@ -155,7 +162,7 @@ def lookup(
         variable_accessed(variable)
         variable.is_used = variable.is_used or parameters.in_step
     with tf.device("/device:CPU:0"):
-        return parameters.client.lookup(variables, ids, training)
+        return parameters.lookup(variables, ids, training)
 
 
 def sum_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
@@ -184,5 +191,5 @@ def stage(
     """
     parameters = variables[0].parameters
     with tf.device("/device:CPU:0"):
-        parameters.client.stage_rows(variables, ids, gradients, learning_rates, step)
+        parameters.stage_rows(variables, ids, gradients, learning_rates, step)
     parameters.has_staged(variables)
