@@ -12,7 +12,14 @@ from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ops.parameter_client import ParameterClient, ParameterClientStats
 from tfdist.ops.parameter_server import ParameterServer
 from tfdist.ops.prefetch_rows import prefetch_rows
-from tfdist.ops.server_records import ServerEvent, ServerImage, ServerStats, TraceEvent
+from tfdist.ops.saved_rows import SavedRows, SavedTable
+from tfdist.ops.server_records import (
+    ServerEvent,
+    ServerImage,
+    ServerStats,
+    TableStats,
+    TraceEvent,
+)
 from tfdist.ops.table_config import (
     EvictionPolicy,
     InitializerKind,
@@ -44,10 +51,13 @@ __all__ = [
     "ParameterServer",
     "RowInitializer",
     "RowRule",
+    "SavedRows",
+    "SavedTable",
     "ServerEvent",
     "ServerImage",
     "ServerStats",
     "TableConfig",
+    "TableStats",
     "TraceEvent",
     "all_gather",
     "all_reduce",

@@ -11,11 +11,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.ops import library
+from tfdist.ops import server_calls
 from tfdist.ops.parameter_client import DTYPES
-from tfdist.ops.server_records import ServerEvent, ServerImage, ServerStats, TraceEvent
+from tfdist.ops.saved_rows import SavedRows, SavedTable, saved_tables
+from tfdist.ops.server_calls import IMAGE, SERVER
+from tfdist.ops.server_records import (
+    ServerEvent,
+    ServerImage,
+    ServerStats,
+    TableStats,
+    TraceEvent,
+)
 
-_HANDLE = ctypes.c_int64
 _NUMPY_DTYPES = {number: dtype.as_numpy_dtype for dtype, number in DTYPES.items()}
 _MODES = {"async": 1, "sync": 2, "ssp": 3}
 _COMPENSATIONS = {None: 0, "dc-asgd": 1, "adadelay": 2}
@@ -23,95 +30,6 @@ _EVENTS = {1: "came", 2: "left", 3: "lost", 4: "log"}
 _TRACE_KINDS = {1: "pull", 2: "push", 3: "drop", 4: "close"}
 _TEXT_BYTES = 1024
 _THREADS = 2
-
-
-class _Options(ctypes.Structure):
-    """Laid out as `tfdist_ps_server_options` in core/ps/server_c_api.cc."""
-
-    _fields_ = [
-        ("index", ctypes.c_int32),
-        ("mode", ctypes.c_int32),
-        ("workers", ctypes.c_int32),
-        ("num_aggregate", ctypes.c_int32),
-        ("staleness", ctypes.c_int32),
-        ("hogwild", ctypes.c_int32),
-        ("compensation", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-        ("has_chief", ctypes.c_int32),
-        ("worker_timeout_seconds", ctypes.c_double),
-        ("start_timeout_seconds", ctypes.c_double),
-        ("compensation_lambda", ctypes.c_double),
-        ("trace_events", ctypes.c_uint64),
-    ]
-
-
-class _Stats(ctypes.Structure):
-    """Laid out as `ServerStats` in core/ps/server.h."""
-
-    _fields_ = [(field.name, ctypes.c_uint64) for field in dataclasses.fields(ServerStats)]
-
-
-class _Event(ctypes.Structure):
-    """Laid out as `TraceEvent` in core/ps/server.h."""
-
-    _fields_ = [
-        ("nanoseconds", ctypes.c_uint64),
-        ("worker", ctypes.c_uint32),
-        ("kind", ctypes.c_uint32),
-        ("clock", ctypes.c_uint64),
-        ("slowest", ctypes.c_uint64),
-    ]
-
-
-_INT = ctypes.POINTER(ctypes.c_int)
-_LONG = ctypes.POINTER(ctypes.c_uint64)
-_POINTER = ctypes.POINTER(ctypes.c_void_p)
-_C = library.CFunctions(
-    "tfdist_ps_server_",
-    checked={
-        "create": [ctypes.POINTER(_Options), ctypes.c_int, ctypes.POINTER(_HANDLE), _INT],
-        "restore_entry": [
-            _HANDLE,
-            ctypes.c_char_p,
-            ctypes.c_int,
-            ctypes.c_uint64,
-            ctypes.c_void_p,
-            ctypes.c_uint64,
-        ],
-        "restore_progress": [_HANDLE, _LONG, ctypes.c_uint64],
-        "start": [_HANDLE, ctypes.c_char_p],
-        "freeze": [_HANDLE, ctypes.POINTER(_HANDLE)],
-    },
-    plain={"stats": [_HANDLE, ctypes.POINTER(_Stats)], "close": [_HANDLE]},
-    returning={
-        "incarnation": ([_HANDLE], ctypes.c_uint64),
-        "wait_event": (
-            [_HANDLE, ctypes.c_double, _INT, _INT, ctypes.c_char_p, ctypes.c_size_t],
-            ctypes.c_int,
-        ),
-        "trace": ([_HANDLE, ctypes.POINTER(_Event), ctypes.c_uint64], ctypes.c_uint64),
-    },
-)
-_IMAGE = library.CFunctions(
-    "tfdist_ps_image_",
-    plain={"free": [_HANDLE]},
-    returning={
-        "count": ([_HANDLE], ctypes.c_uint64),
-        "entry": (
-            [
-                _HANDLE,
-                ctypes.c_uint64,
-                ctypes.POINTER(ctypes.c_char_p),
-                _INT,
-                _LONG,
-                _POINTER,
-                _LONG,
-            ],
-            ctypes.c_bool,
-        ),
-        "progress": ([_HANDLE, ctypes.POINTER(_LONG), _LONG], ctypes.c_bool),
-    },
-)
 
 
 class ParameterServer:
@@ -130,8 +48,8 @@ class ParameterServer:
     """
 
     def __init__(self, index: int, config: Any, port: int = 0, has_chief: bool = False) -> None:
-        handle, bound_port = _HANDLE(), ctypes.c_int()
-        options = _Options(
+        handle, bound_port = server_calls.Handle(), ctypes.c_int()
+        options = server_calls.Options(
             index=index,
             mode=_MODES[config.mode],
             workers=config.workers,
@@ -146,7 +64,7 @@ class ParameterServer:
             compensation_lambda=config.compensation_lambda,
             trace_events=config.trace_events,
         )
-        _C.create(ctypes.byref(options), port, ctypes.byref(handle), ctypes.byref(bound_port))
+        SERVER.create(ctypes.byref(options), port, ctypes.byref(handle), ctypes.byref(bound_port))
         self._handle = handle.value
         self._trace_events = config.trace_events
         self.port = bound_port.value
@@ -154,49 +72,119 @@ class ParameterServer:
     @property
     def incarnation(self) -> int:
         """A random number that tells this store from one that was here before."""
-        return _C.incarnation(self._handle)
+        return SERVER.incarnation(self._handle)
 
     def restore(self, image: ServerImage) -> None:
-        """Takes what a server held, before `start`.
+        """Takes what a server held, before `start`; its tables apart, by `restore_rows`.
 
         Raises:
           tf.errors.InvalidArgumentError: it is not what `freeze` gives.
         """
-        for name, array in image.shards.items():
-            array = np.ascontiguousarray(array)
-            _C.restore_entry(
-                self._handle,
-                name.encode(),
-                DTYPES[tf.as_dtype(array.dtype)],
-                array.size,
-                array.ctypes.data,
-                array.nbytes,
-            )
+        for shards, aside in ((image.shards, False), (image.aside, True)):
+            for name, array in shards.items():
+                array = np.ascontiguousarray(array)
+                SERVER.restore_shard(
+                    self._handle,
+                    name.encode(),
+                    DTYPES[tf.as_dtype(array.dtype)],
+                    array.size,
+                    array.ctypes.data,
+                    array.nbytes,
+                    aside,
+                )
         progress = np.ascontiguousarray(image.progress, np.uint64)
-        _C.restore_progress(self._handle, progress.ctypes.data_as(_LONG), progress.size)
+        SERVER.restore_progress(
+            self._handle, progress.ctypes.data_as(server_calls.Long), progress.size
+        )
+
+    def restore_table(self, table: SavedTable) -> int:
+        """Makes a table, or finds that of this name; returns its number for `restore_rows`.
+
+        Raises:
+          tf.errors.InvalidArgumentError: its description makes no sense, or is another one.
+        """
+        index = ctypes.c_int()
+        SERVER.restore_table(self._handle, ctypes.byref(table.as_c()), ctypes.byref(index))
+        return index.value
+
+    def restore_rows(self, table: int, rows: SavedRows, server: int = 0, servers: int = 1) -> None:
+        """Puts rows in place and removes others, before `start`.
+
+        Args:
+          table: of `restore_table`.
+          rows: as wide as the table's are.
+          server: with `servers`, takes only what this one of so many is to hold.
+          servers: how many there are.
+        """
+        SERVER.restore_rows(self._handle, table, ctypes.byref(rows.as_c()), server, servers)
+
+    def restore_nothing(self) -> None:
+        """Forgets what was restored so far."""
+        SERVER.restore_nothing(self._handle)
+
+    def end_restore(self) -> None:
+        """Takes what was restored, as `start` does.
+
+        Raises:
+          tf.errors.InvalidArgumentError: it is not what a server holds.
+        """
+        SERVER.restore_end(self._handle)
+
+    def replay_log(self, path: str) -> tuple[int, int]:
+        """Applies what a log holds beyond what was restored; before `start`.
+
+        Returns:
+          How many records were whole, and how many bytes at the end were not.
+
+        Raises:
+          tf.errors.OpError: the file cannot be read, is no log, or is of tables of other
+            configurations.
+        """
+        records, left_out = ctypes.c_uint64(), ctypes.c_uint64()
+        SERVER.replay_log(
+            self._handle, path.encode(), ctypes.byref(records), ctypes.byref(left_out)
+        )
+        return records.value, left_out.value
+
+    def begin_log(self, path: str) -> None:
+        """Keeps what is applied to rows from now on in a new file; a failure is an event."""
+        SERVER.begin_log(self._handle, path.encode())
 
     def start(self, token: bytes) -> None:
         """Lets in workers that present these 16 bytes and the `incarnation`."""
-        _C.start(self._handle, token)
+        SERVER.start(self._handle, token)
 
     @contextlib.contextmanager
     def freeze(self) -> Iterator[ServerImage]:
         """Gives what the server holds now, between two pushes; it goes on meanwhile.
 
-        The arrays are the server's memory: they are not to be kept.
+        Tables are left out. The arrays are the server's memory: they are not to be kept.
         """
-        image = _HANDLE()
-        _C.freeze(self._handle, ctypes.byref(image))
-        try:
-            yield ServerImage(_shards(image), _progress(image))
-        finally:
-            _IMAGE.free(image)
+        image = server_calls.Handle()
+        SERVER.freeze(self._handle, ctypes.byref(image))
+        with _held(image) as content:
+            yield content
+
+    @contextlib.contextmanager
+    def checkpoint(self, changed_only: bool, log_path: str | None) -> Iterator[ServerImage]:
+        """As `freeze`, with tables, whose rows are fetched bit by bit. One at a time.
+
+        Args:
+          changed_only: of rows, only those that changed since the checkpoint before.
+          log_path: a file for what is applied to rows from this moment on.
+        """
+        image = server_calls.Handle()
+        SERVER.checkpoint(
+            self._handle, changed_only, (log_path or "").encode(), ctypes.byref(image)
+        )
+        with _held(image) as content:
+            yield content
 
     def wait_for_event(self, seconds: float) -> ServerEvent | None:
         """Returns what happens next, or `None` after `seconds`."""
         kind, worker = ctypes.c_int(), ctypes.c_int()
         text = ctypes.create_string_buffer(_TEXT_BYTES)
-        found = _C.wait_event(
+        found = SERVER.wait_event(
             self._handle, seconds, ctypes.byref(kind), ctypes.byref(worker), text, _TEXT_BYTES
         )
         if found != 1:
@@ -205,14 +193,23 @@ class ParameterServer:
 
     def stats(self) -> ServerStats:
         """The counters, also while workers are served."""
-        raw = _Stats()
-        _C.stats(self._handle, ctypes.byref(raw))
+        raw = server_calls.Stats()
+        SERVER.stats(self._handle, ctypes.byref(raw))
         return ServerStats(*(getattr(raw, field.name) for field in dataclasses.fields(ServerStats)))
+
+    def table_stats(self) -> dict[str, TableStats]:
+        """The counters of each table by its name."""
+        stats = {}
+        name, raw = ctypes.create_string_buffer(_TEXT_BYTES), server_calls.TableNumbers()
+        while SERVER.table_stats(self._handle, len(stats), name, _TEXT_BYTES, ctypes.byref(raw)):
+            numbers = (getattr(raw, field.name) for field in dataclasses.fields(TableStats))
+            stats[name.value.decode(errors="replace")] = TableStats(*numbers)
+        return stats
 
     def trace(self) -> list[TraceEvent]:
         """The latest events, oldest first, as many as the configuration asked for."""
-        events = (_Event * self._trace_events)()
-        count = _C.trace(self._handle, events, self._trace_events)
+        events = (server_calls.Event * self._trace_events)()
+        count = SERVER.trace(self._handle, events, self._trace_events)
         return [
             TraceEvent(e.nanoseconds / 1e9, e.worker, _TRACE_KINDS[e.kind], e.clock, e.slowest)
             for e in events[:count]
@@ -220,15 +217,27 @@ class ParameterServer:
 
     def close(self) -> None:
         """Closes all connections and frees what is held. May be called again."""
-        _C.close(self._handle)
+        SERVER.close(self._handle)
 
 
-def _shards(image: ctypes.c_int64) -> dict[str, np.ndarray]:
-    shards = {}
+@contextlib.contextmanager
+def _held(image: ctypes.c_int64) -> Iterator[ServerImage]:
+    try:
+        shards = _shards(image)
+        split = len(shards) - IMAGE.aside_count(image)
+        yield ServerImage(
+            dict(shards[:split]), _progress(image), dict(shards[split:]), saved_tables(image)
+        )
+    finally:
+        IMAGE.free(image)
+
+
+def _shards(image: ctypes.c_int64) -> list[tuple[str, np.ndarray]]:
+    shards = []
     name, data = ctypes.c_char_p(), ctypes.c_void_p()
     dtype, elements, size = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_uint64()
-    for i in range(_IMAGE.count(image)):
-        _IMAGE.entry(
+    for i in range(IMAGE.count(image)):
+        IMAGE.entry(
             image,
             i,
             ctypes.byref(name),
@@ -238,12 +247,13 @@ def _shards(image: ctypes.c_int64) -> dict[str, np.ndarray]:
             ctypes.byref(size),
         )
         memory = (ctypes.c_uint8 * size.value).from_address(data.value) if size.value else b""
-        shards[name.value.decode()] = np.frombuffer(memory, _NUMPY_DTYPES[dtype.value])
+        array = np.frombuffer(memory, _NUMPY_DTYPES[dtype.value])
+        shards.append((name.value.decode(), array))
     return shards
 
 
 def _progress(image: ctypes.c_int64) -> np.ndarray:
-    numbers, count = _LONG(), ctypes.c_uint64()
-    _IMAGE.progress(image, ctypes.byref(numbers), ctypes.byref(count))
+    numbers, count = server_calls.Long(), ctypes.c_uint64()
+    IMAGE.progress(image, ctypes.byref(numbers), ctypes.byref(count))
     # Copied: this is small, and may be kept.
     return np.array(numbers[: count.value], np.uint64)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:  # it needs the C functions, which need this module
+    from tfdist.ops.saved_rows import SavedTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,7 @@ class ServerStats:
       shards: how many shards the server holds.
       value_bytes: their size.
       connections: workers that are connected.
+      log_bytes: bytes of the log of what was applied to rows since they were saved.
     """
 
     pulls: int
@@ -56,6 +61,36 @@ class ServerStats:
     shards: int
     value_bytes: int
     connections: int
+    log_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TableStats:
+    """What one embedding's table on one server has done so far.
+
+    Attributes:
+      rows: how many it has.
+      bytes: all memory that they take.
+      lookups: ids that were looked up.
+      hits: how many of them had a row.
+      created: rows made.
+      updates: rows' gradients applied.
+      lost_updates: those whose ids had no row.
+      evicted_for_room: rows evicted because there were too many.
+      evicted_by_age: because they were unused for too long.
+      evicted_by_norm: because they were too small.
+    """
+
+    rows: int
+    bytes: int
+    lookups: int
+    hits: int
+    created: int
+    updates: int
+    lost_updates: int
+    evicted_for_room: int
+    evicted_by_age: int
+    evicted_by_norm: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +119,11 @@ class ServerImage:
     Attributes:
       shards: flat arrays by name; they are the store's own memory.
       progress: opaque numbers, from which a server knows what it has applied.
+      aside: of a job with another number of servers, by name, what was not created here yet.
+      tables: of a checkpoint.
     """
 
     shards: Mapping[str, np.ndarray]
     progress: np.ndarray
+    aside: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    tables: Sequence[SavedTable] = ()

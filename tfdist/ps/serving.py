@@ -16,7 +16,7 @@ from tfdist.control import wire
 from tfdist.control.meeting import Caller
 from tfdist.control.server import ControlServer
 from tfdist.errors import ClusterConfigError
-from tfdist.ps import snapshot
+from tfdist.ps.checkpoints import Checkpoints
 from tfdist.ps.config import PsConfig
 from tfdist.ps.presence import Presence
 
@@ -52,8 +52,9 @@ class ServerTask:
         self._problem: Exception | None = None
         self._store: ops.ParameterServer | None = None
         self._token = secrets.token_bytes(16)
+        self._checkpoints: Checkpoints | None = None
         self._written: dict[int, Any] = {}
-        self._saved_pushes = 0
+        self._shortening: _Writing | None = None
         self._stop = threading.Event()
         self._control = ControlServer(
             cluster,
@@ -102,12 +103,13 @@ class ServerTask:
                 self._stop.wait(_LOOK)
             else:
                 self._take_in(self._store.wait_for_event(_LOOK), presence)
+                self._shorten_log()
             verdict = presence.verdict(time.monotonic())
             if verdict is not None:
                 break
         else:
             return 0
-        if verdict or self._unsaved():
+        if verdict or (self._checkpoints is not None and self._checkpoints.unsaved()):
             self._save_at_exit()
         if not verdict:
             return 0
@@ -174,59 +176,46 @@ class ServerTask:
                 self._settings.data_port,
                 has_chief=bool(self._cluster.chief),
             )
-            folder = self._folder()
-            if folder:
-                snapshot.prepare(folder)
-            latest = snapshot.read_latest(folder) if folder else None
-            if latest is not None:
-                store.restore(ops.ServerImage(latest.shards, latest.progress))
-                _log.warning(
-                    "%s: goes on from snapshot %d in %s",
-                    self._cluster.task_name,
-                    latest.number,
-                    folder,
+            root = self._config.checkpoint_dir
+            if root is not None:
+                checkpoints = Checkpoints(
+                    store, root, self._cluster.task_index, len(self._cluster.ps)
                 )
+                origin = checkpoints.restore()
+                if origin is not None:
+                    _log.warning("%s: goes on from %s", self._cluster.task_name, origin)
+                self._checkpoints = checkpoints
             store.start(self._token)
             self._store = store
         except Exception as error:  # told to whoever attaches, and by the serving thread
             self._problem = error
 
-    def _folder(self) -> str | None:
-        root = self._config.checkpoint_dir if self._config else None
-        if root is None:
-            return None
-        return snapshot.directory(root, self._cluster.task_index, len(self._cluster.ps))
-
     def _checkpoint(self, request: wire.Checkpoint, caller: Caller) -> dict[str, Any]:
         if request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller has another cluster"}
-        if self._store is None or self._folder() is None:
+        if self._store is None or self._checkpoints is None:
             return {"status": "refused", "reason": "there is nothing to write, or nowhere"}
         with self._lock:
             job = self._written.get(request.number)
             if job is None:
                 self._written.clear()
-                job = self._written[request.number] = _Writing(lambda: self._save(request.number))
+                job = self._written[request.number] = _Writing(
+                    lambda: self._checkpoints.save(request.number)
+                )
         return job.answer(request.wait)
 
-    def _unsaved(self) -> bool:
-        """Whether there is something that the latest snapshot lacks."""
-        return self._store is not None and self._store.stats().pushes > self._saved_pushes
-
-    def _save(self, number: int) -> dict[str, Any]:
-        pushes = self._store.stats().pushes
-        with self._store.freeze() as image:
-            frozen = snapshot.Snapshot(number, image.shards, image.progress)
-            written = snapshot.write(self._folder(), frozen)
-        self._saved_pushes = pushes
-        return written
+    def _shorten_log(self) -> None:
+        """Writes a snapshot that nobody has asked for, if the log of rows has become long."""
+        if self._checkpoints is None or (self._shortening and not self._shortening.has_ended):
+            return
+        if self._checkpoints.log_is_long():
+            self._shortening = _Writing(self._checkpoints.save_now)
 
     def _save_at_exit(self) -> None:
-        if self._store is None or self._folder() is None:
+        if self._store is None or self._checkpoints is None:
             return
-        number = snapshot.next_number(self._config.checkpoint_dir, len(self._cluster.ps))
         try:
-            written = self._save(number)
+            written = self._checkpoints.save_now()
         except Exception:
             _log.exception("%s: the last snapshot failed", self._cluster.task_name)
         else:
@@ -247,6 +236,11 @@ class _Writing:
             self._answer = {"status": "written", **self._write()}
         except Exception as error:  # belongs to the chief, who asked
             self._answer = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has been written, or has failed."""
+        return not self._thread.is_alive()
 
     def answer(self, wait: float) -> dict[str, Any]:
         self._thread.join(wait)

@@ -2,35 +2,34 @@
 
 ```
   checkpoint_dir/
-    manifest.json                      of the latest checkpoint that all servers completed
-    ps-0-of-2/snapshot-00000007.npz    one file a server and checkpoint; the last two are kept
-    ps-1-of-2/snapshot-00000007.npz
+    manifest.json                       of the latest checkpoint that all servers completed
+    ps-0-of-2/snapshot-00000007.npz     one file a server and checkpoint; the last two are kept
+    ps-0-of-2/snapshot-00000007.rows    the rows of tables: of all, or those that changed since the
+    ps-0-of-2/snapshot-00000006.rows      file that it follows, which is kept while it is needed
+    ps-0-of-2/rows-00000009.log         what was applied to rows since: see `core/ps/row_log.h`
+    ps-1-of-2/...
 ```
 
-A file is a NumPy archive with a checksum of every array (`numpy.load` reads it). It appears under
-its name only when it is complete.
+An .npz is a NumPy archive with a checksum of every array (`numpy.load` reads it); `rows_file` says
+what a .rows file is. Each appears under its name only when it is complete, the archive last.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
 import logging
-import os
-import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import CheckpointError
+from tfdist.ps import files, layout, row_chain
+from tfdist.ps.layout import directory
 
 _log = logging.getLogger("tfdist.ps")
-_FILE = re.compile(r"snapshot-(\d{8})\.npz")
 _KEPT = 2
 _FORMAT = 1
 
@@ -43,16 +42,17 @@ class Snapshot:
       number: of the checkpoint; later ones have larger numbers.
       shards: flat arrays by name.
       progress: opaque numbers, from which the server knows what it has applied.
+      aside: as `shards`, of another number of servers, what was not created here yet.
+      rows: the seal of the file of rows; `None` if there is none.
+      log: the number of the first log of rows that this snapshot lacks.
     """
 
     number: int
     shards: Mapping[str, np.ndarray]
     progress: np.ndarray
-
-
-def directory(root: str, server: int, servers: int) -> str:
-    """Returns where a server keeps its snapshots."""
-    return f"{root.rstrip('/')}/ps-{server}-of-{servers}"
+    aside: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    rows: int | None = None
+    log: int = 0
 
 
 def prepare(folder: str) -> None:
@@ -64,7 +64,7 @@ def prepare(folder: str) -> None:
     probe = f"{folder}/probe"
     try:
         tf.io.gfile.makedirs(folder)
-        with _create(probe) as file:
+        with files.create(probe) as file:
             file.write(b"tfdist")
         tf.io.gfile.remove(probe)
     except (tf.errors.OpError, OSError) as error:
@@ -83,37 +83,45 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
       tf.errors.OpError, OSError: the file system refused.
     """
     tf.io.gfile.makedirs(folder)
-    path = f"{folder}/snapshot-{snapshot.number:08d}.npz"
+    path = layout.path(folder, snapshot.number, "npz")
     scratch = f"{path}.tmp"
-    names = list(snapshot.shards)
-    arrays = {f"shard_{i}": _plain(snapshot.shards[name]) for i, name in enumerate(names)}
+    named = [*snapshot.shards.items(), *snapshot.aside.items()]
+    arrays = {f"shard_{i}": _plain(array) for i, (_, array) in enumerate(named)}
     described = {
         "format": _FORMAT,
         "number": snapshot.number,
-        "shards": [[name, snapshot.shards[name].dtype.name] for name in names],
+        "shards": [[name, array.dtype.name] for name, array in named],
+        "aside": len(snapshot.aside),
+        "rows": snapshot.rows,
+        "log": snapshot.log,
     }
-    with _create(scratch) as file:
+    with files.create(scratch) as file:
         np.savez(file, about=_text(described), progress=snapshot.progress, **arrays)
     tf.io.gfile.rename(scratch, path, overwrite=True)
-    _sync_folder(folder)
-    for old in _numbers(folder)[:-_KEPT]:
-        tf.io.gfile.remove(f"{folder}/snapshot-{old:08d}.npz")
+    files.sync_folder(folder)
+    _remove_old(folder)
     return {"file": path, "bytes": tf.io.gfile.stat(path).length}
 
 
-def read_latest(folder: str) -> Snapshot | None:
+def read_latest(folder: str, use: Callable[[Snapshot], None] | None = None) -> Snapshot | None:
     """Reads the latest snapshot that is whole; `None` if there is no file.
 
     Of each that is not, the log says why.
+
+    Args:
+      folder: of the server.
+      use: is given each until it does not raise a CheckpointError.
 
     Raises:
       CheckpointError: there are files, and none is whole.
     """
     problems = []
-    for number in reversed(_numbers(folder)):
-        path = f"{folder}/snapshot-{number:08d}.npz"
+    for number in reversed(layout.numbers(folder)):
         try:
-            return read(path)
+            snapshot = read(layout.path(folder, number, "npz"))
+            if use is not None:
+                use(snapshot)
+            return snapshot
         except CheckpointError as error:
             _log.error("%s; looking for the one before", error)
             problems.append(str(error))
@@ -129,44 +137,104 @@ def read(path: str) -> Snapshot:
       CheckpointError: the file is truncated, altered, or something else; names it and the reason.
     """
     try:
-        with _open(path) as file, np.load(file, allow_pickle=False) as archive:
+        with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
             about = json.loads(bytes(archive["about"]).decode())
             if about.get("format") != _FORMAT:
                 raise CheckpointError(
                     f"snapshot {path}: expected format {_FORMAT}, received {about.get('format')}"
                 )
-            shards = {
-                name: archive[f"shard_{i}"].view(tf.as_dtype(dtype).as_numpy_dtype)
+            shards = [
+                (name, archive[f"shard_{i}"].view(tf.as_dtype(dtype).as_numpy_dtype))
                 for i, (name, dtype) in enumerate(about["shards"])
-            }
-            return Snapshot(about["number"], shards, archive["progress"])
+            ]
+            split = len(shards) - about.get("aside", 0)
+            return Snapshot(
+                about["number"],
+                dict(shards[:split]),
+                archive["progress"],
+                dict(shards[split:]),
+                about.get("rows"),
+                about.get("log", 0),
+            )
     except CheckpointError:
         raise
     except Exception as error:  # zipfile and NumPy have many ways to say that bytes are wrong
         raise CheckpointError(f"snapshot {path} is damaged: {error}") from error
 
 
-def write_manifest(root: str, number: int, files: list[dict[str, object]]) -> str:
+def write_manifest(root: str, number: int, parts: list[dict[str, object]]) -> str:
     """Records that all servers have completed checkpoint `number`; returns the record's path."""
-    path = f"{root.rstrip('/')}/manifest.json"
-    with _create(f"{path}.tmp") as file:
-        file.write(json.dumps({"number": number, "servers": files}, indent=1).encode())
+    path = layout.manifest(root)
+    with files.create(f"{path}.tmp") as file:
+        file.write(json.dumps({"number": number, "servers": parts}, indent=1).encode())
     tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
-    _sync_folder(root)
+    files.sync_folder(root)
     return path
 
 
+def recorded(root: str) -> tuple[int, int]:
+    """Returns the latest checkpoint that all servers completed and how many they were; or zeros.
+
+    Raises:
+      CheckpointError: the record is something else.
+    """
+    path = layout.manifest(root)
+    if not tf.io.gfile.exists(path):
+        return 0, 0
+    try:
+        with files.open_whole(path) as file:
+            manifest = json.loads(file.read().decode())
+        return int(manifest["number"]), len(manifest["servers"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
 def next_number(root: str, servers: int) -> int:
-    """Returns a number larger than those of all snapshots of these servers."""
+    """Returns a number larger than those of all snapshots of these servers, and of the record."""
     folders = [directory(root, server, servers) for server in range(servers)]
-    return 1 + max((n for folder in folders for n in _numbers(folder)), default=0)
+    written = max((n for folder in folders for n in layout.numbers(folder)), default=0)
+    return 1 + max(written, _recorded_number(root))
 
 
-def _numbers(folder: str) -> list[int]:
-    if not tf.io.gfile.isdir(folder):
-        return []
-    matches = map(_FILE.fullmatch, tf.io.gfile.listdir(folder))
-    return sorted(int(match[1]) for match in matches if match)
+def _recorded_number(root: str) -> int:
+    try:
+        return recorded(root)[0]
+    except CheckpointError as error:
+        _log.error("%s", error)
+        return 0
+
+
+def _remove_old(folder: str) -> None:
+    """Removes what neither the last snapshots need, nor one that the record may still name."""
+    written = layout.numbers(folder)
+    kept = set(written[-_KEPT:]) | ({_recorded_number(folder.rpartition("/")[0])} & set(written))
+    rows, first_logs = set(), []
+    for number in kept:
+        try:
+            about = _about(layout.path(folder, number, "npz"))
+            if about.get("rows") is not None:
+                rows.update(n for n, _ in row_chain.chain(folder, number, about["rows"]))
+        except CheckpointError as error:
+            _log.error("%s; nothing is removed", error)
+            return
+        first_logs.append(about.get("log", 0))
+    for number in set(written) - kept:
+        tf.io.gfile.remove(layout.path(folder, number, "npz"))
+    for number in set(layout.row_files(folder)) - rows:
+        if number < max(kept):
+            tf.io.gfile.remove(layout.path(folder, number, "rows"))
+    for number, path in layout.logs(folder, 0):
+        if number < min(first_logs):
+            tf.io.gfile.remove(path)
+
+
+def _about(path: str) -> dict[str, Any]:
+    """What a snapshot says of itself."""
+    try:
+        with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
+            return json.loads(bytes(archive["about"]).decode())
+    except Exception as error:  # as in `read`
+        raise CheckpointError(f"snapshot {path} is damaged: {error}") from error
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
@@ -176,41 +244,3 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 def _text(value: object) -> np.ndarray:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def _is_local(path: str) -> bool:
-    return "://" not in path
-
-
-@contextlib.contextmanager
-def _create(path: str) -> Iterator[BinaryIO]:
-    """A new file, which is on the disk afterwards, as far as its file system can tell."""
-    if _is_local(path):
-        with open(path, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        return
-    # Archives need positions, which not all file systems of tf.io.gfile know.
-    whole = io.BytesIO()
-    yield whole
-    with tf.io.gfile.GFile(path, "wb") as file:
-        file.write(whole.getvalue())
-
-
-def _open(path: str) -> BinaryIO:
-    if _is_local(path):
-        return open(path, "rb")
-    with tf.io.gfile.GFile(path, "rb") as file:
-        return io.BytesIO(file.read())
-
-
-def _sync_folder(folder: str) -> None:
-    """Makes a new name last."""
-    if not _is_local(folder):
-        return
-    descriptor = os.open(Path(folder), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -49,6 +49,8 @@ class Rows {
   // Numbers below `end` are in use, or free.
   Number end() const { return end_; }
   bool in_use(Number row) const { return (used_[row / 64] >> row % 64 & 1) != 0; }
+  // One bit for each number, in words of 64.
+  const std::vector<uint64_t>& in_use() const { return used_; }
   size_t size() const { return size_; }
   // All memory that this holds.
   size_t bytes() const;

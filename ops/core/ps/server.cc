@@ -8,6 +8,7 @@
 #include "core/ps/server_thread.h"
 #include "core/ps/service.h"
 #include "core/ps/store.h"
+#include "core/ps/sweeper.h"
 #include "core/socket.h"
 
 namespace tfdist::ps {
@@ -84,10 +85,12 @@ class Server::Impl : private Outlet {
     return Status();
   }
 
-  Status Restore(const ServerImage& image) {
+  // What may be done as long as nobody was let in.
+  template <typename Do>
+  Status BeforeStart(const Do& act) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (started_) return Status(StatusCode::kFailedPrecondition, "the server has started already");
-    const Status status = service_.Restore(image);
+    const Status status = act();
     restored_ = restored_ && status.ok();
     return status;
   }
@@ -107,6 +110,7 @@ class Server::Impl : private Outlet {
           ThreadOf(session)->Adopt(session, static_cast<int>(rank), std::move(socket));
         });
     for (auto& thread : threads_) thread->Start(thread == threads_[0] ? &gate_ : nullptr);
+    sweeper_.Start();
     return Status();
   }
 
@@ -115,6 +119,7 @@ class Server::Impl : private Outlet {
     if (std::exchange(closed_, true)) return;
     service_.events().Close();
     for (auto& thread : threads_) thread->Stop();
+    sweeper_.Stop();
     gate_.Close();
   }
 
@@ -131,6 +136,7 @@ class Server::Impl : private Outlet {
   int port() const { return port_; }
   uint64_t incarnation() const { return incarnation_; }
   Service& service() { return service_; }
+  const Store& store() const { return store_; }
 
  private:
   ServerThread* ThreadOf(uint64_t session) { return threads_[session % threads_.size()].get(); }
@@ -151,6 +157,7 @@ class Server::Impl : private Outlet {
   uint64_t next_session_ = 1;  // the first thread's
   std::vector<std::unique_ptr<ServerThread>> threads_;
   std::mutex mutex_;  // guards the rest
+  Sweeper sweeper_{&store_};
   bool restored_ = true, started_ = false, closed_ = false;
 };
 
@@ -172,13 +179,22 @@ Status Server::Create(const ServerOptions& options, int port, std::unique_ptr<Se
 
 int Server::port() const { return impl_->port(); }
 uint64_t Server::incarnation() const { return impl_->incarnation(); }
-Status Server::Restore(const ServerImage& image) { return impl_->Restore(image); }
+Status Server::Restore(const ServerImage& image) {
+  return impl_->BeforeStart([&] { return impl_->service().Restore(image); });
+}
+Status Server::ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out) {
+  return impl_->BeforeStart([&] { return impl_->service().ReplayLog(path, records, left_out); });
+}
+void Server::BeginLog(const std::string& path) { impl_->service().BeginLog(path); }
 Status Server::Start(const Token& token) { return impl_->Start(token); }
-ServerImage Server::Freeze() { return impl_->service().Freeze(); }
+ServerImage Server::Freeze(SavedTables tables, const std::string& log_path) {
+  return impl_->service().Freeze(tables, log_path);
+}
 bool Server::WaitForEvent(double seconds, Event* event) {
   return impl_->service().events().Wait(seconds, event);
 }
 ServerStats Server::stats() const { return impl_->stats(); }
+std::vector<std::shared_ptr<Table>> Server::tables() const { return impl_->store().tables(); }
 std::vector<TraceEvent> Server::trace() const { return impl_->service().trace(); }
 void Server::Close() { impl_->Close(); }
 

@@ -45,7 +45,10 @@ struct ServerStats {
   uint64_t shards = 0;
   uint64_t value_bytes = 0;
   uint64_t connections = 0;
+  uint64_t log_bytes = 0;  // of rows, since they were last saved
 };
+
+enum class SavedTables { kNone, kAll, kChanged };
 
 struct TraceEvent {
   uint64_t nanoseconds = 0;
@@ -64,9 +67,15 @@ struct SavedShard {
   BlockPtr block;
 };
 
+class Table;
+
 // What a server is at one moment, between two pushes.
 struct ServerImage {
   std::vector<SavedShard> shards;
+  // Of a job with another number of servers: what is created with such a name begins as this.
+  std::vector<SavedShard> aside;
+  // A copy of that moment was begun of each, and can be taken bit by bit.
+  std::vector<std::shared_ptr<Table>> tables;
   std::vector<uint64_t> progress;  // clocks, and who has pushed what: opaque numbers
 };
 
@@ -85,7 +94,14 @@ class Server {
   Status Start(const Token& token);
 
   // A consistent image; takes no longer than to count references, or in Hogwild to copy all values.
-  ServerImage Freeze();
+  // With tables: of all rows, or of those that changed since the last time. If there is a
+  // `log_path`, what is applied to rows from then on is kept in that file.
+  ServerImage Freeze(SavedTables tables = SavedTables::kNone, const std::string& log_path = "");
+  // Before Start: applies what such a file holds, as far as the image lacks it. `records`: what it
+  // held; `left_out`: bytes that are not whole records.
+  Status ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out);
+  // Before Start, as Freeze does.
+  void BeginLog(const std::string& path);
 
   // Waits until something has happened that the job's control plane cares about, at most `seconds`:
   // a worker came (a new process, or one that had left or was lost), left or was lost, lines for
@@ -99,6 +115,7 @@ class Server {
   bool WaitForEvent(double seconds, Event* event);
 
   ServerStats stats() const;
+  std::vector<std::shared_ptr<Table>> tables() const;
   std::vector<TraceEvent> trace() const;
   void Close();
 

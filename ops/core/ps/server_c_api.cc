@@ -12,6 +12,9 @@
 #include "core/c_error.h"
 #include "core/handle_table.h"
 #include "core/ps/server.h"
+#include "core/ps/server_handles.h"
+#include "core/ps/table.h"
+#include "core/ps/unique_ids.h"
 
 // The fields of ServerOptions and ScheduleOptions; enumerations and booleans as numbers.
 struct tfdist_ps_server_options {
@@ -23,21 +26,9 @@ struct tfdist_ps_server_options {
 namespace {
 
 using namespace tfdist;  // NOLINT: what follows is C, and names nothing for others
+using ps::FindServer;
 using ps::Server;
-using ps::ServerImage;
-
-struct Entry {
-  std::unique_ptr<Server> server;
-  std::mutex mutex;
-  ServerImage restored;  // until the start; guarded by mutex
-};
-
-std::shared_ptr<Entry> Find(int64_t handle) { return HandleTable<Entry>::Get().Find(handle); }
-
-Status Unknown(int64_t handle) {
-  return Status(StatusCode::kFailedPrecondition,
-                StrCat("parameter server ", handle, " was closed"));
-}
+using ps::UnknownServer;
 
 ps::ServerOptions ToOptions(const tfdist_ps_server_options& from) {
   ps::ServerOptions options;
@@ -63,46 +54,19 @@ extern "C" {
 
 int tfdist_ps_server_create(const tfdist_ps_server_options* options, int port, int64_t* handle,
                             int* bound_port, char* error, size_t error_size) {
-  auto entry = std::make_shared<Entry>();
+  auto entry = std::make_shared<ps::ServerEntry>();
   const Status status = Server::Create(ToOptions(*options), port, &entry->server);
   if (status.ok()) {
     *bound_port = entry->server->port();
-    *handle = HandleTable<Entry>::Get().Add(std::move(entry));
+    *handle = HandleTable<ps::ServerEntry>::Get().Add(std::move(entry));
   }
   return Report(status, error, error_size);
 }
 
-// A saved shard, before the start. Its memory is copied.
-int tfdist_ps_server_restore_entry(int64_t handle, const char* name, int dtype, uint64_t elements,
-                                   const void* data, uint64_t bytes, char* error,
-                                   size_t error_size) {
-  const std::shared_ptr<Entry> entry = Find(handle);
-  if (entry == nullptr) return Report(Unknown(handle), error, error_size);
-  if (dtype < static_cast<int>(DType::kFloat16) || dtype > static_cast<int>(DType::kBytes)) {
-    const Status status(StatusCode::kInvalidArgument,
-                        StrCat("saved shard '", name, "': unknown dtype ", dtype));
-    return Report(status, error, error_size);
-  }
-  auto block = std::make_shared<ps::Block>(bytes);
-  if (bytes > 0) std::memcpy(block->data(), data, bytes);
-  const std::lock_guard<std::mutex> lock(entry->mutex);
-  entry->restored.shards.push_back({name, static_cast<DType>(dtype), elements, std::move(block)});
-  return 0;
-}
-
-int tfdist_ps_server_restore_progress(int64_t handle, const uint64_t* progress, uint64_t count,
-                                      char* error, size_t error_size) {
-  const std::shared_ptr<Entry> entry = Find(handle);
-  if (entry == nullptr) return Report(Unknown(handle), error, error_size);
-  const std::lock_guard<std::mutex> lock(entry->mutex);
-  entry->restored.progress.assign(progress, progress + count);
-  return 0;
-}
-
 // Takes what was restored, and lets workers in.
 int tfdist_ps_server_start(int64_t handle, const uint8_t* token, char* error, size_t error_size) {
-  const std::shared_ptr<Entry> entry = Find(handle);
-  if (entry == nullptr) return Report(Unknown(handle), error, error_size);
+  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
+  if (entry == nullptr) return Report(UnknownServer(handle), error, error_size);
   Token bytes;
   std::copy_n(token, bytes.size(), bytes.begin());
   const std::lock_guard<std::mutex> lock(entry->mutex);
@@ -112,14 +76,14 @@ int tfdist_ps_server_start(int64_t handle, const uint8_t* token, char* error, si
 }
 
 uint64_t tfdist_ps_server_incarnation(int64_t handle) {
-  const std::shared_ptr<Entry> entry = Find(handle);
+  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   return entry == nullptr ? 0 : entry->server->incarnation();
 }
 
 // 1: there was an event, 0: there was none, -1: the server was closed.
 int tfdist_ps_server_wait_event(int64_t handle, double seconds, int* kind, int* worker, char* text,
                                 size_t text_size) {
-  const std::shared_ptr<Entry> entry = Find(handle);
+  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return -1;
   Server::Event event;
   if (!entry->server->WaitForEvent(seconds, &event)) return 0;
@@ -130,13 +94,13 @@ int tfdist_ps_server_wait_event(int64_t handle, double seconds, int* kind, int* 
 }
 
 void tfdist_ps_server_stats(int64_t handle, ps::ServerStats* stats) {
-  const std::shared_ptr<Entry> entry = Find(handle);
+  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   *stats = entry == nullptr ? ps::ServerStats() : entry->server->stats();
 }
 
 // The latest events, oldest first, at most `most`; returns how many.
 uint64_t tfdist_ps_server_trace(int64_t handle, ps::TraceEvent* events, uint64_t most) {
-  const std::shared_ptr<Entry> entry = Find(handle);
+  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return 0;
   const std::vector<ps::TraceEvent> trace = entry->server->trace();
   const uint64_t count = std::min<uint64_t>(most, trace.size());
@@ -144,48 +108,27 @@ uint64_t tfdist_ps_server_trace(int64_t handle, ps::TraceEvent* events, uint64_t
   return count;
 }
 
+// Table `i`: its name, cut to `name_size` bytes, and what it has done. Returns whether there is
+// one.
+bool tfdist_ps_server_table_stats(int64_t handle, uint64_t i, char* name, size_t name_size,
+                                  ps::TableStats* stats) {
+  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
+  if (entry == nullptr) return false;
+  const auto tables = entry->server->tables();
+  if (i >= tables.size()) return false;
+  CopyText(tables[i]->name(), name, name_size);
+  *stats = tables[i]->stats();
+  return true;
+}
+
+// Which of `servers` holds each of `count` ids.
+void tfdist_ps_server_of_ids(const int64_t* ids, uint64_t count, int servers, int32_t* found) {
+  for (uint64_t i = 0; i < count; ++i) found[i] = ps::ServerOfId(ids[i], servers);
+}
+
 void tfdist_ps_server_close(int64_t handle) {
   // Here, although somebody may wait for an event and hold another reference.
-  if (const auto entry = HandleTable<Entry>::Get().Remove(handle)) entry->server->Close();
+  if (const auto entry = HandleTable<ps::ServerEntry>::Get().Remove(handle)) entry->server->Close();
 }
-
-int tfdist_ps_server_freeze(int64_t handle, int64_t* image, char* error, size_t error_size) {
-  const std::shared_ptr<Entry> entry = Find(handle);
-  if (entry == nullptr) return Report(Unknown(handle), error, error_size);
-  *image =
-      HandleTable<ServerImage>::Get().Add(std::make_shared<ServerImage>(entry->server->Freeze()));
-  return 0;
-}
-
-uint64_t tfdist_ps_image_count(int64_t image) {
-  const auto found = HandleTable<ServerImage>::Get().Find(image);
-  return found == nullptr ? 0 : found->shards.size();
-}
-
-// Shard `i`; what the pointers point to stays until the image is freed. Returns whether there is
-// such a shard.
-bool tfdist_ps_image_entry(int64_t image, uint64_t i, const char** name, int* dtype,
-                           uint64_t* elements, const void** data, uint64_t* bytes) {
-  const auto found = HandleTable<ServerImage>::Get().Find(image);
-  if (found == nullptr || i >= found->shards.size()) return false;
-  const ps::SavedShard& shard = found->shards[i];
-  *name = shard.name.c_str();
-  *dtype = static_cast<int>(shard.dtype);
-  *elements = shard.elements;
-  *data = shard.block->data();
-  *bytes = shard.block->bytes();
-  return true;
-}
-
-// Returns whether there is such an image.
-bool tfdist_ps_image_progress(int64_t image, const uint64_t** progress, uint64_t* count) {
-  const auto found = HandleTable<ServerImage>::Get().Find(image);
-  if (found == nullptr) return false;
-  *progress = found->progress.data();
-  *count = found->progress.size();
-  return true;
-}
-
-void tfdist_ps_image_free(int64_t image) { HandleTable<ServerImage>::Get().Remove(image); }
 
 }  // extern "C"

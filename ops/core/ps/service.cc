@@ -19,8 +19,13 @@ Service::Service(const ServerOptions& options, uint64_t incarnation, Store* stor
       incarnation_(incarnation),
       store_(store),
       outlet_(outlet),
-      updater_(options_, &store->pool()),
-      sums_(options.schedule.workers, &updater_, &store->pool()),
+      log_([this](const Status& failure) {
+        Tell(Server::Event::Kind::kLog, -1,
+             StrCat(failure.message(),
+                    "; until the next snapshot, what changes rows is lost with this process"));
+      }),
+      updater_(options_, &store->pool(), &log_),
+      sums_(options.schedule.workers, &updater_, &store->pool(), &log_),
       reducer_(
           options.schedule.workers,
           [this](int worker) {
@@ -85,6 +90,10 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const OpenReq
       worker.process = open.process;
       worker.sequence = 0;
       worker.dropped = false;
+    }
+    if (worker.rows_process != open.process) {
+      worker.rows_process = open.process;
+      worker.rows_sequence = 0;
     }
     worker.came = true;
     worker.left = false;
@@ -268,6 +277,7 @@ ServerStats Service::stats() const {
   stats.pulls = pulls_;
   stats.shards = store_->shard_count();
   stats.value_bytes = store_->value_bytes();
+  stats.log_bytes = log_.bytes();
   const Lock lock(schedule_mutex_);
   stats.pushes = pushes_;
   stats.dropped_pushes = schedule_.dropped_pushes() + foreign_pushes_;

@@ -47,9 +47,11 @@ class Service {
   void CheckTime(TimePoint now);
   TimePoint NextDeadline();
 
-  ServerImage Freeze();
+  ServerImage Freeze(SavedTables tables, const std::string& log_path);
   // Before anybody else comes.
   Status Restore(const ServerImage& image);
+  Status ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out);
+  void BeginLog(const std::string& path) { log_.Begin(path); }
 
   Events& events() { return events_; }
   std::vector<TraceEvent> trace() const { return trace_.Copy(); }
@@ -64,8 +66,11 @@ class Service {
     uint64_t session = 0;   // its newest connection; 0: it has none
     uint64_t sequence = 0;  // of its last push
     bool dropped = false;   // that came too late
-    bool came = false;      // since this server has started
-    bool present = false;   // its coming was told, and not its leaving or its loss
+    // The last push whose rows were applied, and by which process. The log of rows may be ahead of
+    // the snapshot that everything else came from.
+    uint64_t rows_process = 0, rows_sequence = 0;
+    bool came = false;     // since this server has started
+    bool present = false;  // its coming was told, and not its leaving or its loss
     bool left = false;
   };
   struct Parked {
@@ -108,6 +113,7 @@ class Service {
   void Drop(int worker);
   // What it pulled last is not needed any more.
   void ForgetPulled(int worker);
+  uint64_t pushes() const;
   std::vector<uint64_t> SaveProgress() const;
   Status RestoreProgress(const std::vector<uint64_t>& progress);
   // With the schedule's lock.
@@ -120,6 +126,7 @@ class Service {
   const uint64_t incarnation_;
   Store* const store_;
   Outlet* const outlet_;
+  RowLog log_;
   Updater updater_;
   StepSums sums_;
   Reducer reducer_;

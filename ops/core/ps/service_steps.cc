@@ -8,9 +8,10 @@ namespace tfdist::ps {
 namespace {
 
 constexpr int64_t kMostParked = 1024;  // pulls of one worker
-constexpr uint64_t kProgressVersion = 1;
-constexpr size_t kProgressHead = 3;       // version, workers, shards
-constexpr size_t kProgressPerWorker = 4;  // whether a process came, which, its last push, dropped
+constexpr uint64_t kProgressVersion = 2;
+constexpr size_t kProgressHead = 3;  // version, workers, shards
+// Whether a process came, which, its last push, dropped; whose rows came last, with which push.
+constexpr size_t kProgressPerWorker = 6;
 
 }  // namespace
 
@@ -126,6 +127,7 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
   const auto sharing = store_->Share();
   std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), *store_);
   if (Status s = CheckRows(updates); !s.ok()) return Refuse(*caller, number, s);
+  Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   {
     const Lock lock(schedule_mutex_);
     if (push.sequence <= worker.sequence) {
@@ -134,6 +136,13 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
     }
     worker.sequence = push.sequence;
     worker.dropped = false;
+    if (push.sequence <= worker.rows_sequence) {
+      updates.erase(std::remove_if(updates.begin(), updates.end(),
+                                   [](const Update& update) { return update.table != nullptr; }),
+                    updates.end());
+    }
+    pusher.process = worker.rows_process;
+    if (!sync()) worker.rows_sequence = std::max(worker.rows_sequence, push.sequence);
     WarnOfStranger(rank, push);
     if (sync()) {
       const bool foreign = push.incarnation != incarnation_;
@@ -151,7 +160,7 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
   if (sync()) {
     sums_.Collect(rank, std::move(updates));
   } else {
-    updater_.Apply(rank, std::move(updates));
+    updater_.Apply(pusher, std::move(updates));
   }
   Lock lock(schedule_mutex_);
   if (sync()) {
@@ -189,9 +198,47 @@ void Service::CloseIfComplete() {
   schedule_.CloseStep();
 }
 
-ServerImage Service::Freeze() {
+ServerImage Service::Freeze(SavedTables tables, const std::string& log_path) {
   const auto exclusive = store_->Exclude();
-  return {store_->Save(), SaveProgress()};
+  ServerImage image;
+  image.shards = store_->Save();
+  image.progress = SaveProgress();
+  if (tables == SavedTables::kNone) return image;
+  // Workers have created all of their variables before they train.
+  if (pushes() > 0) store_->ForgetAside();
+  image.aside = store_->SaveAside();
+  image.tables = store_->SaveTables(tables == SavedTables::kChanged);
+  // What a push does is all in the image, or all in the file.
+  if (!log_path.empty()) log_.Begin(log_path);
+  return image;
+}
+
+Status Service::ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out) {
+  Status status;
+  RowLog::Reader reader;
+  reader.find = [&](const std::string& name, const TableConfig& config) -> Table* {
+    TableReply reply;
+    status = store_->CreateTables({{{name, config}}}, &reply);
+    return status.ok() ? store_->FindTable(reply.tables[0]) : nullptr;
+  };
+  reader.wants = [&](const Pusher& pusher) {
+    if (pusher.sequence == 0 || pusher.worker >= workers_.size()) return true;
+    Worker& worker = *workers_[pusher.worker];
+    const bool is_newer =
+        worker.rows_process != pusher.process || worker.rows_sequence < pusher.sequence;
+    if (is_newer) {
+      worker.rows_process = pusher.process;
+      worker.rows_sequence = pusher.sequence;
+    }
+    return is_newer;
+  };
+  const Status read = RowLog::Replay(path, reader, records, left_out);
+  return read.ok() ? status : read;
+}
+
+uint64_t Service::pushes() const {
+  const Lock lock(schedule_mutex_);
+  return pushes_;
 }
 
 std::vector<uint64_t> Service::SaveProgress() const {
@@ -199,9 +246,10 @@ std::vector<uint64_t> Service::SaveProgress() const {
   const Lock lock(schedule_mutex_);
   std::vector<uint64_t> progress = {kProgressVersion, workers_.size(), updates.size()};
   for (const auto& worker : workers_) {
-    progress.insert(progress.end(),
-                    {uint64_t{worker->process.has_value()}, worker->process.value_or(0),
-                     worker->sequence, uint64_t{worker->dropped}});
+    progress.insert(
+        progress.end(),
+        {uint64_t{worker->process.has_value()}, worker->process.value_or(0), worker->sequence,
+         uint64_t{worker->dropped}, worker->rows_process, worker->rows_sequence});
   }
   progress.insert(progress.end(), updates.begin(), updates.end());
   const std::vector<uint64_t> clocks = schedule_.Save();
@@ -211,6 +259,8 @@ std::vector<uint64_t> Service::SaveProgress() const {
 
 Status Service::Restore(const ServerImage& image) {
   if (Status s = store_->Restore(image.shards); !s.ok()) return s;
+  if (Status s = store_->RestoreTables(image.tables); !s.ok()) return s;
+  store_->PutAside(image.aside);
   return image.progress.empty() ? Status() : RestoreProgress(image.progress);
 }
 
@@ -233,6 +283,8 @@ Status Service::RestoreProgress(const std::vector<uint64_t>& progress) {
     if (next[0] != 0) workers_[i]->process = next[1];
     workers_[i]->sequence = next[2];
     workers_[i]->dropped = next[3] != 0;
+    workers_[i]->rows_process = next[4];
+    workers_[i]->rows_sequence = next[5];
   }
   schedule_.Restore({clocks, progress.end()});
   return Status();

@@ -119,13 +119,16 @@ void StepSums::Close(int contributions) {
     of_rows.swap(of_rows_);
   }
   for (Shard* shard : touched) Apply(shard, contributions);
+  std::vector<AppliedRows> applied;
   for (auto& [table, sums] : of_rows) {
     if (contributions != workers_) {
       Scale(DType::kFloat32, sums.gradients.data(), sums.gradients.size(),
             static_cast<double>(workers_) / contributions);
     }
-    table->Apply(SecondsNow(), sums.ids.data(), sums.ids.size(), sums.gradients.data(), sums.step);
+    applied.push_back(
+        ApplyRows(table, sums.step, sums.ids.size(), sums.ids.data(), sums.gradients.data()));
   }
+  log_->Append({}, applied);
 }
 
 void StepSums::Apply(Shard* shard, int contributions) {

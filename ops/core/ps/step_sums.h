@@ -24,8 +24,8 @@ struct RowSums {
 class StepSums {
  public:
   // `workers`: of the job. Each has divided its loss by that number.
-  StepSums(int workers, Updater* updater, BlockPool* pool)
-      : workers_(workers), updater_(updater), pool_(pool) {}
+  StepSums(int workers, Updater* updater, BlockPool* pool, RowLog* log)
+      : workers_(workers), updater_(updater), pool_(pool), log_(log) {}
 
   // Several threads may do so at once.
   void Collect(int worker, std::vector<Update> updates);
@@ -43,6 +43,7 @@ class StepSums {
   const int workers_;
   Updater* const updater_;
   BlockPool* const pool_;
+  RowLog* const log_;
   std::mutex mutex_;
   std::vector<Shard*> touched_;        // have sums; guarded by mutex_
   std::map<Table*, RowSums> of_rows_;  // guarded by mutex_

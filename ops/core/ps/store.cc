@@ -11,6 +11,17 @@ Status Invalid(std::string message) {
   return Status(StatusCode::kInvalidArgument, std::move(message));
 }
 
+// The name of the variable that a shard is a part of: "x/rows_0_of_2" is one of "x".
+std::string VariableOf(const std::string& shard) {
+  constexpr std::string_view kRows = "/rows_", kOf = "_of_", kDigits = "0123456789";
+  const size_t at = shard.rfind(kRows);
+  if (at == std::string::npos) return shard;
+  const size_t of = shard.find_first_not_of(kDigits, at + kRows.size());
+  if (of == std::string::npos || shard.compare(of, kOf.size(), kOf) != 0) return shard;
+  const bool ends = shard.find_first_not_of(kDigits, of + kOf.size()) == std::string::npos;
+  return ends ? shard.substr(0, at) : shard;
+}
+
 BlockPtr Copy(const BlockPtr& block, BlockPool* pool) {
   BlockPtr copy = pool->Take(block->bytes());
   std::memcpy(copy->data(), block->data(), block->bytes());
@@ -57,7 +68,7 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply) {
     const TableRequest::Entry& entry = request.entries[i];
     const auto known = table_numbers_.find(entry.name);
     if (known == table_numbers_.end()) {
-      if (Status s = Table::Create(entry.config, &made[i]); !s.ok()) {
+      if (Status s = Table::Create(entry.config, &made[i], entry.name); !s.ok()) {
         return Status(s.code(), StrCat("table '", entry.name, "': ", s.message()));
       }
     } else if (Encode(TableRequest{{{"", entry.config}}}) !=
@@ -77,6 +88,28 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply) {
   return Status();
 }
 
+std::vector<std::shared_ptr<Table>> Store::tables() const {
+  const auto sharing = Share();
+  return tables_;
+}
+
+std::vector<std::shared_ptr<Table>> Store::SaveTables(bool changed_only) {
+  for (const auto& table : tables_) table->BeginSave(changed_only);
+  return tables_;
+}
+
+Status Store::RestoreTables(const std::vector<std::shared_ptr<Table>>& tables) {
+  const auto lock = Exclude();
+  for (const auto& table : tables) {
+    const auto number = static_cast<uint32_t>(tables_.size());
+    if (!table_numbers_.emplace(table->name(), number).second) {
+      return Invalid(StrCat("saved table '", table->name(), "' was there before"));
+    }
+    tables_.push_back(table);
+  }
+  return Status();
+}
+
 Shard* Store::FindName(const std::string& name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : found->second;
@@ -89,6 +122,10 @@ Status Store::Create(const CreateRequest& request, const std::vector<BlockPtr>& 
   size_t value = 0;
   for (const CreateRequest::Entry& entry : request.entries) {
     const Shard* shard = FindName(entry.name);
+    if (const auto aside = aside_.find(entry.name); shard == nullptr && aside != aside_.end()) {
+      shard = Add(entry.name, entry.dtype, entry.elements, std::move(aside->second.block));
+      aside_.erase(aside);
+    }
     if (shard == nullptr && entry.has_value) {
       shard = Add(entry.name, entry.dtype, entry.elements, values[value]);
     }
@@ -107,6 +144,9 @@ Status Store::CheckCreate(const CreateRequest& request) const {
     }
     DType dtype = entry.dtype;
     uint64_t elements = entry.elements;
+    if (FindName(entry.name) == nullptr) {
+      if (Status s = CheckAside(entry); !s.ok()) return s;
+    }
     if (const Shard* shard = FindName(entry.name)) {
       dtype = shard->dtype;
       elements = shard->elements;
@@ -121,6 +161,42 @@ Status Store::CheckCreate(const CreateRequest& request) const {
     }
   }
   return Status();
+}
+
+Status Store::CheckAside(const CreateRequest::Entry& entry) const {
+  const auto part = aside_parts_.find(VariableOf(entry.name));
+  if (part == aside_parts_.end()) return Status();
+  const auto found = aside_.find(entry.name);
+  if (found == aside_.end()) {
+    return Invalid(StrCat("shard '", entry.name, "': the checkpoint of another number of servers ",
+                          "has '", part->second, "' instead: expected the variable to be split ",
+                          "into as many parts as it was then"));
+  }
+  const SavedShard& saved = found->second;
+  if (saved.dtype == entry.dtype && saved.elements == entry.elements) return Status();
+  return Invalid(StrCat("shard '", entry.name, "': expected ",
+                        Describe(saved.dtype, saved.elements),
+                        ", as in the checkpoint of another number of servers, received ",
+                        Describe(entry.dtype, entry.elements)));
+}
+
+void Store::PutAside(const std::vector<SavedShard>& shards) {
+  const auto lock = Exclude();
+  for (const SavedShard& shard : shards) {
+    aside_[shard.name] = shard;
+    aside_parts_[VariableOf(shard.name)] = shard.name;
+  }
+}
+
+std::vector<SavedShard> Store::SaveAside() const {
+  std::vector<SavedShard> saved;
+  for (const auto& [name, shard] : aside_) saved.push_back(shard);
+  return saved;
+}
+
+void Store::ForgetAside() {
+  aside_.clear();
+  aside_parts_.clear();
 }
 
 Shard* Store::Add(const std::string& name, DType dtype, uint64_t elements, BlockPtr block) {

@@ -90,10 +90,23 @@ class Store {
   Status Restore(const std::vector<SavedShard>& shards);
   void RestoreUpdates(const std::vector<uint64_t>& updates);
 
+  // Values that were not created here yet. Which server is to hold them is the workers' business,
+  // who ask for what they place here; the others stay unused until they are forgotten.
+  void PutAside(const std::vector<SavedShard>& shards);
+  // Under Exclude.
+  std::vector<SavedShard> SaveAside() const;
+  void ForgetAside();
+
   // Under Share; null if there is no such table.
   Table* FindTable(uint32_t number) const;
   // Takes Exclude itself, and creates those that do not exist, or none.
   Status CreateTables(const TableRequest& request, TableReply* reply);
+  // All of them; takes Share itself.
+  std::vector<std::shared_ptr<Table>> tables() const;
+  // Under Exclude.
+  std::vector<std::shared_ptr<Table>> SaveTables(bool changed_only);
+  // Before anybody else comes.
+  Status RestoreTables(const std::vector<std::shared_ptr<Table>>& tables);
 
   uint64_t shard_count() const { return count_.load(std::memory_order_relaxed); }
   uint64_t value_bytes() const { return value_bytes_.load(std::memory_order_relaxed); }
@@ -102,6 +115,7 @@ class Store {
  private:
   Shard* FindName(const std::string& name) const;
   Status CheckCreate(const CreateRequest& request) const;
+  Status CheckAside(const CreateRequest::Entry& entry) const;
   Status CheckBind(const OptimizerConfig& config, const BindRequest::Entry& entry) const;
   Shard* Add(const std::string& name, DType dtype, uint64_t elements, BlockPtr block);
 
@@ -111,7 +125,9 @@ class Store {
   mutable std::shared_mutex changes_;
   std::vector<std::unique_ptr<Shard>> shards_;  // by number
   std::unordered_map<std::string, Shard*> by_name_;
-  std::vector<std::unique_ptr<Table>> tables_;  // by number
+  std::unordered_map<std::string, SavedShard> aside_;         // by name
+  std::unordered_map<std::string, std::string> aside_parts_;  // one of them by its variable's name
+  std::vector<std::shared_ptr<Table>> tables_;                // by number
   std::unordered_map<std::string, uint32_t> table_numbers_;
   std::atomic<uint64_t> count_{0}, value_bytes_{0};
   BlockPool pool_;

@@ -12,6 +12,7 @@
 #include "core/ps/row_steps.h"
 #include "core/ps/rows.h"
 #include "core/ps/sightings.h"
+#include "core/ps/unique_ids.h"
 
 namespace tfdist::ps {
 namespace {
@@ -19,7 +20,9 @@ namespace {
 constexpr size_t kStripes = 16;
 constexpr size_t kAhead = 8;     // rows fetched ahead of the one that is worked on
 constexpr int kCandidates = 16;  // looked at to evict one
-constexpr double kTicks = 16;    // per second; they begin anew after eight years
+// Rows that are swept while a lock is held.
+constexpr Rows::Number kSweptAtOnce = 10000;
+constexpr double kTicks = 16;  // per second; they begin anew after eight years
 constexpr uint32_t kMaxWidth = 1 << 16;
 
 size_t StripeOf(uint64_t hash) { return hash >> 40 & (kStripes - 1); }
@@ -30,6 +33,9 @@ uint32_t Ticks(double seconds) {
 // One bit for each row.
 class Bits {
  public:
+  Bits() = default;
+  explicit Bits(std::vector<uint64_t> words) : words_(std::move(words)) {}
+
   bool Get(uint32_t row) const {
     return row / 64 < words_.size() && (words_[row / 64] >> row % 64 & 1) != 0;
   }
@@ -152,7 +158,7 @@ class Table::Batch {
   std::array<size_t, kStripes + 1> ends_{};
 };
 
-Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out) {
+Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std::string name) {
   if (config.width == 0 || config.width > kMaxWidth) {
     return Expected("a width from 1 to 65536", config.width);
   }
@@ -162,12 +168,15 @@ Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out) {
   if (config.min_count > UINT16_MAX) return Expected("a min_count up to 65535", config.min_count);
   if (!(config.ttl_seconds >= 0)) return Expected("ttl_seconds from 0 on", config.ttl_seconds);
   if (!(config.min_norm >= 0)) return Expected("a min_norm from 0 on", config.min_norm);
-  out->reset(new Table(config));
+  out->reset(new Table(config, std::move(name)));
   return Status();
 }
 
-Table::Table(const TableConfig& config)
-    : config_(config), slots_(SlotsOf(config)), content_floats_(FloatsOf(config)) {
+Table::Table(const TableConfig& config, std::string name)
+    : name_(std::move(name)),
+      config_(config),
+      slots_(SlotsOf(config)),
+      content_floats_(FloatsOf(config)) {
   for (size_t i = 0; i < kStripes; ++i) {
     stripes_.push_back(std::make_unique<Stripe>(config_, content_floats_));
   }
@@ -208,9 +217,19 @@ void Table::Lookup(double now, const int64_t* ids, size_t count, bool training, 
 }
 
 void Table::Apply(double now, const int64_t* ids, size_t count, const float* gradients,
-                  const StepValues& step) {
-  const uint32_t ticks = Ticks(now);
+                  const StepValues& step, std::vector<size_t>* lost) {
   const bool admits_all = config_.min_count <= 1 && config_.probability == 1;
+  Apply(now, ids, count, gradients, step, admits_all, lost);
+}
+
+void Table::Repeat(double now, const int64_t* ids, size_t count, const float* gradients,
+                   const StepValues& step) {
+  Apply(now, ids, count, gradients, step, /*makes_all=*/true, nullptr);
+}
+
+void Table::Apply(double now, const int64_t* ids, size_t count, const float* gradients,
+                  const StepValues& step, bool makes_all, std::vector<size_t>* lost) {
+  const uint32_t ticks = Ticks(now);
   if (config_.rule == RowRule::kExactAdam) {
     learning_rate_ = step.learning_rate;
     int64_t last = last_step_;
@@ -224,12 +243,13 @@ void Table::Apply(double now, const int64_t* ids, size_t count, const float* gra
     const std::lock_guard<std::mutex> lock(stripe->mutex);
     batch.Each(i, stripe->rows, content_floats_, [&](size_t place, int64_t id, uint64_t hash) {
       Rows::Number row = stripe->rows.Find(id, hash);
-      if (row == Rows::kNone && admits_all) {
+      if (row == Rows::kNone && makes_all) {
         row = Make(stripe, id, hash);
         stripe->rows.head(row).used = ticks;
       }
       if (row == Rows::kNone) {
         ++stripe->stats.lost_updates;
+        if (lost != nullptr) lost->push_back(place);
         return;
       }
       ++stripe->stats.updates;
@@ -344,26 +364,32 @@ void Table::EvictOne(Stripe* stripe, uint32_t spared) const {
 void Table::Sweep(double now) {
   const uint32_t ticks = Ticks(now);
   for (const auto& stripe : stripes_) {
-    const std::lock_guard<std::mutex> lock(stripe->mutex);
-    Rows& rows = stripe->rows;
-    for (Rows::Number row = 0; row < rows.end(); ++row) {
-      if (!rows.in_use(row)) continue;
-      const double unused = static_cast<int32_t>(ticks - rows.head(row).used) / kTicks;
-      if (config_.ttl_seconds > 0 && unused > config_.ttl_seconds) {
-        Erase(stripe.get(), row);
-        ++stripe->stats.evicted_by_age;
-        continue;
-      }
-      if (config_.min_norm == 0) continue;
-      const float* const value = Content(stripe.get(), row);
-      double squares = 0;
-      for (size_t i = 0; i < config_.width; ++i)
-        squares += static_cast<double>(value[i]) * value[i];
-      if (squares >= config_.min_norm * config_.min_norm) continue;
-      Erase(stripe.get(), row);
-      ++stripe->stats.evicted_by_norm;
+    for (Rows::Number from = 0; Sweep(ticks, from, stripe.get()); from += kSweptAtOnce) {
     }
   }
+}
+
+bool Table::Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) const {
+  const std::lock_guard<std::mutex> lock(stripe->mutex);
+  Rows& rows = stripe->rows;
+  const Rows::Number end = std::min(rows.end(), from + kSweptAtOnce);
+  for (Rows::Number row = from; row < end; ++row) {
+    if (!rows.in_use(row)) continue;
+    const double unused = static_cast<int32_t>(ticks - rows.head(row).used) / kTicks;
+    if (config_.ttl_seconds > 0 && unused > config_.ttl_seconds) {
+      Erase(stripe, row);
+      ++stripe->stats.evicted_by_age;
+      continue;
+    }
+    if (config_.min_norm == 0) continue;
+    const float* const value = Content(stripe, row);
+    double squares = 0;
+    for (size_t i = 0; i < config_.width; ++i) squares += static_cast<double>(value[i]) * value[i];
+    if (squares >= config_.min_norm * config_.min_norm) continue;
+    Erase(stripe, row);
+    ++stripe->stats.evicted_by_norm;
+  }
+  return end < rows.end();
 }
 
 void Table::Erase(Stripe* stripe, uint32_t row) const {
@@ -391,6 +417,7 @@ void Table::Keep(Stripe* stripe, uint32_t row, SavedRows* rows) const {
 }
 
 void Table::BeginSave(bool changed_only) {
+  saved_step_ = {learning_rate_, last_step_};
   for (const auto& stripe : stripes_) {
     const std::lock_guard<std::mutex> lock(stripe->mutex);
     stripe->kept = {};
@@ -400,10 +427,7 @@ void Table::BeginSave(bool changed_only) {
       stripe->needed = std::move(changed);
       stripe->kept.removed = std::exchange(stripe->removed, {});
     } else {
-      stripe->needed = {};
-      for (Rows::Number row = 0; row < stripe->rows.end(); ++row) {
-        if (stripe->rows.in_use(row)) stripe->needed.Set(row);
-      }
+      stripe->needed = Bits(stripe->rows.in_use());
       stripe->removed.clear();
     }
     stripe->is_saved = true;
@@ -413,17 +437,46 @@ void Table::BeginSave(bool changed_only) {
 bool Table::NextSave(size_t most, SavedRows* rows) {
   for (const auto& stripe : stripes_) {
     const std::lock_guard<std::mutex> lock(stripe->mutex);
-    const size_t before = rows->ids.size(), removed_before = rows->removed.size();
-    Append(std::exchange(stripe->kept, {}), rows);
-    while (rows->ids.size() - before < most) {
+    if (!stripe->kept.ids.empty() || !stripe->kept.removed.empty()) {
+      Append(std::exchange(stripe->kept, {}), rows);
+      return true;
+    }
+    size_t count = 0;
+    for (; count < most; ++count) {
       stripe->cursor = stripe->needed.Next(stripe->cursor);
       if (stripe->cursor == Rows::kNone) break;
       stripe->needed.Clear(stripe->cursor);
       Keep(stripe.get(), stripe->cursor, rows);
     }
-    if (rows->ids.size() > before || rows->removed.size() > removed_before) return true;
+    if (count > 0) return true;
   }
   return false;
+}
+
+// The cursor is a stripe's number above the number of a row.
+bool Table::Dump(size_t most, uint64_t* cursor, SavedRows* rows) const {
+  const size_t before = rows->ids.size();
+  while (*cursor >> 32 < kStripes) {
+    Stripe* const stripe = stripes_[*cursor >> 32].get();
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    auto row = static_cast<Rows::Number>(*cursor);
+    for (; row < stripe->rows.end(); ++row) {
+      if (!stripe->rows.in_use(row)) continue;
+      if (rows->ids.size() - before == most) break;
+      Keep(stripe, row, rows);
+    }
+    if (row < stripe->rows.end()) {
+      *cursor = *cursor >> 32 << 32 | row;
+      return true;
+    }
+    *cursor = ((*cursor >> 32) + 1) << 32;
+  }
+  return rows->ids.size() > before;
+}
+
+void Table::RestoreStep(const StepValues& step) {
+  learning_rate_ = step.learning_rate;
+  last_step_ = step.step;
 }
 
 Status Table::Restore(const SavedRows& rows) {
@@ -434,25 +487,32 @@ Status Table::Restore(const SavedRows& rows) {
                   StrCat("saved rows: expected ", content_floats_, " numbers for each of ", count,
                          ", received ", rows.content.size()));
   }
-  for (const int64_t id : rows.removed) {
+  Restore({count, rows.removed.size(), rows.ids.data(), rows.used.data(), rows.counts.data(),
+           rows.content.data(), rows.removed.data()});
+  return Status();
+}
+
+void Table::Restore(const SavedRowsView& rows, int server, int servers) {
+  for (size_t i = 0; i < rows.removed_count; ++i) {
+    const uint64_t hash = MixId(rows.removed[i]);
+    Stripe* const stripe = stripes_[StripeOf(hash)].get();
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    const Rows::Number row = stripe->rows.Find(rows.removed[i], hash);
+    if (row != Rows::kNone) Erase(stripe, row);
+  }
+  for (size_t i = 0; i < rows.count; ++i) {
+    const int64_t id = rows.ids[i];
+    if (servers > 1 && ServerOfId(id, servers) != server) continue;
     const uint64_t hash = MixId(id);
     Stripe* const stripe = stripes_[StripeOf(hash)].get();
     const std::lock_guard<std::mutex> lock(stripe->mutex);
-    const Rows::Number row = stripe->rows.Find(id, hash);
-    if (row != Rows::kNone) Erase(stripe, row);
-  }
-  for (size_t i = 0; i < count; ++i) {
-    const uint64_t hash = MixId(rows.ids[i]);
-    Stripe* const stripe = stripes_[StripeOf(hash)].get();
-    const std::lock_guard<std::mutex> lock(stripe->mutex);
-    Rows::Number row = stripe->rows.Find(rows.ids[i], hash);
-    if (row == Rows::kNone) row = stripe->rows.Insert(rows.ids[i], hash);
+    Rows::Number row = stripe->rows.Find(id, hash);
+    if (row == Rows::kNone) row = stripe->rows.Insert(id, hash);
     WillChange(stripe, row);
-    stripe->rows.head(row) = {rows.ids[i], rows.used[i], rows.counts[i]};
-    std::memcpy(Content(stripe, row), rows.content.data() + i * content_floats_,
+    stripe->rows.head(row) = {id, rows.used[i], rows.counts[i]};
+    std::memcpy(Content(stripe, row), rows.content + i * content_floats_,
                 content_floats_ * sizeof(float));
   }
-  return Status();
 }
 
 TableStats Table::stats() const {

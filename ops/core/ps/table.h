@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/ps/table_config.h"
@@ -34,6 +35,15 @@ struct SavedRows {
   std::vector<int64_t> removed;  // since the save before
 };
 
+// The same in somebody else's memory.
+struct SavedRowsView {
+  size_t count = 0, removed_count = 0;
+  const int64_t* ids = nullptr;
+  const uint32_t *used = nullptr, *counts = nullptr;
+  const float* content = nullptr;
+  const int64_t* removed = nullptr;
+};
+
 // Seconds since 1970, so that rows keep their age when a server is started again.
 inline double SecondsNow() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -42,9 +52,11 @@ inline double SecondsNow() {
 class Table {
  public:
   // Fails if `config` asks for something impossible; the message says what was expected.
-  static Status Create(const TableConfig& config, std::unique_ptr<Table>* out);
+  static Status Create(const TableConfig& config, std::unique_ptr<Table>* out,
+                       std::string name = "");
   ~Table();
 
+  const std::string& name() const { return name_; }
   const TableConfig& config() const { return config_; }
   size_t content_floats() const { return content_floats_; }  // of a row: its value, then its slots
 
@@ -54,13 +66,17 @@ class Table {
   // If it is for `training`, ids are counted as seen, and get rows when they are admitted.
   void Lookup(double now, const int64_t* ids, size_t count, bool training, float* rows);
   // Makes one step with the gradients of ids, each of which occurs once. An id without a row gets
-  // one, unless it would have to be admitted.
+  // one, unless it would have to be admitted: then its place is appended to `lost`.
   void Apply(double now, const int64_t* ids, size_t count, const float* gradients,
-             const StepValues& step);
+             const StepValues& step, std::vector<size_t>* lost = nullptr);
+  // The same of gradients that were applied before: each id gets a row.
+  void Repeat(double now, const int64_t* ids, size_t count, const float* gradients,
+              const StepValues& step);
   // Evicts what has been unused for too long or has too small a norm, in all stripes.
   void Sweep(double now);
 
-  // Puts saved rows in their place, or removes them.
+  // Puts saved rows in their place, or removes them; of `servers`, those that belong to `server`.
+  void Restore(const SavedRowsView& rows, int server = 0, int servers = 1);
   Status Restore(const SavedRows& rows);
 
   // Begins a copy of this moment: of all rows, or of those that have changed since the last copy
@@ -68,6 +84,13 @@ class Table {
   void BeginSave(bool changed_only);
   // Appends about `most` rows to `rows`; false if there were no more. Others go on meanwhile.
   bool NextSave(size_t most, SavedRows* rows);
+  // The last step that the copy has seen; a restored table goes on from there.
+  StepValues saved_step() const { return saved_step_; }
+  void RestoreStep(const StepValues& step);
+
+  // Appends copies of about `most` rows, which others may change meanwhile; `cursor` is 0 first,
+  // and then what it became. Returns false if there are no more.
+  bool Dump(size_t most, uint64_t* cursor, SavedRows* rows) const;
 
   TableStats stats() const;
 
@@ -75,24 +98,31 @@ class Table {
   struct Stripe;
   class Batch;
 
-  explicit Table(const TableConfig& config);
+  Table(const TableConfig& config, std::string name);
+
+  void Apply(double now, const int64_t* ids, size_t count, const float* gradients,
+             const StepValues& step, bool makes_all, std::vector<size_t>* lost);
 
   float* Content(Stripe* stripe, uint32_t row) const;
   uint32_t Make(Stripe* stripe, int64_t id, uint64_t hash);
   bool Admits(Stripe* stripe, uint64_t hash) const;
   void EvictOne(Stripe* stripe, uint32_t spared) const;
+  // Of a part of a stripe, from a row on; false if it was the last.
+  bool Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) const;
   void Erase(Stripe* stripe, uint32_t row) const;
   void WillChange(Stripe* stripe, uint32_t row) const;
   void Keep(Stripe* stripe, uint32_t row, SavedRows* rows) const;
   void Step(float* content, const float* gradient, const StepValues& step) const;
   void CatchUp(Stripe* stripe, uint32_t row) const;
 
+  const std::string name_;
   const TableConfig config_;
   const size_t slots_, content_floats_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
   // Of the last step, for kExactAdam.
   std::atomic<int64_t> last_step_{0};
   std::atomic<double> learning_rate_{0};
+  StepValues saved_step_;
 };
 
 }  // namespace tfdist::ps

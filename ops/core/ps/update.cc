@@ -149,7 +149,9 @@ void ScatterAdd(const Update& update, char* into) {
   }
 }
 
-void Updater::Apply(int worker, std::vector<Update> updates) {
+void Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
+  const int worker = static_cast<int>(pusher.worker);
+  std::vector<AppliedRows> applied;
   for (Update& update : updates) {
     switch (update.kind) {
       case UpdateKind::kGradient:
@@ -165,11 +167,13 @@ void Updater::Apply(int worker, std::vector<Update> updates) {
         Assign(update.shard, std::move(update.values));
         break;
       case UpdateKind::kTableRows:
-        update.table->Apply(SecondsNow(), update.row_numbers(), update.row_count(),
-                            reinterpret_cast<const float*>(update.values->data()), update.step);
+        applied.push_back(ApplyRows(update.table, update.step, update.row_count(),
+                                    update.row_numbers(),
+                                    reinterpret_cast<float*>(update.values->data())));
         break;
     }
   }
+  log_->Append(pusher, applied);
 }
 
 void Updater::Gradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/ps/row_log.h"
 #include "core/ps/store.h"
 
 namespace tfdist::ps {
@@ -20,6 +21,7 @@ struct Update {
   BlockPtr values;
 
   uint64_t row_count() const { return rows->bytes() / sizeof(int64_t); }
+  int64_t* row_numbers() { return reinterpret_cast<int64_t*>(rows->data()); }
   const int64_t* row_numbers() const { return reinterpret_cast<const int64_t*>(rows->data()); }
 };
 
@@ -39,10 +41,11 @@ void ScatterAdd(const Update& update, char* into);
 // values.
 class Updater {
  public:
-  Updater(const ServerOptions& options, BlockPool* pool) : options_(options), pool_(pool) {}
+  Updater(const ServerOptions& options, BlockPool* pool, RowLog* log)
+      : options_(options), pool_(pool), log_(log) {}
 
-  // At once, as they come from `worker`.
-  void Apply(int worker, std::vector<Update> updates);
+  // At once, as they come from a worker.
+  void Apply(const Pusher& pusher, std::vector<Update> updates);
 
   // `worker` is -1 for what several have contributed to: there is no delay to compensate.
   void Gradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient);
@@ -59,6 +62,7 @@ class Updater {
 
   const ServerOptions& options_;
   BlockPool* const pool_;
+  RowLog* const log_;
 };
 
 }  // namespace tfdist::ps

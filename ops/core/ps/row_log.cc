@@ -1,0 +1,303 @@
+#include "core/ps/row_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "core/checksum.h"
+#include "core/ps/message.h"
+#include "core/wire.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr char kMagic[] = "tfdist row log 1";
+constexpr size_t kMagicBytes = sizeof(kMagic) - 1;
+enum Kind : uint32_t { kTable = 1, kPush = 2, kAssign = 3 };
+
+// Of each record; then come `meta`, and numbers as it says.
+struct Head {
+  uint32_t kind = 0, meta_bytes = 0;
+  uint64_t number_bytes = 0;
+  uint64_t checksum = 0;  // of all but itself
+};
+
+Status Failed(const std::string& path, const char* what) {
+  return Status(StatusCode::kUnavailable, StrCat(path, ": ", what, ": ", std::strerror(errno)));
+}
+
+bool WriteAll(int file, std::vector<iovec> pieces) {
+  size_t next = 0;
+  while (next < pieces.size()) {
+    const int count = static_cast<int>(std::min<size_t>(pieces.size() - next, IOV_MAX));
+    const ssize_t written = writev(file, pieces.data() + next, count);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    auto left = static_cast<size_t>(written);
+    for (; next < pieces.size() && left >= pieces[next].iov_len; ++next) {
+      left -= pieces[next].iov_len;
+    }
+    if (left == 0) continue;
+    pieces[next].iov_base = static_cast<char*>(pieces[next].iov_base) + left;
+    pieces[next].iov_len -= left;
+  }
+  return true;
+}
+
+bool ReadAll(int file, void* to, size_t bytes) {
+  char* next = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t count = read(file, next, bytes);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    next += count;
+    bytes -= count;
+  }
+  return true;
+}
+
+template <typename T>
+iovec Piece(const T* data, size_t count) {
+  return {const_cast<T*>(data), count * sizeof(T)};
+}
+
+uint64_t ChecksumOf(const Head& head, const std::vector<iovec>& pieces) {
+  Checksum sum;
+  sum.Add(&head, offsetof(Head, checksum));
+  for (const iovec& piece : pieces) sum.Add(piece.iov_base, piece.iov_len);
+  return sum.value();
+}
+
+// The numbers of a record, one run behind the other. Null if there are not so many.
+class Numbers {
+ public:
+  explicit Numbers(std::string_view bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  bool Take(uint64_t count, std::vector<T>* numbers) {
+    if (count > bytes_.size() / sizeof(T)) return false;
+    numbers->resize(count);
+    if (count > 0) std::memcpy(numbers->data(), bytes_.data(), count * sizeof(T));
+    bytes_.remove_prefix(count * sizeof(T));
+    return true;
+  }
+  bool empty() const { return bytes_.empty(); }
+
+ private:
+  std::string_view bytes_;
+};
+
+class Replayer {
+ public:
+  explicit Replayer(const RowLog::Reader& reader) : reader_(reader) {}
+
+  // Returns whether the record makes sense.
+  bool Do(uint32_t kind, std::string_view meta, std::string_view numbers) {
+    switch (kind) {
+      case kTable:
+        return AddTable(meta);
+      case kPush:
+        return Push(meta, Numbers(numbers));
+      case kAssign:
+        return Assign(meta, Numbers(numbers));
+      default:
+        return false;
+    }
+  }
+
+ private:
+  struct Entry {
+    uint32_t table = 0;
+    double now = 0;
+    StepValues step;
+    uint64_t count = 0;
+  };
+
+  bool AddTable(std::string_view meta) {
+    TableRequest request;
+    if (!Decode(meta, &request).ok() || request.entries.size() != 1) return false;
+    tables_.push_back(reader_.find(request.entries[0].name, request.entries[0].config));
+    return tables_.back() != nullptr;
+  }
+
+  bool Push(std::string_view meta, Numbers numbers) {
+    Pusher pusher;
+    tfdist::Reader fields(meta);
+    fields.Get(&pusher.worker).Get(&pusher.process).Get(&pusher.sequence);
+    std::vector<Entry> entries(fields.GetCount(sizeof(Entry::table)));
+    for (Entry& entry : entries) {
+      fields.Get(&entry.table).Get(&entry.now).Get(&entry.step.learning_rate);
+      fields.Get(&entry.step.step).Get(&entry.count);
+    }
+    if (!fields.Finish("record").ok()) return false;
+    const bool wanted = reader_.wants(pusher);
+    for (const Entry& entry : entries) {
+      if (entry.table >= tables_.size()) return false;
+      Table* const table = tables_[entry.table];
+      std::vector<int64_t> ids;
+      std::vector<float> gradients;
+      if (!numbers.Take(entry.count, &ids) ||
+          !numbers.Take(entry.count * table->config().width, &gradients)) {
+        return false;
+      }
+      if (wanted) {
+        table->Repeat(entry.now, ids.data(), ids.size(), gradients.data(), entry.step);
+      }
+    }
+    return numbers.empty();
+  }
+
+  bool Assign(std::string_view meta, Numbers numbers) {
+    uint32_t number = 0;
+    uint64_t count = 0;
+    if (!tfdist::Reader(meta).Get(&number).Get(&count).Finish("record").ok()) return false;
+    SavedRows rows;
+    if (number >= tables_.size() || !numbers.Take(count, &rows.ids) ||
+        !numbers.Take(count, &rows.used) || !numbers.Take(count, &rows.counts) ||
+        !numbers.Take(count * tables_[number]->content_floats(), &rows.content)) {
+      return false;
+    }
+    return numbers.empty() && tables_[number]->Restore(rows).ok();
+  }
+
+  const RowLog::Reader& reader_;
+  std::vector<Table*> tables_;  // by their number in the file
+};
+
+}  // namespace
+
+AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
+                      float* gradients) {
+  AppliedRows applied{table, SecondsNow(), step, 0, ids, gradients};
+  std::vector<size_t> lost;
+  table->Apply(applied.now, ids, count, gradients, step, &lost);
+  std::sort(lost.begin(), lost.end());
+  const size_t width = table->config().width;
+  auto next_lost = lost.begin();
+  for (size_t i = 0; i < count; ++i) {
+    if (next_lost != lost.end() && *next_lost == i) {
+      ++next_lost;
+      continue;
+    }
+    if (i > applied.count) {
+      ids[applied.count] = ids[i];
+      std::copy_n(gradients + i * width, width, gradients + applied.count * width);
+    }
+    ++applied.count;
+  }
+  return applied;
+}
+
+void RowLog::Begin(const std::string& path) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  numbers_.clear();
+  path_ = path;
+  bytes_ = 0;
+  file_.Reset();
+  open_ = true;
+}
+
+void RowLog::Fail(const char* what) {
+  open_ = false;  // what came behind half a record would not be read
+  on_failure_(Failed(path_, what));
+}
+
+void RowLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& applied) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_ || applied.empty()) return;
+  Writer meta;
+  meta.Put(pusher.worker).Put(pusher.process).Put(pusher.sequence);
+  meta.Put(static_cast<uint32_t>(applied.size()));
+  std::vector<iovec> numbers;
+  for (const AppliedRows& one : applied) {
+    meta.Put(NumberOf(one.table)).Put(one.now).Put(one.step.learning_rate).Put(one.step.step);
+    meta.Put(uint64_t{one.count});
+    numbers.push_back(Piece(one.ids, one.count));
+    numbers.push_back(Piece(one.gradients, one.count * one.table->config().width));
+  }
+  Write(kPush, meta.Take(), numbers);
+}
+
+void RowLog::Append(Table* table, const SavedRowsView& rows) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_) return;
+  const uint32_t number = NumberOf(table);
+  Write(kAssign, Writer().Put(number).Put(uint64_t{rows.count}).Take(),
+        {Piece(rows.ids, rows.count), Piece(rows.used, rows.count), Piece(rows.counts, rows.count),
+         Piece(rows.content, rows.count * table->content_floats())});
+}
+
+uint32_t RowLog::NumberOf(Table* table) {
+  const auto [known, is_new] = numbers_.emplace(table, static_cast<uint32_t>(numbers_.size()));
+  if (is_new) Write(kTable, Encode(TableRequest{{{table->name(), table->config()}}}), {});
+  return known->second;
+}
+
+void RowLog::Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers) {
+  if (!file_.valid() && open_) {
+    file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (!file_.valid()) return Fail("cannot be made");
+    if (!WriteAll(file_.get(), {Piece(kMagic, kMagicBytes)})) return Fail("cannot be written");
+  }
+  if (!open_) return;  // it failed before, in this record's course
+  Head head;
+  head.kind = kind;
+  head.meta_bytes = static_cast<uint32_t>(meta.size());
+  for (const iovec& piece : numbers) head.number_bytes += piece.iov_len;
+  std::vector<iovec> pieces = {Piece(meta.data(), meta.size())};
+  pieces.insert(pieces.end(), numbers.begin(), numbers.end());
+  head.checksum = ChecksumOf(head, pieces);
+  pieces.insert(pieces.begin(), Piece(&head, 1));
+  if (!WriteAll(file_.get(), std::move(pieces))) return Fail("cannot be written");
+  bytes_ += sizeof(head) + meta.size() + head.number_bytes;
+}
+
+Status RowLog::Replay(const std::string& path, const Reader& reader, uint64_t* records,
+                      uint64_t* left_out) {
+  *records = *left_out = 0;
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat about{};
+  if (!file.valid() || fstat(file.get(), &about) != 0) return Failed(path, "cannot be read");
+  auto left = static_cast<uint64_t>(about.st_size);
+  if (left < kMagicBytes) {  // its server was killed while it began
+    *left_out = left;
+    return Status();
+  }
+  char magic[kMagicBytes];
+  if (!ReadAll(file.get(), magic, kMagicBytes)) return Failed(path, "cannot be read");
+  if (std::memcmp(magic, kMagic, kMagicBytes) != 0) {
+    return Status(StatusCode::kInvalidArgument, StrCat(path, ": not a log of rows"));
+  }
+  left -= kMagicBytes;
+  Replayer replayer(reader);
+  std::string content;
+  while (left > 0) {
+    *left_out = left;
+    Head head;
+    if (left < sizeof(head)) break;
+    if (!ReadAll(file.get(), &head, sizeof(head))) return Failed(path, "cannot be read");
+    left -= sizeof(head);
+    if (head.meta_bytes > left || head.number_bytes > left - head.meta_bytes) break;
+    content.resize(head.meta_bytes + head.number_bytes);
+    if (!ReadAll(file.get(), content.data(), content.size())) return Failed(path, "cannot be read");
+    if (ChecksumOf(head, {Piece(content.data(), content.size())}) != head.checksum) break;
+    const std::string_view bytes = content;
+    if (!replayer.Do(head.kind, bytes.substr(0, head.meta_bytes), bytes.substr(head.meta_bytes))) {
+      break;
+    }
+    left -= content.size();
+    *left_out = left;
+    if (head.kind != kTable) ++*records;
+  }
+  return Status();
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,96 @@
+// What has been applied to the rows of tables since they were last saved, in a file: a server that
+// is killed and started again applies it once more, so that no gradient it has acknowledged is
+// lost.
+//
+// Records are handed to the operating system, which writes them even if this process is killed; not
+// if the machine is lost. Rows that lookups have made are not in it: they are made anew.
+#ifndef TFDIST_OPS_CORE_PS_ROW_LOG_H_
+#define TFDIST_OPS_CORE_PS_ROW_LOG_H_
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/ps/optimizer.h"
+#include "core/ps/table.h"
+#include "core/socket.h"
+#include "core/status.h"
+
+namespace tfdist::ps {
+
+// Gradients that a table has applied, of ids that have rows.
+struct AppliedRows {
+  Table* table = nullptr;
+  double now = 0;
+  StepValues step;
+  size_t count = 0;
+  const int64_t* ids = nullptr;
+  const float* gradients = nullptr;
+};
+
+// Who has pushed them. A step of synchronous workers is nobody's, and has the sequence 0.
+struct Pusher {
+  uint32_t worker = 0;
+  uint64_t process = 0, sequence = 0;
+};
+
+// Applies gradients. Those of ids without rows are lost, and `ids` and `gradients` are closed up to
+// be without them.
+AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
+                      float* gradients);
+
+// Any thread may call it.
+class RowLog {
+ public:
+  using OnFailure = std::function<void(const Status&)>;
+
+  // After a failure, nothing is kept until another file is begun.
+  explicit RowLog(OnFailure on_failure) : on_failure_(std::move(on_failure)) {}
+
+  // Goes on in a new file, which is made when there is something to keep.
+  void Begin(const std::string& path);
+  bool is_open() const { return open_; }
+  // What is in the file that was begun last.
+  uint64_t bytes() const { return bytes_; }
+
+  void Append(const Pusher& pusher, const std::vector<AppliedRows>& applied);
+  // Rows that were put in place.
+  void Append(Table* table, const SavedRowsView& rows);
+
+  struct Reader {
+    // Finds or makes a table; null if it cannot be, which ends the reading.
+    std::function<Table*(const std::string& name, const TableConfig& config)> find;
+    // Whether this push is to be applied.
+    std::function<bool(const Pusher& pusher)> wants;
+  };
+  // Applies what is in a file, up to the first record that is not whole. `records`: the pushes and
+  // assignments in it; `left_out`: the bytes from there on. Fails if there is no such file, or it
+  // is no log.
+  static Status Replay(const std::string& path, const Reader& reader, uint64_t* records,
+                       uint64_t* left_out);
+
+ private:
+  // With the lock.
+  void Fail(const char* what);
+  void Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers);
+  uint32_t NumberOf(Table* table);
+
+  const OnFailure on_failure_;
+  std::atomic<bool> open_{false};
+  std::atomic<uint64_t> bytes_{0};
+  std::mutex mutex_;  // guards the rest
+  Fd file_;
+  std::string path_;
+  std::unordered_map<const Table*, uint32_t> numbers_;  // of those that the file has described
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_ROW_LOG_H_

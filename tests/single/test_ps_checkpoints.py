@@ -1,0 +1,357 @@
+"""Checkpoints of embeddings' tables: full, of what changed, and the log of what came since."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from table_job import Worker, rows_of, start_server
+
+from tfdist import ops
+from tfdist.errors import CheckpointError
+from tfdist.ps import layout, row_chain, rows_file, snapshot
+from tfdist.ps.checkpoints import Checkpoints
+
+ADAGRAD = ops.TableConfig(
+    optimizer=ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD),
+    first_slots=(0.1, 0, 0),
+    initializer=ops.RowInitializer(ops.InitializerKind.UNIFORM, -1, 1, 7),
+)
+OPTIONS = {name: getattr(ADAGRAD, name) for name in ("optimizer", "first_slots", "initializer")}
+
+
+def _restored(root, server=0, servers=1):
+    store = start_server(server)
+    origin = Checkpoints(store, str(root), server, servers).restore()
+    return store, origin
+
+
+def _train(worker, table, seed, count=500, steps=3):
+    random = np.random.default_rng(seed)
+    for _ in range(steps):
+        ids = random.zipf(1.3, count) % 100_000
+        worker.lookup(table, ids)
+        worker.push(table, ids, random.normal(size=[count, table.width]))
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A server with its checkpoints, and a worker with two tables."""
+    store = start_server()
+    checkpoints = Checkpoints(store, str(tmp_path), 0, 1)
+    assert checkpoints.restore() is None
+    worker = Worker([store])
+    return store, checkpoints, worker, [worker.table("a", 3, **OPTIONS), worker.table("b", 1)]
+
+
+def test_all_rows_and_then_those_that_changed(job, tmp_path):
+    store, checkpoints, worker, (a, b) = job
+    _train(worker, a, 1, count=4000)
+    _train(worker, b, 2)
+    checkpoints.save(1)
+    sizes = [os.path.getsize(layout.path(f"{tmp_path}/ps-0-of-1", 1, "rows"))]
+    for number in (2, 3):
+        _train(worker, a, number, count=50, steps=1)
+        checkpoints.save(number)
+        sizes.append(os.path.getsize(layout.path(f"{tmp_path}/ps-0-of-1", number, "rows")))
+    assert max(sizes[1:]) < sizes[0] / 4
+    copy, origin = _restored(tmp_path)
+    assert origin == f"snapshot 3 in {tmp_path}/ps-0-of-1"
+    assert rows_of(copy) == rows_of(store)
+    assert len(rows_of(copy)["a"]) > 1000
+    # The tables are there before anybody has asked for them.
+    assert list(copy.table_stats()) == ["a", "b"]
+
+
+def test_old_files_are_kept_as_long_as_they_are_needed(job, tmp_path):
+    _, checkpoints, worker, (a, _) = job
+    _train(worker, a, 1, count=4000)
+    folder = f"{tmp_path}/ps-0-of-1"
+    for number in (1, 2, 3, 4):
+        _train(worker, a, number, count=10, steps=1)
+        checkpoints.save(number)
+    assert layout.numbers(folder) == [3, 4]
+    assert layout.row_files(folder) == [1, 2, 3, 4]
+    checkpoints.save(5, full=True)
+    assert layout.row_files(folder) == [1, 2, 3, 4, 5]
+    checkpoints.save(6)
+    assert layout.numbers(folder) == [5, 6]
+    assert layout.row_files(folder) == [5, 6]
+
+
+def test_all_rows_again_once_the_changes_are_as_many(job, tmp_path):
+    _, checkpoints, worker, (a, _) = job
+    ids = np.arange(100)
+    full = []
+    for number in range(1, 6):
+        worker.push(a, ids if number != 2 else ids[:40], np.ones([100 if number != 2 else 40, 3]))
+        checkpoints.save(number)
+        path = layout.path(f"{tmp_path}/ps-0-of-1", number, "rows")
+        with open(path, "rb") as file:
+            full.append(rows_file.Reader(file, path).about.follows is None)
+    assert full == [True, False, False, True, False]
+
+
+def test_rows_that_are_removed_stay_so(tmp_path):
+    store = start_server()
+    checkpoints = Checkpoints(store, str(tmp_path), 0, 1)
+    checkpoints.restore()
+    worker = Worker([store])
+    table = worker.table("few", 1, max_rows=160)
+    worker.lookup(table, np.arange(2000))
+    checkpoints.save(1)
+    worker.lookup(table, np.arange(2000, 2050))
+    checkpoints.save(2)
+    assert store.table_stats()["few"].evicted_for_room > 1000
+    copy, _ = _restored(tmp_path)
+    assert rows_of(copy) == rows_of(store)
+
+
+def test_what_came_after_the_snapshot_is_in_the_log(job, tmp_path):
+    store, checkpoints, worker, (a, b) = job
+    _train(worker, a, 1)
+    checkpoints.save(1)
+    _train(worker, a, 2)
+    _train(worker, b, 3)
+    late = worker.table("late", 2)
+    worker.push(late, [5, 6], [[1, 2], [3, 4]])
+    copy, origin = _restored(tmp_path)
+    assert origin.endswith("and 7 pushes of rows since")
+    content = {t: {i: r[8:] for i, r in rows.items()} for t, rows in rows_of(copy).items()}
+    expected = {t: {i: r[8:] for i, r in rows.items()} for t, rows in rows_of(store).items()}
+    # Rows that have had no gradient begin as they do whenever somebody asks for them.
+    assert content == expected
+
+
+def test_a_server_that_never_saved_has_its_log(job, tmp_path):
+    store, _, worker, (a, _) = job
+    worker.push(a, [1, 2], np.ones([2, 3]))
+    copy, origin = _restored(tmp_path)
+    assert origin == f"1 pushes of rows in {tmp_path}/ps-0-of-1"
+    assert rows_of(copy)["a"].keys() == {1, 2}
+    # Its own log goes on in another file, and both are applied next time.
+    again = Worker([copy], rank=0)
+    table = again.table("a", 3, **OPTIONS)
+    again.push(table, [2, 3], np.ones([2, 3]))
+    third, _ = _restored(tmp_path)
+    assert {i: r[8:] for i, r in rows_of(third)["a"].items()} == {
+        i: r[8:] for i, r in rows_of(copy)["a"].items()
+    }
+
+
+def test_a_log_that_was_cut_off_counts_up_to_there(job, tmp_path, caplog):
+    _, _, worker, (_, b) = job
+    for _ in range(4):
+        worker.push(b, [1], [[1.0]])
+    path = Path(layout.log_path(f"{tmp_path}/ps-0-of-1", 0))
+    whole = path.read_bytes()
+    values = set()
+    for size in range(0, len(whole) + 1, 7):
+        path.write_bytes(whole[:size])
+        copy, _ = _restored(tmp_path)
+        values.add(copy.table_stats()["b"].updates if copy.table_stats() else 0)
+        copy.close()
+    assert values == {0, 1, 2, 3}
+    assert "are not whole and left out" in caplog.text
+    path.write_bytes(b"something else entirely, of some length")
+    with pytest.raises(CheckpointError, match="not a log of rows"):
+        _restored(tmp_path)
+
+
+def test_a_push_that_is_sent_again_is_applied_once(tmp_path):
+    store = start_server()
+    Checkpoints(store, str(tmp_path), 0, 1).restore()
+    worker = Worker([store])
+    table = worker.table("t", 1)
+    for _ in range(3):
+        worker.push(table, [1], [[1.0]])
+    store.close()
+    copy, _ = _restored(tmp_path)
+    copy.start(bytes(16))
+    # The same process comes back, and sends what it has sent last once more.
+    again = Worker([copy], start=False)
+    table = again.table("t", 1)
+    for _ in range(4):
+        again.push(table, [1], [[1.0]])
+    assert again.lookup(table, [1]).tolist() == [[-4.0]]
+
+
+def test_admitted_rows_are_made_again_from_the_log(tmp_path):
+    store = start_server()
+    Checkpoints(store, str(tmp_path), 0, 1).restore()
+    worker = Worker([store])
+    table = worker.table("t", 1, min_count=2)
+    for ids in ([1, 2], [1]):
+        worker.lookup(table, ids)
+    worker.push(table, [1, 2], [[1.0], [1.0]])
+    assert store.table_stats()["t"].lost_updates == 1
+    copy, _ = _restored(tmp_path)
+    assert rows_of(copy)["t"].keys() == {1}
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5])
+def test_another_number_of_servers(tmp_path, servers):
+    stores = [start_server(i) for i in range(3)]
+    saved = [Checkpoints(store, str(tmp_path), i, 3) for i, store in enumerate(stores)]
+    for checkpoints in saved:
+        checkpoints.restore()
+    worker = Worker(stores)
+    tables = [worker.table("a", 3, **OPTIONS), worker.table("b", 1)]
+    for i, table in enumerate(tables):
+        _train(worker, table, i)
+    for checkpoints in saved:
+        checkpoints.save(1)
+    _train(worker, tables[0], 7, count=20, steps=1)
+    parts = [checkpoints.save(2) for checkpoints in saved]
+    snapshot.write_manifest(str(tmp_path), 2, parts)
+    before = [rows_of(store) for store in stores]
+    after = []
+    for i in range(servers):
+        copy, origin = _restored(tmp_path, i, servers)
+        assert origin == f"checkpoint 2 of 3 servers in {tmp_path}"
+        after.append(rows_of(copy))
+    for name in ("a", "b"):
+        expected = {row: bits for server in before for row, bits in server[name].items()}
+        found = {row: bits for server in after for row, bits in server[name].items()}
+        assert found == expected
+        assert sum(len(server[name]) for server in after) == len(expected)
+        assert all(server[name] for server in after)
+    assert snapshot.next_number(str(tmp_path), servers) == 3
+
+
+def test_shards_go_where_workers_ask_for_them(tmp_path):
+    folder = layout.directory(str(tmp_path), 0, 1)
+    shards = {
+        "w": np.array([1, 2], np.float32),
+        "x/rows_0_of_2": np.array([3], np.float32),
+        "x/rows_1_of_2": np.array([4], np.float32),
+    }
+    written = snapshot.write(folder, snapshot.Snapshot(4, shards, np.array([], np.uint64)))
+    snapshot.write_manifest(str(tmp_path), 4, [written])
+    store, _ = _restored(tmp_path, 1, 2)
+    worker = Worker([store])
+
+    def make(name, *parts):
+        shards, first = [], 0
+        for part, count in parts:
+            shards.append(_Shard(0, part, first, count))
+            first += count
+        number = worker.client.add_parameter(name, tf.float32, shards)
+        return worker.client.initial_value(number, tf.fill([first], -1.0)).numpy().tolist()
+
+    assert store.stats().shards == 0
+    assert make("w", ("w", 2)) == [1, 2]
+    assert make("x", ("x/rows_0_of_2", 1), ("x/rows_1_of_2", 1)) == [3, 4]
+    assert make("new", ("new", 1)) == [-1]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="split into as many parts as it was"):
+        make("x of one part", ("x", 2))
+    copy, _ = _restored(tmp_path, 1, 2)
+    worker = Worker([copy])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'w': expected float32\[2\], as in"):
+        make("w", ("w", 3))
+
+
+class _Shard:
+    def __init__(self, server, name, first, count):
+        self.server, self.name, self.first, self.count = server, name, first, count
+
+
+def test_another_configuration_is_refused(job, tmp_path):
+    _, checkpoints, worker, (a, _) = job
+    worker.push(a, [1], np.ones([1, 3]))
+    checkpoints.save(1)
+    copy, _ = _restored(tmp_path)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'a' was created with another conf"):
+        Worker([copy]).table("a", 4)
+
+
+def test_damage_is_seen_and_the_one_before_is_used(job, tmp_path, caplog):
+    store, checkpoints, worker, (a, _) = job
+    _train(worker, a, 1)
+    checkpoints.save(1)
+    first = {i: r[8:] for i, r in rows_of(store)["a"].items()}
+    checkpoints.save(2, full=True)
+    path = Path(layout.path(f"{tmp_path}/ps-0-of-1", 2, "rows"))
+    whole = path.read_bytes()
+    random = np.random.default_rng(5)
+    damaged = [whole[:size] for size in (0, 1, len(whole) // 2, len(whole) - 1)]
+    for position in random.integers(0, len(whole), 20):
+        flipped = bytearray(whole)
+        flipped[position] ^= 0x10
+        damaged.append(bytes(flipped))
+    damaged.append(random.bytes(len(whole)))
+    damaged.append(Path(layout.path(f"{tmp_path}/ps-0-of-1", 1, "rows")).read_bytes())
+    for content in damaged:
+        path.write_bytes(content)
+        caplog.clear()
+        copy, origin = _restored(tmp_path)
+        assert origin.startswith("snapshot 1 in")
+        assert str(path) in caplog.text
+        assert {i: r[8:] for i, r in rows_of(copy)["a"].items()} == first
+        copy.close()
+    path.unlink()
+    assert _restored(tmp_path)[1].startswith("snapshot 1 in")
+    assert f"needs {path}, which is missing" in caplog.text
+    Path(layout.path(f"{tmp_path}/ps-0-of-1", 1, "rows")).unlink()
+    with pytest.raises(CheckpointError, match="no usable snapshot"):
+        _restored(tmp_path)
+
+
+def test_a_missing_link_is_an_error(job, tmp_path):
+    _, checkpoints, worker, (a, _) = job
+    _train(worker, a, 1, count=2000)
+    for number in (1, 2, 3):
+        worker.push(a, [1], np.ones([1, 3]))
+        checkpoints.save(number)
+    Path(layout.path(f"{tmp_path}/ps-0-of-1", 1, "rows")).unlink()
+    with pytest.raises(CheckpointError, match=r"needs .*snapshot-00000001\.rows, which is missing"):
+        _restored(tmp_path)
+
+
+def test_a_path_that_only_tensorflow_knows(caplog):
+    root = "ram://tables"
+    store = start_server()
+    checkpoints = Checkpoints(store, root, 0, 1)
+    checkpoints.restore()
+    assert "is no local path" in caplog.text
+    worker = Worker([store])
+    table = worker.table("t", 4, **OPTIONS)
+    _train(worker, table, 1)
+    checkpoints.save(1)
+    _train(worker, table, 2, count=20, steps=1)
+    checkpoints.save(2)
+    copy, _ = _restored(root)
+    assert rows_of(copy) == rows_of(store)
+
+
+def test_training_goes_on_while_rows_are_fetched(job, tmp_path):
+    store, _, worker, (a, _) = job
+    _train(worker, a, 1, count=5000)
+    before = rows_of(store)["a"]
+    with store.checkpoint(False, None) as image:
+        bits = image.tables[0].bits(most=10)
+        fetched = dict.fromkeys(next(bits).ids.tolist())
+        worker.push(a, list(before), np.ones([len(before), 3]))
+        worker.lookup(a, np.arange(10**6, 10**6 + 100))
+        content = {}
+        for bit in bits:
+            for row, values in zip(bit.ids.tolist(), bit.content, strict=True):
+                content[row] = values.tobytes()
+    assert {**content, **fetched}.keys() == before.keys()
+    assert all(before[row][8:] == bits for row, bits in content.items())
+
+
+def test_a_manifest_that_is_something_else(tmp_path):
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        snapshot.recorded(str(tmp_path))
+    assert snapshot.next_number(str(tmp_path), 1) == 1
+
+
+def test_a_file_of_rows_that_follows_itself(tmp_path):
+    row_chain.write(str(tmp_path), 3, (3, 1), [])
+    with pytest.raises(CheckpointError, match="it follows number 3"):
+        row_chain.chain(str(tmp_path), 3, 0)

@@ -1,0 +1,93 @@
+"""Tables on parameter servers in one process, for tests: made, looked up, pushed to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.ps.config import PsConfig
+
+TOKEN = bytes(16)
+
+
+def start_server(index: int = 0, workers: int = 1, **options) -> ops.ParameterServer:
+    """Returns a server that nobody was let in to yet."""
+    return ops.ParameterServer(index, PsConfig.make(workers, **options))
+
+
+class Worker:
+    """A worker that is connected to servers, which it starts.
+
+    Args:
+      servers: of the job.
+      rank: its own.
+      workers: how many there are.
+      start: the servers let nobody in yet.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ops.ParameterServer],
+        rank: int = 0,
+        workers: int = 1,
+        start: bool = True,
+    ) -> None:
+        self.client = ops.ParameterClient(rank, workers, 1000 + rank, len(servers))
+        for i, server in enumerate(servers):
+            if start:
+                server.start(TOKEN)
+            address = f"127.0.0.1:{server.port}"
+            self.client.connect(i, address, TOKEN, server.incarnation, 10.0)
+        self._steps = 0
+
+    def table(self, name: str, width: int = 2, **config) -> SimpleNamespace:
+        """Creates a table; it is what `ParameterClient.lookup` expects."""
+        number = self.client.create_table(name, ops.TableConfig(width=width, **config))
+        shard = SimpleNamespace(server=0, name=name, first=0, count=0)
+        parameter = self.client.add_parameter(name, tf.float32, [shard])
+        variable = tf.Variable(self.client.initial_value(parameter, tf.zeros([0, width])))
+        return SimpleNamespace(
+            name=name,
+            table=number,
+            width=width,
+            handle=variable.handle,
+            parameter=parameter,
+            variable=variable,
+        )
+
+    def lookup(self, table, ids, training: bool = True) -> np.ndarray:
+        """Rows of ids."""
+        ids = tf.constant(ids, tf.int64)
+        return self.client.lookup([table], [ids], training)[0].numpy()
+
+    def push(self, table, ids, gradients, rate: float = 1.0) -> None:
+        """One step with these gradients, until the servers have acknowledged it."""
+        self._steps += 1
+        self.client.pull([table], of_step=True)
+        self.client.stage_rows(
+            [table],
+            [tf.constant(ids, tf.int64)],
+            [tf.constant(gradients, tf.float32)],
+            [tf.constant(rate)],
+            tf.constant(self._steps),
+        )
+        self.client.push([table])
+        self.client.flush(10.0)
+
+
+def rows_of(server: ops.ParameterServer) -> dict[str, dict[int, bytes]]:
+    """All rows of a server by table and id: value, slots, times of use and counts, bit for bit."""
+    found: dict[str, dict[int, bytes]] = {}
+    with server.checkpoint(False, None) as image:
+        for table in image.tables:
+            rows = found.setdefault(table.name, {})
+            for bit in table.bits():
+                for i, row in enumerate(bit.ids.tolist()):
+                    assert row not in rows
+                    head = bit.used[i].tobytes() + bit.counts[i].tobytes()
+                    rows[row] = head + bit.content[i].tobytes()
+    return found

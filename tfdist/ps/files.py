@@ -1,0 +1,76 @@
+"""Files that servers write: on a disk, or wherever `tf.io.gfile` knows to write."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import tensorflow as tf
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is one of the operating system's."""
+    return "://" not in path
+
+
+@contextlib.contextmanager
+def create(path: str, in_order: bool = False) -> Iterator[BinaryIO]:
+    """A new file, which is on the disk afterwards, as far as its file system can tell.
+
+    Args:
+      path: where.
+      in_order: it is only written to, from its beginning to its end, and need not fit in memory.
+    """
+    if is_local(path):
+        with open(path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        return
+    if in_order:
+        with tf.io.gfile.GFile(path, "wb") as file:
+            yield _Bytes(file)
+        return
+    # Archives need positions, which not all file systems of tf.io.gfile know.
+    whole = io.BytesIO()
+    yield whole
+    with tf.io.gfile.GFile(path, "wb") as file:
+        file.write(whole.getvalue())
+
+
+def open_whole(path: str) -> BinaryIO:
+    """An existing file, in which one can go to any position."""
+    if is_local(path):
+        return open(path, "rb")
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return io.BytesIO(file.read())
+
+
+def open_in_order(path: str) -> BinaryIO:
+    """An existing file, to be read from its beginning to its end."""
+    return open(path, "rb") if is_local(path) else tf.io.gfile.GFile(path, "rb")
+
+
+def sync_folder(folder: str) -> None:
+    """Makes a new name last."""
+    if not is_local(folder):
+        return
+    descriptor = os.open(Path(folder), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Bytes:
+    """A file of TensorFlow, which writes nothing but `bytes`."""
+
+    def __init__(self, file: tf.io.gfile.GFile) -> None:
+        self._file = file
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(bytes(data))
