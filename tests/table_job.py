@@ -19,29 +19,15 @@ def start_server(index: int = 0, workers: int = 1, **options) -> ops.ParameterSe
     return ops.ParameterServer(index, PsConfig.make(workers, **options))
 
 
-class Worker:
-    """A worker that is connected to servers, which it starts.
+class Tables:
+    """What a worker does with tables.
 
     Args:
-      servers: of the job.
-      rank: its own.
-      workers: how many there are.
-      start: the servers let nobody in yet.
+      client: its connections.
     """
 
-    def __init__(
-        self,
-        servers: Sequence[ops.ParameterServer],
-        rank: int = 0,
-        workers: int = 1,
-        start: bool = True,
-    ) -> None:
-        self.client = ops.ParameterClient(rank, workers, 1000 + rank, len(servers))
-        for i, server in enumerate(servers):
-            if start:
-                server.start(TOKEN)
-            address = f"127.0.0.1:{server.port}"
-            self.client.connect(i, address, TOKEN, server.incarnation, 10.0)
+    def __init__(self, client: ops.ParameterClient) -> None:
+        self.client = client
         self._steps = 0
 
     def table(self, name: str, width: int = 2, **config) -> SimpleNamespace:
@@ -64,8 +50,8 @@ class Worker:
         ids = tf.constant(ids, tf.int64)
         return self.client.lookup([table], [ids], training)[0].numpy()
 
-    def push(self, table, ids, gradients, rate: float = 1.0) -> None:
-        """One step with these gradients, until the servers have acknowledged it."""
+    def push(self, table, ids, gradients, rate: float = 1.0, wait: bool = True) -> None:
+        """One step with these gradients; to `wait` is until the servers have acknowledged it."""
         self._steps += 1
         self.client.pull([table], of_step=True)
         self.client.stage_rows(
@@ -76,7 +62,33 @@ class Worker:
             tf.constant(self._steps),
         )
         self.client.push([table])
-        self.client.flush(10.0)
+        if wait:
+            self.client.flush(10.0)
+
+
+class Worker(Tables):
+    """A worker that is connected to servers, which it starts.
+
+    Args:
+      servers: of the job.
+      rank: its own.
+      workers: how many there are.
+      start: the servers let nobody in yet.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ops.ParameterServer],
+        rank: int = 0,
+        workers: int = 1,
+        start: bool = True,
+    ) -> None:
+        super().__init__(ops.ParameterClient(rank, workers, 1000 + rank, len(servers)))
+        for i, server in enumerate(servers):
+            if start:
+                server.start(TOKEN)
+            address = f"127.0.0.1:{server.port}"
+            self.client.connect(i, address, TOKEN, server.incarnation, 10.0)
 
 
 def rows_of(server: ops.ParameterServer) -> dict[str, dict[int, bytes]]:

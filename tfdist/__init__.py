@@ -15,7 +15,7 @@ from tfdist._version import __version__
 _compatibility.check_tensorflow()
 
 if TYPE_CHECKING:
-    from tfdist import embedding, errors, layers, ops
+    from tfdist import callbacks, embedding, errors, layers, ops
     from tfdist.cluster import Cluster
     from tfdist.embedding import EmbeddingTable
     from tfdist.resolver import ClusterResolver
@@ -43,7 +43,7 @@ _HOMES = {
     "ParameterServerStrategy": "tfdist.strategies",
     "init": "tfdist.tasks",
 }
-_MODULES = ("embedding", "errors", "layers", "ops")
+_MODULES = ("callbacks", "embedding", "errors", "layers", "ops")
 
 __all__ = [
     "CentralStorageStrategy",
@@ -56,6 +56,7 @@ __all__ = [
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "__version__",
+    "callbacks",
     "embedding",
     "errors",
     "init",

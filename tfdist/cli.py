@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist._version import __version__
+from tfdist.ps import stats_command
 
 _DESCRIPTION = "Distributed training for TensorFlow and Keras."
 _EPILOG = """\
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.subcommand is None:
         parser.print_help()
         return 2
+    if chosen.subcommand == "ps":
+        return stats_command.run(chosen)
     return _run(chosen, run_parser)
 
 
@@ -105,6 +108,17 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     # One list: argparse then leaves everything from the script on alone, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    ps = subcommands.add_parser("ps", help="look at parameter servers", allow_abbrev=False)
+    of_ps = ps.add_subparsers(dest="of_ps", title="commands", metavar="COMMAND", required=True)
+    stats = of_ps.add_parser(
+        "stats",
+        help="what they hold and do",
+        description=stats_command.DESCRIPTION,
+        epilog=stats_command.EPILOG,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    stats_command.add_arguments(stats)
     return parser, run
 
 

@@ -23,6 +23,7 @@ JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
 ATTACH = f"/{SERVICE}/Attach"
 CHECKPOINT = f"/{SERVICE}/Checkpoint"
+STATS = f"/{SERVICE}/Stats"
 LARGEST_REQUEST = 64 * 1024
 LARGEST_ANSWER = 16 * 1024 * 1024
 _NONCE = "tfdist-nonce"
@@ -91,7 +92,15 @@ class Checkpoint:
     wait: float
 
 
-REQUESTS = {JOIN: Join, EXIT: Exit, ATTACH: Attach, CHECKPOINT: Checkpoint}
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Somebody wants to know what a parameter server has done so far."""
+
+    protocol: int
+    wait: float
+
+
+REQUESTS = {JOIN: Join, EXIT: Exit, ATTACH: Attach, CHECKPOINT: Checkpoint, STATS: Stats}
 
 
 def encode(message: Any) -> bytes:

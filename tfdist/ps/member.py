@@ -15,8 +15,9 @@ from tfdist.cluster import Cluster, Settings
 from tfdist.control import wire
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
-from tfdist.ps import snapshot
+from tfdist.ps import server_stats, snapshot
 from tfdist.ps.config import PsConfig
+from tfdist.ps.server_stats import Reading
 from tfdist.ps.serving import fingerprint
 
 _log = logging.getLogger("tfdist.ps")
@@ -91,6 +92,10 @@ class Member:
         files = [self._save(server, number) for server in range(len(self.cluster.ps))]
         return snapshot.write_manifest(root, number, files)
 
+    def readings(self) -> list[Reading | None]:
+        """What each server tells of itself; `None` of one that does not answer now."""
+        return [self._reading(control) for control in self._control]
+
     def leave(self, failure: bool = False) -> None:
         """Ends the membership.
 
@@ -157,6 +162,12 @@ class Member:
         address = f"{host}:{answer['port']}"
         self.client.connect(server, address, token, int(answer["incarnation"]), timeout)
 
+    def _reading(self, control: ControlClient) -> Reading | None:
+        try:
+            return server_stats.ask(control)
+        except UnreachableError:
+            return None
+
     def _save(self, server: int, number: int) -> dict[str, object]:
         deadline = time.monotonic() + self._settings.rendezvous_timeout
         while time.monotonic() < deadline:
@@ -219,6 +230,10 @@ class LocalMember:
         self.client = ops.ParameterClient(0, 1, secrets.randbits(63), servers=1)
         address = f"127.0.0.1:{self._store.port}"
         self.client.connect(0, address, token, self._store.incarnation, _LONG_POLL)
+
+    def readings(self) -> list[Reading | None]:
+        """As of `Member`."""
+        return [server_stats.reading(self._store)]
 
     def leave(self, failure: bool = False) -> None:
         """Closes the connection and the server."""

@@ -13,6 +13,7 @@ from tfdist.cluster import Cluster, Settings
 from tfdist.errors import ClusterConfigError
 from tfdist.ps.config import PsConfig
 from tfdist.ps.member import LocalMember, Member
+from tfdist.ps.server_stats import Reading
 from tfdist.ps.serving import ServerTask
 
 _log = logging.getLogger("tfdist.ps")
@@ -52,6 +53,9 @@ class _Membership:
     @property
     def cluster(self) -> Cluster | None:
         return None if self._member is None else self._member.cluster
+
+    def readings(self) -> list[Reading | None]:
+        return [] if self._member is None else self._member.readings()
 
     def leave(self) -> None:
         member, self._member = self._member, None
@@ -108,6 +112,11 @@ def join(
 def joined() -> Cluster | None:
     """Returns the job, if there is one, whose servers hold this process's variables."""
     return _membership.cluster if _membership.has_variables else None
+
+
+def readings() -> list[Reading | None]:
+    """Returns what each server of this process's job tells of itself; see `server_stats`."""
+    return _membership.readings()
 
 
 def leave() -> None:

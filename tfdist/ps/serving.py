@@ -16,6 +16,7 @@ from tfdist.control import wire
 from tfdist.control.meeting import Caller
 from tfdist.control.server import ControlServer
 from tfdist.errors import ClusterConfigError
+from tfdist.ps import server_stats
 from tfdist.ps.checkpoints import Checkpoints
 from tfdist.ps.config import PsConfig
 from tfdist.ps.presence import Presence
@@ -59,7 +60,11 @@ class ServerTask:
         self._control = ControlServer(
             cluster,
             settings.secret,
-            {wire.ATTACH: self._attach, wire.CHECKPOINT: self._checkpoint},
+            {
+                wire.ATTACH: self._attach,
+                wire.CHECKPOINT: self._checkpoint,
+                wire.STATS: self._stats,
+            },
         )
 
     def serve(self) -> int:
@@ -203,6 +208,16 @@ class ServerTask:
                     lambda: self._checkpoints.save(request.number)
                 )
         return job.answer(request.wait)
+
+    def _stats(self, request: wire.Stats, caller: Caller) -> dict[str, Any]:
+        if request.protocol != wire.PROTOCOL:
+            return {
+                "status": "refused",
+                "reason": f"expected control protocol {wire.PROTOCOL}, received {request.protocol}",
+            }
+        if self._store is None:
+            return {"status": "waiting"}
+        return {"status": "stats", **server_stats.reading(self._store)}
 
     def _shorten_log(self) -> None:
         """Writes a snapshot that nobody has asked for, if the log of rows has become long."""

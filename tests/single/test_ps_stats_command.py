@@ -1,0 +1,128 @@
+"""`tfdist ps stats`: rates of two readings, what is printed, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+import tfdist.cli
+from tfdist.errors import ClusterConfigError
+from tfdist.ports import free_ports
+from tfdist.ps import server_stats, stats_report
+
+COUNTERS = (
+    "rows bytes lookups hits created updates lost_updates evicted_for_room evicted_by_age "
+    "evicted_by_norm"
+).split()
+
+
+def reading(seconds, incarnation="7", pulls=0, pushes=0, **tables):
+    server = {"pulls": pulls, "pushes": pushes, "value_bytes": 500, "connections": 2}
+    return {
+        "seconds": seconds,
+        "incarnation": incarnation,
+        "server": server,
+        "tables": {name: dict.fromkeys(COUNTERS, 0) | counts for name, counts in tables.items()},
+    }
+
+
+BEFORE = reading(10.0, pulls=100, pushes=50, users={"lookups": 1000, "hits": 400, "updates": 10})
+AFTER = reading(
+    12.0,
+    pulls=120,
+    pushes=60,
+    users={
+        "rows": 30,
+        "bytes": 4_200_000,
+        "lookups": 3000,
+        "hits": 1900,
+        "updates": 50,
+        "evicted_by_age": 2,
+        "evicted_by_norm": 3,
+        "lost_updates": 4,
+    },
+    items={"rows": 5, "bytes": 1000, "lookups": 1000, "hits": 1000},
+)
+
+
+def test_rates():
+    found = server_stats.rates(BEFORE, AFTER)
+    assert (found.rows, found.bytes, found.workers) == (35, 4_201_500, 2)
+    assert (found.pulls, found.pushes, found.lookups) == (10, 5, 1500)
+    assert found.hit_rate == 2500 / 3000
+    users = found.tables["users"]
+    assert (users.lookups, users.hit_rate, users.updates) == (1000, 0.75, 20)
+    assert (users.evicted, users.lost_updates) == (5, 4)
+    assert found.tables["items"].lookups == 500
+
+
+@pytest.mark.parametrize("before", [None, BEFORE | {"incarnation": "8"}, AFTER])
+def test_without_a_reading_before_there_are_no_rates(before):
+    found = server_stats.rates(before, AFTER)
+    assert (found.rows, found.pulls, found.lookups, found.hit_rate) == (35, 0, 0, None)
+
+
+def test_what_is_printed():
+    text = stats_report.describe(
+        ["a:1", "b:2", "c:3"], [BEFORE, None, None], [AFTER, "no answer in time", None]
+    )
+    assert text == (
+        "      workers  rows   bytes  pulls/s  pushes/s  lookups/s  hit rate\n"
+        "ps 0        2    35  4.2 MB     10.0       5.0       1500    83.3 %\n"
+        "\n"
+        "               rows   bytes  lookups/s  hit rate  updates/s  evicted  lost\n"
+        "items on ps 0     5  1.0 KB        500   100.0 %          0        0     0\n"
+        "users on ps 0    30  4.2 MB       1000    75.0 %         20        5     4\n"
+        "\n"
+        "ps 1 at b:2: no answer in time\n"
+        "ps 2 at c:3: no worker has come yet\n"
+    )
+
+
+def test_which_servers(monkeypatch):
+    assert stats_report.servers_of("a:1, b:2") == ["a:1", "b:2"]
+    config = '{"cluster": {"worker": ["w:1"], "ps": ["a:1", "b:2"]}}'
+    assert stats_report.servers_of(config) == ["a:1", "b:2"]
+    monkeypatch.setenv("TF_CONFIG", config)
+    assert stats_report.servers_of(None) == ["a:1", "b:2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cluster", "nowhere"], "--cluster: expected \"host:port\", received 'nowhere'"),
+        (["--cluster", ","], "--cluster: expected addresses of parameter servers, received ','"),
+        (["--cluster", "{"], "--cluster: expected a TF_CONFIG"),
+        ([], "TF_CONFIG: expected addresses of parameter servers, received ''"),
+    ],
+)
+def test_a_cluster_that_makes_no_sense(capsys, monkeypatch, arguments, message):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert tfdist.cli.main(["ps", "stats", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ps"], "required: COMMAND"),
+        (["ps", "stats", "--watch", "0"], "expected seconds, more than 0, received '0'"),
+        (["ps", "stats", "--interval", "x"], "expected seconds, more than 0, received 'x'"),
+    ],
+)
+def test_a_wrong_command_line(capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        tfdist.cli.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nobody_there(capsys):
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    arguments = ["ps", "stats", "--cluster", address, "--interval", "0.05"]
+    assert tfdist.cli.main(arguments) == 1
+    assert f"ps 0 at {address}: " in capsys.readouterr().out
+
+
+def test_nothing_is_asked_of_an_unreadable_cluster():
+    with pytest.raises(ClusterConfigError, match="expected a TF_CONFIG"):
+        stats_report.servers_of("{}]")

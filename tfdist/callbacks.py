@@ -1,0 +1,110 @@
+"""Callbacks for `model.fit`, of Keras 3 and of tf_keras."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tfdist.ps import membership, server_stats
+from tfdist.ps.server_stats import Reading
+
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+)
+_SCALAR.data_class = 1  # DATA_CLASS_SCALAR
+
+
+class PsStats(keras.callbacks.Callback):
+    """Writes what the parameter servers hold and do as TensorBoard scalars.
+
+    Of each server `ps/0/rows`, `bytes`, `pulls_per_second`, `pushes_per_second`,
+    `lookups_per_second` and `hit_rate`; of each table the same, and what was evicted, under
+    `ps/0/tables/NAME/`. Rates are of the time since they were written last. Give it to all workers:
+    the chief writes. Without parameter servers it writes nothing.
+
+    Example:
+      model.fit(data, callbacks=[tfdist.callbacks.PsStats("logs", update_freq=100)])
+    """
+
+    def __init__(self, log_dir: str, update_freq: str | int = "epoch") -> None:
+        """Makes the callback.
+
+        Args:
+          log_dir: where TensorBoard looks; the files are in its folder "ps".
+          update_freq: "epoch", or after how many steps of this worker.
+
+        Raises:
+          ValueError: it is neither.
+        """
+        super().__init__()
+        is_number = isinstance(update_freq, int) and not isinstance(update_freq, bool)
+        if update_freq != "epoch" and not (is_number and update_freq > 0):
+            raise ValueError(
+                'PsStats: expected update_freq to be "epoch" or a number of steps, received '
+                f"{update_freq!r}"
+            )
+        self._log_dir = f"{log_dir.rstrip('/')}/ps"
+        self._update_freq = update_freq
+        self._step = 0
+        self._writer: tf.summary.SummaryWriter | None = None
+        self._before: list[Reading | None] = []
+
+    def on_train_begin(self, logs=None) -> None:
+        """Reads the servers for the first time."""
+        cluster = membership.joined()
+        if cluster is None or not cluster.is_chief:
+            return
+        self._writer = tf.summary.create_file_writer(self._log_dir)
+        self._before = membership.readings()
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        """Writes, if so many steps have been made."""
+        self._step += 1
+        if self._update_freq != "epoch" and self._step % self._update_freq == 0:
+            self._write()
+
+    def on_epoch_end(self, epoch, logs=None) -> None:
+        """Writes, if it is to once an epoch."""
+        if self._update_freq == "epoch":
+            self._write()
+
+    def on_train_end(self, logs=None) -> None:
+        """Closes the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write(self) -> None:
+        if self._writer is None:
+            return
+        now = membership.readings()
+        with self._writer.as_default(step=self._step), tf.summary.record_if(True):
+            for i, (before, after) in enumerate(zip(self._before, now, strict=True)):
+                if after is not None:
+                    _write_server(f"ps/{i}", server_stats.rates(before, after))
+        self._writer.flush()
+        self._before = now
+
+
+def _write_server(prefix: str, found: server_stats.ServerRates) -> None:
+    scalars = {
+        "rows": found.rows,
+        "bytes": found.bytes,
+        "pulls_per_second": found.pulls,
+        "pushes_per_second": found.pushes,
+        "lookups_per_second": found.lookups,
+        "hit_rate": found.hit_rate,
+    }
+    for name, table in found.tables.items():
+        scalars |= {
+            f"tables/{name}/rows": table.rows,
+            f"tables/{name}/bytes": table.bytes,
+            f"tables/{name}/lookups_per_second": table.lookups,
+            f"tables/{name}/updates_per_second": table.updates,
+            f"tables/{name}/hit_rate": table.hit_rate,
+            f"tables/{name}/evicted": table.evicted,
+        }
+    for name, value in scalars.items():
+        if value is not None:
+            # As `tf.summary.scalar` does, for which TensorBoard would have to be installed.
+            tf.summary.write(f"{prefix}/{name}", tf.constant(value, tf.float32), metadata=_SCALAR)

@@ -1,0 +1,56 @@
+"""The command `tfdist ps stats`. It starts fast: what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = """\
+Asks the parameter servers of a running job what they hold and what they do, per second, between two
+readings. With TFDIST_SECRET, or TFDIST_SECRET_FILE, as the job has it."""
+EPILOG = """\
+examples:
+  tfdist ps stats --cluster host1:2222,host2:2222
+      two servers, read twice within a second
+  TF_CONFIG=... tfdist ps stats --watch 10
+      the cluster of TF_CONFIG, every ten seconds, until Ctrl-C
+
+exit code:
+  0; 1 if a server did not answer; 2 for a wrong command line; 130 after Ctrl-C.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's options."""
+    parser.add_argument(
+        "--cluster",
+        metavar="CLUSTER",
+        help='the control addresses of the servers, "host:port,host:port", or a TF_CONFIG '
+        "(default: the variable TF_CONFIG)",
+    )
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="seconds between the two readings (default: 1)",
+    )
+    parser.add_argument(
+        "--watch", type=_seconds, metavar="S", help="go on, with a table every so many seconds"
+    )
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Prints the statistics; returns the exit code."""
+    from tfdist.ps import stats_report
+
+    return stats_report.run(chosen.cluster, chosen.interval, chosen.watch)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, received {text!r}")
+    return value
