@@ -136,10 +136,13 @@ setup(
     include_package_data=False,
     install_requires=[TENSORFLOW, "numpy", "grpcio", "absl-py"],
     extras_require={
+        # Tables of embeddings to and from Parquet files.
+        "parquet": ["pyarrow"],
         "test": [
             "build",
             # Pinned: another release would format the same code in another way.
             "clang-format==21.1.2",
+            "pyarrow",
             "pytest",
             "pytest-timeout",
             "pytest-xdist",

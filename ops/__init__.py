@@ -12,6 +12,7 @@ from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ops.parameter_client import ParameterClient, ParameterClientStats
 from tfdist.ops.parameter_server import ParameterServer
 from tfdist.ops.prefetch_rows import prefetch_rows
+from tfdist.ops.row_transfer import assign_rows, dump_rows
 from tfdist.ops.saved_rows import SavedRows, SavedTable
 from tfdist.ops.server_records import (
     ServerEvent,
@@ -61,7 +62,9 @@ __all__ = [
     "TraceEvent",
     "all_gather",
     "all_reduce",
+    "assign_rows",
     "broadcast",
+    "dump_rows",
     "embedding_lookup",
     "hand_over",
     "local_reduce",

@@ -95,6 +95,7 @@ class ParameterClient(TableCalls):
         options = client_calls.Options(worker, workers, process, servers, timeout, lend)
         CALLS.create(ctypes.byref(options), ctypes.byref(handle))
         self.handle = handle.value
+        self.servers = servers
 
     def connect(
         self, server: int, address: str, token: bytes, incarnation: int, timeout: float

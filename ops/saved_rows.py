@@ -84,15 +84,7 @@ class SavedTable:
         """Fetches its rows, about `most` at a time; each bit is valid until the next."""
         raw = server_calls.Rows()
         while server_calls.IMAGE.next_rows(self._image, self._index, most, ctypes.byref(raw)):
-            yield SavedRows(
-                _array(raw.ids, raw.count, np.int64),
-                _array(raw.used, raw.count, np.uint32),
-                _array(raw.counts, raw.count, np.uint32),
-                _array(raw.content, raw.count * self.content_floats, np.float32).reshape(
-                    raw.count, self.content_floats
-                ),
-                _array(raw.removed, raw.removed_count, np.int64),
-            )
+            yield rows_from_c(raw, self.content_floats)
 
 
 def saved_tables(image: ctypes.c_int64) -> list[SavedTable]:
@@ -112,6 +104,18 @@ def saved_tables(image: ctypes.c_int64) -> list[SavedTable]:
             )
         )
     return tables
+
+
+def rows_from_c(raw: server_calls.Rows, floats: int) -> SavedRows:
+    """Rows in memory that C functions have given, of so many numbers each."""
+    content = _array(raw.content, raw.count * floats, np.float32)
+    return SavedRows(
+        _array(raw.ids, raw.count, np.int64),
+        _array(raw.used, raw.count, np.uint32),
+        _array(raw.counts, raw.count, np.uint32),
+        content.reshape(raw.count, floats),
+        _array(raw.removed, raw.removed_count, np.int64),
+    )
 
 
 def _array(address: int | None, count: int, dtype: type) -> np.ndarray:

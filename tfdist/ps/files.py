@@ -72,5 +72,10 @@ class _Bytes:
     def __init__(self, file: tf.io.gfile.GFile) -> None:
         self._file = file
 
-    def write(self, data: bytes | memoryview) -> None:
-        self._file.write(bytes(data))
+    def write(self, data: bytes | memoryview) -> int:
+        content = bytes(data)
+        self._file.write(content)
+        return len(content)
+
+    def flush(self) -> None:
+        self._file.flush()

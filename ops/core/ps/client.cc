@@ -168,6 +168,21 @@ void Client::CreateTable(int table, Done done) {
   thread_->Submit(std::make_shared<CreateTableOperation>(&directory_, table, std::move(done)));
 }
 
+void Client::Dump(int table, int server, uint64_t most, bool slots, RowDump* dump, Done done) {
+  if (!directory_.Has(table) || server < 0 || server >= options_.servers) {
+    return done(Invalid(StrCat("there is no table ", table, " on ps ", server)));
+  }
+  thread_->Submit(std::make_shared<DumpOperation>(&directory_, table, server, most, slots, dump,
+                                                  std::move(done)));
+}
+
+void Client::AssignRows(int table, const SavedRowsView& rows, uint64_t floats, bool slots,
+                        Done done) {
+  if (!directory_.Has(table)) return done(Invalid(StrCat("there is no table ", table)));
+  thread_->Submit(std::make_shared<AssignRowsOperation>(&directory_, table, rows, floats, slots,
+                                                        std::move(done)));
+}
+
 void Client::StageRows(const StepValues& step, RowGradient gradient) {
   const std::lock_guard<std::mutex> lock(mutex_);
   staged_rows_.emplace_back(step, std::move(gradient));

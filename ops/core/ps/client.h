@@ -23,6 +23,7 @@
 #include "core/ps/optimizer.h"
 #include "core/ps/parameter_table.h"
 #include "core/ps/push_operation.h"
+#include "core/ps/row_transfer.h"
 #include "core/ps/setup_operations.h"
 #include "core/ps/table_directory.h"
 #include "core/ps/table_operations.h"
@@ -113,6 +114,10 @@ class Client {
   }
   // Lookups that go together, prefetches, and caches.
   Lookups& lookups() { return lookups_; }
+  // Fetches about `most` rows of one server, from where `dump` says; it stays until `done`.
+  void Dump(int table, int server, uint64_t most, bool slots, RowDump* dump, Done done);
+  // Puts rows in place: see AssignRowsOperation.
+  void AssignRows(int table, const SavedRowsView& rows, uint64_t floats, bool slots, Done done);
   // As Stage; gradients of the same ids are added up.
   void StageRows(const StepValues& step, RowGradient gradient);
 

@@ -113,6 +113,37 @@ Status LayOut(const MessageHeader& header, const LookupRequest& body, const Stor
   return layout.Finish(header, request);
 }
 
+Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store& store,
+              Incoming* request) {
+  if (store.FindTable(body.table) == nullptr) {
+    request->refusal = Invalid(StrCat("there is no table ", body.table, " to dump"));
+  }
+  return Layout().Finish(header, request);
+}
+
+Status LayOut(const MessageHeader& header, const AssignRowsRequest& body, const Store& store,
+              Incoming* request) {
+  const Table* const table = store.FindTable(body.table);
+  if (table == nullptr) {
+    request->refusal = Invalid(StrCat("there is no table ", body.table, " to put rows into"));
+  } else {
+    const size_t floats = body.slots ? table->content_floats() : table->config().width;
+    if (body.floats != floats) {
+      request->refusal = Invalid(StrCat("table '", table->name(), "': expected rows of ", floats,
+                                        " numbers, received ", body.floats));
+    }
+  }
+  Layout layout;
+  layout.AddClaimed(DType::kInt64, body.rows);
+  if (body.slots) {
+    layout.AddClaimed(DType::kInt32, body.rows);
+    layout.AddClaimed(DType::kInt32, body.rows);
+  }
+  const bool fits = body.floats == 0 || body.rows <= kMaxPayloadBytes / body.floats;
+  layout.AddClaimed(DType::kFloat32, fits ? body.rows * body.floats : UINT64_MAX);
+  return layout.Finish(header, request);
+}
+
 Status LayOut(const MessageHeader& header, const PushRequest& body, const Store& store,
               Incoming* request) {
   Layout layout;
@@ -217,6 +248,10 @@ Status Parse(const MessageHeader& header, std::string_view meta, const Store& st
       return ParseAs<TableRequest>(header, meta, store, request);
     case MessageType::kLookup:
       return ParseAs<LookupRequest>(header, meta, store, request);
+    case MessageType::kDump:
+      return ParseAs<DumpRequest>(header, meta, store, request);
+    case MessageType::kAssignRows:
+      return ParseAs<AssignRowsRequest>(header, meta, store, request);
     case MessageType::kLend:
     case MessageType::kCopied:  // these are the session's
     case MessageType::kOk:

@@ -19,7 +19,8 @@ struct LeaveRequest {};
 struct Incoming {
   uint64_t number = 0;
   std::variant<OpenRequest, CreateRequest, BindRequest, PullRequest, PushRequest, SetRequest,
-               ReduceRequest, LeaveRequest, TableRequest, LookupRequest>
+               ReduceRequest, LeaveRequest, TableRequest, LookupRequest, DumpRequest,
+               AssignRowsRequest>
       body;
   // What follows meta, unless the request is refused: then all of it is thrown away.
   std::vector<PayloadPart> parts;

@@ -13,7 +13,7 @@ constexpr size_t kLentPieceBytes = 2 * sizeof(uint64_t);  // address and size
 
 bool IsKnown(uint8_t type) {
   return (type >= static_cast<uint8_t>(MessageType::kOpen) &&
-          type <= static_cast<uint8_t>(MessageType::kLookup)) ||
+          type <= static_cast<uint8_t>(MessageType::kAssignRows)) ||
          (type >= static_cast<uint8_t>(MessageType::kOk) &&
           type <= static_cast<uint8_t>(MessageType::kResend));
 }
@@ -399,6 +399,57 @@ Status Decode(std::string_view meta, LookupRequest* request) {
     GetWire(reader.Get(&entry.table).Get(&entry.count), &entry.wire);
   }
   return reader.Finish("LOOKUP request");
+}
+
+std::string Encode(const DumpRequest& request) {
+  return Writer()
+      .Put(request.table)
+      .Put(request.incarnation)
+      .Put(request.cursor)
+      .Put(request.most)
+      .Put(request.slots)
+      .Take();
+}
+
+Status Decode(std::string_view meta, DumpRequest* request) {
+  return Reader(meta)
+      .Get(&request->table)
+      .Get(&request->incarnation)
+      .Get(&request->cursor)
+      .Get(&request->most)
+      .GetBool(&request->slots)
+      .Finish("DUMP request");
+}
+
+std::string Encode(const DumpReply& reply) {
+  return Writer().Put(reply.incarnation).Put(reply.cursor).Put(reply.more).Put(reply.rows).Take();
+}
+
+Status Decode(std::string_view meta, DumpReply* reply) {
+  return Reader(meta)
+      .Get(&reply->incarnation)
+      .Get(&reply->cursor)
+      .GetBool(&reply->more)
+      .Get(&reply->rows)
+      .Finish("DUMP answer");
+}
+
+std::string Encode(const AssignRowsRequest& request) {
+  return Writer()
+      .Put(request.table)
+      .Put(request.rows)
+      .Put(request.floats)
+      .Put(request.slots)
+      .Take();
+}
+
+Status Decode(std::string_view meta, AssignRowsRequest* request) {
+  return Reader(meta)
+      .Get(&request->table)
+      .Get(&request->rows)
+      .Get(&request->floats)
+      .GetBool(&request->slots)
+      .Finish("ASSIGN_ROWS request");
 }
 
 std::string Encode(const ErrorReply& reply) {

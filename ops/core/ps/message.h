@@ -15,6 +15,8 @@
 //   - REDUCE: tensors to add up over the workers; the answer carries the sum
 //   - TABLE: embeddings' tables by name, which are created; the answer gives each a number
 //   - LOOKUP: rows of tables by id
+//   - DUMP: some rows of a table, whichever come next
+//   - ASSIGN_ROWS: rows of a table to be put in place
 //   - LEAVE: the worker has finished its program
 //
 // Where both are on one machine, large payloads are lent (core/peer_memory.h): meta ends with the
@@ -54,6 +56,8 @@ enum class MessageType : uint8_t {
   kCopied = 10,
   kTable = 11,
   kLookup = 12,
+  kDump = 13,
+  kAssignRows = 14,
   kOk = 64,
   kError = 65,
   kResend = 66,
@@ -184,6 +188,30 @@ struct LookupRequest {
   std::vector<Entry> entries;
 };
 
+// The answer's payload: ids, times of use, counts, and the rows.
+struct DumpRequest {
+  uint32_t table = 0;
+  uint64_t incarnation = 0;  // of the server that the cursor is of; 0 to begin
+  uint64_t cursor = 0;
+  uint64_t most = 0;   // rows
+  bool slots = false;  // of rows, not only their values
+};
+struct DumpReply {
+  uint64_t incarnation = 0;
+  uint64_t cursor = 0;  // to go on with
+  bool more = false;    // whether this came with rows
+  uint64_t rows = 0;
+};
+
+// The payload: ids; with slots also times of use and counts; and the rows. Without slots, these
+// begin as those of new rows.
+struct AssignRowsRequest {
+  uint32_t table = 0;
+  uint64_t rows = 0;
+  uint64_t floats = 0;  // of a row
+  bool slots = false;
+};
+
 struct ErrorReply {
   StatusCode code = StatusCode::kInternal;
   std::string message;
@@ -212,6 +240,9 @@ std::string Encode(const ReduceRequest& request);
 std::string Encode(const TableRequest& request);
 std::string Encode(const TableReply& reply);
 std::string Encode(const LookupRequest& request);
+std::string Encode(const DumpRequest& request);
+std::string Encode(const DumpReply& reply);
+std::string Encode(const AssignRowsRequest& request);
 std::string Encode(const ErrorReply& reply);
 Status Decode(std::string_view meta, OpenRequest* request);
 Status Decode(std::string_view meta, OpenReply* reply);
@@ -228,6 +259,9 @@ Status Decode(std::string_view meta, ReduceRequest* request);
 Status Decode(std::string_view meta, TableRequest* request);
 Status Decode(std::string_view meta, TableReply* reply);
 Status Decode(std::string_view meta, LookupRequest* request);
+Status Decode(std::string_view meta, DumpRequest* request);
+Status Decode(std::string_view meta, DumpReply* reply);
+Status Decode(std::string_view meta, AssignRowsRequest* request);
 Status Decode(std::string_view meta, ErrorReply* reply);
 
 }  // namespace tfdist::ps

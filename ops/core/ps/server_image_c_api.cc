@@ -10,18 +10,9 @@
 
 #include "core/c_error.h"
 #include "core/ps/message.h"
+#include "core/ps/rows_c_api.h"
 #include "core/ps/server_handles.h"
 #include "core/ps/table.h"
-
-// Rows of a table: as many ids, times of use and counts, and as many floats for each as its table
-// says; and ids of rows that are removed.
-struct tfdist_ps_rows {
-  uint64_t count, removed_count;
-  const int64_t* ids;
-  const uint32_t *used, *counts;
-  const float* content;
-  const int64_t* removed;
-};
 
 // A table: what makes it what it is, encoded, and the last step that it has seen.
 struct tfdist_ps_saved_table {

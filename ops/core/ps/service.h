@@ -99,6 +99,9 @@ class Service {
   std::optional<Answer> Do(Caller* caller, uint64_t number, const TableRequest& tables, Incoming*);
   std::optional<Answer> Do(Caller* caller, uint64_t number, const LookupRequest& lookup,
                            Incoming* request);
+  std::optional<Answer> Do(Caller* caller, uint64_t number, const DumpRequest& dump, Incoming*);
+  std::optional<Answer> Do(Caller* caller, uint64_t number, const AssignRowsRequest& assign,
+                           Incoming* request);
   std::optional<Answer> Do(Caller* caller, uint64_t number, const LeaveRequest&, Incoming*);
 
   // With the schedule's lock, and all but the first under Store::Share.

@@ -317,7 +317,18 @@ uint32_t Table::Make(Stripe* stripe, int64_t id, uint64_t hash) {
   const Rows::Number row = stripe->rows.Insert(id, hash);
   float* const content = Content(stripe, row);
   config_.initializer.Fill(id, config_.width, content);
-  float* const slots = content + config_.width;
+  FillSlots(content + config_.width);
+  stripe->changed.Set(row);
+  ++stripe->stats.created;
+  if (config_.max_rows > 0 &&
+      stripe->rows.size() > std::max<uint64_t>(1, config_.max_rows / kStripes)) {
+    EvictOne(stripe, row);
+  }
+  return row;
+}
+
+// As they are before the first step.
+void Table::FillSlots(float* slots) const {
   const size_t slot_floats = content_floats_ - config_.width;
   if (config_.rule == RowRule::kExactAdam) {
     std::fill_n(slots, slot_floats, 0.0f);
@@ -329,13 +340,20 @@ uint32_t Table::Make(Stripe* stripe, int64_t id, uint64_t hash) {
       std::fill_n(slots + i * each, each, static_cast<float>(config_.first_slots[i]));
     }
   }
-  stripe->changed.Set(row);
-  ++stripe->stats.created;
-  if (config_.max_rows > 0 &&
-      stripe->rows.size() > std::max<uint64_t>(1, config_.max_rows / kStripes)) {
-    EvictOne(stripe, row);
+}
+
+SavedRows Table::NewRows(double now, const int64_t* ids, size_t count, const float* values) const {
+  SavedRows rows;
+  rows.ids.assign(ids, ids + count);
+  rows.used.assign(count, Ticks(now));
+  rows.counts.assign(count, 0);
+  rows.content.resize(count * content_floats_);
+  for (size_t i = 0; i < count; ++i) {
+    float* const content = rows.content.data() + i * content_floats_;
+    std::copy_n(values + i * config_.width, config_.width, content);
+    FillSlots(content + config_.width);
   }
-  return row;
+  return rows;
 }
 
 // Of some rows that are taken at random, the one that was used longest ago, or most seldom.

@@ -88,6 +88,9 @@ class Table {
   StepValues saved_step() const { return saved_step_; }
   void RestoreStep(const StepValues& step);
 
+  // What rows of these ids and values would be if they were made now.
+  SavedRows NewRows(double now, const int64_t* ids, size_t count, const float* values) const;
+
   // Appends copies of about `most` rows, which others may change meanwhile; `cursor` is 0 first,
   // and then what it became. Returns false if there are no more.
   bool Dump(size_t most, uint64_t* cursor, SavedRows* rows) const;
@@ -105,6 +108,7 @@ class Table {
 
   float* Content(Stripe* stripe, uint32_t row) const;
   uint32_t Make(Stripe* stripe, int64_t id, uint64_t hash);
+  void FillSlots(float* slots) const;
   bool Admits(Stripe* stripe, uint64_t hash) const;
   void EvictOne(Stripe* stripe, uint32_t spared) const;
   // Of a part of a stripe, from a row on; false if it was the last.
