@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import time
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -62,6 +64,27 @@ def local_devices(count: int | None = None) -> list[str]:
         [tf.config.LogicalDeviceConfiguration()] * count,
     )
     return [f"CPU:{i}" for i in range(count)]
+
+
+def wait_for(optimizer: keras.Optimizer, steps: int, seconds: float = 60.0) -> None:
+    """Waits until all workers together have made so many steps, but not for one that has died."""
+    deadline = time.monotonic() + seconds
+    while int(optimizer.iterations) < steps and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def area_under_curve(labels: np.ndarray, scores: np.ndarray) -> float:
+    """How probable it is that an example of label 1 scores higher than one of label 0 (AUC).
+
+    Args:
+      labels: shape (n,), 0 or 1, both of which occur.
+      scores: shape (n,); of two that are equal each counts half.
+    """
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    ones = labels > 0
+    least = ones.sum() * (ones.sum() + 1) / 2
+    return float((ranks[ones].sum() - least) / (ones.sum() * (~ones).sum()))
 
 
 def batches(images: np.ndarray, labels: np.ndarray, size: int, training: bool) -> tf.data.Dataset:

@@ -2,7 +2,8 @@
 
     python keras_examples/movielens_data.py [--data FOLDER]
 
-says from where. The data set may not be passed on, so it is not part of this project. It is read from
+says from where. The data set may not be passed on, so it is not part of this project. It is read
+from
 
 1. the folder that is given: the files u.data, u.user and u.item of
    https://files.grouplens.org/datasets/movielens/ml-100k.zip, or RecBole's ml-100k.inter,
@@ -172,8 +173,7 @@ def _lines(
             cells = line.rstrip("\n").split(separator)
             if len(cells) != fields + last:
                 raise ValueError(
-                    f"{path}: line {number}: expected {fields + last} fields, "
-                    f"received {len(cells)}"
+                    f"{path}: line {number}: expected {fields + last} fields, received {len(cells)}"
                 )
             yield [*cells[:fields], cells[fields:]] if last else cells
 

@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 import data
 import keras
-from common import SEED, batches, positive, training_parser
+from common import SEED, batches, positive, training_parser, wait_for
 
 import tfdist
 
@@ -55,13 +54,6 @@ def build_model() -> keras.Model:
             keras.layers.Dense(data.CLASSES),
         ]
     )
-
-
-def wait_for(optimizer: keras.Optimizer, steps: int, seconds: float = 60.0) -> None:
-    """Waits until all workers together have made so many steps, but not for one that has died."""
-    deadline = time.monotonic() + seconds
-    while int(optimizer.iterations) < steps and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def main() -> None:

