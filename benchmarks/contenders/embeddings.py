@@ -1,0 +1,232 @@
+"""The two jobs that benchmarks/embedding.py compares.
+
+An object is made, and its methods are called, in the process of one task. Both train the same loss,
+a fraction of the sum of the rows' squares, by Adagrad; a row begins as ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+LEARNING_RATE = 0.01
+FRACTION = 2.0**-12  # of a row, its gradient for each time its id occurs
+ACCUMULATOR = 0.1  # what Adagrad's begin as
+PATIENCE = 60.0  # seconds
+_CHUNK = 100_000  # rows that are made, or read, at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What a step looks up, in each of so many tables.
+
+    Attributes:
+      name: of the tables, together with their numbers.
+      tables: how many.
+      rows: in each.
+      width: elements of a row.
+      ids: in each step, of each table.
+      skew: of zipfian ids; 0 for ids that are all as frequent.
+    """
+
+    name: str
+    tables: int
+    rows: int
+    width: int
+    ids: int
+    skew: float = 0.0
+
+    def draw(self, number: Any) -> Any:
+        """The ids of a step: int64 (tables, ids), the same in every process."""
+        import tensorflow as tf
+
+        shape, seed = [self.tables, self.ids], tf.stack([number, 0])
+        if not self.skew:
+            return tf.random.stateless_uniform(shape, seed, maxval=self.rows, dtype=tf.int64)
+        # The inverse of the distribution function of a density like x**-skew.
+        power = 1 - self.skew
+        uniform = tf.random.stateless_uniform(shape, seed)
+        ranks = tf.pow(1 + uniform * ((self.rows + 1.0) ** power - 1), 1 / power)
+        return tf.minimum(tf.cast(ranks, tf.int64) - 1, self.rows - 1)
+
+    @property
+    def asked_bytes(self) -> int:
+        """Of all rows that a step looks up, and as many of their gradients."""
+        return 2 * self.tables * self.ids * self.width * 4
+
+    def verify(self, who: str, table: int, steps: int, read: Any) -> None:
+        """Raises unless a table's rows are what the steps up to `steps` make them.
+
+        Args:
+          who: whose they are.
+          table: its number.
+          steps: how many steps were made, one after the other.
+          read: returns the rows of ids.
+        """
+        drawn = [self.draw(number)[table].numpy() for number in range(steps)]
+        touched = np.unique(np.concatenate(drawn))
+        rows, sums = np.ones(len(touched)), np.full(len(touched), ACCUMULATOR)
+        for ids in drawn:
+            # All elements of a row are the same.
+            times = np.zeros(len(touched))
+            np.add.at(times, np.searchsorted(touched, ids), 1)
+            gradients = times * FRACTION * rows
+            sums += gradients**2
+            rows -= LEARNING_RATE * gradients / np.sqrt(sums)
+        expected = np.repeat(rows[:, np.newaxis], self.width, 1)
+        # A gradient more or less makes a difference of 8e-6.
+        np.testing.assert_allclose(read(touched), expected, 0, 2e-6, err_msg=f"{who}, {table}")
+
+
+class TfdistWorker:
+    """A worker of tfdist's job."""
+
+    def __init__(self, tf_config: str, workloads: Sequence[Workload]) -> None:
+        os.environ["TF_CONFIG"] = tf_config
+        import tfdist
+
+        self._strategy = tfdist.ParameterServerStrategy()
+        self._client = self._strategy.extended.parameters.client
+        self._workloads = workloads
+        self._tables, self._steps = [], []
+        for workload in workloads:
+            self._add(workload)
+
+    def _add(self, workload: Workload) -> None:
+        import keras
+        import tensorflow as tf
+
+        import tfdist
+
+        with self._strategy.scope():
+            tables = [
+                tfdist.EmbeddingTable(
+                    f"{workload.name}_{i}",
+                    workload.width,
+                    optimizer=tfdist.embedding.Adagrad(initial_accumulator_value=ACCUMULATOR),
+                    initializer="ones",
+                )
+                for i in range(workload.tables)
+            ]
+            variables = [table.rows for table in tables]
+            optimizer = keras.optimizers.Adagrad(LEARNING_RATE)
+            optimizer.build(variables)
+
+        def step_of_one(number):
+            ids = tf.unstack(workload.draw(number))
+            with tf.GradientTape() as tape:
+                looked_up = tfdist.ops.embedding_lookup(tables, ids)
+                loss = tf.add_n([tf.nn.l2_loss(rows) for rows in looked_up]) * FRACTION
+            optimizer.apply(tape.gradient(loss, variables))
+
+        self._tables.append(tables)
+        self._steps.append(tf.function(lambda number: self._strategy.run(step_of_one, (number,))))
+
+    def fill(self) -> None:
+        """Gives every id a row."""
+        for workload in range(len(self._workloads)):
+            for table in range(self._workloads[workload].tables):
+                self._look_up(workload, table, np.arange(self._workloads[workload].rows), True)
+
+    def steps(self, workload: int, numbers: Sequence[int]) -> int:
+        """Makes these steps; returns the bytes that they moved."""
+        import tensorflow as tf
+
+        before = self._client.stats()
+        for number in numbers:
+            self._steps[workload](tf.constant(number))
+        self._client.flush(PATIENCE)
+        after = self._client.stats()
+        return (after.bytes_pulled + after.bytes_pushed) - (
+            before.bytes_pulled + before.bytes_pushed
+        )
+
+    def verify(self, workload: int, steps: int) -> None:
+        for table in range(self._workloads[workload].tables):
+            self._workloads[workload].verify(
+                "tfdist", table, steps, lambda ids, t=table: self._look_up(workload, t, ids, False)
+            )
+
+    def _look_up(self, workload: int, table: int, ids: np.ndarray, training: bool) -> np.ndarray:
+        import tfdist
+
+        parts = [
+            tfdist.ops.embedding_lookup(
+                self._tables[workload][table], ids[i : i + _CHUNK], training=training
+            ).numpy()
+            for i in range(0, len(ids), _CHUNK)
+        ]
+        return np.concatenate(parts)
+
+
+class StockCoordinator:
+    """The coordinator of TensorFlow's job, which schedules the workers' steps."""
+
+    def __init__(self, cluster: dict[str, list[str]], workloads: Sequence[Workload]) -> None:
+        import tensorflow as tf
+
+        self._strategy = tf.distribute.ParameterServerStrategy(
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(cluster), rpc_layer="grpc"
+            )
+        )
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        self._workloads = workloads
+        self._tables, self._steps = [], []
+        for workload in workloads:
+            self._add(workload)
+
+    def _add(self, workload: Workload) -> None:
+        import tensorflow as tf
+
+        shape = [workload.rows, workload.width]
+        with self._strategy.scope():
+            tables = [tf.Variable(lambda: tf.ones(shape)) for _ in range(workload.tables)]
+            accumulators = [
+                tf.Variable(lambda: tf.fill(shape, ACCUMULATOR)) for _ in range(workload.tables)
+            ]
+
+        def step_of_one(number):
+            ids = tf.unstack(workload.draw(number))
+            with tf.GradientTape() as tape:
+                looked_up = [
+                    tf.nn.embedding_lookup(table, of_one)
+                    for table, of_one in zip(tables, ids, strict=True)
+                ]
+                loss = tf.add_n([tf.nn.l2_loss(rows) for rows in looked_up]) * FRACTION
+            for table, accumulator, gradient in zip(
+                tables, accumulators, tape.gradient(loss, tables), strict=True
+            ):
+                # What a sparse Adagrad optimizer comes to: equal ids are added up by the worker.
+                unique, places = tf.unique(gradient.indices)
+                summed = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(unique))
+                tf.raw_ops.ResourceSparseApplyAdagrad(
+                    var=table.handle,
+                    accum=accumulator.handle,
+                    lr=LEARNING_RATE,
+                    grad=summed,
+                    indices=unique,
+                )
+
+        self._tables.append(tables)
+        self._steps.append(tf.function(lambda number: self._strategy.run(step_of_one, (number,))))
+
+    def steps(self, workload: int, numbers: Sequence[int]) -> None:
+        """Makes these steps."""
+        import tensorflow as tf
+
+        for number in numbers:
+            self._coordinator.schedule(self._steps[workload], args=(tf.constant(number),))
+        self._coordinator.join()
+
+    def verify(self, workload: int, steps: int) -> None:
+        import tensorflow as tf
+
+        for table, variable in enumerate(self._tables[workload]):
+            self._workloads[workload].verify(
+                "stock", table, steps, lambda ids, v=variable: tf.gather(v, ids).numpy()
+            )
