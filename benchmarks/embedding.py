@@ -17,8 +17,8 @@ optimizers come to, without what they cost besides.
     steps/s   of all workers of a job together, until the server has applied the last step
     ids/s     looked up and updated in these steps
 
-The last table has the bytes of a step of tfdist's: as many as the ids ask for if each is sent its
-row and sends its gradient, and as many as were sent, since equal ids of a step share one row.
+The last table has the bytes of gradients in a step of tfdist's: what they were if each id had one
+of its own, and what was sent, with the ids, since equal ids of a step share one.
 
 Results are verified before anything is timed. The contenders take turns, round by round; the tables
 show medians over the rounds.
@@ -130,7 +130,7 @@ def measure(jobs: dict[str, Job], cases: tuple[Workload, ...]) -> list[dict]:
                     sent.append(sum(said) / (STEPS.value * WORKERS))
         stock, ours = (statistics.median(rates[name][1:]) for name in ("stock", "tfdist"))
         row = {"case": case.name, "ids": case.tables * case.ids, "stock": stock, "tfdist": ours}
-        moved = {"asked_bytes": case.asked_bytes, "sent_bytes": statistics.median(sent[1:])}
+        moved = {"gradient_bytes": case.gradient_bytes, "sent_bytes": statistics.median(sent[1:])}
         rows.append(row | {"ratio": ours / stock} | moved)
     return rows
 
@@ -150,10 +150,10 @@ def show(rows: list[dict], cases: tuple[Workload, ...]) -> None:
                 f"{row['case']:>8} {unit:>7} {row['stock'] * scale:11.{digits}f} "
                 f"{row['tfdist'] * scale:11.{digits}f} {row['ratio']:7.1f}x"
             )
-    print(f"\n{'':>16} {'KB asked for':>12} {'KB sent':>9} {'share':>7}")
+    print(f"\n{'':>16} {'KB with equals':>14} {'KB sent':>9} {'share':>7}")
     for row in rows:
-        asked, sent = row["asked_bytes"], row["sent_bytes"]
-        print(f"{row['case']:>8}  a step {asked / KB:12.1f} {sent / KB:9.1f} {sent / asked:7.1%}")
+        whole, sent = row["gradient_bytes"], row["sent_bytes"]
+        print(f"{row['case']:>8}  a step {whole / KB:14.1f} {sent / KB:9.1f} {sent / whole:7.1%}")
 
 
 def main(argv: list[str]) -> None:

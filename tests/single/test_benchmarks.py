@@ -81,6 +81,28 @@ def test_parameter_server_compares_with_stock_and_a_bare_socket(tmp_path):
         assert re.search(line, finished.stdout), finished.stdout
 
 
+@pytest.mark.timeout(120)
+def test_embedding_compares_with_stock(tmp_path):
+    file = tmp_path / "figures" / "embedding.json"
+    finished = run(
+        *(sys.executable, "benchmarks/embedding.py", "--rows", "4000", "--width", "8"),
+        *("--ids", "300", "--features", "3", "--batch", "100"),
+        *("--rounds", "3", "--steps", "2", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    cases = [(row["case"], row["ids"], row["gradient_bytes"]) for row in rows]
+    assert cases == [("uniform", 300, 300 * 8 * 4), ("zipfian", 300, 300 * 2 * 4)]
+    for row in rows:
+        assert row["stock"] > 0 and row["tfdist"] > 0
+        line = rf"{row['case']} +ids/s +{300 * row['stock']:.0f} +{300 * row['tfdist']:.0f} "
+        assert re.search(line, finished.stdout), finished.stdout
+    uniform, zipfian = (row["sent_bytes"] for row in rows)
+    # Of 300 ids out of 4,000 few are equal, of 100 zipfian ones many; each goes with 8 bytes.
+    assert 0.9 * 300 * (8 * 4 + 8) < uniform < 300 * (8 * 4 + 8) + 200
+    assert zipfian < 0.8 * 300 * (2 * 4 + 8)
+
+
 def test_the_script_that_runs_benchmarks_knows_their_names():
     finished = run("scripts/bench", "local_reduce", "no_such")
     assert finished.returncode == 1
