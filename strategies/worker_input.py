@@ -21,18 +21,26 @@ def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.
       With `split`, a dataset of as many batches, each with this worker's rows, of which the last
       batch may have none. Without, or where workers read files of their own, its batches.
     """
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    if workers == 1 or policy == _Policy.OFF:
+    if workers == 1 or is_whole(dataset):
         return dataset
-    if split and policy in (_Policy.AUTO, _Policy.DATA):
+    if split and _policy(dataset) in (_Policy.AUTO, _Policy.DATA):
         # Not TensorFlow's sharding: with it, workers come to the end at different steps.
         return dataset.map(lambda *batch: _rows_of(batch, workers, rank))
     return input_ops.auto_shard_dataset(dataset, workers, rank)
 
 
+def is_whole(dataset: tf.data.Dataset) -> bool:
+    """Whether every worker gets all of a dataset, because the user wants no sharing."""
+    return _policy(dataset) == _Policy.OFF
+
+
 def number_of_batches(batches: int, workers: int, rank: int) -> int:
     """How many of so many batches are dealt to a worker."""
     return len(range(rank, batches, workers))
+
+
+def _policy(dataset: tf.data.Dataset) -> _Policy:
+    return dataset.options().experimental_distribute.auto_shard_policy
 
 
 def _rows_of(batch: tuple, workers: int, rank: int):

@@ -13,6 +13,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.keras.workers import trains_on_servers
 from tfdist.ps import membership
+from tfdist.strategies import worker_input
 from tfdist.strategies.variable_roles import called, own_iterations
 
 _log = logging.getLogger("tfdist")
@@ -120,6 +121,8 @@ class _DealtAdapter:
 
 def _count_own_batches(iterator, extended) -> None:
     """`fit` would warn that the data ended early, after the batches of this worker."""
-    if not extended.shares_batches:
+    dataset = getattr(iterator.data_adapter, "_dataset", None)
+    whole = isinstance(dataset, tf.data.Dataset) and worker_input.is_whole(dataset)
+    if not (whole or extended.shares_batches):
         iterator.data_adapter = _DealtAdapter(iterator.data_adapter, extended)
         iterator._num_batches = iterator.data_adapter.num_batches

@@ -1,0 +1,40 @@
+"""How many batches of a dataset each worker of a parameter-server job trains on."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+from ps_job import meet, on_job, served
+
+import tfdist
+
+BATCHES = 7
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+@pytest.mark.parametrize(
+    ("policy", "own"), [(_Policy.OFF, (7, 7)), (_Policy.DATA, (4, 3)), (_Policy.AUTO, (4, 3))]
+)
+@on_job(workers=2)
+def test_a_policy_says_who_sees_what(ctx, policy, own):
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    rows = tf.range(BATCHES * 2, dtype=tf.float32)[:, tf.newaxis]
+    dataset = tf.data.Dataset.from_tensor_slices((rows, rows)).batch(2).with_options(options)
+
+    seen = []
+    ended = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(batch)
+    )
+    model.fit(dataset, epochs=2, shuffle=False, callbacks=[ended], verbose=0)
+    assert seen == 2 * list(range(own[ctx.rank]))
+    strategy.extended.parameters.client.flush(30.0)
+    meet(ctx, "trained")
+    assert int(model.optimizer.iterations) == 2 * sum(own)
