@@ -1,0 +1,209 @@
+"""The two stores of rows that benchmarks/embedding_store.py compares.
+
+Rows are of float32, each with an Adagrad accumulator of as many elements. Each method that is timed
+returns the seconds it took; its ids and gradients are there before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+INITIAL = 0.5  # a row's elements
+ACCUMULATOR = 0.1
+LEARNING_RATE = 0.01
+EPSILON = 1e-7
+GRADIENT = 0.25
+PATIENCE = 60.0  # seconds
+
+
+def ids_of(numbers: np.ndarray) -> np.ndarray:
+    """An id anywhere in 64 bits for each number, int64: an odd multiple is another for another."""
+    return (numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+
+
+def after(updates: int) -> float:
+    """What a row's elements are after so many updates."""
+    value, accumulator = INITIAL, ACCUMULATOR
+    for _ in range(updates):
+        accumulator += GRADIENT**2
+        value -= LEARNING_RATE * GRADIENT / np.sqrt(accumulator + EPSILON)
+    return value
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit_threads(threads: int) -> None:
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+
+
+class _Store:
+    """What both have."""
+
+    def insert(self, numbers: np.ndarray) -> float:
+        """Makes rows that are not there."""
+        return self._timed(self._insert, numbers)
+
+    def look_up(self, numbers: np.ndarray) -> float:
+        """Reads rows that are there."""
+        return self._timed(self._look_up, numbers)
+
+    def update(self, numbers: np.ndarray) -> float:
+        """Makes a step of Adagrad with rows that are there; each number occurs once."""
+        return self._timed(self._update, numbers)
+
+    def verify(self, numbers: np.ndarray, updates: int) -> None:
+        """Raises unless these rows have been updated so often."""
+        import tensorflow as tf
+
+        rows = self._look_up(tf.constant(ids_of(numbers))).numpy()
+        expected = np.full((len(numbers), self.width), after(updates))
+        np.testing.assert_allclose(rows, expected, 1e-5, err_msg=type(self).__name__)
+
+    def _timed(self, call, numbers: np.ndarray) -> float:
+        import tensorflow as tf
+
+        ids = tf.constant(ids_of(numbers))
+        start = time.perf_counter()
+        call(ids)
+        self._finish()
+        return time.perf_counter() - start
+
+    def _finish(self) -> None:
+        """Waits for what was begun."""
+
+
+class HashTables(_Store):
+    """TensorFlow's: one `MutableHashTable` of rows, and one of accumulators, in this process."""
+
+    def __init__(self, width: int, threads: int) -> None:
+        _limit_threads(threads)
+        import tensorflow as tf
+
+        self.width = width
+
+        def table(name: str) -> tf.lookup.experimental.MutableHashTable:
+            return tf.lookup.experimental.MutableHashTable(
+                tf.int64, tf.float32, default_value=tf.zeros([width]), name=name
+            )
+
+        rows, accumulators = table("rows"), table("accumulators")
+
+        def insert(ids):
+            shape = [tf.size(ids), width]
+            rows.insert(ids, tf.fill(shape, INITIAL))
+            accumulators.insert(ids, tf.fill(shape, ACCUMULATOR))
+
+        def update(ids):
+            accumulated = accumulators.lookup(ids) + GRADIENT**2
+            change = LEARNING_RATE * GRADIENT * tf.math.rsqrt(accumulated + EPSILON)
+            rows.insert(ids, rows.lookup(ids) - change)
+            accumulators.insert(ids, accumulated)
+
+        signature = [tf.TensorSpec([None], tf.int64)]
+        self._rows = rows
+        self._accumulators = accumulators
+        self._insert = tf.function(insert, signature)
+        self._look_up = tf.function(rows.lookup, signature)
+        self._update = tf.function(update, signature)
+        self._before = 0
+
+    def begin(self) -> None:
+        """From here on, memory counts."""
+        self._before = resident_bytes()
+
+    def grown(self) -> int:
+        """Bytes of this process, beyond those at `begin`."""
+        return resident_bytes() - self._before
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self._rows.size())
+
+
+class TfdistServer:
+    """tfdist's store, in the process of a parameter server."""
+
+    def __init__(self, token: bytes) -> None:
+        from tfdist import ops
+        from tfdist.ps.config import PsConfig
+
+        self._store = ops.ParameterServer(0, PsConfig.make(workers=1))
+        self._store.start(token)
+        self._before = 0
+
+    def address(self) -> tuple[str, int]:
+        """Where it is, and its incarnation."""
+        return f"127.0.0.1:{self._store.port}", self._store.incarnation
+
+    def begin(self) -> None:
+        """As of `HashTables`."""
+        self._before = resident_bytes()
+
+    def grown(self) -> int:
+        """As of `HashTables`."""
+        return resident_bytes() - self._before
+
+
+class TfdistClient(_Store):
+    """tfdist's worker, which reaches the store over loopback TCP."""
+
+    def __init__(
+        self, width: int, threads: int, token: bytes, address: str, incarnation: int
+    ) -> None:
+        _limit_threads(threads)
+        import tensorflow as tf
+
+        from tfdist import ops
+        from tfdist.strategies.placement import Placement
+
+        self.width = width
+        self._client = client = ops.ParameterClient(0, 1, process=1, servers=1)
+        client.connect(0, address, token, incarnation, PATIENCE)
+        # A step pushes variables; this one has no elements, and stands for the table.
+        table = _Table(tf.Variable(tf.zeros([0, width])), width)
+        shards = Placement(1, 2**25).shards("rows", (0, width), 4)
+        table.parameter = client.add_parameter("rows", tf.float32, shards)
+        table.variable.assign(client.initial_value(table.parameter, table.variable))
+        table.table = client.create_table(
+            "rows",
+            ops.TableConfig(
+                width=width,
+                optimizer=ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD, epsilon=EPSILON),
+                first_slots=(ACCUMULATOR, 0.0, 0.0),
+                initializer=ops.RowInitializer(ops.InitializerKind.CONSTANT, INITIAL),
+            ),
+        )
+
+        def update(ids):
+            client.pull([table], of_step=True)
+            gradients = tf.fill([tf.size(ids), width], GRADIENT)
+            client.stage_rows([table], [ids], [gradients], [tf.constant(LEARNING_RATE)], 1)
+            client.push([table])
+
+        signature = [tf.TensorSpec([None], tf.int64)]
+        self._insert = tf.function(lambda ids: client.lookup([table], [ids], True)[0], signature)
+        self._look_up = tf.function(lambda ids: client.lookup([table], [ids], False)[0], signature)
+        self._update = tf.function(update, signature)
+
+    def _finish(self) -> None:
+        self._client.flush(PATIENCE)
+
+
+class _Table:
+    """What the client's ops ask of a table."""
+
+    def __init__(self, variable, width: int) -> None:
+        self.variable = variable
+        self.handle = variable.handle
+        self.width = width
+        self.parameter = self.table = -1
