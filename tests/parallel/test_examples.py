@@ -93,18 +93,66 @@ def test_parameter_server(tmp_path, tasks, arguments, expected):
     assert all(Path(part["file"]).stat().st_size == part["bytes"] for part in manifest["servers"])
 
 
-def test_parameter_server_alone():
-    script = ROOT / "keras_examples/parameter_server.py"
+def alone(script: Path, *arguments: str) -> str:
+    """Runs `python script arguments`; returns what it printed."""
     path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(
-        [sys.executable, str(script), "--limit", "2000", "--epochs", "1"],
+        [sys.executable, str(script), *arguments],
         env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    assert "mode async: 1 worker, 0 ps; 15 steps of 128" in finished.stdout
+    return finished.stdout
+
+
+def test_parameter_server_alone():
+    script = ROOT / "keras_examples/parameter_server.py"
+    printed = alone(script, "--limit", "2000", "--epochs", "1")
+    assert "mode async: 1 worker, 0 ps; 15 steps of 128" in printed
+
+
+def printed_once(lines: list[str], pattern: str) -> float:
+    """The number in the one line that matches, which is the chief's."""
+    found = [(line, match) for line in lines if (match := re.search(pattern, line))]
+    assert len(found) == 1 and found[0][0].startswith("[chief]"), lines
+    return float(found[0][1][1])
+
+
+def test_movielens_beside_plain_keras():
+    script = ROOT / "keras_examples/movielens.py"
+    options = ["--limit", "20000", "--epochs", "6", "--learning-rate", "0.5"]
+    lines = tfdist_run(script, *options, tasks="--workers 2 --ps 2")
+    steps = r"tfdist, 2 workers, 2 ps: (\d+) steps of 256"
+    assert printed_once(lines, steps) == 20000 // 512
+    remote = printed_once(lines, r"test AUC: ([\d.]+) \(tfdist, 2 workers, 2 ps\)")
+    plain = re.search(r"test AUC: ([\d.]+) \(plain Keras\)", alone(script, "--plain", *options))
+    assert remote > 0.7 and float(plain[1]) > 0.7
+    assert remote == pytest.approx(float(plain[1]), abs=0.015)
+
+
+def test_movielens_alone_and_without_data(tmp_path):
+    script = ROOT / "keras_examples/movielens.py"
+    printed = alone(script, "--limit", "2000", "--epochs", "1")
+    assert re.search(r"test AUC: [\d.]+ \(tfdist, 1 worker, 0 ps\)", printed)
+    with pytest.raises(AssertionError, match="expected u.data or ml-100k.inter there"):
+        alone(script, "--data", str(tmp_path))
+
+
+def test_criteo_synthetic():
+    lines = tfdist_run(
+        ROOT / "keras_examples/criteo_synthetic.py",
+        *("--steps", "60", "--batch-size", "512", "--test-batches", "10"),
+        tasks="--workers 2 --ps 2",
+    )
+    announced = r"SYNTHETIC clicks, 2 workers, 2 ps: (\d+) steps of 512 examples on each worker"
+    assert printed_once(lines, announced) == 60
+    assert printed_once(lines, r"examples/s in all: (\d+)") > 0
+    assert printed_once(lines, r"this worker's: pulled [\d.]+, pushed ([\d.]+)") > 1
+    learnt = printed_once(lines, r"AUC on held-out synthetic clicks: ([\d.]+)")
+    possible = printed_once(lines, r"best possible: ([\d.]+)")
+    assert 0.55 < learnt < possible < 0.9
 
 
 def test_the_program_for_parameter_servers_runs(tmp_path):

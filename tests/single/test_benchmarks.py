@@ -103,6 +103,27 @@ def test_embedding_compares_with_stock(tmp_path):
     assert zipfian < 0.8 * 300 * (2 * 4 + 8)
 
 
+@pytest.mark.timeout(120)
+def test_embedding_store_compares_with_hash_tables(tmp_path):
+    file = tmp_path / "figures" / "embedding_store.json"
+    finished = run(
+        *(sys.executable, "benchmarks/embedding_store.py", "--rows", "50000", "--width", "4"),
+        *("--batch", "3000", "--rounds", "3", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    report = json.loads(file.read_text())
+    # A row and its accumulator: 8 float32.
+    assert (report["rows"], report["raw_bytes"]) == (50_000, 32)
+    assert list(report["figures"]) == ["MutableHashTable", "tfdist"]
+    for name, figures in report["figures"].items():
+        assert figures["bytes"] > 32
+        rates = [figures[what] for what in ("insert", "look_up", "update")]
+        assert min(rates) > 0
+        numbers = " +".join(f"{rate:.0f}" for rate in rates)
+        line = rf"{name} +{figures['bytes']:.1f} +{figures['bytes'] / 32:.2f}x +{numbers}\n"
+        assert re.search(line, finished.stdout), finished.stdout
+
+
 def test_the_script_that_runs_benchmarks_knows_their_names():
     finished = run("scripts/bench", "local_reduce", "no_such")
     assert finished.returncode == 1
