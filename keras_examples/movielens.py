@@ -7,7 +7,7 @@ prints once, from the chief (here on two cores, in about half a minute):
 
     [chief] 100000 ratings in .../recbole/dataset_example/ml-100k
     [chief] tfdist, 2 workers, 2 ps: 156 steps of 256 ratings an epoch on each worker
-    [chief] Epoch 1/10
+    [chief] Epoch 1/6
     ...
     [chief] test AUC: 0.78 (tfdist, 2 workers, 2 ps)
 
@@ -44,7 +44,7 @@ TEST_BATCH = 2000
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, help="folder of the MovieLens-100K files")
-    parser.add_argument("--epochs", type=positive, default=10)
+    parser.add_argument("--epochs", type=positive, default=6)
     parser.add_argument("--batch-size", type=positive, default=256, help="of each worker")
     parser.add_argument("--learning-rate", type=float, default=0.3, help="at first")
     parser.add_argument("--limit", type=positive, help="use only the first LIMIT training ratings")
@@ -197,7 +197,8 @@ def main() -> None:
     with scope:
         model = build_model(features, rows_of)
         model.compile(
-            optimizer=keras.optimizers.Adagrad(rate),
+            # Clipped so, gradients of equal ids are added up by plain Keras too, as by tfdist.
+            optimizer=keras.optimizers.Adagrad(rate, global_clipnorm=1.0),
             loss=keras.losses.BinaryCrossentropy(from_logits=True),
         )
 
