@@ -17,8 +17,8 @@ optimizers come to, without what they cost besides.
     steps/s   of all workers of a job together, until the server has applied the last step
     ids/s     looked up and updated in these steps
 
-The last table has the bytes of gradients in a step of tfdist's: what they were if each id had one
-of its own, and what was sent, with the ids, since equal ids of a step share one.
+The last table has the bytes of rows and gradients in a step of tfdist's: what they were if each id
+had its own, and what was sent, with the gradients' ids, since equal ids of a step share theirs.
 
 Results are verified before anything is timed. The contenders take turns, round by round; the tables
 show medians over the rounds.
@@ -130,7 +130,7 @@ def measure(jobs: dict[str, Job], cases: tuple[Workload, ...]) -> list[dict]:
                     sent.append(sum(said) / (STEPS.value * WORKERS))
         stock, ours = (statistics.median(rates[name][1:]) for name in ("stock", "tfdist"))
         row = {"case": case.name, "ids": case.tables * case.ids, "stock": stock, "tfdist": ours}
-        moved = {"gradient_bytes": case.gradient_bytes, "sent_bytes": statistics.median(sent[1:])}
+        moved = {"whole_bytes": case.whole_bytes, "sent_bytes": statistics.median(sent[1:])}
         rows.append(row | {"ratio": ours / stock} | moved)
     return rows
 
@@ -152,7 +152,7 @@ def show(rows: list[dict], cases: tuple[Workload, ...]) -> None:
             )
     print(f"\n{'':>16} {'KB with equals':>14} {'KB sent':>9} {'share':>7}")
     for row in rows:
-        whole, sent = row["gradient_bytes"], row["sent_bytes"]
+        whole, sent = row["whole_bytes"], row["sent_bytes"]
         print(f"{row['case']:>8}  a step {whole / KB:14.1f} {sent / KB:9.1f} {sent / whole:7.1%}")
 
 

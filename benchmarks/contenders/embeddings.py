@@ -54,9 +54,9 @@ class Workload:
         return tf.minimum(tf.cast(ranks, tf.int64) - 1, self.rows - 1)
 
     @property
-    def gradient_bytes(self) -> int:
-        """Of a step's gradients, one for each id that it looks up."""
-        return self.tables * self.ids * self.width * 4
+    def whole_bytes(self) -> int:
+        """Of a row, and of a gradient, for each id that a step looks up."""
+        return 2 * self.tables * self.ids * self.width * 4
 
     def verify(self, who: str, table: int, steps: int, read: Any) -> None:
         """Raises unless a table's rows are what the steps up to `steps` make them.
@@ -133,14 +133,16 @@ class TfdistWorker:
                 self._look_up(workload, table, np.arange(self._workloads[workload].rows), True)
 
     def steps(self, workload: int, numbers: Sequence[int]) -> int:
-        """Makes these steps; returns the bytes of gradients that they sent."""
+        """Makes these steps; returns the bytes of their rows and gradients."""
         import tensorflow as tf
 
-        before = self._client.stats().bytes_pushed
+        before = self._client.stats()
         for number in numbers:
             self._steps[workload](tf.constant(number))
         self._client.flush(PATIENCE)
-        return self._client.stats().bytes_pushed - before
+        after = self._client.stats()
+        pushed = after.bytes_pushed - before.bytes_pushed
+        return pushed + after.lookup_bytes - before.lookup_bytes
 
     def verify(self, workload: int, steps: int) -> None:
         for table in range(self._workloads[workload].tables):

@@ -149,7 +149,9 @@ def test_criteo_synthetic():
     announced = r"SYNTHETIC clicks, 2 workers, 2 ps: (\d+) steps of 512 examples on each worker"
     assert printed_once(lines, announced) == 60
     assert printed_once(lines, r"examples/s in all: (\d+)") > 0
-    assert printed_once(lines, r"this worker's: pulled [\d.]+, pushed ([\d.]+)") > 1
+    ids = printed_once(lines, r"this worker's rows: (\d+) ids")
+    assert 60 * 512 * 26 == ids > printed_once(lines, r"(\d+) rows pulled") > 0
+    assert printed_once(lines, r"([\d.]+) MB pushed") > 1
     learnt = printed_once(lines, r"AUC on held-out synthetic clicks: ([\d.]+)")
     possible = printed_once(lines, r"best possible: ([\d.]+)")
     assert 0.55 < learnt < possible < 0.9

@@ -91,16 +91,16 @@ def test_embedding_compares_with_stock(tmp_path):
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     rows = json.loads(file.read_text())["rows"]
-    cases = [(row["case"], row["ids"], row["gradient_bytes"]) for row in rows]
-    assert cases == [("uniform", 300, 300 * 8 * 4), ("zipfian", 300, 300 * 2 * 4)]
+    cases = [(row["case"], row["ids"], row["whole_bytes"]) for row in rows]
+    assert cases == [("uniform", 300, 2 * 300 * 8 * 4), ("zipfian", 300, 2 * 300 * 2 * 4)]
     for row in rows:
         assert row["stock"] > 0 and row["tfdist"] > 0
         line = rf"{row['case']} +ids/s +{300 * row['stock']:.0f} +{300 * row['tfdist']:.0f} "
         assert re.search(line, finished.stdout), finished.stdout
     uniform, zipfian = (row["sent_bytes"] for row in rows)
-    # Of 300 ids out of 4,000 few are equal, of 100 zipfian ones many; each goes with 8 bytes.
-    assert 0.9 * 300 * (8 * 4 + 8) < uniform < 300 * (8 * 4 + 8) + 200
-    assert zipfian < 0.8 * 300 * (2 * 4 + 8)
+    # Of 300 ids out of 4,000 few are equal, of 100 zipfian ones many; each gradient has an id.
+    assert 0.9 * 300 * (2 * 8 * 4 + 8) < uniform < 300 * (2 * 8 * 4 + 8) + 200
+    assert zipfian < 0.8 * 300 * (2 * 2 * 4 + 8)
 
 
 @pytest.mark.timeout(120)
