@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfdist import callbacks, embedding, errors, layers, ops
     from tfdist.cluster import Cluster
     from tfdist.embedding import EmbeddingTable
+    from tfdist.embedding.export import export_for_serving
     from tfdist.resolver import ClusterResolver
     from tfdist.strategies import (
         CentralStorageStrategy,
@@ -41,6 +42,7 @@ _HOMES = {
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
     "OneDeviceStrategy": "tfdist.strategies",
     "ParameterServerStrategy": "tfdist.strategies",
+    "export_for_serving": "tfdist.embedding.export",
     "init": "tfdist.tasks",
 }
 _MODULES = ("callbacks", "embedding", "errors", "layers", "ops")
@@ -59,6 +61,7 @@ __all__ = [
     "callbacks",
     "embedding",
     "errors",
+    "export_for_serving",
     "init",
     "layers",
     "ops",

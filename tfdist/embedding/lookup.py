@@ -70,15 +70,23 @@ def embedding_lookup(
 
 def _lookup(tables, ids, weights, combiner, training) -> list:
     ids = [i if _is_tensor(i) else tf.convert_to_tensor(i) for i in ids]
-    flat = [checked(table, id_kinds.flat_values(i)) for table, i in zip(tables, ids, strict=True)]
-    rows = table_variable.lookup([table.rows for table in tables], flat, training)
+    rows = rows_of(tables, [id_kinds.flat_values(i) for i in ids], training)
     return [
         id_kinds.combined(i, r, w, combiner) for i, r, w in zip(ids, rows, weights, strict=True)
     ]
 
 
-def checked(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
-    """Returns int64 ids, which must be below the table's `input_dim` if there is one."""
+def rows_of(
+    tables: Sequence[EmbeddingTable], ids: Sequence[tf.Tensor], training: bool
+) -> list[tf.Tensor]:
+    """Returns the tables' rows of int64 ids of any shape, in one message for each server."""
+    ids = [_checked(table, of_table) for table, of_table in zip(tables, ids, strict=True)]
+    if tables[0].static is not None:
+        return [table.static.lookup(each) for table, each in zip(tables, ids, strict=True)]
+    return table_variable.lookup([table.rows for table in tables], ids, training)
+
+
+def _checked(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
     if table.input_dim is None:
         return ids
     fits = tf.reduce_all((ids >= 0) & (ids < table.input_dim))

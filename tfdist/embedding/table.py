@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
 from tfdist.embedding import initializers, optimizers
+from tfdist.ps import table_files
 from tfdist.strategies.table_variable import ROWS, TableVariable
 
 _WIRE = ("float32", "float16", "bfloat16")
@@ -107,7 +111,9 @@ class EmbeddingTable:
             "min_norm": min_norm or 0.0,
         }
         self.config()
+        self._strategy = tf.distribute.get_strategy()
         self._weight: Any = None
+        self.static: Any = None
 
     def config(self) -> ops.TableConfig:
         """What the servers must know of the table."""
@@ -154,7 +160,9 @@ class EmbeddingTable:
         """
         if self._weight is None:
             make = make or _make_variable
-            with tf.name_scope(self.name):
+            is_here = tf.distribute.get_strategy() is self._strategy
+            scope = contextlib.nullcontext() if is_here else self._strategy.scope()
+            with scope, tf.name_scope(self.name):
                 self._weight = make((0, self.output_dim), ROWS)
         return self._weight
 
@@ -178,10 +186,61 @@ class EmbeddingTable:
             raise ValueError(
                 f"embedding table {self.name!r}: expected to be made in the scope of a "
                 "tfdist.ParameterServerStrategy, or of a tfdist.MultiWorkerMirroredStrategy whose "
-                f"cluster has ps tasks, received {tf.distribute.get_strategy()!r}"
+                f"cluster has ps tasks, received {self._strategy!r}"
             )
         variable.attach(self)
         return variable
+
+    def export_table(self, path: str, slots: bool = False) -> int:
+        """Writes all rows to a file that NumPy or Parquet reads, and returns how many there are.
+
+        Args:
+          path: ends in ".npz" or ".parquet"; for the latter pyarrow is needed.
+          slots: write also what the optimizer keeps, and when and how often rows were used.
+
+        Raises:
+          Exception: as `tfdist.ps.table_files.export_table`.
+        """
+        return table_files.export_table(*self._on_servers(), path, slots)
+
+    def import_table(self, path: str) -> int:
+        """Puts the rows of a file into the table, and returns how many there are.
+
+        Args:
+          path: of a file that `export_table` has written, or anybody else: of int64 `ids` and
+            float32 `values`.
+
+        Raises:
+          Exception: as `tfdist.ps.table_files.import_table`.
+        """
+        return table_files.import_table(*self._on_servers(), path)
+
+    def fetch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all ids that have a row, int64[n], and the rows, float32[n, output_dim]."""
+        client, table, _ = self._on_servers()
+        ids, rows = [], []
+        for server in range(client.servers):
+            for some in ops.dump_rows(client, table, server, slots=False):
+                ids.append(some.ids.copy())
+                rows.append(some.content.copy())
+        if not ids:
+            return np.zeros([0], np.int64), np.zeros([0, self.output_dim], np.float32)
+        # A row that was evicted and made again meanwhile came twice.
+        unique, last = np.unique(np.concatenate(ids)[::-1], return_index=True)
+        return unique, np.concatenate(rows)[::-1][last]
+
+    @contextlib.contextmanager
+    def replaced_by(self, static: Any) -> Iterator[None]:
+        """Within, lookups in the table are lookups in a `StaticTable`."""
+        self.static = static
+        try:
+            yield
+        finally:
+            self.static = None
+
+    def _on_servers(self) -> tuple[ops.ParameterClient, int, ops.TableConfig]:
+        rows = self.rows
+        return rows.parameters.client, rows.table, self.config()
 
     def _expect(self, fits: bool, what: str, expected: str, received: Any) -> None:
         if not fits:

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding import optimizers
-from tfdist.embedding.lookup import checked
+from tfdist.embedding.lookup import rows_of
 from tfdist.embedding.table import EmbeddingTable
-from tfdist.strategies import table_variable
 from tfdist.strategies.table_variable import ROWS
 
 # The arguments of a table that a layer passes on.
@@ -117,9 +116,8 @@ class RemoteEmbedding:
         else:
             if self._shared_table is None and self._own_table is None:
                 self._use_table(self._name_of_table(variable))
-            attached = self.table.attached(variable)
             counts = bool(training) and self.trainable
-            (rows,) = table_variable.lookup([attached], [checked(self.table, flat)], counts)
+            (rows,) = rows_of([self.table], [flat], counts)
         rows = tf.cast(rows, self.compute_dtype)
         return id_kinds.combined(inputs, rows, weights, self.combiner)
 

@@ -1,0 +1,93 @@
+"""Saving a model that runs without tfdist."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.embedding.static_table import StaticTable
+from tfdist.embedding.table import EmbeddingTable
+from tfdist.layers.remote_embedding import RemoteEmbedding
+
+
+def export_for_serving(model: Any, path: str) -> None:
+    """Writes a model as a plain SavedModel, with the rows that its tables have now.
+
+    It runs wherever TensorFlow runs, and answers what `model.predict` answers: each table becomes
+    a static hash table and a variable, and an id without a row gives what it would begin as. Call
+    it in the chief, when training has ended; this process holds all rows for a while.
+
+    Args:
+      model: a Keras 3 or tf_keras model that was built, with `tfdist.layers.Embedding` layers, or
+        `EmbeddingTable`s among the attributes of its layers.
+      path: the directory to write.
+
+    Raises:
+      ValueError: the model has no table that was used.
+
+    Example:
+
+    ```python
+    tfdist.export_for_serving(model, "served")
+    answers = tf.saved_model.load("served").serve(ids)  # without tfdist
+    ```
+    """
+    tables = tables_of(model)
+    if not tables:
+        raise ValueError(
+            f"export_for_serving: expected model {model.name!r} to have embedding tables that it "
+            "has used, and found none; model.export saves it"
+        )
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as replaced:
+        statics = []
+        # Not in the strategy's scope: these variables are this process's own.
+        for number, table in enumerate(tables):
+            of_table = os.path.join(folder, str(number))
+            os.mkdir(of_table)
+            static = StaticTable(*table.fetch(), table.config().initializer, of_table)
+            statics.append(static)
+            replaced.enter_context(table.replaced_by(static))
+        _export(model, statics, path)
+
+
+def tables_of(model: Any) -> list[EmbeddingTable]:
+    """The tables that a model's layers have used, each once."""
+    tables = []
+    for layer in _layers(model):
+        if isinstance(layer, RemoteEmbedding):
+            tables += [layer.table] if layer.has_table else []
+        tables += [value for value in vars(layer).values() if isinstance(value, EmbeddingTable)]
+    return list(dict.fromkeys(tables))
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    return model._flatten_layers()
+
+
+def _export(model: Any, statics: list[StaticTable], path: str) -> None:
+    if isinstance(model, tf.Module):  # of tf_keras
+        from tf_keras.export import ExportArchive
+
+        archive = ExportArchive()
+        archive.track(model)
+        signature = tf.nest.map_structure(
+            lambda x: tf.TensorSpec(x.shape, x.dtype, x.name), model.inputs
+        )
+        signature = [signature] if len(signature) > 1 else signature
+        add = lambda: archive.add_endpoint("serve", model.__call__, signature)  # noqa: E731
+    else:
+        from keras.export import ExportArchive
+        from keras.src.export.export_utils import get_input_signature
+
+        archive = ExportArchive()
+        signature = get_input_signature(model)
+        add = lambda: archive.track_and_add_endpoint("serve", model, signature)  # noqa: E731
+    for static in statics:
+        archive.track(static)
+    add()
+    archive.write_out(path)

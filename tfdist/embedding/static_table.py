@@ -1,0 +1,53 @@
+"""A table's rows at one moment, for models that run without parameter servers."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.embedding.initial_rows import initial_rows
+
+
+class StaticTable(tf.Module):
+    """Rows by id, in TensorFlow's own hash table and variables. Nothing changes them.
+
+    Args:
+      ids: int64[n], each once.
+      rows: float32[n, width].
+      initializer: what other ids' rows are.
+      folder: where a file of the ids is written, which has to last until the model is saved.
+    """
+
+    def __init__(
+        self, ids: np.ndarray, rows: np.ndarray, initializer: ops.RowInitializer, folder: str
+    ) -> None:
+        super().__init__()
+        self._width = rows.shape[1]
+        self._initializer = initializer
+        self._index = None
+        if len(ids) == 0:
+            return
+        # A file, for a graph holds 2 GB at most. The line is the row.
+        path = os.path.join(folder, "ids.txt")
+        np.savetxt(path, ids, fmt="%d")
+        self._index = tf.lookup.StaticHashTable(
+            tf.lookup.TextFileInitializer(
+                path, tf.int64, 0, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+            ),
+            default_value=-1,
+        )
+        with tf.device("/device:CPU:0"):
+            self._rows = tf.Variable(rows, trainable=False, name="rows")
+
+    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of int64 ids of any shape, float32 of that shape and the width."""
+        flat = tf.reshape(ids, [-1])
+        rows = initial_rows(self._initializer, flat, self._width)
+        if self._index is not None:
+            places = self._index.lookup(flat)
+            known = tf.gather(self._rows, tf.maximum(places, 0))
+            rows = tf.where(places[:, tf.newaxis] >= 0, known, rows)
+        return tf.reshape(rows, tf.concat([tf.shape(ids), [self._width]], 0))
