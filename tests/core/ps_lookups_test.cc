@@ -292,11 +292,13 @@ void TestPrefetch() {
   EXPECT_OK(Wait(third.begun));
   EXPECT(job.Look(table, {5}, 2) == First({5}, 2, 2));
   EXPECT(hits() == 3);
-  // Another owner's takes its place.
+  // A later owner's takes its place; the former owner's does not.
   Prefetch fourth = Begin(job, 2, {{table, {7}, {}}});
   EXPECT_OK(Wait(fourth.begun));
   EXPECT(job.Look(table, {6}, 2) == First({6}, 2, 2));
   EXPECT(hits() == 3);
+  Prefetch former = Begin(job, 1, {{table, {7}, {}}});
+  EXPECT_OK(Wait(former.begun));
   Prefetch cancelled = Begin(job, 2, {{table, {8}, {}}});
   EXPECT(Waits(cancelled.begun));
   job.lookups().prefetches().Cancel(cancelled.batch);
@@ -306,7 +308,7 @@ void TestPrefetch() {
   Status status;
   EXPECT(job.lookups().MakePrefetch(1, {{77, {1}, {}}}, true, &status) == nullptr);
   EXPECT_STATUS(status, StatusCode::kInvalidArgument);
-  Prefetch kept = Begin(job, 1, {{table, {9}, {}}}), open = Begin(job, 1, {{table, {9}, {}}});
+  Prefetch kept = Begin(job, 2, {{table, {9}, {}}}), open = Begin(job, 2, {{table, {9}, {}}});
   EXPECT_OK(Wait(kept.begun));
   job.client().Close();
   EXPECT_STATUS(Wait(open.begun), StatusCode::kCancelled);

@@ -44,7 +44,7 @@ class Table:
 
 
 class Job:
-    """Two servers, and a worker with one shared variable."""
+    """Two servers, and a worker."""
 
     def __init__(self) -> None:
         self.servers = [ops.ParameterServer(i, CONFIG) for i in range(2)]
@@ -53,16 +53,17 @@ class Job:
             server.start(TOKEN)
             self.client.connect(i, f"127.0.0.1:{server.port}", TOKEN, server.incarnation, 20.0)
         self.parameters = Parameters(self.client, Placement(2), is_chief=True)
-        number = self.parameters.add("v", (2,), tf.float32)
-        value = self.parameters.initial_value(number, tf.zeros(2))
-        self.variable = self.parameters.adopt(tf.Variable(value), number)
         self.tables: list[Table] = []
 
     def table(self, width: int, **fields) -> Table:
         name = f"table {len(self.tables)}"
         uniform = ops.RowInitializer(ops.InitializerKind.UNIFORM, -1.0, 1.0, len(self.tables))
         number = self.client.create_table(name, ops.TableConfig(width=width, initializer=uniform))
-        self.tables.append(Table(number, width, tf.Variable(tf.zeros((0, width))), **fields))
+        # Without rows: it orders what is done with the table.
+        parameter = self.parameters.add(name, (0, width), tf.float32)
+        value = self.parameters.initial_value(parameter, tf.zeros((0, width)))
+        variable = self.parameters.adopt(tf.Variable(value), parameter)
+        self.tables.append(Table(number, width, variable, **fields))
         return self.tables[-1]
 
     def rows(self, table: Table, ids) -> np.ndarray:

@@ -37,6 +37,7 @@ struct Prefetches::Batch {
   std::vector<Entry> entries;
   ps::Done begun;
   enum class State { kNew, kWaiting, kAsked, kCancelled } state = State::kNew;
+  bool asks = true;    // else others have its tables
   uint64_t asked = 0;  // the step in which it was asked for
   bool ended = false;  // with `status`
   Status status;
@@ -88,22 +89,27 @@ void Prefetches::Cancel(const BatchPtr& batch) {
   Ask(ready);
 }
 
-// The waiting batches that may be asked for, which now have their tables.
+// The waiting batches that have come to their end, or may be asked for and now have their tables.
 std::vector<Prefetches::BatchPtr> Prefetches::TakeReady() {
   std::vector<BatchPtr> ready;
   for (auto next = waiting_.begin(); next != waiting_.end();) {
     const BatchPtr batch = *next;
-    const bool waits =
-        std::any_of(batch->entries.begin(), batch->entries.end(), [&](const Entry& entry) {
-          const auto found = by_table_.find(entry.lookup.table);
-          return found != by_table_.end() && found->second->owner == batch->owner;
-        });
-    if (waits) {
+    bool waits = false, late = false;
+    for (const Entry& entry : batch->entries) {
+      const auto found = by_table_.find(entry.lookup.table);
+      if (found == by_table_.end()) continue;
+      waits = waits || found->second->owner == batch->owner;
+      late = late || found->second->owner > batch->owner;
+    }
+    if (waits && !late) {
       ++next;
       continue;
     }
     next = waiting_.erase(next);
     batch->state = Batch::State::kAsked;
+    ready.push_back(batch);
+    batch->asks = !late;
+    if (late) continue;
     batch->asked = step_;
     for (Entry& entry : batch->entries) {
       const BatchPtr other = std::exchange(by_table_[entry.lookup.table], batch);
@@ -112,7 +118,6 @@ std::vector<Prefetches::BatchPtr> Prefetches::TakeReady() {
       entry.lookup.rows = {rows->data(), rows};
     }
     counts_.asked += batch->entries.size();
-    ready.push_back(batch);
   }
   return ready;
 }
@@ -122,6 +127,10 @@ void Prefetches::Ask(const std::vector<BatchPtr>& batches) {
     std::vector<TableLookup> lookups;
     for (const Entry& entry : batch->entries) lookups.push_back(entry.lookup);
     const ps::Done begun = std::exchange(batch->begun, nullptr);
+    if (!batch->asks) {
+      begun(Status());
+      continue;
+    }
     send_(std::move(lookups), batch->training,
           [this, batch](const Status& status) { End(batch, status); });
     begun(Status());

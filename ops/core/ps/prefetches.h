@@ -29,12 +29,13 @@ class Prefetches {
 
   Prefetches(Send send, BlockPool* pool) : send_(std::move(send)), pool_(pool) {}
 
-  // `owner` is who makes prefetches one after the other; of `lookups` the rows' memory is not read,
-  // and their tables are there, `widths` floats wide.
+  // `owner` is who makes prefetches one after the other, numbered as they come to be; of `lookups`
+  // the rows' memory is not read, and their tables are there, `widths` floats wide.
   static BatchPtr Make(uint64_t owner, std::vector<TableLookup> lookups,
                        const std::vector<size_t>& widths, bool training);
   // Asks for the batch, and is done when it was asked for. While rows of one of its tables that
-  // the same owner asked for before may still be used, it waits; another owner's are given up.
+  // the same owner asked for before may still be used, it waits. An earlier owner's are given up;
+  // if a later owner has one of its tables, nothing is asked for.
   void Begin(const BatchPtr& batch, ps::Done done);
   // The batch does not wait any more, and will not.
   void Cancel(const BatchPtr& batch);
