@@ -189,6 +189,24 @@ void TestFieldsArrive() {
   EXPECT(create.entries[0].elements == 12 && create.entries[0].has_value);
 }
 
+// What rows of tables travel as.
+void TestWires() {
+  for (const int wire : {0, 1, 2, 3, 4, 255}) {
+    const bool known = wire >= 1 && wire <= 3;
+    const auto dtype = static_cast<DType>(wire);
+    LookupRequest lookup, lookup_read;
+    lookup.entries = {{7, 1000, dtype}};
+    EXPECT(Decode(Encode(lookup), &lookup_read).ok() == known);
+    PushRequest push, push_read;
+    push.steps = {{0.5, 1}};
+    push.entries = {{7, UpdateKind::kTableRows, 0, 1000, 64, dtype}};
+    EXPECT(Decode(Encode(push), &push_read).ok() == known);
+    if (!known) continue;
+    EXPECT(lookup_read.entries[0].wire == dtype && lookup_read.entries[0].count == 1000);
+    EXPECT(push_read.entries[0].wire == dtype && push_read.entries[0].rows == 1000);
+  }
+}
+
 // What no encoder makes.
 void TestNonsense() {
   PushRequest push = TestPush(), push_decoded;
@@ -198,7 +216,7 @@ void TestNonsense() {
   push.entries[2].step = 1;  // a change has none
   EXPECT(!Decode(Encode(push), &push_decoded).ok());
   push = TestPush();
-  push.entries[0].kind = static_cast<UpdateKind>(5);
+  push.entries[0].kind = static_cast<UpdateKind>(6);
   EXPECT(!Decode(Encode(push), &push_decoded).ok());
   BindRequest bind, bind_decoded;
   for (const int kind : {0, 8, 255}) {
@@ -230,6 +248,7 @@ void Main() {
   TestHeaderLimits();
   TestMetas(random);
   TestFieldsArrive();
+  TestWires();
   TestNonsense();
   std::puts("ps messages: ok");
 }
