@@ -11,7 +11,7 @@ from tfdist.ops.local_reduce import local_reduce
 from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ops.parameter_client import ParameterClient, ParameterClientStats
 from tfdist.ops.parameter_server import ParameterServer
-from tfdist.ops.prefetch_rows import prefetch_rows
+from tfdist.ops.prefetched import prefetched
 from tfdist.ops.row_transfer import assign_rows, dump_rows
 from tfdist.ops.saved_rows import SavedRows, SavedTable
 from tfdist.ops.server_records import (
@@ -32,11 +32,11 @@ from tfdist.ops.table_rows import sum_rows
 
 
 def __getattr__(name: str):
-    # Stands on the strategies, which stand on this package.
-    if name == "embedding_lookup":
-        from tfdist.embedding.lookup import embedding_lookup
+    # They stand on the strategies, which stand on this package.
+    if name in ("embedding_lookup", "prefetch_rows"):
+        from tfdist import embedding
 
-        return embedding_lookup
+        return getattr(embedding, name)
     raise AttributeError(f"module 'tfdist.ops' has no attribute {name!r}")
 
 
@@ -69,5 +69,6 @@ __all__ = [
     "hand_over",
     "local_reduce",
     "prefetch_rows",
+    "prefetched",
     "sum_rows",
 ]

@@ -172,6 +172,7 @@ class ParameterServerExtended(OneDeviceExtended):
         self.optimizer_places: dict[int, tuple[Any, bool]] = {}
         self._cluster = cluster
         self._share_input = True
+        self._prepare_input: Callable | None = None
 
     def _create_variable(self, next_creator, **kwargs):
         like = kwargs.pop("colocate_with", None)
@@ -240,6 +241,15 @@ class ParameterServerExtended(OneDeviceExtended):
         finally:
             self._share_input = before
 
+    @contextlib.contextmanager
+    def training_input(self, prepare: Callable | None) -> Iterator[None]:
+        """Datasets that are distributed within are shared out, and then given to `prepare`."""
+        before, self._prepare_input = self._prepare_input, prepare
+        try:
+            yield
+        finally:
+            self._prepare_input = before
+
     @property
     def shares_batches(self) -> bool:
         """Whether a batch of a distributed dataset is split between the workers."""
@@ -254,6 +264,8 @@ class ParameterServerExtended(OneDeviceExtended):
             dataset = worker_input.share(
                 dataset, self._cluster.world_size, self._cluster.rank, self.shares_batches
             )
+        if self._prepare_input is not None:
+            dataset = self._prepare_input(dataset)
         return super()._experimental_distribute_dataset(dataset, options)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):

@@ -200,6 +200,50 @@ def test_mixed_precision(ctx):
 
 
 @on_ranks(1)
+def test_rows_are_looked_up_a_batch_ahead(ctx):
+    strategy = alone()
+    with strategy.scope():
+        layer = remote_embedding("sgd", prefetch=True)
+        model = model_with(layer, keras.optimizers.SGD(0.1))
+    batches = 12
+    model.fit(dataset(8 * batches, 8), epochs=2, verbose=0)
+    stats = strategy.communication_stats()
+    # The first batch of an epoch may be looked up before it is asked for.
+    assert 2 * batches - 2 <= stats.prefetch_hits <= stats.prefetched == 2 * batches
+    model.evaluate(dataset(8, 8), verbose=0)
+    assert strategy.communication_stats().prefetched == 2 * batches
+
+
+@on_ranks(1)
+def test_features_travel_together(ctx):
+    strategy = alone()
+    with strategy.scope():
+        inputs = [keras.Input((), dtype="int64") for _ in range(6)]
+        table = tfdist.EmbeddingTable("shared", 2)
+        rows = [layers.Embedding(table=table)(x) for x in inputs[:3]]
+        rows += [layers.Embedding(None, 2, wire_dtype="bfloat16")(x) for x in inputs[3:]]
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
+        model.compile("sgd", "mse", steps_per_execution=2)
+    columns = tuple(np.arange(16) + 100 * i for i in range(6))
+    data = tf.data.Dataset.from_tensor_slices((columns, np.ones((16, 1)))).batch(2)
+    before = strategy.communication_stats().lookups
+    model.fit(data, verbose=0)
+    assert strategy.communication_stats().lookups - before == 8
+
+
+@on_ranks(1)
+def test_rows_that_are_seen_often_stay_with_the_worker(ctx):
+    strategy = alone()
+    with strategy.scope():
+        layer = remote_embedding("sgd", cache_rows=IDS, cache_steps=3)
+        model = model_with(layer, keras.optimizers.SGD(0.0))
+    model.fit(np.ones((40, 3), int), np.ones((40, 1)), batch_size=4, shuffle=False, verbose=0)
+    stats = strategy.communication_stats()
+    # Of 10 steps one asks, and the three after it do not.
+    assert (stats.cache_lookups, stats.cache_hits) == (10, 7)
+
+
+@on_ranks(1)
 def test_a_saved_model_finds_its_table(ctx):
     strategy = alone()
     with strategy.scope():

@@ -58,10 +58,9 @@ def test_cached_rows_are_used_for_some_steps(job):
 def test_a_dataset_asks_one_batch_ahead(job):
     table, other = job.table(2), job.table(3)
     batches = np.arange(24, dtype=np.int64).reshape(8, 3)
-    dataset = ops.prefetch_rows(
+    dataset = ops.prefetched(
         tf.data.Dataset.from_tensor_slices(batches),
-        job.client,
-        lambda ids: {table: [ids, ids + 1], other: ids},
+        lambda ids: (job.client, [table, table, other], [ids, ids + 1, ids]),
     )
 
     @tf.function

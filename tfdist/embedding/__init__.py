@@ -15,6 +15,7 @@ from tfdist.embedding.optimizers import (
     RowOptimizer,
     RowWiseAdagrad,
 )
+from tfdist.embedding.prefetch import prefetch_rows
 from tfdist.embedding.table import EmbeddingTable
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "RowOptimizer",
     "RowWiseAdagrad",
     "embedding_lookup",
+    "prefetch_rows",
 ]

@@ -11,6 +11,7 @@ from keras.src.backend import Variable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.keras.prefetching import with_prefetch
 from tfdist.keras.workers import trains_on_servers
 from tfdist.ps import membership
 from tfdist.strategies import worker_input
@@ -68,7 +69,7 @@ def share_training_data_only() -> None:
     @functools.wraps(fit)
     def fit_with_share(self, *args, **kwargs):
         _warn_of_training_alone(self)
-        in_fit.append(None)
+        in_fit.append(self)
         try:
             return fit(self, *args, **kwargs)
         finally:
@@ -76,15 +77,16 @@ def share_training_data_only() -> None:
 
     @functools.wraps(prepare)
     def __init__(self, distribute_strategy=None, *args, **kwargs):
-        is_training = bool(in_fit)
-        in_fit.clear()
+        trained = in_fit.pop() if in_fit else None
         if not trains_on_servers(distribute_strategy):
             return prepare(self, distribute_strategy, *args, **kwargs)
-        if is_training:
-            prepare(self, distribute_strategy, *args, **kwargs)
-            _count_own_batches(self, distribute_strategy.extended)
+        extended = distribute_strategy.extended
+        if trained is not None:
+            with extended.training_input(with_prefetch(trained)):
+                prepare(self, distribute_strategy, *args, **kwargs)
+            _count_own_batches(self, extended)
             return None
-        with distribute_strategy.extended.whole_input():
+        with extended.whole_input():
             return prepare(self, distribute_strategy, *args, **kwargs)
 
     TensorFlowTrainer.fit = fit_with_share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,10 +13,9 @@ from tfdist.ops.parameter_client import ParameterClient
 _BUFFER = 2
 
 
-def prefetch_rows(
+def prefetched(
     dataset: tf.data.Dataset,
-    client: ParameterClient,
-    ids_of: Callable[..., Mapping[Any, tf.Tensor | Sequence[tf.Tensor]]],
+    asked_by: Callable[..., tuple[ParameterClient, Sequence[Any], Sequence[tf.Tensor]]],
     training: bool = True,
 ) -> tf.data.Dataset:
     """Returns the dataset, which asks for the rows of each batch one step before it is used.
@@ -26,20 +25,15 @@ def prefetch_rows(
 
     Args:
       dataset: of batches, the outermost one that has ids.
-      client: the connections to the servers.
-      ids_of: called with a batch's components; returns, by table (as of `ParameterClient.lookup`),
-        the int64 ids exactly as they will be looked up, or a list of such tensors. It is traced.
+      asked_by: called with a batch's components, returns the connections to the servers, tables (as
+        of `ParameterClient.lookup`), and for each of them int64 ids, exactly as they will be looked
+        up. It is traced.
       training: as of the lookups.
     """
 
     def ask(*batch):
-        tables, ids = [], []
-        for table, asked in ids_of(*batch).items():
-            each = asked if isinstance(asked, (list, tuple)) else [asked]
-            tables += [table] * len(each)
-            ids += each
-        if ids:
-            client.prefetch(tables, ids, training)
+        client, tables, ids = asked_by(*batch)
+        client.prefetch(tables, ids, training)
         return batch[0] if len(batch) == 1 else batch
 
     options = tf.data.Options()

@@ -1,0 +1,49 @@
+"""`prefetch=True` of embedding layers: in `fit`, rows are looked up a batch ahead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_log = logging.getLogger("tfdist")
+
+
+def with_prefetch(model: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset] | None:
+    """Returns what makes a model's training data ask for rows ahead.
+
+    Args:
+      model: that `fit` trains.
+
+    Returns:
+      A function from dataset to dataset; `None` if no layer asks for it, or if the model does not
+      say which of its inputs the layers get, which is logged.
+    """
+    from tfdist.embedding.prefetch import prefetch_rows
+    from tfdist.layers.remote_embedding import RemoteEmbedding
+
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, RemoteEmbedding)]
+    layers = [layer for layer in layers if layer.prefetch and layer.trainable]
+    if not layers:
+        return None
+    inputs = getattr(getattr(model, "_functional", model), "_inputs_struct", None)
+    if inputs is None:
+        _log.warning(
+            "model %r looks no rows up ahead: prefetch=True needs a functional model, which says "
+            "what its embedding layers get; in a loop of your own use tfdist.ops.prefetch_rows",
+            model.name,
+        )
+        return None
+    found = [(layer, node.input_tensors[0]) for layer in layers for node in layer._inbound_nodes]
+    finder = keras.Model(inputs, [tensor for _, tensor in found])
+
+    def ids_of(*batch: Any) -> dict[Any, list]:
+        by_table: dict[Any, list] = {}
+        for (layer, _), ids in zip(found, finder(batch[0]), strict=True):
+            by_table.setdefault(layer.table, []).append(ids)
+        return by_table
+
+    return lambda dataset: prefetch_rows(dataset, ids_of)
