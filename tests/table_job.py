@@ -9,9 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.ps.checkpoints import Checkpoints
 from tfdist.ps.config import PsConfig
 
 TOKEN = bytes(16)
+# Of a table's configuration.
+ADAGRAD = {
+    "optimizer": ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD),
+    "first_slots": (0.1, 0, 0),
+    "initializer": ops.RowInitializer(ops.InitializerKind.UNIFORM, -1, 1, 7),
+}
 
 
 def start_server(index: int = 0, workers: int = 1, **options) -> ops.ParameterServer:
@@ -103,3 +110,18 @@ def rows_of(server: ops.ParameterServer) -> dict[str, dict[int, bytes]]:
                     head = bit.used[i].tobytes() + bit.counts[i].tobytes()
                     rows[row] = head + bit.content[i].tobytes()
     return found
+
+
+def restored(root, server: int = 0, servers: int = 1) -> tuple[ops.ParameterServer, str | None]:
+    """Returns a server that goes on from what was saved, and from what."""
+    store = start_server(server)
+    return store, Checkpoints(store, str(root), server, servers).restore()
+
+
+def train(worker: Tables, table, seed: int, count: int = 500, steps: int = 3) -> None:
+    """Looks up ids, of which some come often, and pushes random gradients."""
+    random = np.random.default_rng(seed)
+    for _ in range(steps):
+        ids = random.zipf(1.3, count) % 100_000
+        worker.lookup(table, ids)
+        worker.push(table, ids, random.normal(size=[count, table.width]))

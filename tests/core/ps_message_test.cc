@@ -159,6 +159,9 @@ void TestMetas(Random& random) {
   TestMeta(PushReply{true}, "PUSH answer", random);
   TestMeta(SetRequest{{1, 2, 3}}, "SET request", random);
   TestMeta(ReduceRequest{1, 2, {DType::kFloat16, DType::kInt64}, {3, 4}}, "REDUCE request", random);
+  TestMeta(DumpRequest{3, 4, 5, 6, true}, "DUMP request", random);
+  TestMeta(DumpReply{3, 4, true, 6}, "DUMP answer", random);
+  TestMeta(AssignRowsRequest{3, 4, 5, true}, "ASSIGN_ROWS request", random);
   TestMeta(ErrorReply{StatusCode::kFailedPrecondition, "why"}, "ERROR answer", random);
 }
 

@@ -9,7 +9,7 @@
 
 #include "core/checksum.h"
 #include "core/ps/row_log.h"
-#include "core/ps/sweeper.h"
+#include "core/ps/update.h"
 #include "ps_worker.h"
 
 namespace tfdist::testing {
@@ -335,34 +335,6 @@ void TestReplayOfAnotherTable() {
   EXPECT_CONTAINS(status.message(), "'t' was created with another configuration");
 }
 
-void TestSweeper() {
-  ps::TableConfig config = Config(1);
-  EXPECT(ps::SweepSeconds(config) == 0);
-  config.min_norm = 1;
-  EXPECT(ps::SweepSeconds(config) == 60);
-  config.ttl_seconds = 40;
-  EXPECT(ps::SweepSeconds(config) == 10);
-  config.ttl_seconds = 1e6;
-  EXPECT(ps::SweepSeconds(config) == 60);
-  config.ttl_seconds = 0.1;
-  EXPECT(ps::SweepSeconds(config) == 1);
-
-  const auto server = StartServer(AsyncJob(1));
-  Worker worker(0);
-  worker.Connect(*server);
-  const int table = worker.client().AddTable("t", config);
-  EXPECT_OK(Call([&](ps::Done done) { worker.client().CreateTable(table, done); }));
-  const ps::Memory rows = Hold(Floats(3));
-  EXPECT_OK(
-      Call([&](ps::Done done) { worker.client().Lookup({{table, {1, 2, 3}, rows}}, true, done); }));
-  const auto deadline = Clock::now() + std::chrono::seconds(20);
-  while (server->tables()[0]->stats().rows > 0) {
-    EXPECT(Clock::now() < deadline);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  EXPECT(server->tables()[0]->stats().evicted_by_age == 3);
-}
-
 void Main() {
   TestChecksum();
   TestRecords();
@@ -371,7 +343,6 @@ void Main() {
   TestPushThatIsSentAgain();
   TestSynchronousSteps();
   TestReplayOfAnotherTable();
-  TestSweeper();
   std::puts("ps row log: ok");
 }
 

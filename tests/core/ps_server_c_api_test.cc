@@ -1,7 +1,32 @@
 // A parameter server as Python sees it: functions of C, found by name.
+#include <algorithm>
+
+#include "core/ps/rows_c_api.h"
+#include "core/ps/table.h"
 #include "raw_ps_worker.h"
 
 extern "C" {
+struct tfdist_ps_saved_table {
+  const char* description;
+  uint64_t description_bytes;
+  const char* name;
+  uint64_t content_floats;
+  double learning_rate;
+  int64_t step;
+};
+int tfdist_ps_server_restore_shard(int64_t, const char*, int, uint64_t, const void*, uint64_t, bool,
+                                   char*, size_t);
+int tfdist_ps_server_restore_table(int64_t, const tfdist_ps_saved_table*, int*, char*, size_t);
+int tfdist_ps_server_restore_rows(int64_t, int, const tfdist_ps_rows*, int, int, char*, size_t);
+int tfdist_ps_server_restore_end(int64_t, char*, size_t);
+void tfdist_ps_server_restore_nothing(int64_t);
+int tfdist_ps_server_replay_log(int64_t, const char*, uint64_t*, uint64_t*, char*, size_t);
+int tfdist_ps_server_checkpoint(int64_t, bool, const char*, int64_t*, char*, size_t);
+bool tfdist_ps_server_table_stats(int64_t, uint64_t, char*, size_t, tfdist::ps::TableStats*);
+void tfdist_ps_server_of_ids(const int64_t*, uint64_t, int, int32_t*);
+uint64_t tfdist_ps_image_aside_count(int64_t);
+bool tfdist_ps_image_table(int64_t, uint64_t, tfdist_ps_saved_table*);
+bool tfdist_ps_image_next_rows(int64_t, uint64_t, uint64_t, tfdist_ps_rows*);
 struct tfdist_ps_server_options {
   int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, threads, has_chief;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
@@ -132,9 +157,122 @@ void TestErrors() {
   EXPECT(tfdist_ps_image_count(77) == 0);
 }
 
+std::string Description(const std::string& name, uint32_t width) {
+  ps::TableConfig config;
+  config.width = width;
+  return Encode(ps::TableRequest{{{name, config}}});
+}
+
+int RestoreTable(Api& api, const std::string& description, uint64_t floats, int* index) {
+  const tfdist_ps_saved_table saved{
+      description.data(), description.size(), nullptr, floats, 0.5, 3};
+  return tfdist_ps_server_restore_table(api.handle, &saved, index, api.error, sizeof(api.error));
+}
+
+// Rows 0 to 99, of which one of two servers has a part; then an image of them.
+void TestTables() {
+  std::vector<int64_t> ids(100);
+  Floats content;
+  for (int64_t i = 0; i < 100; ++i) {
+    ids[i] = i;
+    content.insert(content.end(), {static_cast<float>(i), 0.5f});
+  }
+  const std::vector<uint32_t> used(100, 7), counts(100, 8);
+  const tfdist_ps_rows rows{100,    0, ids.data(), used.data(), counts.data(), content.data(),
+                            nullptr};
+  std::vector<int32_t> places(100);
+  tfdist_ps_server_of_ids(ids.data(), 100, 2, places.data());
+  Api api(1);
+  int index = -1;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 0 && index == 0);
+    EXPECT(RestoreTable(api, Description("u", 1), 1, &index) == 0 && index == 1);
+    EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 0 && index == 0);
+    if (attempt == 0) tfdist_ps_server_restore_nothing(api.handle);
+  }
+  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &rows, 1, 2, api.error, sizeof(api.error)) ==
+         0);
+  const float shard = 3;
+  EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 1, &shard, 4, true, api.error,
+                                        sizeof(api.error)) == 0);
+  EXPECT(tfdist_ps_server_restore_end(api.handle, api.error, sizeof(api.error)) == 0);
+
+  char name[10];
+  ps::TableStats stats;
+  EXPECT(tfdist_ps_server_table_stats(api.handle, 0, name, sizeof(name), &stats));
+  const auto here = static_cast<uint64_t>(std::count(places.begin(), places.end(), 1));
+  EXPECT(std::string(name) == "t" && stats.rows == here && here > 30 && here < 70);
+  EXPECT(tfdist_ps_server_table_stats(api.handle, 1, name, sizeof(name), &stats));
+  EXPECT(std::string(name) == "u" && stats.rows == 0);
+  EXPECT(!tfdist_ps_server_table_stats(api.handle, 2, name, sizeof(name), &stats));
+
+  int64_t image = 0;
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
+         0);
+  EXPECT(tfdist_ps_image_count(image) == 1 && tfdist_ps_image_aside_count(image) == 1);
+  tfdist_ps_saved_table table;
+  EXPECT(tfdist_ps_image_table(image, 0, &table) && std::string(table.name) == "t");
+  EXPECT(std::string(table.description, table.description_bytes) == Description("t", 2));
+  EXPECT(table.content_floats == 2 && table.learning_rate == 0.5 && table.step == 3);
+  EXPECT(tfdist_ps_image_table(image, 1, &table) && !tfdist_ps_image_table(image, 2, &table));
+  uint64_t found = 0;
+  tfdist_ps_rows next;
+  while (tfdist_ps_image_next_rows(image, 0, 3, &next)) {
+    EXPECT(next.count <= 3 && next.removed_count == 0);
+    for (uint64_t i = 0; i < next.count; ++i, ++found) {
+      EXPECT(places[next.ids[i]] == 1 && next.used[i] == 7 && next.counts[i] == 8);
+      EXPECT(next.content[2 * i] == static_cast<float>(next.ids[i]) &&
+             next.content[2 * i + 1] == 0.5f);
+    }
+  }
+  EXPECT(found == here);
+  EXPECT(!tfdist_ps_image_next_rows(image, 1, 3, &next));
+  EXPECT(!tfdist_ps_image_next_rows(image, 2, 3, &next));
+  tfdist_ps_image_free(image);
+  EXPECT(!tfdist_ps_image_table(image, 0, &table) && tfdist_ps_image_aside_count(image) == 0);
+  EXPECT(!tfdist_ps_image_next_rows(image, 0, 3, &next));
+}
+
+void TestTableErrors() {
+  Api api(1);
+  int index = -1;
+  EXPECT(RestoreTable(api, "nonsense", 2, &index) == 3);
+  EXPECT_CONTAINS(api.error, "a saved table's description does not make sense");
+  EXPECT(RestoreTable(api, Description("t", 0), 0, &index) == 3);
+  EXPECT_CONTAINS(api.error, "expected a width from 1");
+  EXPECT(RestoreTable(api, Description("t", 2), 3, &index) == 3);
+  EXPECT_CONTAINS(api.error, "saved table 't': expected rows of 2 numbers");
+  EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 0);
+  EXPECT(RestoreTable(api, Description("t", 3), 3, &index) == 3);
+  EXPECT_CONTAINS(api.error, "saved table 't' has two configurations");
+  const tfdist_ps_rows none{};
+  for (const int wrong : {-1, 1}) {
+    EXPECT(tfdist_ps_server_restore_rows(api.handle, wrong, &none, 0, 1, api.error,
+                                         sizeof(api.error)) == 3);
+  }
+  uint64_t records = 0, left_out = 0;
+  EXPECT(tfdist_ps_server_replay_log(api.handle, "/nowhere/at/all", &records, &left_out, api.error,
+                                     sizeof(api.error)) == 14);
+  tfdist_ps_server_close(api.handle);
+  int64_t image = 0;
+  EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 9);
+  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &none, 0, 1, api.error, sizeof(api.error)) ==
+         9);
+  EXPECT(tfdist_ps_server_restore_end(api.handle, api.error, sizeof(api.error)) == 9);
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, true, "", &image, api.error, sizeof(api.error)) ==
+         9);
+  EXPECT(tfdist_ps_server_replay_log(api.handle, "", &records, &left_out, api.error,
+                                     sizeof(api.error)) == 9);
+  char name[1];
+  ps::TableStats stats;
+  EXPECT(!tfdist_ps_server_table_stats(api.handle, 0, name, 1, &stats));
+}
+
 void Main() {
   TestLife();
   TestErrors();
+  TestTables();
+  TestTableErrors();
   std::puts("ps server, c api: ok");
 }
 

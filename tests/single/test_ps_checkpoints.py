@@ -8,33 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_job import Worker, rows_of, start_server
+from table_job import ADAGRAD, Worker, restored, rows_of, start_server, train
 
-from tfdist import ops
 from tfdist.errors import CheckpointError
 from tfdist.ps import layout, row_chain, rows_file, snapshot
 from tfdist.ps.checkpoints import Checkpoints
-
-ADAGRAD = ops.TableConfig(
-    optimizer=ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD),
-    first_slots=(0.1, 0, 0),
-    initializer=ops.RowInitializer(ops.InitializerKind.UNIFORM, -1, 1, 7),
-)
-OPTIONS = {name: getattr(ADAGRAD, name) for name in ("optimizer", "first_slots", "initializer")}
-
-
-def _restored(root, server=0, servers=1):
-    store = start_server(server)
-    origin = Checkpoints(store, str(root), server, servers).restore()
-    return store, origin
-
-
-def _train(worker, table, seed, count=500, steps=3):
-    random = np.random.default_rng(seed)
-    for _ in range(steps):
-        ids = random.zipf(1.3, count) % 100_000
-        worker.lookup(table, ids)
-        worker.push(table, ids, random.normal(size=[count, table.width]))
 
 
 @pytest.fixture
@@ -44,21 +22,21 @@ def job(tmp_path):
     checkpoints = Checkpoints(store, str(tmp_path), 0, 1)
     assert checkpoints.restore() is None
     worker = Worker([store])
-    return store, checkpoints, worker, [worker.table("a", 3, **OPTIONS), worker.table("b", 1)]
+    return store, checkpoints, worker, [worker.table("a", 3, **ADAGRAD), worker.table("b", 1)]
 
 
 def test_all_rows_and_then_those_that_changed(job, tmp_path):
     store, checkpoints, worker, (a, b) = job
-    _train(worker, a, 1, count=4000)
-    _train(worker, b, 2)
+    train(worker, a, 1, count=4000)
+    train(worker, b, 2)
     checkpoints.save(1)
     sizes = [os.path.getsize(layout.path(f"{tmp_path}/ps-0-of-1", 1, "rows"))]
     for number in (2, 3):
-        _train(worker, a, number, count=50, steps=1)
+        train(worker, a, number, count=50, steps=1)
         checkpoints.save(number)
         sizes.append(os.path.getsize(layout.path(f"{tmp_path}/ps-0-of-1", number, "rows")))
     assert max(sizes[1:]) < sizes[0] / 4
-    copy, origin = _restored(tmp_path)
+    copy, origin = restored(tmp_path)
     assert origin == f"snapshot 3 in {tmp_path}/ps-0-of-1"
     assert rows_of(copy) == rows_of(store)
     assert len(rows_of(copy)["a"]) > 1000
@@ -68,10 +46,10 @@ def test_all_rows_and_then_those_that_changed(job, tmp_path):
 
 def test_old_files_are_kept_as_long_as_they_are_needed(job, tmp_path):
     _, checkpoints, worker, (a, _) = job
-    _train(worker, a, 1, count=4000)
+    train(worker, a, 1, count=4000)
     folder = f"{tmp_path}/ps-0-of-1"
     for number in (1, 2, 3, 4):
-        _train(worker, a, number, count=10, steps=1)
+        train(worker, a, number, count=10, steps=1)
         checkpoints.save(number)
     assert layout.numbers(folder) == [3, 4]
     assert layout.row_files(folder) == [1, 2, 3, 4]
@@ -106,19 +84,19 @@ def test_rows_that_are_removed_stay_so(tmp_path):
     worker.lookup(table, np.arange(2000, 2050))
     checkpoints.save(2)
     assert store.table_stats()["few"].evicted_for_room > 1000
-    copy, _ = _restored(tmp_path)
+    copy, _ = restored(tmp_path)
     assert rows_of(copy) == rows_of(store)
 
 
 def test_what_came_after_the_snapshot_is_in_the_log(job, tmp_path):
     store, checkpoints, worker, (a, b) = job
-    _train(worker, a, 1)
+    train(worker, a, 1)
     checkpoints.save(1)
-    _train(worker, a, 2)
-    _train(worker, b, 3)
+    train(worker, a, 2)
+    train(worker, b, 3)
     late = worker.table("late", 2)
     worker.push(late, [5, 6], [[1, 2], [3, 4]])
-    copy, origin = _restored(tmp_path)
+    copy, origin = restored(tmp_path)
     assert origin.endswith("and 7 pushes of rows since")
     content = {t: {i: r[8:] for i, r in rows.items()} for t, rows in rows_of(copy).items()}
     expected = {t: {i: r[8:] for i, r in rows.items()} for t, rows in rows_of(store).items()}
@@ -129,14 +107,14 @@ def test_what_came_after_the_snapshot_is_in_the_log(job, tmp_path):
 def test_a_server_that_never_saved_has_its_log(job, tmp_path):
     store, _, worker, (a, _) = job
     worker.push(a, [1, 2], np.ones([2, 3]))
-    copy, origin = _restored(tmp_path)
+    copy, origin = restored(tmp_path)
     assert origin == f"1 pushes of rows in {tmp_path}/ps-0-of-1"
     assert rows_of(copy)["a"].keys() == {1, 2}
     # Its own log goes on in another file, and both are applied next time.
     again = Worker([copy], rank=0)
-    table = again.table("a", 3, **OPTIONS)
+    table = again.table("a", 3, **ADAGRAD)
     again.push(table, [2, 3], np.ones([2, 3]))
-    third, _ = _restored(tmp_path)
+    third, _ = restored(tmp_path)
     assert {i: r[8:] for i, r in rows_of(third)["a"].items()} == {
         i: r[8:] for i, r in rows_of(copy)["a"].items()
     }
@@ -151,14 +129,14 @@ def test_a_log_that_was_cut_off_counts_up_to_there(job, tmp_path, caplog):
     values = set()
     for size in range(0, len(whole) + 1, 7):
         path.write_bytes(whole[:size])
-        copy, _ = _restored(tmp_path)
+        copy, _ = restored(tmp_path)
         values.add(copy.table_stats()["b"].updates if copy.table_stats() else 0)
         copy.close()
     assert values == {0, 1, 2, 3}
     assert "are not whole and left out" in caplog.text
     path.write_bytes(b"something else entirely, of some length")
     with pytest.raises(CheckpointError, match="not a log of rows"):
-        _restored(tmp_path)
+        restored(tmp_path)
 
 
 def test_a_push_that_is_sent_again_is_applied_once(tmp_path):
@@ -169,7 +147,7 @@ def test_a_push_that_is_sent_again_is_applied_once(tmp_path):
     for _ in range(3):
         worker.push(table, [1], [[1.0]])
     store.close()
-    copy, _ = _restored(tmp_path)
+    copy, _ = restored(tmp_path)
     copy.start(bytes(16))
     # The same process comes back, and sends what it has sent last once more.
     again = Worker([copy], start=False)
@@ -188,89 +166,22 @@ def test_admitted_rows_are_made_again_from_the_log(tmp_path):
         worker.lookup(table, ids)
     worker.push(table, [1, 2], [[1.0], [1.0]])
     assert store.table_stats()["t"].lost_updates == 1
-    copy, _ = _restored(tmp_path)
+    copy, _ = restored(tmp_path)
     assert rows_of(copy)["t"].keys() == {1}
-
-
-@pytest.mark.parametrize("servers", [1, 2, 5])
-def test_another_number_of_servers(tmp_path, servers):
-    stores = [start_server(i) for i in range(3)]
-    saved = [Checkpoints(store, str(tmp_path), i, 3) for i, store in enumerate(stores)]
-    for checkpoints in saved:
-        checkpoints.restore()
-    worker = Worker(stores)
-    tables = [worker.table("a", 3, **OPTIONS), worker.table("b", 1)]
-    for i, table in enumerate(tables):
-        _train(worker, table, i)
-    for checkpoints in saved:
-        checkpoints.save(1)
-    _train(worker, tables[0], 7, count=20, steps=1)
-    parts = [checkpoints.save(2) for checkpoints in saved]
-    snapshot.write_manifest(str(tmp_path), 2, parts)
-    before = [rows_of(store) for store in stores]
-    after = []
-    for i in range(servers):
-        copy, origin = _restored(tmp_path, i, servers)
-        assert origin == f"checkpoint 2 of 3 servers in {tmp_path}"
-        after.append(rows_of(copy))
-    for name in ("a", "b"):
-        expected = {row: bits for server in before for row, bits in server[name].items()}
-        found = {row: bits for server in after for row, bits in server[name].items()}
-        assert found == expected
-        assert sum(len(server[name]) for server in after) == len(expected)
-        assert all(server[name] for server in after)
-    assert snapshot.next_number(str(tmp_path), servers) == 3
-
-
-def test_shards_go_where_workers_ask_for_them(tmp_path):
-    folder = layout.directory(str(tmp_path), 0, 1)
-    shards = {
-        "w": np.array([1, 2], np.float32),
-        "x/rows_0_of_2": np.array([3], np.float32),
-        "x/rows_1_of_2": np.array([4], np.float32),
-    }
-    written = snapshot.write(folder, snapshot.Snapshot(4, shards, np.array([], np.uint64)))
-    snapshot.write_manifest(str(tmp_path), 4, [written])
-    store, _ = _restored(tmp_path, 1, 2)
-    worker = Worker([store])
-
-    def make(name, *parts):
-        shards, first = [], 0
-        for part, count in parts:
-            shards.append(_Shard(0, part, first, count))
-            first += count
-        number = worker.client.add_parameter(name, tf.float32, shards)
-        return worker.client.initial_value(number, tf.fill([first], -1.0)).numpy().tolist()
-
-    assert store.stats().shards == 0
-    assert make("w", ("w", 2)) == [1, 2]
-    assert make("x", ("x/rows_0_of_2", 1), ("x/rows_1_of_2", 1)) == [3, 4]
-    assert make("new", ("new", 1)) == [-1]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="split into as many parts as it was"):
-        make("x of one part", ("x", 2))
-    copy, _ = _restored(tmp_path, 1, 2)
-    worker = Worker([copy])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"'w': expected float32\[2\], as in"):
-        make("w", ("w", 3))
-
-
-class _Shard:
-    def __init__(self, server, name, first, count):
-        self.server, self.name, self.first, self.count = server, name, first, count
 
 
 def test_another_configuration_is_refused(job, tmp_path):
     _, checkpoints, worker, (a, _) = job
     worker.push(a, [1], np.ones([1, 3]))
     checkpoints.save(1)
-    copy, _ = _restored(tmp_path)
+    copy, _ = restored(tmp_path)
     with pytest.raises(tf.errors.InvalidArgumentError, match="'a' was created with another conf"):
         Worker([copy]).table("a", 4)
 
 
 def test_damage_is_seen_and_the_one_before_is_used(job, tmp_path, caplog):
     store, checkpoints, worker, (a, _) = job
-    _train(worker, a, 1)
+    train(worker, a, 1)
     checkpoints.save(1)
     first = {i: r[8:] for i, r in rows_of(store)["a"].items()}
     checkpoints.save(2, full=True)
@@ -287,28 +198,28 @@ def test_damage_is_seen_and_the_one_before_is_used(job, tmp_path, caplog):
     for content in damaged:
         path.write_bytes(content)
         caplog.clear()
-        copy, origin = _restored(tmp_path)
+        copy, origin = restored(tmp_path)
         assert origin.startswith("snapshot 1 in")
         assert str(path) in caplog.text
         assert {i: r[8:] for i, r in rows_of(copy)["a"].items()} == first
         copy.close()
     path.unlink()
-    assert _restored(tmp_path)[1].startswith("snapshot 1 in")
+    assert restored(tmp_path)[1].startswith("snapshot 1 in")
     assert f"needs {path}, which is missing" in caplog.text
     Path(layout.path(f"{tmp_path}/ps-0-of-1", 1, "rows")).unlink()
     with pytest.raises(CheckpointError, match="no usable snapshot"):
-        _restored(tmp_path)
+        restored(tmp_path)
 
 
 def test_a_missing_link_is_an_error(job, tmp_path):
     _, checkpoints, worker, (a, _) = job
-    _train(worker, a, 1, count=2000)
+    train(worker, a, 1, count=2000)
     for number in (1, 2, 3):
         worker.push(a, [1], np.ones([1, 3]))
         checkpoints.save(number)
     Path(layout.path(f"{tmp_path}/ps-0-of-1", 1, "rows")).unlink()
     with pytest.raises(CheckpointError, match=r"needs .*snapshot-00000001\.rows, which is missing"):
-        _restored(tmp_path)
+        restored(tmp_path)
 
 
 def test_a_path_that_only_tensorflow_knows(caplog):
@@ -318,18 +229,18 @@ def test_a_path_that_only_tensorflow_knows(caplog):
     checkpoints.restore()
     assert "is no local path" in caplog.text
     worker = Worker([store])
-    table = worker.table("t", 4, **OPTIONS)
-    _train(worker, table, 1)
+    table = worker.table("t", 4, **ADAGRAD)
+    train(worker, table, 1)
     checkpoints.save(1)
-    _train(worker, table, 2, count=20, steps=1)
+    train(worker, table, 2, count=20, steps=1)
     checkpoints.save(2)
-    copy, _ = _restored(root)
+    copy, _ = restored(root)
     assert rows_of(copy) == rows_of(store)
 
 
 def test_training_goes_on_while_rows_are_fetched(job, tmp_path):
     store, _, worker, (a, _) = job
-    _train(worker, a, 1, count=5000)
+    train(worker, a, 1, count=5000)
     before = rows_of(store)["a"]
     with store.checkpoint(False, None) as image:
         bits = image.tables[0].bits(most=10)

@@ -11,17 +11,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import tensorflow as tf
-from table_job import Worker, rows_of, start_server
+from table_job import ADAGRAD, Worker, rows_of, start_server
 
 from tfdist import ops
 from tfdist.errors import CheckpointError
 from tfdist.ps import table_files
 
-ADAGRAD = {
-    "optimizer": ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD),
-    "first_slots": (0.1, 0, 0),
-    "initializer": ops.RowInitializer(ops.InitializerKind.UNIFORM, -1, 1, 7),
-}
 FORMATS = pytest.mark.parametrize("ending", ["npz", "parquet"])
 
 
@@ -192,8 +187,8 @@ def test_bad_arguments(tmp_path):
 def test_without_pyarrow(tmp_path):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from tfdist.ps import table_files\n"
-        "try:\n    table_files._pyarrow()\n"
+        "from tfdist.ps import table_parquet\n"
+        "try:\n    table_parquet._pyarrow()\n"
         "except ImportError as error:\n    print(error)\n"
     )
     done = subprocess.run(

@@ -10,28 +10,18 @@ All rows of all servers go through the process that calls this, some at a time.
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
-import zipfile
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist import ops
 from tfdist.errors import CheckpointError
-from tfdist.ps import files
+from tfdist.ps import files, table_archive, table_parquet
+from tfdist.ps.table_columns import AT_ONCE
 
-_AT_ONCE = 1 << 16
 _NO_IDS = np.zeros([0], np.int64)
-_COLUMNS = {  # of an archive: name in a Parquet file, dtype, whether it has several for an id
-    "ids": ("id", np.int64, False),
-    "values": ("value", np.float32, True),
-    "slots": ("slots", np.float32, True),
-    "used": ("used", np.uint32, False),
-    "counts": ("count", np.uint32, False),
-}
-_WITHOUT_SLOTS = ("ids", "values")
 
 
 def export_table(
@@ -57,9 +47,9 @@ def export_table(
       ImportError: for Parquet, pyarrow is not installed.
       tf.errors.OpError, OSError: a server or the file system refused.
     """
-    writer = _format_of(path)[0]
+    form = _format_of(path)
     with _replaced(path) as scratch, files.create(scratch, in_order=True) as file:
-        return writer(file, _columns_of(client, table, config.width, slots))
+        return form.write(file, _columns_of(client, table, config.width, slots))
 
 
 def import_table(
@@ -84,9 +74,9 @@ def import_table(
       CheckpointError: the file is something else, or of rows of another width.
       tf.errors.OpError: a server refused.
     """
-    reader = _format_of(path)[1]
+    form = _format_of(path)
     count = 0
-    for columns in reader(path):
+    for columns in form.read(path):
         values = _checked(columns, config.width, path)
         content = values
         if "slots" in columns:
@@ -104,11 +94,11 @@ def import_table(
     return count
 
 
-def _format_of(path: str) -> tuple[Any, Any]:
+def _format_of(path: str) -> ModuleType:
     if path.endswith(".npz"):
-        return _write_archive, _read_archive
+        return table_archive
     if path.endswith(".parquet"):
-        return _write_parquet, _read_parquet
+        return table_parquet
     raise ValueError(
         f'a table\'s file: expected a path that ends in ".npz" or ".parquet", received {path!r}'
     )
@@ -119,7 +109,7 @@ def _columns_of(
 ) -> Iterator[dict[str, np.ndarray]]:
     count = 0
     for server in range(client.servers):
-        for rows in ops.dump_rows(client, table, server, slots, _AT_ONCE):
+        for rows in ops.dump_rows(client, table, server, slots, AT_ONCE):
             columns = {"ids": rows.ids, "values": rows.content[:, :width]}
             if slots:
                 columns |= {"used": rows.used, "counts": rows.counts}
@@ -151,8 +141,6 @@ def _checked(columns: dict[str, np.ndarray], width: int, path: str) -> np.ndarra
 @contextlib.contextmanager
 def _replaced(path: str) -> Iterator[str]:
     """A name beside `path` that becomes `path`, or goes."""
-    import tensorflow as tf
-
     scratch = f"{path}.tmp"
     try:
         yield scratch
@@ -161,190 +149,3 @@ def _replaced(path: str) -> Iterator[str]:
             tf.io.gfile.remove(scratch)
         raise
     tf.io.gfile.rename(scratch, path, overwrite=True)
-
-
-def _write_archive(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
-    # An array's header says how long it is, which shows in the end.
-    with contextlib.ExitStack() as stack:
-        parts: dict[str, BinaryIO] = {}
-        rows: dict[str, tuple[int, ...]] = {}  # shapes
-        count = 0
-        for columns in pieces:
-            for name, column in columns.items():
-                if name not in parts:
-                    parts[name] = stack.enter_context(tempfile.TemporaryFile())
-                    rows[name] = column.shape[1:]
-                parts[name].write(np.ascontiguousarray(column).tobytes())
-            count += len(columns["ids"])
-        with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-            for name, part in parts.items():
-                header = {
-                    "descr": np.lib.format.dtype_to_descr(np.dtype(_COLUMNS[name][1])),
-                    "fortran_order": False,
-                    "shape": (count, *rows[name]),
-                }
-                part.seek(0)
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array_header_1_0(member, header)
-                    shutil.copyfileobj(part, member, 1 << 22)
-    return count
-
-
-def _read_archive(path: str) -> Iterator[dict[str, np.ndarray]]:
-    try:
-        with (
-            files.open_whole(path) as file,
-            zipfile.ZipFile(file) as archive,
-            contextlib.ExitStack() as stack,
-        ):
-            names = [name for name in _COLUMNS if f"{name}.npy" in archive.namelist()]
-            _check_names(names, path)
-            members = {
-                name: _Member(stack.enter_context(archive.open(f"{name}.npy")), name)
-                for name in names
-            }
-            while True:
-                columns = {name: member.next(_AT_ONCE) for name, member in members.items()}
-                if not any(map(len, columns.values())):
-                    return
-                yield columns
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise CheckpointError(f"{path} is damaged, or no NumPy archive: {error}") from error
-
-
-class _Member:
-    """An array of an archive, read by rows."""
-
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file = file
-        self._name = name
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, is_fortran, self._dtype = read(file)
-        wanted = np.dtype(_COLUMNS[name][1])
-        if is_fortran or self._dtype.kind != wanted.kind:
-            raise ValueError(
-                f"{name}: expected {wanted} by rows, received {self._dtype}"
-                + (" by columns" if is_fortran else "")
-            )
-        self._wanted = wanted
-        self._left, self._row = shape[0], shape[1:]
-
-    def next(self, most: int) -> np.ndarray:
-        """The next rows, at most so many."""
-        count = min(most, self._left)
-        size = count * int(np.prod(self._row, dtype=np.int64)) * self._dtype.itemsize
-        data = self._file.read(size)
-        if len(data) < size:
-            raise EOFError(f"{self._name} is truncated")
-        self._left -= count
-        if count == 0 or self._left == 0:
-            self._file.read(1)  # so that the archive checks what was read
-        return np.frombuffer(data, self._dtype).reshape(count, *self._row).astype(self._wanted)
-
-
-def _check_names(names: Sequence[str], path: str) -> None:
-    extra = [name for name in names if name not in _WITHOUT_SLOTS]
-    wanted = [*_WITHOUT_SLOTS, *(["used", "counts"] if extra else [])]
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise CheckpointError(
-            f"{path}: expected {', '.join(missing)}, received {', '.join(names) or 'none of it'}"
-        )
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(
-            "tables in Parquet files need pyarrow: pip install 'tfdist[parquet]'"
-        ) from error
-    return pyarrow, pyarrow.parquet
-
-
-def _write_parquet(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
-    arrow, parquet = _pyarrow()
-    count, writer = 0, None
-    try:
-        for columns in pieces:
-            table = arrow.table({_COLUMNS[n][0]: _to_arrow(arrow, c) for n, c in columns.items()})
-            if writer is None:
-                writer = parquet.ParquetWriter(_Sink(file), table.schema)
-            writer.write_table(table)
-            count += table.num_rows
-    finally:
-        if writer is not None:
-            writer.close()
-    return count
-
-
-class _Sink:
-    """What pyarrow wants of a file that is only written to."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._written = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        self._file.write(memoryview(data))
-        self._written += size
-        return size
-
-    def tell(self) -> int:
-        return self._written
-
-    def flush(self) -> None:
-        """Whoever made the file does."""
-
-    def close(self) -> None:
-        self.closed = True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-
-def _to_arrow(arrow: Any, column: np.ndarray) -> Any:
-    if column.ndim == 1:
-        return arrow.array(column)
-    return arrow.FixedSizeListArray.from_arrays(
-        arrow.array(np.ascontiguousarray(column).reshape(-1)), column.shape[1]
-    )
-
-
-def _read_parquet(path: str) -> Iterator[dict[str, np.ndarray]]:
-    arrow, parquet = _pyarrow()
-    try:
-        with files.open_whole(path) as file:
-            source = parquet.ParquetFile(file)
-            there = set(source.schema_arrow.names)
-            names = [name for name, (column, *_) in _COLUMNS.items() if column in there]
-            _check_names(names, path)
-            for batch in source.iter_batches(
-                batch_size=_AT_ONCE, columns=[_COLUMNS[name][0] for name in names]
-            ):
-                yield {name: _from_arrow(batch, name) for name in names}
-    except (arrow.ArrowException, OSError) as error:
-        raise CheckpointError(f"{path} is damaged, or no Parquet file: {error}") from error
-
-
-def _from_arrow(batch: Any, name: str) -> np.ndarray:
-    column, dtype, is_list = _COLUMNS[name]
-    array = batch.column(column)
-    if not is_list:
-        return array.to_numpy(zero_copy_only=False).astype(dtype)
-    flat = array.flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(array), -1).astype(dtype)

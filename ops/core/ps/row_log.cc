@@ -174,28 +174,6 @@ class Replayer {
 
 }  // namespace
 
-AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
-                      float* gradients) {
-  AppliedRows applied{table, SecondsNow(), step, 0, ids, gradients};
-  std::vector<size_t> lost;
-  table->Apply(applied.now, ids, count, gradients, step, &lost);
-  std::sort(lost.begin(), lost.end());
-  const size_t width = table->config().width;
-  auto next_lost = lost.begin();
-  for (size_t i = 0; i < count; ++i) {
-    if (next_lost != lost.end() && *next_lost == i) {
-      ++next_lost;
-      continue;
-    }
-    if (i > applied.count) {
-      ids[applied.count] = ids[i];
-      std::copy_n(gradients + i * width, width, gradients + applied.count * width);
-    }
-    ++applied.count;
-  }
-  return applied;
-}
-
 void RowLog::Begin(const std::string& path) {
   const std::lock_guard<std::mutex> lock(mutex_);
   numbers_.clear();

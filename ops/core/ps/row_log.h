@@ -41,11 +41,6 @@ struct Pusher {
   uint64_t process = 0, sequence = 0;
 };
 
-// Applies gradients. Those of ids without rows are lost, and `ids` and `gradients` are closed up to
-// be without them.
-AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
-                      float* gradients);
-
 // Any thread may call it.
 class RowLog {
  public:

@@ -149,6 +149,28 @@ void ScatterAdd(const Update& update, char* into) {
   }
 }
 
+AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
+                      float* gradients) {
+  AppliedRows applied{table, SecondsNow(), step, 0, ids, gradients};
+  std::vector<size_t> lost;
+  table->Apply(applied.now, ids, count, gradients, step, &lost);
+  std::sort(lost.begin(), lost.end());
+  const size_t width = table->config().width;
+  auto next_lost = lost.begin();
+  for (size_t i = 0; i < count; ++i) {
+    if (next_lost != lost.end() && *next_lost == i) {
+      ++next_lost;
+      continue;
+    }
+    if (i > applied.count) {
+      ids[applied.count] = ids[i];
+      std::copy_n(gradients + i * width, width, gradients + applied.count * width);
+    }
+    ++applied.count;
+  }
+  return applied;
+}
+
 void Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
   const int worker = static_cast<int>(pusher.worker);
   std::vector<AppliedRows> applied;

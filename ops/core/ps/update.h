@@ -33,6 +33,11 @@ std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> 
 // Fails if a row number is not one of its shard's.
 Status CheckRows(const std::vector<Update>& updates);
 
+// Applies gradients. Those of ids without rows are lost, and `ids` and `gradients` are closed up to
+// be without them.
+AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
+                      float* gradients);
+
 // into[row] += values, for each row of `update`.
 void ScatterAdd(const Update& update, char* into);
 

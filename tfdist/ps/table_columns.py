@@ -1,0 +1,30 @@
+"""What files of tables have of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdist.errors import CheckpointError
+
+AT_ONCE = 1 << 16  # rows
+COLUMNS = {  # of an archive: name in a Parquet file, dtype, whether it has several for an id
+    "ids": ("id", np.int64, False),
+    "values": ("value", np.float32, True),
+    "slots": ("slots", np.float32, True),
+    "used": ("used", np.uint32, False),
+    "counts": ("count", np.uint32, False),
+}
+WITHOUT_SLOTS = ("ids", "values")
+
+
+def check_names(names: Sequence[str], path: str) -> None:
+    """Raises CheckpointError unless a file has all that it has to have."""
+    extra = [name for name in names if name not in WITHOUT_SLOTS]
+    wanted = [*WITHOUT_SLOTS, *(["used", "counts"] if extra else [])]
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise CheckpointError(
+            f"{path}: expected {', '.join(missing)}, received {', '.join(names) or 'none of it'}"
+        )
