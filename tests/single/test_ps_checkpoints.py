@@ -11,7 +11,7 @@ import tensorflow as tf
 from table_job import ADAGRAD, Worker, restored, rows_of, start_server, train
 
 from tfdist.errors import CheckpointError
-from tfdist.ps import layout, row_chain, rows_file, snapshot
+from tfdist.ps import checkpoints, layout, row_chain, rows_file, snapshot
 from tfdist.ps.checkpoints import Checkpoints
 
 
@@ -266,3 +266,20 @@ def test_a_file_of_rows_that_follows_itself(tmp_path):
     row_chain.write(str(tmp_path), 3, (3, 1), [])
     with pytest.raises(CheckpointError, match="it follows number 3"):
         row_chain.chain(str(tmp_path), 3, 0)
+
+
+def test_a_long_log_is_cut_by_a_snapshot(job, tmp_path, monkeypatch):
+    store, saved, worker, (a, _) = job
+    monkeypatch.setattr(checkpoints, "_LONG_LOG", 1 << 20)
+    assert not saved.log_is_long()
+    ids = np.arange(10_000)
+    for _ in range(30):
+        worker.push(a, ids, np.ones([10_000, 3]))
+    assert saved.log_is_long()
+    saved.save_now()
+    assert not saved.log_is_long() and store.stats().log_bytes == 0
+    # The chief, who had not heard of it, asks for a snapshot of the same number.
+    assert saved.save(1)["file"] == layout.path(f"{tmp_path}/ps-0-of-1", 1, "npz")
+    copy, origin = restored(tmp_path)
+    assert origin == f"snapshot 1 in {tmp_path}/ps-0-of-1"
+    assert rows_of(copy) == rows_of(store)
