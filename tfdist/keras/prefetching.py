@@ -38,12 +38,13 @@ def with_prefetch(model: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset] | 
         )
         return None
     found = [(layer, node.input_tensors[0]) for layer in layers for node in layer._inbound_nodes]
-    finder = keras.Model(inputs, [tensor for _, tensor in found])
+    finder = keras.Model(inputs, {str(i): tensor for i, (_, tensor) in enumerate(found)})
 
     def ids_of(*batch: Any) -> dict[Any, list]:
         by_table: dict[Any, list] = {}
-        for (layer, _), ids in zip(found, finder(batch[0]), strict=True):
-            by_table.setdefault(layer.table, []).append(ids)
+        ids = finder(batch[0])
+        for i, (layer, _) in enumerate(found):
+            by_table.setdefault(layer.table, []).append(ids[str(i)])
         return by_table
 
     return lambda dataset: prefetch_rows(dataset, ids_of)
