@@ -1,7 +1,8 @@
 """The store of a parameter server's embeddings: memory and speed beside hash tables, in one run.
 
     python benchmarks/embedding_store.py [--rows 10000000] [--width 16] [--batch 100000]
-                                         [--rounds 10] [--threads 2] [--json FILE]
+                                         [--rounds 10] [--threads 2] [--folder FOLDER]
+                                         [--json FILE]
 
 Both stores get the same rows of float32, each with an Adagrad accumulator: tfdist's, in the process
 of a parameter server, whose only worker reaches it over loopback TCP; and TensorFlow's
@@ -19,6 +20,9 @@ that uses them.
 Ids are anywhere in 64 bits; a batch has `--batch` of them, all different, in random order. Rows
 are verified after each round. The contenders take turns, round by round; rates of look-ups and
 updates are medians over the rounds, of five batches each.
+
+At the end tfdist's rows are written in a snapshot, while the worker goes on reading and updating
+rows, and as many bytes without tfdist.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ import json
 import os
 import secrets
 import statistics
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +48,7 @@ WIDTH = flags.DEFINE_integer("width", 16, "of a row", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch", 100_000, "ids in a call", lower_bound=1)
 ROUNDS = flags.DEFINE_integer("rounds", 10, "in each a part of the rows is made", lower_bound=3)
 THREADS = flags.DEFINE_integer("threads", 2, "of TensorFlow, in each process", lower_bound=1)
+FOLDER = flags.DEFINE_string("folder", None, "where the snapshot is written for a while")
 JSON = flags.DEFINE_string("json", None, "file to write the figures to")
 
 LOOKED_UP = 5  # batches in a round, and as many updated
@@ -107,6 +115,42 @@ def measure(contenders: dict[str, Contender]) -> dict[str, dict[str, float]]:
     return {name: contender.figures() for name, contender in contenders.items()}
 
 
+def measure_snapshot(server: Remote, client: Remote, folder: Path) -> dict[str, float]:
+    """How fast all rows are written, and what that does to a worker's steps meanwhile."""
+    numbers = np.random.default_rng(2).choice(ROWS.value, min(ROWS.value, 200_000), replace=False)
+
+    def steps_during(work: Callable[[], Any], name: str) -> tuple[Any, list[float]]:
+        client.begin("steps", numbers, str(folder / name))
+        result = work()
+        (folder / name).touch()
+        return result, [1e3 * seconds for seconds in client.end()]
+
+    _, before = steps_during(lambda: time.sleep(1), "rested")
+    (size, seconds), during = steps_during(
+        lambda: server.call("save", str(folder / "snapshots")), "saved"
+    )
+    return {
+        "bytes": size,
+        "rate": size / seconds,
+        "disk": size / server.call("write", str(folder / "disk"), size),
+        "step": statistics.median(before),
+        "longest_before": max(before),
+        "step_during": statistics.median(during),
+        "longest": max(during),
+    }
+
+
+def show_snapshot(figures: dict[str, float]) -> None:
+    mb = 1e6
+    print(
+        f"\nsnapshot of all rows: {figures['bytes'] / mb:.0f} MB at {figures['rate'] / mb:.0f} MB/s"
+        f" (the disk alone: {figures['disk'] / mb:.0f} MB/s)\n"
+        f"a worker's steps of 1000 rows: {figures['step']:.1f} ms, at most "
+        f"{figures['longest_before']:.1f} ms; meanwhile {figures['step_during']:.1f} ms, at most "
+        f"{figures['longest']:.1f} ms"
+    )
+
+
 def show(figures: dict[str, dict[str, float]], raw: int) -> None:
     print(
         f"\n{ROWS.value} rows of {WIDTH.value} float32 with an accumulator ({raw} bytes), batches "
@@ -140,12 +184,15 @@ def main(argv: list[str]) -> None:
             "tfdist": Contender(client, server),
         }
         figures = measure(contenders)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=FOLDER.value)))
+        snapshot = measure_snapshot(server, client, folder)
     raw = 2 * WIDTH.value * 4
     show(figures, raw)
+    show_snapshot(snapshot)
     if JSON.value:
         path = Path(JSON.value)
         path.parent.mkdir(parents=True, exist_ok=True)
-        report = {"rows": ROWS.value, "raw_bytes": raw, "figures": figures}
+        report = {"rows": ROWS.value, "raw_bytes": raw, "figures": figures, "snapshot": snapshot}
         path.write_text(json.dumps(report, indent=2) + "\n")
 
 

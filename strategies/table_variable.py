@@ -38,7 +38,7 @@ class GradientIds:
         self._eager: dict[int, tf.Tensor] = {}
 
     def set(self, ids: tf.Tensor) -> None:
-        """Says which rows the gradient is of: int64[n], each id once."""
+        """Says which rows the gradient is of: int64[n]."""
         self._of(_graph())[_replica()] = ids
 
     def get(self) -> tf.Tensor:
@@ -165,12 +165,17 @@ def lookup(
         return parameters.lookup(variables, ids, training)
 
 
-def sum_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the ids of a gradient, int64[n], each once, and its rows, float32[n, width]."""
+def flat_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the ids of a gradient, int64[n], and for each its row, float32[n, width]."""
     ids = tf.reshape(tf.cast(gradient.indices, tf.int64), [-1])
     rows = tf.cast(gradient.values, tf.float32)
+    return ids, tf.reshape(rows, [-1, rows.shape[-1]])
+
+
+def sum_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `flat_rows`, with each id once."""
     with tf.device("/device:CPU:0"):
-        return ops.sum_rows(ids, tf.reshape(rows, [-1, rows.shape[-1]]))
+        return ops.sum_rows(*flat_rows(gradient))
 
 
 def stage(

@@ -163,9 +163,17 @@ class TfdistWorker:
 
 
 class StockCoordinator:
-    """The coordinator of TensorFlow's job, which schedules the workers' steps."""
+    """The coordinator of TensorFlow's job, which schedules the workers' steps.
 
-    def __init__(self, cluster: dict[str, list[str]], workloads: Sequence[Workload]) -> None:
+    Args:
+      cluster: of the job.
+      workloads: what is trained.
+      by_op: make steps with one op for each table, instead of tf_keras's optimizer.
+    """
+
+    def __init__(
+        self, cluster: dict[str, list[str]], workloads: Sequence[Workload], by_op: bool
+    ) -> None:
         import tensorflow as tf
 
         self._strategy = tf.distribute.ParameterServerStrategy(
@@ -175,6 +183,7 @@ class StockCoordinator:
         )
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._workloads = workloads
+        self._by_op = by_op
         self._tables, self._steps = [], []
         for workload in workloads:
             self._add(workload)
@@ -185,9 +194,7 @@ class StockCoordinator:
         shape = [workload.rows, workload.width]
         with self._strategy.scope():
             tables = [tf.Variable(lambda: tf.ones(shape)) for _ in range(workload.tables)]
-            accumulators = [
-                tf.Variable(lambda: tf.fill(shape, ACCUMULATOR)) for _ in range(workload.tables)
-            ]
+            make_step = self._op(shape, workload.tables) if self._by_op else self._optimizer(tables)
 
         def step_of_one(number):
             ids = tf.unstack(workload.draw(number))
@@ -197,9 +204,31 @@ class StockCoordinator:
                     for table, of_one in zip(tables, ids, strict=True)
                 ]
                 loss = tf.add_n([tf.nn.l2_loss(rows) for rows in looked_up]) * FRACTION
-            for table, accumulator, gradient in zip(
-                tables, accumulators, tape.gradient(loss, tables), strict=True
-            ):
+            make_step(tables, tape.gradient(loss, tables))
+
+        self._tables.append(tables)
+        self._steps.append(tf.function(lambda number: self._strategy.run(step_of_one, (number,))))
+
+    @staticmethod
+    def _optimizer(tables: Sequence[Any]) -> Any:
+        import tf_keras
+
+        optimizer = tf_keras.optimizers.Adagrad(
+            LEARNING_RATE, initial_accumulator_value=ACCUMULATOR, epsilon=1e-7
+        )
+        optimizer.build(tables)
+        return lambda tables, gradients: optimizer.apply_gradients(
+            zip(gradients, tables, strict=True)
+        )
+
+    @staticmethod
+    def _op(shape: Sequence[int], count: int) -> Any:
+        import tensorflow as tf
+
+        accumulators = [tf.Variable(lambda: tf.fill(shape, ACCUMULATOR)) for _ in range(count)]
+
+        def make_step(tables: Sequence[Any], gradients: Sequence[Any]) -> None:
+            for table, accumulator, gradient in zip(tables, accumulators, gradients, strict=True):
                 # What a sparse Adagrad optimizer comes to: equal ids are added up by the worker.
                 unique, places = tf.unique(gradient.indices)
                 summed = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(unique))
@@ -211,8 +240,7 @@ class StockCoordinator:
                     indices=unique,
                 )
 
-        self._tables.append(tables)
-        self._steps.append(tf.function(lambda number: self._strategy.run(step_of_one, (number,))))
+        return make_step
 
     def steps(self, workload: int, numbers: Sequence[int]) -> None:
         """Makes these steps."""

@@ -6,8 +6,10 @@ returns the seconds it took; its ids and gradients are there before.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -153,6 +155,27 @@ class TfdistServer:
         """As of `HashTables`."""
         return resident_bytes() - self._before
 
+    def save(self, folder: str) -> tuple[int, float]:
+        """Writes a snapshot of all rows; returns its bytes, and seconds until it is on the disk."""
+        from tfdist.ps.checkpoints import Checkpoints
+
+        checkpoints = Checkpoints(self._store, folder, 0, 1)
+        start = time.perf_counter()
+        checkpoints.save(1, full=True)
+        seconds = time.perf_counter() - start
+        return sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file()), seconds
+
+    def write(self, path: str, size: int) -> float:
+        """Seconds to write so many bytes to the disk, and nothing else."""
+        piece = np.random.default_rng(0).bytes(8 << 20)
+        start = time.perf_counter()
+        with open(path, "wb") as file:
+            for _ in range(0, size, len(piece)):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        return time.perf_counter() - start
+
 
 class TfdistClient(_Store):
     """tfdist's worker, which reaches the store over loopback TCP."""
@@ -194,6 +217,23 @@ class TfdistClient(_Store):
         self._insert = tf.function(lambda ids: client.lookup([table], [ids], True)[0], signature)
         self._look_up = tf.function(lambda ids: client.lookup([table], [ids], False)[0], signature)
         self._update = tf.function(update, signature)
+
+    def steps(self, numbers: np.ndarray, until: str) -> list[float]:
+        """Reads and updates rows, some at a time, until there is a file; seconds of each step."""
+        import tensorflow as tf
+
+        parts = [
+            tf.constant(ids_of(part)) for part in np.split(numbers, range(1000, len(numbers), 1000))
+        ]
+        seconds = []
+        for ids in itertools.cycle(parts):
+            start = time.perf_counter()
+            self._look_up(ids)
+            self._update(ids)
+            self._finish()
+            seconds.append(time.perf_counter() - start)
+            if os.path.exists(until):
+                return seconds
 
     def _finish(self) -> None:
         self._client.flush(PATIENCE)

@@ -95,7 +95,8 @@ def test_embedding_compares_with_stock(tmp_path):
     assert cases == [("uniform", 300, 2 * 300 * 8 * 4), ("zipfian", 300, 2 * 300 * 2 * 4)]
     for row in rows:
         assert row["stock"] > 0 and row["tfdist"] > 0
-        line = rf"{row['case']} +ids/s +{300 * row['stock']:.0f} +{300 * row['tfdist']:.0f} "
+        rates = " +".join(f"{300 * row[name]:.0f}" for name in ("stock", "by op", "tfdist"))
+        line = rf"{row['case']} +ids/s +{rates} "
         assert re.search(line, finished.stdout), finished.stdout
     uniform, zipfian = (row["sent_bytes"] for row in rows)
     # Of 300 ids out of 4,000 few are equal, of 100 zipfian ones many; each gradient has an id.
@@ -112,6 +113,11 @@ def test_embedding_store_compares_with_hash_tables(tmp_path):
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     report = json.loads(file.read_text())
+    # An id and its use besides 8 float32.
+    snapshot = report["snapshot"]
+    assert 50_000 * (32 + 16) <= snapshot["bytes"] < 1.1 * 50_000 * (32 + 16)
+    assert snapshot["longest"] >= snapshot["step_during"] > 0
+    assert re.search(rf"at {snapshot['rate'] / 1e6:.0f} MB/s", finished.stdout)
     # A row and its accumulator: 8 float32.
     assert (report["rows"], report["raw_bytes"]) == (50_000, 32)
     assert list(report["figures"]) == ["MutableHashTable", "tfdist"]

@@ -44,7 +44,7 @@ def _separate_ids(optimizer: type) -> None:
         variables = list(variables)
         tables = [table_of(v) for v in variables]
         if any(table is not None for table in tables):
-            grads = [_rows_of(g, t) for g, t in zip(grads, tables, strict=True)]
+            grads = [_rows_of(self, g, t) for g, t in zip(grads, tables, strict=True)]
             if trainable_variables is not None:
                 trainable_variables = variables
             if self.built:
@@ -54,12 +54,23 @@ def _separate_ids(optimizer: type) -> None:
     optimizer.apply = apply
 
 
-def _rows_of(gradient: Any, table: TableVariable | None) -> Any:
+def _rows_of(optimizer: BaseOptimizer, gradient: Any, table: TableVariable | None) -> Any:
     if table is None or not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    ids, rows = table_variable.sum_rows(gradient)
+    if _looks_at_gradients(optimizer):
+        ids, rows = table_variable.sum_rows(gradient)
+    else:  # the push adds them up
+        ids, rows = table_variable.flat_rows(gradient)
     table.gradient_ids.set(ids)
     return rows
+
+
+def _looks_at_gradients(optimizer: BaseOptimizer) -> bool:
+    """Whether an optimizer does more with a gradient than to scale it and make a step with it."""
+    return isinstance(optimizer, LossScaleOptimizer) or any(
+        getattr(optimizer, name) is not None
+        for name in ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps")
+    )
 
 
 def _stage_rows() -> None:

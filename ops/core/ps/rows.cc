@@ -9,7 +9,7 @@ namespace tfdist::ps {
 namespace {
 
 constexpr size_t kSlabBytes = 256 << 10;
-constexpr size_t kFirstBuckets = 64;
+constexpr size_t kFirstBuckets = 1024;  // a page
 constexpr size_t kPageBytes = 2 << 20;  // a huge page
 
 #ifndef MADV_COLLAPSE
@@ -109,8 +109,8 @@ void Rows::Erase(Number row) {
 
 void Rows::Grow() {
   const size_t buckets = 2 * buckets_.size();
-  buckets_ = std::vector<Number>(buckets);
-  tags_ = std::vector<uint8_t>(buckets);
+  PageArray<Number>(buckets).swap(&buckets_);
+  PageArray<uint8_t>(buckets).swap(&tags_);
   for (Number row = 0; row < end_; ++row) {
     if (in_use(row)) Place(row, MixId(head(row).id));
   }
@@ -118,8 +118,8 @@ void Rows::Grow() {
 
 size_t Rows::bytes() const {
   return slabs_.size() * (row_bytes_ << slab_bits_) + memory_.capacity() * sizeof(memory_[0]) +
-         slabs_.capacity() * sizeof(slabs_[0]) + buckets_.capacity() * sizeof(Number) +
-         tags_.capacity() + used_.capacity() * sizeof(uint64_t) + free_.capacity() * sizeof(Number);
+         slabs_.capacity() * sizeof(slabs_[0]) + buckets_.size() * sizeof(Number) + tags_.size() +
+         used_.capacity() * sizeof(uint64_t) + free_.capacity() * sizeof(Number);
 }
 
 void Rows::PrefetchIndex(uint64_t hash) const {

@@ -12,6 +12,8 @@
 #include <memory>
 #include <vector>
 
+#include "core/ps/page_array.h"
+
 namespace tfdist::ps {
 
 // Spreads ids evenly over 64 bits; one to one (the finalizer of Steele et al. 2014, SplitMix64).
@@ -78,8 +80,8 @@ class Rows {
   std::vector<char*> slabs_;
   std::vector<std::unique_ptr<char, Free>> memory_;  // of slabs
   size_t memory_used_ = 0;                           // of the last
-  std::vector<Number> buckets_;
-  std::vector<uint8_t> tags_;  // 0: the bucket is empty
+  PageArray<Number> buckets_;
+  PageArray<uint8_t> tags_;  // 0: the bucket is empty
   std::vector<uint64_t> used_;
   std::vector<Number> free_;
   Number end_ = 0;
