@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::align_val_t kAlignment{kCacheLine};
 constexpr size_t kLeastRoom = 4096;
-constexpr size_t kMostKept = 8;  // of about one size
+constexpr size_t kMostKept = 4;  // of about one size
 
 // Four sizes for each power of two.
 size_t RoomFor(size_t bytes) {

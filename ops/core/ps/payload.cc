@@ -52,13 +52,12 @@ uint64_t Payload::Room(size_t part) const {
 void Payload::MakeRoom(size_t part) {
   const uint64_t bytes = parts_[part].bytes;
   if (part == blocks_.size()) {
-    blocks_.push_back(parts_[part].of_shard
-                          ? pool_->Take(bytes)
-                          : std::make_shared<Block>(std::min(bytes, kFirstBytes)));
+    blocks_.push_back(parts_[part].of_shard ? pool_->Take(bytes)
+                                            : pool_->TakeRoughly(std::min(bytes, kFirstBytes)));
   } else if (Room(part) == 0 && filled_ < bytes) {
-    auto larger = std::make_shared<Block>(std::min(bytes, 2 * filled_));
+    const BlockPtr larger = pool_->TakeRoughly(std::min(bytes, 2 * filled_));
     std::memcpy(larger->data(), blocks_[part]->data(), filled_);
-    blocks_[part] = std::move(larger);
+    blocks_[part] = larger;
   }
 }
 
