@@ -5,6 +5,7 @@ A one-hot vector times a kernel is an embedding whose gradients of equal ids are
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tfdist.ps import membership
 
 IDS, WIDTH, PER_EXAMPLE = 20, 4, 3
 FIRST = 0.3  # what all rows begin as
@@ -118,3 +120,15 @@ def rows_of(embedding: Any, ids: Any = range(IDS)) -> np.ndarray:
     return tfdist.ops.embedding_lookup(
         embedding.table, tf.constant(list(ids), tf.int64), training=False
     ).numpy()
+
+
+def alone() -> tfdist.ParameterServerStrategy:
+    """Makes the strategy of a process without a cluster, which serves itself."""
+    del os.environ["TF_CONFIG"]
+    return tfdist.ParameterServerStrategy()
+
+
+def held(table: tfdist.EmbeddingTable) -> dict[str, Any]:
+    """What the only server of the job tells of a table: the fields of `tfdist.ops.TableStats`."""
+    (reading,) = membership.readings()
+    return reading["tables"][table.name]

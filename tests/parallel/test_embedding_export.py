@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from embeddings import dataset, examples, model_with, remote_embedding, rows_of
+from embeddings import alone, dataset, examples, model_with, remote_embedding, rows_of
 from models import difference
 from ranks import on_ranks
 
@@ -42,12 +42,6 @@ def served(folder, *inputs) -> np.ndarray:
     command = [sys.executable, "-c", SERVER, str(folder)]
     subprocess.run(command, check=True, cwd=folder, env=environment, timeout=50)
     return np.load(folder / "answer.npy")
-
-
-def alone() -> tfdist.ParameterServerStrategy:
-    """Makes the strategy of a process without a cluster, which serves itself."""
-    del os.environ["TF_CONFIG"]
-    return tfdist.ParameterServerStrategy()
 
 
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])

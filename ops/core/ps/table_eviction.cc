@@ -1,0 +1,74 @@
+// Rows that go: for want of room, of use, or of size.
+#include "core/ps/table_stripe.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr int kCandidates = 16;  // looked at to evict one
+// Rows that are swept while a lock is held.
+constexpr Rows::Number kSweptAtOnce = 10000;
+
+}  // namespace
+
+// Of some rows that are taken at random, the one that was used longest ago, or most seldom.
+void Table::EvictOne(Stripe* stripe, uint32_t spared) const {
+  Rows& rows = stripe->rows;
+  Rows::Number victim = Rows::kNone;
+  for (int looked = 0; looked < kCandidates;) {
+    const auto row =
+        static_cast<Rows::Number>(MixId(static_cast<int64_t>(stripe->random++)) % rows.end());
+    if (row == spared || !rows.in_use(row)) continue;
+    ++looked;
+    if (victim == Rows::kNone) {
+      victim = row;
+      continue;
+    }
+    const Rows::Head &head = rows.head(row), &worst = rows.head(victim);
+    const bool worse = config_.policy == EvictionPolicy::kLru
+                           ? static_cast<int32_t>(head.used - worst.used) < 0
+                           : head.count < worst.count;
+    if (worse) victim = row;
+  }
+  Erase(stripe, victim);
+  ++stripe->stats.evicted_for_room;
+}
+
+void Table::Sweep(double now) {
+  const uint32_t ticks = Ticks(now);
+  for (const auto& stripe : stripes_) {
+    for (Rows::Number from = 0; Sweep(ticks, from, stripe.get()); from += kSweptAtOnce) {
+    }
+  }
+}
+
+bool Table::Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) const {
+  const std::lock_guard<std::mutex> lock(stripe->mutex);
+  Rows& rows = stripe->rows;
+  const Rows::Number end = std::min(rows.end(), from + kSweptAtOnce);
+  for (Rows::Number row = from; row < end; ++row) {
+    if (!rows.in_use(row)) continue;
+    const double unused = static_cast<int32_t>(ticks - rows.head(row).used) / kTicks;
+    if (config_.ttl_seconds > 0 && unused > config_.ttl_seconds) {
+      Erase(stripe, row);
+      ++stripe->stats.evicted_by_age;
+      continue;
+    }
+    if (config_.min_norm == 0) continue;
+    const float* const value = Content(stripe, row);
+    double squares = 0;
+    for (size_t i = 0; i < config_.width; ++i) squares += static_cast<double>(value[i]) * value[i];
+    if (squares >= config_.min_norm * config_.min_norm) continue;
+    Erase(stripe, row);
+    ++stripe->stats.evicted_by_norm;
+  }
+  return end < rows.end();
+}
+
+void Table::Erase(Stripe* stripe, uint32_t row) const {
+  WillChange(stripe, row);
+  stripe->changed.Clear(row);
+  if (stripe->is_saved) stripe->removed.push_back(stripe->rows.head(row).id);
+  stripe->rows.Erase(row);
+}
+
+}  // namespace tfdist::ps
