@@ -89,6 +89,26 @@ def test_the_chief_writes_what_they_tell(ctx):
     assert "ps/0/hit_rate" not in found
 
 
+@on_job(2, 1)
+def test_the_chief_writes_beside_all_reduce(ctx):
+    if served():
+        return
+    import keras
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        ids = keras.Input((), dtype="int64")
+        row = tfdist.layers.Embedding(None, 2, name="users")(ids)
+        model = keras.Model(ids, keras.layers.Dense(1)(row))
+        model.compile("sgd", "mse")
+    log_dir = ctx.tmp_path / f"logs {ctx.rank}"
+    callback = tfdist.callbacks.PsStats(str(log_dir))
+    data = tf.data.Dataset.from_tensors((np.arange(8), np.ones([8, 1], "f4")))
+    model.fit(data, epochs=2, verbose=0, callbacks=[callback])
+    if ctx.rank == 0:
+        assert [value for _, value in scalars(log_dir / "ps")["ps/0/rows"]] == [8, 8]
+
+
 def scalars(folder):
     """Steps and values of all scalars in a folder of TensorBoard's."""
     found = {}

@@ -95,7 +95,9 @@ def share_training_data_only() -> None:
 
 def _warn_of_training_alone(model) -> None:
     cluster = membership.joined()
-    if cluster is None or cluster.is_local or trains_on_servers(model.distribute_strategy):
+    if cluster is None or cluster.is_local or not membership.has_variables():
+        return
+    if trains_on_servers(model.distribute_strategy):
         return
     _log.warning(
         "%s: fit trains model %r by itself: it was neither made nor compiled in the scope of "

@@ -110,8 +110,13 @@ def join(
 
 
 def joined() -> Cluster | None:
-    """Returns the job, if there is one, whose servers hold this process's variables."""
-    return _membership.cluster if _membership.has_variables else None
+    """Returns the job that this process has joined as a worker, if it has."""
+    return _membership.cluster
+
+
+def has_variables() -> bool:
+    """Whether servers hold this process's variables, not only embeddings' tables."""
+    return _membership.has_variables
 
 
 def readings() -> list[Reading | None]:
