@@ -11,7 +11,7 @@ from tfdist.ops.local_reduce import local_reduce
 from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
 from tfdist.ops.parameter_client import ParameterClient, ParameterClientStats
 from tfdist.ops.parameter_server import ParameterServer
-from tfdist.ops.prefetched import prefetched
+from tfdist.ops.prefetched import before_asking, prefetched
 from tfdist.ops.row_transfer import assign_rows, dump_rows
 from tfdist.ops.saved_rows import SavedRows, SavedTable
 from tfdist.ops.server_records import (
@@ -63,6 +63,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "assign_rows",
+    "before_asking",
     "broadcast",
     "dump_rows",
     "embedding_lookup",

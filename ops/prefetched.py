@@ -38,4 +38,35 @@ def prefetched(
 
     options = tf.data.Options()
     options.deterministic = True
-    return dataset.map(ask).with_options(options).prefetch(_BUFFER)
+    asking = dataset.map(ask).with_options(options).prefetch(_BUFFER)
+    asking.without_asking = dataset
+    asking.ask_for = lambda other: prefetched(other, asked_by, training)
+    return asking
+
+
+def before_asking(
+    dataset: tf.data.Dataset, change: Callable[[tf.data.Dataset], tf.data.Dataset]
+) -> tf.data.Dataset:
+    """Changes which batches a dataset has, before it asks for the rows of any.
+
+    Batches that it asked for and did not get would keep it waiting.
+
+    Args:
+      dataset: from `prefetched`, or another.
+      change: from dataset to dataset.
+
+    Raises:
+      ValueError: more was done with a dataset after `prefetched`.
+    """
+    if hasattr(dataset, "without_asking"):
+        return dataset.ask_for(change(dataset.without_asking))
+    if _asks(dataset):
+        raise ValueError(
+            "prefetch_rows: expected to be the last that is done with a dataset before a strategy "
+            f"deals it out, received {dataset!r}, which was made of what it returned"
+        )
+    return change(dataset)
+
+
+def _asks(dataset: tf.data.Dataset) -> bool:
+    return hasattr(dataset, "without_asking") or any(map(_asks, dataset._inputs()))

@@ -107,12 +107,19 @@ class Parameters:
           config: likewise.
 
         Raises:
-          ValueError: this process has another table of this name.
-          tf.errors.InvalidArgumentError: another worker has.
+          ValueError: this process, or another worker, has another table of this name.
         """
         content = bytes(config)
         if name not in self._tables:
-            self._tables[name] = (content, self.client.create_table(name, config))
+            try:
+                number = self.client.create_table(name, config)
+            except tf.errors.InvalidArgumentError as error:
+                # Not as it is: Keras wraps what layers raise, and cannot make another of these.
+                raise ValueError(
+                    f"embedding table {name!r}: expected the same arguments in all workers: "
+                    f"{error.message}"
+                ) from None
+            self._tables[name] = (content, number)
         known, number = self._tables[name]
         if known != content:
             raise ValueError(

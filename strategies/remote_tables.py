@@ -44,6 +44,12 @@ class RemoteTables:
 
     def _join(self) -> Parameters:
         if self._parameters is None:
+            if self._cluster.world_size > 1 and not self._cluster.ps:
+                raise ValueError(
+                    "an embedding table beside all-reduce: expected a cluster with ps tasks, "
+                    f"received {self._cluster.as_dict()}: start the job with some "
+                    "(tfdist run --ps 1)"
+                )
             member = membership.join(
                 self._cluster, self._config, self._checkpoint_every, variables=False
             )

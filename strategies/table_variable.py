@@ -90,8 +90,7 @@ class TableVariable(ServerVariable):
           spec: the `EmbeddingTable`: its `name`, and `config()`.
 
         Raises:
-          ValueError: this process has another table of this name, or has used another one here.
-          tf.errors.InvalidArgumentError: another worker has another table of this name.
+          ValueError: there is another table of this name, or another one was used here.
         """
         if self._spec is not spec:
             number = self._parameters.add_table(spec.name, spec.config())

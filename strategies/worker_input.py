@@ -5,6 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.distribute import input_ops
 
+from tfdist import ops
+
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -25,8 +27,12 @@ def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.
         return dataset
     if split and _policy(dataset) in (_Policy.AUTO, _Policy.DATA):
         # Not TensorFlow's sharding: with it, workers come to the end at different steps.
-        return dataset.map(lambda *batch: _rows_of(batch, workers, rank))
-    return input_ops.auto_shard_dataset(dataset, workers, rank)
+        return ops.before_asking(
+            dataset, lambda whole: whole.map(lambda *batch: _rows_of(batch, workers, rank))
+        )
+    return ops.before_asking(
+        dataset, lambda whole: input_ops.auto_shard_dataset(whole, workers, rank)
+    )
 
 
 def is_whole(dataset: tf.data.Dataset) -> bool:

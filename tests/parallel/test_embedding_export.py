@@ -93,6 +93,17 @@ def test_a_model_without_tables_is_not_for_this(ctx):
         tfdist.export_for_serving(model, str(ctx.tmp_path / "served"))
 
 
+@on_ranks(1)
+def test_ragged_inputs_are_not_served(ctx):
+    strategy = alone()
+    with strategy.scope():
+        ids = keras.Input((None,), dtype="int64", ragged=True, name="genres")
+        model = keras.Model(ids, layers.Embedding(None, 2, combiner="sum")(ids))
+    model(tf.ragged.constant([[1, 2], []], tf.int64))
+    with pytest.raises(ValueError, match="genres of model .* is ragged"):
+        tfdist.export_for_serving(model, str(ctx.tmp_path / "served"))
+
+
 @pytest.mark.parametrize("kind", list(ops.InitializerKind))
 @on_ranks(1)
 def test_first_values_are_the_servers(ctx, kind):

@@ -252,3 +252,56 @@ def test_a_strategy_without_servers(ctx, strategy):
 def test_arguments_that_make_no_sense(arguments, message):
     with pytest.raises(ValueError, match=message):
         layers.Embedding(**arguments)
+
+
+@on_ranks(1)
+def test_models_of_the_same_names_have_tables_of_their_own(ctx):
+    strategy = alone()
+    with strategy.scope():
+        tables = []
+        for _ in range(2):
+            ids = keras.Input((), dtype="int64")
+            layer = layers.Embedding(None, 2, "sgd", "ones", name="users")
+            model = keras.Model(ids, layer(ids))
+            model.compile(keras.optimizers.SGD(1.0), _sum)
+            model.train_on_batch(np.array([4]), np.zeros((1, 2)))
+            tables.append(layer.table)
+    assert tables[0].name != tables[1].name
+    for table in tables:
+        np.testing.assert_array_equal(table.fetch()[1], [[0, 0]])
+
+
+@on_job(2)
+def test_workers_that_make_different_tables(ctx):
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy()
+    with strategy.scope():
+        tfdist.EmbeddingTable("t", 2).rows if ctx.rank == 0 else None  # noqa: B018
+        meet(ctx, "made")
+        if ctx.rank == 1:
+            layer = layers.Embedding(table=tfdist.EmbeddingTable("t", 2, optimizer="sgd"))
+            with pytest.raises(ValueError, match="'t': expected the same arguments in all workers"):
+                layer(tf.constant([1]))
+
+
+@on_ranks(2)
+def test_all_reduce_without_servers(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        with pytest.raises(ValueError, match="expected a cluster with ps tasks"):
+            layers.Embedding(None, 2)(tf.constant([1]))
+
+
+@on_ranks(1)
+def test_a_shared_table_says_what_it_is_like(ctx):
+    strategy = alone()
+    with strategy.scope():
+        table = tfdist.EmbeddingTable("t", 8)
+        assert layers.Embedding(table=table).output_dim == 8
+        with pytest.raises(
+            ValueError, match="which has its own, received input_dim=None, output_dim=4"
+        ):
+            layers.Embedding(output_dim=4, table=table)
+        with pytest.raises(ValueError, match="'max_rows': 7"):
+            layers.Embedding(table=table, max_rows=7)

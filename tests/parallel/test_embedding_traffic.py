@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from embeddings import IDS, alone, dataset, held, model_with, remote_embedding, rows_of
+from ps_job import on_job, served
 from ranks import on_ranks
 
 import tfdist
@@ -88,3 +90,36 @@ def test_rows_go_for_want_of_room(ctx):
     assert table["evicted_for_room"] == table["created"] - table["rows"] >= 840
     rows, _ = layer.table.fetch()
     assert set(often) <= set(rows)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@on_job(2)
+def test_a_dataset_that_is_dealt_out_asks_for_its_own_batches(ctx, mode):
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy(mode=mode)
+    with strategy.scope():
+        table = tfdist.EmbeddingTable("t", 2, optimizer="sgd", initializer="zeros")
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([table.rows])
+
+    @tf.function
+    def step(ids):
+        def of_replica(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tfdist.ops.embedding_lookup(table, ids))
+            optimizer.apply_gradients([(tape.gradient(loss, table.rows), table.rows)])
+
+        strategy.run(of_replica, args=(ids,))
+
+    whole = tf.data.Dataset.range(64).batch(4)
+    asking = tfdist.ops.prefetch_rows(whole, lambda ids: {table: ids})
+    steps = 0
+    for ids in strategy.experimental_distribute_dataset(asking):
+        step(ids)
+        steps += 1
+    assert steps == (8 if mode == "async" else 16)
+    stats = strategy.communication_stats()
+    assert steps - 1 <= stats.prefetch_hits <= stats.prefetched == steps
+    with pytest.raises(ValueError, match="expected to be the last that is done"):
+        strategy.experimental_distribute_dataset(asking.take(3))

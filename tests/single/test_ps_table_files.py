@@ -64,8 +64,8 @@ def test_values_only(tmp_path, ending):
             ids, values = archive["ids"], archive["values"]
     else:
         read = pyarrow.parquet.read_table(path)
-        assert read.schema.names == ["id", "value"]
-        ids, values = read["id"].to_numpy(), np.array(read["value"].to_pylist(), "f4")
+        assert read.schema.names == ["ids", "values"]
+        ids, values = read["ids"].to_numpy(), np.array(read["values"].to_pylist(), "f4")
     np.testing.assert_array_equal(worker.lookup(table, ids, training=False), values)
     copies, other, copied, _ = make(1, **ADAGRAD)
     other.lookup(copied, [5])
@@ -93,7 +93,9 @@ def test_what_somebody_else_has_written(tmp_path):
     np.savez_compressed(f"{tmp_path}/a.npz", ids=ids.astype(np.int32), values=values)
     assert table_files.import_table(worker.client, table.table, config, f"{tmp_path}/a.npz") == 3
     lists = pyarrow.array((values + 1).tolist(), pyarrow.list_(pyarrow.float64()))
-    pyarrow.parquet.write_table(pyarrow.table({"id": ids, "value": lists}), f"{tmp_path}/b.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"ids": ids, "values": lists}), f"{tmp_path}/b.parquet"
+    )
     table_files.import_table(worker.client, table.table, config, f"{tmp_path}/b.parquet")
     assert worker.lookup(table, ids, training=False).tolist() == (values + 1).tolist()
 

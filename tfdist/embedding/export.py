@@ -28,7 +28,7 @@ def export_for_serving(model: Any, path: str) -> None:
       path: the directory to write.
 
     Raises:
-      ValueError: the model has no table that was used.
+      ValueError: the model has no table that was used, or an input of it is ragged.
 
     Example:
 
@@ -42,6 +42,13 @@ def export_for_serving(model: Any, path: str) -> None:
         raise ValueError(
             f"export_for_serving: expected model {model.name!r} to have embedding tables that it "
             "has used, and found none; model.export saves it"
+        )
+    ragged = [x.name for x in tf.nest.flatten(model.inputs) if getattr(x, "ragged", False)]
+    if ragged:
+        raise ValueError(
+            f"export_for_serving: expected inputs that are dense, but {', '.join(ragged)} of model "
+            f"{model.name!r} is ragged, and would be served as if it were not: give the layers "
+            "dense ids with weights of 0 where there is none"
         )
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as replaced:
         statics = []

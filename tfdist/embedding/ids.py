@@ -20,7 +20,8 @@ def as_int64(ids: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.bitcast(tf.fingerprint(flat), tf.int64), tf.shape(ids))
     if not ids.dtype.is_integer:
         raise TypeError(
-            f"an embedding's ids: expected integers or strings, received {ids.dtype.name}"
+            f"an embedding's ids: expected integers or strings, received {ids.dtype.name}. (A "
+            "Keras model takes its input for float32 unless a keras.Input gives its dtype.)"
         )
     return tf.cast(ids, tf.int64)
 

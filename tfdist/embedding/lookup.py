@@ -89,9 +89,11 @@ def rows_of(
 def _checked(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
     if table.input_dim is None:
         return ids
-    fits = tf.reduce_all((ids >= 0) & (ids < table.input_dim))
+    flat = tf.reshape(ids, [-1])
+    wrong = tf.boolean_mask(flat, (flat < 0) | (flat >= table.input_dim))
     message = f"embedding table {table.name!r}: expected ids from 0 to {table.input_dim - 1}"
-    with tf.control_dependencies([tf.debugging.Assert(fits, [message, "received", ids])]):
+    fits = tf.debugging.Assert(tf.size(wrong) == 0, [message, "received", wrong])
+    with tf.control_dependencies([fits]):
         return tf.identity(ids)
 
 

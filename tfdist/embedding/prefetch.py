@@ -21,6 +21,9 @@ def prefetch_rows(
     for lack this worker's last step, and what others have done meanwhile. A lookup of other ids, or
     a later one, asks anew: prefetching changes when rows travel, and never which.
 
+    Let it be the last that is done with a dataset before `strategy.experimental_distribute_dataset`
+    deals it out, which then takes care that no worker asks for another's batches.
+
     Args:
       dataset: of the batches that a worker trains on, one for each step.
       ids_of: called with a batch's components; returns, by table, the ids as they will be given to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,7 +163,8 @@ class EmbeddingTable:
             make = make or _make_variable
             is_here = tf.distribute.get_strategy() is self._strategy
             scope = contextlib.nullcontext() if is_here else self._strategy.scope()
-            with scope, tf.name_scope(self.name):
+            # A graph allows fewer characters in a scope than a table in its name.
+            with scope, tf.name_scope(re.sub(r"[^A-Za-z0-9_./-]", "_", self.name)):
                 self._weight = make((0, self.output_dim), ROWS)
         return self._weight
 

@@ -58,6 +58,14 @@ class RemoteEmbedding:
                 f"embedding layer {self.name!r}: expected combiner to be one of "
                 f"{id_kinds.COMBINERS}, received {combiner!r}"
             )
+        if table is not None and (
+            of_table or input_dim is not None or output_dim not in (64, table.output_dim)
+        ):
+            raise ValueError(
+                f"embedding layer {self.name!r}: expected no arguments that say what a table is "
+                f"like beside table={table.name!r}, which has its own, received input_dim="
+                f"{input_dim}, output_dim={output_dim}, {of_table}"
+            )
         self.combiner = combiner
         self.prefetch = prefetch
         self.output_dim = output_dim if table is None else table.output_dim

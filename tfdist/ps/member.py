@@ -48,6 +48,7 @@ class Member:
         self._leaving = threading.Event()
         self.process = os.getpid()
         self._identity = secrets.randbits(63)
+        self._incarnations: dict[int, int] = {}
         self._control = [
             ControlClient(cluster, settings.secret, address, self._name(server))
             for server, address in enumerate(cluster.ps)
@@ -160,7 +161,17 @@ class Member:
         host = self.cluster.ps[server].rpartition(":")[0]
         token = bytes.fromhex(answer["token"])
         address = f"{host}:{answer['port']}"
-        self.client.connect(server, address, token, int(answer["incarnation"]), timeout)
+        incarnation = int(answer["incarnation"])
+        self.client.connect(server, address, token, incarnation, timeout)
+        before = self._incarnations.setdefault(server, incarnation)
+        self._incarnations[server] = incarnation
+        if before != incarnation and self.config.checkpoint_dir is None:
+            _log.warning(
+                "%s: %s was started again and keeps no snapshots (checkpoint_dir): its rows of "
+                "embeddings and its optimizers' slots begin anew",
+                self.cluster.task_name,
+                self._name(server),
+            )
 
     def _reading(self, control: ControlClient) -> Reading | None:
         try:

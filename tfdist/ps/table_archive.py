@@ -33,7 +33,7 @@ def write(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
         with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
             for name, part in parts.items():
                 header = {
-                    "descr": np.lib.format.dtype_to_descr(np.dtype(COLUMNS[name][1])),
+                    "descr": np.lib.format.dtype_to_descr(np.dtype(COLUMNS[name][0])),
                     "fortran_order": False,
                     "shape": (count, *rows[name]),
                 }
@@ -80,7 +80,7 @@ class _Member:
             else np.lib.format.read_array_header_2_0
         )
         shape, is_fortran, self._dtype = read(file)
-        wanted = np.dtype(COLUMNS[name][1])
+        wanted = np.dtype(COLUMNS[name][0])
         if is_fortran or self._dtype.kind != wanted.kind:
             raise ValueError(
                 f"{name}: expected {wanted} by rows, received {self._dtype}"

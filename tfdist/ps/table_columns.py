@@ -9,12 +9,12 @@ import numpy as np
 from tfdist.errors import CheckpointError
 
 AT_ONCE = 1 << 16  # rows
-COLUMNS = {  # of an archive: name in a Parquet file, dtype, whether it has several for an id
-    "ids": ("id", np.int64, False),
-    "values": ("value", np.float32, True),
-    "slots": ("slots", np.float32, True),
-    "used": ("used", np.uint32, False),
-    "counts": ("count", np.uint32, False),
+COLUMNS = {  # dtype, and whether a row has several
+    "ids": (np.int64, False),
+    "values": (np.float32, True),
+    "slots": (np.float32, True),
+    "used": (np.uint32, False),
+    "counts": (np.uint32, False),
 }
 WITHOUT_SLOTS = ("ids", "values")
 

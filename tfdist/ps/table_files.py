@@ -1,8 +1,8 @@
 """Tables of embeddings in files that others read: NumPy archives and Parquet.
 
-An .npz has the arrays `ids` (int64), `values` (float32, a row for each id) and, with slots, `slots`
-(float32), `used` and `counts` (uint32); a Parquet file has the columns `id`, `value`, `slots`,
-`used` and `count`. One that somebody else has made needs ids and values only.
+They have `ids` (int64), `values` (float32, a row for each id) and, with slots, `slots` (float32),
+`used` and `counts` (uint32): arrays of an .npz, columns of a Parquet file. One that somebody else
+has made needs ids and values only.
 
 All rows of all servers go through the process that calls this, some at a time.
 """

@@ -29,7 +29,9 @@ def write(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
     count, writer = 0, None
     try:
         for columns in pieces:
-            table = arrow.table({COLUMNS[n][0]: _to_arrow(arrow, c) for n, c in columns.items()})
+            table = arrow.table(
+                {name: _to_arrow(arrow, column) for name, column in columns.items()}
+            )
             if writer is None:
                 writer = parquet.ParquetWriter(_Sink(file), table.schema)
             writer.write_table(table)
@@ -88,19 +90,17 @@ def read(path: str) -> Iterator[dict[str, np.ndarray]]:
         with files.open_whole(path) as file:
             source = parquet.ParquetFile(file)
             there = set(source.schema_arrow.names)
-            names = [name for name, (column, *_) in COLUMNS.items() if column in there]
+            names = [name for name in COLUMNS if name in there]
             check_names(names, path)
-            for batch in source.iter_batches(
-                batch_size=AT_ONCE, columns=[COLUMNS[name][0] for name in names]
-            ):
+            for batch in source.iter_batches(batch_size=AT_ONCE, columns=names):
                 yield {name: _from_arrow(batch, name) for name in names}
     except (arrow.ArrowException, OSError) as error:
         raise CheckpointError(f"{path} is damaged, or no Parquet file: {error}") from error
 
 
 def _from_arrow(batch: Any, name: str) -> np.ndarray:
-    column, dtype, is_list = COLUMNS[name]
-    array = batch.column(column)
+    dtype, is_list = COLUMNS[name]
+    array = batch.column(name)
     if not is_list:
         return array.to_numpy(zero_copy_only=False).astype(dtype)
     flat = array.flatten().to_numpy(zero_copy_only=False)
