@@ -37,6 +37,7 @@ def apply_repairs() -> None:
         callbacks,
         layers,
         legacy_tables,
+        legacy_training,
         optimizers,
         server_optimizers,
         servers,
@@ -58,6 +59,7 @@ def apply_repairs() -> None:
     server_optimizers.update_on_servers()
     table_gradients.send_rows_to_servers()
     legacy_tables.send_rows_to_servers()
+    legacy_training.count_own_batches()
     servers.tell_paths()
     servers.accumulate_own_steps()
     servers.share_training_data_only()
