@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import keras
 import pytest
 import tf_keras
 from embeddings import dataset, train_like_dense
 from models import ADAPTIVE, EXACT
 from ps_job import on_job, served
+from ranks import on_ranks
 
 import tfdist
 
@@ -150,6 +153,8 @@ def test_tf_keras_beside_all_reduce(ctx):
     )
 
 
-def test_beside_devices_of_one_process():
+@on_ranks(1)
+def test_without_a_cluster(ctx):
+    del os.environ["TF_CONFIG"]
     strategy = tfdist.MultiWorkerMirroredStrategy()
     train_like_dense(strategy, lambda: optimizers.Adagrad(0.1), "adagrad")
