@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import keras
 import models
 import numpy as np
@@ -19,7 +21,7 @@ def undo(strategy, monkeypatch):
     """Puts Keras's own function back for one test; the strategy has repaired it."""
 
     def put_back(owner, name):
-        monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
+        monkeypatch.setattr(owner, name, inspect.unwrap(getattr(owner, name)))
 
     return put_back
 
