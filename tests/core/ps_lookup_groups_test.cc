@@ -1,4 +1,5 @@
 // Lookups that wait for each other, and rows that are asked for ahead.
+#include <chrono>
 #include <thread>
 
 #include "ps_lookups.h"
@@ -150,6 +151,21 @@ void TestPrefetch() {
   EXPECT_STATUS(Wait(open.begun), StatusCode::kCancelled);
 }
 
+// Of a dataset of which another worker gets a part.
+void TestPrefetchThatNobodyUses() {
+  constexpr double kSeconds = 0.3;
+  LookupJob job(1, true, kSeconds);
+  const int table = job.Make(2);
+  Prefetch unused = Begin(job, 1, {{table, {1}, {}}});
+  EXPECT_OK(Wait(unused.begun));
+  const auto start = std::chrono::steady_clock::now();
+  Prefetch next = Begin(job, 1, {{table, {2}, {}}});
+  EXPECT_OK(Wait(next.begun));
+  EXPECT(std::chrono::steady_clock::now() - start >= std::chrono::duration<double>(kSeconds));
+  EXPECT(job.Look(table, {2}, 2) == First({2}, 2));
+  EXPECT(job.client().lookup_stats().prefetch_hits == 1);
+}
+
 // A pipeline that runs one batch ahead of the steps, and does not wait for rows.
 void TestPipeline() {
   LookupJob job(2);
@@ -177,6 +193,7 @@ void Main() {
   TestGroups();
   TestGroupsAtOnce();
   TestPrefetch();
+  TestPrefetchThatNobodyUses();
   TestPipeline();
   std::puts("ps lookup groups: ok");
 }

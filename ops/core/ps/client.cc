@@ -44,8 +44,12 @@ Status Client::Create(const ClientOptions& options, std::unique_ptr<Client>* out
 Client::Client(const ClientOptions& options)
     : options_(options),
       directory_(options.servers),
-      lookups_(&directory_, &pool_,
-               [this](OperationPtr lookup) { thread_->Submit(std::move(lookup)); }),
+      lookups_(
+          &directory_, &pool_, [this](OperationPtr lookup) { thread_->Submit(std::move(lookup)); },
+          [this](double seconds, std::function<void()> what) {
+            thread_->CallLater(seconds, std::move(what));
+          },
+          options.timeout_seconds),
       connecting_(options.servers) {}
 
 Client::~Client() = default;

@@ -130,6 +130,20 @@ void ClientThread::GiveUp(int server, const Status& status) {
   });
 }
 
+void ClientThread::CallLater(double seconds, std::function<void()> what) {
+  const TimePoint due = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(seconds));
+  Post([this, due, what = std::move(what)] { later_.emplace(due, what); });
+}
+
+void ClientThread::CallWhatIsDue() {
+  while (!later_.empty() && later_.begin()->first <= Clock::now()) {
+    const auto what = std::move(later_.begin()->second);
+    later_.erase(later_.begin());
+    what();
+  }
+}
+
 int ClientThread::WaitForLost(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds),
@@ -176,6 +190,7 @@ void ClientThread::Run() {
     }
     RunCommands();
     CheckDeadlines();
+    CallWhatIsDue();
     LoseStale();
     BeginWaiting();
     FlushConnections();
@@ -189,7 +204,7 @@ void ClientThread::Run() {
 }
 
 int ClientThread::WaitMilliseconds() const {
-  TimePoint next = TimePoint::max();
+  TimePoint next = later_.empty() ? TimePoint::max() : later_.begin()->first;
   for (const Remote& remote : remotes_) {
     for (const auto& [number, request] : remote.unanswered) {
       if (request->operation != nullptr) next = std::min(next, request->deadline);

@@ -39,6 +39,8 @@ class ClientThread : private AnswerHandler {
   // Takes a new connection, on which nothing is under way.
   Status Adopt(int server, Fd socket, Lending lending, const ServerView& view);
   void GiveUp(int server, const Status& status);
+  // Calls `what` from this thread, after `seconds`; not at all if it has ended by then.
+  void CallLater(double seconds, std::function<void()> what);
   int WaitForLost(double seconds);
   // Until every push has been answered.
   Status Flush(double timeout_seconds);
@@ -68,6 +70,7 @@ class ClientThread : private AnswerHandler {
   void WatchWritable(int server, bool on);
   void FlushConnections();
   void CheckDeadlines();
+  void CallWhatIsDue();
   void LoseStale();
   void Lose(int server);
   void Drop(int server);
@@ -103,6 +106,7 @@ class ClientThread : private AnswerHandler {
   bool ended_ = false;                           // guarded by mutex_
 
   std::vector<Remote> remotes_;
+  std::multimap<TimePoint, std::function<void()>> later_;
   std::deque<OperationPtr> waiting_;  // submitted, and not begun
   OperationPtr pull_, push_;          // under way
   uint64_t next_number_ = 1;

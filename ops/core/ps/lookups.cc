@@ -1,11 +1,14 @@
 #include "core/ps/lookups.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <utility>
 
 namespace tfdist::ps {
 namespace {
+
+constexpr double kPatienceSeconds = 60;  // of a prefetch, until what it waits for is used
 
 // Calls `done` when all parts are done, with the first failure.
 class Parts {
@@ -30,13 +33,14 @@ class Parts {
 
 }  // namespace
 
-Lookups::Lookups(const TableDirectory* directory, BlockPool* pool, Submit submit)
+Lookups::Lookups(const TableDirectory* directory, BlockPool* pool, Submit submit,
+                 Prefetches::Later later, double timeout_seconds)
     : directory_(directory),
       pool_(pool),
       submit_(std::move(submit)),
       prefetches_([this](std::vector<TableLookup> lookups, bool training,
                          Done done) { Ask(std::move(lookups), training, std::move(done)); },
-                  pool),
+                  std::move(later), std::min(timeout_seconds, kPatienceSeconds), pool),
       groups_([this](std::vector<TableLookup> lookups, bool training, Done done) {
         Look(std::move(lookups), training, std::move(done));
       }) {}

@@ -32,7 +32,9 @@ class Lookups {
  public:
   using Submit = std::function<void(OperationPtr)>;
 
-  Lookups(const TableDirectory* directory, BlockPool* pool, Submit submit);
+  // `later` calls something after so many seconds; `timeout_seconds` is the client's.
+  Lookups(const TableDirectory* directory, BlockPool* pool, Submit submit, Prefetches::Later later,
+          double timeout_seconds);
 
   void Look(std::vector<TableLookup> lookups, bool training, Done done);
   // As Look, with the other lookups of its group.

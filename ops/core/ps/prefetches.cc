@@ -60,6 +60,7 @@ Prefetches::BatchPtr Prefetches::Make(uint64_t owner, std::vector<TableLookup> l
 
 void Prefetches::Begin(const BatchPtr& batch, ps::Done done) {
   std::vector<BatchPtr> ready;
+  bool waits = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!closed_ && batch->state == Batch::State::kNew) {
@@ -68,9 +69,22 @@ void Prefetches::Begin(const BatchPtr& batch, ps::Done done) {
       any_ = true;
       waiting_.push_back(batch);
       ready = TakeReady();
+      waits = batch->state == Batch::State::kWaiting;
     }
   }
   if (done != nullptr) return done(Cancelled());
+  Ask(ready);
+  if (waits) later_(patience_seconds_, [this, batch] { StopWaiting(batch); });
+}
+
+void Prefetches::StopWaiting(const BatchPtr& batch) {
+  std::vector<BatchPtr> ready;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (batch->state != Batch::State::kWaiting) return;
+    for (const Entry& entry : batch->entries) by_table_.erase(entry.lookup.table);
+    ready = TakeReady();
+  }
   Ask(ready);
 }
 

@@ -23,19 +23,25 @@ namespace tfdist::ps {
 class Prefetches {
  public:
   using Send = std::function<void(std::vector<TableLookup>, bool training, ps::Done)>;
+  using Later = std::function<void(double seconds, std::function<void()>)>;
 
   struct Batch;
   using BatchPtr = std::shared_ptr<Batch>;
 
-  Prefetches(Send send, BlockPool* pool) : send_(std::move(send)), pool_(pool) {}
+  Prefetches(Send send, Later later, double patience_seconds, BlockPool* pool)
+      : send_(std::move(send)),
+        later_(std::move(later)),
+        patience_seconds_(patience_seconds),
+        pool_(pool) {}
 
   // `owner` is who makes prefetches one after the other, numbered as they come to be; of `lookups`
   // the rows' memory is not read, and their tables are there, `widths` floats wide.
   static BatchPtr Make(uint64_t owner, std::vector<TableLookup> lookups,
                        const std::vector<size_t>& widths, bool training);
   // Asks for the batch, and is done when it was asked for. While rows of one of its tables that
-  // the same owner asked for before may still be used, it waits. An earlier owner's are given up;
-  // if a later owner has one of its tables, nothing is asked for.
+  // the same owner asked for before may still be used, it waits, but not for ever: whose batch it
+  // is may never use them. An earlier owner's are given up; if a later owner has one of its tables,
+  // nothing is asked for.
   void Begin(const BatchPtr& batch, ps::Done done);
   // The batch does not wait any more, and will not.
   void Cancel(const BatchPtr& batch);
@@ -57,12 +63,16 @@ class Prefetches {
 
  private:
   struct Entry;
+  // What `batch` still waits for is given up.
+  void StopWaiting(const BatchPtr& batch);
   void GiveUp(const BatchPtr& batch);
   std::vector<BatchPtr> TakeReady();
   void Ask(const std::vector<BatchPtr>& batches);
   void End(const BatchPtr& batch, const Status& status);
 
   const Send send_;
+  const Later later_;
+  const double patience_seconds_;
   BlockPool* const pool_;
   mutable std::mutex mutex_;
   uint64_t step_ = 0;
