@@ -93,19 +93,15 @@ void StepSums::CollectRows(int worker, const Update& update) {
   const auto* gradient = reinterpret_cast<const float*>(update.values->data());
   const std::lock_guard<std::mutex> lock(mutex_);
   RowSums& sums = of_rows_[update.table];
-  if (sums.ids.empty() || worker < sums.worker) {
+  if (sums.ids.places().empty() || worker < sums.worker) {
     sums.worker = worker;
     sums.step = update.step;
   }
-  for (uint64_t i = 0; i < update.row_count(); ++i, gradient += width) {
-    const int64_t id = update.row_numbers()[i];
-    const auto [place, is_new] = sums.places.emplace(id, sums.ids.size());
-    if (is_new) {
-      sums.ids.push_back(id);
-      sums.gradients.insert(sums.gradients.end(), gradient, gradient + width);
-      continue;
-    }
-    float* const sum = sums.gradients.data() + place->second * width;
+  const size_t before = sums.ids.places().size();
+  sums.ids.Add(update.row_numbers(), update.row_count());
+  sums.gradients.resize(sums.ids.ids().size() * width);
+  for (size_t i = before; i < sums.ids.places().size(); ++i, gradient += width) {
+    float* const sum = sums.gradients.data() + sums.ids.places()[i] * width;
     for (size_t j = 0; j < width; ++j) sum[j] += gradient[j];
   }
 }
@@ -120,13 +116,16 @@ void StepSums::Close(int contributions) {
   }
   for (Shard* shard : touched) Apply(shard, contributions);
   std::vector<AppliedRows> applied;
+  std::vector<std::vector<int64_t>> ids;  // as long as they are in `applied`
+  ids.reserve(of_rows.size());
   for (auto& [table, sums] : of_rows) {
+    ids.push_back(sums.ids.ids());
     if (contributions != workers_) {
       Scale(DType::kFloat32, sums.gradients.data(), sums.gradients.size(),
             static_cast<double>(workers_) / contributions);
     }
     applied.push_back(
-        ApplyRows(table, sums.step, sums.ids.size(), sums.ids.data(), sums.gradients.data()));
+        ApplyRows(table, sums.step, ids.back().size(), ids.back().data(), sums.gradients.data()));
   }
   log_->Append({}, applied);
 }

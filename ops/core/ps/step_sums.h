@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
+#include "core/ps/unique_ids.h"
 #include "core/ps/update.h"
 
 namespace tfdist::ps {
@@ -16,9 +16,8 @@ namespace tfdist::ps {
 struct RowSums {
   StepValues step;  // of the lowest rank that contributed
   int worker = 0;
-  std::vector<int64_t> ids;
+  UniqueIds ids;
   std::vector<float> gradients;
-  std::unordered_map<int64_t, size_t> places;  // of ids
 };
 
 class StepSums {
