@@ -125,7 +125,7 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
   const int rank = caller->worker;
   Worker& worker = *workers_[rank];
   const auto sharing = store_->Share();
-  std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), *store_);
+  std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), store_);
   if (Status s = CheckRows(updates); !s.ok()) return Refuse(*caller, number, s);
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   {
@@ -198,16 +198,15 @@ void Service::CloseIfComplete() {
   schedule_.CloseStep();
 }
 
-ServerImage Service::Freeze(SavedTables tables, const std::string& log_path) {
+ServerImage Service::Freeze(bool changed_rows_only, const std::string& log_path) {
   const auto exclusive = store_->Exclude();
   ServerImage image;
   image.shards = store_->Save();
   image.progress = SaveProgress();
-  if (tables == SavedTables::kNone) return image;
   // Workers have created all of their variables before they train.
   if (pushes() > 0) store_->ForgetAside();
   image.aside = store_->SaveAside();
-  image.tables = store_->SaveTables(tables == SavedTables::kChanged);
+  image.tables = store_->SaveTables(changed_rows_only);
   // What a push does is all in the image, or all in the file.
   if (!log_path.empty()) log_.Begin(log_path);
   return image;

@@ -91,10 +91,10 @@ class NextStep {
 };
 
 // Rows of a table as float32, whatever they came as.
-BlockPtr Widened(BlockPtr values, DType wire) {
+BlockPtr Widened(BlockPtr values, DType wire, BlockPool* pool) {
   if (wire == DType::kFloat32) return values;
   const size_t count = values->bytes() / ByteSize(wire);
-  auto wide = std::make_shared<Block>(count * sizeof(float));
+  BlockPtr wide = pool->TakeRoughly(count * sizeof(float));
   Widen(wire, values->data(), reinterpret_cast<float*>(wide->data()), count);
   return wide;
 }
@@ -102,7 +102,7 @@ BlockPtr Widened(BlockPtr values, DType wire) {
 }  // namespace
 
 std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
-                              const Store& store) {
+                              Store* store) {
   std::vector<Update> updates;
   size_t part = 0;
   for (const PushRequest::Entry& entry : request.entries) {
@@ -110,14 +110,15 @@ std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> 
     update.kind = entry.kind;
     const bool of_table = entry.kind == UpdateKind::kTableRows;
     if (of_table) {
-      update.table = store.FindTable(entry.shard);
+      update.table = store->FindTable(entry.shard);
     } else {
-      update.shard = store.Find(entry.shard);
+      update.shard = store->Find(entry.shard);
     }
     update.width = entry.width;
     if (entry.step < request.steps.size()) update.step = request.steps[entry.step];
     if (entry.kind == UpdateKind::kRows || of_table) update.rows = std::move(payload[part++]);
-    update.values = Widened(std::move(payload[part++]), of_table ? entry.wire : DType::kFloat32);
+    update.values = Widened(std::move(payload[part++]), of_table ? entry.wire : DType::kFloat32,
+                            &store->pool());
     updates.push_back(std::move(update));
   }
   std::stable_partition(updates.begin(), updates.end(),

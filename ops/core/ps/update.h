@@ -28,7 +28,7 @@ struct Update {
 // The entries of a push, under Store::Share. What is to be put in place comes first, so that it
 // does not undo a gradient or a change of the same push.
 std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
-                              const Store& store);
+                              Store* store);
 
 // Fails if a row number is not one of its shard's.
 Status CheckRows(const std::vector<Update>& updates);
