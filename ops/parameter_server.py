@@ -78,7 +78,7 @@ class ParameterServer:
         """Takes what a server held, before `start`; its tables apart, by `restore_rows`.
 
         Raises:
-          tf.errors.InvalidArgumentError: it is not what `freeze` gives.
+          tf.errors.InvalidArgumentError: it is not what `checkpoint` gives.
         """
         for shards, aside in ((image.shards, False), (image.aside, True)):
             for name, array in shards.items():
@@ -155,19 +155,11 @@ class ParameterServer:
         SERVER.start(self._handle, token)
 
     @contextlib.contextmanager
-    def freeze(self) -> Iterator[ServerImage]:
+    def checkpoint(self, changed_only: bool, log_path: str | None) -> Iterator[ServerImage]:
         """Gives what the server holds now, between two pushes; it goes on meanwhile.
 
-        Tables are left out. The arrays are the server's memory: they are not to be kept.
-        """
-        image = server_calls.Handle()
-        SERVER.freeze(self._handle, ctypes.byref(image))
-        with _held(image) as content:
-            yield content
-
-    @contextlib.contextmanager
-    def checkpoint(self, changed_only: bool, log_path: str | None) -> Iterator[ServerImage]:
-        """As `freeze`, with tables, whose rows are fetched bit by bit. One at a time.
+        The arrays are the server's memory: they are not to be kept. Rows of tables are fetched bit
+        by bit. One at a time.
 
         Args:
           changed_only: of rows, only those that changed since the checkpoint before.

@@ -105,7 +105,6 @@ SERVER = library.CFunctions(
         "checkpoint": [Handle, ctypes.c_bool, ctypes.c_char_p, ctypes.POINTER(Handle)],
         "restore_progress": [Handle, Long, ctypes.c_uint64],
         "start": [Handle, ctypes.c_char_p],
-        "freeze": [Handle, ctypes.POINTER(Handle)],
     },
     plain={
         "stats": [Handle, ctypes.POINTER(Stats)],

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -21,9 +22,8 @@ using Floats = std::vector<float>;
 // A file's name that is free again in the end.
 struct Scratch {
   Scratch() {
-    char name[] = "/tmp/tfdist_row_log_XXXXXX";
-    EXPECT(close(mkstemp(name)) == 0);
-    path = name;
+    path = std::filesystem::temp_directory_path() / "tfdist_row_log_XXXXXX";
+    EXPECT(close(mkstemp(path.data())) == 0);
   }
   ~Scratch() { std::remove(path.c_str()); }
   std::string Read() const {
@@ -220,7 +220,7 @@ void TestImageAndLog() {
       });
     }
     while (pushed < 10 + 20 * round) std::this_thread::yield();
-    const ps::ServerImage image = CopyOf(server->Freeze(ps::SavedTables::kAll, file.path));
+    const ps::ServerImage image = CopyOf(server->Freeze(false, file.path));
     for (std::thread& thread : threads) thread.join();
 
     std::unique_ptr<ps::Server> copy;
@@ -257,7 +257,7 @@ void TestPushThatIsSentAgain() {
     EXPECT_OK(worker.client().Flush(kPatience));
   };
   step(first);
-  const ps::ServerImage image = CopyOf(server->Freeze(ps::SavedTables::kAll, file.path));
+  const ps::ServerImage image = CopyOf(server->Freeze(false, file.path));
   step(first);
   server->Close();
 
@@ -267,7 +267,7 @@ void TestPushThatIsSentAgain() {
   uint64_t records = 0, left_out = 0;
   EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
   // Saved once more, it still knows.
-  const ps::ServerImage again = CopyOf(copy->Freeze(ps::SavedTables::kAll));
+  const ps::ServerImage again = CopyOf(copy->Freeze());
   copy = StartServer(options, again);
   EXPECT(ValueOf(*copy->tables()[0], 5) == -2);
   // The same process, which counts its pushes from the beginning.

@@ -165,13 +165,13 @@ void TestShardsAside() {
   EXPECT_CONTAINS(worker.Create<float>(narrow, {0, 0}).message(), "'unused': expected float32[1]");
 
   // Until they train, a snapshot has what is still aside.
-  ps::ServerImage next = server->Freeze(ps::SavedTables::kAll);
+  ps::ServerImage next = server->Freeze();
   EXPECT(next.aside.size() == 2 && next.shards.size() == 2);
   const auto copy = StartServer(AsyncJob(2), next);
   EXPECT(copy->stats().shards == 2);
   EXPECT_OK(worker.Push<float>({{w, {3, 3}}}));
   EXPECT_OK(worker.client().Flush(kPatience));
-  EXPECT(server->Freeze(ps::SavedTables::kChanged).aside.empty());
+  EXPECT(server->Freeze(true).aside.empty());
   EXPECT_OK(worker.Create<float>(x, {6}));
 }
 

@@ -33,8 +33,6 @@ struct tfdist_ps_server_options {
   uint64_t trace_events;
 };
 int tfdist_ps_server_create(const tfdist_ps_server_options*, int, int64_t*, int*, char*, size_t);
-int tfdist_ps_server_restore_entry(int64_t, const char*, int, uint64_t, const void*, uint64_t,
-                                   char*, size_t);
 int tfdist_ps_server_restore_progress(int64_t, const uint64_t*, uint64_t, char*, size_t);
 int tfdist_ps_server_start(int64_t, const uint8_t*, char*, size_t);
 uint64_t tfdist_ps_server_incarnation(int64_t);
@@ -42,7 +40,6 @@ int tfdist_ps_server_wait_event(int64_t, double, int*, int*, char*, size_t);
 void tfdist_ps_server_stats(int64_t, tfdist::ps::ServerStats*);
 uint64_t tfdist_ps_server_trace(int64_t, tfdist::ps::TraceEvent*, uint64_t);
 void tfdist_ps_server_close(int64_t);
-int tfdist_ps_server_freeze(int64_t, int64_t*, char*, size_t);
 uint64_t tfdist_ps_image_count(int64_t);
 bool tfdist_ps_image_entry(int64_t, uint64_t, const char**, int*, uint64_t*, const void**,
                            uint64_t*);
@@ -76,7 +73,7 @@ void TestLife() {
   Api api(2);
   EXPECT(api.code == 0 && api.handle != 0 && api.port > 0);
   const Floats saved = {1, 2};
-  EXPECT(tfdist_ps_server_restore_entry(api.handle, "w", 3, 2, saved.data(), 8, api.error,
+  EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 2, saved.data(), 8, false, api.error,
                                         sizeof(api.error)) == 0);
   EXPECT(tfdist_ps_server_start(api.handle, TestToken().data(), api.error, sizeof(api.error)) == 0);
   EXPECT(tfdist_ps_server_start(api.handle, TestToken().data(), api.error, sizeof(api.error)) == 9);
@@ -102,7 +99,8 @@ void TestLife() {
   }
 
   int64_t image = 0;
-  EXPECT(tfdist_ps_server_freeze(api.handle, &image, api.error, sizeof(api.error)) == 0);
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
+         0);
   tfdist_ps_server_close(api.handle);
   worker.peer().AwaitClose();
   EXPECT(tfdist_ps_image_count(image) == 1);
@@ -118,8 +116,8 @@ void TestLife() {
   EXPECT(tfdist_ps_image_progress(image, &progress, &count));
 
   Api next(2);
-  EXPECT(tfdist_ps_server_restore_entry(next.handle, "w", dtype, elements, data, bytes, next.error,
-                                        sizeof(next.error)) == 0);
+  EXPECT(tfdist_ps_server_restore_shard(next.handle, "w", dtype, elements, data, bytes, false,
+                                        next.error, sizeof(next.error)) == 0);
   EXPECT(tfdist_ps_server_restore_progress(next.handle, progress, count, next.error,
                                            sizeof(next.error)) == 0);
   tfdist_ps_image_free(image);
@@ -137,10 +135,10 @@ void TestErrors() {
   EXPECT(none.code == 3);
   EXPECT_CONTAINS(none.error, "parameter server 3: expected at least 1 worker, received 0");
   Api api(1);
-  EXPECT(tfdist_ps_server_restore_entry(api.handle, "w", 99, 0, nullptr, 0, api.error,
+  EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 99, 0, nullptr, 0, false, api.error,
                                         sizeof(api.error)) == 3);
   EXPECT_CONTAINS(api.error, "saved shard 'w': unknown dtype 99");
-  EXPECT(tfdist_ps_server_restore_entry(api.handle, "w", 3, 2, "abcd", 4, api.error,
+  EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 2, "abcd", 4, false, api.error,
                                         sizeof(api.error)) == 0);
   EXPECT(tfdist_ps_server_start(api.handle, TestToken().data(), api.error, sizeof(api.error)) == 3);
   EXPECT_CONTAINS(api.error, "saved shard 'w': float32[2] does not fit 4 bytes");
@@ -149,7 +147,8 @@ void TestErrors() {
   int64_t image = 0;
   int kind = 0, rank = 0;
   char text[1];
-  EXPECT(tfdist_ps_server_freeze(api.handle, &image, api.error, sizeof(api.error)) == 9);
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
+         9);
   EXPECT_CONTAINS(api.error, "was closed");
   EXPECT(tfdist_ps_server_wait_event(api.handle, 20, &kind, &rank, text, 1) == -1);
   EXPECT(tfdist_ps_server_incarnation(api.handle) == 0);

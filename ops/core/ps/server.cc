@@ -187,8 +187,8 @@ Status Server::ReplayLog(const std::string& path, uint64_t* records, uint64_t* l
 }
 void Server::BeginLog(const std::string& path) { impl_->service().BeginLog(path); }
 Status Server::Start(const Token& token) { return impl_->Start(token); }
-ServerImage Server::Freeze(SavedTables tables, const std::string& log_path) {
-  return impl_->service().Freeze(tables, log_path);
+ServerImage Server::Freeze(bool changed_rows_only, const std::string& log_path) {
+  return impl_->service().Freeze(changed_rows_only, log_path);
 }
 bool Server::WaitForEvent(double seconds, Event* event) {
   return impl_->service().events().Wait(seconds, event);

@@ -48,8 +48,6 @@ struct ServerStats {
   uint64_t log_bytes = 0;  // of rows, since they were last saved
 };
 
-enum class SavedTables { kNone, kAll, kChanged };
-
 struct TraceEvent {
   uint64_t nanoseconds = 0;
   uint32_t worker = 0;
@@ -94,9 +92,9 @@ class Server {
   Status Start(const Token& token);
 
   // A consistent image; takes no longer than to count references, or in Hogwild to copy all values.
-  // With tables: of all rows, or of those that changed since the last time. If there is a
-  // `log_path`, what is applied to rows from then on is kept in that file.
-  ServerImage Freeze(SavedTables tables = SavedTables::kNone, const std::string& log_path = "");
+  // Of tables' rows all, or those that changed since the last time. If there is a `log_path`, what
+  // is applied to rows from then on is kept in that file.
+  ServerImage Freeze(bool changed_rows_only = false, const std::string& log_path = "");
   // Before Start: applies what such a file holds, as far as the image lacks it. `records`: what it
   // held; `left_out`: bytes that are not whole records.
   Status ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out);

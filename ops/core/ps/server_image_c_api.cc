@@ -158,13 +158,6 @@ int tfdist_ps_server_restore_shard(int64_t handle, const char* name, int dtype, 
   return 0;
 }
 
-int tfdist_ps_server_restore_entry(int64_t handle, const char* name, int dtype, uint64_t elements,
-                                   const void* data, uint64_t bytes, char* error,
-                                   size_t error_size) {
-  return tfdist_ps_server_restore_shard(handle, name, dtype, elements, data, bytes, false, error,
-                                        error_size);
-}
-
 int tfdist_ps_server_restore_progress(int64_t handle, const uint64_t* progress, uint64_t count,
                                       char* error, size_t error_size) {
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
@@ -174,25 +167,15 @@ int tfdist_ps_server_restore_progress(int64_t handle, const uint64_t* progress, 
   return 0;
 }
 
-int tfdist_ps_server_freeze(int64_t handle, int64_t* image, char* error, size_t error_size) {
-  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
-  if (entry == nullptr) return Report(UnknownServer(handle), error, error_size);
-  auto held = std::make_shared<Image>();
-  held->server = entry->server->Freeze();
-  *image = HandleTable<Image>::Get().Add(std::move(held));
-  return 0;
-}
-
-// The same with tables, of which only one copy is taken at a time: all rows, or those that changed
-// since the last. What rows go through from then on is kept in the file `log_path`, unless that is
-// empty.
+// What the server holds now. Of tables only one copy is taken at a time: all rows, or those that
+// changed since the last. What rows go through from then on is kept in the file `log_path`, unless
+// that is empty.
 int tfdist_ps_server_checkpoint(int64_t handle, bool changed_only, const char* log_path,
                                 int64_t* image, char* error, size_t error_size) {
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return Report(UnknownServer(handle), error, error_size);
   auto held = std::make_shared<Image>();
-  held->server = entry->server->Freeze(
-      changed_only ? ps::SavedTables::kChanged : ps::SavedTables::kAll, log_path);
+  held->server = entry->server->Freeze(changed_only, log_path);
   for (const auto& table : held->server.tables) {
     held->descriptions.push_back(ps::Encode(ps::TableRequest{{{table->name(), table->config()}}}));
   }

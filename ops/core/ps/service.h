@@ -47,7 +47,7 @@ class Service {
   void CheckTime(TimePoint now);
   TimePoint NextDeadline();
 
-  ServerImage Freeze(SavedTables tables, const std::string& log_path);
+  ServerImage Freeze(bool changed_rows_only, const std::string& log_path);
   // Before anybody else comes.
   Status Restore(const ServerImage& image);
   Status ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out);
