@@ -136,6 +136,9 @@ setup(
     include_package_data=False,
     install_requires=[TENSORFLOW, "numpy", "grpcio", "absl-py"],
     extras_require={
+        # Pinned: what it misses in current TensorFlow is supplied for this release alone. It names
+        # no TensorFlow itself.
+        "estimator": ["tensorflow-estimator==2.15.0", "tf_keras"],
         # Tables of embeddings to and from Parquet files.
         "parquet": ["pyarrow"],
         "test": [
@@ -148,6 +151,7 @@ setup(
             "pytest-xdist",
             "ruff",
             "scikit-learn",
+            "tensorflow-estimator==2.15.0",
             "tf_keras",
         ],
     },

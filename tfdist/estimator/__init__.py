@@ -1,0 +1,13 @@
+"""`tf.estimator` on current TensorFlow."""
+
+from __future__ import annotations
+
+from tfdist.estimator import package
+
+package.prepare()
+
+# ruff: noqa: E402, F403
+from tensorflow_estimator.python.estimator.api._v2.estimator import *
+from tensorflow_estimator.python.estimator.keras_lib import model_to_estimator as model_to_estimator
+
+package.restore_names()

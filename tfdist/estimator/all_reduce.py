@@ -1,0 +1,171 @@
+"""A worker that trains an `Estimator` with `MultiWorkerMirroredStrategy`.
+
+Each worker has a session of its own. What needs all of them, such as a variable that is saved as
+the mean of theirs, must run on all at the same step: there the others do what the chief does, and
+throw it away.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.values import SyncOnReadVariable
+from tensorflow.python.eager.context import eager_mode
+
+from tfdist import ops
+from tfdist.estimator.chief_hooks import saver_hooks, summary_hooks
+from tfdist.estimator.sessions import SessionCreator, initialized_session
+
+v1 = tf.compat.v1
+
+
+class AllReduceWorker:
+    """One of the workers.
+
+    Args:
+      strategy: the `MultiWorkerMirroredStrategy` of a job of several workers.
+      model_dir: where the chief keeps checkpoints.
+    """
+
+    def __init__(self, strategy: Any, model_dir: str) -> None:
+        self._strategy = strategy
+        self._model_dir = model_dir
+        self._scratch: tempfile.TemporaryDirectory | None = None
+
+    def call_model_fn(self, call: Any, *arguments: Any) -> Any:
+        """Calls the user's model_fn."""
+        return call(*arguments)
+
+    def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
+        """Returns `hooks` and those of this worker's part."""
+        if self._strategy.is_chief:
+            hooks += self._savers(config, spec, hooks, self._model_dir)
+            hooks += spec.training_chief_hooks
+            return hooks + summary_hooks(config, spec, self._model_dir)
+        if _are_means_saved():
+            self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
+            hooks += self._savers(config, spec, hooks, self._scratch.name)
+        if config.save_summary_steps:
+            steps, writer = config.save_summary_steps, _NoWriter()
+            hooks.append(
+                v1.train.SummarySaverHook(steps, summary_writer=writer, scaffold=spec.scaffold)
+            )
+        return hooks
+
+    def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
+        """Returns what makes the session."""
+        return _SessionCreator(self, scaffold, config)
+
+    def close(self) -> None:
+        """Forgets what was written for nobody."""
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _savers(self, config: Any, spec: Any, hooks: list[Any], directory: str) -> list[Any]:
+        savers = saver_hooks(config, spec, hooks, directory)
+        if savers and config.save_checkpoints_secs:
+            savers[0]._timer = _ChiefsClock(self, config.save_checkpoints_secs)
+        return savers
+
+    def latest_checkpoint(self) -> str | None:
+        """The chief's latest checkpoint; elsewhere `None`."""
+        return tf.train.latest_checkpoint(self._model_dir) if self._strategy.is_chief else None
+
+    def chiefs(self, *values: int) -> list[int]:
+        """Returns what the chief gives, on all workers."""
+        with eager_mode():
+            return self._broadcast(tf.constant(values, tf.int64), "decision").numpy().tolist()
+
+    def spread(self, variables: list[Any]) -> tf.Operation:
+        """An operation that gives all workers the chief's values of variables."""
+        with tf.device("/device:CPU:0"):
+            parts = [
+                part
+                for variable in variables
+                for part in self._strategy.experimental_local_results(variable)
+                if part.dtype != tf.string
+            ]
+            return tf.group([p.assign(self._broadcast(p.read_value(), p.name)) for p in parts])
+
+    def _broadcast(self, value: tf.Tensor, what: str) -> tf.Tensor:
+        options = self._strategy.extended._communication_options
+        return ops.broadcast(
+            value,
+            self._strategy.communicator,
+            label=f"the chief's {what}",
+            timeout=options.timeout_seconds,
+        )
+
+
+class _SessionCreator(SessionCreator):
+    """Initializes variables on all workers alike, from the chief's checkpoint if there is one."""
+
+    def __init__(self, worker: AllReduceWorker, scaffold: Any, config: Any) -> None:
+        self._worker = worker
+        self._scaffold = scaffold
+        self._config = config
+
+    def create_session(self) -> v1.Session:
+        """Makes the session; all workers do at the same time."""
+        spread = self._worker.spread(v1.global_variables())
+        checkpoint = self._worker.latest_checkpoint()
+        (restores,) = self._worker.chiefs(checkpoint is not None)
+        session = initialized_session(self._scaffold, self._config, run_init_fn=not restores)
+        if checkpoint is not None:
+            self._scaffold.saver.restore(session, checkpoint)
+        if restores:
+            session.run(spread)
+        return session
+
+
+class _ChiefsClock(v1.train.SecondOrStepTimer):
+    """A timer that triggers on all workers at the step when the chief's clock says so.
+
+    They ask it now and then: about ten times from one trigger to the next.
+    """
+
+    def __init__(self, worker: AllReduceWorker, every_secs: float) -> None:
+        super().__init__(every_secs=every_secs)
+        self._worker = worker
+        self._every_secs = every_secs
+        self._start = time.monotonic()
+        self._last = self._start
+        self._steps = 0
+        self._next_question = 1
+        self._due = False
+
+    def should_trigger_for_step(self, step: int) -> bool:
+        """Whether it triggers. The hook asks once a step, and again if the answer was yes."""
+        if not self._due:
+            self._steps += 1
+            if self._steps >= self._next_question:
+                now = time.monotonic()
+                pause = int(self._steps / (now - self._start) * self._every_secs / 10)
+                due, pause = self._worker.chiefs(
+                    now - self._last >= self._every_secs, max(1, pause)
+                )
+                self._due, self._next_question = bool(due), self._steps + pause
+        return self._due
+
+    def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
+        """Notes that it was acted upon."""
+        self._due, self._last = False, time.monotonic()
+        return super().update_last_triggered_step(step)
+
+
+class _NoWriter:
+    """Takes the summaries of workers that are not the chief."""
+
+    def add_summary(self, *_: Any) -> None: ...
+
+    def add_session_log(self, *_: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+def _are_means_saved() -> bool:
+    """Whether to save the default graph's variables takes all workers."""
+    return any(isinstance(v, SyncOnReadVariable) for v in v1.global_variables())

@@ -1,0 +1,101 @@
+"""How one worker trains an `Estimator`: which hooks it has, and the loop."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# A session that fails instead of trying again for ever when a worker has died.
+from tensorflow.python.training.monitored_session import _MonitoredSession
+
+from tfdist.estimator.all_reduce import AllReduceWorker
+from tfdist.estimator.parameter_servers import ParameterServerWorker
+from tfdist.strategies import ParameterServerStrategy
+
+v1 = tf.compat.v1
+
+
+def train_to_the_end(estimator: Any, train_spec: Any, listeners: Sequence[Any] | None) -> None:
+    """Trains as `train_spec` says; `listeners` are told of checkpoints."""
+    estimator.train(
+        input_fn=train_spec.input_fn,
+        max_steps=train_spec.max_steps,
+        hooks=list(train_spec.hooks),
+        saving_listeners=listeners,
+    )
+
+
+def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> None:
+    """Trains an `Estimator` with its strategy, as one of the job's workers.
+
+    Args:
+      estimator: the user's.
+      train_distributed: given an `Estimator`, a strategy and hooks, builds the graph and calls the
+        `Estimator`'s `_train_with_estimator_spec`.
+      hooks: for this worker.
+    """
+    strategy = estimator.config.train_distribute
+    kind = (
+        ParameterServerWorker if isinstance(strategy, ParameterServerStrategy) else AllReduceWorker
+    )
+    worker = kind(strategy, estimator.model_dir)
+    # A copy, whose graph ends in our loop; the user's own Estimator stays what it is.
+    mine = copy.copy(estimator)
+    mine._call_model_fn = functools.partial(worker.call_model_fn, estimator._call_model_fn)
+    mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
+    mine._train_with_estimator_spec_distributed = functools.partial(_run, mine._config, worker)
+    train_distributed(mine, strategy, hooks)
+
+
+class _Distributed:
+    """A strategy under the name by which the package knows that every worker has a session.
+
+    It looks at the name of the class, and for a cluster, to call
+    `_train_with_estimator_spec_distributed`, which is all that is left to do with either.
+    """
+
+
+_Distributed.__name__ = "MultiWorkerMirroredStrategy"
+
+
+def _prepare(mine: Any, worker: Any, *arguments: Any) -> Any:
+    """What the package does with every graph, and then the loop below."""
+    mine._train_distribution = _Distributed()
+    if not mine._config.cluster_spec:
+        mine._config = copy.copy(mine._config)
+        mine._config._cluster_spec = tf.train.ClusterSpec({"worker": ["localhost:0"]})
+    return type(mine)._train_with_estimator_spec(mine, *arguments)
+
+
+def _run(
+    config: Any, worker: Any, spec: Any, hooks: Sequence[Any], listeners: Sequence[Any] | None
+) -> Any:
+    hooks = worker.hooks(config, spec, list(hooks))
+    _add_listeners(hooks, listeners)
+    creator = worker.session_creator(spec.scaffold, config.session_config)
+    loss = None
+    try:
+        with _MonitoredSession(creator, hooks, should_recover=False) as session:
+            while not session.should_stop():
+                _, loss = session.run([spec.train_op, spec.loss])
+    finally:
+        worker.close()
+    if loss is None:
+        v1.logging.warning("Training made no step: the input may be empty.")
+    return loss
+
+
+def _add_listeners(hooks: Sequence[Any], listeners: Sequence[Any] | None) -> None:
+    savers = [h for h in hooks if isinstance(h, v1.train.CheckpointSaverHook)]
+    if listeners and not savers:
+        raise ValueError(
+            "saving_listeners: expected checkpoints to be saved, received a RunConfig whose "
+            "save_checkpoints_steps and save_checkpoints_secs are None"
+        )
+    for listener in listeners or ():
+        if listener not in savers[0]._listeners:
+            savers[0]._listeners.append(listener)
