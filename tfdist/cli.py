@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist._version import __version__
+from tfdist.arguments import seconds, whole_number
 from tfdist.ps import stats_command
 
 _DESCRIPTION = "Distributed training for TensorFlow and Keras."
@@ -81,14 +82,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     run.add_argument(
         "--workers",
-        type=_whole_number(1),
+        type=whole_number(1),
         default=1,
         metavar="N",
         help="training tasks; with --ps or --evaluator the first is the chief (default: 1)",
     )
     run.add_argument(
         "--ps",
-        type=_whole_number(0),
+        type=whole_number(0),
         default=0,
         metavar="N",
         help="parameter servers, for scripts that serve one (default: 0)",
@@ -102,7 +103,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     run.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="stop the whole job after this many seconds, with exit code 124",
     )
@@ -152,28 +153,3 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except OSError as error:
         print(f"tfdist run: error: {error}", file=sys.stderr)
         return 1
-
-
-def _whole_number(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(
-                f"expected a whole number, {least} or more, received {text!r}"
-            )
-        return value
-
-    return parse
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, received {text!r}")
-    return value

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from tfdist.arguments import seconds
+
 DESCRIPTION = """\
 Asks the parameter servers of a running job what they hold and what they do, per second, between two
 readings. With TFDIST_SECRET, or TFDIST_SECRET_FILE, as the job has it."""
@@ -29,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval",
-        type=_seconds,
+        type=seconds,
         default=1.0,
         metavar="S",
         help="seconds between the two readings (default: 1)",
     )
     parser.add_argument(
-        "--watch", type=_seconds, metavar="S", help="go on, with a table every so many seconds"
+        "--watch", type=seconds, metavar="S", help="go on, with a table every so many seconds"
     )
 
 
@@ -44,13 +46,3 @@ def run(chosen: argparse.Namespace) -> int:
     from tfdist.ps import stats_report
 
     return stats_report.run(chosen.cluster, chosen.interval, chosen.watch)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, received {text!r}")
-    return value
