@@ -20,6 +20,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from tfdist import ops
+from tfdist.strategies.graphs import current_graph
 
 auto_control_deps_utils.register_read_only_resource_op("TfdistPsLookup")
 
@@ -40,7 +41,7 @@ class LookupGroups:
 
     def begin(self) -> None:
         """A step begins, which a graph may be tracing."""
-        graph = _graph()
+        graph = current_graph()
         if graph is not None and hasattr(graph, "capture"):
             self._groups[graph] = _Group(graph)
 
@@ -55,7 +56,7 @@ class LookupGroups:
         group = self._group
         if group is None:
             return
-        del self._groups[_graph()]
+        del self._groups[current_graph()]
         for level, size in group.sizes.items():
             self._client.set_lookup_group(group.key, level, size)
 
@@ -75,12 +76,8 @@ class LookupGroups:
 
     @property
     def _group(self) -> _Group | None:
-        graph = _graph()
+        graph = current_graph()
         return None if graph is None else self._groups.get(graph)
-
-
-def _graph() -> tf.Graph | None:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 class _Group:

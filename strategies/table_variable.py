@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
 from tfdist import ops
+from tfdist.strategies.graphs import current_graph
 from tfdist.strategies.server_variable import ServerVariable
 
 # Whoever makes a variable of this name means a table.
@@ -39,11 +40,11 @@ class GradientIds:
 
     def set(self, ids: tf.Tensor) -> None:
         """Says which rows the gradient is of: int64[n]."""
-        self._of(_graph())[_replica()] = ids
+        self._of(current_graph())[_replica()] = ids
 
     def get(self) -> tf.Tensor:
         """Returns what was set last, here or around this graph."""
-        graph = _graph()
+        graph = current_graph()
         while graph is not None and _replica() not in self._of(graph):
             graph = getattr(graph, "outer_graph", None)
         return self._of(graph)[_replica()]
@@ -55,10 +56,6 @@ class GradientIds:
         if not hasattr(graph, "tfdist_gradient_ids"):
             graph.tfdist_gradient_ids = {}
         return graph.tfdist_gradient_ids.setdefault(id(self), {})
-
-
-def _graph() -> tf.Graph | None:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _replica() -> int:
@@ -178,22 +175,24 @@ def sum_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def stage(
-    variables: Sequence[TableVariable],
-    ids: Sequence[tf.Tensor],
-    gradients: Sequence[tf.Tensor],
-    learning_rates: Sequence[Any],
-    step: tf.Tensor,
+    gradients: Sequence[tuple[tf.Tensor, TableVariable]], optimizer: Any, learning_rate: Any
 ) -> None:
     """Keeps gradients of rows for the push that ends the step.
 
     Args:
-      variables: attached, of one strategy.
-      ids: for each of them int64[n].
-      gradients: float[n, width].
-      learning_rates: of each table, a scalar.
-      step: which step of the optimizer it is, counted from 1.
+      gradients: float[n, width], each with its variable, whose `gradient_ids` are the n ids of the
+        rows; attached, of one strategy, one or more.
+      optimizer: the model's, which counts the steps.
+      learning_rate: its learning rate in this step.
     """
+    variables = [variable for _, variable in gradients]
     parameters = variables[0].parameters
     with tf.device("/device:CPU:0"):
-        parameters.stage_rows(variables, ids, gradients, learning_rates, step)
+        parameters.stage_rows(
+            variables,
+            [variable.gradient_ids.get() for variable in variables],
+            [gradient for gradient, _ in gradients],
+            [variable.learning_rate(optimizer, learning_rate) for variable in variables],
+            optimizer.iterations + 1,
+        )
     parameters.has_staged(variables)

@@ -80,14 +80,7 @@ def _stage_rows() -> None:
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         dense, of_tables = _parted(grads, trainable_variables)
         if of_tables:
-            tables = [table_of(v) for _, v in of_tables]
-            table_variable.stage(
-                tables,
-                [t.gradient_ids.get() for t in tables],
-                [g for g, _ in of_tables],
-                [t.learning_rate(self, learning_rate) for t in tables],
-                self.iterations + 1,
-            )
+            table_variable.stage(of_tables, self, learning_rate)
         if dense or not of_tables:
             original(self, [g for g, _ in dense], [v for _, v in dense], learning_rate)
 
@@ -168,7 +161,12 @@ def table_of(variable: Any) -> TableVariable | None:
 
 
 def _parted(grads: Sequence, variables: Sequence) -> tuple[list, list]:
+    """Returns pairs of gradient and variable, and pairs of gradient and table."""
     dense, of_tables = [], []
-    for pair in zip(grads, variables, strict=True):
-        (dense if table_of(pair[1]) is None else of_tables).append(pair)
+    for gradient, variable in zip(grads, variables, strict=True):
+        table = table_of(variable)
+        if table is None:
+            dense.append((gradient, variable))
+        else:
+            of_tables.append((gradient, table))
     return dense, of_tables
