@@ -19,6 +19,7 @@ from tfdist.ps import membership
 
 IDS, WIDTH, PER_EXAMPLE = 20, 4, 3
 FIRST = 0.3  # what all rows begin as
+DENSE_ROWS = "one_hot_rows"  # the name of the kernel
 
 
 def examples(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -39,12 +40,12 @@ def dense_embedding(library: Any = keras, first: float = FIRST) -> Any:
     class OneHot(library.layers.Layer):
         def build(self, shape):
             initializer = library.initializers.Constant(first)
-            self.kernel = self.add_weight(
-                name="kernel", shape=(IDS, WIDTH), initializer=initializer
+            self.rows = self.add_weight(
+                name=DENSE_ROWS, shape=(IDS, WIDTH), initializer=initializer
             )
 
         def call(self, ids):
-            return tf.one_hot(ids, IDS) @ self.kernel
+            return tf.one_hot(ids, IDS) @ self.rows
 
     return OneHot()
 

@@ -7,7 +7,7 @@ import os
 import keras
 import pytest
 import tf_keras
-from embeddings import dataset, train_like_dense
+from embeddings import DENSE_ROWS, dataset, train_like_dense
 from models import ADAPTIVE, EXACT
 from ps_job import on_job, served
 from ranks import on_ranks
@@ -41,13 +41,13 @@ OF_MODEL = {
         optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=3
     ),
     "loss_scale_factor": lambda: optimizers.SGD(0.1, loss_scale_factor=16.0),
-    "weight_decay_of_dense": lambda: _without_kernel_decay(optimizers.SGD(0.1, weight_decay=0.1)),
+    "weight_decay_of_dense": lambda: _without_decay_of_rows(optimizers.SGD(0.1, weight_decay=0.1)),
 }
 
 
-def _without_kernel_decay(optimizer):
-    # Of the dense stand-in; rows do not decay.
-    optimizer.exclude_from_weight_decay(var_names=["kernel", "remote_rows"])
+def _without_decay_of_rows(optimizer):
+    # Of the dense stand-in; a table's never decay.
+    optimizer.exclude_from_weight_decay(var_names=[DENSE_ROWS])
     return optimizer
 
 
@@ -116,15 +116,15 @@ def test_two_workers_in_sync(ctx, name):
     )
 
 
-@pytest.mark.parametrize("name", ["global_clipnorm", "loss_scale"])
+@pytest.mark.parametrize("name", ["adagrad", "global_clipnorm"])
 @on_job(1)
 def test_tf_keras(ctx, name):
     if served():
         return
     of_tf_keras = tf_keras.optimizers
     of_model = {
+        "adagrad": lambda: of_tf_keras.Adagrad(0.1),
         "global_clipnorm": lambda: of_tf_keras.Adagrad(0.1, global_clipnorm=0.01),
-        "loss_scale": lambda: of_tf_keras.Adagrad(0.1),
     }[name]
     train_like_dense(tfdist.ParameterServerStrategy(), of_model, "adagrad", tf_keras)
 
@@ -141,16 +141,18 @@ def test_beside_all_reduce(ctx, name):
     assert model.predict(dataset(10, 4), verbose=0).shape == (10, 1)
 
 
+@pytest.mark.parametrize("name", ["sgd", "loss_scale"])
 @on_job(2)
-def test_tf_keras_beside_all_reduce(ctx):
+def test_tf_keras_beside_all_reduce(ctx, name):
     if served():
         return
-    train_like_dense(
-        tfdist.MultiWorkerMirroredStrategy(),
-        lambda: tf_keras.optimizers.SGD(0.1),
-        "sgd",
-        tf_keras,
-    )
+    of_model = {
+        "sgd": lambda: tf_keras.optimizers.SGD(0.1),
+        "loss_scale": lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=3
+        ),
+    }[name]
+    train_like_dense(tfdist.MultiWorkerMirroredStrategy(), of_model, "sgd", tf_keras)
 
 
 @on_ranks(1)
