@@ -23,8 +23,8 @@ class RemoteTables:
     them.
 
     Args:
-      cluster: of the job. With `ps` tasks, this process joins them now; without, it serves itself
-        as soon as it makes a table.
+      cluster: of the job. With `ps` tasks, this process joins them now; alone, without a cluster,
+        it serves itself as soon as it makes a table.
       checkpoint_dir: where servers keep snapshots; `None` keeps none.
       checkpoint_every: seconds between snapshots.
 
@@ -44,7 +44,7 @@ class RemoteTables:
 
     def _join(self) -> Parameters:
         if self._parameters is None:
-            if self._cluster.world_size > 1 and not self._cluster.ps:
+            if not (self._cluster.ps or self._cluster.is_local):
                 raise ValueError(
                     "an embedding table beside all-reduce: expected a cluster with ps tasks, "
                     f"received {self._cluster.as_dict()}: start the job with some "

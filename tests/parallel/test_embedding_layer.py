@@ -285,7 +285,7 @@ def test_workers_that_make_different_tables(ctx):
                 layer(tf.constant([1]))
 
 
-@on_ranks(2)
+@on_ranks(1, 2)
 def test_all_reduce_without_servers(ctx):
     strategy = tfdist.MultiWorkerMirroredStrategy()
     with strategy.scope():
