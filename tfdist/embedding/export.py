@@ -59,7 +59,9 @@ def export_for_serving(model: Any, path: str) -> None:
             static = StaticTable(*table.fetch(), table.config().initializer, of_table)
             statics.append(static)
             replaced.enter_context(table.replaced_by(static))
-        _export(model, statics, path)
+        is_of_tf_keras = isinstance(model, tf.Module)
+        archive_of = _archive_of_tf_keras if is_of_tf_keras else _archive_of_keras
+        archive_of(model, statics).write_out(path)
 
 
 def tables_of(model: Any) -> list[EmbeddingTable]:
@@ -76,25 +78,24 @@ def _layers(model: Any) -> Iterator[Any]:
     return model._flatten_layers()
 
 
-def _export(model: Any, statics: list[StaticTable], path: str) -> None:
-    if isinstance(model, tf.Module):  # of tf_keras
-        from tf_keras.export import ExportArchive
+def _archive_of_keras(model: Any, statics: list[StaticTable]) -> Any:
+    from keras.export import ExportArchive
+    from keras.src.export.export_utils import get_input_signature
 
-        archive = ExportArchive()
-        archive.track(model)
-        signature = tf.nest.map_structure(
-            lambda x: tf.TensorSpec(x.shape, x.dtype, x.name), model.inputs
-        )
-        signature = [signature] if len(signature) > 1 else signature
-        add = lambda: archive.add_endpoint("serve", model.__call__, signature)  # noqa: E731
-    else:
-        from keras.export import ExportArchive
-        from keras.src.export.export_utils import get_input_signature
-
-        archive = ExportArchive()
-        signature = get_input_signature(model)
-        add = lambda: archive.track_and_add_endpoint("serve", model, signature)  # noqa: E731
+    archive = ExportArchive()
     for static in statics:
         archive.track(static)
-    add()
-    archive.write_out(path)
+    archive.track_and_add_endpoint("serve", model, get_input_signature(model))
+    return archive
+
+
+def _archive_of_tf_keras(model: Any, statics: list[StaticTable]) -> Any:
+    from tf_keras.export import ExportArchive
+
+    archive = ExportArchive()
+    for resource in (model, *statics):
+        archive.track(resource)
+    inputs = [tf.TensorSpec(x.shape, x.dtype, x.name) for x in model.inputs]
+    signature = [inputs] if len(inputs) > 1 else inputs
+    archive.add_endpoint("serve", model.__call__, signature)
+    return archive

@@ -92,32 +92,38 @@ class EmbeddingTable:
         self._expect(fits, "cache_rows", "a whole number from 0 on", cache_rows)
         fits = _is_count(cache_steps)
         self._expect(fits, "cache_steps", "a whole number from 1 on", cache_steps)
-        self.output_dim = output_dim
-        self.input_dim = input_dim
+        self.output_dim, self.input_dim = output_dim, input_dim
         self.optimizer = optimizers.get(optimizer)
         self.learning_rate = optimizers.as_learning_rate(learning_rate)
         if learning_rate is None:
             self.learning_rate = self.optimizer.learning_rate
         self.wire_dtype = tf.as_dtype(wire_dtype)
         self.cache_rows, self.cache_steps = cache_rows, cache_steps
-        self._initializer = initializer
-        self._own_learning_rate = learning_rate
-        self._eviction = eviction
-        self._retention = {
+        self._arguments = {
+            "name": name,
+            "output_dim": output_dim,
+            "input_dim": input_dim,
+            "optimizer": self.optimizer.get_config(),
+            "initializer": initializer,
+            "learning_rate": learning_rate,
             "min_count": min_count,
             "probability": probability,
-            "max_rows": max_rows or 0,
-            "policy": _POLICIES[eviction],
-            "ttl_seconds": ttl_seconds or 0.0,
-            "min_norm": min_norm or 0.0,
+            "max_rows": max_rows,
+            "eviction": eviction,
+            "ttl_seconds": ttl_seconds,
+            "min_norm": min_norm,
+            "wire_dtype": self.wire_dtype.name,
+            "cache_rows": cache_rows,
+            "cache_steps": cache_steps,
         }
-        self.config()
+        self.config()  # says now what is wrong with the initializer
         self._strategy = tf.distribute.get_strategy()
         self._weight: Any = None
         self.static: Any = None
 
     def config(self) -> ops.TableConfig:
         """What the servers must know of the table."""
+        given = self._arguments
         slots = self.optimizer.first_slots
         return ops.TableConfig(
             width=self.output_dim,
@@ -126,27 +132,19 @@ class EmbeddingTable:
             group_penalty=getattr(self.optimizer, "l21_regularization_strength", 0.0),
             first_slots=(*slots, *[0.0] * (3 - len(slots))),
             initializer=initializers.get(
-                self._initializer, self.name, self.input_dim, self.output_dim
+                given["initializer"], self.name, self.input_dim, self.output_dim
             ),
-            **self._retention,
+            min_count=given["min_count"],
+            probability=given["probability"],
+            max_rows=given["max_rows"] or 0,
+            policy=_POLICIES[given["eviction"]],
+            ttl_seconds=given["ttl_seconds"] or 0.0,
+            min_norm=given["min_norm"] or 0.0,
         )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, of which `from_config` makes an equal table."""
-        retention = {k: v or None for k, v in self._retention.items() if k != "policy"}
-        return {
-            "name": self.name,
-            "output_dim": self.output_dim,
-            "input_dim": self.input_dim,
-            "optimizer": self.optimizer.get_config(),
-            "initializer": self._initializer,
-            "learning_rate": self._own_learning_rate,
-            "eviction": self._eviction,
-            "wire_dtype": self.wire_dtype.name,
-            "cache_rows": self.cache_rows,
-            "cache_steps": self.cache_steps,
-            **retention,
-        }
+        return dict(self._arguments)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingTable:
