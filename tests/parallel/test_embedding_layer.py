@@ -232,28 +232,6 @@ def test_a_strategy_without_servers(ctx, strategy):
             layer(tf.constant([1]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"output_dim": 0}, "output_dim to be a whole number from 1 on, received 0"),
-        ({"input_dim": -2}, "input_dim to be a whole number from 1 on, or None, received -2"),
-        ({"combiner": "max"}, "combiner to be one of"),
-        ({"optimizer": "adamax"}, "expected one of sgd"),
-        ({"initializer": "glorot_uniform"}, "scales by the number of rows"),
-        ({"min_count": 0}, "min_count to be"),
-        ({"probability": 0.0}, "probability to be a number above 0"),
-        ({"max_rows": 0.5}, "max_rows to be"),
-        ({"eviction": "fifo"}, "eviction to be 'lru' or 'lfu', received 'fifo'"),
-        ({"ttl_seconds": -1}, "ttl_seconds to be a positive number"),
-        ({"min_norm": 0}, "min_norm to be a positive number"),
-        ({"learning_rate": "fast"}, "learning_rate: expected a number from 0 on"),
-    ],
-)
-def test_arguments_that_make_no_sense(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        layers.Embedding(**arguments)
-
-
 @on_ranks(1)
 def test_models_of_the_same_names_have_tables_of_their_own(ctx):
     strategy = alone()
