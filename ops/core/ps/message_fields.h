@@ -1,4 +1,4 @@
-// How some fields are written and read, for message.cc and message_rows.cc.
+// How some fields are written and read, for message.cc, message_header.cc and message_rows.cc.
 #ifndef TFDIST_OPS_CORE_PS_MESSAGE_FIELDS_H_
 #define TFDIST_OPS_CORE_PS_MESSAGE_FIELDS_H_
 
