@@ -1,0 +1,38 @@
+// A file for a test to write.
+#ifndef TFDIST_TESTS_CORE_SCRATCH_H_
+#define TFDIST_TESTS_CORE_SCRATCH_H_
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "testing.h"
+
+namespace tfdist::testing {
+
+// A file's name that is free again in the end.
+struct Scratch {
+  Scratch() {
+    path = std::filesystem::temp_directory_path() / "tfdist_test_XXXXXX";
+    EXPECT(close(mkstemp(path.data())) == 0);
+  }
+  ~Scratch() { std::remove(path.c_str()); }
+  std::string Read() const {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void Write(const std::string& content) const {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
+  }
+
+  std::string path;
+};
+
+}  // namespace tfdist::testing
+
+#endif  // TFDIST_TESTS_CORE_SCRATCH_H_
