@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,11 +17,11 @@ from tfdist.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.ps import membership
 from tfdist.ps.config import PsConfig
-from tfdist.strategies import worker_input
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.placement import Placement
 from tfdist.strategies.server_variable import ServerVariable
+from tfdist.strategies.shared_input import SharedInput
 from tfdist.strategies.table_variable import TableVariable, is_rows
 from tfdist.strategies.variable_roles import full_name, is_shared
 
@@ -34,8 +34,8 @@ class ParameterServerStrategy(StrategyBase):
     Every worker runs the same script with its own `TF_CONFIG`. Its variables are a cache: each step
     begins by pulling what has changed and ends by pushing gradients, which the servers apply, or
     whatever else the step has changed. In a `ps` task, making the strategy serves until the job has
-    ended and then ends the process; without a cluster the process serves itself. Making the
-    strategy applies tfdist's repairs of Keras.
+    ended and then ends the process; without a cluster, and in an evaluator, the process serves
+    itself. Making the strategy applies tfdist's repairs of Keras.
 
     Modes:
       - "async": a push is applied at once (Dean et al. 2012). A batch is one worker's.
@@ -105,10 +105,13 @@ class ParameterServerStrategy(StrategyBase):
             cluster = Cluster.from_resolver(cluster_resolver)
         if cluster.task_type == "ps":
             membership.serve(cluster)
-        if cluster.rank is None or not (cluster.ps or cluster.is_local):
+        if cluster.task_type == "evaluator":
+            # It evaluates what was saved, by itself.
+            cluster, num_aggregate, checkpoint_dir = Cluster.local(), None, None
+        if not (cluster.ps or cluster.is_local):
             raise ClusterConfigError(
-                "ParameterServerStrategy: expected a chief, worker or ps of a cluster with at "
-                f"least one ps, received {cluster.task_name} of {cluster.as_dict()}"
+                "ParameterServerStrategy: expected a cluster with at least one ps, received "
+                f"{cluster.as_dict()} as {cluster.task_name}"
             )
         if ps_optimizer not in _OPTIMIZERS:
             raise ClusterConfigError(
@@ -148,7 +151,7 @@ class ParameterServerStrategy(StrategyBase):
         return self
 
 
-class ParameterServerExtended(OneDeviceExtended):
+class ParameterServerExtended(SharedInput, OneDeviceExtended):
     """How the strategy creates variables, runs steps and shares out data.
 
     Variables are on the CPU, where values arrive and gradients leave. Steps run on the first GPU if
@@ -171,8 +174,6 @@ class ParameterServerExtended(OneDeviceExtended):
         # Of each optimizer that has been met: itself, and whether the servers run it.
         self.optimizer_places: dict[int, tuple[Any, bool]] = {}
         self._cluster = cluster
-        self._share_input = True
-        self._prepare_input: Callable | None = None
 
     def _create_variable(self, next_creator, **kwargs):
         like = kwargs.pop("colocate_with", None)
@@ -231,48 +232,6 @@ class ParameterServerExtended(OneDeviceExtended):
             )
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         return self.parameters.all_reduce(values, self._num_replicas_in_sync if mean else None)
-
-    @contextlib.contextmanager
-    def whole_input(self) -> Iterator[None]:
-        """Datasets that are distributed within are this worker's alone."""
-        before, self._share_input = self._share_input, False
-        try:
-            yield
-        finally:
-            self._share_input = before
-
-    @contextlib.contextmanager
-    def training_input(self, prepare: Callable | None) -> Iterator[None]:
-        """Datasets that are distributed within are shared out, and then given to `prepare`."""
-        before, self._prepare_input = self._prepare_input, prepare
-        try:
-            yield
-        finally:
-            self._prepare_input = before
-
-    @property
-    def shares_batches(self) -> bool:
-        """Whether a batch of a distributed dataset is split between the workers."""
-        return self._num_replicas_in_sync > 1
-
-    def own_batches(self, batches: int) -> int:
-        """How many of a dataset's batches are dealt to this worker."""
-        return worker_input.number_of_batches(batches, self._cluster.world_size, self._cluster.rank)
-
-    def _experimental_distribute_dataset(self, dataset, options):
-        if self._share_input:
-            dataset = worker_input.share(
-                dataset, self._cluster.world_size, self._cluster.rank, self.shares_batches
-            )
-        if self._prepare_input is not None:
-            dataset = self._prepare_input(dataset)
-        return super()._experimental_distribute_dataset(dataset, options)
-
-    def _distribute_datasets_from_function(self, dataset_fn, options):
-        context = tf.distribute.InputContext(
-            self._cluster.world_size, self._cluster.rank, self._num_replicas_in_sync
-        )
-        return super()._distribute_datasets_from_function(lambda _: dataset_fn(context), options)
 
     @property
     def rank(self) -> int:

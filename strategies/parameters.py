@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.strategies.graphs import graph_of, in_graph_of_tensorflow_1, outermost_graph
 from tfdist.strategies.lookup_groups import LookupGroups
 from tfdist.strategies.placement import Placement, renamed
 from tfdist.strategies.server_variable import ServerVariable
@@ -60,19 +61,42 @@ class Parameters:
         self._lock = threading.Lock()
         self._parameters: dict[int, Parameter] = {}
         self._variables: dict[int, weakref.ref[ServerVariable]] = {}
-        self._used: dict[object, collections.Counter] = collections.defaultdict(collections.Counter)
+        self._names = collections.Counter()
+        self._names_in: weakref.WeakKeyDictionary[tf.Graph, collections.Counter]
+        self._names_in = weakref.WeakKeyDictionary()
+        self._models: list[str] = []
         self._thread = threading.local()
         self._tables: dict[str, tuple[bytes, int]] = {}
 
-    def unique_name(self, name: str, graph: object = None) -> str:
+    def unique_name(self, name: str, graph: tf.Graph | None = None) -> str:
         """Returns `name`, with a number if `graph` has a variable of this name already.
 
         Workers run the same program, so that a name means the same variable in all of them.
         """
+        name = getattr(self._thread, "prefix", "") + name
         with self._lock:
-            self._used[graph][name] += 1
-            count = self._used[graph][name]
+            names = self._names
+            if graph is not None:
+                names = self._names_in.setdefault(graph, collections.Counter())
+            names[name] += 1
+            count = names[name]
         return name if count == 1 else f"{name}#{count}"
+
+    @contextlib.contextmanager
+    def names_of(self, model: str) -> Iterator[None]:
+        """Tells variables of one model from those of the others that have the same names.
+
+        Args:
+          model: graphs that are made within have the same variables if this is the same.
+        """
+        if model not in self._models:
+            self._models.append(model)
+        number = self._models.index(model)
+        self._thread.prefix = f"model{number}/" if number else ""
+        try:
+            yield
+        finally:
+            self._thread.prefix = ""
 
     def add(
         self, name: str, shape: Sequence[int], dtype: tf.DType, like: ServerVariable | None = None
@@ -150,17 +174,24 @@ class Parameters:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Pulls all parameters before what happens within, and pushes afterwards what it did."""
+        """Pulls all parameters before what happens within, and pushes afterwards what it did.
+
+        A TensorFlow 1 graph has no order of its own: whoever runs it runs `pull_all` before, and
+        makes `push_all` wait for what the step does.
+        """
         if self.in_step:
             yield
             return
-        self._begin_step()
+        ordered = not in_graph_of_tensorflow_1()
+        if ordered:
+            self._begin_step()
         self._thread.depth = 1
         try:
             yield
         finally:
             self._thread.depth = 0
-        self._end_step()
+        if ordered:
+            self._end_step()
 
     def touch(self, variable: ServerVariable, read: bool = True) -> None:
         """Makes sure that a variable may be read or written here.
@@ -179,17 +210,23 @@ class Parameters:
 
     def _begin_step(self) -> None:
         self._staged.clear()
-        variables = self.variables()
-        if variables:
-            self.client.pull(variables, of_step=True)
+        self.pull_all(of_step=True)
         self._groups.begin()
 
     def _end_step(self) -> None:
         self._groups.end()
         # Variables may have been made since the step began.
+        self.push_all()
+
+    def pull_all(self, of_step: bool) -> tf.Operation | None:
+        """Brings all variables up to date; `of_step` begins a step."""
         variables = self.variables()
-        if variables:
-            self.client.push(variables)
+        return self.client.pull(variables, of_step) if variables else None
+
+    def push_all(self) -> tf.Operation | None:
+        """Ends a step: sends what it did to all variables."""
+        variables = self.variables()
+        return self.client.push(variables) if variables else None
 
     @property
     def _staged(self) -> set[int]:
@@ -204,8 +241,8 @@ class Parameters:
         for number, variable in alive:
             if variable is None:
                 del self._variables[number]
-        graph = _outermost_graph()
-        return [v for _, v in alive if v is not None and _graph_of(v) is graph]
+        graph = outermost_graph()
+        return [v for _, v in alive if v is not None and graph_of(v) is graph]
 
     def bind(
         self,
@@ -265,18 +302,3 @@ class Parameters:
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
         """Gives the servers the values of variables that were changed outside of a step."""
         return self.client.set(variables, write=self._is_chief)
-
-
-def _outermost_graph() -> tf.Graph | None:
-    """The TensorFlow 1 graph that is being built, if one is."""
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        return None
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None:
-        graph = graph.outer_graph
-    return graph
-
-
-def _graph_of(variable: tf.Variable) -> tf.Graph | None:
-    handle = variable.handle
-    return None if isinstance(handle, tf.__internal__.EagerTensor) else handle.graph

@@ -23,7 +23,7 @@ v1 = tf.compat.v1
 
 
 class AllReduceWorker:
-    """One of the workers.
+    """One of the workers; the training happens within it.
 
     Args:
       strategy: the `MultiWorkerMirroredStrategy` of a job of several workers.
@@ -34,6 +34,13 @@ class AllReduceWorker:
         self._strategy = strategy
         self._model_dir = model_dir
         self._scratch: tempfile.TemporaryDirectory | None = None
+
+    def __enter__(self) -> AllReduceWorker:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def call_model_fn(self, call: Any, *arguments: Any) -> Any:
         """Calls the user's model_fn."""
@@ -58,11 +65,6 @@ class AllReduceWorker:
     def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
         """Returns what makes the session."""
         return _SessionCreator(self, scaffold, config)
-
-    def close(self) -> None:
-        """Forgets what was written for nobody."""
-        if self._scratch is not None:
-            self._scratch.cleanup()
 
     def _savers(self, config: Any, spec: Any, hooks: list[Any], directory: str) -> list[Any]:
         savers = saver_hooks(config, spec, hooks, directory)
@@ -113,7 +115,7 @@ class _SessionCreator(SessionCreator):
         spread = self._worker.spread(v1.global_variables())
         checkpoint = self._worker.latest_checkpoint()
         (restores,) = self._worker.chiefs(checkpoint is not None)
-        session = initialized_session(self._scaffold, self._config, run_init_fn=not restores)
+        session = initialized_session(self._scaffold, self._config, restores)
         if checkpoint is not None:
             self._scaffold.saver.restore(session, checkpoint)
         if restores:

@@ -6,8 +6,6 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.strategies import ParameterServerStrategy
 
 

@@ -13,13 +13,13 @@ from tensorflow.python.training.session_manager import SessionManager
 __all__ = ["SessionCreator", "initialized_session"]
 
 
-def initialized_session(scaffold: Any, config: Any, run_init_fn: bool) -> tf.compat.v1.Session:
+def initialized_session(scaffold: Any, config: Any, restores: bool = False) -> tf.compat.v1.Session:
     """Makes a session of the default graph, and initializes its variables.
 
     Args:
       scaffold: a `tf.compat.v1.train.Scaffold`; it is finalized, and the graph with it.
       config: a `ConfigProto`.
-      run_init_fn: whether to call the scaffold's `init_fn`, if it has one.
+      restores: a checkpoint follows, so that the scaffold's `init_fn` is not called.
     """
     scaffold.finalize()
     manager = SessionManager(
@@ -33,6 +33,6 @@ def initialized_session(scaffold: Any, config: Any, run_init_fn: bool) -> tf.com
         "",
         init_op=scaffold.init_op,
         init_feed_dict=scaffold.init_feed_dict,
-        init_fn=scaffold.init_fn if run_init_fn else None,
+        init_fn=None if restores else scaffold.init_fn,
         config=config,
     )

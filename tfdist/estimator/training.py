@@ -48,7 +48,8 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
     mine._call_model_fn = functools.partial(worker.call_model_fn, estimator._call_model_fn)
     mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
     mine._train_with_estimator_spec_distributed = functools.partial(_run, mine._config, worker)
-    train_distributed(mine, strategy, hooks)
+    with worker:
+        train_distributed(mine, strategy, hooks)
 
 
 class _Distributed:
@@ -78,12 +79,9 @@ def _run(
     _add_listeners(hooks, listeners)
     creator = worker.session_creator(spec.scaffold, config.session_config)
     loss = None
-    try:
-        with _MonitoredSession(creator, hooks, should_recover=False) as session:
-            while not session.should_stop():
-                _, loss = session.run([spec.train_op, spec.loss])
-    finally:
-        worker.close()
+    with _MonitoredSession(creator, hooks, should_recover=False) as session:
+        while not session.should_stop():
+            _, loss = session.run([spec.train_op, spec.loss])
     if loss is None:
         v1.logging.warning("Training made no step: the input may be empty.")
     return loss

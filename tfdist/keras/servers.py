@@ -82,11 +82,11 @@ def share_training_data_only() -> None:
             return prepare(self, distribute_strategy, *args, **kwargs)
         extended = distribute_strategy.extended
         if trained is not None:
-            with extended.training_input(with_prefetch(trained)):
+            with extended.input(shared=True, prepare=with_prefetch(trained)):
                 prepare(self, distribute_strategy, *args, **kwargs)
             _count_own_batches(self, extended)
             return None
-        with extended.whole_input():
+        with extended.input(shared=False):
             return prepare(self, distribute_strategy, *args, **kwargs)
 
     TensorFlowTrainer.fit = fit_with_share
