@@ -18,6 +18,7 @@ from tfdist.errors import ClusterConfigError
 from tfdist.ps import membership
 from tfdist.ps.config import PsConfig
 from tfdist.strategies.base import StrategyBase
+from tfdist.strategies.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.placement import Placement
 from tfdist.strategies.server_variable import ServerVariable
@@ -212,9 +213,12 @@ class ParameterServerExtended(SharedInput, OneDeviceExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         context = tf.distribute.ReplicaContext(self._container_strategy(), self._replica_id)
-        # Nested calls, such as LossScaleOptimizer's, belong to the outer step.
-        with tf.device(self._device), context, self.parameters.step():
-            return fn(*args, **kwargs)
+        with tf.device(self._device), context:
+            # Nested calls, such as LossScaleOptimizer's, belong to the outer step.
+            if in_graph_of_tensorflow_1() and not self.parameters.in_step:
+                return self.parameters.step_of_graph(lambda: fn(*args, **kwargs))
+            with self.parameters.step():
+                return fn(*args, **kwargs)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         """What `ReplicaContext.all_reduce` comes to, with which optimizers add up gradients.

@@ -8,11 +8,12 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.strategies.graphs import graph_of, in_graph_of_tensorflow_1, outermost_graph
+from tfdist.strategies.graphs import graph_of, outermost_graph
 from tfdist.strategies.lookup_groups import LookupGroups
 from tfdist.strategies.placement import Placement, renamed
 from tfdist.strategies.server_variable import ServerVariable
@@ -174,24 +175,50 @@ class Parameters:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Pulls all parameters before what happens within, and pushes afterwards what it did.
-
-        A TensorFlow 1 graph has no order of its own: whoever runs it runs `pull_all` before, and
-        makes `push_all` wait for what the step does.
-        """
+        """Pulls all parameters before what happens within, and pushes afterwards what it did."""
         if self.in_step:
             yield
             return
-        ordered = not in_graph_of_tensorflow_1()
-        if ordered:
-            self._begin_step()
+        self._begin_step()
+        with self.unordered_step():
+            yield
+        self._end_step()
+
+    @contextlib.contextmanager
+    def unordered_step(self) -> Iterator[None]:
+        """What happens within is a step, but whoever runs it pulls and pushes."""
         self._thread.depth = 1
         try:
             yield
         finally:
             self._thread.depth = 0
-        if ordered:
-            self._end_step()
+
+    def step_of_graph(self, compute: Callable[[], Any]) -> Any:
+        """Adds a step to a TensorFlow 1 graph, which has no order of its own.
+
+        Args:
+          compute: adds what the step does.
+
+        Returns:
+          What it returns; the tensors and operations in it wait for the push.
+        """
+        pull = self.pull_all(of_step=True)
+        with tf.control_dependencies([] if pull is None else [pull]), self.unordered_step():
+            result = compute()
+        of_graph = [r for r in tf.nest.flatten(result) if hasattr(r, "graph")]
+        # What an assignment returns is a variable, whose `op` is the assignment.
+        with tf.control_dependencies([r.op if hasattr(r, "op") else r for r in of_graph]):
+            push = self.push_all()
+        if push is None:
+            return result
+
+        def after_push(value: Any) -> Any:
+            if not hasattr(value, "graph"):
+                return value
+            with tf.control_dependencies([push]):
+                return tf.group(value) if isinstance(value, tf.Operation) else tf.identity(value)
+
+        return tf.nest.map_structure(after_push, result)
 
     def touch(self, variable: ServerVariable, read: bool = True) -> None:
         """Makes sure that a variable may be read or written here.

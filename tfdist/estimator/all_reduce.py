@@ -17,6 +17,7 @@ from tensorflow.python.eager.context import eager_mode
 
 from tfdist import ops
 from tfdist.estimator.chief_hooks import saver_hooks, summary_hooks
+from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session
 
 v1 = tf.compat.v1
@@ -34,6 +35,7 @@ class AllReduceWorker:
         self._strategy = strategy
         self._model_dir = model_dir
         self._scratch: tempfile.TemporaryDirectory | None = None
+        self._batches: BatchAhead
 
     def __enter__(self) -> AllReduceWorker:
         return self
@@ -42,25 +44,38 @@ class AllReduceWorker:
         if self._scratch is not None:
             self._scratch.cleanup()
 
+    def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
+        """Makes the input's iterator, and the hooks that belong to it."""
+        iterator, hooks = make(*arguments)
+        self._batches = BatchAhead(iterator)
+        return self._batches, hooks
+
     def call_model_fn(self, call: Any, *arguments: Any) -> Any:
         """Calls the user's model_fn."""
         return call(*arguments)
 
     def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
         """Returns `hooks` and those of this worker's part."""
+        agreed, hooks = agreed_and_others(hooks)
         if self._strategy.is_chief:
             hooks += self._savers(config, spec, hooks, self._model_dir)
             hooks += spec.training_chief_hooks
-            return hooks + summary_hooks(config, spec, self._model_dir)
+            hooks += summary_hooks(config, spec, self._model_dir)
+        else:
+            hooks += self._hooks_for_nobody(config, spec, hooks)
+        return [*hooks, EndTogether(self._batches, self._sum), *agreed]
+
+    def _hooks_for_nobody(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
+        added = []
         if _are_means_saved():
             self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
-            hooks += self._savers(config, spec, hooks, self._scratch.name)
+            added += self._savers(config, spec, hooks, self._scratch.name)
         if config.save_summary_steps:
             steps, writer = config.save_summary_steps, _NoWriter()
-            hooks.append(
+            added.append(
                 v1.train.SummarySaverHook(steps, summary_writer=writer, scaffold=spec.scaffold)
             )
-        return hooks
+        return added
 
     def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
         """Returns what makes the session."""
@@ -81,6 +96,12 @@ class AllReduceWorker:
         with eager_mode():
             return self._broadcast(tf.constant(values, tf.int64), "decision").numpy().tolist()
 
+    def _sum(self, value: tf.Tensor) -> tf.Tensor:
+        communicator = self._strategy.communicator
+        if communicator is None:
+            return value
+        return ops.all_reduce(value, communicator, label="end of training", timeout=self._timeout)
+
     def spread(self, variables: list[Any]) -> tf.Operation:
         """An operation that gives all workers the chief's values of variables."""
         with tf.device("/device:CPU:0"):
@@ -93,13 +114,16 @@ class AllReduceWorker:
             return tf.group([p.assign(self._broadcast(p.read_value(), p.name)) for p in parts])
 
     def _broadcast(self, value: tf.Tensor, what: str) -> tf.Tensor:
-        options = self._strategy.extended._communication_options
+        communicator = self._strategy.communicator
+        if communicator is None:
+            return value
         return ops.broadcast(
-            value,
-            self._strategy.communicator,
-            label=f"the chief's {what}",
-            timeout=options.timeout_seconds,
+            value, communicator, label=f"the chief's {what}", timeout=self._timeout
         )
+
+    @property
+    def _timeout(self) -> float | None:
+        return self._strategy.extended._communication_options.timeout_seconds
 
 
 class _SessionCreator(SessionCreator):

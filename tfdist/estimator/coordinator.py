@@ -39,9 +39,9 @@ def init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
     config._num_ps_replicas = len(cluster.ps) if trains else 0
     config._num_worker_replicas = cluster.world_size if cluster.rank is not None else 0
     # Which of the functions below are called: true means that ours run the training.
-    config._distribute_coordinator_mode = trains or isinstance(
-        config._train_distribute, ParameterServerStrategy
-    )
+    config._distribute_coordinator_mode = isinstance(
+        config._train_distribute, MultiWorkerMirroredStrategy if trains else ()
+    ) or isinstance(config._train_distribute, ParameterServerStrategy)
 
 
 def _take_strategies(config: Any) -> None:

@@ -2,25 +2,25 @@
 
 Its session's variables are a cache, as everywhere with this strategy: a hook pulls before each
 step, whose operation ends in a push. The chief begins with its checkpoint, unless the servers have
-come further; the others wait for it.
+come further.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import time
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import Settings
-from tfdist.errors import RendezvousTimeoutError
 from tfdist.estimator.chief_hooks import saver_hooks, summary_hooks
+from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session
+from tfdist.estimator.worker_states import EndHook, WorkerStates
 from tfdist.strategies.parameters import Parameters
 
 v1 = tf.compat.v1
-_PAUSE = 0.05
 
 
 class ParameterServerWorker:
@@ -35,15 +35,27 @@ class ParameterServerWorker:
         self._strategy = strategy
         self._model_dir = model_dir
         self._parameters: Parameters = strategy.extended.parameters
-        self._names = self._parameters.names_of(model_dir)
+        self._contexts = contextlib.ExitStack()
+        self._building = contextlib.ExitStack()
+        self._batches: BatchAhead
         self._creator: _SessionCreator
 
     def __enter__(self) -> ParameterServerWorker:
-        self._names.__enter__()
+        self._contexts.enter_context(self._parameters.names_of(self._model_dir))
+        # Until the graph is there it cannot begin with a pull of all its variables.
+        self._building.enter_context(self._parameters.unordered_step())
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._names.__exit__(*error)
+        self._building.close()
+        self._contexts.close()
+
+    def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
+        """Makes the input's iterator, and the hooks that belong to it."""
+        iterator, hooks = make(*arguments)
+        if self._ends_together:
+            iterator = self._batches = BatchAhead(iterator)
+        return iterator, hooks
 
     def call_model_fn(self, call: Any, *arguments: Any) -> Any:
         """Calls the user's model_fn, and lets its step end in a push."""
@@ -51,8 +63,16 @@ class ParameterServerWorker:
         with tf.control_dependencies([spec.train_op]):
             return spec._replace(train_op=self._parameters.push_all())
 
+    def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
+        """Returns what makes the session."""
+        checkpoints = self._model_dir if self._strategy.is_chief else None
+        self._creator = _SessionCreator(self._strategy, scaffold, config, checkpoints)
+        return self._creator
+
     def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
         """Returns `hooks` and those of this worker's part."""
+        self._building.close()
+        hooks = [EndHook(self._end), *hooks]
         if self._strategy.is_chief:
             hooks += saver_hooks(config, spec, hooks, self._model_dir)
             for hook in hooks:
@@ -60,18 +80,25 @@ class ParameterServerWorker:
                     hook._save = functools.partial(self._save, hook._save)
             hooks += spec.training_chief_hooks
             hooks += summary_hooks(config, spec, self._model_dir)
-        return [_PullHook(self._parameters), *hooks]
+        agreed, hooks = agreed_and_others(hooks)
+        if self._ends_together:
+            total = functools.partial(self._parameters.all_reduce, divisor=None)
+            hooks.append(EndTogether(self._batches, total))
+        # After all that may make variables.
+        return [*hooks, *agreed, _PullHook(self._parameters)]
 
-    def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
-        """Returns what makes the session."""
-        checkpoints = self._model_dir if self._strategy.is_chief else None
-        self._creator = _SessionCreator(self._strategy, scaffold, config, checkpoints)
-        return self._creator
+    @property
+    def _ends_together(self) -> bool:
+        """Whether a step needs all workers."""
+        config = self._strategy.extended.config
+        return config.mode == "sync" and config.num_aggregate == config.workers
+
+    def _end(self, session: v1.Session) -> None:
+        self._creator.states.end(session, lambda: self._creator.pull(session))
 
     def _save(self, save: Any, session: v1.Session, step: int) -> Any:
         """Saves what the servers hold now, under the step that they have come to."""
-        self._creator.pull(session)
-        return save(session, self._creator.step(session))
+        return save(session, self._creator.pull(session))
 
 
 class _PullHook(v1.train.SessionRunHook):
@@ -88,7 +115,7 @@ class _PullHook(v1.train.SessionRunHook):
 
 
 class _SessionCreator(SessionCreator):
-    """Makes sessions whose variables are the servers'.
+    """Makes a session whose variables are the servers'.
 
     Args:
       strategy: the `ParameterServerStrategy`.
@@ -102,6 +129,7 @@ class _SessionCreator(SessionCreator):
         self._scaffold = scaffold
         self._config = config
         self._checkpoints = checkpoints
+        self.states: WorkerStates
 
     def create_session(self) -> v1.Session:
         """Makes the session.
@@ -111,67 +139,37 @@ class _SessionCreator(SessionCreator):
         """
         parameters = self._strategy.extended.parameters
         variables = parameters.variables()
-        with self._strategy.scope():
-            # Of the workers, not of the model: no checkpoint has it.
-            ready = v1.get_variable(
-                "tfdist_ready",
-                initializer=tf.zeros([], tf.int64),
-                trainable=False,
-                collections=[v1.GraphKeys.LOCAL_VARIABLES],
+        # What an initializer of its own restored from another checkpoint is new to the servers.
+        create = [
+            tf.raw_ops.AssignVariableOp(
+                resource=v.handle, value=parameters.initial_value(v.parameter, v.read_value())
             )
-        # What began with a checkpoint's values by an initializer of its own is new to the servers.
-        create = tf.group(
-            [
-                tf.raw_ops.AssignVariableOp(
-                    resource=v.handle,
-                    value=parameters.initial_value(v.parameter, v.read_value()),
-                )
-                for v in variables
-            ]
-        )
-        write, tell = parameters.write(variables), ready.assign(1).op
-        self._is_ready = ready.read_value()
-        self._step = v1.train.get_global_step().read_value()
+            for v in variables
+        ]
+        write = parameters.write(variables)
+        with self._strategy.scope():
+            self.states = WorkerStates(self._strategy)
         self._pull = parameters.pull_all(of_step=False)
+        self._step = v1.train.get_global_step().read_value()
         session = initialized_session(self._scaffold, self._config)
         session.run(create)
-        if self._checkpoints is None:
-            self._wait_for_chief(session)
-        else:
-            if self._restore(session):
-                session.run(write)
-            session.run(tell)
+        if self._checkpoints is not None and self._restore(session, self._checkpoints):
+            session.run(write)
+        self.states.begin(session, Settings.from_environment().rendezvous_timeout)
         return session
 
-    def pull(self, session: v1.Session) -> None:
-        """Brings the session's variables up to date, outside of a step."""
+    def pull(self, session: v1.Session) -> int:
+        """Brings the variables up to date, outside of a step; returns the global step."""
         session.run(self._pull)
-
-    def step(self, session: v1.Session) -> int:
-        """The global step, as the session has it."""
         return int(session.run(self._step))
 
-    def _restore(self, session: v1.Session) -> bool:
+    def _restore(self, session: v1.Session, checkpoints: str) -> bool:
         """Restores the latest checkpoint, unless the servers have come further than that."""
-        path = tf.train.latest_checkpoint(self._checkpoints)
+        path = tf.train.latest_checkpoint(checkpoints)
         if path is None:
             return False
-        saved = int(tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP))
-        if saved < self.step(session):
+        saved = tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP)
+        if saved < session.run(self._step):
             return False
         self._scaffold.saver.restore(session, path)
         return True
-
-    def _wait_for_chief(self, session: v1.Session) -> None:
-        timeout = Settings.from_environment().rendezvous_timeout
-        deadline = time.monotonic() + timeout
-        while True:
-            self.pull(session)
-            if session.run(self._is_ready):
-                return
-            if time.monotonic() > deadline:
-                raise RendezvousTimeoutError(
-                    f"rank {self._strategy.extended.rank}: the chief did not give the parameter "
-                    f"servers the model's first values within {timeout:g} s"
-                )
-            time.sleep(_PAUSE)

@@ -45,6 +45,9 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
     worker = kind(strategy, estimator.model_dir)
     # A copy, whose graph ends in our loop; the user's own Estimator stays what it is.
     mine = copy.copy(estimator)
+    mine._get_iterator_from_input_fn = functools.partial(
+        worker.iterator, estimator._get_iterator_from_input_fn
+    )
     mine._call_model_fn = functools.partial(worker.call_model_fn, estimator._call_model_fn)
     mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
     mine._train_with_estimator_spec_distributed = functools.partial(_run, mine._config, worker)

@@ -1,0 +1,86 @@
+"""Lets synchronous workers end at the same step.
+
+A worker whose input has ended, or one of whose hooks wants to stop, cannot do so by itself: the
+others would wait for its gradients. So each step begins with the question whether all go on, and
+each worker has its next batch before it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+class BatchAhead:
+    """An iterator whose next batch is fetched before the step that uses it.
+
+    Args:
+      iterator: of a distributed dataset.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self.fetch: tf.Operation | None = None
+
+    def get_next(self) -> Any:
+        """Returns the batch that `fetch` has fetched, once."""
+        batch = self._iterator.get_next()
+        tensors = tf.nest.flatten(batch, expand_composites=True)
+        name = v1.get_default_graph().unique_name("batch_ahead", mark_as_used=True)
+        with tf.device("/device:CPU:0"):
+            self.fetch = tf.raw_ops.Stage(values=tensors, shared_name=name)
+            fetched = tf.raw_ops.Unstage(dtypes=[t.dtype for t in tensors], shared_name=name)
+        for result, tensor in zip(fetched, tensors, strict=True):
+            result.set_shape(tensor.shape)
+        return tf.nest.pack_sequence_as(batch, fetched, expand_composites=True)
+
+
+class EndTogether(v1.train.SessionRunHook):
+    """Ends the training on all workers before the step that one of them cannot make.
+
+    It comes after all hooks that may want to stop at a step of their own choice.
+
+    Args:
+      batches: this worker's.
+      total: adds up a scalar over all workers.
+    """
+
+    def __init__(self, batches: BatchAhead, total: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        self._batches = batches
+        self._sum = total
+        self._wants_to_stop = False
+
+    def begin(self) -> None:
+        """Adds the question to the graph."""
+        self._ends = v1.placeholder(tf.float32, [])
+        self._total = self._sum(self._ends)
+
+    def before_run(self, run_context: Any) -> None:
+        """Raises what ends a training session, if this is the end."""
+        session = run_context.session
+        ends = self._wants_to_stop or not self._fetch(session)
+        if session.run(self._total, {self._ends: float(ends)}):
+            raise tf.errors.OutOfRangeError(None, None, "a worker has come to its end")
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Keeps a wish to stop until the next step begins."""
+        if run_context.stop_requested:
+            self._wants_to_stop = True
+            run_context._stop_requested = False
+
+    def _fetch(self, session: v1.Session) -> bool:
+        try:
+            session.run(self._batches.fetch)
+        except tf.errors.OutOfRangeError:
+            return False
+        return True
+
+
+def agreed_and_others(hooks: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Parts hooks into those that stop all workers at the same step anyway, and the others."""
+    agreed = [h for h in hooks if type(h) is v1.train.StopAtStepHook]
+    return agreed, [h for h in hooks if h not in agreed]
