@@ -7,6 +7,7 @@ TfdistError
 ├── AuthenticationError          (PermissionError)  two tasks do not hold the same secret
 ├── AddressInUseError            (OSError)          this task's port is taken
 ├── CheckpointError              (ValueError)       a parameter server's snapshot is damaged
+├── ModelDirError                (OSError)          an Estimator's model_dir cannot be written
 ├── OpLibraryError               (ImportError)      the C++ op library cannot be loaded
 └── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
 ```
@@ -41,6 +42,10 @@ class AddressInUseError(TfdistError, OSError):
 
 class CheckpointError(TfdistError, ValueError):
     """A parameter server's snapshot is truncated, altered or of another kind; names the file."""
+
+
+class ModelDirError(TfdistError, OSError):
+    """The chief cannot write an Estimator's `model_dir`; the message says why."""
 
 
 class OpLibraryError(TfdistError, ImportError):

@@ -86,12 +86,10 @@ def _evaluates(config: Any) -> bool:
 
 def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, executor: type) -> None:
     """Does the part of this task: trains until the end, or evaluates each checkpoint."""
-    config = estimator.config
-    if _evaluates(config):
+    if _evaluates(estimator.config):
         evaluation.evaluate_checkpoints(estimator, train_spec, eval_spec, executor)
     else:
-        listeners = train_spec.saving_listeners if config.is_chief else None
-        training.train_to_the_end(estimator, train_spec, listeners)
+        training.train_to_the_end(estimator, train_spec)
 
 
 def estimator_train(estimator: Any, train: Callable, hooks: Sequence[Any]) -> None:

@@ -13,20 +13,24 @@ import tensorflow as tf
 from tensorflow.python.training.monitored_session import _MonitoredSession
 
 from tfdist.estimator.all_reduce import AllReduceWorker
+from tfdist.estimator.model_dir import check_writable, note_end_of_training
 from tfdist.estimator.parameter_servers import ParameterServerWorker
 from tfdist.strategies import ParameterServerStrategy
 
 v1 = tf.compat.v1
 
 
-def train_to_the_end(estimator: Any, train_spec: Any, listeners: Sequence[Any] | None) -> None:
-    """Trains as `train_spec` says; `listeners` are told of checkpoints."""
+def train_to_the_end(estimator: Any, train_spec: Any) -> None:
+    """Trains as `train_spec` says, and tells the evaluator when this was all."""
+    is_chief = estimator.config.is_chief
     estimator.train(
         input_fn=train_spec.input_fn,
         max_steps=train_spec.max_steps,
         hooks=list(train_spec.hooks),
-        saving_listeners=listeners,
+        saving_listeners=train_spec.saving_listeners if is_chief else None,
     )
+    if is_chief:
+        note_end_of_training(estimator.model_dir)
 
 
 def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> None:
@@ -38,7 +42,10 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
         `Estimator`'s `_train_with_estimator_spec`.
       hooks: for this worker.
     """
-    strategy = estimator.config.train_distribute
+    config = estimator.config
+    strategy = config.train_distribute
+    if config.is_chief:
+        check_writable(estimator.model_dir, f"{config.task_type} {config.task_id}")
     kind = (
         ParameterServerWorker if isinstance(strategy, ParameterServerStrategy) else AllReduceWorker
     )
@@ -51,8 +58,17 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
     mine._call_model_fn = functools.partial(worker.call_model_fn, estimator._call_model_fn)
     mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
     mine._train_with_estimator_spec_distributed = functools.partial(_run, mine._config, worker)
-    with worker:
-        train_distributed(mine, strategy, hooks)
+    try:
+        with worker:
+            train_distributed(mine, strategy, hooks)
+    except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
+        raise _without_graph(error) from None
+
+
+def _without_graph(error: tf.errors.OpError) -> tf.errors.OpError:
+    """What a peer's failure did, without how each operation of the graph came to be."""
+    plain = error.__context__ if isinstance(error.__context__, tf.errors.OpError) else error
+    return type(error)(None, None, plain.message.partition("\n")[0])
 
 
 class _Distributed:
