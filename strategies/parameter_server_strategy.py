@@ -238,6 +238,11 @@ class ParameterServerExtended(SharedInput, OneDeviceExtended):
         return self.parameters.all_reduce(values, self._num_replicas_in_sync if mean else None)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether this process serves itself."""
+        return self._cluster.is_local
+
+    @property
     def rank(self) -> int:
         """This worker's rank."""
         return self._cluster.rank

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.strategies.graphs import graph_of, outermost_graph
+from tfdist.strategies.graphs import graph_of, in_graph_of_tensorflow_1, outermost_graph
 from tfdist.strategies.lookup_groups import LookupGroups
 from tfdist.strategies.placement import Placement, renamed
 from tfdist.strategies.server_variable import ServerVariable
@@ -57,6 +57,8 @@ class Parameters:
         self.client = client
         self._groups = LookupGroups(client)
         self._placement = placement
+        # Whether this process has trained an Estimator, so that the servers know best.
+        self.has_trained = False
         self._is_chief = is_chief
         self._partitioner = partitioner
         self._lock = threading.Lock()
@@ -188,6 +190,7 @@ class Parameters:
     def unordered_step(self) -> Iterator[None]:
         """What happens within is a step, but whoever runs it pulls and pushes."""
         self._thread.depth = 1
+        self._staged.clear()
         try:
             yield
         finally:
@@ -231,7 +234,7 @@ class Parameters:
             # Only eagerly: a function that is traced here may be called anywhere, or saved.
             if read and tf.executing_eagerly():
                 self.client.pull([variable], of_step=False)
-        elif variable.parameter in self._staged:
+        elif variable.parameter in self._staged and not in_graph_of_tensorflow_1():
             self._end_step()
             self._begin_step()
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.cluster import Cluster
 from tfdist.ps import membership
 from tfdist.ps.config import PsConfig
+from tfdist.strategies.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.placement import Placement
 from tfdist.strategies.table_variable import TableVariable, is_rows
@@ -63,7 +64,17 @@ class RemoteTables:
         return is_rows(full_name(name))
 
     def create(self, next_creator: Callable[..., tf.Variable], kwargs: dict) -> TableVariable:
-        """Makes the variable that stands for a table."""
+        """Makes the variable that stands for a table.
+
+        Raises:
+          ValueError: in a TensorFlow 1 graph, such as an Estimator's.
+        """
+        if in_graph_of_tensorflow_1():
+            raise ValueError(
+                "an embedding table beside all-reduce: expected Keras or a loop of tf.functions, "
+                "received a TensorFlow 1 graph: let an Estimator train with "
+                'tfdist.ParameterServerStrategy(mode="sync")'
+            )
         parameters = self._join()
         name = parameters.unique_name(full_name(kwargs.get("name")))
         value = kwargs["initial_value"]

@@ -102,6 +102,11 @@ class TableVariable(ServerVariable):
                 self._parameters.client.set_cache(number, spec.cache_rows, spec.cache_steps)
 
     @property
+    def spec(self) -> Any:
+        """The `EmbeddingTable` that it stands for; `None` until then."""
+        return self._spec
+
+    @property
     def parameters(self) -> Any:
         """The `Parameters` that pull and push it."""
         return self._parameters
@@ -121,17 +126,25 @@ class TableVariable(ServerVariable):
         """As what rows and gradients travel."""
         return self._spec.wire_dtype
 
-    def learning_rate(self, optimizer: Any, of_model: Any) -> Any:
+    def learning_rate(self, steps: Any, of_model: Any) -> Any:
         """The table's learning rate in a step.
 
         Args:
-          optimizer: the model's, which counts the steps.
-          of_model: its learning rate.
+          steps: how many there have been.
+          of_model: the learning rate of the model's optimizer; `None` if that does not tell it.
+
+        Raises:
+          ValueError: there is none.
         """
         own = self._spec.learning_rate
+        if own is None and of_model is None:
+            raise ValueError(
+                f"embedding table {self._spec.name!r}: expected a learning_rate, for the model's "
+                "optimizer does not tell its own, received None"
+            )
         if own is None:
             return of_model
-        return own(optimizer.iterations) if callable(own) else own
+        return own(steps) if callable(own) else own
 
     @property
     def gradient_ids(self) -> GradientIds:
@@ -175,24 +188,28 @@ def sum_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def stage(
-    gradients: Sequence[tuple[tf.Tensor, TableVariable]], optimizer: Any, learning_rate: Any
-) -> None:
+    gradients: Sequence[tuple[tf.Tensor, TableVariable]], steps: Any, learning_rate: Any
+) -> tf.Operation | None:
     """Keeps gradients of rows for the push that ends the step.
 
     Args:
       gradients: float[n, width], each with its variable, whose `gradient_ids` are the n ids of the
         rows; attached, of one strategy, one or more.
-      optimizer: the model's, which counts the steps.
-      learning_rate: its learning rate in this step.
+      steps: how many the model's optimizer has made.
+      learning_rate: its learning rate in this step; `None` if it does not tell.
+
+    Returns:
+      The operation, in a graph.
     """
     variables = [variable for _, variable in gradients]
     parameters = variables[0].parameters
     with tf.device("/device:CPU:0"):
-        parameters.stage_rows(
+        staged = parameters.stage_rows(
             variables,
             [variable.gradient_ids.get() for variable in variables],
             [gradient for gradient, _ in gradients],
-            [variable.learning_rate(optimizer, learning_rate) for variable in variables],
-            optimizer.iterations + 1,
+            [variable.learning_rate(steps, learning_rate) for variable in variables],
+            steps + 1,
         )
     parameters.has_staged(variables)
+    return staged

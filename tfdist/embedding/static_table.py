@@ -18,7 +18,7 @@ class StaticTable(tf.Module):
       ids: int64[n], each once.
       rows: float32[n, width].
       initializer: what other ids' rows are.
-      folder: where a file of the ids is written, which has to last until the model is saved.
+      folder: where files are written, which have to last until the model is saved.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StaticTable(tf.Module):
             default_value=-1,
         )
         with tf.device("/device:CPU:0"):
-            self._rows = tf.Variable(rows, trainable=False, name="rows")
+            self._rows = _variable(rows, folder)
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of int64 ids of any shape, float32 of that shape and the width."""
@@ -51,3 +51,21 @@ class StaticTable(tf.Module):
             known = tf.gather(self._rows, tf.maximum(places, 0))
             rows = tf.where(places[:, tf.newaxis] >= 0, known, rows)
         return tf.reshape(rows, tf.concat([tf.shape(ids), [self._width]], 0))
+
+
+def _variable(rows: np.ndarray, folder: str) -> tf.Variable:
+    if tf.executing_eagerly():
+        return tf.Variable(rows, trainable=False, name="rows")
+    # A TensorFlow 1 SavedModel has the variables of a checkpoint, which these are not.
+    path = os.path.join(folder, "rows.bin")
+    rows.tofile(path)
+    asset = tf.constant(path, name="rows_file")
+    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.ASSET_FILEPATHS, asset)
+    content = tf.io.decode_raw(tf.io.read_file(asset), tf.float32)
+    return tf.compat.v1.Variable(
+        tf.reshape(content, rows.shape),
+        trainable=False,
+        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+        name="rows",
+        use_resource=True,
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,12 @@ import tensorflow as tf
 from tfdist import ops
 from tfdist.embedding import initializers, optimizers
 from tfdist.ps import table_files
+from tfdist.strategies.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies.table_variable import ROWS, TableVariable
+
+# What a table is told that is made in a TensorFlow 1 graph which only reads tables.
+reader: contextvars.ContextVar[Callable[[EmbeddingTable], None] | None]
+reader = contextvars.ContextVar("reader", default=None)
 
 _WIRE = ("float32", "float16", "bfloat16")
 _POLICIES = {"lru": ops.EvictionPolicy.LRU, "lfu": ops.EvictionPolicy.LFU}
@@ -117,9 +123,11 @@ class EmbeddingTable:
             "cache_steps": cache_steps,
         }
         self.config()  # says now what is wrong with the initializer
-        self._strategy = tf.distribute.get_strategy()
+        self.strategy = tf.distribute.get_strategy()
         self._weight: Any = None
         self.static: Any = None
+        if reader.get() is not None and in_graph_of_tensorflow_1():
+            reader.get()(self)
 
     def config(self) -> ops.TableConfig:
         """What the servers must know of the table."""
@@ -159,8 +167,8 @@ class EmbeddingTable:
         """
         if self._weight is None:
             make = make or _make_variable
-            is_here = tf.distribute.get_strategy() is self._strategy
-            scope = contextlib.nullcontext() if is_here else self._strategy.scope()
+            is_here = tf.distribute.get_strategy() is self.strategy
+            scope = contextlib.nullcontext() if is_here else self.strategy.scope()
             # A graph allows fewer characters in a scope than a table in its name.
             with scope, tf.name_scope(re.sub(r"[^A-Za-z0-9_./-]", "_", self.name)):
                 self._weight = make((0, self.output_dim), ROWS)
@@ -186,7 +194,7 @@ class EmbeddingTable:
             raise ValueError(
                 f"embedding table {self.name!r}: expected to be made in the scope of a "
                 "tfdist.ParameterServerStrategy, or of a tfdist.MultiWorkerMirroredStrategy whose "
-                f"cluster has ps tasks, received {self._strategy!r}"
+                f"cluster has ps tasks, received {self.strategy!r}"
             )
         variable.attach(self)
         return variable
@@ -217,17 +225,7 @@ class EmbeddingTable:
 
     def fetch(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all ids that have a row, int64[n], and the rows, float32[n, output_dim]."""
-        client, table, _ = self._on_servers()
-        ids, rows = [], []
-        for server in range(client.servers):
-            for some in ops.dump_rows(client, table, server, slots=False):
-                ids.append(some.ids.copy())
-                rows.append(some.content.copy())
-        if not ids:
-            return np.zeros([0], np.int64), np.zeros([0, self.output_dim], np.float32)
-        # A row that was evicted and made again meanwhile came twice.
-        unique, last = np.unique(np.concatenate(ids)[::-1], return_index=True)
-        return unique, np.concatenate(rows)[::-1][last]
+        return table_files.fetch(*self._on_servers())
 
     @contextlib.contextmanager
     def replaced_by(self, static: Any) -> Iterator[None]:

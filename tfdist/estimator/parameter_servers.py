@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Settings
+from tfdist.estimator import tables
 from tfdist.estimator.chief_hooks import saver_hooks, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session
@@ -41,6 +42,7 @@ class ParameterServerWorker:
         self._creator: _SessionCreator
 
     def __enter__(self) -> ParameterServerWorker:
+        self._parameters.has_trained = True
         self._contexts.enter_context(self._parameters.names_of(self._model_dir))
         # Until the graph is there it cannot begin with a pull of all its variables.
         self._building.enter_context(self._parameters.unordered_step())
@@ -77,7 +79,7 @@ class ParameterServerWorker:
             hooks += saver_hooks(config, spec, hooks, self._model_dir)
             for hook in hooks:
                 if isinstance(hook, v1.train.CheckpointSaverHook):
-                    hook._save = functools.partial(self._save, hook._save)
+                    hook._save = functools.partial(self._save, hook, hook._save)
             hooks += spec.training_chief_hooks
             hooks += summary_hooks(config, spec, self._model_dir)
         agreed, hooks = agreed_and_others(hooks)
@@ -96,9 +98,11 @@ class ParameterServerWorker:
     def _end(self, session: v1.Session) -> None:
         self._creator.states.end(session, lambda: self._creator.pull(session))
 
-    def _save(self, save: Any, session: v1.Session, step: int) -> Any:
+    def _save(self, hook: Any, save: Any, session: v1.Session, step: int) -> Any:
         """Saves what the servers hold now, under the step that they have come to."""
-        return save(session, self._creator.pull(session))
+        step = self._creator.pull(session)
+        tables.save(self._parameters, f"{hook._save_path}-{step}")
+        return save(session, step)
 
 
 class _PullHook(v1.train.SessionRunHook):
@@ -172,4 +176,5 @@ class _SessionCreator(SessionCreator):
         if saved < session.run(self._step):
             return False
         self._scaffold.saver.restore(session, path)
+        tables.restore(self._strategy.extended.parameters, path)
         return True

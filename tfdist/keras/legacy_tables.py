@@ -71,7 +71,7 @@ def _stage_rows(optimizer: type) -> None:
         dense, of_tables = _parted(grads_and_vars)
         of_tables = [(g, t) for g, t in of_tables if g is not None]
         if of_tables:
-            table_variable.stage(of_tables, self, self.learning_rate)
+            table_variable.stage(of_tables, self.iterations, self.learning_rate)
         return original(self, dense)
 
     optimizer._internal_apply_gradients = _internal_apply_gradients

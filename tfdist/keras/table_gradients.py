@@ -80,7 +80,7 @@ def _stage_rows() -> None:
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         dense, of_tables = _parted(grads, trainable_variables)
         if of_tables:
-            table_variable.stage(of_tables, self, learning_rate)
+            table_variable.stage(of_tables, self.iterations, learning_rate)
         if dense or not of_tables:
             original(self, [g for g, _ in dense], [v for _, v in dense], learning_rate)
 

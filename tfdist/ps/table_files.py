@@ -94,6 +94,25 @@ def import_table(
     return count
 
 
+def fetch(
+    client: ops.ParameterClient, table: int, config: ops.TableConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all ids that have a row, int64[n], and the rows, float32[n, width].
+
+    Args:
+      client: a worker's connections.
+      table: its number.
+      config: its configuration.
+    """
+    ids, rows = [], []
+    for columns in _columns_of(client, table, config.width, slots=False):
+        ids.append(columns["ids"].copy())
+        rows.append(columns["values"].copy())
+    # A row that was evicted and made again meanwhile came twice.
+    unique, last = np.unique(np.concatenate(ids)[::-1], return_index=True)
+    return unique, np.concatenate(rows)[::-1][last]
+
+
 def _format_of(path: str) -> ModuleType:
     if path.endswith(".npz"):
         return table_archive
