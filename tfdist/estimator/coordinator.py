@@ -7,6 +7,7 @@ functions here if there is a strategy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,22 @@ def init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
     config._distribute_coordinator_mode = isinstance(
         config._train_distribute, MultiWorkerMirroredStrategy if trains else ()
     ) or isinstance(config._train_distribute, ParameterServerStrategy)
+
+
+def train_alone_in_a_cluster_of_one(run_config: type) -> None:
+    """Lets a `RunConfig` without a strategy take a cluster of one worker for none.
+
+    That is what a launcher makes of a job of one task; the package wants a "chief" there.
+    """
+    original = run_config._init_distributed_setting_from_environment_var
+
+    @functools.wraps(original)
+    def read(self, tf_config):
+        cluster = tf_config.get("cluster", {})
+        alone = list(cluster) == ["worker"] and len(cluster["worker"]) == 1
+        return original(self, {} if alone else tf_config)
+
+    run_config._init_distributed_setting_from_environment_var = read
 
 
 def _take_strategies(config: Any) -> None:
