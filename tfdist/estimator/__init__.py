@@ -6,7 +6,7 @@ from tfdist.estimator import package
 
 package.prepare()
 
-# ruff: noqa: E402, F403
+# ruff: noqa: E402, F403, F405
 from tensorflow_estimator.python.estimator.api._v2.estimator import *
 from tensorflow_estimator.python.estimator.keras_lib import model_to_estimator as model_to_estimator
 
