@@ -7,6 +7,7 @@ throw it away.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from typing import Any
@@ -57,35 +58,35 @@ class AllReduceWorker:
     def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
         """Returns `hooks` and those of this worker's part."""
         agreed, hooks = agreed_and_others(hooks)
+        hooks += saver_hooks(config, spec, hooks, self._model_dir)
+        if _are_means_saved():
+            for saver in _savers_in(hooks):
+                self._save_together(saver)
+        elif not self._strategy.is_chief:
+            hooks = [h for h in hooks if h not in _savers_in(hooks)]
         if self._strategy.is_chief:
-            hooks += self._savers(config, spec, hooks, self._model_dir)
             hooks += spec.training_chief_hooks
             hooks += summary_hooks(config, spec, self._model_dir)
-        else:
-            hooks += self._hooks_for_nobody(config, spec, hooks)
-        return [*hooks, EndTogether(self._batches, self._sum), *agreed]
-
-    def _hooks_for_nobody(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
-        added = []
-        if _are_means_saved():
-            self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
-            added += self._savers(config, spec, hooks, self._scratch.name)
-        if config.save_summary_steps:
+        elif config.save_summary_steps:
             steps, writer = config.save_summary_steps, _NoWriter()
-            added.append(
+            hooks.append(
                 v1.train.SummarySaverHook(steps, summary_writer=writer, scaffold=spec.scaffold)
             )
-        return added
+        return [*hooks, EndTogether(self._batches, self._sum), *agreed]
+
+    def _save_together(self, saver: Any) -> None:
+        """Lets all workers save at the same steps, but the chief alone for somebody."""
+        if saver._timer._every_secs is not None:
+            saver._timer = _ChiefsClock(self, saver._timer._every_secs)
+        if not self._strategy.is_chief:
+            if self._scratch is None:
+                self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
+            saver._checkpoint_dir = self._scratch.name
+            saver._save_path = os.path.join(self._scratch.name, os.path.basename(saver._save_path))
 
     def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
         """Returns what makes the session."""
         return _SessionCreator(self, scaffold, config)
-
-    def _savers(self, config: Any, spec: Any, hooks: list[Any], directory: str) -> list[Any]:
-        savers = saver_hooks(config, spec, hooks, directory)
-        if savers and config.save_checkpoints_secs:
-            savers[0]._timer = _ChiefsClock(self, config.save_checkpoints_secs)
-        return savers
 
     def latest_checkpoint(self) -> str | None:
         """The chief's latest checkpoint; elsewhere `None`."""
@@ -190,6 +191,10 @@ class _NoWriter:
     def add_session_log(self, *_: Any) -> None: ...
 
     def flush(self) -> None: ...
+
+
+def _savers_in(hooks: list[Any]) -> list[Any]:
+    return [h for h in hooks if isinstance(h, v1.train.CheckpointSaverHook)]
 
 
 def _are_means_saved() -> bool:
