@@ -12,6 +12,7 @@ from tensorflow_estimator.python.estimator.keras_lib import model_to_estimator a
 
 from tfdist.estimator import coordinator, table_optimizers, tables
 
+package.adapt()
 package.restore_names()
 coordinator.train_alone_in_a_cluster_of_one(RunConfig)
 table_optimizers.send_rows_to_servers()

@@ -37,7 +37,7 @@ def prepare() -> None:
     missing = [n for n in (_PACKAGE, "tf_keras") if importlib.util.find_spec(n) is None]
     if missing:
         raise ImportError(f"tfdist.estimator needs {' and '.join(missing)}: {_INSTALL}")
-    _supply(distribute, "estimator_training", importlib.import_module(f"{__package__}.coordinator"))
+    _supply(distribute, "estimator_training", _sibling("coordinator"))
     for name in _TPU_MODULES:
         if importlib.util.find_spec(f"{tpu.__name__}.{name}") is None:
             _supply(tpu, name, _Absent(f"{tpu.__name__}.{name}"))
@@ -45,19 +45,48 @@ def prepare() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
+def adapt() -> None:
+    """Has the package, once it is imported, accept what users make with their Keras."""
+    _sibling("keras_optimizers").convert_optimizers()
+    if _uses_tf_keras():
+        _sibling("model_fns").surround()
+    else:
+        keras_3 = _sibling("keras_in_graphs")
+        keras_3.adapt()
+        _sibling("model_fns").surround(keras_3.model_fn_call)
+
+
 def restore_names() -> None:
     """Gives TensorFlow the names back under which scripts of TensorFlow 2.15 look.
 
-    `tf.estimator` and `tf.compat.v1.estimator`; and beside Keras 3, where they are empty,
-    `tf.compat.v1.layers` and `tf.compat.v1.nn.rnn_cell`.
+    `tf.estimator` and `tf.compat.v1.estimator`; and beside Keras 3 what it lacks or left empty:
+    `tf.compat.v1.layers` and `tf.compat.v1.nn.rnn_cell`; and in `tf.keras`, from tf_keras, legacy
+    optimizers, the layers for feature columns, and `estimator`.
     """
     api = f"{_PACKAGE}.python.estimator.api"
-    tf.estimator = importlib.import_module(f"{api}._v2.estimator")
+    tf.estimator = tf.compat.v2.estimator = importlib.import_module(f"{api}._v2.estimator")
     tf.compat.v1.estimator = importlib.import_module(f"{api}._v1.estimator")
-    if tf.keras.__name__ != _keras(2).__name__:
-        legacy = _keras(1).__internal__.legacy
-        tf.compat.v1.layers = legacy.layers
-        tf.compat.v1.nn.rnn_cell = legacy.rnn_cell
+    if _uses_tf_keras():
+        return
+    legacy, keras, keras_3 = (
+        _keras(1).__internal__.legacy,
+        _keras(2),
+        sys.modules[tf.keras.__name__],
+    )
+    tf.compat.v1.layers = legacy.layers
+    tf.compat.v1.nn.rnn_cell = legacy.rnn_cell
+    keras_3.experimental, keras_3.estimator = keras.experimental, keras.estimator
+    keras_3.layers.DenseFeatures = keras.layers.DenseFeatures
+    keras_3.optimizers.legacy = keras.optimizers.legacy
+
+
+def _uses_tf_keras() -> bool:
+    return tf.keras.__name__ == _keras(2).__name__
+
+
+def _sibling(name: str) -> types.ModuleType:
+    """Imports a module of this folder, which may need what is not installed."""
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def _supply(parent: types.ModuleType, name: str, module: types.ModuleType) -> None:

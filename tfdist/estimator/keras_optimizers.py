@@ -1,0 +1,150 @@
+"""The optimizers of Keras 3 and tf_keras as those that the package trains with.
+
+It trains with tf_keras's legacy optimizers, and so it did in TensorFlow 2.15. Others become the
+legacy optimizer that computes the same. Its slots have the names that they had then.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import types
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.eager.context import eager_mode
+
+# Nadam, for one, is not here: the legacy one computes something else.
+_SAME = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "RMSprop", "SGD")
+_SCHEDULES = (
+    "CosineDecay",
+    "CosineDecayRestarts",
+    "ExponentialDecay",
+    "InverseTimeDecay",
+    "PiecewiseConstantDecay",
+    "PolynomialDecay",
+)
+# What legacy optimizers cannot do; harmless unless switched on.
+_LACKING = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
+_DROPPED = (
+    *_LACKING,
+    "name",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "jit_compile",
+    "is_legacy_optimizer",
+)
+_INSTEAD = "give one of tf_keras.optimizers.legacy"
+
+
+def convert_optimizers() -> None:
+    """Has canned estimators and heads accept the optimizers that `legacy_optimizer` does."""
+    from tensorflow_estimator.python.estimator.canned import optimizers
+    from tensorflow_estimator.python.estimator.head import base_head
+
+    get_instance = optimizers.get_optimizer_instance_v2
+    make_train_op = base_head.create_estimator_spec_train_op
+
+    @functools.wraps(get_instance)
+    def get_optimizer_instance_v2(opt, learning_rate=None):
+        made = opt if isinstance(opt, str) or not callable(opt) else opt()
+        return get_instance(legacy_optimizer(made), learning_rate)
+
+    @functools.wraps(make_train_op)
+    def create_estimator_spec_train_op(
+        head_name, optimizer=None, trainable_variables=None, *args, **kwargs
+    ):
+        legacy = legacy_optimizer(optimizer)
+        if legacy is not optimizer:
+            # Nobody can have told it which variable counts the steps.
+            legacy.iterations = tf.compat.v1.train.get_or_create_global_step()
+        if isinstance(trainable_variables, list | tuple):
+            # Those of Keras 3 hold the variables of TensorFlow.
+            trainable_variables = [
+                v if isinstance(v, tf.Variable) else getattr(v, "value", v)
+                for v in trainable_variables
+            ]
+        return make_train_op(head_name, legacy, trainable_variables, *args, **kwargs)
+
+    optimizers.get_optimizer_instance_v2 = get_optimizer_instance_v2
+    base_head.create_estimator_spec_train_op = create_estimator_spec_train_op
+
+
+def legacy_optimizer(optimizer: Any) -> Any:
+    """Returns the legacy optimizer of tf_keras that computes what `optimizer` does.
+
+    Args:
+      optimizer: of Keras 3 or of tf_keras; anything else is returned as it is.
+
+    Returns:
+      a new `tf_keras.optimizers.legacy.Optimizer`, or the one that was given. RMSprop without
+      momentum adds its epsilon to the root, where Keras 3 adds it to the square.
+
+    Raises:
+      TypeError: it, or its schedule, is of a class that has no legacy counterpart.
+      ValueError: it does what legacy optimizers do not.
+    """
+    library = _library(optimizer)
+    if library is None:
+        return optimizer
+    kind = type(optimizer).__name__
+    if kind not in _SAME or type(optimizer) is not getattr(library.optimizers, kind):
+        raise TypeError(
+            f"optimizer: expected one of {', '.join(_SAME)}, received {_name(optimizer)}, which no "
+            f"legacy optimizer of tf_keras computes: {_INSTEAD}"
+        )
+    config = _config(optimizer)
+    for setting in _LACKING:
+        if config.get(setting):
+            raise ValueError(
+                f"optimizer: expected {kind} without {setting}, which legacy optimizers of "
+                f"tf_keras do not have, received {setting}={config[setting]!r}: {_INSTEAD}"
+            )
+    kept = {k: v for k, v in config.items() if k not in _DROPPED and v is not None}
+    kept["learning_rate"] = _learning_rate(optimizer, config, library)
+    if re.sub(r"_(\d+$)?", "", config["name"]).lower() != kind.lower():
+        kept["name"] = config["name"]
+    return getattr(tf_keras.optimizers.legacy, kind)(**kept)
+
+
+def _library(optimizer: Any) -> types.ModuleType | None:
+    """Returns Keras 3 or tf_keras if `optimizer` is one of its, and not a legacy one."""
+    # Whoever has an optimizer of Keras 3 has imported it.
+    for library in filter(None, (sys.modules.get("keras"), tf_keras)):
+        if isinstance(optimizer, library.optimizers.Optimizer):
+            return None if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer) else library
+    return None
+
+
+def _config(optimizer: Any) -> dict[str, Any]:
+    # In the graph of a model_fn its variables could not be read.
+    with eager_mode():
+        try:
+            return optimizer.get_config()
+        except TypeError as error:
+            raise ValueError(
+                f"optimizer: expected a {_name(optimizer)} made before the model_fn runs, received "
+                f"one made by it, with variables of its graph: {_INSTEAD}"
+            ) from error
+
+
+def _learning_rate(optimizer: Any, config: dict[str, Any], library: types.ModuleType) -> Any:
+    given, schedules = optimizer._learning_rate, library.optimizers.schedules
+    if not isinstance(given, schedules.LearningRateSchedule):
+        return given if callable(given) else config["learning_rate"]
+    if library is tf_keras:
+        return given
+    kind = type(given).__name__
+    if kind not in _SCHEDULES or type(given) is not getattr(schedules, kind):
+        raise TypeError(
+            f"learning_rate: expected a number or one of {', '.join(_SCHEDULES)}, received "
+            f"{_name(given)}: make it a subclass of "
+            "tf_keras.optimizers.schedules.LearningRateSchedule, for a legacy optimizer of tf_keras"
+        )
+    return getattr(tf_keras.optimizers.schedules, kind)(**given.get_config())
+
+
+def _name(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__name__}"
