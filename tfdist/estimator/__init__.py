@@ -5,6 +5,7 @@ from __future__ import annotations
 from tfdist.estimator import package
 
 package.prepare()
+package.adapt()
 
 # ruff: noqa: E402, F403, F405
 from tensorflow_estimator.python.estimator.api._v2.estimator import *
@@ -12,7 +13,6 @@ from tensorflow_estimator.python.estimator.keras_lib import model_to_estimator a
 
 from tfdist.estimator import coordinator, table_optimizers, tables
 
-package.adapt()
 package.restore_names()
 coordinator.train_alone_in_a_cluster_of_one(RunConfig)
 table_optimizers.send_rows_to_servers()

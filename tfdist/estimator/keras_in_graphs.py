@@ -20,12 +20,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras.layers import Layer
 from keras.metrics import Metric
 from keras.random import SeedGenerator
 from keras.src.backend import Variable, name_scope
 from keras.src.backend.common import global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.eager.context import eager_mode
+
+from tfdist.estimator.keras_optimizers import accept_variables
 
 v1 = tf.compat.v1
 _KEYS = v1.GraphKeys
@@ -66,6 +69,7 @@ def adapt() -> None:
     _collect_assignments()
     _build_optimizers()
     _accept_metrics()
+    accept_variables()
 
 
 @contextlib.contextmanager
@@ -143,6 +147,8 @@ def _making_local(make: Callable) -> Callable:
 
 
 def _collect_assignments() -> None:
+    # Model_fns ask layers for them, to run them.
+    Layer.updates = property(lambda layer: [])
     original = Variable._direct_assign
 
     @functools.wraps(original)
@@ -183,8 +189,8 @@ def _build_optimizers() -> None:
             return apply(self, *args, **kwargs)
         raise TypeError(
             "model_fn: expected gradients to be applied by an optimizer of "
-            "tf_keras.optimizers.legacy or tf.compat.v1.train, or by the head to which an optimizer "
-            f"of Keras 3 is given, received {type(self).__module__}.{type(self).__name__}.apply"
+            "tf_keras.optimizers.legacy or tf.compat.v1.train, or by a head, to which an optimizer "
+            f"of Keras 3 may be given, received {type(self).__module__}.{type(self).__name__}.apply"
         )
 
     BaseOptimizer.__init__, BaseOptimizer.apply = __init__, apply_in_eager_code

@@ -7,9 +7,11 @@ legacy optimizer that computes the same. Its slots have the names that they had 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
 import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -36,7 +38,7 @@ _DROPPED = (
     "jit_compile",
     "is_legacy_optimizer",
 )
-_INSTEAD = "give one of tf_keras.optimizers.legacy"
+_INSTEAD = "give such a one, or one of tf_keras.optimizers.legacy"
 
 
 def convert_optimizers() -> None:
@@ -60,16 +62,51 @@ def convert_optimizers() -> None:
         if legacy is not optimizer:
             # Nobody can have told it which variable counts the steps.
             legacy.iterations = tf.compat.v1.train.get_or_create_global_step()
-        if isinstance(trainable_variables, list | tuple):
-            # Those of Keras 3 hold the variables of TensorFlow.
-            trainable_variables = [
-                v if isinstance(v, tf.Variable) else getattr(v, "value", v)
-                for v in trainable_variables
-            ]
         return make_train_op(head_name, legacy, trainable_variables, *args, **kwargs)
 
     optimizers.get_optimizer_instance_v2 = get_optimizer_instance_v2
     base_head.create_estimator_spec_train_op = create_estimator_spec_train_op
+
+
+def accept_variables() -> None:
+    """Has the optimizers that train an `Estimator` accept variables of Keras 3.
+
+    They hold the variables of TensorFlow that the optimizers know.
+    """
+    old, legacy = tf.compat.v1.train.Optimizer, tf_keras.optimizers.legacy.Optimizer
+    for owner, name, position in (
+        (old, "compute_gradients", 1),
+        (old, "apply_gradients", 0),
+        (legacy, "minimize", 1),
+        (legacy, "get_updates", 1),
+        (legacy, "apply_gradients", 0),
+    ):
+        setattr(owner, name, _accepting(getattr(owner, name), position))
+
+
+def _accepting(method: Callable, position: int) -> Callable:
+    name = list(inspect.signature(method).parameters)[position + 1]
+
+    @functools.wraps(method)
+    def accepting(self, *args, **kwargs):
+        if len(args) > position:
+            args = (*args[:position], _unwrap(args[position]), *args[position + 1 :])
+        elif name in kwargs:
+            kwargs[name] = _unwrap(kwargs[name])
+        return method(self, *args, **kwargs)
+
+    return accepting
+
+
+def _unwrap(variables: Any) -> Any:
+    """Takes variables, or pairs of a gradient and a variable, or what yields them."""
+    if isinstance(variables, Iterable) and not tf.is_tensor(variables):
+        return [_unwrap(v) if isinstance(v, tuple) else _held(v) for v in variables]
+    return variables
+
+
+def _held(variable: Any) -> Any:
+    return variable.value if isinstance(variable, sys.modules["keras"].Variable) else variable
 
 
 def legacy_optimizer(optimizer: Any) -> Any:

@@ -46,8 +46,9 @@ def prepare() -> None:
 
 
 def adapt() -> None:
-    """Has the package, once it is imported, accept what users make with their Keras."""
+    """Imports the package and has it accept what users make with their Keras, whichever it is."""
     _sibling("keras_optimizers").convert_optimizers()
+    _sibling("keras_models").convert_models()
     if _uses_tf_keras():
         _sibling("model_fns").surround()
     else:
