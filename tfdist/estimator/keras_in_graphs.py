@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras import Sequential
 from keras.layers import Layer
 from keras.metrics import Metric
 from keras.random import SeedGenerator
 from keras.src.backend import Variable, name_scope
 from keras.src.backend.common import global_state
+from keras.src.backend.common.name_scope import current_path
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.eager.context import eager_mode
 
@@ -46,6 +48,8 @@ class _Call(threading.local):
         self.runs = False
         # The name scope around the outermost of Keras's own.
         self.scope = ""
+        # The path of a model that is made of layers, and not called.
+        self.around = ""
         # Whether variables are made that no checkpoint holds; and those, by id.
         self.is_local = False
         self.local: dict[int, Any] = {}
@@ -92,7 +96,11 @@ def model_fn_call() -> Iterator[list[Any]]:
 
 
 def _make_variables() -> None:
-    initialize, enter = Variable._initialize, name_scope.__enter__
+    initialize, enter, rebuild = (
+        Variable._initialize,
+        name_scope.__enter__,
+        Sequential._maybe_rebuild,
+    )
 
     @functools.wraps(enter)
     def __enter__(self):
@@ -112,7 +120,7 @@ def _make_variables() -> None:
         options = {n: kind[getattr(self, n, "none").upper()] for n, kind in kinds.items()}
         if _call.is_local:
             _call.local[id(self)] = self
-        *scopes, name = self.path.split("/")
+        *scopes, name = self.path.removeprefix(_call.around).split("/")
         # With a slash at its end a scope is entered as it is.
         with v1.name_scope("".join(f"{scope}/" for scope in (_call.scope, *scopes) if scope)):
             self._value = v1.Variable(
@@ -125,7 +133,17 @@ def _make_variables() -> None:
                 **options,
             )
 
-    name_scope.__enter__ = __enter__
+    @functools.wraps(rebuild)
+    def _maybe_rebuild(self):
+        # A model that begins with an Input calls its layers here. With tf_keras they are called
+        # while it is made, and not in its own scope.
+        before, _call.around = _call.around, f"{current_path()}/{self.name}/".lstrip("/")
+        try:
+            return rebuild(self)
+        finally:
+            _call.around = before
+
+    name_scope.__enter__, Sequential._maybe_rebuild = __enter__, _maybe_rebuild
     Variable._initialize = _initialize
 
 
