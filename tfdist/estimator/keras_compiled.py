@@ -58,7 +58,7 @@ def _known(name: str, what: str, counterparts: Any) -> str:
             counterparts.get(name)
         except ValueError as error:
             raise TypeError(
-                f"model_to_estimator: expected a {what} of Keras that tf_keras has too, received "
+                f"expected a {what} of Keras that tf_keras has too, received "
                 f"{name!r}: {BUILD_WITH_TF_KERAS}"
             ) from error
     return name
@@ -73,13 +73,13 @@ def _convert_object(given: Any, what: str, counterparts: Any) -> Any:
         or not type(given).__module__.startswith("keras.src.")
     ):
         raise TypeError(
-            f"model_to_estimator: expected a {what} of Keras that tf_keras has too, or a function, "
+            f"expected a {what} of Keras that tf_keras has too, or a function, "
             f"received {name}: {BUILD_WITH_TF_KERAS}"
         )
     config = given.get_config()
     if config.get("reduction", _REDUCTIONS[0]) not in _REDUCTIONS:
         raise ValueError(
-            f"model_to_estimator: {what} {name}: expected as reduction one of "
+            f"{what} {name}: expected as reduction one of "
             f"{', '.join(_REDUCTIONS)}, received {config['reduction']!r}: {BUILD_WITH_TF_KERAS}"
         )
     if what == "loss":

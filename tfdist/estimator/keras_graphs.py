@@ -89,7 +89,7 @@ def _known(leaf: Any, converted: dict[int, Any]) -> Any:
     if id(leaf) not in converted:
         operation = leaf._keras_history.operation
         raise TypeError(
-            "model_to_estimator: expected a model of layers only, received the operation "
+            "expected a model of layers only, received the operation "
             f"{operation.name!r} of {type(operation).__module__}.{type(operation).__name__}: "
             f"use a layer for it, or {BUILD_WITH_TF_KERAS}"
         )
@@ -100,12 +100,12 @@ def _functional(model: Any) -> Functional:
     graph = model._functional if type(model) is keras.Sequential else model
     if graph is None:
         raise ValueError(
-            f"model_to_estimator: expected a model that knows the shape of its inputs, received "
+            f"expected a model that knows the shape of its inputs, received "
             f"{model.name!r}, which does not: begin it with keras.Input"
         )
     if type(graph) is not Functional:
         raise TypeError(
-            "model_to_estimator: expected a keras.Sequential or a keras.Model(inputs, outputs), "
+            "expected a keras.Sequential or a keras.Model(inputs, outputs), "
             f"received {model.name!r} of {type(model).__module__}.{type(model).__name__}: "
             f"{BUILD_WITH_TF_KERAS}"
         )
@@ -124,7 +124,7 @@ def _copy_weights(model: Any, converted: Any) -> None:
         shapes, expected = ([w.shape for w in ws] for ws in (weights, counterpart.weights))
         if shapes != [tuple(shape) for shape in expected]:
             raise ValueError(
-                f"model_to_estimator: layer {layer.name!r} of {type(layer).__name__}: expected "
+                f"layer {layer.name!r} of {type(layer).__name__}: expected "
                 f"weights of the shapes that tf_keras's has, {expected}, received {shapes}: "
                 f"{BUILD_WITH_TF_KERAS}"
             )

@@ -67,8 +67,8 @@ def _class(kind: type, what: str, custom_objects: dict[str, Any]) -> type:
     counterpart = getattr(tf_keras.layers, kind.__name__, None) if theirs else None
     if counterpart is None or kind.__name__ in _DIFFERENT:
         raise TypeError(
-            "model_to_estimator: expected layers of keras.layers that tf_keras has too, or their "
-            f"tf_keras classes in custom_objects, received {what}: {BUILD_WITH_TF_KERAS}"
+            "expected layers of keras.layers that tf_keras has too, or their tf_keras classes in "
+            f"custom_objects, received {what}: {BUILD_WITH_TF_KERAS}"
         )
     return counterpart
 
@@ -89,7 +89,7 @@ def common_config(config: dict[str, Any], kind: type, target: type, what: str) -
     for key, value in config.items():
         if key not in accepted and value not in (*_HARMLESS, defaults.get(key)):
             raise ValueError(
-                f"model_to_estimator: {what}: expected {key}={defaults.get(key)!r}, for tf_keras "
+                f"{what}: expected {key}={defaults.get(key)!r}, for tf_keras "
                 f"has no {key}, received {value!r}: {BUILD_WITH_TF_KERAS}"
             )
     return {key: value for key, value in config.items() if key in accepted}
@@ -111,7 +111,7 @@ def _value(key: str, value: Any, what: str, custom_objects: dict[str, Any]) -> A
         return type(value)(_value(key, each, what, custom_objects) for each in value)
     if key.endswith("activation") and value is not None and value not in _ACTIVATIONS:
         raise ValueError(
-            f"model_to_estimator: {what}: expected as {key} one of {', '.join(_ACTIVATIONS)}, "
+            f"{what}: expected as {key} one of {', '.join(_ACTIVATIONS)}, "
             f"which tf_keras computes alike, received {value!r}: {BUILD_WITH_TF_KERAS}"
         )
     if not isinstance(value, dict) or "class_name" not in value:
@@ -125,6 +125,6 @@ def _value(key: str, value: Any, what: str, custom_objects: dict[str, Any]) -> A
     if module in ("keras.regularizers", "keras.constraints"):
         return {"class_name": name, "config": value["config"]}
     raise TypeError(
-        f"model_to_estimator: {what}: expected as {key} what Keras itself defines, received "
+        f"{what}: expected as {key} what Keras itself defines, received "
         f"{value.get('config') if name == 'function' else name}: {BUILD_WITH_TF_KERAS}"
     )

@@ -33,6 +33,34 @@ def convert_models() -> None:
     keras_lib.model_to_estimator = model_to_estimator
 
 
+def convert_cells() -> None:
+    """Has the package's recurrent estimators accept cells of Keras 3 from `rnn_cell_fn`."""
+    from tensorflow_estimator.python.estimator.canned import rnn
+
+    original = rnn._make_rnn_layer
+
+    @functools.wraps(original)
+    def _make_rnn_layer(rnn_cell_fn, *args, **kwargs):
+        convert = rnn_cell_fn and (lambda: _cell(rnn_cell_fn()))
+        return original(convert, *args, **kwargs)
+
+    rnn._make_rnn_layer = _make_rnn_layer
+
+
+def _cell(cell: Any) -> Any:
+    if not _is_of_keras_3(cell, "Layer"):
+        return cell
+    from tfdist.estimator.keras_layers import convert_layer
+
+    return convert_layer(cell, {})
+
+
+def _is_of_keras_3(made: Any, kind: str) -> bool:
+    # Whoever has made something with Keras 3 has imported it.
+    keras = sys.modules.get("keras")
+    return keras is not None and keras is not tf_keras and isinstance(made, getattr(keras, kind))
+
+
 def _is_saved_by_keras_3(path: Any) -> bool:
     if path is None or not Path(path).is_file():
         return False
@@ -75,9 +103,7 @@ def to_tf_keras(model: Any, custom_objects: dict[str, Any] | None = None) -> Any
       TypeError: the model, or one of its layers, is of a class that tf_keras has not.
       ValueError: a layer does what tf_keras's does not, or the shape of the inputs is not known.
     """
-    # Whoever has a model of Keras 3 has imported it.
-    keras = sys.modules.get("keras")
-    if keras is None or keras is tf_keras or not isinstance(model, keras.Model):
+    if not _is_of_keras_3(model, "Model"):
         return model
     from tfdist.estimator import keras_compiled, keras_graphs
 

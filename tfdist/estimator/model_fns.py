@@ -1,4 +1,4 @@
-"""What surrounds each call of a model_fn, in whichever graph and on whichever replica."""
+"""What model_fns need around them, in whichever graph and on whichever replica."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _no_updates() -> Iterator[list[Any]]:
 
 
 def surround(keras: Callable[[], AbstractContextManager[list[Any]]] = _no_updates) -> None:
-    """Has `Estimator` call model_fns as the module says.
+    """Has `Estimator` call model_fns in a context that keeps their graphs right.
 
     Args:
       keras: returns a context for the call. It yields a list that in the end has the operations
@@ -38,6 +38,24 @@ def surround(keras: Callable[[], AbstractContextManager[list[Any]]] = _no_update
             return spec._replace(train_op=tf.group(spec.train_op, *updates))
 
     Estimator._call_model_fn = _call_model_fn
+
+
+def let_baselines_start() -> None:
+    """The variable of baselines is initialized only after all features have the same size.
+
+    But no features are there yet. Let what is computed from the variable wait for that instead.
+    """
+    from tensorflow_estimator.python.estimator.canned import baseline
+
+    original = baseline._get_batch_size_and_size_checks
+
+    @functools.wraps(original)
+    def _get_batch_size_and_size_checks(features, weight_column_key):
+        checks, size = original(features, weight_column_key)
+        with tf.control_dependencies(checks):
+            return [], tf.identity(size)
+
+    baseline._get_batch_size_and_size_checks = _get_batch_size_and_size_checks
 
 
 def _only_whole_variables() -> AbstractContextManager[None]:

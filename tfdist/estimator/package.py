@@ -49,6 +49,8 @@ def adapt() -> None:
     """Imports the package and has it accept what users make with their Keras, whichever it is."""
     _sibling("keras_optimizers").convert_optimizers()
     _sibling("keras_models").convert_models()
+    _sibling("keras_models").convert_cells()
+    _sibling("model_fns").let_baselines_start()
     if _uses_tf_keras():
         _sibling("model_fns").surround()
     else:
