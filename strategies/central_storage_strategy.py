@@ -23,6 +23,7 @@ from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.central_variable import CentralVariable
 from tfdist.strategies.devices import check_device, check_devices, is_cpu
 from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas
+from tfdist.strategies.graph_variables import list_whole
 
 
 class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralStorageStrategy):
@@ -109,8 +110,8 @@ class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyEx
             self._num_replicas_in_sync > 1
             and kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         ):
-            return self._create_sync_on_read_variable(next_creator, **kwargs)
-        return super()._create_variable(next_creator, **kwargs)
+            return list_whole(self._create_sync_on_read_variable(next_creator, **kwargs))
+        return list_whole(super()._create_variable(next_creator, **kwargs))
 
     def _create_var_creator(self, next_creator, **kwargs):
         creator = super()._create_var_creator(next_creator, **kwargs)

@@ -14,6 +14,7 @@ from tfdist import keras
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.devices import check_devices, is_cpu
 from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas
+from tfdist.strategies.graph_variables import list_whole
 
 
 class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
@@ -58,6 +59,9 @@ class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
 
 class MirroredExtended(mirrored_strategy.MirroredExtended):
     """How the strategy reduces; TensorFlow's own where GPUs take part."""
+
+    def _create_variable(self, next_creator, **kwargs):
+        return list_whole(super()._create_variable(next_creator, **kwargs))
 
     def _make_collective_ops_with_fallbacks(self):
         # TensorFlow's collectives among CPU devices serve one set of devices per process: a second

@@ -32,6 +32,7 @@ from tfdist.resolver import ClusterResolver
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas, placed
+from tfdist.strategies.graph_variables import list_whole
 from tfdist.strategies.remote_tables import RemoteTables
 from tfdist.strategies.table_variable import TableVariable
 
@@ -230,7 +231,7 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
             return self.tables.create(next_creator, kwargs)
         if isinstance(kwargs.get("colocate_with"), TableVariable):
             del kwargs["colocate_with"]  # a slot, of no rows
-        return super()._create_variable(next_creator, **kwargs)
+        return list_whole(super()._create_variable(next_creator, **kwargs))
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
         if not isinstance(colocate_with_variable, TableVariable):
