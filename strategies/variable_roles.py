@@ -59,8 +59,9 @@ def is_shared(name: str, arguments: Mapping[str, Any]) -> bool:
       name: from `full_name`.
       arguments: of `tf.Variable`.
     """
-    if arguments.get("synchronization") == tf.VariableSynchronization.ON_READ:
-        return False  # metrics
+    on_read = arguments.get("synchronization") == tf.VariableSynchronization.ON_READ
+    if on_read and arguments.get("aggregation") != tf.VariableAggregation.MEAN:
+        return False  # metrics; what is read as a mean are moving statistics
     if _OWN.fullmatch(name) or (_counts_own.get() and name.endswith("iterations")):
         return False
     dtype = arguments.get("dtype")
