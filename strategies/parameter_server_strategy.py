@@ -134,7 +134,11 @@ class ParameterServerStrategy(StrategyBase):
         member = membership.join(cluster, config, checkpoint_every)
         placement = Placement(max(1, len(cluster.ps)), max_shard_bytes)
         parameters = Parameters(
-            member.client, placement, cluster.is_chief, partitioner=variable_partitioner
+            member.client,
+            placement,
+            cluster.is_chief,
+            partitioner=variable_partitioner,
+            trainings=member.trainings,
         )
         super().__init__(ParameterServerExtended(self, cluster, config, parameters, ps_optimizer))
 

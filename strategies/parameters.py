@@ -45,6 +45,7 @@ class Parameters:
       placement: which server holds what.
       is_chief: whether this worker's changes outside of a step reach the servers.
       partitioner: says into how many parts variables are split; the placement does by default.
+      trainings: of this process so far: how many of each model.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Parameters:
         placement: Placement,
         is_chief: bool,
         partitioner: Callable | None = None,
+        trainings: dict[str, int] | None = None,
     ) -> None:
         self.client = client
         self._groups = LookupGroups(client)
@@ -67,7 +69,7 @@ class Parameters:
         self._names = collections.Counter()
         self._names_in: weakref.WeakKeyDictionary[tf.Graph, collections.Counter]
         self._names_in = weakref.WeakKeyDictionary()
-        self._models: list[str] = []
+        self._trainings = {} if trainings is None else trainings
         self._thread = threading.local()
         self._tables: dict[str, tuple[bytes, int]] = {}
 
@@ -86,18 +88,20 @@ class Parameters:
         return name if count == 1 else f"{name}#{count}"
 
     @contextlib.contextmanager
-    def names_of(self, model: str) -> Iterator[None]:
+    def training_of(self, model: str) -> Iterator[int]:
         """Tells variables of one model from those of the others that have the same names.
 
         Args:
           model: graphs that are made within have the same variables if this is the same.
+
+        Yields:
+          Which training of the model by this process it is, counted from 1.
         """
-        if model not in self._models:
-            self._models.append(model)
-        number = self._models.index(model)
+        self._trainings[model] = self._trainings.get(model, 0) + 1
+        number = list(self._trainings).index(model)
         self._thread.prefix = f"model{number}/" if number else ""
         try:
-            yield
+            yield self._trainings[model]
         finally:
             self._thread.prefix = ""
 

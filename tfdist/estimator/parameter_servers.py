@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -40,10 +41,13 @@ class ParameterServerWorker:
         self._building = contextlib.ExitStack()
         self._batches: BatchAhead
         self._creator: _SessionCreator
+        self._training = 0
+        self._last_step = math.inf
 
     def __enter__(self) -> ParameterServerWorker:
         self._parameters.has_trained = True
-        self._contexts.enter_context(self._parameters.names_of(self._model_dir))
+        training = self._parameters.training_of(self._model_dir)
+        self._training = self._contexts.enter_context(training)
         # Until the graph is there it cannot begin with a pull of all its variables.
         self._building.enter_context(self._parameters.unordered_step())
         return self
@@ -68,7 +72,9 @@ class ParameterServerWorker:
     def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
         """Returns what makes the session."""
         checkpoints = self._model_dir if self._strategy.is_chief else None
-        self._creator = _SessionCreator(self._strategy, scaffold, config, checkpoints)
+        self._creator = _SessionCreator(
+            self._strategy, scaffold, config, checkpoints, self._training
+        )
         return self._creator
 
     def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
@@ -83,6 +89,8 @@ class ParameterServerWorker:
             hooks += spec.training_chief_hooks
             hooks += summary_hooks(config, spec, self._model_dir)
         agreed, hooks = agreed_and_others(hooks)
+        last_steps = [h._last_step for h in agreed if h._last_step is not None]
+        self._last_step = min(last_steps, default=math.inf)
         if self._ends_together:
             total = functools.partial(self._parameters.all_reduce, divisor=None)
             hooks.append(EndTogether(self._batches, total))
@@ -96,7 +104,7 @@ class ParameterServerWorker:
         return config.mode == "sync" and config.num_aggregate == config.workers
 
     def _end(self, session: v1.Session) -> None:
-        self._creator.states.end(session, lambda: self._creator.pull(session))
+        self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
 
     def _save(self, hook: Any, save: Any, session: v1.Session, step: int) -> Any:
         """Saves what the servers hold now, under the step that they have come to."""
@@ -126,13 +134,22 @@ class _SessionCreator(SessionCreator):
       scaffold: of the graph.
       config: of the session.
       checkpoints: the directory of those that the chief may begin with; `None` on other workers.
+      training: which one of this model it is.
     """
 
-    def __init__(self, strategy: Any, scaffold: Any, config: Any, checkpoints: str | None) -> None:
+    def __init__(
+        self,
+        strategy: Any,
+        scaffold: Any,
+        config: Any,
+        checkpoints: str | None,
+        training: int,
+    ) -> None:
         self._strategy = strategy
         self._scaffold = scaffold
         self._config = config
         self._checkpoints = checkpoints
+        self._training = training
         self.states: WorkerStates
 
     def create_session(self) -> v1.Session:
@@ -152,7 +169,7 @@ class _SessionCreator(SessionCreator):
         ]
         write = parameters.write(variables)
         with self._strategy.scope():
-            self.states = WorkerStates(self._strategy)
+            self.states = WorkerStates(self._strategy, self._training)
         self._pull = parameters.pull_all(of_step=False)
         self._step = v1.train.get_global_step().read_value()
         session = initialized_session(self._scaffold, self._config)

@@ -44,6 +44,8 @@ class Member:
         self.cluster = cluster
         self.config = config
         self._settings = settings
+        # Of each model that an Estimator has trained, whatever its strategy object: how many.
+        self.trainings: dict[str, int] = {}
         self.closed = threading.Event()
         self._leaving = threading.Event()
         self.process = os.getpid()
@@ -233,6 +235,7 @@ class LocalMember:
             )
         self.cluster = cluster
         self.config = config
+        self.trainings: dict[str, int] = {}
         self.closed = threading.Event()
         self.process = os.getpid()
         token = secrets.token_bytes(16)
