@@ -1,11 +1,11 @@
 """What several examples need, apart from what they show.
 
-How images are read, and arguments and devices: as in the Keras examples, from whose folder they
-are taken.
+What the Keras examples need too, such as Fashion-MNIST, is taken from their folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from pathlib import Path
@@ -17,11 +17,40 @@ import tensorflow as tf
 import tfdist
 from tfdist import estimator
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "keras_examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "keras_examples"))
 fashion_mnist = importlib.import_module("data")
 movielens_data = importlib.import_module("movielens_data")
 _common = importlib.import_module("common")
-SEED, local_devices, positive = _common.SEED, _common.local_devices, _common.positive
+SEED, area_under_curve, local_devices, positive = (
+    _common.SEED,
+    _common.area_under_curve,
+    _common.local_devices,
+    _common.positive,
+)
+
+
+def training_parser(description: str, steps: int, batch_size: int) -> argparse.ArgumentParser:
+    """Makes a parser of the arguments that all examples have.
+
+    Args:
+      description: the example's docstring; its first line is shown.
+      steps: default of `--steps`.
+      batch_size: default of `--batch-size`.
+    """
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument(
+        "--model-dir",
+        type=Path,
+        required=True,
+        help="folder of checkpoints, summaries and exported models, the same for all tasks",
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=steps, help="up to which to train, counted by all workers"
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, default=batch_size, help="examples a step, of each replica"
+    )
+    return parser
 
 
 def batches(
@@ -31,11 +60,11 @@ def batches(
     training: bool,
     context: tf.distribute.InputContext | None = None,
 ) -> tf.data.Dataset:
-    """Batches for an `input_fn`, each a dict of features and the labels.
+    """Batches for an `input_fn`: features by name, and labels.
 
     Args:
-      features: by name, arrays of equally many rows.
-      labels: one for each row.
+      features: arrays, with a row for each label.
+      labels: shape (n,).
       size: rows in a batch, which is one replica's.
       training: whether to shuffle, and to begin again at the end.
       context: says which part of the rows is this worker's; `None` means that all are.
@@ -48,7 +77,7 @@ def batches(
         rows = rows.shuffle(len(labels), seed=SEED).repeat()
 
     def pick(row: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        # As constants of the graph the arrays would be written with every checkpoint.
+        # Arrays that are constants of the graph are written with each checkpoint.
         picked = tf.numpy_function(
             lambda row: [column[row] for column in columns],
             [row],
@@ -56,20 +85,19 @@ def batches(
         )
         for tensor, column in zip(picked, columns, strict=True):
             tensor.set_shape((None, *column.shape[1:]))
-        *values, label = picked
-        return dict(zip(features, values, strict=True)), label
+        return dict(zip(features, picked, strict=False)), picked[-1]
 
     return rows.batch(size).map(pick).prefetch(2)
 
 
 class PrintResults(estimator.Exporter):
-    """Prints what each evaluation found. Exporters are called after each one.
+    """Prints what an evaluation has found: exporters are called after each.
 
     Args:
       metrics: names of what to print.
     """
 
-    name = "printed"
+    name = "print_results"
 
     def __init__(self, *metrics: str) -> None:
         self._metrics = metrics
@@ -88,10 +116,10 @@ class PrintResults(estimator.Exporter):
 
 
 def evaluates(cluster: tfdist.Cluster) -> bool:
-    """Whether this task evaluates and exports: the evaluator, or whoever trains alone."""
+    """Whether this task evaluates and exports: the evaluator does, and who trains alone."""
     return cluster.is_local or cluster.task_type == "evaluator"
 
 
 def newest_export(model_dir: Path, exporter: str) -> Path:
-    """The folder of the last SavedModel that an exporter of this name has written."""
+    """The folder of the last SavedModel that the exporter of this name has written."""
     return max((model_dir / "export" / exporter).glob("[0-9]*"))

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launching import PACKAGE
+from example_runs import ROOT, alone, tfdist_run
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(180)
-
-
-def tfdist_run(script: Path, *arguments: str, tasks: str = "--workers 2") -> list[str]:
-    """Runs `tfdist run --workers 2 script arguments`; returns what the tasks printed."""
-    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
-    finished = subprocess.run(
-        [sys.executable, "-m", "tfdist", "run", *tasks.split(), str(script), *arguments],
-        env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
-    return finished.stdout.splitlines()
 
 
 def test_fashion_mnist_prints_once_from_the_chief():
@@ -91,20 +73,6 @@ def test_parameter_server(tmp_path, tasks, arguments, expected):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert len(manifest["servers"]) == servers
     assert all(Path(part["file"]).stat().st_size == part["bytes"] for part in manifest["servers"])
-
-
-def alone(script: Path, *arguments: str) -> str:
-    """Runs `python script arguments`; returns what it printed."""
-    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
-    finished = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return finished.stdout
 
 
 def test_parameter_server_alone():

@@ -139,7 +139,8 @@ def test_sdist_unpacks_to_the_tree_it_was_made_from(
     shipped = ("setup.py", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", ".ci/run")
     assert set(shipped) <= files
     assert {"scripts/test", "scripts/demo", ".ci/run"} <= runnable
-    for folder in ("tfdist", "strategies", "ops", "tests", "scripts", "keras_examples", "docs"):
+    examples = ("keras_examples", "estimator_examples")
+    for folder in ("tfdist", "strategies", "ops", "tests", "scripts", "docs", *examples):
         for parent, _, names in os.walk(tree / folder):
             for name in names:
                 path = Path(parent, name).relative_to(tree).as_posix()
@@ -194,7 +195,7 @@ def test_every_place_states_the_same_tensorflow_range(setup: Setup, tree: Path) 
     assert f'"{wanted}"' in (ROOT / "pyproject.toml").read_text()
     assert setup("egg_info").returncode == 0
     requires = (tree / "tfdist.egg-info" / "requires.txt").read_text().splitlines()
-    (requirement,) = [line for line in requires if re.match(r"tensorflow\W", line)]
+    (requirement,) = [line for line in requires if re.match(r"tensorflow[^\w-]", line)]
     assert set(requirement.removeprefix("tensorflow").split(",")) == set(
         wanted.removeprefix("tensorflow").split(",")
     )

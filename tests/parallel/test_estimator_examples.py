@@ -1,0 +1,113 @@
+"""The Estimator examples, started as their headers say, for few steps."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from example_runs import ROOT, alone, documented_command, typed
+
+MNIST = "estimator_examples/mnist_train_and_evaluate.py"
+ADULT = "estimator_examples/wide_deep_adult.py"
+pytestmark = pytest.mark.timeout(180)
+
+
+def with_model_dir(command: list[str], folder: Path) -> list[str]:
+    command = list(command)
+    command[command.index("--model-dir") + 1] = str(folder)
+    return command
+
+
+def printed_by(task: str, lines: list[str]) -> list[str]:
+    """What a task printed; no other task printed anything but the chief."""
+    assert all(line.startswith((f"[{task}] ", "[chief] ")) for line in lines), lines
+    return [line.removeprefix(f"[{task}] ") for line in lines if line.startswith(f"[{task}] ")]
+
+
+def results(lines: list[str]) -> list[dict[str, float]]:
+    """The evaluations, in their order, and last what the exported model gave."""
+    pairs = [re.findall(r"(step|accuracy(?: is)?|auc|loss) ([\d.]+)", line) for line in lines]
+    return [{name.split()[0]: float(number) for name, number in p} for p in pairs if p]
+
+
+def said_without_tfdist(exported: Path) -> str:
+    """What a SavedModel says of three images in a process of plain TensorFlow."""
+    program = (
+        "import tensorflow as tf\n"
+        f"serve = tf.saved_model.load({str(exported)!r}).signatures['serving_default']\n"
+        "said = serve(image=tf.zeros([3, 28, 28], tf.uint8))\n"
+        "print({name: value.shape.as_list() for name, value in said.items()})\n"
+    )
+    command = [sys.executable, "-I", "-c", program]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+
+
+def test_mnist_by_workers_with_an_evaluator(tmp_path):
+    command = with_model_dir(documented_command(MNIST), tmp_path)
+    lines = typed([*command, "--steps", "80", "--batch-size", "32"])
+    assert "[chief] 2 workers, 80 steps of 64 images, 32 on each worker" in lines
+    *evaluations, read_back = results(printed_by("evaluator 0", lines))
+    first, last = evaluations[0], evaluations[-1]
+    assert first["step"] < last["step"] == 80 and last["loss"] < first["loss"]
+    assert last["accuracy"] > 0.6
+    assert read_back["accuracy"] == pytest.approx(last["accuracy"], abs=1e-3)
+    assert tf.train.latest_checkpoint(tmp_path) == str(tmp_path / "model.ckpt-80")
+    assert list((tmp_path / "eval").glob("events.*"))
+    (exported,) = (tmp_path / "export/final").iterdir()
+    assert said_without_tfdist(exported) == "{'class': [3], 'probabilities': [3, 10]}\n"
+
+
+def test_mnist_alone_goes_on_from_its_checkpoint(tmp_path):
+    arguments = ["--model-dir", str(tmp_path), "--batch-size", "16"]
+    first = alone(ROOT / MNIST, *arguments, "--steps", "20").splitlines()
+    assert "1 worker, 20 steps of 16 images, 16 on each worker" in first
+    assert results(first)[-2]["step"] == 20
+    *second, _ = results(alone(ROOT / MNIST, *arguments, "--steps", "28").splitlines())
+    assert all(found["step"] > 20 for found in second) and second[-1]["step"] == 28
+    # Every five steps, then every seven.
+    kept = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
+    assert [int(path.rpartition("-")[2]) for path in kept] == [10, 15, 20, 27, 28]
+
+
+def assert_learnt(evaluations: list[dict[str, float]]) -> None:
+    # Who always says no is right on 0.764.
+    assert evaluations[-1]["accuracy"] > 0.8 and evaluations[-1]["auc"] > 0.85
+
+
+def test_adult_by_workers_with_an_evaluator(tmp_path):
+    command = with_model_dir(documented_command(ADULT), tmp_path)
+    lines = typed([*command, "--steps", "100"])
+    assert "[chief] MultiWorkerMirroredStrategy: 100 steps, 64 people on each replica" in lines
+    *evaluations, read_back = results(printed_by("evaluator 0", lines))
+    assert evaluations[-1]["step"] == 100
+    assert_learnt(evaluations)
+    best = min(evaluations, key=lambda found: found["loss"])
+    assert read_back["accuracy"] == pytest.approx(best["accuracy"], abs=1e-3)
+    assert read_back["auc"] == pytest.approx(best["auc"], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ([], "no strategy"),
+        (["--strategy", "mirrored"], "MirroredStrategy"),
+        (["--strategy", "central"], "CentralStorageStrategy"),
+    ],
+    ids=["none", "mirrored", "central"],
+)
+def test_adult_alone(tmp_path, arguments, name):
+    arguments = [*arguments, "--model-dir", str(tmp_path), "--steps", "60"]
+    lines = alone(ROOT / ADULT, *arguments).splitlines()
+    assert f"{name}: 60 steps, 64 people on each replica" in lines
+    *evaluations, _ = results(lines)
+    assert evaluations[-1]["step"] == 60
+    assert_learnt(evaluations)
+
+
+def test_adult_without_data(tmp_path):
+    with pytest.raises(AssertionError, match="absent.whl: expected the Adult data there"):
+        alone(ROOT / ADULT, "--model-dir", str(tmp_path), "--data", str(tmp_path / "absent.whl"))
