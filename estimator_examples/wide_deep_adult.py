@@ -148,7 +148,7 @@ def main() -> None:
         config=estimator.RunConfig(
             model_dir=str(arguments.model_dir),
             tf_random_seed=SEED,
-            save_checkpoints_steps=max(1, arguments.steps // 4),
+            save_checkpoints_steps=500,
             train_distribute=strategy,
         ),
     )

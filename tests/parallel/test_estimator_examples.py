@@ -41,7 +41,7 @@ def said_without_tfdist(exported: Path) -> str:
         "import tensorflow as tf\n"
         f"serve = tf.saved_model.load({str(exported)!r}).signatures['serving_default']\n"
         "said = serve(image=tf.zeros([3, 28, 28], tf.uint8))\n"
-        "print({name: value.shape.as_list() for name, value in said.items()})\n"
+        "print({name: said[name].shape.as_list() for name in sorted(said)})\n"
     )
     command = [sys.executable, "-I", "-c", program]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
@@ -52,9 +52,8 @@ def test_mnist_by_workers_with_an_evaluator(tmp_path):
     lines = typed([*command, "--steps", "80", "--batch-size", "32"])
     assert "[chief] 2 workers, 80 steps of 64 images, 32 on each worker" in lines
     *evaluations, read_back = results(printed_by("evaluator 0", lines))
-    first, last = evaluations[0], evaluations[-1]
-    assert first["step"] < last["step"] == 80 and last["loss"] < first["loss"]
-    assert last["accuracy"] > 0.6
+    last = evaluations[-1]
+    assert last["step"] == 80 and last["loss"] < 1.2 and last["accuracy"] > 0.6  # at first 2.3, 0.1
     assert read_back["accuracy"] == pytest.approx(last["accuracy"], abs=1e-3)
     assert tf.train.latest_checkpoint(tmp_path) == str(tmp_path / "model.ckpt-80")
     assert list((tmp_path / "eval").glob("events.*"))
@@ -67,11 +66,12 @@ def test_mnist_alone_goes_on_from_its_checkpoint(tmp_path):
     first = alone(ROOT / MNIST, *arguments, "--steps", "20").splitlines()
     assert "1 worker, 20 steps of 16 images, 16 on each worker" in first
     assert results(first)[-2]["step"] == 20
-    *second, _ = results(alone(ROOT / MNIST, *arguments, "--steps", "28").splitlines())
-    assert all(found["step"] > 20 for found in second) and second[-1]["step"] == 28
-    # Every five steps, then every seven.
+    second, read_back = results(alone(ROOT / MNIST, *arguments, "--steps", "28").splitlines())
+    assert second["step"] == 28
+    assert read_back["accuracy"] == pytest.approx(second["accuracy"], abs=1e-3)
+    # A second start would have saved at step 0 again, as the last but one.
     kept = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
-    assert [int(path.rpartition("-")[2]) for path in kept] == [10, 15, 20, 27, 28]
+    assert [int(path.rpartition("-")[2]) for path in kept] == [0, 20, 28]
 
 
 def assert_learnt(evaluations: list[dict[str, float]]) -> None:
