@@ -91,6 +91,17 @@ def test_adult_by_workers_with_an_evaluator(tmp_path):
     assert read_back["auc"] == pytest.approx(best["auc"], abs=2e-3)
 
 
+def test_adult_with_parameter_servers(tmp_path):
+    command = with_model_dir(documented_command(ADULT), tmp_path)
+    place = command.index("--evaluator")
+    lines = typed([*command[:place], "--ps", "1", *command[place:], "--steps", "100"])
+    assert "[chief] ParameterServerStrategy: 100 steps, 64 people on each replica" in lines
+    *evaluations, _ = results(printed_by("evaluator 0", lines))
+    # Each worker may be in a step when the other makes the last.
+    assert 100 <= evaluations[-1]["step"] <= 102
+    assert_learnt(evaluations)
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
