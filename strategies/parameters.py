@@ -300,7 +300,7 @@ class Parameters:
         gradients: Sequence[tf.Tensor | tf.IndexedSlices],
         learning_rate: tf.Tensor,
         step: tf.Tensor,
-    ) -> None:
+    ) -> tf.Operation | None:
         """Keeps gradients of variables that are bound for the push that ends the step.
 
         Args:
@@ -308,9 +308,13 @@ class Parameters:
           gradients: of each of them.
           learning_rate: of this step, a scalar.
           step: which step of the optimizer it is, counted from 1.
+
+        Returns:
+          The operation, in a graph.
         """
-        self.client.stage(variables, gradients, learning_rate, step)
+        staged = self.client.stage(variables, gradients, learning_rate, step)
         self.has_staged(variables)
+        return staged
 
     def has_staged(self, variables: Sequence[ServerVariable]) -> None:
         """Notes that gradients of variables are kept for the push that ends the step."""

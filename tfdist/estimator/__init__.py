@@ -11,10 +11,10 @@ package.adapt()
 from tensorflow_estimator.python.estimator.api._v2.estimator import *
 from tensorflow_estimator.python.estimator.keras_lib import model_to_estimator as model_to_estimator
 
-from tfdist.estimator import coordinator, early_stopping, table_optimizers, tables
+from tfdist.estimator import coordinator, early_stopping, optimizer_steps, tables
 
 package.restore_names()
 coordinator.train_alone_in_a_cluster_of_one(RunConfig)
 early_stopping.stop_all_workers()
-table_optimizers.send_rows_to_servers()
+optimizer_steps.send_steps_to_servers()
 tables.read_where_nobody_trains(Estimator.__base__)

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Settings
-from tfdist.estimator import tables
+from tfdist.estimator import server_optimizers, tables
 from tfdist.estimator.chief_hooks import saver_hooks, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session
@@ -40,6 +40,7 @@ class ParameterServerWorker:
         self._contexts = contextlib.ExitStack()
         self._building = contextlib.ExitStack()
         self._batches: BatchAhead
+        self._bindings: server_optimizers.Bindings
         self._creator: _SessionCreator
         self._training = 0
         self._last_step = math.inf
@@ -65,6 +66,7 @@ class ParameterServerWorker:
 
     def call_model_fn(self, call: Any, *arguments: Any) -> Any:
         """Calls the user's model_fn, and lets its step end in a push."""
+        self._bindings = server_optimizers.Bindings.of_this_graph()
         spec = call(*arguments)
         with tf.control_dependencies([spec.train_op]):
             return spec._replace(train_op=self._parameters.push_all())
@@ -73,7 +75,7 @@ class ParameterServerWorker:
         """Returns what makes the session."""
         checkpoints = self._model_dir if self._strategy.is_chief else None
         self._creator = _SessionCreator(
-            self._strategy, scaffold, config, checkpoints, self._training
+            self._strategy, scaffold, config, checkpoints, self._training, self._bindings
         )
         return self._creator
 
@@ -135,6 +137,7 @@ class _SessionCreator(SessionCreator):
       config: of the session.
       checkpoints: the directory of those that the chief may begin with; `None` on other workers.
       training: which one of this model it is.
+      bindings: what the servers optimize.
     """
 
     def __init__(
@@ -144,12 +147,14 @@ class _SessionCreator(SessionCreator):
         config: Any,
         checkpoints: str | None,
         training: int,
+        bindings: server_optimizers.Bindings,
     ) -> None:
         self._strategy = strategy
         self._scaffold = scaffold
         self._config = config
         self._checkpoints = checkpoints
         self._training = training
+        self._bindings = bindings
         self.states: WorkerStates
 
     def create_session(self) -> v1.Session:
@@ -168,12 +173,15 @@ class _SessionCreator(SessionCreator):
             for v in variables
         ]
         write = parameters.write(variables)
+        forget_slots = self._bindings.forget_slots(parameters)
         with self._strategy.scope():
             self.states = WorkerStates(self._strategy, self._training)
         self._pull = parameters.pull_all(of_step=False)
         self._step = v1.train.get_global_step().read_value()
         session = initialized_session(self._scaffold, self._config)
         session.run(create)
+        self._bindings.bind(parameters)
+        session.run(forget_slots)
         if self._checkpoints is not None and self._restore(session, self._checkpoints):
             session.run(write)
         self.states.begin(session, Settings.from_environment().rendezvous_timeout)

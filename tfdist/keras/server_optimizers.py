@@ -80,18 +80,32 @@ def runs_on_servers(optimizer: TFOptimizer, extended: Any, variables: Sequence) 
         )
     decided = extended.optimizer_places
     if id(optimizer) not in decided:
-        wanted, reason = extended.ps_optimizer, _obstacle(optimizer, variables)
-        if wanted == "server" and reason:
-            raise ValueError(
-                f"optimizer {optimizer.name!r}: expected one that the servers can run, as "
-                f"ps_optimizer='server' asks for, but {reason}"
-            )
-        on_servers = wanted != "worker" and not reason
-        place = "on the servers" if on_servers else f"on the workers ({reason or 'as asked for'})"
-        _log.info("optimizer %r runs %s", optimizer.name, place)
+        reason = _obstacle(optimizer, variables)
         # The optimizer too, so that its id stays its own.
-        decided[id(optimizer)] = (optimizer, on_servers)
+        decided[id(optimizer)] = (optimizer, decide(optimizer.name, extended.ps_optimizer, reason))
     return decided[id(optimizer)][1]
+
+
+def decide(name: str, wanted: str, obstacle: str | None) -> bool:
+    """Whether the servers are to run an optimizer; tells the log.
+
+    Args:
+      name: the optimizer's.
+      wanted: the strategy's `ps_optimizer`.
+      obstacle: what keeps the servers from it, if something does.
+
+    Raises:
+      ValueError: the user wants the servers to, and they cannot; says why.
+    """
+    if wanted == "server" and obstacle:
+        raise ValueError(
+            f"optimizer {name!r}: expected one that the servers can run, as "
+            f"ps_optimizer='server' asks for, but {obstacle}"
+        )
+    on_servers = wanted != "worker" and not obstacle
+    place = "on the servers" if on_servers else f"on the workers ({obstacle or 'as asked for'})"
+    _log.info("optimizer %r runs %s", name, place)
+    return on_servers
 
 
 def _of_tensorflow(variables: Sequence) -> list[tf.Variable]:
