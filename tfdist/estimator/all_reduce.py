@@ -17,7 +17,7 @@ from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager.context import eager_mode
 
 from tfdist import ops
-from tfdist.estimator.chief_hooks import saver_hooks, summary_hooks
+from tfdist.estimator.chief_hooks import is_saver, saver_hooks, saving_in, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session
 
@@ -59,30 +59,32 @@ class AllReduceWorker:
         """Returns `hooks` and those of this worker's part."""
         agreed, hooks = agreed_and_others(hooks)
         hooks += saver_hooks(config, spec, hooks, self._model_dir)
-        if _are_means_saved():
-            for saver in _savers_in(hooks):
-                self._save_together(saver)
-        elif not self._strategy.is_chief:
-            hooks = [h for h in hooks if h not in _savers_in(hooks)]
         if self._strategy.is_chief:
             hooks += spec.training_chief_hooks
             hooks += summary_hooks(config, spec, self._model_dir)
-        elif config.save_summary_steps:
-            steps, writer = config.save_summary_steps, _NoWriter()
-            hooks.append(
-                v1.train.SummarySaverHook(steps, summary_writer=writer, scaffold=spec.scaffold)
-            )
+        else:
+            hooks += [h for h in spec.training_chief_hooks if is_saver(h)]
+            hooks = self._save_for_nobody(hooks)
+            if config.save_summary_steps:
+                steps, writer = config.save_summary_steps, _NoWriter()
+                hooks.append(
+                    v1.train.SummarySaverHook(steps, summary_writer=writer, scaffold=spec.scaffold)
+                )
+        for hook in hooks:
+            if is_saver(hook) and hook._timer._every_secs and _are_means_saved():
+                hook._timer = _ChiefsClock(self, hook._timer._every_secs)
         return [*hooks, EndTogether(self._batches, self._sum), *agreed]
 
-    def _save_together(self, saver: Any) -> None:
-        """Lets all workers save at the same steps, but the chief alone for somebody."""
-        if saver._timer._every_secs is not None:
-            saver._timer = _ChiefsClock(self, saver._timer._every_secs)
-        if not self._strategy.is_chief:
-            if self._scratch is None:
-                self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
-            saver._checkpoint_dir = self._scratch.name
-            saver._save_path = os.path.join(self._scratch.name, os.path.basename(saver._save_path))
+    def _save_for_nobody(self, hooks: list[Any]) -> list[Any]:
+        """Returns hooks of which those that save do so only where it takes all workers."""
+        if not _are_means_saved():
+            return [h for h in hooks if not is_saver(h)]
+        self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
+        return [saving_in(self._scratch.name, h) if is_saver(h) else h for h in hooks]
+
+    def begins_anew(self) -> bool:
+        """Whether there is no checkpoint; the same on all workers."""
+        return bool(self.chiefs(self.latest_checkpoint() is None)[0])
 
     def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
         """Returns what makes the session."""
@@ -143,7 +145,7 @@ class _SessionCreator(SessionCreator):
         session = initialized_session(self._scaffold, self._config, restores)
         if checkpoint is not None:
             self._scaffold.saver.restore(session, checkpoint)
-        if restores:
+        if restores or self._scaffold.init_fn is not None:
             session.run(spread)
         return session
 
@@ -191,10 +193,6 @@ class _NoWriter:
     def add_session_log(self, *_: Any) -> None: ...
 
     def flush(self) -> None: ...
-
-
-def _savers_in(hooks: list[Any]) -> list[Any]:
-    return [h for h in hooks if isinstance(h, v1.train.CheckpointSaverHook)]
 
 
 def _are_means_saved() -> bool:

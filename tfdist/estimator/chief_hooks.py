@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +12,15 @@ import tensorflow as tf
 v1 = tf.compat.v1
 
 
+def is_saver(hook: Any) -> bool:
+    """Whether a hook saves checkpoints."""
+    return isinstance(hook, v1.train.CheckpointSaverHook)
+
+
 def saver_hooks(config: Any, spec: Any, hooks: Sequence[Any], directory: str) -> list[Any]:
     """Returns the hook that saves checkpoints as `config` says, unless the user brought one."""
     wanted = config.save_checkpoints_secs or config.save_checkpoints_steps
-    if not wanted or any(isinstance(h, v1.train.CheckpointSaverHook) for h in hooks):
+    if not wanted or any(is_saver(h) for h in [*hooks, *spec.training_chief_hooks]):
         return []
     return [
         v1.train.CheckpointSaverHook(
@@ -24,6 +31,15 @@ def saver_hooks(config: Any, spec: Any, hooks: Sequence[Any], directory: str) ->
             save_graph_def=config.checkpoint_save_graph_def,
         )
     ]
+
+
+def saving_in(directory: str, hook: Any) -> Any:
+    """Returns a hook that saves as another one does, elsewhere."""
+    other = copy.copy(hook)
+    other._checkpoint_dir = directory
+    other._save_path = os.path.join(directory, os.path.basename(hook._save_path))
+    other._listeners = []
+    return other
 
 
 def summary_hooks(config: Any, spec: Any, directory: str) -> list[Any]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Settings
 from tfdist.estimator import server_optimizers, tables
-from tfdist.estimator.chief_hooks import saver_hooks, summary_hooks
+from tfdist.estimator.chief_hooks import is_saver, saver_hooks, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session
 from tfdist.estimator.worker_states import EndHook, WorkerStates
@@ -85,11 +85,13 @@ class ParameterServerWorker:
         hooks = [EndHook(self._end), *hooks]
         if self._strategy.is_chief:
             hooks += saver_hooks(config, spec, hooks, self._model_dir)
-            for hook in hooks:
-                if isinstance(hook, v1.train.CheckpointSaverHook):
-                    hook._save = functools.partial(self._save, hook, hook._save)
             hooks += spec.training_chief_hooks
+            for hook in filter(is_saver, hooks):
+                hook._save = functools.partial(self._save, hook)
+                self._contexts.callback(hook.__dict__.pop, "_save")
             hooks += summary_hooks(config, spec, self._model_dir)
+        else:
+            hooks = [h for h in hooks if not is_saver(h)]
         agreed, hooks = agreed_and_others(hooks)
         last_steps = [h._last_step for h in agreed if h._last_step is not None]
         self._last_step = min(last_steps, default=math.inf)
@@ -108,11 +110,15 @@ class ParameterServerWorker:
     def _end(self, session: v1.Session) -> None:
         self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
 
-    def _save(self, hook: Any, save: Any, session: v1.Session, step: int) -> Any:
+    def begins_anew(self) -> bool:
+        """Whether there is no checkpoint."""
+        return tf.train.latest_checkpoint(self._model_dir) is None
+
+    def _save(self, hook: Any, session: v1.Session, step: int) -> Any:
         """Saves what the servers hold now, under the step that they have come to."""
         step = self._creator.pull(session)
         tables.save(self._parameters, f"{hook._save_path}-{step}")
-        return save(session, step)
+        return type(hook)._save(hook, session, step)
 
 
 class _PullHook(v1.train.SessionRunHook):
@@ -178,11 +184,11 @@ class _SessionCreator(SessionCreator):
             self.states = WorkerStates(self._strategy, self._training)
         self._pull = parameters.pull_all(of_step=False)
         self._step = v1.train.get_global_step().read_value()
-        session = initialized_session(self._scaffold, self._config)
+        session = initialized_session(self._scaffold, self._config, restores=True)
         session.run(create)
         self._bindings.bind(parameters)
         session.run(forget_slots)
-        if self._checkpoints is not None and self._restore(session, self._checkpoints):
+        if self._checkpoints is not None and self._begin(session, self._checkpoints):
             session.run(write)
         self.states.begin(session, Settings.from_environment().rendezvous_timeout)
         return session
@@ -192,13 +198,18 @@ class _SessionCreator(SessionCreator):
         session.run(self._pull)
         return int(session.run(self._step))
 
-    def _restore(self, session: v1.Session, checkpoints: str) -> bool:
-        """Restores the latest checkpoint, unless the servers have come further than that."""
+    def _begin(self, session: v1.Session, checkpoints: str) -> bool:
+        """Restores the latest checkpoint, unless the servers have come further than that.
+
+        Returns:
+          Whether the variables have changed.
+        """
         path = tf.train.latest_checkpoint(checkpoints)
-        if path is None:
-            return False
-        saved = tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP)
-        if saved < session.run(self._step):
+        step = session.run(self._step)
+        if path is None and step == 0 and self._scaffold.init_fn is not None:
+            self._scaffold.init_fn(session)
+            return True
+        if path is None or tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP) < step:
             return False
         self._scaffold.saver.restore(session, path)
         tables.restore(self._strategy.extended.parameters, path)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.training.monitored_session import _MonitoredSession
 
 from tfdist.estimator.all_reduce import AllReduceWorker
+from tfdist.estimator.chief_hooks import is_saver
 from tfdist.estimator.model_dir import check_writable, note_end_of_training
 from tfdist.estimator.parameter_servers import ParameterServerWorker
 from tfdist.strategies import ParameterServerStrategy
@@ -84,6 +85,11 @@ _Distributed.__name__ = "MultiWorkerMirroredStrategy"
 
 def _prepare(mine: Any, worker: Any, *arguments: Any) -> Any:
     """What the package does with every graph, and then the loop below."""
+    if mine._warm_start_settings:
+        # Not as each worker finds the model_dir: the chief may have saved a checkpoint by now.
+        if worker.begins_anew():
+            v1.train.warm_start(*mine._warm_start_settings)
+        mine._warm_start_settings = None
     mine._train_distribution = _Distributed()
     if not mine._config.cluster_spec:
         mine._config = copy.copy(mine._config)
@@ -95,7 +101,8 @@ def _run(
     config: Any, worker: Any, spec: Any, hooks: Sequence[Any], listeners: Sequence[Any] | None
 ) -> Any:
     hooks = worker.hooks(config, spec, list(hooks))
-    _add_listeners(hooks, listeners)
+    if config.is_chief:
+        _add_listeners(hooks, listeners)
     creator = worker.session_creator(spec.scaffold, config.session_config)
     loss = None
     with _MonitoredSession(creator, hooks, should_recover=False) as session:
@@ -107,7 +114,7 @@ def _run(
 
 
 def _add_listeners(hooks: Sequence[Any], listeners: Sequence[Any] | None) -> None:
-    savers = [h for h in hooks if isinstance(h, v1.train.CheckpointSaverHook)]
+    savers = [h for h in hooks if is_saver(h)]
     if listeners and not savers:
         raise ValueError(
             "saving_listeners: expected checkpoints to be saved, received a RunConfig whose "
