@@ -1,0 +1,199 @@
+"""What an Estimator's workers begin with, and what the chief saves."""
+
+from __future__ import annotations
+
+import estimators
+import numpy as np
+import pytest
+import tensorflow as tf
+from estimators import STRATEGIES, checkpoints, input_fn, same, saved
+from models import ADAPTIVE, EXACT, difference, identical
+from ps_job import meet, on_job, served
+from ranks import on_ranks
+from test_estimator_ends import Steps, train
+from test_estimator_parity import MOVING, agree
+
+from tfdist import estimator
+
+v1 = tf.compat.v1
+
+
+class Listener(v1.train.CheckpointSaverListener):
+    """Notes what is saved."""
+
+    def __init__(self):
+        self.events = []
+
+    def before_save(self, session, global_step_value):
+        self.events.append(("before", global_step_value))
+
+    def after_save(self, session, global_step_value):
+        self.events.append(("after", global_step_value))
+
+
+def listens(ctx, kind):
+    listener = Listener()
+    strategy = STRATEGIES[kind]()
+    trained = estimators.make(
+        ctx.tmp_path / "model", strategy, save_checkpoints_steps=10, normalized=12
+    )
+    trained.train(input_fn(), max_steps=15, saving_listeners=[listener])
+    expected = [(when, step) for step in (0, 10, 15) for when in ("before", "after")]
+    assert listener.events == (expected if ctx.rank == 0 else [])
+
+
+@on_ranks(2)
+def test_saving_listeners_with_all_reduce(ctx):
+    listens(ctx, "all_reduce")
+
+
+@on_job(2)
+def test_saving_listeners_in_sync(ctx):
+    if not served():
+        listens(ctx, "sync")
+
+
+@pytest.mark.parametrize("model", [{}, {"normalized": 12}], ids=["plain", "normalized"])
+@on_ranks(2, check=identical)
+def test_checkpoints_by_the_clock(ctx, model):
+    """The chief's says when, also where to save takes all workers."""
+    seen, _ = train(
+        ctx,
+        "all_reduce",
+        input_fn(batches=(60, 80)),
+        [Steps(slowness=0.01)],
+        save_checkpoints_secs=0.1,
+        keep_checkpoint_max=100,
+        **model,
+    )
+    steps = checkpoints(ctx.tmp_path / "model")
+    if ctx.rank == 0:
+        assert steps[0] == 0 and steps[-1] == 60 and len(steps) > 3, steps
+    return seen.all(without=MOVING)
+
+
+def saves_as_the_user_says(ctx, kind, **model):
+    directory = ctx.tmp_path / "model"
+    hook = v1.train.CheckpointSaverHook(str(directory), save_steps=6)
+    seen, _ = train(ctx, kind, input_fn(), [hook], 15, save_checkpoints_steps=5, **model)
+    if ctx.rank == 0:
+        assert checkpoints(directory) == [0, 6, 12, 15]
+        alone = estimators.make(ctx.tmp_path / "alone", **model)
+        alone.train(input_fn(), max_steps=15)
+        same(saved(directory), saved(alone.model_dir), EXACT)
+    return seen.all(without=MOVING)
+
+
+@pytest.mark.parametrize("model", [{}, {"normalized": 12}], ids=["plain", "normalized"])
+@on_ranks(2, check=identical)
+def test_a_saver_hook_of_the_users_with_all_reduce(ctx, model):
+    return saves_as_the_user_says(ctx, "all_reduce", **model)
+
+
+@on_job(2, check=agree)
+def test_a_saver_hook_of_the_users_in_sync(ctx):
+    return None if served() else saves_as_the_user_says(ctx, "sync")
+
+
+def with_scaffold(features, labels, mode, params):
+    """A model that keeps two checkpoints; the chief begins with a layer of another one."""
+    spec = estimators.model_fn(features, labels, mode, params)
+    first = [v for v in v1.trainable_variables() if "second" not in v.name]
+    of_first = v1.train.Saver(first)
+
+    def restore(scaffold, session):
+        if params["is_chief"]:
+            of_first.restore(session, params["source"])
+
+    scaffold = v1.train.Scaffold(saver=v1.train.Saver(max_to_keep=2), init_fn=restore)
+    return spec._replace(scaffold=scaffold)
+
+
+def source_of(ctx):
+    """A checkpoint of 10 steps that all workers can begin with."""
+    directory = ctx.tmp_path / "source"
+    if ctx.rank == 0:
+        estimators.make(directory).train(input_fn(), max_steps=10)
+    meet(ctx, "source")
+    return directory
+
+
+def begins_with_another_checkpoint(ctx, kind, make):
+    """Trains twice; what `make` makes begins with the first layer of `source_of`."""
+    source, directories = source_of(ctx), [ctx.tmp_path / "together", ctx.tmp_path / "alone"]
+    strategy = STRATEGIES[kind]()
+    seen = [estimators.Seen(strategy), estimators.Seen(strategy)]
+    make(source, directories[0], strategy).train(input_fn(), max_steps=9, hooks=seen[:1])
+    for name in ("layers/first", "layers/bias"):
+        value = seen[0].first[seen[0].names.index(name)]
+        np.testing.assert_array_equal(value, saved(source)[name])
+    if ctx.rank == 0:
+        assert checkpoints(directories[0]) == [6, 9]
+        make(source, directories[1], None).train(input_fn(), max_steps=9)
+        same(*map(saved, directories), EXACT)
+    # What is restored, or on the servers, stays.
+    make(source, directories[0], strategy).train(input_fn(), max_steps=12, hooks=seen[1:])
+    assert difference(seen[1].first, seen[0].last) == 0
+    return seen[0].all() + seen[1].all()
+
+
+def by_init_fn(source, directory, strategy):
+    config = estimators.config(directory, strategy, save_checkpoints_steps=3)
+    source = tf.train.latest_checkpoint(str(source))
+    params = {"source": source, "is_chief": config.is_chief}
+    return estimator.Estimator(with_scaffold, config=config, params=params)
+
+
+def by_warm_start(source, directory, strategy):
+    settings = estimator.WarmStartSettings(str(source), vars_to_warm_start="layers/[fb].*")
+    config = estimators.config(directory, strategy, save_checkpoints_steps=3, keep_checkpoint_max=2)
+    return estimator.Estimator(
+        estimators.model_fn, config=config, params={}, warm_start_from=settings
+    )
+
+
+@pytest.mark.parametrize("make", [by_init_fn, by_warm_start])
+@on_ranks(2, check=identical)
+def test_beginning_with_another_checkpoint_with_all_reduce(ctx, make):
+    return begins_with_another_checkpoint(ctx, "all_reduce", make)
+
+
+@pytest.mark.parametrize("make", [by_init_fn, by_warm_start])
+@on_job(2, check=agree)
+def test_beginning_with_another_checkpoint_in_sync(ctx, make):
+    return None if served() else begins_with_another_checkpoint(ctx, "sync", make)
+
+
+def trains_in_turns(ctx, kind):
+    """Two Estimators of the same variables, one of which goes on after the other."""
+    values = []
+    for name, seed, steps in [("a", 0, 5), ("b", 1, 8), ("a", 0, 7)]:
+        trained = [
+            estimators.make(ctx.tmp_path / f"{name} {how}", strategy, seed, optimizer="adam")
+            for how, strategy in [("together", STRATEGIES[kind]()), ("alone", None)]
+        ]
+        seen = estimators.Seen(trained[0].config.train_distribute)
+        trained[0].train(input_fn(), steps=steps, hooks=[seen])
+        values += seen.all()
+        if ctx.rank == 0:
+            trained[1].train(input_fn(), steps=steps)
+            same(*(saved(t.model_dir) for t in trained), ADAPTIVE)
+    if ctx.rank == 0:
+        assert saved(ctx.tmp_path / "a together")["global_step"] == 12
+    return values
+
+
+@on_ranks(2, check=identical)
+def test_two_in_turns_with_all_reduce(ctx):
+    return trains_in_turns(ctx, "all_reduce")
+
+
+@on_job(2, check=agree)
+def test_two_in_turns_in_sync(ctx):
+    return None if served() else trains_in_turns(ctx, "sync")
+
+
+@on_job(1)
+def test_two_in_turns_async(ctx):
+    if not served():
+        trains_in_turns(ctx, "async")
