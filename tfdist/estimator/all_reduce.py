@@ -7,7 +7,6 @@ throw it away.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from typing import Any
