@@ -154,7 +154,8 @@ def same(left: dict[str, np.ndarray], right: dict[str, np.ndarray], tolerance: f
     """Asserts that two checkpoints have the same variables and values."""
     assert left.keys() == right.keys()
     for name in left:
-        assert models.difference([left[name]], [right[name]]) <= tolerance, name
+        difference = models.difference([left[name]], [right[name]])
+        assert difference <= tolerance, (name, difference)
 
 
 class Seen(v1.train.SessionRunHook):
