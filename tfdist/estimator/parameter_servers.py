@@ -179,7 +179,6 @@ class _SessionCreator(SessionCreator):
             for v in variables
         ]
         write = parameters.write(variables)
-        forget_slots = self._bindings.forget_slots(parameters)
         with self._strategy.scope():
             self.states = WorkerStates(self._strategy, self._training)
         self._pull = parameters.pull_all(of_step=False)
@@ -187,10 +186,8 @@ class _SessionCreator(SessionCreator):
         session = initialized_session(self._scaffold, self._config, restores=True)
         session.run(create)
         self._bindings.bind(parameters)
-        session.run(forget_slots)
         if self._checkpoints is not None and self._begin(session, self._checkpoints):
             session.run(write)
-        self.states.begin(session, Settings.from_environment().rendezvous_timeout)
         return session
 
     def pull(self, session: v1.Session) -> int:

@@ -51,14 +51,6 @@ class Bindings:
         for config, bindings in self._noted:
             parameters.bind(config, bindings)
 
-    def forget_slots(self, parameters: Parameters) -> tf.Operation:
-        """Lets a push take no slot for changed: only the servers change them from now on.
-
-        A step does not pull them, so that this worker's are what they once were.
-        """
-        slots = [s for _, bindings in self._noted for _, slots, _ in bindings for s in slots]
-        return parameters.client.set(slots, write=False) if slots else tf.no_op()
-
 
 def decide_for(call: OptimizerCall, pairs: Sequence[tuple]) -> ServerStep | None:
     """What makes a step on the servers; `None` if the worker makes it.
