@@ -19,7 +19,7 @@ from tfdist.estimator import server_optimizers, tables
 from tfdist.estimator.chief_hooks import is_saver, saver_hooks, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session
-from tfdist.estimator.worker_states import EndHook, WorkerStates
+from tfdist.estimator.worker_states import BeginHook, EndHook, WorkerStates
 from tfdist.strategies.parameters import Parameters
 
 v1 = tf.compat.v1
@@ -98,14 +98,18 @@ class ParameterServerWorker:
         if self._ends_together:
             total = functools.partial(self._parameters.all_reduce, divisor=None)
             hooks.append(EndTogether(self._batches, total))
-        # After all that may make variables.
-        return [*hooks, *agreed, _PullHook(self._parameters)]
+        # After all that may make variables; and the others begin when the chief has saved.
+        return [*hooks, *agreed, _PullHook(self._parameters), BeginHook(self._begin)]
 
     @property
     def _ends_together(self) -> bool:
         """Whether a step needs all workers."""
         config = self._strategy.extended.config
         return config.mode == "sync" and config.num_aggregate == config.workers
+
+    def _begin(self, session: v1.Session) -> None:
+        timeout = Settings.from_environment().rendezvous_timeout
+        self._creator.states.begin(session, timeout)
 
     def _end(self, session: v1.Session) -> None:
         self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
@@ -164,11 +168,7 @@ class _SessionCreator(SessionCreator):
         self.states: WorkerStates
 
     def create_session(self) -> v1.Session:
-        """Makes the session.
-
-        Raises:
-          RendezvousTimeoutError: the chief has not made its own in time.
-        """
+        """Makes the session."""
         parameters = self._strategy.extended.parameters
         variables = parameters.variables()
         # What an initializer of its own restored from another checkpoint is new to the servers.

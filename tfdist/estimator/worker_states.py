@@ -126,6 +126,16 @@ class SharedNumber:
         session.run(self._set, {self._new: value})
 
 
+class BeginHook(v1.train.SessionRunHook):
+    """Calls a function when a session is there, after the hooks before it."""
+
+    def __init__(self, begin: Callable[[v1.Session], None]) -> None:
+        self._begin = begin
+
+    def after_create_session(self, session: v1.Session, coord: Any) -> None:
+        self._begin(session)
+
+
 class EndHook(v1.train.SessionRunHook):
     """Calls a function when the training ends in order, before the hooks that follow."""
 
