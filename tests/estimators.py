@@ -67,8 +67,8 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
       labels: likewise.
       mode: of the Estimator.
       params: "optimizer", and "normalized", which adds moving statistics: the number of rows that
-        are normalized together, as a worker does with its part of a batch. The statistics are
-        those parts' mean.
+        are normalized together, as a worker does with its part of a batch, or `None` for all.
+        The statistics are those parts' mean.
     """
     trains = mode == estimator.ModeKeys.TRAIN
     # Alike with the same seed of the graph, in whatever graph.
@@ -78,10 +78,9 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
         bias = v1.get_variable("bias", [8], initializer=v1.zeros_initializer())
         second = v1.get_variable("second", [8, models.CLASSES], initializer=initializer)
     hidden = tf.tanh(features["x"] @ first + bias)
-    if params.get("normalized"):
-        rows = params["normalized"] if trains else None
+    if "normalized" in params:
         hidden = v1.layers.batch_normalization(
-            hidden, momentum=0.8, training=trains, virtual_batch_size=rows
+            hidden, momentum=0.8, training=trains, virtual_batch_size=params["normalized"]
         )
     logits = hidden @ second
     predictions = {"logits": logits}

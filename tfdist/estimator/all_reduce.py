@@ -7,6 +7,7 @@ throw it away.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from typing import Any
@@ -92,6 +93,15 @@ class AllReduceWorker:
     def latest_checkpoint(self) -> str | None:
         """The chief's latest checkpoint; elsewhere `None`."""
         return tf.train.latest_checkpoint(self._model_dir) if self._strategy.is_chief else None
+
+    def chiefs_checkpoint(self) -> str | None:
+        """The chief's latest checkpoint, on all workers, whose `model_dir` has it too."""
+        name = os.path.basename(self.latest_checkpoint() or "").encode()
+        (size,) = self.chiefs(len(name))
+        if not size:
+            return None
+        name = bytes(self.chiefs(*name.ljust(size)))
+        return os.path.join(self._model_dir, name.decode())
 
     def chiefs(self, *values: int) -> list[int]:
         """Returns what the chief gives, on all workers."""

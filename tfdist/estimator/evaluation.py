@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from tfdist.estimator.all_reduce import AllReduceWorker
 from tfdist.estimator.model_dir import end_of_training
-from tfdist.strategies import ParameterServerStrategy
+from tfdist.estimator.sessions import brief_failures
+from tfdist.strategies import MultiWorkerMirroredStrategy, ParameterServerStrategy
 
 _PAUSE = 1.0
 
@@ -18,13 +24,38 @@ def evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[Any
     """Evaluates a checkpoint on this worker.
 
     With parameter servers that is this worker's own doing: the checkpoint's values must not reach
-    the servers.
+    the servers. With all-reduce all workers evaluate the chief's checkpoint, and the chief writes
+    the summary.
     """
-    mine, strategy = estimator, estimator.config.eval_distribute
+    with brief_failures():
+        return _evaluate(estimator, evaluate_distributed, hooks)
+
+
+def _evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[Any]) -> Any:
+    mine, strategy = copy.copy(estimator), estimator.config.eval_distribute
     if isinstance(strategy, ParameterServerStrategy):
-        mine, strategy = copy.copy(estimator), None
         mine._eval_distribution = None
-    return evaluate_distributed(mine, strategy, hooks)
+        return evaluate_distributed(mine, None, hooks)
+    if not isinstance(strategy, MultiWorkerMirroredStrategy):
+        return evaluate_distributed(mine, strategy, hooks)
+    worker = AllReduceWorker(strategy, estimator.model_dir)
+    mine._actual_eval = functools.partial(_evaluate_the_chiefs, estimator._actual_eval, worker)
+    if strategy.is_chief:
+        return evaluate_distributed(mine, strategy, hooks)
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as directory:
+        mine.eval_dir = lambda name=None: directory
+        try:
+            return evaluate_distributed(mine, strategy, hooks)
+        finally:
+            with tf.Graph().as_default():  # or the writer that was made is not found
+                tf.compat.v1.summary.FileWriterCache.get(directory).close()
+
+
+def _evaluate_the_chiefs(
+    evaluate_it: Callable, worker: AllReduceWorker, *args: Any, **kwargs: Any
+) -> Any:
+    checkpoint = kwargs.pop("checkpoint_path", None) or worker.chiefs_checkpoint()
+    return evaluate_it(*args, checkpoint_path=checkpoint, **kwargs)
 
 
 def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, executor: type) -> None:

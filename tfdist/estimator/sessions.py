@@ -1,7 +1,9 @@
-"""Sessions that begin with initialized variables."""
+"""Sessions that begin with initialized variables, and how they fail."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.training.monitored_session import SessionCreator
 from tensorflow.python.training.session_manager import SessionManager
 
-__all__ = ["SessionCreator", "initialized_session"]
+__all__ = ["SessionCreator", "brief_failures", "initialized_session"]
 
 
 def initialized_session(scaffold: Any, config: Any, restores: bool = False) -> tf.compat.v1.Session:
@@ -36,3 +38,13 @@ def initialized_session(scaffold: Any, config: Any, restores: bool = False) -> t
         init_fn=None if restores else scaffold.init_fn,
         config=config,
     )
+
+
+@contextlib.contextmanager
+def brief_failures() -> Iterator[None]:
+    """Within, what a peer's failure did is told without how each operation came to be."""
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
+        plain = error.__context__ if isinstance(error.__context__, tf.errors.OpError) else error
+        raise type(error)(None, None, plain.message.partition("\n")[0]) from None

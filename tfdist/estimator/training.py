@@ -16,6 +16,7 @@ from tfdist.estimator.all_reduce import AllReduceWorker
 from tfdist.estimator.chief_hooks import is_saver
 from tfdist.estimator.model_dir import check_writable, note_end_of_training
 from tfdist.estimator.parameter_servers import ParameterServerWorker
+from tfdist.estimator.sessions import brief_failures
 from tfdist.strategies import ParameterServerStrategy
 
 v1 = tf.compat.v1
@@ -59,17 +60,8 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
     mine._call_model_fn = functools.partial(worker.call_model_fn, estimator._call_model_fn)
     mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
     mine._train_with_estimator_spec_distributed = functools.partial(_run, mine._config, worker)
-    try:
-        with worker:
-            train_distributed(mine, strategy, hooks)
-    except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
-        raise _without_graph(error) from None
-
-
-def _without_graph(error: tf.errors.OpError) -> tf.errors.OpError:
-    """What a peer's failure did, without how each operation of the graph came to be."""
-    plain = error.__context__ if isinstance(error.__context__, tf.errors.OpError) else error
-    return type(error)(None, None, plain.message.partition("\n")[0])
+    with brief_failures(), worker:
+        train_distributed(mine, strategy, hooks)
 
 
 class _Distributed:
