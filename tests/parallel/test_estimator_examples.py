@@ -130,8 +130,8 @@ def test_movielens_by_workers_servers_and_an_evaluator(tmp_path):
     lines = printed_by("evaluator 0", typed([*command, "--steps", "200"]))
     assert lines[0] == "80000 ratings to learn from, 20000 to test"
     last = results(lines[:-1])[-1]
-    # Workers that do not wait for each other may pass the last step.
-    assert 200 <= last["step"] <= 202 and last["auc"] > 0.65
+    # Workers that do not wait for each other may pass the last step, each by one.
+    assert 200 <= last["step"] <= 201 and last["auc"] > 0.65
     chances = [float(p) for p in re.findall(r"0\.\d\d", lines[-1])]
     assert len(chances) == 3 and len(set(chances)) > 1
     assert list(tmp_path.glob(f"model.ckpt-{last['step']:.0f}.tables/of_user.npz"))

@@ -99,7 +99,7 @@ class ParameterServerWorker:
             total = functools.partial(self._parameters.all_reduce, divisor=None)
             hooks.append(EndTogether(self._batches, total))
         # After all that may make variables; and the others begin when the chief has saved.
-        return [*hooks, *agreed, _PullHook(self._parameters), BeginHook(self._begin)]
+        return [*hooks, *agreed, _PullHook(self._parameters, agreed), BeginHook(self._begin)]
 
     @property
     def _ends_together(self) -> bool:
@@ -126,16 +126,25 @@ class ParameterServerWorker:
 
 
 class _PullHook(v1.train.SessionRunHook):
-    """Begins each step."""
+    """Begins each step, or ends the training if others have made the last one.
 
-    def __init__(self, parameters: Parameters) -> None:
+    Args:
+      parameters: the strategy's.
+      stops: hooks that know the last step.
+    """
+
+    def __init__(self, parameters: Parameters, stops: list[v1.train.StopAtStepHook]) -> None:
         self._parameters = parameters
+        self._stops = stops
 
     def begin(self) -> None:
-        self._pull = self._parameters.pull_all(of_step=True)
+        with tf.control_dependencies([self._parameters.pull_all(of_step=True)]):
+            self._step = v1.train.get_global_step().read_value()
 
     def before_run(self, run_context: Any) -> None:
-        run_context.session.run(self._pull)
+        step = run_context.session.run(self._step)
+        if any(step >= hook._last_step for hook in self._stops):
+            raise tf.errors.OutOfRangeError(None, None, "the last step has been made")
 
 
 class _SessionCreator(SessionCreator):
