@@ -23,6 +23,11 @@ class CentralVariable(ps_values.AggregatingVariable):
             return assign(self.get(), *args, **kwargs)
         return self.get().read_value() if kwargs.get("read_value", True) else None
 
+    @property
+    def initializer(self):
+        """What initializes it, which `tf.compat.v1.train.warm_start` replaces."""
+        return self.__dict__.get("_initializer_op") or super().initializer
+
     def scatter_add(self, *args, **kwargs):
         return self._scatter("scatter_add", *args, **kwargs)
 

@@ -40,24 +40,6 @@ def surround(keras: Callable[[], AbstractContextManager[list[Any]]] = _no_update
     Estimator._call_model_fn = _call_model_fn
 
 
-def let_baselines_start() -> None:
-    """The variable of baselines is initialized only after all features have the same size.
-
-    But no features are there yet. Let what is computed from the variable wait for that instead.
-    """
-    from tensorflow_estimator.python.estimator.canned import baseline
-
-    original = baseline._get_batch_size_and_size_checks
-
-    @functools.wraps(original)
-    def _get_batch_size_and_size_checks(features, weight_column_key):
-        checks, size = original(features, weight_column_key)
-        with tf.control_dependencies(checks):
-            return [], tf.identity(size)
-
-    baseline._get_batch_size_and_size_checks = _get_batch_size_and_size_checks
-
-
 def _only_whole_variables() -> AbstractContextManager[None]:
     """Keeps what a strategy makes a variable of out of the graph's collections.
 

@@ -50,7 +50,7 @@ def adapt() -> None:
     _sibling("keras_optimizers").convert_optimizers()
     _sibling("keras_models").convert_models()
     _sibling("keras_models").convert_cells()
-    _sibling("model_fns").let_baselines_start()
+    _sibling("repairs").repair()
     if _uses_tf_keras():
         _sibling("model_fns").surround()
     else:
