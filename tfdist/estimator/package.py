@@ -51,9 +51,7 @@ def adapt() -> None:
     _sibling("keras_models").convert_models()
     _sibling("keras_models").convert_cells()
     _sibling("repairs").repair()
-    if _uses_tf_keras():
-        _sibling("model_fns").surround()
-    else:
+    if not _uses_tf_keras():
         keras_3 = _sibling("keras_in_graphs")
         keras_3.adapt()
         _sibling("model_fns").surround(keras_3.model_fn_call)

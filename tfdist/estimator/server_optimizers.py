@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.estimator.optimizer_calls import OptimizerCall
-from tfdist.keras.server_optimizers import decide
-from tfdist.keras.workers import replica_on_servers
+from tfdist.keras.workers import decide_where_it_runs, replica_on_servers
 from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.server_variable import ServerVariable
 
@@ -68,7 +67,7 @@ def decide_for(call: OptimizerCall, pairs: Sequence[tuple]) -> ServerStep | None
         return None
     strategy = replica.strategy
     obstacle = _obstacle(call, pairs, strategy.num_replicas_in_sync > 1)
-    if not decide(call.name, strategy.extended.ps_optimizer, obstacle):
+    if not decide_where_it_runs(call.name, strategy.extended.ps_optimizer, obstacle):
         return None
     return ServerStep(call, pairs, strategy, bindings, _config(call))
 

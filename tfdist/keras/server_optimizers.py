@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +12,9 @@ from keras.src.backend import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
 from tfdist import ops
-from tfdist.keras.workers import replica_on_servers
+from tfdist.keras.workers import decide_where_it_runs, replica_on_servers
 from tfdist.strategies.server_variable import ServerVariable
 
-_log = logging.getLogger("tfdist")
 _Kind = ops.OptimizerKind
 
 # By exact class, for a subclass may do something else: the kind, and where Keras keeps its slots,
@@ -82,30 +80,11 @@ def runs_on_servers(optimizer: TFOptimizer, extended: Any, variables: Sequence) 
     if id(optimizer) not in decided:
         reason = _obstacle(optimizer, variables)
         # The optimizer too, so that its id stays its own.
-        decided[id(optimizer)] = (optimizer, decide(optimizer.name, extended.ps_optimizer, reason))
-    return decided[id(optimizer)][1]
-
-
-def decide(name: str, wanted: str, obstacle: str | None) -> bool:
-    """Whether the servers are to run an optimizer; tells the log.
-
-    Args:
-      name: the optimizer's.
-      wanted: the strategy's `ps_optimizer`.
-      obstacle: what keeps the servers from it, if something does.
-
-    Raises:
-      ValueError: the user wants the servers to, and they cannot; says why.
-    """
-    if wanted == "server" and obstacle:
-        raise ValueError(
-            f"optimizer {name!r}: expected one that the servers can run, as "
-            f"ps_optimizer='server' asks for, but {obstacle}"
+        decided[id(optimizer)] = (
+            optimizer,
+            decide_where_it_runs(optimizer.name, extended.ps_optimizer, reason),
         )
-    on_servers = wanted != "worker" and not obstacle
-    place = "on the servers" if on_servers else f"on the workers ({obstacle or 'as asked for'})"
-    _log.info("optimizer %r runs %s", name, place)
-    return on_servers
+    return decided[id(optimizer)][1]
 
 
 def _of_tensorflow(variables: Sequence) -> list[tf.Variable]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import tensorflow as tf
 
 from tfdist import ops
 from tfdist.strategies.base import StrategyBase
+
+_log = logging.getLogger("tfdist")
 
 
 def is_ours(strategy) -> bool:
@@ -74,3 +78,25 @@ def rank_of(model) -> int:
         return model.distribute_strategy.extended.rank
     communicator = communicator_of(model)
     return 0 if communicator is None else communicator.rank
+
+
+def decide_where_it_runs(name: str, wanted: str, obstacle: str | None) -> bool:
+    """Whether the servers are to run an optimizer; tells the log.
+
+    Args:
+      name: the optimizer's.
+      wanted: the strategy's `ps_optimizer`.
+      obstacle: what keeps the servers from it, if something does.
+
+    Raises:
+      ValueError: the user wants the servers to, and they cannot; says why.
+    """
+    if wanted == "server" and obstacle:
+        raise ValueError(
+            f"optimizer {name!r}: expected one that the servers can run, as "
+            f"ps_optimizer='server' asks for, but {obstacle}"
+        )
+    on_servers = wanted != "worker" and not obstacle
+    place = "on the servers" if on_servers else f"on the workers ({obstacle or 'as asked for'})"
+    _log.info("optimizer %r runs %s", name, place)
+    return on_servers
