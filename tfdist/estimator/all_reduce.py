@@ -19,7 +19,7 @@ from tensorflow.python.eager.context import eager_mode
 from tfdist import ops
 from tfdist.estimator.chief_hooks import is_saver, saver_hooks, saving_in, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
-from tfdist.estimator.sessions import SessionCreator, initialized_session
+from tfdist.estimator.sessions import SessionCreator, initialized_session, restore
 
 v1 = tf.compat.v1
 
@@ -153,7 +153,7 @@ class _SessionCreator(SessionCreator):
         (restores,) = self._worker.chiefs(checkpoint is not None)
         session = initialized_session(self._scaffold, self._config, restores)
         if checkpoint is not None:
-            self._scaffold.saver.restore(session, checkpoint)
+            restore(self._scaffold, session, checkpoint)
         if restores or self._scaffold.init_fn is not None:
             session.run(spread)
         return session

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ from tfdist.cluster import Settings
 from tfdist.estimator import server_optimizers, tables
 from tfdist.estimator.chief_hooks import is_saver, saver_hooks, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
-from tfdist.estimator.sessions import SessionCreator, initialized_session
+from tfdist.estimator.sessions import SessionCreator, initialized_session, restore
 from tfdist.estimator.worker_states import BeginHook, EndHook, WorkerStates
 from tfdist.strategies.parameters import Parameters
 
@@ -98,18 +99,18 @@ class ParameterServerWorker:
         if self._ends_together:
             total = functools.partial(self._parameters.all_reduce, divisor=None)
             hooks.append(EndTogether(self._batches, total))
-        # After all that may make variables; and the others begin when the chief has saved.
-        return [*hooks, *agreed, _PullHook(self._parameters, agreed), BeginHook(self._begin)]
+        # After all that may make variables.
+        hooks += [*agreed, _PullHook(self._parameters, agreed)]
+        if self._strategy.is_chief:
+            # The others wait until it has saved, so that all train.
+            hooks.append(BeginHook(lambda session: self._creator.begin_training(session)))
+        return hooks
 
     @property
     def _ends_together(self) -> bool:
         """Whether a step needs all workers."""
         config = self._strategy.extended.config
         return config.mode == "sync" and config.num_aggregate == config.workers
-
-    def _begin(self, session: v1.Session) -> None:
-        timeout = Settings.from_environment().rendezvous_timeout
-        self._creator.states.begin(session, timeout)
 
     def _end(self, session: v1.Session) -> None:
         self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
@@ -122,7 +123,9 @@ class ParameterServerWorker:
         """Saves what the servers hold now, under the step that they have come to."""
         step = self._creator.pull(session)
         tables.save(self._parameters, f"{hook._save_path}-{step}")
-        return type(hook)._save(hook, session, step)
+        wants_to_stop = type(hook)._save(hook, session, step)
+        tables.remove_old(os.path.dirname(hook._save_path))
+        return wants_to_stop
 
 
 class _PullHook(v1.train.SessionRunHook):
@@ -177,7 +180,11 @@ class _SessionCreator(SessionCreator):
         self.states: WorkerStates
 
     def create_session(self) -> v1.Session:
-        """Makes the session."""
+        """Makes the session, if this is not the chief's when the chief begins to train.
+
+        Raises:
+          RendezvousTimeoutError: the chief has not begun in time.
+        """
         parameters = self._strategy.extended.parameters
         variables = parameters.variables()
         # What an initializer of its own restored from another checkpoint is new to the servers.
@@ -195,9 +202,16 @@ class _SessionCreator(SessionCreator):
         session = initialized_session(self._scaffold, self._config, restores=True)
         session.run(create)
         self._bindings.bind(parameters)
-        if self._checkpoints is not None and self._begin(session, self._checkpoints):
+        if self._checkpoints is None:
+            self.begin_training(session)
+            self.pull(session)  # hooks look at the step that the chief has begun with
+        elif self._begin(session, self._checkpoints):
             session.run(write)
         return session
+
+    def begin_training(self, session: v1.Session) -> None:
+        """Tells the other workers, and waits for the chief."""
+        self.states.begin(session, Settings.from_environment().rendezvous_timeout)
 
     def pull(self, session: v1.Session) -> int:
         """Brings the variables up to date, outside of a step; returns the global step."""
@@ -217,6 +231,6 @@ class _SessionCreator(SessionCreator):
             return True
         if path is None or tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP) < step:
             return False
-        self._scaffold.saver.restore(session, path)
+        restore(self._scaffold, session, path)
         tables.restore(self._strategy.extended.parameters, path)
         return True

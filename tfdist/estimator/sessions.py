@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.training.monitored_session import SessionCreator
 from tensorflow.python.training.session_manager import SessionManager
 
-__all__ = ["SessionCreator", "brief_failures", "initialized_session"]
+__all__ = ["SessionCreator", "brief_failures", "initialized_session", "restore"]
 
 
 def initialized_session(scaffold: Any, config: Any, restores: bool = False) -> tf.compat.v1.Session:
@@ -38,6 +39,20 @@ def initialized_session(scaffold: Any, config: Any, restores: bool = False) -> t
         init_fn=None if restores else scaffold.init_fn,
         config=config,
     )
+
+
+def restore(scaffold: Any, session: tf.compat.v1.Session, checkpoint: str) -> None:
+    """Restores a checkpoint; those before it are the saver's from now on, which deletes old ones.
+
+    Args:
+      scaffold: has been finalized.
+      session: of its graph.
+      checkpoint: the latest one of its directory.
+    """
+    scaffold.saver.restore(session, checkpoint)
+    state = tf.train.get_checkpoint_state(os.path.dirname(checkpoint))
+    if state is not None:
+        scaffold.saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
 
 
 @contextlib.contextmanager

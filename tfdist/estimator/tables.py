@@ -43,9 +43,13 @@ def save(parameters: Parameters, checkpoint: str) -> None:
     tf.io.gfile.makedirs(folder)
     for spec in specs:
         spec.export_table(_file_of(folder, spec.name), slots=True)
-    for other in tf.io.gfile.glob(os.path.join(os.path.dirname(checkpoint), f"*{_SUFFIX}")):
-        if other != folder and not tf.io.gfile.exists(other.removesuffix(_SUFFIX) + ".index"):
-            tf.io.gfile.rmtree(other)
+
+
+def remove_old(directory: str) -> None:
+    """Removes rows whose checkpoint is no longer in a directory."""
+    for folder in tf.io.gfile.glob(os.path.join(directory, f"*{_SUFFIX}")):
+        if not tf.io.gfile.exists(folder.removesuffix(_SUFFIX) + ".index"):
+            tf.io.gfile.rmtree(folder)
 
 
 def restore(parameters: Parameters, checkpoint: str) -> None:
