@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,27 @@ class Seen(v1.train.SessionRunHook):
             for name, value in zip(self.names, values, strict=True)
             if name not in without
         ]
+
+
+class Steps(v1.train.SessionRunHook):
+    """Counts a worker's steps, and wants to stop after some of them.
+
+    Args:
+      stop_after: how many; `None` is never.
+      slowness: seconds that each step takes longer.
+
+    Attributes:
+      count: of its steps so far.
+    """
+
+    def __init__(self, stop_after: int | None = None, slowness: float = 0.0) -> None:
+        self.count = 0
+        self._stop_after = stop_after
+        self._slowness = slowness
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """After each step."""
+        self.count += 1
+        time.sleep(self._slowness)
+        if self.count == self._stop_after:
+            run_context.request_stop()

@@ -10,7 +10,7 @@ from estimators import STRATEGIES, checkpoints, input_fn, same, saved
 from models import ADAPTIVE, EXACT, difference, identical
 from ps_job import meet, on_job, served
 from ranks import on_ranks
-from test_estimator_ends import Steps, train
+from test_estimator_ends import train
 from test_estimator_parity import MOVING, agree
 
 from tfdist import estimator
@@ -61,7 +61,7 @@ def test_checkpoints_by_the_clock(ctx, model):
         ctx,
         "all_reduce",
         input_fn(batches=(60, 80)),
-        [Steps(slowness=0.01)],
+        [estimators.Steps(slowness=0.01)],
         save_checkpoints_secs=0.1,
         keep_checkpoint_max=100,
         **model,
@@ -72,27 +72,39 @@ def test_checkpoints_by_the_clock(ctx, model):
     return seen.all(without=MOVING)
 
 
-def saves_as_the_user_says(ctx, kind, **model):
+def saves_as_the_user_says(ctx, kind, of_chief, **params):
+    """With a hook that is given to all workers, or that the model gives to the chief."""
     directory = ctx.tmp_path / "model"
     hook = v1.train.CheckpointSaverHook(str(directory), save_steps=6)
-    seen, _ = train(ctx, kind, input_fn(), [hook], 15, save_checkpoints_steps=5, **model)
+
+    def model_fn(features, labels, mode, params):
+        spec = estimators.model_fn(features, labels, mode, params)
+        return spec._replace(training_chief_hooks=[hook] if of_chief else [])
+
+    strategy = STRATEGIES[kind]()
+    seen = estimators.Seen(strategy)
+    config = estimators.config(directory, strategy, save_checkpoints_steps=5)
+    trained = estimator.Estimator(model_fn, config=config, params=params)
+    trained.train(input_fn(), hooks=[seen] if of_chief else [seen, hook], max_steps=15)
     if ctx.rank == 0:
         assert checkpoints(directory) == [0, 6, 12, 15]
-        alone = estimators.make(ctx.tmp_path / "alone", **model)
+        alone = estimators.make(ctx.tmp_path / "alone", **params)
         alone.train(input_fn(), max_steps=15)
         same(saved(directory), saved(alone.model_dir), EXACT)
     return seen.all(without=MOVING)
 
 
-@pytest.mark.parametrize("model", [{}, {"normalized": 12}], ids=["plain", "normalized"])
+@pytest.mark.parametrize("of_chief", [False, True])
+@pytest.mark.parametrize("params", [{}, {"normalized": 12}], ids=["plain", "normalized"])
 @on_ranks(2, check=identical)
-def test_a_saver_hook_of_the_users_with_all_reduce(ctx, model):
-    return saves_as_the_user_says(ctx, "all_reduce", **model)
+def test_a_saver_hook_of_the_users_with_all_reduce(ctx, params, of_chief):
+    return saves_as_the_user_says(ctx, "all_reduce", of_chief, **params)
 
 
+@pytest.mark.parametrize("of_chief", [False, True])
 @on_job(2, check=agree)
-def test_a_saver_hook_of_the_users_in_sync(ctx):
-    return None if served() else saves_as_the_user_says(ctx, "sync")
+def test_a_saver_hook_of_the_users_in_sync(ctx, of_chief):
+    return None if served() else saves_as_the_user_says(ctx, "sync", of_chief)
 
 
 def with_scaffold(features, labels, mode, params):
@@ -131,9 +143,10 @@ def begins_with_another_checkpoint(ctx, kind, make):
         assert checkpoints(directories[0]) == [6, 9]
         make(source, directories[1], None).train(input_fn(), max_steps=9)
         same(*map(saved, directories), EXACT)
-    # What is restored, or on the servers, stays.
+    # What is restored, or on the servers, stays; old checkpoints are still counted.
     make(source, directories[0], strategy).train(input_fn(), max_steps=12, hooks=seen[1:])
     assert difference(seen[1].first, seen[0].last) == 0
+    assert ctx.rank > 0 or checkpoints(directories[0]) == [9, 12]
     return seen[0].all() + seen[1].all()
 
 

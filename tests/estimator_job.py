@@ -1,0 +1,84 @@
+"""What a task of an Estimator's job runs; also a script for `tfdist run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import estimators
+import tensorflow as tf
+
+from tfdist import estimator
+
+v1 = tf.compat.v1
+
+
+def receive_features():
+    """What an exported model is given."""
+    features = {"x": v1.placeholder(tf.float32, [None, 6], name="x")}
+    return estimator.export.ServingInputReceiver(features, features)
+
+
+def train_and_evaluate(
+    directory: Path,
+    kind: str,
+    max_steps: int | None = None,
+    batches: Sequence[int] | None = None,
+    throttle: float = 0.0,
+) -> dict[str, Any]:
+    """Does this task's part of the job.
+
+    Args:
+      directory: of the model.
+      kind: one of `estimators.STRATEGIES`, or "none".
+      max_steps: of all workers together.
+      batches: of each worker; else the input has no end.
+      throttle: seconds from one evaluation to the next.
+
+    Returns:
+      "task", and how many "steps" it has trained.
+    """
+    strategy = None if kind == "none" else estimators.STRATEGIES[kind]()
+    config = estimator.RunConfig(
+        str(directory),
+        train_distribute=strategy,
+        save_checkpoints_steps=10,
+        save_summary_steps=5,
+        keep_checkpoint_max=None,
+    )
+    steps = estimators.Steps()
+    exporters = [
+        estimator.FinalExporter("final", receive_features),
+        estimator.LatestExporter("latest", receive_features),
+        estimator.BestExporter("best", receive_features),
+    ]
+    estimator.train_and_evaluate(
+        estimator.Estimator(estimators.model_fn, config=config, params={"optimizer": "adam"}),
+        estimator.TrainSpec(estimators.input_fn(batches=batches), max_steps, hooks=[steps]),
+        estimator.EvalSpec(
+            estimators.input_fn(batches=4),
+            steps=None,
+            exporters=exporters,
+            start_delay_secs=0,
+            throttle_secs=throttle,
+        ),
+    )
+    return {"task": f"{config.task_type} {config.task_id}", "steps": steps.count}
+
+
+def main() -> None:
+    """Does it as the command line says, and prints what it has done."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("kind", choices=[*estimators.STRATEGIES, "none"])
+    parser.add_argument("--max-steps", type=int)
+    parser.add_argument("--batches", type=int, nargs="+")
+    arguments = parser.parse_args()
+    print(json.dumps(train_and_evaluate(**vars(arguments))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
