@@ -49,7 +49,7 @@ def train_and_evaluate(
         save_summary_steps=5,
         keep_checkpoint_max=None,
     )
-    steps = estimators.Steps()
+    steps = estimators.Steps(slowness=0.02)  # so that all train
     exporters = [
         estimator.FinalExporter("final", receive_features),
         estimator.LatestExporter("latest", receive_features),

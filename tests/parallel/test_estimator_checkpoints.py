@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import estimators
 import numpy as np
-import pytest
 import tensorflow as tf
 from estimators import STRATEGIES, checkpoints, input_fn, same, saved
 from models import ADAPTIVE, EXACT, difference, identical
@@ -16,6 +15,7 @@ from test_estimator_parity import MOVING, agree
 from tfdist import estimator
 
 v1 = tf.compat.v1
+MODELS = {"plain": {}, "normalized": {"normalized": 12}}
 
 
 class Listener(v1.train.CheckpointSaverListener):
@@ -53,58 +53,56 @@ def test_saving_listeners_in_sync(ctx):
         listens(ctx, "sync")
 
 
-@pytest.mark.parametrize("model", [{}, {"normalized": 12}], ids=["plain", "normalized"])
 @on_ranks(2, check=identical)
-def test_checkpoints_by_the_clock(ctx, model):
+def test_checkpoints_by_the_clock(ctx):
     """The chief's says when, also where to save takes all workers."""
-    seen, _ = train(
-        ctx,
-        "all_reduce",
-        input_fn(batches=(60, 80)),
-        [estimators.Steps(slowness=0.01)],
-        save_checkpoints_secs=0.1,
-        keep_checkpoint_max=100,
-        **model,
-    )
-    steps = checkpoints(ctx.tmp_path / "model")
-    if ctx.rank == 0:
-        assert steps[0] == 0 and steps[-1] == 60 and len(steps) > 3, steps
-    return seen.all(without=MOVING)
+    strategy, values = STRATEGIES["all_reduce"](), []
+    for name, model in MODELS.items():
+        options = {"save_checkpoints_secs": 0.1, "keep_checkpoint_max": 100, **model}
+        hook = estimators.Steps(slowness=0.01)
+        data = input_fn(batches=(60, 80))
+        values += train(ctx, "all_reduce", data, [hook], None, strategy, name, **options)
+        steps = checkpoints(ctx.tmp_path / name)
+        if ctx.rank == 0:
+            assert steps[0] == 0 and steps[-1] == 60 and len(steps) > 3, steps
+    return values
 
 
-def saves_as_the_user_says(ctx, kind, of_chief, **params):
+def save_as_the_user_says(ctx, strategy, name, of_chief, **params):
     """With a hook that is given to all workers, or that the model gives to the chief."""
-    directory = ctx.tmp_path / "model"
+    directory = ctx.tmp_path / f"{name} {of_chief}"
     hook = v1.train.CheckpointSaverHook(str(directory), save_steps=6)
 
     def model_fn(features, labels, mode, params):
         spec = estimators.model_fn(features, labels, mode, params)
         return spec._replace(training_chief_hooks=[hook] if of_chief else [])
 
-    strategy = STRATEGIES[kind]()
     seen = estimators.Seen(strategy)
     config = estimators.config(directory, strategy, save_checkpoints_steps=5)
     trained = estimator.Estimator(model_fn, config=config, params=params)
     trained.train(input_fn(), hooks=[seen] if of_chief else [seen, hook], max_steps=15)
     if ctx.rank == 0:
         assert checkpoints(directory) == [0, 6, 12, 15]
-        alone = estimators.make(ctx.tmp_path / "alone", **params)
+        alone = estimators.make(ctx.tmp_path / f"{name} {of_chief} alone", **params)
         alone.train(input_fn(), max_steps=15)
         same(saved(directory), saved(alone.model_dir), EXACT)
     return seen.all(without=MOVING)
 
 
-@pytest.mark.parametrize("of_chief", [False, True])
-@pytest.mark.parametrize("params", [{}, {"normalized": 12}], ids=["plain", "normalized"])
+def save_in_all_ways(ctx, kind, models):
+    strategy = STRATEGIES[kind]()
+    ways = [(name, of_chief) for name in models for of_chief in (False, True)]
+    return sum((save_as_the_user_says(ctx, strategy, *way, **MODELS[way[0]]) for way in ways), [])
+
+
 @on_ranks(2, check=identical)
-def test_a_saver_hook_of_the_users_with_all_reduce(ctx, params, of_chief):
-    return saves_as_the_user_says(ctx, "all_reduce", of_chief, **params)
+def test_a_saver_hook_of_the_users_with_all_reduce(ctx):
+    return save_in_all_ways(ctx, "all_reduce", MODELS)
 
 
-@pytest.mark.parametrize("of_chief", [False, True])
 @on_job(2, check=agree)
-def test_a_saver_hook_of_the_users_in_sync(ctx, of_chief):
-    return None if served() else saves_as_the_user_says(ctx, "sync", of_chief)
+def test_a_saver_hook_of_the_users_in_sync(ctx):
+    return None if served() else save_in_all_ways(ctx, "sync", ["plain"])
 
 
 def with_scaffold(features, labels, mode, params):
@@ -130,24 +128,26 @@ def source_of(ctx):
     return directory
 
 
-def begins_with_another_checkpoint(ctx, kind, make):
-    """Trains twice; what `make` makes begins with the first layer of `source_of`."""
-    source, directories = source_of(ctx), [ctx.tmp_path / "together", ctx.tmp_path / "alone"]
-    strategy = STRATEGIES[kind]()
-    seen = [estimators.Seen(strategy), estimators.Seen(strategy)]
-    make(source, directories[0], strategy).train(input_fn(), max_steps=9, hooks=seen[:1])
-    for name in ("layers/first", "layers/bias"):
-        value = seen[0].first[seen[0].names.index(name)]
-        np.testing.assert_array_equal(value, saved(source)[name])
-    if ctx.rank == 0:
-        assert checkpoints(directories[0]) == [6, 9]
-        make(source, directories[1], None).train(input_fn(), max_steps=9)
-        same(*map(saved, directories), EXACT)
-    # What is restored, or on the servers, stays; old checkpoints are still counted.
-    make(source, directories[0], strategy).train(input_fn(), max_steps=12, hooks=seen[1:])
-    assert difference(seen[1].first, seen[0].last) == 0
-    assert ctx.rank > 0 or checkpoints(directories[0]) == [9, 12]
-    return seen[0].all() + seen[1].all()
+def begin_with_another_checkpoint(ctx, kind):
+    """Trains what begins with the first layer of `source_of`, twice."""
+    source, strategy, values = source_of(ctx), STRATEGIES[kind](), []
+    for make in (by_init_fn, by_warm_start):
+        directories = [ctx.tmp_path / f"{make.__name__} {how}" for how in ("together", "alone")]
+        seen = [estimators.Seen(strategy), estimators.Seen(strategy)]
+        make(source, directories[0], strategy).train(input_fn(), max_steps=9, hooks=seen[:1])
+        for name in ("layers/first", "layers/bias"):
+            value = seen[0].first[seen[0].names.index(name)]
+            np.testing.assert_array_equal(value, saved(source)[name])
+        if ctx.rank == 0:
+            assert checkpoints(directories[0]) == [6, 9]
+            make(source, directories[1], None).train(input_fn(), max_steps=9)
+            same(*map(saved, directories), EXACT)
+        # What is restored, or on the servers, stays; old checkpoints are still counted.
+        make(source, directories[0], strategy).train(input_fn(), max_steps=12, hooks=seen[1:])
+        assert difference(seen[1].first, seen[0].last) == 0
+        assert ctx.rank > 0 or checkpoints(directories[0]) == [9, 12]
+        values += seen[0].all() + seen[1].all()
+    return values
 
 
 def by_init_fn(source, directory, strategy):
@@ -165,16 +165,14 @@ def by_warm_start(source, directory, strategy):
     )
 
 
-@pytest.mark.parametrize("make", [by_init_fn, by_warm_start])
 @on_ranks(2, check=identical)
-def test_beginning_with_another_checkpoint_with_all_reduce(ctx, make):
-    return begins_with_another_checkpoint(ctx, "all_reduce", make)
+def test_beginning_with_another_checkpoint_with_all_reduce(ctx):
+    return begin_with_another_checkpoint(ctx, "all_reduce")
 
 
-@pytest.mark.parametrize("make", [by_init_fn, by_warm_start])
 @on_job(2, check=agree)
-def test_beginning_with_another_checkpoint_in_sync(ctx, make):
-    return None if served() else begins_with_another_checkpoint(ctx, "sync", make)
+def test_beginning_with_another_checkpoint_in_sync(ctx):
+    return None if served() else begin_with_another_checkpoint(ctx, "sync")
 
 
 def trains_in_turns(ctx, kind):

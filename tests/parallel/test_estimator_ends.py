@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import estimators
 import numpy as np
-import pytest
 import tensorflow as tf
 from estimators import STRATEGIES, input_fn, saved
 from models import identical
@@ -17,51 +16,39 @@ from tfdist import estimator
 v1 = tf.compat.v1
 
 
-def train(ctx, kind, data, hooks=(), max_steps=None, strategy=None, **options):
-    """Trains; returns what the worker has seen, and its Estimator."""
+def train(ctx, kind, data, hooks=(), max_steps=None, strategy=None, name="model", **options):
+    """Trains; returns what the worker has seen."""
     strategy = strategy or STRATEGIES[kind]()
     seen = estimators.Seen(strategy)
-    trained = estimators.make(ctx.tmp_path / "model", strategy, **options)
+    trained = estimators.make(ctx.tmp_path / name, strategy, **options)
     trained.train(data, hooks=[seen, *hooks], max_steps=max_steps)
-    return seen, trained
-
-
-def ends_early(ctx, kind, data, hooks, steps, **options):
-    """Trains; asserts that this worker makes so many steps and that they are saved."""
-    counter = estimators.Steps()
-    seen, _ = train(ctx, kind, data, [counter, *hooks], **options)
-    assert counter.count == steps
-    if ctx.rank == 0:
-        assert saved(ctx.tmp_path / "model")["global_step"] == steps
-        assert not (ctx.tmp_path / "model" / "training_end.json").exists()
     return seen.all(without=MOVING)
 
 
-@pytest.mark.parametrize("batches", [(12, 20), (20, 12)], ids=["chief", "worker"])
+def end_early(ctx, kind, **options):
+    """By the chief's input, the other worker's, or a hook; all workers make the same steps."""
+    strategy, values = STRATEGIES[kind](), []
+    stop = [estimators.Steps(7)] if ctx.rank == 1 else []
+    for name, batches, hooks, steps in [
+        ("chief", (12, 20), [], 12),
+        ("worker", (20, 11), [], 11),
+        ("hook", None, stop, 7),
+    ]:
+        counter, data = estimators.Steps(), input_fn(batches=batches)
+        values += train(ctx, kind, data, [counter, *hooks], None, strategy, name, **options)
+        assert counter.count == steps, name
+        assert ctx.rank > 0 or saved(ctx.tmp_path / name)["global_step"] == steps
+    return values
+
+
 @on_ranks(2, check=identical)
-def test_uneven_inputs_with_all_reduce(ctx, batches):
-    return ends_early(ctx, "all_reduce", input_fn(batches=batches), [], 12)
-
-
-@pytest.mark.parametrize("batches", [(12, 20), (20, 12)], ids=["chief", "worker"])
-@on_job(2, check=agree)
-def test_uneven_inputs_in_sync(ctx, batches):
-    if served():
-        return None
-    return ends_early(ctx, "sync", input_fn(batches=batches), [], 12)
-
-
-@on_ranks(2, check=identical)
-def test_a_hook_stops_one_worker_with_all_reduce(ctx):
-    hooks = [estimators.Steps(7)] if ctx.rank == 1 else []
-    return ends_early(ctx, "all_reduce", input_fn(), hooks, 7, normalized=12)
+def test_all_end_together_with_all_reduce(ctx):
+    return end_early(ctx, "all_reduce", normalized=12)
 
 
 @on_job(2, check=agree)
-def test_a_hook_stops_one_worker_in_sync(ctx):
-    if served():
-        return None
-    return ends_early(ctx, "sync", input_fn(), [estimators.Steps(7)] if ctx.rank == 1 else [], 7)
+def test_all_end_together_in_sync(ctx):
+    return None if served() else end_early(ctx, "sync")
 
 
 def stop_when_asked_thrice(ctx, kind):
@@ -81,7 +68,7 @@ def stop_when_asked_thrice(ctx, kind):
         run_every_steps=5,
     )
     counter = estimators.Steps(slowness=0.001)
-    seen, _ = train(ctx, kind, input_fn(), [counter, hook], **options)
+    seen = train(ctx, kind, input_fn(), [counter, hook], **options)
     return seen, counter, asked
 
 
@@ -89,7 +76,7 @@ def stop_when_asked_thrice(ctx, kind):
 def test_early_stopping_with_all_reduce(ctx):
     seen, counter, asked = stop_when_asked_thrice(ctx, "all_reduce")
     assert (counter.count, len(asked)) == (11, 3)  # at steps 1, 6 and 11
-    return seen.all()
+    return seen
 
 
 @on_job(2, check=agree)
@@ -98,7 +85,7 @@ def test_early_stopping_in_sync(ctx):
         return None
     seen, counter, asked = stop_when_asked_thrice(ctx, "sync")
     assert (counter.count, len(asked)) == (11, 3)
-    return seen.all()
+    return seen
 
 
 @on_job(2)
