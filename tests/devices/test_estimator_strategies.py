@@ -102,8 +102,8 @@ def test_equals_no_strategy(model, optimizer, kind, tmp_path):
 
 
 def metrics(labels, logits):
-    accuracy = tf.keras.metrics.BinaryAccuracy(threshold=0)
-    accuracy.update_state(labels, logits)
+    accuracy = tf.keras.metrics.BinaryAccuracy()
+    accuracy.update_state(labels, tf.sigmoid(logits))
     old = v1.metrics.accuracy(labels, tf.cast(logits > 0, tf.float32))
     return {"keras": accuracy, "old": old}
 

@@ -134,8 +134,8 @@ def test_dropout_drops_others_at_each_step(tmp_path):
 
 
 def keras_metrics(labels, logits):
-    accuracy, area = tf.keras.metrics.BinaryAccuracy(threshold=0), tf.keras.metrics.AUC()
-    accuracy.update_state(labels, logits)
+    accuracy, area = tf.keras.metrics.BinaryAccuracy(), tf.keras.metrics.AUC()
+    accuracy.update_state(labels, tf.sigmoid(logits))
     area.update_state(labels, tf.sigmoid(logits))
     return {
         "keras": accuracy,

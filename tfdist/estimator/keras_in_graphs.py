@@ -143,6 +143,12 @@ def _make_variables() -> None:
         finally:
             _call.around = before
 
+    def _initialize_with_initializer(self, initializer):
+        # Where Keras has it, it did not always end in the other.
+        self._initialize(lambda: initializer(self._shape, dtype=self._dtype))
+
+    if hasattr(Variable, "_initialize_with_initializer"):
+        Variable._initialize_with_initializer = _initialize_with_initializer
     name_scope.__enter__, Sequential._maybe_rebuild = __enter__, _maybe_rebuild
     Variable._initialize = _initialize
 

@@ -106,7 +106,8 @@ def _unwrap(variables: Any) -> Any:
 
 
 def _held(variable: Any) -> Any:
-    return variable.value if isinstance(variable, sys.modules["keras"].Variable) else variable
+    kind = sys.modules["keras.src.backend"].Variable
+    return variable.value if isinstance(variable, kind) else variable
 
 
 def legacy_optimizer(optimizer: Any) -> Any:
