@@ -111,8 +111,8 @@ class ParameterServerStrategy(StrategyBase):
             cluster, num_aggregate, checkpoint_dir = Cluster.local(), None, None
         if not (cluster.ps or cluster.is_local):
             raise ClusterConfigError(
-                "ParameterServerStrategy: expected a cluster with at least one ps, received "
-                f"{cluster.as_dict()} as {cluster.task_name}"
+                "ParameterServerStrategy: expected a task of a cluster with at least one ps, "
+                f"received {cluster.task_name} of {cluster.as_dict()}"
             )
         if ps_optimizer not in _OPTIMIZERS:
             raise ClusterConfigError(
