@@ -234,6 +234,7 @@ def test_errors_derive_from_the_root_and_a_builtin():
         "AuthenticationError": PermissionError,
         "AddressInUseError": OSError,
         "CheckpointError": ValueError,
+        "ModelDirError": OSError,
         "OpLibraryError": ImportError,
         "UnsupportedTensorFlowError": ImportError,
     }
