@@ -117,19 +117,20 @@ def test_dropout_drops_others_at_each_step(tmp_path):
 
     class Keep(estimator.SessionRunHook):
         def before_run(self, run_context):
-            return estimator.SessionRunArgs("dropped:0")
+            return estimator.SessionRunArgs(["first:0", "second:0"])
 
         def after_run(self, run_context, run_values):
-            seen.append(run_values.results)
+            seen.extend(value.tobytes() for value in run_values.results)
 
     def build(x, training):
-        dropped = layers.Dropout(0.5)(tf.ones([1, 64]), training=training)
-        tf.identity(dropped, name="dropped")
+        dropout = layers.Dropout(0.5)
+        for name in ("first", "second"):
+            tf.identity(dropout(tf.ones([1, 64]), training=training), name=name)
         return None, layers.Dense(1)(x)
 
     made = make_estimator(build, tmp_path)
-    made.train(input_fn("column"), hooks=[Keep()], steps=3)
-    assert not np.array_equal(seen[0], seen[1]) and not np.array_equal(seen[1], seen[2])
+    made.train(input_fn("column"), hooks=[Keep()], steps=20)
+    assert len(set(seen)) == len(seen) == 40
     assert sorted(made.get_variable_names()) == ["dense/bias", "dense/kernel", "global_step"]
 
 

@@ -71,6 +71,7 @@ def adapt() -> None:
     _make_variables()
     _keep_local()
     _collect_assignments()
+    _order_random_numbers()
     _build_optimizers()
     _accept_metrics()
     accept_variables()
@@ -189,10 +190,36 @@ def _collect_assignments() -> None:
                 f"one to {self.path!r}, which would be repeated at each step: start from given "
                 "values with warm_start_from or a Scaffold's init_fn"
             )
+        with tf.control_dependencies(_reads(self._value)):
+            update = self._value.assign(tf.cast(value, self._value.dtype))
         _call.assigned.append(self)
-        _call.updates.append(self._value.assign(tf.cast(value, self._value.dtype)))
+        _call.updates.append(update)
 
     Variable._direct_assign = _direct_assign
+
+
+def _reads(variable: tf.Variable) -> list[tf.Operation]:
+    """What reads a variable before it is assigned to: in a graph that is no order by itself."""
+    context = variable.graph._get_control_flow_context()
+    return [
+        op
+        for op in variable.handle.consumers()
+        if op.type == "ReadVariableOp" and op._get_control_flow_context() is context
+    ]
+
+
+def _order_random_numbers() -> None:
+    original = SeedGenerator.next
+
+    @functools.wraps(original)
+    def next_seed(self, *args, **kwargs):
+        if not _in_graph():
+            return original(self, *args, **kwargs)
+        pairs = zip(_call.assigned, _call.updates, strict=True)
+        with tf.control_dependencies([update for to, update in pairs if to is self.state]):
+            return original(self, *args, **kwargs)
+
+    SeedGenerator.next = next_seed
 
 
 def _build_optimizers() -> None:
