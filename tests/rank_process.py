@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tensorflow.python.platform import _pywrap_stacktrace_handler
+
 _PR_SET_PDEATHSIG = 1
 _THREADS = 2
 
@@ -106,6 +108,8 @@ def main(assignment: Assignment, connection: Connection) -> None:
     _end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _redirect_output(assignment.output)
+    # The C++ side of a crash goes to the rank's output, after the Python stacks.
+    _pywrap_stacktrace_handler.InstallStacktraceHandler()
     with open(assignment.stacks, "w") as stacks:
         # SIGABRT is how the parent asks a hanging rank for its stacks: it writes them and dies.
         faulthandler.enable(file=stacks, all_threads=True)
