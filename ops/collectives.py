@@ -2,15 +2,14 @@
 
 import tensorflow as tf
 
-from tfdist.ops import library, tags
+from tfdist.ops import library
+from tfdist.ops.calls import attributes, resolve
 from tfdist.ops.communicator import Communicator
-
-DEFAULT_TIMEOUT = 600.0
 
 
 def all_reduce(
     tensors,
-    communicator: Communicator,
+    communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
     label: str = "all_reduce",
@@ -23,7 +22,7 @@ def all_reduce(
     Args:
       tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int32 or int64;
         the same shapes on every rank. Tensors of one dtype travel together.
-      communicator: the ranks.
+      communicator: the ranks; `None` means those of the job.
       reduce_op: "sum" or "mean". The mean of integers truncates toward zero, as `tf.reduce_mean`
         does.
       label: how error messages call it.
@@ -41,6 +40,7 @@ def all_reduce(
     """
     if not isinstance(tensors, list | tuple):
         return all_reduce([tensors], communicator, reduce_op, label=label, timeout=timeout)[0]
+    communicator = resolve(communicator, "all_reduce")
     values = [tf.convert_to_tensor(t) for t in tensors]
     results = [None] * len(values)
     for dtype in dict.fromkeys(v.dtype for v in values):
@@ -48,7 +48,7 @@ def all_reduce(
         reduced = library.graph_ops().tfdist_all_reduce(
             inputs=[values[i] for i in positions],
             reduce_op=reduce_op,
-            **_attributes(communicator, label, timeout),
+            **attributes(communicator, label, timeout),
         )
         for i, value in zip(positions, reduced, strict=True):
             results[i] = value
@@ -56,14 +56,18 @@ def all_reduce(
 
 
 def all_gather(
-    tensor, communicator: Communicator, *, label: str = "all_gather", timeout: float | None = None
+    tensor,
+    communicator: Communicator | None = None,
+    *,
+    label: str = "all_gather",
+    timeout: float | None = None,
 ) -> tf.Tensor:
     """Concatenates every rank's tensor along the first dimension, in rank order.
 
     Args:
       tensor: at least one dimension, numeric or bool. The first dimension may differ between ranks,
         the others may not.
-      communicator: the ranks.
+      communicator: the ranks; `None` means those of the job.
       label: how error messages call it.
       timeout: as for `all_reduce`.
 
@@ -73,43 +77,42 @@ def all_gather(
     Raises:
       As `all_reduce`.
     """
+    communicator = resolve(communicator, "all_gather")
     return library.graph_ops().tfdist_all_gather(
-        input=tensor, **_attributes(communicator, label, timeout)
+        input=tensor, **attributes(communicator, label, timeout)
     )
 
 
 def broadcast(
-    tensor,
-    communicator: Communicator,
+    tensors,
+    communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "broadcast",
     timeout: float | None = None,
-) -> tf.Tensor:
-    """Gives every rank the value that `tensor` has on rank `root`.
+):
+    """Gives every rank the value that a tensor, or each of a list, has on rank `root`.
 
     Args:
-      tensor: numeric or bool; the same shape and dtype on every rank.
-      communicator: the ranks.
+      tensors: a tensor or a list of them, numeric or bool; the same shapes and dtypes on every
+        rank.
+      communicator: the ranks; `None` means those of the job.
       root: the rank whose value is taken.
       label: how error messages call it.
       timeout: as for `all_reduce`.
 
     Returns:
-      A tensor of the same shape and dtype.
+      Tensors of the same structure, shapes and dtypes.
 
     Raises:
       As `all_reduce`.
     """
+    communicator = resolve(communicator, "broadcast")
+    if isinstance(tensors, list | tuple):
+        return [
+            broadcast(tensor, communicator, root, label=label, timeout=timeout)
+            for tensor in tensors
+        ]
     return library.graph_ops().tfdist_broadcast(
-        input=tensor, root=root, **_attributes(communicator, label, timeout)
+        input=tensors, root=root, **attributes(communicator, label, timeout)
     )
-
-
-def _attributes(communicator: Communicator, label: str, timeout: float | None) -> dict:
-    return {
-        "communicator": communicator.handle,
-        "key": tags.next_key(),
-        "label": label,
-        "timeout_seconds": DEFAULT_TIMEOUT if timeout is None else timeout,
-    }

@@ -6,8 +6,12 @@ program: which functions they call in which order, and the order of the collecti
 function. So a collective in a graph is known by the function's name without TensorFlow's number,
 and its position there; an eager one by its position in the program. The communicator counts the
 executions of each.
+
+A rank may belong to several communicators, and its peers in one need not share the others. So the
+positions in a graph are counted for each communicator apart.
 """
 
+import collections
 import hashlib
 import re
 import threading
@@ -18,8 +22,12 @@ _EAGER = "eager"
 _lock = threading.Lock()
 
 
-def next_key() -> int:
-    """Returns the 63-bit key of the collective about to join the current graph, or run eagerly."""
+def next_key(communicator: int) -> int:
+    """Returns the 63-bit key of the collective about to join the current graph, or run eagerly.
+
+    Args:
+      communicator: the handle of the ranks that take part; it does not enter the key.
+    """
     if tf.executing_eagerly():
         return _hash(_EAGER)
     graph = tf.compat.v1.get_default_graph()
@@ -28,8 +36,10 @@ def next_key() -> int:
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     with _lock:
-        position = getattr(graph, "_tfdist_collectives", 0)
-        graph._tfdist_collectives = position + 1
+        if not hasattr(graph, "_tfdist_collectives"):
+            graph._tfdist_collectives = collections.Counter()
+        position = graph._tfdist_collectives[communicator]
+        graph._tfdist_collectives[communicator] += 1
     name = re.sub(r"(_\d+)+$", "", getattr(graph, "name", "graph"))
     return _hash(f"{name}/{position}")
 

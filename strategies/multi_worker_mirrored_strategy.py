@@ -24,7 +24,7 @@ from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
-from tfdist import job, keras, ops
+from tfdist import job, keras, ops, world
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.ps import membership
@@ -96,6 +96,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
             cluster = Cluster.from_resolver(cluster_resolver)
         if cluster.task_type == "ps":
             membership.serve(cluster)
+        world.enter(cluster)
         keras.apply_repairs()
         options = communication_options or CommunicationOptions()
         if options.implementation == CommunicationImplementation.NCCL:

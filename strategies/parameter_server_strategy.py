@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
-from tfdist import keras, ops
+from tfdist import keras, ops, world
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.ps import membership
@@ -106,6 +106,7 @@ class ParameterServerStrategy(StrategyBase):
             cluster = Cluster.from_resolver(cluster_resolver)
         if cluster.task_type == "ps":
             membership.serve(cluster)
+        world.enter(cluster)
         if cluster.task_type == "evaluator":
             # It evaluates what was saved, by itself.
             cluster, num_aggregate, checkpoint_dir = Cluster.local(), None, None

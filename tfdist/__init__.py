@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         ParameterServerStrategy,
     )
     from tfdist.tasks import init
+    from tfdist.variables import broadcast_variables
+    from tfdist.world import local_rank, local_size, rank, size
 
 # Where each public name lives; looked up on first use, because the modules behind most of them
 # import TensorFlow.
@@ -42,8 +44,13 @@ _HOMES = {
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
     "OneDeviceStrategy": "tfdist.strategies",
     "ParameterServerStrategy": "tfdist.strategies",
+    "broadcast_variables": "tfdist.variables",
     "export_for_serving": "tfdist.embedding.export",
     "init": "tfdist.tasks",
+    "local_rank": "tfdist.world",
+    "local_size": "tfdist.world",
+    "rank": "tfdist.world",
+    "size": "tfdist.world",
 }
 _MODULES = ("callbacks", "embedding", "errors", "layers", "ops")
 
@@ -58,13 +65,18 @@ __all__ = [
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "__version__",
+    "broadcast_variables",
     "callbacks",
     "embedding",
     "errors",
     "export_for_serving",
     "init",
     "layers",
+    "local_rank",
+    "local_size",
     "ops",
+    "rank",
+    "size",
 ]
 
 

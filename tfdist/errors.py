@@ -3,6 +3,7 @@
 ```
 TfdistError
 ├── ClusterConfigError           (ValueError)       the cluster or a setting is wrong
+├── NotInitializedError          (RuntimeError)     a call needs a job that this process is not in
 ├── RendezvousTimeoutError       (TimeoutError)     some ranks did not come in time
 ├── AuthenticationError          (PermissionError)  two tasks do not hold the same secret
 ├── AddressInUseError            (OSError)          this task's port is taken
@@ -26,6 +27,10 @@ class TfdistError(Exception):
 
 class ClusterConfigError(TfdistError, ValueError):
     """The cluster, a setting or a resolver is wrong, or two tasks were given different clusters."""
+
+
+class NotInitializedError(TfdistError, RuntimeError):
+    """The call needs a job, and this process has not entered one, or does not train in it."""
 
 
 class RendezvousTimeoutError(TfdistError, TimeoutError):

@@ -6,10 +6,12 @@ import atexit
 import os
 import sys
 
+from tfdist import world
 from tfdist.cluster import Cluster, Settings
 from tfdist.control import ControlPlane
-from tfdist.errors import ClusterConfigError
+from tfdist.errors import ClusterConfigError, NotInitializedError
 from tfdist.ops import Communicator
+from tfdist.ps import membership
 
 
 class Job:
@@ -77,6 +79,7 @@ class _Membership:
 
     def __init__(self) -> None:
         self._job: Job | None = None
+        self._alone: Communicator | None = None
         self._failure: str | None = None
 
     def join(self, cluster: Cluster) -> Job:
@@ -88,9 +91,28 @@ class _Membership:
             )
         if self._job is None:
             self._job = Job(cluster, Settings.from_environment())
+            world.enter(cluster)
             self._watch_for_exceptions()
             atexit.register(self.leave)
         return self._job
+
+    def communicator(self, asked: str) -> Communicator:
+        if self._job is not None:
+            return self._job.communicator
+        cluster = world.cluster(asked)
+        if cluster.rank is None:
+            raise NotInitializedError(
+                f"{asked}: {cluster.task_name} does not train and takes part in no collective"
+            )
+        if cluster.world_size == 1:
+            if self._alone is None:
+                self._alone = Communicator(0, 1)
+            return self._alone
+        if membership.has_variables():
+            raise NotInitializedError(
+                f"{asked}: the workers of a ParameterServerStrategy are not connected to each other"
+            )
+        return self.join(cluster).communicator
 
     def leave(self) -> None:
         job, self._job = self._job, None
@@ -119,6 +141,20 @@ def join(cluster: Cluster) -> Job:
       Exception: as `Job`.
     """
     return _membership.join(cluster)
+
+
+def communicator(asked: str) -> Communicator:
+    """Returns the ranks of this process's job, which it joins if it has not yet.
+
+    Args:
+      asked: what needs them, for messages.
+
+    Raises:
+      NotInitializedError: neither `tfdist.init()` nor a strategy has named a job, or this process
+        does not train in it, or trains with parameter servers.
+      Exception: as `Job`.
+    """
+    return _membership.communicator(asked)
 
 
 def leave() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from tfdist import world
 from tfdist.cluster import Cluster
 
 
 def init(cluster: Cluster | None = None) -> Cluster:
     """Lets a `ps` task serve here until the job has ended; returns in every other task.
 
-    A script that makes a `ParameterServerStrategy` needs no such call. Without it the `ps` tasks
-    run what comes before the strategy, such as reading data that they do not need.
+    From then on `tfdist.rank()`, `tfdist.size()` and collectives without a communicator know the
+    job. The first collective meets the other ranks; this call meets nobody.
+
+    A script that makes a strategy needs no such call. Without it the `ps` tasks of a
+    `ParameterServerStrategy` run what comes before the strategy, such as reading data that they
+    do not need.
 
     Args:
       cluster: the job, by default that of `TF_CONFIG`.
@@ -35,4 +40,5 @@ def init(cluster: Cluster | None = None) -> Cluster:
         from tfdist.ps import membership
 
         membership.serve(cluster)
+    world.enter(cluster)
     return cluster

@@ -1,0 +1,41 @@
+"""What the Python faces of all collectives share: whose ranks, which key, which deadline."""
+
+from __future__ import annotations
+
+from tfdist.ops import tags
+from tfdist.ops.communicator import Communicator
+
+DEFAULT_TIMEOUT = 600.0
+
+
+def resolve(communicator: Communicator | None, asked: str) -> Communicator:
+    """Returns the communicator that a call means; None means this process's job.
+
+    Args:
+      communicator: what the caller passed.
+      asked: the call, for messages.
+
+    Raises:
+      TypeError: it is not a communicator.
+      tfdist.errors.NotInitializedError: None, and this process belongs to no job.
+    """
+    if isinstance(communicator, Communicator):
+        return communicator
+    if communicator is not None:
+        raise TypeError(
+            f"{asked}: expected a tfdist.ops.Communicator or None for the ranks, received "
+            f"{communicator!r}"
+        )
+    from tfdist import job  # it stands on this package
+
+    return job.communicator(asked)
+
+
+def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict:
+    """The attributes that every collective op has."""
+    return {
+        "communicator": communicator.handle,
+        "key": tags.next_key(communicator.handle),
+        "label": label,
+        "timeout_seconds": DEFAULT_TIMEOUT if timeout is None else timeout,
+    }

@@ -1,0 +1,70 @@
+"""Makes the variables of all ranks equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import ops
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int = 0,
+    *,
+    communicator: ops.Communicator | None = None,
+    timeout: float | None = None,
+) -> tf.Operation | None:
+    """Gives the variables of every rank the values that they have on rank `root_rank`.
+
+    Call it once all variables exist, an optimizer's after `optimizer.build`, on every rank with the
+    same variables in the same order. All values travel as one message.
+
+    Args:
+      variables: `tf.Variable`s or Keras variables, such as `model.variables` and
+        `optimizer.variables`, of any dtype.
+      root_rank: whose values are taken.
+      communicator: the ranks; `None` means those of the job.
+      timeout: seconds; `None` means 600, 0 means for ever.
+
+    Returns:
+      None; in a v1 graph the operation that does it.
+
+    Raises:
+      TypeError: something is not a variable.
+      tf.errors.InvalidArgumentError: the ranks have different variables, or no such rank exists.
+      tf.errors.UnavailableError: a rank died or left.
+      tf.errors.DeadlineExceededError: a rank did not come in time.
+
+    Example:
+
+    ```python
+    tfdist.init()
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    tfdist.broadcast_variables(model.variables)
+    ```
+    """
+    variables = list(variables)
+    for position, variable in enumerate(variables):
+        if not callable(getattr(variable, "assign", None)):
+            raise TypeError(
+                f"broadcast_variables: expected variables, received {type(variable).__name__} at "
+                f"position {position}"
+            )
+    if not variables:
+        return None
+    first = getattr(variables[0], "path", None) or variables[0].name
+    rest = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
+    values = ops.broadcast(
+        [tf.convert_to_tensor(variable) for variable in variables],
+        communicator,
+        root_rank,
+        label=f"{first}{rest}",
+        timeout=timeout,
+    )
+    done = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
+    if tf.executing_eagerly() or tf.inside_function():
+        return None
+    return tf.group(*done)
