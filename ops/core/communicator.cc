@@ -10,9 +10,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/broadcast.h"
-#include "core/ring.h"
-
 namespace tfdist {
 namespace {
 
@@ -141,41 +138,6 @@ Status Communicator::Connect(const Token& token, uint64_t generation,
 uint64_t Communicator::NextSequence(uint64_t key) {
   std::lock_guard<std::mutex> lock(mutex_);
   return sequences_[key]++;
-}
-
-void Communicator::AllReduce(CollectiveOptions options, FlatView input, FlatView output,
-                             DType dtype, ReduceOp reduce_op) {
-  Signature& signature = options.signature;
-  signature.kind = static_cast<uint8_t>(CollectiveKind::kAllReduce);
-  signature.dtype = static_cast<uint8_t>(dtype);
-  signature.reduce_op = static_cast<uint8_t>(reduce_op);
-  signature.elements = output.bytes() / ByteSize(dtype);
-  if (size_ == 1) input.CopyTo(output);
-  Submit(Ring::AllReduce(std::move(options), rank_, size_, std::move(input), std::move(output),
-                         dtype, reduce_op));
-}
-
-void Communicator::AllGather(CollectiveOptions options, DType dtype,
-                             const std::vector<size_t>& block_bytes, FlatView output) {
-  options.signature.kind = static_cast<uint8_t>(CollectiveKind::kAllGather);
-  options.signature.dtype = static_cast<uint8_t>(dtype);
-  Submit(Ring::AllGather(std::move(options), rank_, size_, block_bytes, std::move(output)));
-}
-
-void Communicator::Broadcast(CollectiveOptions options, DType dtype, int root, FlatView buffer) {
-  if (root < 0 || root >= size_) {
-    return options.done(
-        Status(StatusCode::kInvalidArgument,
-               StrCat(Who(), ": broadcast '", options.signature.name,
-                      "' expected a root from 0 to ", size_ - 1, ", received ", root)));
-  }
-  Signature& signature = options.signature;
-  signature.kind = static_cast<uint8_t>(CollectiveKind::kBroadcast);
-  signature.dtype = static_cast<uint8_t>(dtype);
-  signature.root = static_cast<uint32_t>(root);
-  signature.elements = buffer.bytes() / ByteSize(dtype);
-  Submit(
-      std::make_unique<class Broadcast>(std::move(options), rank_, size_, root, std::move(buffer)));
 }
 
 void Communicator::Cancel(const CollectiveId& id) {
