@@ -20,6 +20,8 @@ class _Stats(ctypes.Structure):
         ("bytes_received", ctypes.c_uint64),
         ("busy_nanoseconds", ctypes.c_uint64),
         ("rejected_connections", ctypes.c_uint64),
+        ("chunks_sent", ctypes.c_uint64),
+        ("bytes_sent_to_other_hosts", ctypes.c_uint64),
     ]
 
 
@@ -63,6 +65,8 @@ class CommunicationStats:
       busy_seconds: wall time during which at least one collective was pending; it includes waiting
         for slower ranks.
       rejected_connections: connections to the data port that did not present this job's token.
+      chunks_sent: in how many parts of at most 256 KB.
+      bytes_sent_to_other_hosts: those of `bytes_sent` that left for a rank with another host name.
     """
 
     collectives: int
@@ -70,6 +74,8 @@ class CommunicationStats:
     bytes_received: int
     busy_seconds: float
     rejected_connections: int
+    chunks_sent: int = 0
+    bytes_sent_to_other_hosts: int = 0
 
 
 class Communicator:
@@ -150,6 +156,8 @@ class Communicator:
             bytes_received=raw.bytes_received,
             busy_seconds=raw.busy_nanoseconds / 1e9,
             rejected_connections=raw.rejected_connections,
+            chunks_sent=raw.chunks_sent,
+            bytes_sent_to_other_hosts=raw.bytes_sent_to_other_hosts,
         )
 
     def __enter__(self) -> "Communicator":

@@ -21,10 +21,46 @@
 
 namespace tfdist {
 
-enum class CollectiveKind : uint8_t { kAllReduce = 1, kAllGather = 2, kBroadcast = 3 };
+enum class CollectiveKind : uint8_t {
+  kAllReduce = 1,
+  kAllGather = 2,
+  kBroadcast = 3,
+  kReduce = 4,
+  kReduceScatter = 5,
+  kGather = 6,
+  kScatter = 7,
+  kAllToAll = 8,
+  kBarrier = 9,
+};
+
+bool HasRoot(CollectiveKind kind);
+bool HasBlocks(CollectiveKind kind);  // of sizes that its callers give
+bool Reduces(CollectiveKind kind);
+
+// How a collective is carried out; each has a file of its own.
+enum class Algorithm : uint8_t {
+  kAuto = 0,  // chosen by choose.h
+  kRing = 1,
+  kRecursiveDoubling = 2,
+  kTwoLevel = 3,
+  kTree = 4,
+  kChain = 5,
+  kBruck = 6,
+  kDirect = 7,
+  kDissemination = 8,
+};
+
+const char* Name(Algorithm algorithm);
+
+// "all_reduce 'dense/kernel'"
+std::string Title(const Signature& signature);
 
 // "all_reduce 'dense/kernel' (sum) float[128,10]"
 std::string Describe(const Signature& signature);
+
+// Whether rank `rank` and rank `peer` mean the same blocks. Of an all_to_all each knows its own:
+// what it sends to every rank, and then what it receives from every rank.
+bool BlocksAgree(const Signature& ours, int rank, const Signature& theirs, int peer);
 
 // Below this many bytes a collective sends at once and lets the receiver buffer what it has not
 // started; above, it waits for the receiver's OPEN, so that chunks land in their final place and an
@@ -49,7 +85,8 @@ struct CollectiveOptions {
   CollectiveId id;
   Signature signature;
   double timeout_seconds = 0;  // 0: no deadline
-  Done done;                   // called exactly once, on the communicator's thread
+  Algorithm algorithm = Algorithm::kAuto;
+  Done done;  // called exactly once, on the communicator's thread
 };
 
 class Collective;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/choose.h"
 namespace tfdist {
 namespace {
 
@@ -46,6 +47,7 @@ Communicator::Communicator(int rank, int size, Fd listener, int port)
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       gate_(std::move(listener)),
+      hosts_(size, 0),
       linked_(size, false),
       links_(size),
       left_(size, false) {
@@ -82,6 +84,7 @@ Status Communicator::Connect(const Token& token, uint64_t generation,
   }
   const TimePoint deadline = After(timeout_seconds);
   addresses_ = addresses;
+  hosts_ = NumberHosts(addresses);
   gate_.Open(
       epoll_.get(), token, generation,
       [this](uint32_t rank) {
@@ -175,6 +178,8 @@ CommunicatorStats Communicator::stats() const {
   stats.bytes_received = bytes_received_.load(std::memory_order_relaxed);
   stats.busy_nanoseconds = busy_nanoseconds_.load(std::memory_order_relaxed);
   stats.rejected_connections = gate_.rejected();
+  stats.chunks_sent = chunks_sent_.load(std::memory_order_relaxed);
+  stats.bytes_sent_to_other_hosts = far_bytes_sent_.load(std::memory_order_relaxed);
   return stats;
 }
 

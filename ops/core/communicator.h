@@ -35,6 +35,8 @@ struct CommunicatorStats {
   uint64_t bytes_received = 0;
   uint64_t busy_nanoseconds = 0;  // wall time during which at least one collective was pending
   uint64_t rejected_connections = 0;
+  uint64_t chunks_sent = 0;
+  uint64_t bytes_sent_to_other_hosts = 0;  // of bytes_sent
 };
 
 class Communicator : private FrameHandler, private ChunkSender {
@@ -60,8 +62,27 @@ class Communicator : private FrameHandler, private ChunkSender {
   // filled in.
   void AllReduce(CollectiveOptions options, FlatView input, FlatView output, DType dtype,
                  ReduceOp reduce_op);
+  // `output` is empty except on `root`.
+  void Reduce(CollectiveOptions options, FlatView input, FlatView output, DType dtype,
+              ReduceOp reduce_op, int root);
+  // `input` holds one block per rank; `output`, block rank(), reduced.
+  void ReduceScatter(CollectiveOptions options, FlatView input, FlatView output, DType dtype,
+                     ReduceOp reduce_op, const std::vector<size_t>& block_bytes);
+  // `output` holds one block per rank; this rank's own is in place.
   void AllGather(CollectiveOptions options, DType dtype, const std::vector<size_t>& block_bytes,
                  FlatView output);
+  // `input` is block rank(); `output`, all blocks, is empty except on `root`.
+  void Gather(CollectiveOptions options, DType dtype, const std::vector<size_t>& block_bytes,
+              int root, FlatView input, FlatView output);
+  // `input`, all blocks, is empty except on `root`; `output` is block rank().
+  void Scatter(CollectiveOptions options, DType dtype, const std::vector<size_t>& block_bytes,
+               int root, FlatView input, FlatView output);
+  // `input` is what goes to each rank in order, `output` what comes from each. Not the same memory.
+  void AllToAll(CollectiveOptions options, DType dtype, const std::vector<size_t>& send_bytes,
+                const std::vector<size_t>& receive_bytes, FlatView input, FlatView output);
+  // Ends when all ranks have started it.
+  void Barrier(CollectiveOptions options);
+  // `buffer` is read on `root` and written on the others.
   void Broadcast(CollectiveOptions options, DType dtype, int root, FlatView buffer);
 
   // Gives up a collective that has not ended: it ends as cancelled, and the communicator with it.
@@ -91,6 +112,10 @@ class Communicator : private FrameHandler, private ChunkSender {
   // Any thread.
   // False once the thread has ended.
   bool Post(std::function<void()> command);
+  Status CheckStart(const Signature& signature, int root, Algorithm algorithm, size_t input_bytes,
+                    size_t output_bytes) const;
+  void Start(CollectiveOptions options, int root, FlatView input, FlatView output,
+             std::shared_ptr<void> kept = nullptr);
   void Submit(std::unique_ptr<Collective> collective);
   void Refuse(Collective& collective) const;
   // How long a collective with this timeout waits between looks at whether the ranks wait in
@@ -138,6 +163,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   Fd epoll_, wake_;
   Gate gate_;
   std::vector<std::string> addresses_;
+  std::vector<int> hosts_;  // of each rank, numbered
   std::thread thread_;
 
   mutable std::mutex mutex_;
@@ -163,6 +189,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   TimePoint busy_since_{};
 
   std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, bytes_received_{0}, busy_nanoseconds_{0};
+  std::atomic<uint64_t> chunks_sent_{0}, far_bytes_sent_{0};
 };
 
 }  // namespace tfdist

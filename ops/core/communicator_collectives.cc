@@ -64,7 +64,7 @@ Status Communicator::CheckOpen(Collective* collective, int peer, const Signature
 }
 
 Status Communicator::Compare(const Signature& ours, int peer, const Signature& theirs) const {
-  if (ours.Matches(theirs)) return Status();
+  if (ours.Matches(theirs) && BlocksAgree(ours, rank_, theirs, peer)) return Status();
   return Status(StatusCode::kInvalidArgument,
                 StrCat(Who(), ": the ranks disagree on a collective: expected ", Describe(ours),
                        ", received ", Describe(theirs), " from rank ", peer));
@@ -255,6 +255,10 @@ void Communicator::SendChunk(Collective* collective, int peer, uint16_t step, ui
   if (links_[peer] == nullptr) {
     collective->cut_off_by = peer;
     return;
+  }
+  chunks_sent_.fetch_add(1, std::memory_order_relaxed);
+  if (hosts_[peer] != hosts_[rank_]) {
+    far_bytes_sent_.fetch_add(header.length, std::memory_order_relaxed);
   }
   ++collective->unsent_chunks;
   links_[peer]->QueueChunk(collective, header, std::move(pieces));

@@ -3,40 +3,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/half.h"
 #include "core/status.h"
-
-// Half precision needs AVX2/F16C to be fast, and a binary that is shipped may not assume them:
-// compile both, choose at load. The sanitizers intercept before that choice can be made.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define TFDIST_MULTIVERSION __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define TFDIST_MULTIVERSION
-#endif
 
 namespace tfdist {
 namespace {
-
-struct BFloat16 {
-  uint16_t bits;
-};
-
-inline float ToFloat(BFloat16 value) {
-  const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
-  float out;
-  std::memcpy(&out, &wide, sizeof(out));
-  return out;
-}
-
-inline BFloat16 FromFloat(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  // Rounding a NaN could carry into an infinity; keep its sign and make it quiet instead.
-  return BFloat16{static_cast<uint16_t>((is_nan ? bits | 0x400000u : rounded) >> 16)};
-}
-
-using Half = _Float16;
 
 TFDIST_MULTIVERSION
 void AddHalf(Half* out, const Half* a, const Half* b, size_t count) {
@@ -87,7 +58,7 @@ void AddPlain(void* out, const void* a, const void* b, size_t count) {
   auto* o = static_cast<T*>(out);
   const auto* x = static_cast<const T*>(a);
   const auto* y = static_cast<const T*>(b);
-  for (size_t i = 0; i < count; ++i) o[i] = x[i] + y[i];
+  for (size_t i = 0; i < count; ++i) o[i] = static_cast<T>(x[i] + y[i]);
 }
 
 // Integer overflow wraps, as it does in TensorFlow.
@@ -97,11 +68,26 @@ void AddWrapping(void* out, const void* a, const void* b, size_t count) {
   static_assert(sizeof(T) == sizeof(Unsigned));
 }
 
+void AddBool(void* out, const void* a, const void* b, size_t count) {
+  auto* o = static_cast<uint8_t*>(out);
+  const auto* x = static_cast<const uint8_t*>(a);
+  const auto* y = static_cast<const uint8_t*>(b);
+  for (size_t i = 0; i < count; ++i) o[i] = x[i] | y[i];
+}
+
 template <typename T>
 void DividePlain(void* values, size_t count, int64_t divisor) {
   auto* v = static_cast<T*>(values);
   const T d = static_cast<T>(divisor);
   for (size_t i = 0; i < count; ++i) v[i] /= d;
+}
+
+// The divisor need not fit into these.
+template <typename T>
+void DivideNarrow(void* values, size_t count, int64_t divisor) {
+  auto* v = static_cast<T*>(values);
+  const int32_t d = static_cast<int32_t>(divisor);
+  for (size_t i = 0; i < count; ++i) v[i] = static_cast<T>(v[i] / d);
 }
 
 const char* Name(DType dtype) {
@@ -120,6 +106,14 @@ const char* Name(DType dtype) {
       return "int64";
     case DType::kBytes:
       return "bytes";
+    case DType::kInt8:
+      return "int8";
+    case DType::kInt16:
+      return "int16";
+    case DType::kUInt8:
+      return "uint8";
+    case DType::kBool:
+      return "bool";
   }
   return "unknown";
 }
@@ -130,6 +124,7 @@ size_t ByteSize(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:
+    case DType::kInt16:
       return 2;
     case DType::kFloat32:
     case DType::kInt32:
@@ -138,6 +133,9 @@ size_t ByteSize(DType dtype) {
     case DType::kInt64:
       return 8;
     case DType::kBytes:
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kBool:
       return 1;
   }
   std::abort();
@@ -163,6 +161,14 @@ void Add(DType dtype, void* out, const void* a, const void* b, size_t count) {
       return AddWrapping<int32_t, uint32_t>(out, a, b, count);
     case DType::kInt64:
       return AddWrapping<int64_t, uint64_t>(out, a, b, count);
+    case DType::kInt8:
+      return AddWrapping<int8_t, uint8_t>(out, a, b, count);
+    case DType::kInt16:
+      return AddWrapping<int16_t, uint16_t>(out, a, b, count);
+    case DType::kUInt8:
+      return AddPlain<uint8_t>(out, a, b, count);
+    case DType::kBool:
+      return AddBool(out, a, b, count);
     case DType::kBytes:
       break;
   }
@@ -183,6 +189,13 @@ void Divide(DType dtype, void* values, size_t count, int64_t divisor) {
       return DividePlain<int32_t>(values, count, divisor);
     case DType::kInt64:
       return DividePlain<int64_t>(values, count, divisor);
+    case DType::kInt8:
+      return DivideNarrow<int8_t>(values, count, divisor);
+    case DType::kInt16:
+      return DivideNarrow<int16_t>(values, count, divisor);
+    case DType::kUInt8:
+      return DivideNarrow<uint8_t>(values, count, divisor);
+    case DType::kBool:
     case DType::kBytes:
       break;
   }

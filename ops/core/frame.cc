@@ -57,7 +57,8 @@ Status DecodeHeader(const char* bytes, FrameHeader* header) {
 
 bool Signature::Matches(const Signature& other) const {
   return kind == other.kind && dtype == other.dtype && reduce_op == other.reduce_op &&
-         root == other.root && elements == other.elements && shape_hash == other.shape_hash;
+         algorithm == other.algorithm && root == other.root && elements == other.elements &&
+         shape_hash == other.shape_hash;
 }
 
 std::string Encode(const Hello& hello) {
@@ -70,22 +71,26 @@ Status Decode(std::string_view bytes, Hello* hello) {
 }
 
 std::string Encode(const Signature& s) {
-  return Writer()
-      .Put(s.kind)
-      .Put(s.dtype)
-      .Put(s.reduce_op)
-      .Put(s.root)
-      .Put(s.elements)
-      .Put(s.shape_hash)
-      .PutString(s.name, kMaxTextBytes)
-      .PutString(s.shapes, kMaxTextBytes)
-      .Take();
+  Writer writer;
+  writer.Put(s.kind).Put(s.dtype).Put(s.reduce_op).Put(s.algorithm).Put(s.root).Put(s.elements);
+  writer.Put(s.shape_hash).Put(s.joins);
+  writer.PutString(s.name, kMaxTextBytes).PutString(s.shapes, kMaxTextBytes);
+  const size_t blocks = s.blocks.size() <= kMaxBlocks ? s.blocks.size() : 0;
+  writer.Put(static_cast<uint16_t>(blocks));
+  for (size_t i = 0; i < blocks; ++i) writer.Put(s.blocks[i]);
+  return writer.Take();
 }
 
 Status Decode(std::string_view bytes, Signature* s) {
   Reader reader(bytes);
-  reader.Get(&s->kind).Get(&s->dtype).Get(&s->reduce_op).Get(&s->root).Get(&s->elements);
-  return reader.Get(&s->shape_hash).GetString(&s->name).GetString(&s->shapes).Finish("OPEN frame");
+  reader.Get(&s->kind).Get(&s->dtype).Get(&s->reduce_op).Get(&s->algorithm).Get(&s->root);
+  reader.Get(&s->elements).Get(&s->shape_hash).Get(&s->joins);
+  reader.GetString(&s->name).GetString(&s->shapes);
+  uint16_t blocks = 0;
+  reader.Get(&blocks);
+  s->blocks.resize(std::min<size_t>(blocks, kMaxBlocks));
+  for (uint64_t& bytes : s->blocks) reader.Get(&bytes);
+  return reader.Finish("OPEN frame");
 }
 
 std::string Encode(const Reply& reply) {

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/status.h"
 
@@ -37,6 +38,7 @@ inline constexpr size_t kHeaderBytes = 40;
 inline constexpr size_t kTokenBytes = 16;
 inline constexpr size_t kChunkBytes = 256 * 1024;     // the most that one DATA frame carries
 inline constexpr size_t kMaxControlBytes = 8 * 1024;  // the most that any other frame carries
+inline constexpr size_t kMaxBlocks = 800;             // the most that an OPEN tells of
 
 using Token = std::array<uint8_t, kTokenBytes>;
 
@@ -67,13 +69,17 @@ struct Signature {
   uint8_t kind = 0;         // CollectiveKind
   uint8_t dtype = 0;        // DType
   uint8_t reduce_op = 0;    // ReduceOp
-  uint32_t root = 0;        // broadcast only
+  uint8_t algorithm = 0;    // Algorithm
+  uint32_t root = 0;        // where there is one
   uint64_t elements = 0;    // 0 where ranks may differ
   uint64_t shape_hash = 0;  // of the list of shapes
+  uint32_t joins = 0;       // how many joins the rank has seen the end of; not compared
   std::string name;         // for messages only; may differ between ranks
   std::string shapes;       // for messages only, such as "float32[128,10], float32[10]"
+  // Bytes of each rank's block, where there are blocks; see BlocksAgree. Too many do not travel.
+  std::vector<uint64_t> blocks;
 
-  bool Matches(const Signature& other) const;
+  bool Matches(const Signature& other) const;  // but for the blocks
 };
 
 // The answer to a QUERY.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/combine.h"
 #include "core/stream.h"
 
 namespace tfdist {
@@ -24,8 +25,8 @@ void ReduceBlock(const std::vector<const char*>& at, char* out, size_t bytes, DT
     if (out != at[0]) std::memcpy(out, at[0], bytes);
     return;
   }
-  Add(dtype, out, at[0], at[1], count);
-  for (size_t r = 2; r < at.size(); ++r) Add(dtype, out, out, at[r], count);
+  Combine(dtype, reduce_op, out, at[0], at[1], count);
+  for (size_t r = 2; r < at.size(); ++r) Combine(dtype, reduce_op, out, out, at[r], count);
   if (reduce_op == ReduceOp::kMean) Divide(dtype, out, count, static_cast<int64_t>(at.size()));
 }
 

@@ -22,6 +22,7 @@ struct What {
   std::string name = "t";
   std::string shapes = "";
   double timeout = 20;
+  Algorithm algorithm = Algorithm::kAuto;
 };
 
 using Ending = std::future<Status>;
@@ -34,6 +35,7 @@ inline std::pair<CollectiveOptions, Ending> Prepare(Communicator& comm, const Wh
   options.signature.shapes = what.shapes;
   options.signature.shape_hash = std::hash<std::string>()(what.shapes);
   options.timeout_seconds = what.timeout;
+  options.algorithm = what.algorithm;
   // A second call would throw, and end the test.
   options.done = [promise](const Status& status) { promise->set_value(status); };
   return {std::move(options), promise->get_future()};

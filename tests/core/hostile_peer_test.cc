@@ -1,5 +1,6 @@
 // A peer that knows the token and then breaks the protocol: an error that names it, no crash, no
 // hang.
+#include "core/choose.h"
 #include "raw_peer.h"
 
 namespace tfdist::testing {
@@ -30,6 +31,7 @@ std::string Open(uint64_t key, size_t count, const std::string& shapes = "") {
   signature.reduce_op = static_cast<uint8_t>(ReduceOp::kSum);
   signature.elements = count;
   signature.shape_hash = std::hash<std::string>()(shapes);
+  signature.algorithm = static_cast<uint8_t>(Choose(signature, {0, 0}));
   signature.name = "theirs";
   signature.shapes = shapes;
   return Frame(FrameType::kOpen, Encode(signature), key);
@@ -46,7 +48,7 @@ std::string Data(uint64_t key, uint64_t sequence, uint16_t step, uint64_t offset
   return Bytes(header, std::string(length, '\0'));
 }
 
-// Of two ranks, rank 0 expects the second half of the values in step 0 and the first in step 1.
+// Of two ranks in a ring, rank 0 expects one half of the values in step 0 and the other in step 1.
 constexpr uint64_t kHalf = kCount / 2 * sizeof(float);
 
 // What happens to a collective under way when these bytes come.
@@ -102,10 +104,9 @@ void TestBrokenChunks() {
     uint64_t offset;
     size_t length;
   };
-  const std::vector<Case> cases = {{1, kHalf, kHalf},     {UINT16_MAX, kHalf, kHalf},
-                                   {0, kHalf + 4, kHalf}, {0, 0, kHalf},
-                                   {0, UINT64_MAX, 8},    {0, kHalf, 8},
-                                   {0, kHalf, kHalf + 4}, {0, kHalf, kChunkBytes}};
+  const std::vector<Case> cases = {{1, 0, kHalf},     {UINT16_MAX, 0, kHalf}, {0, 4, kHalf},
+                                   {0, kHalf, kHalf}, {0, UINT64_MAX, 8},     {0, 0, 8},
+                                   {0, 0, kHalf + 4}, {0, 0, kChunkBytes}};
   for (const Case& c : cases) {
     for (const bool early : {false, true}) {
       Duel duel;
@@ -123,8 +124,8 @@ void TestBrokenChunks() {
   Duel duel;
   std::vector<float> values(kCount, 1);
   Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
-  EXPECT(duel.peer->Send(Open(1, kCount) + Data(1, 0, 0, kHalf, kHalf)));
-  duel.peer->Send(Data(1, 0, 0, kHalf, kHalf));
+  EXPECT(duel.peer->Send(Open(1, kCount) + Data(1, 0, 0, 0, kHalf)));
+  duel.peer->Send(Data(1, 0, 0, 0, kHalf));
   const Status status = Wait(ending);
   EXPECT_STATUS(status, StatusCode::kUnavailable);
   EXPECT_CONTAINS(status.message(), "expected step 1 offset 0");
@@ -151,10 +152,10 @@ void TestChunksOfOtherCollectives() {
     Duel duel;
     std::vector<float> values(2, 1);
     Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
-    EXPECT(duel.peer->Send(Open(1, 2) + Data(1, 0, 0, 4, 4) + Data(1, 0, 1, 0, 4)));
+    EXPECT(duel.peer->Send(Open(1, 2) + Data(1, 0, 0, 0, 8)));
     EXPECT_OK(Wait(ending));
-    EXPECT(values[0] == 0 && values[1] == 1);
-    duel.peer->Send(Data(1, 0, 1, 0, 4));
+    EXPECT(values[0] == 1 && values[1] == 1);
+    duel.peer->Send(Data(1, 0, 0, 0, 8));
     EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
     EXPECT_CONTAINS(duel.comm->status().message(), "a chunk of a collective that has ended");
   }
@@ -167,15 +168,15 @@ void TestOddities() {
   Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
   const std::string reply = Frame(FrameType::kReply, Encode(Reply{true, "?"}), 5, 5);
   EXPECT(duel.peer->Send(reply + Open(1, 2) + Open(1, 2) + Frame(FrameType::kQuery, "odd", 8, 8)));
-  EXPECT(duel.peer->Send(Data(1, 0, 0, 4, 4) + Data(1, 0, 1, 0, 4) + Open(1, 2)));
+  EXPECT(duel.peer->Send(Data(1, 0, 0, 0, 8) + Open(1, 2)));
   EXPECT_OK(Wait(ending));
   EXPECT_OK(duel.comm->status());
 }
 
 // Half a frame, and then the end: in a header, a control frame, a chunk, an early chunk.
 void TestCutOff() {
-  const std::string open = Open(1, kCount), chunk = Data(1, 0, 0, kHalf, kHalf);
-  const std::string early = Data(1, 0, 0, kHalf, 600);
+  const std::string open = Open(1, kCount), chunk = Data(1, 0, 0, 0, kHalf);
+  const std::string early = Data(1, 0, 0, 0, 600);
   for (const std::string& bytes :
        {open.substr(0, 17), open.substr(0, 50), open + chunk.substr(0, 30),
         open + chunk.substr(0, 20000), open + early.substr(0, 100)}) {

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "calls.h"
+#include "values.h"
 
 namespace tfdist::testing {
 namespace {
@@ -13,31 +14,6 @@ using Random = std::mt19937_64;
 
 constexpr int kCollectives = 2000;
 constexpr int kBatch = 50;  // how many are in flight on a rank
-
-// Small integers in any element type, exact also as a sum over all ranks.
-void Store(DType dtype, char* at, int value) {
-  const auto copy = [at](auto number) { std::memcpy(at, &number, sizeof(number)); };
-  switch (dtype) {
-    case DType::kFloat16:
-      return copy(static_cast<_Float16>(value));
-    case DType::kBFloat16: {
-      const float wide = static_cast<float>(value);
-      uint32_t bits;
-      std::memcpy(&bits, &wide, sizeof(bits));
-      return copy(static_cast<uint16_t>(bits >> 16));
-    }
-    case DType::kFloat32:
-      return copy(static_cast<float>(value));
-    case DType::kFloat64:
-      return copy(static_cast<double>(value));
-    case DType::kInt32:
-      return copy(static_cast<int32_t>(value));
-    case DType::kInt64:
-      return copy(static_cast<int64_t>(value));
-    case DType::kBytes:
-      return copy(static_cast<uint8_t>(value));
-  }
-}
 
 // One collective, the same on every rank because it follows from its key.
 struct Task {

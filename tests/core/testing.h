@@ -48,13 +48,13 @@ inline Token TestToken() {
   return token;
 }
 
-// `size` connected communicators in this process.
-inline std::vector<std::unique_ptr<Communicator>> Connected(int size) {
+// `size` connected communicators in this process, on as many hosts: rank r lives on host r % hosts.
+inline std::vector<std::unique_ptr<Communicator>> ConnectedOn(int size, int hosts) {
   std::vector<std::unique_ptr<Communicator>> ranks(size);
   std::vector<std::string> addresses;
   for (int rank = 0; rank < size; ++rank) {
     EXPECT_OK(Communicator::Create(rank, size, 0, &ranks[rank]));
-    addresses.push_back(StrCat("127.0.0.1:", ranks[rank]->port()));
+    addresses.push_back(StrCat("127.0.0.", 1 + rank % hosts, ":", ranks[rank]->port()));
   }
   std::vector<std::thread> threads;
   for (auto& communicator : ranks) {
@@ -62,6 +62,10 @@ inline std::vector<std::unique_ptr<Communicator>> Connected(int size) {
   }
   for (std::thread& thread : threads) thread.join();
   return ranks;
+}
+
+inline std::vector<std::unique_ptr<Communicator>> Connected(int size) {
+  return ConnectedOn(size, 1);
 }
 
 // Runs `body(rank)` once per rank, each on a thread of its own, and waits for all.

@@ -37,10 +37,9 @@ void Subtract(DType dtype, void* out, const void* now, const void* then, size_t 
       return SubtractPlain<uint32_t>(out, now, then, count);
     case DType::kInt64:
       return SubtractPlain<uint64_t>(out, now, then, count);
-    case DType::kBytes:
-      break;
+    default:
+      std::abort();  // no parameter is of another type
   }
-  std::abort();  // no parameter is of opaque bytes
 }
 
 }  // namespace tfdist::ps
