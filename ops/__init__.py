@@ -6,6 +6,13 @@ parameter servers.
 
 from tfdist.ops.collectives import all_gather, all_reduce, broadcast
 from tfdist.ops.communicator import CommunicationStats, Communicator
+from tfdist.ops.compressed import (
+    multiply_transposed,
+    narrow_all_reduce,
+    orthonormalize,
+    sum_taken,
+    take_largest,
+)
 from tfdist.ops.hand_over import hand_over
 from tfdist.ops.local_reduce import local_reduce
 from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
@@ -69,7 +76,12 @@ __all__ = [
     "embedding_lookup",
     "hand_over",
     "local_reduce",
+    "multiply_transposed",
+    "narrow_all_reduce",
+    "orthonormalize",
     "prefetch_rows",
     "prefetched",
     "sum_rows",
+    "sum_taken",
+    "take_largest",
 ]

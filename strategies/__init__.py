@@ -1,14 +1,11 @@
 """The strategies, one per file."""
 
-from tensorflow import distribute as _distribute
-
 from tfdist.strategies.central_storage_strategy import CentralStorageStrategy
+from tfdist.strategies.communication_options import CommunicationOptions
 from tfdist.strategies.mirrored_strategy import MirroredStrategy
 from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredStrategy
 from tfdist.strategies.one_device_strategy import OneDeviceStrategy
 from tfdist.strategies.parameter_server_strategy import ParameterServerStrategy
-
-CommunicationOptions = _distribute.experimental.CommunicationOptions
 
 __all__ = [
     "CentralStorageStrategy",

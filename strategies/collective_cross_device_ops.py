@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils
 from tensorflow.python.distribute.values import Mirrored
 
 from tfdist import ops
+from tfdist.compression import Compression, Compressor, NoCompression
+from tfdist.strategies.communication_options import is_variable
 from tfdist.strategies.fused_all_reduce import mirror, reduce_replicas, sum_rows
 
 
@@ -22,6 +24,8 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
         self._communicator = communicator
         self._group_size = communicator.size
         self._label: str | None = None
+        self._compressors: dict[Compression, Compressor] = {}
+        self._variables: dict[int, tf.Variable] = {}
 
     def can_order_nccl(self) -> bool:
         return False
@@ -30,14 +34,25 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
         return self.batch_all_reduce([[input_tensor]], options)[0]
 
     def batch_all_reduce(self, input_tensor_packs, options=None) -> list[tf.Tensor]:
-        timeout = self._options.merge(options).timeout_seconds
+        options = self._options.merge(options)
+        reduce = self._compressor(options.compression).all_reduce
         reduced = []
         for pack in input_tensor_packs:
             with self._on_host():
-                reduced += ops.all_reduce(
-                    pack, self._communicator, label=self._label or _name(pack), timeout=timeout
+                reduced += reduce(
+                    pack,
+                    self._communicator,
+                    label=self._label or _name(pack),
+                    timeout=options.timeout_seconds,
+                    variables=[self._variables.get(id(tensor)) for tensor in pack],
                 )
         return reduced
+
+    def _compressor(self, compression: Compression | None) -> Compressor:
+        method = compression or NoCompression()
+        if method not in self._compressors:
+            self._compressors[method] = method.compressor()
+        return self._compressors[method]
 
     def _all_gather(self, input_tensor, options) -> tf.Tensor:
         timeout = self._options.merge(options).timeout_seconds
@@ -71,6 +86,18 @@ class CollectiveReplicaLauncher(cross_device_utils.CollectiveReplicaLauncher):
             yield
         finally:
             self._label = before
+
+    @contextlib.contextmanager
+    def gradients_of(
+        self, tensors: Sequence, variables: Sequence[tf.Variable | None]
+    ) -> Iterator[None]:
+        """Tells whose gradients the tensors are that are reduced meanwhile."""
+        pairs = zip(tensors, variables, strict=True)
+        self._variables = {id(t): v for t, v in pairs if v is not None}
+        try:
+            yield
+        finally:
+            self._variables = {}
 
     def _on_host(self):
         # The kernels work on host memory; TensorFlow copies what lies on a GPU.
@@ -106,21 +133,28 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
         """See `CollectiveReplicaLauncher.labelled`."""
         return self._launchers[0].labelled(label)
 
-    def _all_reduce_per_replica_values(self, reduce_op, per_replica_values, options):
+    def _all_reduce_per_replica_values(
+        self, reduce_op, per_replica_values, options, variables=None
+    ):
         values = [value.values for value in per_replica_values]
         if len(self._devices) == 1:
             local = [replicas[0] for replicas in values]
         else:
             with tf.device(self._devices[0]):
                 local = reduce_replicas(tf.distribute.ReduceOp.SUM, values)
-        with self._lock:
+        variables = variables or [None] * len(local)
+        with self._lock, self._launchers[0].gradients_of(local, variables):
             reduced = self._all_reduce(reduce_op, local, 0, options)
         return self._mirrored(reduced)
 
     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
         # Whatever the destinations, they are this worker's devices: one pass for all values.
         values = [value for value, _ in value_destination_pairs]
-        return self._all_reduce_per_replica_values(reduce_op, values, options)
+        variables = [
+            destination if is_variable(destination) else None
+            for _, destination in value_destination_pairs
+        ]
+        return self._all_reduce_per_replica_values(reduce_op, values, options, variables)
 
     def _batch_all_gather(self, per_replica_values, axis, options):
         gathered = []

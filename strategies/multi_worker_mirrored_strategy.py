@@ -14,9 +14,6 @@ from tensorflow.python.distribute import device_util, distribute_lib, multi_work
 from tensorflow.python.distribute.collective_util import (
     CommunicationImplementation,
 )
-from tensorflow.python.distribute.collective_util import (
-    Options as CommunicationOptions,
-)
 from tensorflow.python.distribute.cross_device_utils import CollectiveKeys
 from tensorflow.python.distribute.numpy_dataset import SingleDevice
 from tensorflow.python.distribute.reduce_util import ReduceOp
@@ -31,6 +28,7 @@ from tfdist.ps import membership
 from tfdist.resolver import ClusterResolver
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
+from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
 from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas, placed
 from tfdist.strategies.graph_variables import list_whole
 from tfdist.strategies.remote_tables import RemoteTables
@@ -60,7 +58,8 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
       communication_options: a `tfdist.CommunicationOptions`. `bytes_per_pack` splits the gradients
         into buckets that travel while others are still computed (0: one bucket); `timeout_seconds`
         bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO and RING mean
-        tfdist's collectives, NCCL means TensorFlow's own, unchanged.
+        tfdist's collectives, NCCL means TensorFlow's own, unchanged; `compression` makes gradients
+        smaller on their way.
       checkpoint_dir: where parameter servers keep snapshots of embedding tables; `None` keeps none.
       checkpoint_every: seconds between such snapshots.
 
@@ -98,7 +97,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
             membership.serve(cluster)
         world.enter(cluster)
         keras.apply_repairs()
-        options = communication_options or CommunicationOptions()
+        options = CommunicationOptions.of(communication_options)
         if options.implementation == CommunicationImplementation.NCCL:
             super().__init__(cluster_resolver, options)
             return
@@ -271,10 +270,11 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
         if self.communicator is None:
             return super()._reduce_to(reduce_op, value, destinations, options)
         with self._get_cross_device_ops(value).labelled(_purpose(reduce_op, value)):
-            return super()._reduce_to(reduce_op, value, destinations, options)
+            return super()._reduce_to(reduce_op, value, destinations, for_gradients(options, []))
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         pairs = of_replicas(value_destination_pairs, self._devices)
+        options = for_gradients(options, [destination for _, destination in pairs])
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):

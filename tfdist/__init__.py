@@ -15,7 +15,7 @@ from tfdist._version import __version__
 _compatibility.check_tensorflow()
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, embedding, errors, layers, ops
+    from tfdist import callbacks, compression, embedding, errors, layers, ops
     from tfdist.cluster import Cluster
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
@@ -52,7 +52,7 @@ _HOMES = {
     "rank": "tfdist.world",
     "size": "tfdist.world",
 }
-_MODULES = ("callbacks", "embedding", "errors", "layers", "ops")
+_MODULES = ("callbacks", "compression", "embedding", "errors", "layers", "ops")
 
 __all__ = [
     "CentralStorageStrategy",
@@ -67,6 +67,7 @@ __all__ = [
     "__version__",
     "broadcast_variables",
     "callbacks",
+    "compression",
     "embedding",
     "errors",
     "export_for_serving",

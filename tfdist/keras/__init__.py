@@ -56,6 +56,7 @@ def apply_repairs() -> None:
     optimizers.branch_before_replicas()
     optimizers.accumulate_all_gradients()
     optimizers.refuse_variables_of_no_strategy()
+    optimizers.tell_whose_gradients_are_reduced()
     server_optimizers.update_on_servers()
     table_gradients.send_rows_to_servers()
     legacy_tables.send_rows_to_servers()

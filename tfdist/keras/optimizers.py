@@ -7,7 +7,7 @@ import functools
 import tensorflow as tf
 from keras import ops
 from keras.optimizers import LossScaleOptimizer
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.backend.tensorflow.optimizer import TFOptimizer, filter_empty_gradients
 from keras.src.optimizers import base_optimizer
 from tensorflow.python.distribute.distribute_utils import regroup, select_replica
 from tensorflow.python.distribute.ps_values import AggregatingVariable
@@ -88,6 +88,29 @@ def accumulate_all_gradients() -> None:
         return original(self, grads, acc_grads)
 
     TFOptimizer._backend_increment_gradient_accumulators = _backend_increment_gradient_accumulators
+
+
+def tell_whose_gradients_are_reduced() -> None:
+    """Keras 3 reduces gradients without saying whose they are, as tf_keras does.
+
+    What compression keeps of a gradient is kept for its variable.
+    """
+    original = TFOptimizer._all_reduce_sum_gradients
+
+    @functools.wraps(original)
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        replica = replica_with_peers()
+        if replica is None or getattr(replica.strategy, "communicator", None) is None:
+            return original(self, grads_and_vars)
+        pairs = list(grads_and_vars)
+        reduced = iter(replica.merge_call(_sum, args=(filter_empty_gradients(pairs),)))
+        return [(None if g is None else next(reduced), v) for g, v in pairs]
+
+    TFOptimizer._all_reduce_sum_gradients = _all_reduce_sum_gradients
+
+
+def _sum(strategy, grads_and_vars):
+    return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, grads_and_vars)
 
 
 def refuse_variables_of_no_strategy() -> None:

@@ -1,0 +1,100 @@
+// The interfaces of the ops that compress gradients.
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfdist {
+namespace {
+
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+// As TfdistAllReduce, with values of `wire_dtype` travelling.
+REGISTER_OP("TfdistNarrowAllReduce")
+    .Input("inputs: N * T")
+    .Output("outputs: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, double}")
+    .Attr("wire_dtype: {half, bfloat16}")
+    .Attr("reduce_op: {'sum', 'mean'}")
+    .Attr("communicator: int")
+    .Attr("key: int")
+    .Attr("label: string")
+    .Attr("timeout_seconds: float")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    });
+
+// `payload` has, of each input i, kept[i] positions in its flat values and as many values, as the
+// integers that have their bits. `rests` are the inputs with zeros in those places.
+REGISTER_OP("TfdistTakeLargest")
+    .Input("inputs: N * float")
+    .Output("payload: int32")
+    .Output("rests: N * float")
+    .Attr("N: int >= 1")
+    .Attr("kept: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> kept;
+      TF_RETURN_IF_ERROR(c->GetAttr("kept", &kept));
+      int64_t total = 0;
+      for (const int64_t k : kept) total += 2 * k;
+      c->set_output(0, c->Vector(total));
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(1 + i, c->input(i));
+      return absl::OkStatus();
+    });
+
+// `gathered` is a row of payloads, of which `shapes` and `kept` tell what is where. The outputs are
+// the sums of what they hold, zero elsewhere.
+REGISTER_OP("TfdistSumTaken")
+    .Input("gathered: int32")
+    .Output("sums: N * float")
+    .Attr("N: int >= 1")
+    .Attr("shapes: list(shape)")
+    .Attr("kept: list(int)")
+    .Attr("divisor: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<::tensorflow::PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+      shapes.resize(c->num_outputs());
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        ShapeHandle shape;
+        TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+        c->set_output(i, shape);
+      }
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("TfdistOrthonormalize")
+    .Input("matrix: float")
+    .Output("orthonormal: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle matrix;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &matrix));
+      c->set_output(0, matrix);
+      return absl::OkStatus();
+    });
+
+// left right^T, in the order of additions that core/low_rank.h promises.
+REGISTER_OP("TfdistMultiplyTransposed")
+    .Input("left: float")
+    .Input("right: float")
+    .Output("product: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle left, right;
+      DimensionHandle rank;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &left));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &right));
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(left, 1), c->Dim(right, 1), &rank));
+      c->set_output(0, c->Matrix(c->Dim(left, 0), c->Dim(right, 0)));
+      return absl::OkStatus();
+    });
+
+}  // namespace
+}  // namespace tfdist

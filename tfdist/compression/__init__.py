@@ -1,0 +1,29 @@
+"""What makes gradients smaller on their way between workers.
+
+A method, such as `TopK(ratio=0.01)`, says what is to be done; `compressor(method)` makes what does
+it, and keeps what it needs from one step to the next. See docs/compression.md.
+"""
+
+from tfdist.compression.compressor import Compressor
+from tfdist.compression.methods import (
+    BF16,
+    FP16,
+    Compression,
+    NoCompression,
+    PowerSGD,
+    TopK,
+    compressor,
+    method_of,
+)
+
+__all__ = [
+    "BF16",
+    "FP16",
+    "Compression",
+    "Compressor",
+    "NoCompression",
+    "PowerSGD",
+    "TopK",
+    "compressor",
+    "method_of",
+]

@@ -1,0 +1,147 @@
+"""What every compressor does: choose what to compress, and send the rest as it is."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import ops
+
+_REDUCE_OPS = ("sum", "mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One call's collectives: among whom, and what messages call them."""
+
+    communicator: ops.Communicator
+    reduce_op: str
+    label: str
+    timeout: float | None
+
+    def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums or averages tensors as they are."""
+        if not tensors:
+            return []
+        return ops.all_reduce(
+            tensors, self.communicator, self.reduce_op, label=self.label, timeout=self.timeout
+        )
+
+    def narrow_all_reduce(self, tensors: list[tf.Tensor], wire_dtype) -> list[tf.Tensor]:
+        """Sums or averages tensors that travel in 16 bits."""
+        return ops.narrow_all_reduce(
+            tensors,
+            self.communicator,
+            wire_dtype,
+            self.reduce_op,
+            label=self.label,
+            timeout=self.timeout,
+        )
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Every rank's tensor, in rank order."""
+        return ops.all_gather(tensor, self.communicator, label=self.label, timeout=self.timeout)
+
+    @property
+    def divisor(self) -> int:
+        """What a sum is divided by."""
+        return self.communicator.size if self.reduce_op == "mean" else 1
+
+
+class Compressor(abc.ABC):
+    """All-reduces lists of tensors, made smaller on the way.
+
+    It belongs to one strategy or one optimizer: what it keeps of a gradient for the next step is
+    never saved, and a new compressor starts without.
+
+    Args:
+      method: the `tfdist.compression` method whose compressor this is.
+    """
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def all_reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        communicator: ops.Communicator,
+        reduce_op: str = "sum",
+        *,
+        label: str = "all_reduce",
+        timeout: float | None = None,
+        variables: Sequence[tf.Variable | None] | None = None,
+    ) -> list[tf.Tensor]:
+        """Sums or averages a list of tensors over all ranks.
+
+        Args:
+          tensors: dense, of any dtypes of `tfdist.ops.all_reduce`; the same on every rank.
+          communicator: the ranks.
+          reduce_op: "sum" or "mean".
+          label: how error messages call it.
+          timeout: as for `tfdist.ops.all_reduce`.
+          variables: the variables that the tensors are gradients of, by which a gradient is known
+            again in the next step; `None` stands for one that is not known. Without them a tensor
+            is known by its place: in which function, which call, which position in the list.
+
+        Returns:
+          A list of the same shapes and dtypes: the same values on every rank, bit for bit.
+
+        Raises:
+          ValueError: another `reduce_op`, or not one variable for each tensor.
+          TypeError: `tf.IndexedSlices` among the tensors; those travel as rows.
+          As `tfdist.ops.all_reduce`.
+        """
+        if reduce_op not in _REDUCE_OPS:
+            raise ValueError(
+                f"compression: expected reduce_op 'sum' or 'mean', received {reduce_op!r}"
+            )
+        if any(isinstance(t, tf.IndexedSlices) for t in tensors):
+            raise TypeError("compression: expected dense tensors, received tf.IndexedSlices")
+        variables = [None] * len(tensors) if variables is None else list(variables)
+        if len(variables) != len(tensors):
+            raise ValueError(
+                f"compression: expected a variable for each of {len(tensors)} tensors, received "
+                f"{len(variables)}"
+            )
+        values = [tf.convert_to_tensor(t) for t in tensors]
+        exchange = Exchange(communicator, reduce_op, label, timeout)
+        places = [i for i, value in enumerate(values) if self._takes(value)]
+        others = [i for i in range(len(values)) if i not in set(places)]
+        taken, plain = [values[i] for i in places], [values[i] for i in others]
+        if taken:
+            taken, plain = self._reduce(taken, plain, [variables[i] for i in places], exchange)
+        else:
+            plain = exchange.all_reduce(plain)
+        results = dict(zip([*places, *others], [*taken, *plain], strict=True))
+        return [results[i] for i in range(len(values))]
+
+    def _takes(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is compressed."""
+        if tensor.dtype not in (tf.float32, tf.float64):
+            return False
+        elements = tensor.shape.num_elements()
+        return elements is None or elements >= self.method.min_elements
+
+    @abc.abstractmethod
+    def _reduce(
+        self,
+        taken: list[tf.Tensor],
+        plain: list[tf.Tensor],
+        variables: list[tf.Variable | None],
+        exchange: Exchange,
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Reduces `taken`, of which there is at least one, compressed, and `plain` as they are."""
+
+
+class NoCompressor(Compressor):
+    """Sends everything as it is."""
+
+    def _takes(self, tensor: tf.Tensor) -> bool:
+        return False
+
+    def _reduce(self, taken, plain, variables, exchange):
+        raise AssertionError("nothing is compressed")
