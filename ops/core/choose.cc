@@ -72,6 +72,8 @@ Algorithm Choose(const Signature& signature, const std::vector<int>& hosts) {
       return Algorithm::kDirect;
     case CollectiveKind::kBarrier:
       return Algorithm::kDissemination;
+    case CollectiveKind::kJoin:  // has a plan of its own, see join.h
+      break;
   }
   return Algorithm::kAuto;
 }
@@ -135,6 +137,8 @@ Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& host
                             Bounds({blocks.begin() + size, blocks.end()}));
     case CollectiveKind::kBarrier:
       return DisseminationBarrier(rank, size);
+    case CollectiveKind::kJoin:
+      break;
   }
   return Plan();
 }
@@ -201,6 +205,8 @@ DataBytes ExpectedBytes(const Signature& signature, int rank, int size) {
       return {Sum(blocks.begin(), blocks.begin() + size), Sum(blocks.begin() + size, blocks.end())};
     case CollectiveKind::kBarrier:
       return {0, 1};
+    case CollectiveKind::kJoin:
+      break;
   }
   return {};
 }

@@ -25,6 +25,8 @@ const char* KindName(uint8_t kind) {
       return "all_to_all";
     case CollectiveKind::kBarrier:
       return "barrier";
+    case CollectiveKind::kJoin:
+      return "join";
   }
   return "an unknown collective";
 }

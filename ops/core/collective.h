@@ -31,6 +31,7 @@ enum class CollectiveKind : uint8_t {
   kScatter = 7,
   kAllToAll = 8,
   kBarrier = 9,
+  kJoin = 10,
 };
 
 bool HasRoot(CollectiveKind kind);

@@ -147,6 +147,8 @@ void Communicator::Cancel(const CollectiveId& id) {
   Post([this, id] {
     if (const Collective* collective = Find(id)) {
       GiveUp(*collective);
+    } else if (join_ != nullptr && id == join_named_) {
+      GiveUp(*join_);
     } else if (!failed_ && !history_.HasStarted(id)) {
       history_.MarkCancelled(id);  // it is still on its way here
     }

@@ -84,6 +84,10 @@ class Communicator : private FrameHandler, private ChunkSender {
   void Barrier(CollectiveOptions options);
   // `buffer` is read on `root` and written on the others.
   void Broadcast(CollectiveOptions options, DType dtype, int root, FlatView buffer);
+  // Takes part in what the others start, contributing nothing, until all have joined; see join.h.
+  // To be called when this rank's own collectives have ended. `*last_rank` is the rank that joined
+  // last, the highest of those that did so together. The number in options.id is given back.
+  void Join(CollectiveOptions options, int* last_rank);
 
   // Gives up a collective that has not ended: it ends as cancelled, and the communicator with it.
   // It may come before the start.
@@ -132,6 +136,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   void WatchWritable(int peer, bool on);
 
   void Begin(std::unique_ptr<Collective> collective);
+  void StandIn(const CollectiveId& id);
   void ReplayEarly(Collective* collective);
   Status CheckOpen(Collective* collective, int peer, const Signature& theirs);
   Status Compare(const Signature& ours, int peer, const Signature& theirs) const;
@@ -187,6 +192,11 @@ class Communicator : private FrameHandler, private ChunkSender {
   bool failed_ = false;
   bool stop_ = false;
   TimePoint busy_since_{};
+
+  uint64_t begun_ = 0;              // collectives, also as a stand-in
+  Collective* join_ = nullptr;      // the pending one
+  CollectiveId join_named_;         // as its caller knows it
+  std::atomic<uint32_t> joins_{0};  // that have ended
 
   std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, bytes_received_{0}, busy_nanoseconds_{0};
   std::atomic<uint64_t> chunks_sent_{0}, far_bytes_sent_{0};

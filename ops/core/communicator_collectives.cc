@@ -5,12 +5,19 @@
 #include <utility>
 
 #include "core/communicator.h"
+#include "core/join.h"
 
 namespace tfdist {
 
 void Communicator::Begin(std::unique_ptr<Collective> owned) {
   if (failed_) return Refuse(*owned);
+  if (history_.HasStarted(owned->id())) {
+    return owned->Finish(
+        Status(StatusCode::kFailedPrecondition,
+               StrCat(Who(), ": ", owned->Title(), " was started after this rank had joined")));
+  }
   Collective* collective = owned.get();
+  if (collective->id().key != kJoinKey) ++begun_;
   if (pending_.empty()) busy_since_ = collective->started;
   pending_.push_back(std::move(owned));
   history_.MarkStarted(collective->id());
@@ -95,7 +102,13 @@ void Communicator::Finish(Collective* collective, const Status& status) {
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - busy_since_);
     busy_nanoseconds_.fetch_add(static_cast<uint64_t>(busy.count()), std::memory_order_relaxed);
   }
+  if (owned.get() == join_) {
+    join_ = nullptr;
+    if (status.ok()) ++joins_;
+  }
   owned->Finish(status);
+  // A join ends when nothing else is pending.
+  if (join_ != nullptr && status.ok()) FinishIfComplete(join_);
 }
 
 void Communicator::CheckDeadlines() {
@@ -162,7 +175,8 @@ Status Communicator::OnControl(int peer, const FrameHeader& header, std::string_
         }
         FinishIfComplete(collective);
       } else if (!history_.HasStarted(id)) {
-        return early_.AddOpen(id, {peer, std::move(theirs)});
+        if (const Status s = early_.AddOpen(id, {peer, std::move(theirs)}); !s.ok()) return s;
+        StandIn(id);
       } else if (const Signature* ours = history_.Ended(id)) {
         // It ended here without this peer, as a broadcast does on its root. It must have been the
         // same all the same.

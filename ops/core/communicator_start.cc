@@ -63,6 +63,7 @@ void CopyOwn(const Signature& signature, int rank, int size, const FlatView& inp
     case CollectiveKind::kAllGather:
     case CollectiveKind::kBroadcast:
     case CollectiveKind::kBarrier:
+    case CollectiveKind::kJoin:
       return;
   }
 }
@@ -188,6 +189,7 @@ void Communicator::Start(CollectiveOptions options, int root, FlatView input, Fl
   const Algorithm algorithm =
       options.algorithm == Algorithm::kAuto ? Choose(signature, hosts_) : options.algorithm;
   signature.algorithm = static_cast<uint8_t>(algorithm);
+  signature.joins = joins_;
   CopyOwn(signature, rank_, size_, input, output);
   Submit(MakeExchange(std::move(options), rank_, hosts_, std::move(input), std::move(output),
                       std::move(kept)));

@@ -9,7 +9,8 @@ namespace {
 constexpr size_t kMaxBytes = size_t{256} << 20;
 
 size_t Cost(const EarlyArrivals::Open& open) {
-  return sizeof(open) + open.signature.name.size() + open.signature.shapes.size();
+  return sizeof(open) + open.signature.name.size() + open.signature.shapes.size() +
+         open.signature.blocks.size() * sizeof(uint64_t);
 }
 
 }  // namespace
@@ -51,6 +52,20 @@ bool EarlyArrivals::CompleteChunk(const CollectiveId& id, int peer) {
     if (chunk.peer == peer && !chunk.complete) return chunk.complete = true;
   }
   return false;
+}
+
+std::vector<CollectiveId> EarlyArrivals::Opened() const {
+  std::vector<CollectiveId> ids;
+  for (const auto& [id, entry] : entries_) {
+    if (!entry.opens.empty()) ids.push_back(id);
+  }
+  return ids;
+}
+
+const EarlyArrivals::Open* EarlyArrivals::FirstOpen(const CollectiveId& id) const {
+  const auto entry = entries_.find(id);
+  return entry == entries_.end() || entry->second.opens.empty() ? nullptr
+                                                                : &entry->second.opens.front();
 }
 
 bool EarlyArrivals::HasChunks(const CollectiveId& id) const {

@@ -34,6 +34,10 @@ class EarlyArrivals {
   // The bytes of `peer`'s chunk have arrived. False when no chunk of this peer was expected.
   bool CompleteChunk(const CollectiveId& id, int peer);
 
+  // The collectives that peers have opened.
+  std::vector<CollectiveId> Opened() const;
+  // The first OPEN of one that is kept, or null.
+  const Open* FirstOpen(const CollectiveId& id) const;
   bool HasChunks(const CollectiveId& id) const;
   std::vector<Open> TakeOpens(const CollectiveId& id);
   // The next chunk in the order of arrival, if all of it is here; a collective takes them until

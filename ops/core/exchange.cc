@@ -201,7 +201,8 @@ int Exchange::WaitingFor() const {
   for (const Task& task : tasks_) {
     if (task.done < task.transfer.bytes) return task.transfer.peer;
   }
-  return -1;
+  // All is on its way to a peer that does not take it yet.
+  return peers_.empty() ? -1 : peers_.back();
 }
 
 }  // namespace tfdist

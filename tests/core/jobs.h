@@ -112,6 +112,7 @@ struct Job {
       case CollectiveKind::kBroadcast:
         return Values(root, 0, count);
       case CollectiveKind::kBarrier:
+      case CollectiveKind::kJoin:
         break;
     }
     return "";
@@ -188,6 +189,8 @@ struct Job {
         break;
       case CollectiveKind::kBarrier:
         comm.Barrier(std::move(options));
+        break;
+      case CollectiveKind::kJoin:  // has no operands, see join_test
         break;
     }
     return running;
