@@ -47,6 +47,7 @@ struct Job {
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   bool in_place = false;  // all_reduce only
+  bool even = false;      // blocks of `count` elements each
 
   struct Running {
     std::string input, output;
@@ -54,7 +55,10 @@ struct Job {
   };
 
   // Elements of rank `r`'s block, or of what `from` sends to `to`.
-  size_t Block(int r) const { return (key + r) % 3 == 0 ? 0 : count / (1 + (key + r) % 4); }
+  size_t Block(int r) const {
+    if (even) return count;
+    return (key + r) % 3 == 0 ? 0 : count / (1 + (key + r) % 4);
+  }
   size_t Part(int from, int to) const { return Block(from + 3 * to); }
   size_t Blocks(int begin, int end) const {
     size_t sum = 0;
