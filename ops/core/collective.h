@@ -1,4 +1,4 @@
-// A collective in progress on one rank: a state machine that the communicator's thread drives.
+// A collective in progress on one rank: a state machine that the communicator drives.
 //
 // A collective never blocks and owns no connection. It says which peers it talks to, names the
 // memory where each arriving chunk belongs, and hands chunks that may now leave to a ChunkSender.
@@ -87,7 +87,7 @@ struct CollectiveOptions {
   Signature signature;
   double timeout_seconds = 0;  // 0: no deadline
   Algorithm algorithm = Algorithm::kAuto;
-  Done done;  // called exactly once, on the communicator's thread
+  Done done;  // called exactly once, on any thread; may start the next one
 };
 
 class Collective;

@@ -21,7 +21,8 @@ TimePoint After(double seconds) {
 
 }  // namespace
 
-Status Communicator::Create(int rank, int size, int port, std::unique_ptr<Communicator>* out) {
+Status Communicator::Create(int rank, int size, int port, std::unique_ptr<Communicator>* out,
+                            bool shared_memory) {
   if (size < 1 || rank < 0 || rank >= size) {
     return Status(StatusCode::kInvalidArgument,
                   StrCat("expected 0 <= rank < size, received rank ", rank, " and size ", size));
@@ -31,7 +32,8 @@ Status Communicator::Create(int rank, int size, int port, std::unique_ptr<Commun
   if (Status s = Listen(port, &listener, &bound_port); !s.ok()) {
     return Status(s.code(), StrCat("rank ", rank, " of ", size, ": ", s.message()));
   }
-  std::unique_ptr<Communicator> made(new Communicator(rank, size, std::move(listener), bound_port));
+  std::unique_ptr<Communicator> made(
+      new Communicator(rank, size, std::move(listener), bound_port, shared_memory));
   if (!made->epoll_.valid() || !made->wake_.valid()) {
     return Status(StatusCode::kUnavailable,
                   StrCat(made->Who(), ": no descriptors left: ", std::strerror(errno)));
@@ -40,17 +42,20 @@ Status Communicator::Create(int rank, int size, int port, std::unique_ptr<Commun
   return Status();
 }
 
-Communicator::Communicator(int rank, int size, Fd listener, int port)
+Communicator::Communicator(int rank, int size, Fd listener, int port, bool shared_memory)
     : rank_(rank),
       size_(size),
       port_(port),
+      shared_memory_(shared_memory),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       gate_(std::move(listener)),
       hosts_(size, 0),
       linked_(size, false),
       links_(size),
-      left_(size, false) {
+      left_(size, false),
+      polled_(size, 0),
+      watched_(size, 0) {
   linked_[rank_] = true;
   epoll_event event{};
   event.events = EPOLLIN;
@@ -66,10 +71,15 @@ void Communicator::Close() {
     const std::string why = StrCat(Who(), ": the communicator was closed here");
     Fail(Status(StatusCode::kUnavailable, why), Status());
     stop_ = true;
+    Wake();
   });
   thread_.join();
   // The destructor may come much later, and peers learn of the end by the connections.
-  for (auto& link : links_) link.reset();
+  {
+    const EngineLock engine(engine_);
+    for (auto& link : links_) link.reset();
+  }
+  Drive();
   gate_.Close();
 }
 
@@ -93,8 +103,7 @@ Status Communicator::Connect(const Token& token, uint64_t generation,
                links_[rank] == nullptr;
       },
       [this](uint32_t rank, Fd socket) {
-        AdoptLink(static_cast<int>(rank), std::move(socket));
-        links_[rank]->QueueControl(FrameType::kWelcome, {}, "");
+        AdoptLink(static_cast<int>(rank), std::move(socket), std::nullopt);
       });
   running_ = true;
   thread_ = std::thread([this] { Run(); });
@@ -112,17 +121,21 @@ Status Communicator::Connect(const Token& token, uint64_t generation,
     HeaderBytes welcome;
     if (s.ok()) s = ReceiveAll(socket, welcome.data(), welcome.size(), deadline);
     if (s.ok()) s = DecodeHeader(welcome.data(), &header);
-    if (s.ok() && (header.type != FrameType::kWelcome || header.length != 0)) {
-      s = Status(StatusCode::kInternal, StrCat("expected a WELCOME, received a frame of type ",
-                                               static_cast<int>(header.type)));
+    if (s.ok() && (header.type != FrameType::kWelcome ||
+                   (header.length != 0 && header.length != kOfferBytes))) {
+      s = Status(StatusCode::kInternal,
+                 StrCat("expected a WELCOME, received ", header.length,
+                        " bytes in a frame of type ", static_cast<int>(header.type)));
     }
+    std::string offer(s.ok() ? header.length : 0, '\0');
+    if (s.ok()) s = ReceiveAll(socket, offer.data(), offer.size(), deadline);
     if (!s.ok()) {
       return Status(s.code(),
                     StrCat(Who(), ": cannot connect to ", PeerName(peer), ": ", s.message()));
     }
     // std::function must be copyable, an Fd is not.
     auto shared = std::make_shared<Fd>(std::move(socket));
-    Post([this, peer, shared] { AdoptLink(peer, std::move(*shared)); });
+    Post([this, peer, shared, offer] { AdoptLink(peer, std::move(*shared), offer); });
   }
 
   std::unique_lock<std::mutex> lock(mutex_);
@@ -185,18 +198,6 @@ CommunicatorStats Communicator::stats() const {
   return stats;
 }
 
-bool Communicator::Post(std::function<void()> command) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (ended_) return false;
-    commands_.push_back(std::move(command));
-  }
-  const uint64_t one = 1;
-  // Fails only when the counter is full, and then the thread is awake anyway.
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
-  return true;
-}
-
 void Communicator::Submit(std::unique_ptr<Collective> collective) {
   collective->started = Clock::now();
   const double timeout = collective->timeout_seconds();
@@ -211,14 +212,18 @@ void Communicator::Submit(std::unique_ptr<Collective> collective) {
         Status(StatusCode::kFailedPrecondition,
                StrCat(Who(), ": ", collective->Title(), " was started before Connect")));
   }
+  const CollectiveId id = collective->id();
+  const std::vector<int> peers = collective->Peers();
+  if (EngineLock engine(engine_, std::try_to_lock); engine) {
+    Begin(std::move(collective));
+    const bool alone = pending_.size() == 1 && Find(id) != nullptr;
+    Release(std::move(engine));
+    if (alone) Poll(peers, [this, &id] { return Find(id) == nullptr; });
+    return Drive();
+  }
   // std::function must be copyable.
   auto shared = std::make_shared<std::unique_ptr<Collective>>(std::move(collective));
-  if (!Post([this, shared] { Begin(std::move(*shared)); })) Refuse(**shared);
-}
-
-void Communicator::Refuse(Collective& collective) const {
-  const Status failure = status();
-  collective.Finish(Status(failure.code(), StrCat(collective.Title(), ": ", failure.message())));
+  Post([this, shared] { Begin(std::move(*shared)); });
 }
 
 double Communicator::CheckSeconds(double timeout_seconds) {

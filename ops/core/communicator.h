@@ -1,8 +1,14 @@
 // A fixed set of ranks, numbered 0 to size-1, that run collectives together.
 //
-// One thread owns every connection and every collective in progress; other threads only hand it
-// commands. A communicator belongs to one generation of a job and dies as a whole: after the first
-// failure every collective, pending or later, ends with that status, and the peers are told why.
+// Connections and collectives in progress are the engine. Whoever holds its mutex drives it: the
+// thread that starts a collective sends its first frames itself, and looks for the answers for a
+// moment, because waking another thread costs more than a small collective does. Whoever finds the
+// mutex taken leaves a command to the holder instead of waiting. A thread of the communicator's own
+// sleeps until a connection or a deadline needs it, and does all the rest. `done` is called by
+// whichever thread brought the end, without the mutex.
+//
+// A communicator belongs to one generation of a job and dies as a whole: after the first failure
+// every collective, pending or later, ends with that status, and the peers are told why.
 #ifndef TFDIST_OPS_CORE_COMMUNICATOR_H_
 #define TFDIST_OPS_CORE_COMMUNICATOR_H_
 
@@ -41,8 +47,10 @@ struct CommunicatorStats {
 
 class Communicator : private FrameHandler, private ChunkSender {
  public:
-  // Listens on `port` (0: the kernel chooses). `Connect` makes it usable.
-  static Status Create(int rank, int size, int port, std::unique_ptr<Communicator>* out);
+  // Listens on `port` (0: the kernel chooses). `Connect` makes it usable. Without `shared_memory`
+  // ranks of one machine talk through sockets only.
+  static Status Create(int rank, int size, int port, std::unique_ptr<Communicator>* out,
+                       bool shared_memory = true);
   ~Communicator() override;
 
   int rank() const { return rank_; }
@@ -57,9 +65,9 @@ class Communicator : private FrameHandler, private ChunkSender {
   // The number of this execution of the collective `key`, counted from 0.
   uint64_t NextSequence(uint64_t key);
 
-  // Start a collective and return at once; options.done is called when it has ended. The memory
-  // must outlive that call. `options.signature` needs name, shapes and shape_hash; the rest is
-  // filled in.
+  // Start a collective and return soon; options.done is called when it has ended, which may be
+  // before the return. The memory must outlive that call. `options.signature` needs name, shapes
+  // and shape_hash; the rest is filled in.
   void AllReduce(CollectiveOptions options, FlatView input, FlatView output, DType dtype,
                  ReduceOp reduce_op);
   // `output` is empty except on `root`.
@@ -111,29 +119,54 @@ class Communicator : private FrameHandler, private ChunkSender {
  private:
   static constexpr uint64_t kWakeTag = uint64_t{1} << 39;  // links have their rank, guests more
 
-  Communicator(int rank, int size, Fd listener, int port);
+  using Command = std::function<void()>;
+  using EngineLock = std::unique_lock<std::mutex>;
 
-  // Any thread.
-  // False once the thread has ended.
-  bool Post(std::function<void()> command);
+  struct Ended {
+    std::unique_ptr<Collective> collective;
+    Status status;
+  };
+
+  Communicator(int rank, int size, Fd listener, int port, bool shared_memory);
+
+  // For whoever lets go of the engine next.
+  void Queue(Command command);
+  // Any thread, without the engine.
+  void Post(Command command);
+  void Drive();
   Status CheckStart(const Signature& signature, int root, Algorithm algorithm, size_t input_bytes,
                     size_t output_bytes) const;
   void Start(CollectiveOptions options, int root, FlatView input, FlatView output,
              std::shared_ptr<void> kept = nullptr);
   void Submit(std::unique_ptr<Collective> collective);
-  void Refuse(Collective& collective) const;
+  void Poll(const std::vector<int>& peers, const std::function<bool()>& over);
+  // Lets go of the engine: sends what is queued, sees to it that somebody will look at what comes
+  // next, and then calls those who wait for collectives that have ended. False if there is more to
+  // be received at once.
+  bool Release(EngineLock engine);
   // How long a collective with this timeout waits between looks at whether the ranks wait in
   // different ones.
   static double CheckSeconds(double timeout_seconds);
 
-  // The communicator's thread only, from here on.
+  // The communicator's thread only.
   void Run();
-  int WaitMilliseconds() const;
+  void Linger();
+
+  // With the engine, from here on.
+  void Wake();
+  TimePoint NextDue() const;
+  bool Said() const;
   void RunCommands();
   void HandleLink(int peer, uint32_t events);
-  void AdoptLink(int peer, Fd socket);
+  bool ReceiveFrom(int peer);
+  // `offer` is what came with the WELCOME of a peer that was dialled; others are welcomed here.
+  void AdoptLink(int peer, Fd socket, const std::optional<std::string>& offer);
+  void NoteLinked(int peer);
+  bool SharesWith(int peer) const;
   void FlushLinks();
-  void WatchWritable(int peer, bool on);
+  void Watch(int peer);
+  void BeginPolling(const std::vector<int>& peers);
+  void EndPolling(const std::vector<int>& peers);
 
   void Begin(std::unique_ptr<Collective> collective);
   void StandIn(const CollectiveId& id);
@@ -165,26 +198,33 @@ class Communicator : private FrameHandler, private ChunkSender {
   std::string PeerName(int peer) const;
 
   const int rank_, size_, port_;
+  const bool shared_memory_;
   Fd epoll_, wake_;
   Gate gate_;
   std::vector<std::string> addresses_;
   std::vector<int> hosts_;  // of each rank, numbered
   std::thread thread_;
 
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // never held while anything else is waited for
   std::condition_variable connected_;
-  std::vector<std::function<void()>> commands_;       // guarded by mutex_
+  std::vector<Command> commands_;                     // guarded by mutex_
   std::unordered_map<uint64_t, uint64_t> sequences_;  // guarded by mutex_
   std::vector<bool> linked_;                          // guarded by mutex_
   Status failure_;                                    // guarded by mutex_
-  bool ended_ = false;                                // guarded by mutex_
   std::atomic<bool> running_{false};
+  std::atomic<bool> commanded_{false};  // there are commands
+  std::atomic<bool> awake_{false};      // the communicator's thread is about to take the engine
 
+  // All that follows is the engine, guarded by its mutex.
+  std::mutex engine_;
   std::vector<std::unique_ptr<Link>> links_;  // by rank; own entry empty
   std::vector<std::unique_ptr<Link>>
       lost_;  // broken ones, kept until no call on them can be active
   std::vector<bool> left_;
+  std::vector<int> polled_;                         // by rank: threads that look at its link
+  std::vector<uint32_t> watched_;                   // by rank: what epoll reports of its link
   std::list<std::unique_ptr<Collective>> pending_;  // in order of their start
+  std::vector<Ended> ended_;                        // to be told
   EarlyArrivals early_;
   History history_;
   std::optional<Inquiry> inquiry_;
@@ -192,6 +232,8 @@ class Communicator : private FrameHandler, private ChunkSender {
   bool failed_ = false;
   bool stop_ = false;
   TimePoint busy_since_{};
+  bool own_turn_ = false;                      // the communicator's thread has the engine
+  TimePoint sleeps_until_ = TimePoint::max();  // and when it will look at deadlines
 
   uint64_t begun_ = 0;              // collectives, also as a stand-in
   Collective* join_ = nullptr;      // the pending one

@@ -1,5 +1,5 @@
-// What the communicator's own thread does with collectives: from their start, over the frames that
-// belong to them, to their end.
+// What the engine does with collectives: from their start, over the frames that belong to them, to
+// their end.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -10,11 +10,17 @@
 namespace tfdist {
 
 void Communicator::Begin(std::unique_ptr<Collective> owned) {
-  if (failed_) return Refuse(*owned);
+  if (failed_) {
+    const Status failure = status();
+    const std::string why = StrCat(owned->Title(), ": ", failure.message());
+    ended_.push_back({std::move(owned), Status(failure.code(), why)});
+    return;
+  }
   if (history_.HasStarted(owned->id())) {
-    return owned->Finish(
-        Status(StatusCode::kFailedPrecondition,
-               StrCat(Who(), ": ", owned->Title(), " was started after this rank had joined")));
+    const std::string why =
+        StrCat(Who(), ": ", owned->Title(), " was started after this rank had joined");
+    ended_.push_back({std::move(owned), Status(StatusCode::kFailedPrecondition, why)});
+    return;
   }
   Collective* collective = owned.get();
   if (collective->id().key != kJoinKey) ++begun_;
@@ -91,7 +97,7 @@ void Communicator::Finish(Collective* collective, const Status& status) {
   const auto found =
       std::find_if(pending_.begin(), pending_.end(),
                    [collective](const auto& owned) { return owned.get() == collective; });
-  const std::unique_ptr<Collective> owned = std::move(*found);
+  std::unique_ptr<Collective> owned = std::move(*found);
   pending_.erase(found);
   if (status.ok()) {
     finished_.fetch_add(1, std::memory_order_relaxed);
@@ -106,7 +112,7 @@ void Communicator::Finish(Collective* collective, const Status& status) {
     join_ = nullptr;
     if (status.ok()) ++joins_;
   }
-  owned->Finish(status);
+  ended_.push_back({std::move(owned), status});
   // A join ends when nothing else is pending.
   if (join_ != nullptr && status.ok()) FinishIfComplete(join_);
 }
@@ -218,6 +224,9 @@ Status Communicator::OnControl(int peer, const FrameHeader& header, std::string_
     case FrameType::kHello:
     case FrameType::kWelcome:
     case FrameType::kData:
+    case FrameType::kShared:
+    case FrameType::kLend:
+    case FrameType::kReturn:
       break;
   }
   return Status(StatusCode::kInternal,

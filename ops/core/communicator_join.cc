@@ -22,7 +22,7 @@ void Communicator::Join(CollectiveOptions options, int* last_rank) {
     join_ = Find({kJoinKey, joins_});
     join_named_ = named;
     // When this one is on its way.
-    Post([this] {
+    Queue([this] {
       for (const CollectiveId& id : early_.Opened()) StandIn(id);
     });
     return begun_;

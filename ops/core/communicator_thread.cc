@@ -1,5 +1,5 @@
-// The communicator's own thread: it waits for something to happen and drives the links, until one
-// breaks or all is said.
+// The communicator's own thread: it waits for something to happen and drives the engine, until all
+// is said. And what becomes of the communicator when a peer is lost.
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -21,9 +21,13 @@ constexpr auto kFarewellTime = std::chrono::seconds(2);
 void Communicator::Run() {
   std::vector<epoll_event> events(64);
   TimePoint farewell = TimePoint::max();
-  for (;;) {
-    const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-                                 WaitMilliseconds());
+  int milliseconds = 0;
+  for (bool over = false; !over;) {
+    const int ready =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), milliseconds);
+    awake_ = true;
+    EngineLock engine(engine_);
+    own_turn_ = true;
     for (int i = 0; i < ready; ++i) {
       const uint64_t tag = events[i].data.u64;
       if (tag == kWakeTag) {
@@ -37,84 +41,98 @@ void Communicator::Run() {
         HandleLink(static_cast<int>(tag), events[i].events);
       }
     }
-    RunCommands();
-    CheckGone();
+    for (int peer = 0; peer < size_; ++peer) {
+      if (links_[peer] != nullptr && links_[peer]->shares()) ReceiveFrom(peer);
+    }
     CheckDeadlines();
-    gate_.CheckTime(Clock::now());
+    const TimePoint now = Clock::now();
+    gate_.CheckTime(now);
     FlushLinks();
-    lost_.clear();
-    if (!stop_) continue;
-    if (farewell == TimePoint::max()) farewell = Clock::now() + kFarewellTime;
-    const bool said = std::all_of(links_.begin(), links_.end(),
-                                  [](const auto& link) { return link == nullptr || link->idle(); });
-    if (said || Clock::now() >= farewell) break;
+    if (stop_) {
+      if (farewell == TimePoint::max()) farewell = now + kFarewellTime;
+      over = now >= farewell || Said();
+    }
+    const auto most = failed_ ? std::chrono::milliseconds(100) : std::chrono::hours(1);
+    sleeps_until_ = std::min(NextDue(), now + most);
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(sleeps_until_ - now).count();
+    const bool lingers = !pending_.empty() && !stop_;
+    milliseconds = static_cast<int>(std::max<int64_t>(left, 0));
+    if (!Release(std::move(engine))) milliseconds = 0;
+    Drive();
+    if (lingers) Linger();
   }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ended_ = true;
-  }
-  RunCommands();  // what came in until then is refused, not forgotten
 }
 
-int Communicator::WaitMilliseconds() const {
-  TimePoint next = gate_.NextDeadline();
-  if (inquiry_) {
-    next = std::min(next, inquiry_->ends());
-  } else {
-    for (const auto& collective : pending_) {
-      next = std::min({next, collective->deadline, collective->next_check});
+// In the middle of a collective the next chunk is never far.
+void Communicator::Linger() {
+  std::vector<int> peers;
+  bool polled = false;
+  {
+    const EngineLock engine(engine_);
+    for (int peer = 0; peer < size_; ++peer) {
+      polled |= polled_[peer] > 0;
+      if (links_[peer] != nullptr && links_[peer]->shares()) peers.push_back(peer);
     }
   }
-  if (next == TimePoint::max()) return failed_ ? 100 : 3600 * 1000;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, failed_ ? 100 : 3600 * 1000));
+  if (!polled && !peers.empty()) Poll(peers, [this] { return pending_.empty(); });
+  Drive();
 }
 
-void Communicator::RunCommands() {
-  std::vector<std::function<void()>> commands;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    commands.swap(commands_);
+// When the communicator's thread has something to do even if nothing comes.
+TimePoint Communicator::NextDue() const {
+  TimePoint next = gate_.NextDeadline();
+  if (inquiry_) return std::min(next, inquiry_->ends());
+  for (const auto& collective : pending_) {
+    next = std::min({next, collective->deadline, collective->next_check});
   }
-  for (const auto& command : commands) command();
+  return next;
+}
+
+// Whether all that the peers are to know has left.
+bool Communicator::Said() const {
+  return std::all_of(links_.begin(), links_.end(),
+                     [](const auto& link) { return link == nullptr || link->idle(); });
 }
 
 void Communicator::HandleLink(int peer, uint32_t events) {
   if (links_[peer] == nullptr) return;
   if (events & EPOLLOUT) {
     links_[peer]->Unblock();
-    WatchWritable(peer, false);
+    Watch(peer);
   }
   if ((events & ~static_cast<uint32_t>(EPOLLOUT)) == 0) return;
-  if (const Status s = links_[peer]->Receive(*this); !s.ok()) PeerLost(peer, s.message());
+  links_[peer]->ReadKnocks();
+  ReceiveFrom(peer);
 }
 
-void Communicator::AdoptLink(int peer, Fd socket) {
+bool Communicator::SharesWith(int peer) const {
+  const auto host = [this](int rank) {
+    return addresses_[rank].substr(0, addresses_[rank].rfind(':'));
+  };
+  return shared_memory_ && host(peer) == host(rank_);
+}
+
+void Communicator::AdoptLink(int peer, Fd socket, const std::optional<std::string>& offer) {
   links_[peer] = std::make_unique<Link>(peer, std::move(socket));
-  if (failed_) links_[peer]->Detach();
+  Link& link = *links_[peer];
+  if (failed_) link.Detach();
+  watched_[peer] = EPOLLIN;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = static_cast<uint64_t>(peer);
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, links_[peer]->fd(), &event);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.fd(), &event);
+  if (!offer) {
+    link.QueueControl(FrameType::kWelcome, {}, SharesWith(peer) ? link.OfferToShare() : "");
+  } else if (const Status s = link.JoinIn(*offer, SharesWith(peer)); !s.ok()) {
+    return PeerLost(peer, s.message());
+  }
+  if (link.settled()) NoteLinked(peer);
+}
+
+void Communicator::NoteLinked(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   linked_[peer] = true;
   connected_.notify_all();
-}
-
-void Communicator::FlushLinks() {
-  for (int peer = 0; peer < size_; ++peer) {
-    Link* link = links_[peer].get();
-    if (link == nullptr || link->idle() || link->blocked()) continue;
-    link->Flush(*this);
-    if (link->blocked()) WatchWritable(peer, true);
-  }
-}
-
-void Communicator::WatchWritable(int peer, bool on) {
-  epoll_event event{};
-  event.events = on ? EPOLLIN | EPOLLOUT : EPOLLIN;
-  event.data.u64 = static_cast<uint64_t>(peer);
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, links_[peer]->fd(), &event);
 }
 
 // `peer` starts nothing further: whatever it has not opened by now will never be.
@@ -135,6 +153,7 @@ void Communicator::PeerLeft(int peer) {
 
 void Communicator::PeerLost(int peer, const std::string& how) {
   if (links_[peer] == nullptr) return;
+  NoteLinked(peer);  // whoever waits for it learns at its first collective what has become of it
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, links_[peer]->fd(), nullptr);
   const bool owed = links_[peer]->has_chunks();
   links_[peer]->Detach();

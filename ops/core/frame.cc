@@ -43,7 +43,7 @@ Status DecodeHeader(const char* bytes, FrameHeader* header) {
     return Status(StatusCode::kInvalidArgument, "not a tfdist frame, or of another version");
   }
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kGoodbye)) {
+      type > static_cast<uint8_t>(FrameType::kReturn)) {
     return Status(StatusCode::kInvalidArgument, StrCat("unknown frame type ", int{type}));
   }
   header->type = static_cast<FrameType>(type);
@@ -133,6 +133,67 @@ Status Decode(std::string_view bytes, Abort* abort) {
       abort->code = StatusCode::kUnavailable;
   }
   return reader.Finish("ABORT frame");
+}
+
+namespace {
+
+void Put(Writer* writer, const LenderInfo& lender) {
+  writer->Put(lender.process).Put(lender.seal_address).Put(lender.seal);
+}
+
+void Get(Reader* reader, LenderInfo* lender) {
+  reader->Get(&lender->process).Get(&lender->seal_address).Get(&lender->seal);
+}
+
+}  // namespace
+
+std::string Encode(const Offer& offer) {
+  Writer writer;
+  Put(&writer, offer.lender);
+  return writer.Put(offer.descriptor).Take();
+}
+
+Status Decode(std::string_view bytes, Offer* offer) {
+  Reader reader(bytes);
+  Get(&reader, &offer->lender);
+  return reader.Get(&offer->descriptor).Finish("WELCOME frame");
+}
+
+std::string Encode(const Shared& shared) {
+  Writer writer;
+  writer.Put(uint8_t{shared.joined}).Put(uint8_t{shared.reads});
+  Put(&writer, shared.lender);
+  return writer.Take();
+}
+
+Status Decode(std::string_view bytes, Shared* shared) {
+  Reader reader(bytes);
+  reader.GetBool(&shared->joined).GetBool(&shared->reads);
+  Get(&reader, &shared->lender);
+  return reader.Finish("SHARED frame");
+}
+
+std::string Encode(const Lent& lent) {
+  Writer writer;
+  for (const iovec& piece : lent.pieces) {
+    writer.Put(reinterpret_cast<uint64_t>(piece.iov_base)).Put(uint64_t{piece.iov_len});
+  }
+  return writer.Take();
+}
+
+Status Decode(std::string_view bytes, Lent* lent) {
+  constexpr size_t kPieceBytes = 2 * sizeof(uint64_t);
+  Reader reader(bytes);
+  size_t total = 0;
+  for (size_t left = bytes.size(); left >= kPieceBytes; left -= kPieceBytes) {
+    uint64_t address = 0, length = 0;
+    reader.Get(&address).Get(&length);
+    if (length > kChunkBytes - total) reader.Fail();
+    total += std::min<uint64_t>(length, kChunkBytes - total);
+    lent->pieces.push_back({reinterpret_cast<void*>(address), length});
+  }
+  if (total == 0) reader.Fail();
+  return reader.Finish("LEND frame");
 }
 
 }  // namespace tfdist

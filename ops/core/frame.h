@@ -1,7 +1,7 @@
 // What travels on a data connection: a fixed header, then `length` bytes of payload.
 //
 //   - HELLO: first frame of the dialling side: admission token, generation, rank
-//   - WELCOME: the answer to a HELLO that was accepted
+//   - WELCOME: the answer to a HELLO that was accepted; empty, or an offer to share memory
 //   - OPEN: "I have started collective (key, sequence)", with its signature; it also permits large
 //     DATA to be sent
 //   - DATA: one chunk of a collective
@@ -9,8 +9,15 @@
 //   - REPLY: the answer to a QUERY
 //   - ABORT: the sender gives up this communicator; code and reason inside
 //   - GOODBYE: the sender has finished and starts no further collective
+//
+// Between ranks of one machine (see link.h):
+//   - SHARED: whether the sender uses the shared memory; if so, its last frame on the socket
+//   - LEND: one chunk of a collective that is not inside but lies in the sender's memory: addresses
+//   - RETURN: the receiver has copied the oldest chunk that was lent to it
 #ifndef TFDIST_OPS_CORE_FRAME_H_
 #define TFDIST_OPS_CORE_FRAME_H_
+
+#include <sys/uio.h>
 
 #include <array>
 #include <cstddef>
@@ -19,6 +26,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/peer_memory.h"
 #include "core/status.h"
 
 namespace tfdist {
@@ -32,6 +40,9 @@ enum class FrameType : uint8_t {
   kReply = 6,
   kAbort = 7,
   kGoodbye = 8,
+  kShared = 9,
+  kLend = 10,
+  kReturn = 11,
 };
 
 inline constexpr size_t kHeaderBytes = 40;
@@ -39,16 +50,17 @@ inline constexpr size_t kTokenBytes = 16;
 inline constexpr size_t kChunkBytes = 256 * 1024;     // the most that one DATA frame carries
 inline constexpr size_t kMaxControlBytes = 8 * 1024;  // the most that any other frame carries
 inline constexpr size_t kMaxBlocks = 800;             // the most that an OPEN tells of
+inline constexpr size_t kMaxLentPieces = 256;         // of one LEND frame
 
 using Token = std::array<uint8_t, kTokenBytes>;
 
 struct FrameHeader {
   FrameType type = FrameType::kData;
-  uint16_t step = 0;      // DATA: step of the algorithm
+  uint16_t step = 0;      // DATA, LEND: step of the algorithm
   uint32_t length = 0;    // payload bytes that follow
   uint64_t key = 0;       // which collective
   uint64_t sequence = 0;  // which execution of it
-  uint64_t offset = 0;    // DATA: first byte in the collective's flat buffer
+  uint64_t offset = 0;    // DATA, LEND: first byte in the collective's flat buffer
 };
 
 using HeaderBytes = std::array<char, kHeaderBytes>;
@@ -98,14 +110,39 @@ struct Abort {
   std::string message;
 };
 
+// In a WELCOME: memory that the sender has made for both.
+struct Offer {
+  LenderInfo lender;
+  int32_t descriptor = -1;  // in the lender's process
+};
+inline constexpr size_t kOfferBytes = 2 * sizeof(int32_t) + sizeof(uint64_t) + sizeof(Seal);
+
+struct Shared {
+  bool joined = false;  // uses the shared memory
+  bool reads = false;   // and what is lent to it
+  LenderInfo lender;    // what it lends
+};
+
+// Where a chunk lies in the lender's memory.
+struct Lent {
+  std::vector<iovec> pieces;
+};
+
 std::string Encode(const Hello& hello);
 std::string Encode(const Signature& signature);
 std::string Encode(const Reply& reply);
 std::string Encode(const Abort& abort);
+std::string Encode(const Offer& offer);
+std::string Encode(const Shared& shared);
+std::string Encode(const Lent& lent);
 Status Decode(std::string_view bytes, Hello* hello);
 Status Decode(std::string_view bytes, Signature* signature);
 Status Decode(std::string_view bytes, Reply* reply);
 Status Decode(std::string_view bytes, Abort* abort);
+Status Decode(std::string_view bytes, Offer* offer);
+Status Decode(std::string_view bytes, Shared* shared);
+// Fails unless there are from one byte to kChunkBytes of it.
+Status Decode(std::string_view bytes, Lent* lent);
 
 }  // namespace tfdist
 

@@ -16,9 +16,9 @@ constexpr size_t kReceiveBudget = 4 * kChunkBytes;
 constexpr size_t kMaxPieces = 128;  // per system call
 static_assert(kBufferBytes >= kHeaderBytes + kMaxControlBytes);
 
-Status Broken(const char* what) {
-  return Status(StatusCode::kUnavailable, StrCat(what, ": ", std::strerror(errno)));
-}
+// Below this many bytes a chunk is copied twice, through shared memory, because it then needs no
+// RETURN.
+constexpr size_t kLendBytes = 48 * 1024;
 
 // Appends bytes [skip, ...) of `pieces` to `out` while it has room.
 void AppendFrom(const std::vector<iovec>& pieces, size_t skip, std::vector<iovec>* out) {
@@ -31,6 +31,12 @@ void AppendFrom(const std::vector<iovec>& pieces, size_t skip, std::vector<iovec
     out->push_back({static_cast<char*>(piece.iov_base) + skip, piece.iov_len - skip});
     skip = 0;
   }
+}
+
+void Append(char* data, size_t bytes, size_t* skip, std::vector<iovec>* out) {
+  const size_t skipped = std::min(*skip, bytes);
+  *skip -= skipped;
+  if (bytes > skipped) out->push_back({data + skipped, bytes - skipped});
 }
 
 }  // namespace
@@ -57,75 +63,98 @@ void Link::QueueControl(FrameType type, const CollectiveId& id, const std::strin
 void Link::QueueChunk(Collective* collective, const FrameHeader& header,
                       std::vector<iovec> pieces) {
   Outgoing frame;
-  frame.header = EncodeHeader(header);
-  frame.pieces = std::move(pieces);
-  frame.bytes = kHeaderBytes + header.length;
   frame.collective = collective;
+  if (peer_reads_ && header.length >= kLendBytes && pieces.size() <= kMaxLentPieces) {
+    frame.lent_bytes = header.length;
+    frame.payload = Encode(Lent{std::move(pieces)});
+    FrameHeader lend = header;
+    lend.type = FrameType::kLend;
+    lend.length = static_cast<uint32_t>(frame.payload.size());
+    frame.header = EncodeHeader(lend);
+    frame.bytes = kHeaderBytes + lend.length;
+  } else {
+    frame.header = EncodeHeader(header);
+    frame.pieces = std::move(pieces);
+    frame.bytes = kHeaderBytes + header.length;
+  }
   outgoing_.push_back(std::move(frame));
 }
 
 bool Link::has_chunks() const {
-  return std::any_of(outgoing_.begin(), outgoing_.end(),
+  return !lent_.empty() ||
+         std::any_of(outgoing_.begin(), outgoing_.end(),
                      [](const Outgoing& frame) { return frame.collective != nullptr; });
 }
 
 void Link::Flush(FrameHandler& handler) {
-  std::vector<iovec> batch;
   while (!outgoing_.empty() && !blocked_) {
-    batch.clear();
-    size_t skip = front_sent_;
-    for (auto frame = outgoing_.begin(); frame != outgoing_.end() && batch.size() < kMaxPieces;
-         ++frame) {
-      std::vector<iovec> head = {{frame->header.data(), kHeaderBytes},
-                                 {frame->payload.data(), frame->payload.size()}};
-      AppendFrom(head, skip, &batch);
-      const size_t head_bytes = kHeaderBytes + frame->payload.size();
-      AppendFrom(frame->pieces, skip > head_bytes ? skip - head_bytes : 0, &batch);
-      skip = 0;
-    }
-    msghdr message{};
-    message.msg_iov = batch.data();
-    message.msg_iovlen = batch.size();
-    const ssize_t written = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
-    if (written < 0) {
-      if (errno == EINTR) continue;
+    const size_t written = Write();
+    if (written == 0) {
       blocked_ = true;
       return;
     }
-    front_sent_ += static_cast<size_t>(written);
-    while (!outgoing_.empty() && front_sent_ >= outgoing_.front().bytes) {
-      const Outgoing sent = std::move(outgoing_.front());
-      outgoing_.pop_front();
-      front_sent_ -= sent.bytes;
-      if (sent.collective != nullptr) {
-        handler.OnChunkSent(sent.collective, sent.bytes - kHeaderBytes);
-      }
+    Written(written, handler);
+  }
+}
+
+// As much as there is room for, of as many frames as go into one call.
+size_t Link::Write() {
+  batch_.clear();
+  size_t skip = front_sent_;
+  for (Outgoing& frame : outgoing_) {
+    if (batch_.size() + 2 > kMaxPieces) break;
+    Append(frame.header.data(), kHeaderBytes, &skip, &batch_);
+    Append(frame.payload.data(), frame.payload.size(), &skip, &batch_);
+    AppendFrom(frame.pieces, skip, &batch_);
+    skip = 0;
+    if (frame.last_on_socket) break;
+  }
+  if (out_shared_) {
+    const size_t written = channel_->Write(batch_);
+    if (written > 0 && channel_->ReaderSleeps()) Knock();
+    return written;
+  }
+  msghdr message{};
+  message.msg_iov = batch_.data();
+  message.msg_iovlen = batch_.size();
+  ssize_t written;
+  do {
+    written = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+  } while (written < 0 && errno == EINTR);
+  return written < 0 ? 0 : static_cast<size_t>(written);
+}
+
+void Link::Written(size_t bytes, FrameHandler& handler) {
+  front_sent_ += bytes;
+  while (!outgoing_.empty() && front_sent_ >= outgoing_.front().bytes) {
+    const Outgoing sent = std::move(outgoing_.front());
+    outgoing_.pop_front();
+    front_sent_ -= sent.bytes;
+    if (sent.last_on_socket) out_shared_ = true;
+    if (sent.collective == nullptr) continue;
+    if (sent.lent_bytes > 0) {
+      lent_.push_back({sent.collective, sent.lent_bytes});
+    } else {
+      handler.OnChunkSent(sent.collective, sent.bytes - kHeaderBytes);
     }
   }
 }
 
-Status Link::Receive(FrameHandler& handler) {
+Status Link::Receive(FrameHandler& handler, bool* any) {
+  if (in_shared_ && rests_) {
+    channel_->StayAwake();
+    rests_ = false;
+  }
+  if (blocked_ && out_shared_ && channel_->HasRoom()) blocked_ = false;
   for (size_t budget = kReceiveBudget; budget > 0;) {
     if (begin_ > 0) {
       std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
       end_ -= begin_;
       begin_ = 0;
     }
-    std::vector<iovec> batch;
-    for (size_t i = target_next_; i < target_.size() && batch.size() < kMaxPieces; ++i) {
-      batch.push_back(target_[i]);
-    }
-    // The next header may follow in the same read, unless the chunk's own memory did not all fit
-    // in.
-    if (batch.size() < kMaxPieces) batch.push_back({buffer_.data() + end_, kBufferBytes - end_});
-    const ssize_t read = readv(socket_.get(), batch.data(), static_cast<int>(batch.size()));
-    if (read == 0) return Status(StatusCode::kUnavailable, "the connection was closed");
-    if (read < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return Status();
-      return Broken("cannot receive");
-    }
-    size_t received = static_cast<size_t>(read);
+    size_t received = 0;
+    if (Status s = Read(&received); !s.ok() || received == 0) return s;
+    if (any != nullptr) *any = true;
     budget -= std::min(budget, received);
     if (detached_) continue;
     if (Status s = FillTarget(handler, &received); !s.ok()) return s;
@@ -136,7 +165,37 @@ Status Link::Receive(FrameHandler& handler) {
   return Status();
 }
 
-// Accounts for bytes that readv has put into the chunk's memory.
+// Once: into the chunk's memory, and what follows it into the buffer. `received` 0: there is
+// nothing.
+Status Link::Read(size_t* received) {
+  batch_.clear();
+  for (size_t i = target_next_; i < target_.size() && batch_.size() < kMaxPieces; ++i) {
+    batch_.push_back(target_[i]);
+  }
+  // The next header may follow in the same read, unless the chunk's own memory did not all fit in.
+  if (batch_.size() < kMaxPieces) batch_.push_back({buffer_.data() + end_, kBufferBytes - end_});
+  if (in_shared_) {
+    const bool ended = hung_up_;  // whatever the peer has written was there by then
+    const ssize_t read = channel_->Read(batch_);
+    if (read < 0) return Status(StatusCode::kUnavailable, "the shared memory was overwritten");
+    if (read == 0 && ended) return Status(StatusCode::kUnavailable, "the connection was closed");
+    if (read > 0 && channel_->WriterWaits()) Knock();
+    *received = static_cast<size_t>(read);
+    return Status();
+  }
+  ssize_t read;
+  do {
+    read = readv(socket_.get(), batch_.data(), static_cast<int>(batch_.size()));
+  } while (read < 0 && errno == EINTR);
+  if (read == 0) return Status(StatusCode::kUnavailable, "the connection was closed");
+  if (read < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+    return Status(StatusCode::kUnavailable, StrCat("cannot receive: ", std::strerror(errno)));
+  }
+  *received = read < 0 ? 0 : static_cast<size_t>(read);
+  return Status();
+}
+
+// Accounts for bytes that were read into the chunk's memory.
 Status Link::FillTarget(FrameHandler& handler, size_t* received) {
   if (target_.empty()) return Status();
   while (target_next_ < target_.size() && *received > 0) {
@@ -150,7 +209,7 @@ Status Link::FillTarget(FrameHandler& handler, size_t* received) {
   if (target_next_ < target_.size()) return Status();
   target_.clear();
   target_next_ = 0;
-  return handler.OnDataEnd(peer_, chunk_, scratch_.get());
+  return withdrawn_ ? Status() : handler.OnDataEnd(peer_, chunk_, scratch_.get());
 }
 
 // Handles every whole control frame in the buffer, and moves the buffered start of a chunk to where
@@ -163,13 +222,17 @@ Status Link::Consume(FrameHandler& handler) {
       if (end_ - begin_ < kHeaderBytes + header.length) return Status();
       const std::string_view payload(buffer_.data() + begin_ + kHeaderBytes, header.length);
       begin_ += kHeaderBytes + header.length;
-      if (Status s = handler.OnControl(peer_, header, payload); !s.ok()) return s;
+      if (Status s = OnControl(handler, header, payload); !s.ok()) return s;
       continue;
     }
     if (header.length == 0) return Status(StatusCode::kInvalidArgument, "an empty DATA frame");
     begin_ += kHeaderBytes;
     chunk_ = header;
-    if (Status s = handler.OnDataBegin(peer_, header, scratch_.get(), &target_); !s.ok()) return s;
+    if (withdrawn_) {
+      target_.push_back({scratch_.get(), header.length});
+    } else if (Status s = handler.OnDataBegin(peer_, header, scratch_.get(), &target_); !s.ok()) {
+      return s;
+    }
     size_t buffered = std::min<size_t>(end_ - begin_, header.length);
     const size_t taken = buffered;
     for (size_t i = 0, left = taken; left > 0; ++i) {
@@ -183,7 +246,23 @@ Status Link::Consume(FrameHandler& handler) {
   return Status();
 }
 
+Status Link::OnControl(FrameHandler& handler, const FrameHeader& header, std::string_view payload) {
+  switch (header.type) {
+    case FrameType::kShared:
+      return OnShared(payload);
+    case FrameType::kLend:
+      return OnLend(handler, header, payload);
+    case FrameType::kReturn:
+      return OnReturn(handler);
+    default:
+      return handler.OnControl(peer_, header, payload);
+  }
+}
+
 void Link::Detach() {
+  lender_.reset();  // before its memory goes to others
+  peer_reads_ = false;
+  lent_.clear();
   if (front_sent_ > 0) {
     Outgoing& front = outgoing_.front();
     for (const iovec& piece : front.pieces) {

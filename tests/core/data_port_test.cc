@@ -197,7 +197,7 @@ void TestSlowHello() {
   std::unique_ptr<Communicator> comm;
   EXPECT_OK(Communicator::Create(0, 2, 0, &comm));
   std::thread connecting([&] {
-    const std::vector<std::string> addresses = {"unused:1", "unused:2"};
+    const std::vector<std::string> addresses = {"unused:1", "elsewhere:2"};
     EXPECT_OK(comm->Connect(TestToken(), 1, addresses, 20));
   });
   RawPeer peer(comm->port());

@@ -1,0 +1,181 @@
+// Who drives the engine, and when: commands, polling, and what is due before the engine is let go.
+#include <sched.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/communicator.h"
+
+namespace tfdist {
+namespace {
+
+// How long a thread looks for what comes next before it leaves that to the communicator's own
+// thread: as long as nothing comes, and in all. Waking a thread takes about as long as the first.
+constexpr auto kPatience = std::chrono::microseconds(50);
+constexpr auto kMostPolling = std::chrono::microseconds(300);
+// After so many looks others may have the processor between them.
+constexpr int kLooksAtOnce = 32;
+// A `done` may start a collective whose `done` starts the next one, and so on.
+constexpr int kMostNested = 4;
+
+thread_local int nested = 0;
+
+void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+// Runs `command` here or, if the engine is taken, on the thread that has it.
+void Communicator::Post(Command command) {
+  Queue(std::move(command));
+  Drive();
+}
+
+void Communicator::Queue(Command command) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  commands_.push_back(std::move(command));
+  commanded_ = true;
+}
+
+// To be called by everyone who has let go of the engine: until then others may have left commands.
+void Communicator::Drive() {
+  while (commanded_) {
+    EngineLock engine(engine_, std::try_to_lock);
+    if (!engine) return;
+    RunCommands();
+    Release(std::move(engine));
+  }
+}
+
+void Communicator::RunCommands() {
+  std::vector<Command> commands;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    commands.swap(commands_);
+    commanded_ = false;
+  }
+  for (const Command& command : commands) command();
+}
+
+bool Communicator::Release(EngineLock engine) {
+  CheckGone();
+  FlushLinks();
+  lost_.clear();
+  bool rests = true;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (links_[peer] != nullptr && polled_[peer] == 0 && !links_[peer]->Rest()) rests = false;
+  }
+  if (std::exchange(own_turn_, false)) {
+    awake_ = false;
+  } else if (!rests || NextDue() < sleeps_until_) {
+    Wake();
+  }
+  std::vector<Ended> ended;
+  // Too deep, and the communicator's own thread tells them.
+  if (nested <= kMostNested) {
+    ended.swap(ended_);
+  } else if (!ended_.empty()) {
+    Wake();
+  }
+  engine.unlock();
+  ++nested;
+  for (const Ended& one : ended) one.collective->Finish(one.status);
+  --nested;
+  return rests;
+}
+
+// Looks at the links of `peers` itself, until `over` or for as long as it pays.
+void Communicator::Poll(const std::vector<int>& peers, const std::function<bool()>& over) {
+  if (nested >= kMostNested) return;
+  const TimePoint start = Clock::now();
+  TimePoint last = start;
+  bool polling = false, done = false;
+  for (int look = 0; !done; ++look) {
+    if (EngineLock engine(engine_, std::try_to_lock); engine) {
+      if (!polling) BeginPolling(peers);
+      polling = true;
+      bool any = false;
+      for (const int peer : peers) any |= ReceiveFrom(peer);
+      const TimePoint now = Clock::now();
+      if (any) last = now;
+      done = over() || now - last > kPatience || now - start > kMostPolling;
+      if (done) EndPolling(peers);
+      if (done || any) Release(std::move(engine));
+    } else if (Clock::now() - start > kMostPolling) {
+      if (polling) Post([this, peers] { EndPolling(peers); });
+      done = true;
+    }
+    Drive();
+    if (look < kLooksAtOnce) {
+      Pause();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+void Communicator::BeginPolling(const std::vector<int>& peers) {
+  for (const int peer : peers) {
+    ++polled_[peer];
+    Watch(peer);
+  }
+}
+
+void Communicator::EndPolling(const std::vector<int>& peers) {
+  for (const int peer : peers) {
+    --polled_[peer];
+    Watch(peer);
+  }
+}
+
+// False if nothing has come.
+bool Communicator::ReceiveFrom(int peer) {
+  if (links_[peer] == nullptr) return false;
+  bool any = false;
+  const bool settled = links_[peer]->settled();
+  if (const Status s = links_[peer]->Receive(*this, &any); !s.ok()) {
+    PeerLost(peer, s.message());
+    return true;
+  }
+  if (!settled && links_[peer]->settled()) NoteLinked(peer);
+  return any;
+}
+
+void Communicator::FlushLinks() {
+  for (int peer = 0; peer < size_; ++peer) {
+    Link* link = links_[peer].get();
+    if (link == nullptr || link->idle() || link->blocked()) continue;
+    link->Flush(*this);
+    if (link->blocked()) Watch(peer);
+  }
+}
+
+// Tells epoll what to report of a link: not what comes while somebody looks anyway.
+void Communicator::Watch(int peer) {
+  const Link* link = links_[peer].get();
+  if (link == nullptr) return;
+  uint32_t events = 0;
+  if (polled_[peer] == 0 || link->shares()) events |= EPOLLIN;
+  if (link->blocked() && link->writes_socket()) events |= EPOLLOUT;
+  if (events == watched_[peer]) return;
+  watched_[peer] = events;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = static_cast<uint64_t>(peer);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link->fd(), &event);
+}
+
+// The communicator's thread, which is to take the engine.
+void Communicator::Wake() {
+  if (awake_) return;
+  const uint64_t one = 1;
+  // Fails only when the counter is full, and then the thread is awake anyway.
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+}
+
+}  // namespace tfdist
