@@ -1,11 +1,10 @@
 // Thousands of collectives of every kind in any order, and hundreds of communicators, with exact
 // results and nothing left over.
 #include <algorithm>
-#include <cstring>
 #include <random>
 
-#include "calls.h"
-#include "values.h"
+#include "core/combine.h"
+#include "jobs.h"
 
 namespace tfdist::testing {
 namespace {
@@ -16,114 +15,62 @@ constexpr int kCollectives = 2000;
 constexpr int kBatch = 50;  // how many are in flight on a rank
 
 // One collective, the same on every rank because it follows from its key.
-struct Task {
-  Task(uint64_t key, int size) : key(key), size(size), salt(key * 7919) {
-    Random random(key);
-    kind = static_cast<CollectiveKind>(1 + random() % 3);
-    dtype = static_cast<DType>(1 + random() % (kind == CollectiveKind::kAllReduce ? 6 : 7));
-    op = random() % 2 == 0 ? ReduceOp::kSum : ReduceOp::kMean;
-    root = static_cast<int>(random() % size);
-    const size_t sizes[] = {0, 1, 2, 17, 500, 3000, 20000};
-    count = sizes[random() % 7];
-    for (int rank = 0; rank < size; ++rank) {
-      const size_t part = count / (1 + random() % 4);
-      blocks.push_back(part);
-    }
-  }
-
-  // Multiples of the number of ranks, so that a mean is exact.
-  int Value(int rank, size_t i) const {
-    return size * static_cast<int>((i + salt + 5 * rank) % 11);
-  }
-  size_t Count(int rank) const { return kind == CollectiveKind::kAllGather ? blocks[rank] : count; }
-  size_t Total() const {
-    if (kind != CollectiveKind::kAllGather) return count;
-    size_t total = 0;
-    for (const size_t block : blocks) total += block;
-    return total;
-  }
-  std::string Encoded(size_t elements, const std::function<int(size_t)>& value) const {
-    const size_t width = ByteSize(dtype);
-    std::string bytes(elements * width, '\0');
-    for (size_t i = 0; i < elements; ++i) Store(dtype, bytes.data() + i * width, value(i));
-    return bytes;
-  }
-  std::string Contribution(int rank) const {
-    return Encoded(Count(rank), [&](size_t i) { return Value(rank, i); });
-  }
-  std::string Expected() const {
-    if (kind == CollectiveKind::kBroadcast) return Contribution(root);
-    std::string bytes;
-    if (kind == CollectiveKind::kAllGather) {
-      for (int rank = 0; rank < size; ++rank) bytes += Contribution(rank);
-      return bytes;
-    }
-    return Encoded(count, [this](size_t i) {
-      int sum = 0;
-      for (int rank = 0; rank < size; ++rank) sum += Value(rank, i);
-      return op == ReduceOp::kMean ? sum / size : sum;
-    });
-  }
-
-  // Starts it on one rank; `memory` holds the result at its end.
-  Ending Start(Communicator& comm, std::string* memory) const {
-    auto [options, ending] = Prepare(comm, {key, StrCat("task ", key)});
-    const int rank = comm.rank();
-    *memory = Contribution(rank);
-    if (kind == CollectiveKind::kAllGather) {
-      std::vector<size_t> bytes;
-      size_t before = 0;
-      for (int r = 0; r < size; ++r) {
-        bytes.push_back(blocks[r] * ByteSize(dtype));
-        if (r < rank) before += bytes.back();
-      }
-      memory->insert(0, before, 'x');
-      memory->resize(Total() * ByteSize(dtype), 'x');
-      comm.AllGather(std::move(options), dtype, bytes, View(memory));
-    } else if (kind == CollectiveKind::kBroadcast) {
-      comm.Broadcast(std::move(options), dtype, root, View(memory));
-    } else {
-      comm.AllReduce(std::move(options), View(memory), View(memory), dtype, op);
-    }
-    return std::move(ending);
-  }
-
-  // In two pieces, cut between elements.
-  FlatView View(std::string* memory) const {
-    const size_t cut = Total() / 3 * ByteSize(dtype);
-    return FlatView({{memory->data(), cut}, {memory->data() + cut, memory->size() - cut}});
-  }
-
-  uint64_t key;
-  int size;
-  uint64_t salt;
-  CollectiveKind kind;
-  DType dtype;
-  ReduceOp op;
-  int root;
-  size_t count;
-  std::vector<size_t> blocks;
-};
+Job RandomJob(uint64_t key, int size) {
+  Random random(key);
+  const Method& method = kMethods[random() % kMethods.size()];
+  Job job;
+  job.kind = method.kind;
+  if (random() % 2 == 0) job.algorithm = method.algorithm;
+  job.size = size;
+  job.key = key;
+  const size_t sizes[] = {0, 1, 2, 17, 500, 3000, 20000};
+  job.count = sizes[random() % 7];
+  job.dtype = kReducible[random() % kReducible.size()];
+  job.op = static_cast<ReduceOp>(1 + random() % 5);
+  if (!CanReduce(job.dtype, job.op)) job.op = ReduceOp::kSum;
+  job.root = static_cast<int>(random() % size);
+  job.in_place = job.kind == CollectiveKind::kAllReduce && random() % 2 == 0;
+  job.even = random() % 2 == 0;
+  return job;
+}
 
 void TestRandomCollectives(int size, int collectives) {
-  auto comms = Connected(size);
+  auto comms = ConnectedOn(size, 2);
   OnRanks(size, [&](int rank) {
     Random random(1000 + rank);
     for (int first = 0; first < collectives; first += kBatch) {
-      std::vector<Task> tasks;
-      for (int i = 0; i < kBatch; ++i) tasks.emplace_back(first + i, size);
-      std::shuffle(tasks.begin(), tasks.end(), random);
-      std::vector<std::string> memory(kBatch);
-      std::vector<Ending> endings;
-      for (int i = 0; i < kBatch; ++i) {
-        endings.push_back(tasks[i].Start(*comms[rank], &memory[i]));
-      }
-      for (int i = 0; i < kBatch; ++i) {
-        EXPECT_OK(Wait(endings[i]));
-        EXPECT(memory[i] == tasks[i].Expected());
-      }
+      std::vector<Job> jobs;
+      for (int i = 0; i < kBatch; ++i) jobs.push_back(RandomJob(first + i, size));
+      std::shuffle(jobs.begin(), jobs.end(), random);
+      std::vector<std::unique_ptr<Job::Running>> running;
+      for (const Job& job : jobs) running.push_back(job.Start(*comms[rank]));
+      for (int i = 0; i < kBatch; ++i) jobs[i].Check(*comms[rank], *running[i]);
     }
     EXPECT(comms[rank]->stats().collectives == static_cast<uint64_t>(collectives));
+  });
+}
+
+// Everybody's communicator and two over some of the ranks, all used at once and in any order.
+void TestGroups(int collectives) {
+  const std::vector<std::vector<int>> groups = {{0, 1, 2, 3}, {0, 2}, {1, 2, 3}};
+  std::vector<Ranks> comms;
+  for (const auto& members : groups) comms.push_back(Connected(static_cast<int>(members.size())));
+  OnRanks(4, [&](int rank) {
+    Random random(2000 + rank);
+    for (int first = 0; first < collectives; first += kBatch) {
+      std::vector<std::pair<Job, Communicator*>> mine;
+      for (int key = first; key < first + kBatch; ++key) {
+        const std::vector<int>& members = groups[key % groups.size()];
+        const auto place = std::find(members.begin(), members.end(), rank);
+        if (place == members.end()) continue;
+        mine.emplace_back(RandomJob(key, static_cast<int>(members.size())),
+                          comms[key % groups.size()][place - members.begin()].get());
+      }
+      std::shuffle(mine.begin(), mine.end(), random);
+      std::vector<std::unique_ptr<Job::Running>> running;
+      for (const auto& [job, comm] : mine) running.push_back(job.Start(*comm));
+      for (size_t i = 0; i < mine.size(); ++i) mine[i].first.Check(*mine[i].second, *running[i]);
+    }
   });
 }
 
@@ -174,9 +121,10 @@ void TestEndUnderLoad(const std::function<void(Communicator&)>& end) {
 }
 
 void Main() {
-  TestRandomCollectives(2, kCollectives);
-  TestRandomCollectives(3, kCollectives / 5);
-  TestRandomCollectives(4, kCollectives / 5);
+  TestRandomCollectives(2, kCollectives / 4);
+  TestRandomCollectives(3, kCollectives / 4);
+  TestRandomCollectives(5, kCollectives / 4);
+  TestGroups(kCollectives);
   TestManyCommunicators();
   TestEndUnderLoad([](Communicator& comm) { comm.Close(); });
   TestEndUnderLoad([](Communicator& comm) { comm.Leave(); });
