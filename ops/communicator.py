@@ -32,6 +32,7 @@ _C = library.CFunctions(
             ctypes.c_int,
             ctypes.c_int,
             ctypes.c_int,
+            ctypes.c_int,
             ctypes.POINTER(_HANDLE),
             ctypes.POINTER(ctypes.c_int),
         ],
@@ -88,17 +89,21 @@ class Communicator:
       rank: this process, 0 <= rank < size.
       size: number of ranks.
       port: TCP port of the data connections; 0 lets the kernel choose.
+      shared_memory: whether ranks whose addresses name the same host talk through memory that they
+        share, where the system lets them; else through sockets, as ranks of different hosts do.
 
     Raises:
       tf.errors.InvalidArgumentError: rank or size out of range.
       tf.errors.UnavailableError: the port cannot be bound.
     """
 
-    def __init__(self, rank: int, size: int, port: int = 0):
+    def __init__(self, rank: int, size: int, port: int = 0, *, shared_memory: bool = True):
         self.rank = rank
         self.size = size
         handle, bound_port = _HANDLE(), ctypes.c_int()
-        _C.create(rank, size, port, ctypes.byref(handle), ctypes.byref(bound_port))
+        _C.create(
+            rank, size, port, int(shared_memory), ctypes.byref(handle), ctypes.byref(bound_port)
+        )
         self.handle = handle.value
         self.port = bound_port.value
 

@@ -26,10 +26,10 @@ Status Unknown(int64_t handle) {
 
 extern "C" {
 
-int tfdist_communicator_create(int rank, int size, int port, int64_t* handle, int* bound_port,
-                               char* error, size_t error_size) {
+int tfdist_communicator_create(int rank, int size, int port, int shared_memory, int64_t* handle,
+                               int* bound_port, char* error, size_t error_size) {
   std::unique_ptr<Communicator> communicator;
-  const Status status = Communicator::Create(rank, size, port, &communicator);
+  const Status status = Communicator::Create(rank, size, port, &communicator, shared_memory != 0);
   if (status.ok()) {
     *bound_port = communicator->port();
     *handle = tfdist::AddHandle(std::move(communicator));

@@ -78,9 +78,9 @@ void Communicator::Close() {
   {
     const EngineLock engine(engine_);
     for (auto& link : links_) link.reset();
+    gate_.Close();
   }
   Drive();
-  gate_.Close();
 }
 
 Status Communicator::Connect(const Token& token, uint64_t generation,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/collective_kernel.h"
+#include "kernels/output_pool.h"
 
 namespace tfdist {
 namespace {
@@ -60,7 +61,7 @@ class AllGatherKernel : public CollectiveKernel {
     TensorShape shape = input.shape();
     shape.set_dim(0, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
     Tensor* output = nullptr;
-    if (const absl::Status s = context->allocate_output(0, shape, &output); !s.ok()) {
+    if (const absl::Status s = AllocateOutput(context, 0, shape, &output); !s.ok()) {
       return End(context, *execution, s, done);
     }
     shape.set_dim(0, 1);

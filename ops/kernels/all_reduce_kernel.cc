@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "kernels/collective_kernel.h"
+#include "kernels/output_pool.h"
 
 namespace tfdist {
 namespace {
@@ -29,10 +30,7 @@ class AllReduceKernel : public CollectiveKernel {
     const Signature signature = Describe(inputs, false);  // before an input may be forwarded
     for (int i = 0; i < count; ++i) {
       Tensor* output = nullptr;
-      OP_REQUIRES_OK_ASYNC(
-          context,
-          context->forward_input_or_allocate_output({i}, i, context->input(i).shape(), &output),
-          done);
+      OP_REQUIRES_OK_ASYNC(context, ForwardOrAllocate(context, i, i, &output), done);
       out[i] = Memory(*output);
     }
     const auto execution = Prepare(context, done);

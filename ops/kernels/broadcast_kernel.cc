@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "kernels/collective_kernel.h"
+#include "kernels/output_pool.h"
 
 namespace tfdist {
 namespace {
@@ -26,8 +27,7 @@ class BroadcastKernel : public CollectiveKernel {
     if (execution->communicator->rank() == root_) {
       context->set_output(0, context->input(0));
       output = context->mutable_output(0);
-    } else if (const absl::Status status = context->forward_input_or_allocate_output(
-                   {0}, 0, context->input(0).shape(), &output);
+    } else if (const absl::Status status = ForwardOrAllocate(context, 0, 0, &output);
                !status.ok()) {
       return End(context, *execution, status, done);
     }

@@ -198,10 +198,10 @@ void Main() {
     TestTagsNotOrder(size);
     TestSequences(size);
   }
-  std::puts("collectives: ok");
+  std::printf("collectives (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
 }  // namespace
 }  // namespace tfdist::testing
 
-int main() { tfdist::testing::Main(); }
+int main() { tfdist::testing::InBothWays(tfdist::testing::Main); }

@@ -172,10 +172,10 @@ void Main() {
   TestOppositeCollectives();
   TestSlowRank();
   TestBadRoot();
-  std::puts("disagreement: ok");
+  std::printf("disagreement (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
 }  // namespace
 }  // namespace tfdist::testing
 
-int main() { tfdist::testing::Main(); }
+int main() { tfdist::testing::InBothWays(tfdist::testing::Main); }

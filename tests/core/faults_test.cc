@@ -217,10 +217,10 @@ void Main() {
   TestCancelAfterEnd();
   TestLeaveInTheMiddle();
   TestClose();
-  std::puts("faults: ok");
+  std::printf("faults (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
 }  // namespace
 }  // namespace tfdist::testing
 
-int main() { tfdist::testing::Main(); }
+int main() { tfdist::testing::InBothWays(tfdist::testing::Main); }

@@ -130,10 +130,10 @@ void Main() {
   TestEndUnderLoad([](Communicator& comm) { comm.Leave(); });
   TestEndUnderLoad(
       [](Communicator& comm) { comm.Abort(Status(StatusCode::kUnavailable, "enough")); });
-  std::puts("stress: ok");
+  std::printf("stress (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
 }  // namespace
 }  // namespace tfdist::testing
 
-int main() { tfdist::testing::Main(); }
+int main() { tfdist::testing::InBothWays(tfdist::testing::Main); }

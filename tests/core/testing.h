@@ -48,12 +48,24 @@ inline Token TestToken() {
   return token;
 }
 
+// Whether the ranks of a test share memory, or use sockets only.
+inline bool shared_memory = true;
+
+// Runs a test's body once in each way.
+inline void InBothWays(const std::function<void()>& body) {
+  for (const bool shared : {true, false}) {
+    shared_memory = shared;
+    body();
+  }
+  shared_memory = true;
+}
+
 // `size` connected communicators in this process, on as many hosts: rank r lives on host r % hosts.
 inline std::vector<std::unique_ptr<Communicator>> ConnectedOn(int size, int hosts) {
   std::vector<std::unique_ptr<Communicator>> ranks(size);
   std::vector<std::string> addresses;
   for (int rank = 0; rank < size; ++rank) {
-    EXPECT_OK(Communicator::Create(rank, size, 0, &ranks[rank]));
+    EXPECT_OK(Communicator::Create(rank, size, 0, &ranks[rank], shared_memory));
     addresses.push_back(StrCat("127.0.0.", 1 + rank % hosts, ":", ranks[rank]->port()));
   }
   std::vector<std::thread> threads;

@@ -1,0 +1,256 @@
+// Ranks of one machine that share memory: who does and who does not, what is lent and withdrawn, and
+// peers that break the rules or die.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <optional>
+
+#include "raw_peer.h"
+
+namespace tfdist::testing {
+namespace {
+
+// Rank 0 is a communicator; rank 1 is written by hand, has joined in, and lends `values`.
+class Sharer {
+ public:
+  explicit Sharer(bool reads = true) {
+    EXPECT_OK(Communicator::Create(0, 2, 0, &comm));
+    std::thread connecting([this] {
+      const Status status = comm->Connect(TestToken(), 1, {"here:1", "here:2"}, 20);
+      EXPECT_OK(status);
+    });
+    peer = std::make_unique<RawPeer>(comm->port());
+    EXPECT(peer->Send(HelloFrame(1)));
+    const FrameHeader welcome = peer->ReceiveHeader();
+    EXPECT(welcome.type == FrameType::kWelcome && welcome.length == kOfferBytes);
+    std::array<char, kOfferBytes> bytes;
+    peer->Receive(bytes.data(), bytes.size());
+    Offer offer;
+    EXPECT_OK(Decode(std::string_view(bytes.data(), bytes.size()), &offer));
+    EXPECT(PeerMemory(offer.lender).IsReadable());
+    channel = SharedChannel::Open(offer.lender.process, offer.descriptor);
+    EXPECT(channel != nullptr);
+    EXPECT(peer->Send(Frame(FrameType::kShared, Encode(Shared{true, reads, lender->info()}))));
+    EXPECT(peer->ReceiveHeader().type == FrameType::kShared);
+    connecting.join();
+  }
+
+  void Send(const std::string& bytes) {
+    std::string copy = bytes;
+    EXPECT(channel->Write({{copy.data(), copy.size()}}) == copy.size());
+    if (channel->ReaderSleeps()) peer->Send("!");
+  }
+
+  std::optional<Lender> lender{std::in_place};
+  std::unique_ptr<Communicator> comm;
+  std::unique_ptr<RawPeer> peer;
+  std::unique_ptr<SharedChannel> channel;
+};
+
+constexpr size_t kCount = 60000;
+constexpr uint64_t kHalf = kCount / 2 * sizeof(float);
+
+std::string Open(uint64_t key) {
+  Signature signature;
+  signature.kind = static_cast<uint8_t>(CollectiveKind::kAllReduce);
+  signature.dtype = static_cast<uint8_t>(DType::kFloat32);
+  signature.reduce_op = static_cast<uint8_t>(ReduceOp::kSum);
+  signature.elements = kCount;
+  signature.shape_hash = std::hash<std::string>()("");
+  return Frame(FrameType::kOpen, Encode(signature), key);
+}
+
+std::string LendFrame(uint16_t step, uint64_t offset, const std::vector<iovec>& pieces) {
+  const std::string payload = Encode(Lent{pieces});
+  FrameHeader header;
+  header.type = FrameType::kLend;
+  header.key = 1;
+  header.step = step;
+  header.offset = offset;
+  header.length = static_cast<uint32_t>(payload.size());
+  return Bytes(header, payload);
+}
+
+void TestLending() {
+  Sharer sharer;
+  std::vector<float> ours(kCount, 1), theirs(kCount, 2);
+  Ending ending = AllReduce(*sharer.comm, ours);
+  char* const bytes = reinterpret_cast<char*>(theirs.data());
+  // In two pieces, the step after it in one.
+  sharer.Send(Open(1) + LendFrame(0, kHalf, {{bytes + kHalf, 4}, {bytes + kHalf + 4, kHalf - 4}}) +
+              LendFrame(1, 0, {{bytes, kHalf}}));
+  // It lends as well, and has ended when it has back what it lends.
+  EXPECT(StillRuns(ending, 0.05));
+  sharer.Send(Frame(FrameType::kReturn, "") + Frame(FrameType::kReturn, ""));
+  EXPECT_OK(Wait(ending));
+  EXPECT(ours[0] == 2 && ours[kCount - 1] == 3);
+}
+
+// The reason of whoever withdraws what it has lent is heard, not the broken loan.
+void TestWithdrawn() {
+  for (const bool says_why : {true, false}) {
+    Sharer sharer;
+    std::vector<float> ours(kCount, 1), theirs(kCount, 2);
+    char* const bytes = reinterpret_cast<char*>(theirs.data());
+    Ending ending = AllReduce(*sharer.comm, ours);
+    sharer.lender.reset();
+    sharer.Send(Open(1) + LendFrame(0, kHalf, {{bytes + kHalf, kHalf}}));
+    if (says_why) {
+      const Abort abort{StatusCode::kUnavailable, "the disk is full"};
+      sharer.Send(Frame(FrameType::kAbort, Encode(abort)));
+    }
+    sharer.peer.reset();
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), says_why ? "the disk is full" : "lost " + Rank(1));
+  }
+}
+
+void TestBrokenRules() {
+  std::vector<float> theirs(2 * kCount, 2);
+  char* const bytes = reinterpret_cast<char*>(theirs.data());
+  const auto nowhere = reinterpret_cast<char*>(uint64_t{4096});
+  const std::string open = Open(1);
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {open + LendFrame(0, kHalf, {}), "malformed LEND"},
+      {open + LendFrame(0, kHalf, {{bytes, 0}}), "malformed LEND"},
+      {open + LendFrame(0, kHalf, {{bytes, kChunkBytes + 1}}), "malformed LEND"},
+      {open + LendFrame(0, kHalf, {{bytes, SIZE_MAX}, {bytes, kHalf + 1}}), "malformed LEND"},
+      {open + LendFrame(0, kHalf, {{nowhere, kHalf}}), "cannot read"},
+      {open + LendFrame(0, kHalf, {{bytes, kHalf - 4}}), "expected step 0"},
+      {open + LendFrame(1, kHalf, {{bytes, kHalf}}), "expected step 0"},
+      {open + Frame(FrameType::kLend, "odd", 1), "malformed LEND"},
+      {Frame(FrameType::kReturn, ""), "an unexpected RETURN frame"},
+      {Frame(FrameType::kShared, Encode(Shared{true, true, {}})), "an unexpected SHARED frame"},
+      {Frame(FrameType::kShared, ""), "malformed SHARED"},
+      {std::string(40, 'x'), "not a tfdist frame"}};
+  for (const auto& [sent, message] : cases) {
+    Sharer sharer;
+    std::vector<float> ours(kCount, 1);
+    Ending ending = AllReduce(*sharer.comm, ours);
+    sharer.Send(sent);
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), message);
+    EXPECT_CONTAINS(status.message(), "rank 1");
+  }
+}
+
+// A dialling rank is offered something that is not what it should be: it declines, and all goes
+// over the socket. An offer that cannot be understood is the end.
+void TestFalseOffers() {
+  const Lender lender;
+  LenderInfo other = lender.info();
+  other.seal[0] ^= 1;
+  const std::vector<std::pair<std::string, bool>> offers = {
+      {Encode(Offer{lender.info(), -1}), true},
+      {Encode(Offer{other, 0}), true},
+      {Encode(Offer{{}, 0}), true},
+      {std::string(kOfferBytes, 'x'), true},
+      {std::string(kOfferBytes - 1, 'x'), false}};
+  for (const auto& [offer, understood] : offers) {
+    Fd listener;
+    int port = 0;
+    EXPECT_OK(Listen(0, &listener, &port));
+    std::unique_ptr<Communicator> comm;
+    EXPECT_OK(Communicator::Create(1, 2, 0, &comm));
+    const std::string answer = Frame(FrameType::kWelcome, offer);
+    Fd socket;
+    std::thread host([&] {
+      EXPECT(Eventually([&] { return (socket = Accept(listener)).valid(); }));
+      const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
+      std::string hello(HelloFrame(1).size(), '\0');
+      EXPECT_OK(ReceiveAll(socket, hello.data(), hello.size(), deadline));
+      EXPECT_OK(SendAll(socket, answer.data(), answer.size(), deadline));
+    });
+    const Status status =
+        comm->Connect(TestToken(), 1, {StrCat("127.0.0.1:", port), "127.0.0.1:1"}, 20);
+    host.join();
+    EXPECT(status.ok() == understood);
+    if (!understood) continue;
+    const std::string declined = Frame(FrameType::kShared, Encode(Shared{}));
+    std::string bytes(declined.size(), '\0');
+    EXPECT_OK(ReceiveAll(socket, bytes.data(), bytes.size(), Clock::now() + std::chrono::seconds(10)));
+    EXPECT(bytes == declined);
+  }
+}
+
+// One that may not share among others that may.
+void TestMixed() {
+  for (int odd = 0; odd < 3; ++odd) {
+    Ranks comms(3);
+    std::vector<std::string> addresses;
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_OK(Communicator::Create(rank, 3, 0, &comms[rank], rank != odd));
+      addresses.push_back(StrCat("127.0.0.1:", comms[rank]->port()));
+    }
+    OnRanks(3, [&](int rank) {
+      EXPECT_OK(comms[rank]->Connect(TestToken(), 1, addresses, 20));
+      for (const size_t count : {1, 1000, 300000}) {
+        std::vector<float> values(count, rank + 1);
+        Ending ending = AllReduce(*comms[rank], values);
+        EXPECT_OK(Wait(ending));
+        EXPECT(values == std::vector<float>(count, 6));
+      }
+    });
+  }
+}
+
+// A process that is killed in the middle, with words of its own unread.
+void TestKilled() {
+  for (const size_t count : {10, 1000000}) {
+    std::unique_ptr<Communicator> comm;
+    int ports[2], to_child[2], to_parent[2];
+    EXPECT(pipe(to_child) == 0 && pipe(to_parent) == 0);
+    const pid_t child = fork();
+    EXPECT(child >= 0);
+    const int rank = child == 0 ? 1 : 0;
+    EXPECT_OK(Communicator::Create(rank, 2, 0, &comm));
+    ports[rank] = comm->port();
+    EXPECT(write((rank == 0 ? to_child : to_parent)[1], &ports[rank], sizeof(int)) == sizeof(int));
+    EXPECT(read((rank == 0 ? to_parent : to_child)[0], &ports[1 - rank], sizeof(int)) == sizeof(int));
+    const std::vector<std::string> addresses = {StrCat("127.0.0.1:", ports[0]),
+                                                StrCat("127.0.0.1:", ports[1])};
+    EXPECT_OK(comm->Connect(TestToken(), 1, addresses, 20));
+    std::vector<float> values(count, 1), others(count, 2);
+    if (rank == 1) {
+      // Rank 0 takes part in the first only.
+      Ending first = AllReduce(*comm, values);
+      EXPECT_OK(Wait(first));
+      Ending last = AllReduce(*comm, others, {2});
+      const char ready = 'r';
+      EXPECT(write(to_parent[1], &ready, 1) == 1);
+      for (;;) pause();
+    }
+    Ending first = AllReduce(*comm, values);
+    EXPECT_OK(Wait(first));
+    char ready = 0;
+    EXPECT(read(to_parent[0], &ready, 1) == 1);
+    Ending never = AllReduce(*comm, values, {3, "never"});
+    const TimePoint killed = Clock::now();
+    EXPECT(kill(child, SIGKILL) == 0);
+    const Status status = Wait(never);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), "lost " + Rank(1));
+    EXPECT(SecondsSince(killed) < 2);
+    EXPECT(waitpid(child, nullptr, 0) == child);
+    for (const int fd : {to_child[0], to_child[1], to_parent[0], to_parent[1]}) close(fd);
+  }
+}
+
+void Main() {
+  TestKilled();  // first, as it forks
+  TestLending();
+  TestWithdrawn();
+  TestBrokenRules();
+  TestFalseOffers();
+  TestMixed();
+  std::puts("sharing: ok");
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() { tfdist::testing::Main(); }
