@@ -4,7 +4,8 @@ Collectives with their communicator, what replicas of one process share, and bot
 parameter servers.
 """
 
-from tfdist.ops.collectives import all_gather, all_reduce, broadcast
+from tfdist.ops import gradients as _gradients  # noqa: F401, registers them
+from tfdist.ops.collectives import all_reduce, barrier, broadcast, reduce
 from tfdist.ops.communicator import CommunicationStats, Communicator
 from tfdist.ops.compressed import (
     multiply_transposed,
@@ -13,6 +14,7 @@ from tfdist.ops.compressed import (
     sum_taken,
     take_largest,
 )
+from tfdist.ops.gathers import all_gather, all_to_all, gather, reduce_scatter, scatter
 from tfdist.ops.hand_over import hand_over
 from tfdist.ops.local_reduce import local_reduce
 from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
@@ -69,11 +71,14 @@ __all__ = [
     "TraceEvent",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "assign_rows",
+    "barrier",
     "before_asking",
     "broadcast",
     "dump_rows",
     "embedding_lookup",
+    "gather",
     "hand_over",
     "local_reduce",
     "multiply_transposed",
@@ -81,6 +86,9 @@ __all__ = [
     "orthonormalize",
     "prefetch_rows",
     "prefetched",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
     "sum_rows",
     "sum_taken",
     "take_largest",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import tensorflow as tf
+
 from tfdist.ops import tags
 from tfdist.ops.communicator import Communicator
 
@@ -31,7 +35,7 @@ def resolve(communicator: Communicator | None, asked: str) -> Communicator:
     return job.communicator(asked)
 
 
-def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict:
+def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, Any]:
     """The attributes that every collective op has."""
     return {
         "communicator": communicator.handle,
@@ -39,3 +43,22 @@ def attributes(communicator: Communicator, label: str, timeout: float | None) ->
         "label": label,
         "timeout_seconds": DEFAULT_TIMEOUT if timeout is None else timeout,
     }
+
+
+def as_list(tensors: Any) -> list[tf.Tensor]:
+    """Returns one tensor or several as a list of tensors."""
+    many = tensors if isinstance(tensors, list | tuple) else [tensors]
+    return [tf.convert_to_tensor(tensor) for tensor in many]
+
+
+def like(tensors: Any, results: list[Any]) -> Any:
+    """Returns the results as a list if `tensors` were several, else the only one."""
+    return results if isinstance(tensors, list | tuple) else results[0]
+
+
+def by_dtype(values: list[tf.Tensor]) -> list[list[int]]:
+    """Returns the positions of each dtype's tensors, which travel together."""
+    positions: dict[tf.DType, list[int]] = {}
+    for i, value in enumerate(values):
+        positions.setdefault(value.dtype, []).append(i)
+    return list(positions.values())

@@ -1,10 +1,26 @@
-"""Collectives on tensors. They run eagerly, in a `tf.function` and in a v1 graph."""
+"""Reductions, broadcasts and barriers. They run eagerly, in a `tf.function` and in a v1 graph."""
+
+from __future__ import annotations
 
 import tensorflow as tf
 
 from tfdist.ops import library
-from tfdist.ops.calls import attributes, resolve
+from tfdist.ops.calls import as_list, attributes, by_dtype, like, resolve
 from tfdist.ops.communicator import Communicator
+
+REDUCE_OPS = ("sum", "mean", "min", "max", "product")
+REDUCIBLE = (
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.int8,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.uint8,
+    tf.bool,
+)
 
 
 def all_reduce(
@@ -15,16 +31,18 @@ def all_reduce(
     label: str = "all_reduce",
     timeout: float | None = None,
 ):
-    """Sums or averages tensors over all ranks, a list of them in one fused pass without packing.
+    """Reduces tensors over all ranks, a list of them in one fused pass without packing.
 
-    A ring all-reduce: every rank sends 2(N-1)/N of the bytes (Patarasuk and Yuan, 2009).
+    Large ones go round a ring: every rank sends 2(N-1)/N of the bytes (Patarasuk and Yuan, 2009).
 
     Args:
-      tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int32 or int64;
-        the same shapes on every rank. Tensors of one dtype travel together.
+      tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int8, int16,
+        int32, int64, uint8 or bool; the same shapes on every rank. Tensors of one dtype travel
+        together.
       communicator: the ranks; `None` means those of the job.
-      reduce_op: "sum" or "mean". The mean of integers truncates toward zero, as `tf.reduce_mean`
-        does.
+      reduce_op: "sum", "mean", "min", "max" or "product". Integers wrap; their mean truncates
+        toward zero, as `tf.reduce_mean` does. Of bools "sum" and "max" mean "or", "min" and
+        "product" mean "and", and there is no mean.
       label: how error messages call it.
       timeout: seconds after which the op fails; `None` means 600, 0 means never.
 
@@ -32,19 +50,19 @@ def all_reduce(
       Tensors of the same structure, shapes and dtypes: the same values on every rank, bit for bit.
 
     Raises:
+      TypeError: a dtype that cannot be reduced.
+      ValueError: an unknown `reduce_op`.
+      tfdist.errors.NotInitializedError: no communicator is given, and the process has no job yet.
       tf.errors.InvalidArgumentError: the ranks disagree on the collective, its shapes or dtypes;
         names both.
       tf.errors.UnavailableError: a rank died or left.
       tf.errors.DeadlineExceededError: a rank did not answer, or did not start the collective, in
         time.
     """
-    if not isinstance(tensors, list | tuple):
-        return all_reduce([tensors], communicator, reduce_op, label=label, timeout=timeout)[0]
     communicator = resolve(communicator, "all_reduce")
-    values = [tf.convert_to_tensor(t) for t in tensors]
+    values = reducible(tensors, reduce_op, "all_reduce")
     results = [None] * len(values)
-    for dtype in dict.fromkeys(v.dtype for v in values):
-        positions = [i for i, v in enumerate(values) if v.dtype == dtype]
+    for positions in by_dtype(values):
         reduced = library.graph_ops().tfdist_all_reduce(
             inputs=[values[i] for i in positions],
             reduce_op=reduce_op,
@@ -52,35 +70,48 @@ def all_reduce(
         )
         for i, value in zip(positions, reduced, strict=True):
             results[i] = value
-    return results
+    return like(tensors, results)
 
 
-def all_gather(
-    tensor,
+def reduce(
+    tensors,
     communicator: Communicator | None = None,
+    root: int = 0,
+    reduce_op: str = "sum",
     *,
-    label: str = "all_gather",
+    label: str = "reduce",
     timeout: float | None = None,
-) -> tf.Tensor:
-    """Concatenates every rank's tensor along the first dimension, in rank order.
+):
+    """Reduces tensors over all ranks, for rank `root` alone.
 
     Args:
-      tensor: at least one dimension, numeric or bool. The first dimension may differ between ranks,
-        the others may not.
+      tensors: as for `all_reduce`.
       communicator: the ranks; `None` means those of the job.
+      root: the rank that gets the result.
+      reduce_op: as for `all_reduce`.
       label: how error messages call it.
       timeout: as for `all_reduce`.
 
     Returns:
-      A tensor of shape `[sum of first dimensions, ...]`, the same on every rank.
+      Tensors of the same structure, shapes and dtypes: the reduction on rank `root`, zeros on the
+      others.
 
     Raises:
       As `all_reduce`.
     """
-    communicator = resolve(communicator, "all_gather")
-    return library.graph_ops().tfdist_all_gather(
-        input=tensor, **attributes(communicator, label, timeout)
-    )
+    communicator = resolve(communicator, "reduce")
+    values = reducible(tensors, reduce_op, "reduce")
+    results = [None] * len(values)
+    for positions in by_dtype(values):
+        reduced = library.graph_ops().tfdist_reduce(
+            inputs=[values[i] for i in positions],
+            reduce_op=reduce_op,
+            root=root,
+            **attributes(communicator, label, timeout),
+        )
+        for i, value in zip(positions, reduced, strict=True):
+            results[i] = value
+    return like(tensors, results)
 
 
 def broadcast(
@@ -91,13 +122,13 @@ def broadcast(
     label: str = "broadcast",
     timeout: float | None = None,
 ):
-    """Gives every rank the value that a tensor, or each of a list, has on rank `root`.
+    """Gives every rank the values that tensors have on rank `root`.
 
     Args:
-      tensors: a tensor or a list of them, numeric or bool; the same shapes and dtypes on every
-        rank.
+      tensors: a tensor or a list of tensors, numeric, bool or string; the same shapes and dtypes on
+        every rank. A list travels as one message, besides one for its strings.
       communicator: the ranks; `None` means those of the job.
-      root: the rank whose value is taken.
+      root: the rank whose values are taken.
       label: how error messages call it.
       timeout: as for `all_reduce`.
 
@@ -108,11 +139,93 @@ def broadcast(
       As `all_reduce`.
     """
     communicator = resolve(communicator, "broadcast")
-    if isinstance(tensors, list | tuple):
-        return [
-            broadcast(tensor, communicator, root, label=label, timeout=timeout)
-            for tensor in tensors
-        ]
-    return library.graph_ops().tfdist_broadcast(
-        input=tensors, root=root, **attributes(communicator, label, timeout)
-    )
+    values = as_list(tensors)
+    results = list(values)
+    plain = [i for i, value in enumerate(values) if value.dtype != tf.string]
+    strings = [i for i, value in enumerate(values) if value.dtype == tf.string]
+    if plain:
+        sent = library.graph_ops().tfdist_broadcast(
+            inputs=[values[i] for i in plain],
+            root=root,
+            **attributes(communicator, label, timeout),
+        )
+        for i, value in zip(plain, sent, strict=True):
+            results[i] = value
+    if strings:
+        sent = _broadcast_strings([values[i] for i in strings], communicator, root, label, timeout)
+        for i, value in zip(strings, sent, strict=True):
+            results[i] = value
+    return like(tensors, results)
+
+
+def barrier(
+    communicator: Communicator | None = None,
+    *,
+    label: str = "barrier",
+    timeout: float | None = None,
+) -> tf.Operation | None:
+    """Waits until every rank has come here.
+
+    Args:
+      communicator: the ranks; `None` means those of the job.
+      label: how error messages call it.
+      timeout: as for `all_reduce`.
+
+    Returns:
+      None; in a graph the operation that waits.
+
+    Raises:
+      As `all_reduce`.
+    """
+    communicator = resolve(communicator, "barrier")
+    return library.graph_ops().tfdist_barrier(**attributes(communicator, label, timeout))
+
+
+def reducible(tensors, reduce_op: str, asked: str) -> list[tf.Tensor]:
+    """Returns tensors as a list, if they can be reduced so.
+
+    Raises:
+      TypeError: a dtype that cannot be reduced.
+      ValueError: an unknown `reduce_op`.
+    """
+    if reduce_op not in REDUCE_OPS:
+        raise ValueError(
+            f"{asked}: expected reduce_op to be one of {', '.join(REDUCE_OPS)}, received "
+            f"{reduce_op!r}"
+        )
+    values = as_list(tensors)
+    for value in values:
+        if value.dtype not in REDUCIBLE:
+            expected = ", ".join(dtype.name for dtype in REDUCIBLE)
+            raise TypeError(f"{asked}: expected {expected}, received {value.dtype.name}")
+        if value.dtype == tf.bool and reduce_op == "mean":
+            raise TypeError(f"{asked}: expected numbers for a mean, received bool")
+    return values
+
+
+def _broadcast_strings(
+    values: list[tf.Tensor],
+    communicator: Communicator,
+    root: int,
+    label: str,
+    timeout: float | None,
+) -> list[tf.Tensor]:
+    """As an all-gather to which the root alone contributes: nobody else knows the lengths."""
+    if not 0 <= root < communicator.size:
+        raise ValueError(
+            f"broadcast '{label}': expected a root from 0 to {communicator.size - 1}, received "
+            f"{root}"
+        )
+    ops = library.graph_ops()
+    mine = communicator.rank == root
+    packed = [
+        ops.tfdist_pack_strings(input=value) if mine else tf.zeros([0], tf.uint8)
+        for value in values
+    ]
+    sent, _ = ops.tfdist_all_gather(inputs=packed, **attributes(communicator, label, timeout))
+    return [
+        tf.ensure_shape(
+            ops.tfdist_unpack_strings(packed=bytes_, concatenate=False, label=label), value.shape
+        )
+        for bytes_, value in zip(sent, values, strict=True)
+    ]

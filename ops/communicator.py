@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import weakref
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -79,6 +80,9 @@ class CommunicationStats:
     bytes_sent_to_other_hosts: int = 0
 
 
+_by_handle: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
 class Communicator:
     """A fixed set of ranks that run collectives together.
 
@@ -106,6 +110,22 @@ class Communicator:
         )
         self.handle = handle.value
         self.port = bound_port.value
+        self.closed = False
+        _by_handle[self.handle] = self
+
+    @staticmethod
+    def of(handle: int) -> "Communicator":
+        """Returns the communicator whose number an op carries.
+
+        Raises:
+          tf.errors.FailedPreconditionError: there is none any more.
+        """
+        found = _by_handle.get(handle)
+        if found is None:
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"communicator {handle} was closed, or forgotten, before its ops"
+            )
+        return found
 
     def connect(
         self, token: bytes, generation: int, addresses: Sequence[str], timeout: float
@@ -148,7 +168,13 @@ class Communicator:
         _C.leave(self.handle)
 
     def close(self) -> None:
-        """Ends what is pending and closes the connections. May be called again."""
+        """Ends what is pending and closes the connections. May be called again.
+
+        Peers that still need this rank get `tf.errors.UnavailableError`; what they have been sent
+        already they keep.
+        """
+        self.closed = True
+        self.leave()
         _C.close(self.handle)
 
     def stats(self) -> CommunicationStats:

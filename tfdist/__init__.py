@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfdist.cluster import Cluster
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
+    from tfdist.groups import new_group
     from tfdist.resolver import ClusterResolver
     from tfdist.strategies import (
         CentralStorageStrategy,
@@ -49,6 +50,7 @@ _HOMES = {
     "init": "tfdist.tasks",
     "local_rank": "tfdist.world",
     "local_size": "tfdist.world",
+    "new_group": "tfdist.groups",
     "rank": "tfdist.world",
     "size": "tfdist.world",
 }
@@ -75,6 +77,7 @@ __all__ = [
     "layers",
     "local_rank",
     "local_size",
+    "new_group",
     "ops",
     "rank",
     "size",

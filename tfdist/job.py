@@ -32,6 +32,7 @@ class Job:
         self.cluster = cluster
         self._process = os.getpid()
         self._open = True
+        self._groups: list[Communicator] = []
         self.control = ControlPlane(cluster, settings)
         try:
             self.communicator = Communicator(cluster.rank, cluster.world_size, settings.data_port)
@@ -54,6 +55,10 @@ class Job:
             settings.rendezvous_timeout,
         )
 
+    def adopt(self, group: Communicator) -> None:
+        """Lets a group of some of the ranks end with the job."""
+        self._groups = [*(known for known in self._groups if not known.closed), group]
+
     def leave(self, failure: str | None = None) -> None:
         """Ends the membership; called again, it does nothing.
 
@@ -65,12 +70,16 @@ class Job:
         if not self._open or os.getpid() != self._process:
             return
         self._open = False
+        communicators = [self.communicator, *self._groups]
         if failure is not None:
-            self.communicator.abort(failure)
+            for communicator in communicators:
+                communicator.abort(failure)
         else:
-            self.communicator.leave()
+            for communicator in communicators:
+                communicator.leave()
             self.control.exit_barrier(still_alive=lambda: not self.communicator.failed())
-        self.communicator.close()
+        for communicator in communicators:
+            communicator.close()
         self.control.close()
 
 
@@ -114,6 +123,10 @@ class _Membership:
             )
         return self.join(cluster).communicator
 
+    def adopt(self, group: Communicator) -> None:
+        if self._job is not None:
+            self._job.adopt(group)
+
     def leave(self) -> None:
         job, self._job = self._job, None
         if job is not None:
@@ -155,6 +168,11 @@ def communicator(asked: str) -> Communicator:
       Exception: as `Job`.
     """
     return _membership.communicator(asked)
+
+
+def adopt(group: Communicator) -> None:
+    """Lets a group of some of the job's ranks end with the job."""
+    _membership.adopt(group)
 
 
 def leave() -> None:

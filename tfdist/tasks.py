@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tfdist import world
 from tfdist.cluster import Cluster
+from tfdist.keras import compilation
 
 
 def init(cluster: Cluster | None = None) -> Cluster:
@@ -41,4 +42,5 @@ def init(cluster: Cluster | None = None) -> Cluster:
 
         membership.serve(cluster)
     world.enter(cluster)
+    compilation.keep_ops_from_xla()
     return cluster

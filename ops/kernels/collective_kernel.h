@@ -52,6 +52,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   static void End(tensorflow::OpKernelContext* context, const Execution& execution,
                   const absl::Status& status, const DoneCallback& done);
 
+  const std::string& label() const { return label_; }
   float timeout_seconds() const { return timeout_seconds_; }
 
  private:

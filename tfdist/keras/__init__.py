@@ -1,8 +1,9 @@
 """Every repair of Keras lives here: what is wrong upstream, and what we put in its place.
 
-Repairs are applied when one of our strategies is made, never by an import, and each only once. Each
-has a test that fails once Keras no longer needs it (tests/parallel/test_keras_repairs.py for
-several workers, tests/devices/test_repairs.py for several devices).
+Repairs are applied when one of our strategies is made (that of `compilation` by `tfdist.init()`),
+never by an import, and each only once. Each has a test that fails once Keras no longer needs it
+(tests/parallel/test_keras_repairs.py for several workers, tests/devices/test_repairs.py for several
+devices).
 """
 
 from __future__ import annotations

@@ -1,0 +1,173 @@
+"""Gradients of the collectives against closed forms: eager, in functions and in v1 graphs.
+
+Every rank's loss is the sum of its results times weights of its own. What a gradient must be
+follows from all ranks' weights, which every rank can compute.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ranks import on_ranks
+
+import tfdist
+from tfdist import ops
+
+
+def weights(rank: int, shape) -> np.ndarray:
+    return ((np.arange(int(np.prod(shape))) * 7 + 3 * rank) % 11 + 1.0).reshape(shape)
+
+
+def gradients(collective, shape: tuple[int, ...], rank: int) -> list[np.ndarray]:
+    """The gradient of this rank's loss, in every way that TensorFlow has of computing it."""
+    x = weights(5 * rank + 2, shape)
+
+    def loss(x):
+        result = collective(x)
+        return tf.reduce_sum(result * tf.constant(weights(rank, result.shape)))
+
+    def taped(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = loss(x)
+        return tape.gradient(value, x)
+
+    compiled = tf.function(loss)
+    with tf.GradientTape() as tape:
+        variable = tf.Variable(x)
+        # An operation of its own, so that the whole backward function is traced.
+        value = compiled(variable * 1.0)
+    found = [
+        taped(tf.constant(x)),
+        tf.function(taped)(tf.constant(x)),
+        tape.gradient(value, variable),
+    ]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        placed = tf.constant(x)
+        found.append(session.run(tf.gradients(loss(placed), placed)[0]))
+    return [np.asarray(gradient) for gradient in found]
+
+
+def check(collective, shape: tuple[int, ...], rank: int, expected: np.ndarray) -> None:
+    for gradient in gradients(collective, shape, rank):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
+@on_ranks(2, 3)
+def test_gradients_of_reductions(ctx):
+    tfdist.init()
+    rank, size = ctx.rank, ctx.size
+    shape = (size + 2, 2)
+    total = sum(weights(r, shape) for r in range(size))
+    check(ops.all_reduce, shape, rank, total)
+    check(lambda x: ops.all_reduce(x, reduce_op="mean"), shape, rank, total / size)
+    root = size - 1
+    check(lambda x: ops.reduce(x, None, root), shape, rank, weights(root, shape))
+    check(lambda x: ops.reduce(x, None, 0, "mean"), shape, rank, weights(0, shape) / size)
+    own = total if rank == root else np.zeros(shape)
+    check(lambda x: ops.broadcast(x, None, root), shape, rank, own)
+    share, more = divmod(shape[0], size)
+    parts = np.concatenate([weights(r, (share + (r < more), 2)) for r in range(size)])
+    check(ops.reduce_scatter, shape, rank, parts)
+    check(lambda x: ops.reduce_scatter(x, None, "mean"), shape, rank, parts / size)
+
+
+@on_ranks(2, 3)
+def test_gradients_of_rows(ctx):
+    tfdist.init()
+    rank, size = ctx.rank, ctx.size
+    shape = (rank + 1, 2)
+    rows = size * (size + 1) // 2
+    mine = slice(rank * (rank + 1) // 2, (rank + 1) * (rank + 2) // 2)
+    total = sum(weights(r, (rows, 2)) for r in range(size))
+    # v1 graphs and functions do not know how many rows come: the weights must be told
+    known = lambda x: tf.ensure_shape(x, (rows, 2))  # noqa: E731
+    check(lambda x: known(ops.all_gather(x)), shape, rank, total[mine])
+    root = size - 1
+    there = (rows if rank == root else 0, 2)
+    gathered = lambda x: tf.ensure_shape(ops.gather(x, None, root), there)  # noqa: E731
+    check(gathered, shape, rank, weights(root, (rows, 2))[mine])
+
+    whole = (size + 1, 2)
+    share, more = divmod(size + 1, size)
+    part = [(share + (r < more), 2) for r in range(size)]
+    scattered = lambda x: tf.ensure_shape(ops.scatter(x, None, root), part[rank])  # noqa: E731
+    parts = np.concatenate([weights(r, part[r]) for r in range(size)])
+    check(scattered, whole, rank, parts if rank == root else np.zeros(whole))
+
+    equal = (2 * size, 2)
+    back = [weights(r, equal)[2 * rank : 2 * rank + 2] for r in range(size)]
+    check(ops.all_to_all, equal, rank, np.concatenate(back))
+    # rank r sends r + s rows to rank s
+    splits = [rank + r for r in range(size)]
+    sent = (sum(splits), 2)
+
+    def uneven(x):
+        return tf.ensure_shape(ops.all_to_all(x, splits=splits)[0], sent)
+
+    back = []
+    for r in range(size):
+        begin = sum(r + s for s in range(rank))
+        count = sum(r + s for s in range(size))
+        back.append(weights(r, (count, 2))[begin : begin + r + rank])
+    check(uneven, sent, rank, np.concatenate(back))
+
+
+@on_ranks(2)
+def test_gradients_of_lists_and_of_what_has_none(ctx):
+    tfdist.init()
+    rank = ctx.rank
+    single, double = tf.constant([1.0 + rank]), tf.constant([2.0], tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch([single, double])
+        one, count, two = ops.all_gather([single, tf.constant([rank]), double])
+        # nobody uses `two`
+        value = tf.reduce_sum(one * [3.0, 5.0]) * tf.cast(tf.reduce_sum(count), tf.float32)
+    first, second = tape.gradient(value, [single, double])
+    np.testing.assert_array_equal(first, [6.0 if rank == 0 else 10.0])
+    assert second is None or not np.any(second)
+    x = tf.Variable([2.0, 3.0])
+    for reduce_op in ("min", "max", "product"):
+        with tf.GradientTape() as tape:
+            value = ops.all_reduce(x, reduce_op=reduce_op, label="least")
+        with pytest.raises(LookupError, match=f"all_reduce 'least': .*received '{reduce_op}'"):
+            tape.gradient(value, x)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            value = ops.all_reduce(x * x * (1.0 + rank))  # 3 x^2
+        slope = inner.gradient(value, x)  # its upstream is 1 on both: 2 * 2 x (1 + r)
+    np.testing.assert_allclose(slope, 4 * (1 + rank) * np.array([2.0, 3.0]))
+    np.testing.assert_allclose(outer.gradient(slope, x), [4.0 * (1 + rank)] * 2)
+
+
+@on_ranks(2, 3)
+def test_gradients_through_loops_and_branches(ctx):
+    tfdist.init()
+    rank, size = ctx.rank, ctx.size
+
+    def looped(x):
+        for _ in tf.range(3):
+            x = ops.all_reduce(x)
+        return x
+
+    def branched(x):
+        if tf.reduce_sum(ops.all_reduce(x)) > 0:
+            return ops.all_reduce(x) * 2.0
+        return ops.broadcast(x)
+
+    # sums thrice: size^2 times the sum
+    total = sum(weights(r, (4,)) for r in range(size))
+    for body, expected in ((looped, size**2 * total), (branched, 2 * total)):
+        compiled = tf.function(body)
+
+        @tf.function
+        def step(x, compiled=compiled):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                value = tf.reduce_sum(compiled(x) * tf.constant(weights(rank, (4,))))
+            return tape.gradient(value, x)
+
+        for _ in range(2):
+            x = tf.constant(weights(rank + 3, (4,)))
+            np.testing.assert_allclose(step(x), expected, rtol=1e-12)

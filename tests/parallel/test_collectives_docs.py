@@ -1,0 +1,32 @@
+"""The programs of docs/collectives.md, and the memory that collectives take over many steps."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from example_runs import ROOT, tfdist_run
+
+pytestmark = pytest.mark.timeout(180)
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/collectives.md").read_text(), re.DOTALL)
+
+
+def test_the_programs_of_the_page(tmp_path):
+    script = tmp_path / "train.py"
+    first, layer, groups = PROGRAMS
+    # In one job: each program's init, after the first, finds the job entered.
+    script.write_text(first + groups + layer)
+    lines = tfdist_run(script, tasks="--workers 3")
+    text = "\n".join(lines)
+    assert "[3. 3.] (6, 2) [0 1 2]" in text
+    for said in ("first 0 3.0", "first 1 3.0", "last 1 3.0", "last 2 3.0"):
+        assert said in text
+    assert "first 2" not in text and "last 0" not in text
+    assert len(re.findall(r"loss \d\.\d+", text)) == 3
+
+
+def test_memory_does_not_grow():
+    lines = tfdist_run(ROOT / "benchmarks/collective_memory.py", "--steps", "1500")
+    growth = [float(g) for line in lines for g in re.findall(r"grew by (-?[\d.]+) MB", line)]
+    # Something kept per step would show: 1 KB of it is 1 MB.
+    assert len(growth) == 2 and max(growth) < 0.9, lines
