@@ -22,6 +22,19 @@ def test_fashion_mnist_prints_once_from_the_chief():
     assert 0 < float(re.search(r"([\d.]+)%", share)[1]) < 100
 
 
+def test_fashion_mnist_sends_less_when_it_compresses():
+    sent = {}
+    for method in ("bf16", "topk"):
+        lines = tfdist_run(
+            ROOT / "keras_examples/fashion_mnist.py",
+            *("--epochs", "1", "--limit", "1280", "--compression", method),
+        )
+        line = next(line for line in lines if "bytes sent a step" in line)
+        sent[method] = int(re.search(r"step: ([\d,]+)", line)[1].replace(",", ""))
+    assert 0.5 <= sent["bf16"] / (4 * 422_154) < 0.51
+    assert 0.02 <= sent["topk"] / (4 * 422_154) < 0.03
+
+
 def test_multi_worker_with_keras_saves_and_reads_back(tmp_path):
     lines = tfdist_run(
         ROOT / "keras_examples/multi_worker_with_keras.py",
@@ -32,7 +45,7 @@ def test_multi_worker_with_keras_saves_and_reads_back(tmp_path):
     assert (tmp_path / "model.keras").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/multi_worker.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/multi_worker.md", "docs/compression.md"])
 def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):
     program = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[1]
     script = tmp_path / "train.py"

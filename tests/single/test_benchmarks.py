@@ -130,6 +130,31 @@ def test_embedding_store_compares_with_hash_tables(tmp_path):
         assert re.search(line, finished.stdout), finished.stdout
 
 
+@pytest.mark.timeout(120)
+def test_compression_counts_bytes_of_every_method(tmp_path):
+    file = tmp_path / "figures" / "compression.json"
+    finished = run(
+        *(sys.executable, "benchmarks/compression.py", "--limit", "640", "--epochs", "1"),
+        *("--rows", "none", "bf16", "powersgd, rank 1", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    report = json.loads(file.read_text())
+    assert (report["parameters"], report["steps"], report["seeds"]) == (106_122, 5, 1)
+    # The first kernel (400), the last one (640) and the biases (122) are small.
+    thin = 9 * 16 + 32 + 7 * 7 * 32 + 64
+    expected = {
+        "none": 4 * 106_122,
+        "bf16": 2 * (106_122 - 1162) + 4 * 1162,
+        "powersgd, rank 1": 4 * (thin + 1162),
+    }
+    assert {row["name"]: row["bytes_per_step"] for row in report["rows"]} == expected
+    for row in report["rows"]:
+        assert row["times_fewer"] == expected["none"] / row["bytes_per_step"]
+        assert 0 < row["accuracy"] < 1 and row["loss"] > 0
+        line = rf"{row['name']} +{row['bytes_per_step']:,.0f} +{row['times_fewer']:.1f}x +"
+        assert re.search(line + f"{row['accuracy']:.4f}", finished.stdout), finished.stdout
+
+
 def test_the_script_that_runs_benchmarks_knows_their_names():
     finished = run("scripts/bench", "local_reduce", "no_such")
     assert finished.returncode == 1
