@@ -14,6 +14,7 @@ from tfdist.ops.compressed import (
     sum_taken,
     take_largest,
 )
+from tfdist.ops.fused import fused_all_reduce
 from tfdist.ops.gathers import all_gather, all_to_all, gather, reduce_scatter, scatter
 from tfdist.ops.hand_over import hand_over
 from tfdist.ops.local_reduce import local_reduce
@@ -78,6 +79,7 @@ __all__ = [
     "broadcast",
     "dump_rows",
     "embedding_lookup",
+    "fused_all_reduce",
     "gather",
     "hand_over",
     "local_reduce",

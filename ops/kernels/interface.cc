@@ -70,5 +70,30 @@ REGISTER_OP("TfdistUnbundle")
       return absl::OkStatus();
     });
 
+// `table_rows`: of how many rows the whole tensor would be; -1 if that is not known.
+REGISTER_OP("TfdistAllReduceRows")
+    .Input("ids: Tindices")
+    .Input("rows: T")
+    .Input("table_rows: int64")
+    .Output("reduced_ids: Tindices")
+    .Output("reduced_rows: T")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr("reduce_op: {'sum', 'mean'}")
+    .Attr("communicator: int")
+    .Attr("key: int")
+    .Attr("label: string")
+    .Attr("timeout_seconds: float")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows;
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 1, &rows));
+      TF_RETURN_IF_ERROR(c->ReplaceDim(rows, 0, c->UnknownDim(), &rows));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, rows);
+      return absl::OkStatus();
+    });
+
 }  // namespace
 }  // namespace tfdist
