@@ -107,3 +107,21 @@ def test_a_bucket_waits_for_its_own_gradients_only(ctx):
         backward = {op for op in before if "gradient" in op.name and "MatMul_1" in op.name}
         assert not _layers(backward) & {f"layer{i}" for i in later}
     return model.get_weights()
+
+
+@on_ranks(2, check=models.identical)
+def test_accumulated_gradients_travel_when_they_are_applied(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        keras.utils.set_random_seed(ctx.rank)
+        model = keras.Sequential([keras.Input((200,)), keras.layers.Dense(100)])
+        model.compile(keras.optimizers.Adam(gradient_accumulation_steps=4), "mse")
+        model.optimizer.build(model.trainable_variables)  # rank 0 tells the others its slots
+    features = np.random.default_rng(ctx.rank).normal(size=(64, 200)).astype("float32")
+    data = tf.data.Dataset.from_tensors((features, features[:, :100])).repeat(8)
+    before = strategy.communication_stats().bytes_sent
+    model.fit(data, verbose=0)
+    sent = strategy.communication_stats().bytes_sent - before
+    size = 4 * model.count_params()
+    assert 2 * size <= sent < 2.2 * size, sent / size  # two updates in eight steps
+    return model.get_weights()
