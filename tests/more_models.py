@@ -7,7 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from models import CLASSES, built_classifier, difference, examples
+from models import CLASSES, built_classifier, difference, examples, slots
+
+import tfdist
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 WORDS = ["north", "east", "south", "west"]
@@ -59,23 +61,26 @@ def words(count: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(({"word": texts}, numbers % CLASSES))
 
 
-def embedding(optimizer: Any, sparse: bool) -> keras.Model:
+def embedding(optimizer: Any, sparse: bool, library: Any = keras, ids_dtype: str = "int32") -> Any:
     """Makes a compiled model that sums the rows of four ids below 10.
 
     Args:
       optimizer: as for `compile`.
       sparse: whether the gradient of the table is `tf.IndexedSlices`, or dense.
+      library: `keras` or `tf_keras`.
+      ids_dtype: of the input, and of the gradient's indices.
     """
+    layers = library.layers
+    ids = library.Input((4,), dtype=ids_dtype)
     if sparse:
-        ids = keras.Input((4,), dtype="int32")
-        rows = keras.layers.Embedding(10, 5, embeddings_initializer="uniform")(ids)
-        summed = keras.layers.Lambda(lambda rows: tf.reduce_sum(rows, axis=1))(rows)
+        rows = layers.Embedding(10, 5, embeddings_initializer="uniform")(ids)
+        summed = layers.Lambda(lambda rows: tf.reduce_sum(rows, axis=1))(rows)
     else:
-        ids = keras.Input((4,), dtype="int32")
-        counts = keras.layers.CategoryEncoding(10, output_mode="count")(ids)
-        summed = keras.layers.Dense(5, use_bias=False, kernel_initializer="uniform")(counts)
-    model = keras.Model(ids, keras.layers.Dense(CLASSES)(summed))
-    model.compile(optimizer, LOSS, metrics=["accuracy"])
+        counts = layers.CategoryEncoding(10, output_mode="count")(ids)
+        summed = layers.Dense(5, use_bias=False, kernel_initializer="uniform")(counts)
+    model = library.Model(ids, layers.Dense(CLASSES)(summed))
+    loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
     return model
 
 
@@ -91,6 +96,35 @@ def loss_scaled_classifier() -> keras.Model:
     return built_classifier(
         keras.optimizers.LossScaleOptimizer(inner, initial_scale=1024.0, dynamic_growth_steps=3)
     )
+
+
+def train_embedding_like_one_process(
+    ctx: Any, name: str, tolerance: float, ids_dtype: str, library: Any = keras
+) -> list[np.ndarray]:
+    """Trains an `embedding` on two ranks; asserts that it equals a dense one of one process.
+
+    Ids repeat within a row, within a worker's share and between workers; one is never seen. The
+    rows of int32 ids are less than the table, those of int64 ids are more (ops/core/row_sums.h).
+
+    Returns:
+      The weights and the optimizer's slots.
+    """
+    ids, labels = ids_and_labels(64 * 20)
+    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
+    library.utils.set_random_seed(0)
+    optimizer = getattr(library.optimizers, name)
+    alone = embedding(optimizer(), False, library)
+    start = alone.get_weights()
+    if ctx.rank == 0:
+        alone.fit(ids, labels, **options)
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = embedding(optimizer(), True, library, ids_dtype)
+        model.set_weights(start)
+    model.fit(ids.astype(ids_dtype), labels, **options)
+    if ctx.rank == 0:
+        assert difference(model.get_weights(), alone.get_weights()) <= tolerance
+        np.testing.assert_array_equal(model.get_weights()[0][9], start[0][9])
+    return [*model.get_weights(), *slots(model)]
 
 
 def overflow_on_one_of_two(model: keras.Model) -> None:

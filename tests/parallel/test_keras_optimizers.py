@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import keras
 import models
-import numpy as np
 import pytest
 from models import ADAPTIVE, EXACT, built_classifier, classifier, difference, examples, identical
 from more_models import (
-    embedding,
-    ids_and_labels,
     loss_scaled_classifier,
     overflow_on_one_of_two,
+    train_embedding_like_one_process,
 )
 from ranks import on_ranks
 
@@ -43,28 +41,13 @@ def test_adamw_with_clipnorm(ctx):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "tolerance"),
-    [(keras.optimizers.SGD, EXACT), (keras.optimizers.Adam, ADAPTIVE)],
-    ids=["sgd", "adam"],
+    ("name", "tolerance", "ids_dtype"),
+    [("SGD", EXACT, "int32"), ("Adam", ADAPTIVE, "int64"), ("Adagrad", ADAPTIVE, "int32")],
+    ids=["sgd", "adam", "adagrad"],
 )
 @on_ranks(2, check=identical)
-def test_embedding(ctx, optimizer, tolerance):
-    """Ids repeat within a row, within a worker's share and between workers; one is never seen."""
-    ids, labels = ids_and_labels(64 * STEPS)
-    options = {"batch_size": 64, "shuffle": False, "verbose": 0}
-    keras.utils.set_random_seed(0)
-    alone = embedding(optimizer(), sparse=False)
-    start = alone.get_weights()
-    if ctx.rank == 0:
-        alone.fit(ids, labels, **options)
-    with tfdist.MultiWorkerMirroredStrategy().scope():
-        model = embedding(optimizer(), sparse=True)
-        model.set_weights(start)
-    model.fit(ids, labels, **options)
-    if ctx.rank == 0:
-        assert difference(model.get_weights(), alone.get_weights()) <= tolerance
-        np.testing.assert_array_equal(model.get_weights()[0][9], start[0][9])
-    return [*model.get_weights(), *models.slots(model)]
+def test_embedding(ctx, name, tolerance, ids_dtype):
+    return train_embedding_like_one_process(ctx, name, tolerance, ids_dtype)
 
 
 @on_ranks(2, check=identical)

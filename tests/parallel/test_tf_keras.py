@@ -5,6 +5,7 @@ from __future__ import annotations
 import models
 import pytest
 from models import ADAPTIVE, EXACT, classifier, identical
+from more_models import train_embedding_like_one_process
 from ranks import on_ranks
 
 STEPS = 20
@@ -62,3 +63,15 @@ def test_batch_normalization_and_sparse_gradients(ctx):
     losses = model.fit(data, target, batch_size=64, epochs=3, shuffle=False, verbose=0).history
     assert losses["loss"][-1] < losses["loss"][0]
     return [*model.get_weights(), *_state_of(normalization)]
+
+
+@pytest.mark.parametrize(
+    ("name", "ids_dtype"),
+    [("SGD", "int64"), ("Adam", "int32"), ("Adagrad", "int64")],
+    ids=["sgd", "adam", "adagrad"],
+)
+@on_ranks(2, check=identical, env={"TF_USE_LEGACY_KERAS": "1"})
+def test_embedding(ctx, name, ids_dtype):
+    import tf_keras
+
+    return train_embedding_like_one_process(ctx, name, ADAPTIVE, ids_dtype, tf_keras)
