@@ -84,7 +84,7 @@ def fused_all_reduce(
         else:
             options["variables"] = variables and [variables[i] for i in bucket]
             reduced = compressor.all_reduce(pack, communicator, reduce_op, **options)
-        _start_when_ready(reduced[0])
+        start_when_ready(reduced[0])
         for i, value in zip(bucket, reduced, strict=True):
             results[i] = value
     for i, value in enumerate(values):
@@ -93,7 +93,7 @@ def fused_all_reduce(
             results[i] = all_reduce_rows(
                 value, communicator, reduce_op, label=name, timeout=timeout
             )
-            _start_when_ready(results[i].values)
+            start_when_ready(results[i].values)
     return results
 
 
@@ -117,7 +117,7 @@ def _buckets(values: list, bytes_per_pack: int) -> list[list[int]]:
     return buckets
 
 
-def _start_when_ready(result: tf.Tensor) -> None:
+def start_when_ready(result: tf.Tensor) -> None:
     """Takes a collective out of the order that TensorFlow gives to ops with side effects.
 
     In a function it would start each only after the one before has ended. Ours find each other by

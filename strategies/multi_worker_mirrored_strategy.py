@@ -26,6 +26,7 @@ from tfdist.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.ps import membership
 from tfdist.resolver import ClusterResolver
+from tfdist.strategies import sole_replica
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
@@ -56,7 +57,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
         `TF_CONFIG`. Without a cluster the strategy trains alone.
       communication_options: a `tfdist.CommunicationOptions`. `bytes_per_pack` splits the gradients
-        into buckets that travel while others are still computed (0: one bucket); `timeout_seconds`
+        into buckets that travel while others are still computed (0: of 4 MB); `timeout_seconds`
         bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO and RING mean
         tfdist's collectives, NCCL means TensorFlow's own, unchanged; `compression` makes gradients
         smaller on their way.
@@ -239,7 +240,9 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         with self.tables.step() if self.tables is not None else contextlib.nullcontext():
-            return super()._call_for_each_replica(fn, args, kwargs)
+            if self.communicator is None or len(self._devices) > 1 or not sole_replica.can_run(fn):
+                return super()._call_for_each_replica(fn, args, kwargs)
+            return sole_replica.run(self, fn, args, kwargs)
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self.communicator is None:
