@@ -1,0 +1,136 @@
+"""Shows, for one training step of `fit`, when each bucket of gradients travelled.
+
+    python benchmarks/overlap.py [--model dense] [--bytes_per_pack 4194304] [--json FILE]
+
+Two workers train under `tfdist.MultiWorkerMirroredStrategy`. Beside every collective two ops of the
+same graph write down the time: when the bucket's last gradient existed, and when its sum did. The
+last gradient of the last bucket ends back-propagation: what travelled before cost no time of its
+own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from absl import app, flags
+from contenders.processes import Remote
+from contenders.training import MODELS, TITLES, WORKERS, TrainingRank, tf_configs, together
+
+MODEL = flags.DEFINE_enum("model", "dense", MODELS, "what is trained")
+BYTES = flags.DEFINE_integer("bytes_per_pack", 0, "size of a bucket; 0: the default")
+STEPS = flags.DEFINE_integer("steps", 9, "steps, of which the one of median length is shown")
+JSON = flags.DEFINE_string("json", None, "file to write the figures to")
+
+SMALLEST = 64  # bytes; less is no gradient but the loss
+MOST = 500  # buckets
+COLUMNS = 60  # of the drawing
+
+
+class TimedRank(TrainingRank):
+    """A worker that writes down when its buckets travel.
+
+    Args:
+      tf_config: the job.
+    """
+
+    def __init__(self, tf_config: str) -> None:
+        super().__init__("keras", "tfdist", tf_config)
+        self._bytes: list[int] = []  # of each bucket
+        self._time_buckets()
+
+    def _time_buckets(self) -> None:
+        import tensorflow as tf
+
+        from tfdist.ops import fused
+
+        original = fused.all_reduce
+        self._times = tf.Variable(tf.zeros([MOST, 2], tf.float64))
+
+        def when_all_exist(tensors):
+            with tf.control_dependencies(tensors):
+                time = tf.timestamp()
+            fused.start_when_ready(time)
+            return time
+
+        def all_reduce(tensors, *arguments, **options):
+            size = sum(t.shape.num_elements() * t.dtype.size for t in tensors)
+            if tf.executing_eagerly() or size < SMALLEST:
+                return original(tensors, *arguments, **options)
+            number = len(self._bytes)
+            self._bytes.append(size)
+            ready = when_all_exist(tensors)
+            reduced = original(tensors, *arguments, **options)
+            self._times.scatter_nd_update([[number]], [[ready, when_all_exist(reduced)]])
+            return reduced
+
+        fused.all_reduce = all_reduce
+
+    def trace(self, kind: str, bytes_per_pack: int, steps: int) -> list[list[dict]]:
+        """Returns, for each of `steps` steps, its buckets in the order in which they fill up."""
+        model = self._models[kind, bytes_per_pack]
+        traces = []
+        for _ in range(steps + 1):
+            model.fit(self._batches(kind, 1), verbose=0)
+            times = self._times.numpy()
+            traces.append(
+                [
+                    {"bytes": size, "ready": float(ready), "reduced": float(reduced)}
+                    for (ready, reduced), size in zip(times, self._bytes, strict=False)
+                    if ready > 0  # of the function that ran, not of one traced on the way
+                ]
+            )
+        return traces[1:]
+
+
+def trace() -> list[dict]:
+    """The buckets of the step of median length on rank 0, timed from the first one's start."""
+    ranks = [Remote(TimedRank, config) for config in tf_configs()]
+    try:
+        together(ranks, "add", MODEL.value, BYTES.value)
+        results = together(ranks, "trace", MODEL.value, BYTES.value, STEPS.value)
+    finally:
+        for rank in ranks:
+            rank.stop()
+    steps = [sorted(step, key=lambda bucket: bucket["ready"]) for step in results[0]]
+    steps.sort(key=lambda step: max(b["reduced"] for b in step) - step[0]["ready"])
+    step = steps[len(steps) // 2]
+    start = step[0]["ready"]
+    return [{**b, "ready": b["ready"] - start, "reduced": b["reduced"] - start} for b in step]
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    buckets = trace()
+    backward = max(bucket["ready"] for bucket in buckets)
+    end = max(bucket["reduced"] for bucket in buckets)
+    # Whoever waits for several buckets at once waits once.
+    hidden, last = 0.0, 0.0
+    for bucket in buckets:
+        begin, finish = max(last, bucket["ready"]), min(bucket["reduced"], backward)
+        hidden, last = hidden + max(0.0, finish - begin), max(last, finish)
+    print(f"\none step of the {TITLES[MODEL.value]}, rank 0 of {WORKERS}, milliseconds")
+    print(f"{'bucket':>6} {'MB':>6} {'complete':>9} {'reduced':>8}   | back-propagation ends")
+    mark = round(backward / end * COLUMNS)
+    for number, bucket in enumerate(buckets, 1):
+        first, past = (round(bucket[key] / end * COLUMNS) for key in ("ready", "reduced"))
+        line = [" "] * (COLUMNS + 1)
+        line[first : past + 1] = ["="] * (past + 1 - first)
+        line[mark] = "|"
+        print(
+            f"{number:6d} {bucket['bytes'] / 1e6:6.2f} {bucket['ready'] * 1e3:9.1f} "
+            f"{bucket['reduced'] * 1e3:8.1f}   {''.join(line)}"
+        )
+    print(
+        f"communication: {hidden * 1e3:.1f} ms beside back-propagation, "
+        f"{(end - backward) * 1e3:.1f} ms after it"
+    )
+    if JSON.value:
+        path = Path(JSON.value)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figures = {"model": MODEL.value, "backward": backward, "end": end, "buckets": buckets}
+        path.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)
