@@ -17,6 +17,9 @@ _compatibility.check_tensorflow()
 if TYPE_CHECKING:
     from tfdist import callbacks, compression, embedding, errors, layers, ops
     from tfdist.cluster import Cluster
+    from tfdist.data_parallel.batch_normalization import SyncBatchNormalization
+    from tfdist.data_parallel.optimizer import DistributedOptimizer, load_model
+    from tfdist.data_parallel.tape import DistributedGradientTape
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
     from tfdist.groups import new_group
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     )
     from tfdist.tasks import init
     from tfdist.variables import broadcast_variables
-    from tfdist.world import local_rank, local_size, rank, size
+    from tfdist.world import is_initialized, local_rank, local_size, rank, size
 
 # Where each public name lives; looked up on first use, because the modules behind most of them
 # import TensorFlow.
@@ -39,15 +42,20 @@ _HOMES = {
     "CentralStorageStrategy": "tfdist.strategies",
     "Cluster": "tfdist.cluster",
     "ClusterResolver": "tfdist.resolver",
+    "DistributedGradientTape": "tfdist.data_parallel.tape",
+    "DistributedOptimizer": "tfdist.data_parallel.optimizer",
     "EmbeddingTable": "tfdist.embedding",
     "CommunicationOptions": "tfdist.strategies",
     "MirroredStrategy": "tfdist.strategies",
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
     "OneDeviceStrategy": "tfdist.strategies",
     "ParameterServerStrategy": "tfdist.strategies",
+    "SyncBatchNormalization": "tfdist.data_parallel.batch_normalization",
     "broadcast_variables": "tfdist.variables",
     "export_for_serving": "tfdist.embedding.export",
     "init": "tfdist.tasks",
+    "is_initialized": "tfdist.world",
+    "load_model": "tfdist.data_parallel.optimizer",
     "local_rank": "tfdist.world",
     "local_size": "tfdist.world",
     "new_group": "tfdist.groups",
@@ -61,11 +69,14 @@ __all__ = [
     "Cluster",
     "ClusterResolver",
     "CommunicationOptions",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
     "EmbeddingTable",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "SyncBatchNormalization",
     "__version__",
     "broadcast_variables",
     "callbacks",
@@ -74,7 +85,9 @@ __all__ = [
     "errors",
     "export_for_serving",
     "init",
+    "is_initialized",
     "layers",
+    "load_model",
     "local_rank",
     "local_size",
     "new_group",

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-import keras
 import tensorflow as tf
 
+from tfdist.data_parallel.broadcast import BroadcastGlobalVariablesCallback
+from tfdist.data_parallel.callback import Callback
+from tfdist.data_parallel.learning_rate import (
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+)
+from tfdist.data_parallel.metrics import MetricAverageCallback
 from tfdist.ps import membership, server_stats
 from tfdist.ps.server_stats import Reading
+
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "PsStats",
+]
 
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
@@ -14,7 +28,7 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
 _SCALAR.data_class = 1  # DATA_CLASS_SCALAR
 
 
-class PsStats(keras.callbacks.Callback):
+class PsStats(Callback):
     """Writes what the parameter servers hold and do as TensorBoard scalars.
 
     Of each server `ps/0/rows`, `bytes`, `pulls_per_second`, `pushes_per_second`,

@@ -38,6 +38,11 @@ def cluster(asked: str) -> Cluster:
     return _entered[0]
 
 
+def is_initialized() -> bool:
+    """Whether `tfdist.init()` or a strategy has named the job of this process."""
+    return bool(_entered)
+
+
 def rank() -> int:
     """Returns this process's number among the tasks that train, from 0; 0 when it trains alone.
 

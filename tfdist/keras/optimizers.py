@@ -13,6 +13,8 @@ from tensorflow.python.distribute.distribute_utils import regroup, select_replic
 from tensorflow.python.distribute.ps_values import AggregatingVariable
 from tensorflow.python.distribute.values import DistributedVariable
 
+from tfdist import ops as collectives
+from tfdist import world
 from tfdist.keras.workers import replica_of_ours, replica_with_copies, replica_with_peers
 
 # What a strategy with several devices makes of a variable.
@@ -34,6 +36,22 @@ def agree_on_overflow() -> None:
         if replica is None:
             return finite
         return replica.all_reduce("SUM", tf.cast(tf.logical_not(finite), tf.int32)) == 0
+
+    LossScaleOptimizer.check_finite = check_finite
+
+
+@functools.cache
+def agree_on_overflow_of_ranks() -> None:
+    """The same where there is no strategy, and the optimizer inside reduces over the ranks."""
+    original = LossScaleOptimizer.check_finite
+
+    @functools.wraps(original)
+    def check_finite(self, grads):
+        finite = original(self, grads)
+        if not getattr(self.inner_optimizer, "reduces_over_ranks", False) or world.size() == 1:
+            return finite
+        overflows = tf.cast(tf.logical_not(finite), tf.int32)
+        return collectives.all_reduce(overflows, label="has a gradient overflown") == 0
 
     LossScaleOptimizer.check_finite = check_finite
 

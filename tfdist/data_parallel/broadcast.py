@@ -1,0 +1,55 @@
+"""The callback that lets all ranks begin alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.data_parallel.callback import Callback
+from tfdist.variables import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(Callback):
+    """Gives all ranks the weights of one, and its optimizer's state, before the first step.
+
+    Needed wherever ranks could begin with different values: random weights, or a checkpoint that only
+    one of them has read. Random seeds, such as a `Dropout` layer's, stay each rank's own.
+
+    A model of tf_keras without an input shape has no weights before its first step: it gets them
+    after that, as with Horovod.
+
+    Example:
+      model.fit(data, callbacks=[tfdist.callbacks.BroadcastGlobalVariablesCallback(0)])
+    """
+
+    def __init__(self, root_rank: int = 0) -> None:
+        """Makes the callback.
+
+        Args:
+          root_rank: whose values are taken.
+        """
+        super().__init__()
+        self._root_rank = root_rank
+        self._done = False
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Broadcasts what exists, unless an earlier `fit` has."""
+        if not self._done and self.model.built:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Broadcasts what exists only now."""
+        if not self._done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        self._done = True
+        optimizer = self.model.optimizer
+        build = getattr(optimizer, "build", None)
+        if build is not None and not getattr(optimizer, "built", False):
+            build(self.model.trainable_variables)
+        broadcast_variables([*self.model.weights, *_variables(optimizer)], self._root_rank)
+
+
+def _variables(optimizer: Any) -> list:
+    variables = optimizer.variables  # a method of the optimizers of tf_keras.optimizers.legacy
+    return list(variables() if callable(variables) else variables)

@@ -1,0 +1,92 @@
+"""The distributed optimizer for Keras 3."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.data_parallel import optimizer as front
+from tfdist.keras.optimizers import agree_on_overflow_of_ranks
+
+# Under which an optimizer of whatever class is saved: its own class is part of its config.
+_registered = keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
+
+
+@_registered
+class DistributedKerasOptimizer:
+    """What is put before a Keras 3 optimizer's class; see `DistributedOptimizer`."""
+
+    reduces_over_ranks = True
+
+    def apply(self, grads, trainable_variables=None) -> None:
+        """As the optimizer's, with the gradients of all ranks."""
+        grads = list(grads)
+        if self._accumulator is None:
+            super().apply(self._reduction(grads), trainable_variables)
+            return
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if not self.built:
+                with tf.init_scope():  # not in the branch that applies
+                    self.build(trainable_variables)
+        variables = trainable_variables or self._trainable_variables
+        self._accumulator.add(
+            grads,
+            variables,
+            lambda sums: super(DistributedKerasOptimizer, self).apply(
+                self._reduction(sums), variables
+            ),
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` needs."""
+        plain = keras.optimizers.serialize(self._plain_class.from_config(super().get_config()))
+        return {"optimizer": plain, **dataclasses.asdict(self._options)}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None) -> keras.Optimizer:
+        """Makes the optimizer that was distributed, and distributes it."""
+        options = dict(config)
+        plain = keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
+        return distribute(plain, front.Options(**options))
+
+
+def distribute(
+    optimizer: keras.Optimizer, options: front.Options, name: str | None = None
+) -> keras.Optimizer:
+    """As `front.wrapped`, for an optimizer of Keras 3."""
+    agree_on_overflow_of_ranks()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # As `compile` does with mixed precision: the loss is scaled outside.
+        distribute(optimizer.inner_optimizer, options, name)
+        return optimizer
+    front.refuse_distributed(optimizer, DistributedKerasOptimizer)
+    if name is not None:
+        optimizer.name = name
+    state = {
+        "_plain_class": type(optimizer),
+        "_options": options,
+        "_reduction": options.reduction(),
+        "_accumulator": options.accumulator(),
+        "__class__": _distributed(type(optimizer)),
+    }
+    for attribute, value in state.items():
+        # Keras's own way of setting would look for variables to save.
+        object.__setattr__(optimizer, attribute, value)
+    return optimizer
+
+
+def is_distributed(optimizer: keras.Optimizer) -> bool:
+    """Whether an optimizer, or the one inside a LossScaleOptimizer, reduces over the ranks."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return isinstance(inner, DistributedKerasOptimizer)
+
+
+@functools.cache
+def _distributed(plain: type) -> type:
+    cls = type(f"Distributed{plain.__name__}", (DistributedKerasOptimizer, plain), {})
+    return _registered(cls)
