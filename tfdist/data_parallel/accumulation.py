@@ -32,9 +32,7 @@ class Accumulator:
         self._sums: list[_Sum | None] = []
         self._done: tf.Variable | None = None
 
-    def add(
-        self, gradients: Sequence, variables: Sequence, apply: Callable[[list], None]
-    ) -> None:
+    def add(self, gradients: Sequence, variables: Sequence, apply: Callable[[list], None]) -> None:
         """Adds the gradients of one pass; after the last pass of a step applies the sums.
 
         Args:

@@ -30,7 +30,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     As `keras.layers.BatchNormalization` otherwise, with its arguments. N ranks with batches of B
     normalize as one process with a batch of N * B; batches may differ in size. Costs one collective
     forward and one backward. Statistics are float32 where the layer computes in float16 or
-    bfloat16. For Keras 3. Under a strategy use `keras.layers.BatchNormalization(synchronized=True)`.
+    bfloat16. For Keras 3. Under a strategy take `keras.layers.BatchNormalization` with
+    `synchronized=True`.
 
     Raises:
       ValueError: when called under a strategy.

@@ -11,11 +11,11 @@ from tfdist.variables import broadcast_variables
 class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the weights of one, and its optimizer's state, before the first step.
 
-    Needed wherever ranks could begin with different values: random weights, or a checkpoint that only
-    one of them has read. Random seeds, such as a `Dropout` layer's, stay each rank's own.
+    Needed wherever ranks could begin with different values: random weights, or a checkpoint that
+    only one of them has read. Random seeds, such as a `Dropout` layer's, stay each rank's own.
 
-    A model of tf_keras without an input shape has no weights before its first step: it gets them
-    after that, as with Horovod.
+    A model that does not know its input's shape has no weights before its first step. It gets them
+    after that, as with Horovod: then this one step is made of gradients of different weights.
 
     Example:
       model.fit(data, callbacks=[tfdist.callbacks.BroadcastGlobalVariablesCallback(0)])

@@ -73,8 +73,8 @@ class LearningRateScheduleCallback(Callback):
         steps = self._steps_per_epoch or self.params.get("steps")
         if not steps:
             raise ValueError(
-                f"tfdist.callbacks.{type(self).__name__}: expected steps_per_epoch, since `fit` does "
-                "not know how many batches the data have"
+                f"tfdist.callbacks.{type(self).__name__}: expected steps_per_epoch, since `fit` "
+                "does not know how many batches the data have"
             )
         return steps
 

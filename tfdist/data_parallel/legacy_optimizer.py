@@ -19,11 +19,13 @@ class DistributedLegacyOptimizer:
     """What is put before a tf_keras optimizer's class; see `DistributedOptimizer`."""
 
     def aggregate_gradients(self, grads_and_vars):
-        """Gives the gradients of all ranks; a LossScaleOptimizer calls it before it looks at them."""
+        """Gives the gradients of all ranks; a LossScaleOptimizer calls it before it looks."""
         gradients, variables = zip(*grads_and_vars, strict=True)
         return list(zip(self._reduction(gradients), variables, strict=True))
 
-    _aggregate_gradients = aggregate_gradients  # as optimizers of tf_keras.optimizers.legacy call it
+    _aggregate_gradients = (
+        aggregate_gradients  # as optimizers of tf_keras.optimizers.legacy call it
+    )
 
     def apply_gradients(self, grads_and_vars, *arguments, **options):
         """As the optimizer's; with several passes for each step, in the last of them."""

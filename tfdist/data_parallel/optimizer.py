@@ -51,13 +51,13 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
     """Makes an optimizer apply the mean, or the sum, of the gradients of all ranks.
 
     For Keras's `fit` and for loops of the user's own, without a strategy: every rank calls
-    `apply_gradients` with gradients of its own batch, and all apply the same. Clipping, weight decay
-    and whatever else the optimizer does come after the reduction. Around or inside a
-    `LossScaleOptimizer` all ranks leave a step out when one of them has to.
+    `apply_gradients` with gradients of its own batch, and all apply the same. Clipping, weight
+    decay and whatever else the optimizer does come after the reduction. With a `LossScaleOptimizer`
+    all ranks leave a step out when one of them has to.
 
-    With `backward_passes_per_step=n` gradients are added up on each rank, and reduced and applied in
-    every n-th call only; nothing is sent in between. `optimizer.iterations` counts steps, not calls.
-    What has been added up is not saved with a model.
+    With `backward_passes_per_step=n` gradients are added up on each rank, and reduced and applied
+    in every n-th call only; nothing is sent in between. `optimizer.iterations` counts steps, not
+    calls. What has been added up is not saved with a model.
 
     Args:
       optimizer: of Keras 3 or tf_keras. It becomes the distributed one itself, with its state, and
