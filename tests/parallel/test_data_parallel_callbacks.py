@@ -37,10 +37,6 @@ class Rates(keras.callbacks.Callback):
         return float(self.model.optimizer.momentums[0].numpy().ravel()[0])
 
 
-def _same_batches(count):
-    return (array[:16].repeat(count, axis=0) for array in models.examples(16))
-
-
 @on_ranks(2, check=identical)
 def test_beginning_alike_and_averaging(ctx):
     """Different seeds end equal; the best epoch is the same on all ranks."""
@@ -109,7 +105,7 @@ def test_schedules(ctx):
     features, labels = models.examples(16)
     rates = Rates()
     callbacks = [
-        LearningRateScheduleCallback(0.5, 1.0, end_epoch=1),
+        LearningRateScheduleCallback(0.5, lambda epoch: 1.0, end_epoch=1),
         LearningRateScheduleCallback(
             0.5, lambda epoch: 10.0**-epoch, start_epoch=1, momentum_correction=False
         ),
@@ -118,3 +114,5 @@ def test_schedules(ctx):
     model.fit(features, labels, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
     np.testing.assert_allclose(rates.rates, np.repeat([0.5, 0.05, 0.005], 2), rtol=1e-6)
     np.testing.assert_allclose(rates.ratios, 1.0)
+    with pytest.raises(TypeError, match=r"function of the epoch, received 0.1, .*0.1\*\*epoch"):
+        LearningRateScheduleCallback(0.5, 0.1)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from example_runs import ROOT, alone, tfdist_run
+from example_runs import ROOT, alone, documented_command, tfdist_run, typed
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -144,3 +144,34 @@ def test_the_program_for_parameter_servers_runs(tmp_path):
     script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     lines = tfdist_run(script, tasks="--workers 2 --ps 1")
     assert any(line.startswith("[chief]") and "loss" in line for line in lines)
+
+
+@pytest.mark.parametrize("options", [[], ["--loop", "--passes", "2"]], ids=["fit", "loop"])
+def test_horovod_style(options):
+    command = documented_command("keras_examples/horovod_style.py")
+    lines = typed([*command, "--epochs", "2", "--limit", "6000", *options])
+    for text in ("2 workers, 46 steps of 64 images each", "Epoch 2/2", "test accuracy"):
+        assert [line.split("]")[0] for line in lines if text in line] == ["[worker 0"], text
+    accuracy = next(line for line in lines if "test accuracy" in line)
+    assert float(re.search(r"accuracy: ([\d.]+)", accuracy)[1]) > 0.7
+
+
+def test_the_programs_of_the_porting_guide_run_on_two_workers(tmp_path, monkeypatch):
+    page = (ROOT / "docs/porting.md").read_text()
+    before = re.findall(r"```python before\n(.*?)```", page, re.DOTALL)
+    after = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(before) == len(after) == 3
+    # One process runs all three: each stands for itself.
+    script = tmp_path / "train.py"
+    script.write_text("\n\n".join(after))
+    monkeypatch.chdir(tmp_path)
+    lines = tfdist_run(script)
+    (mean,) = [line for line in lines if "mean loss" in line]
+    assert mean.startswith("[worker 0]") and float(mean.split()[-1]) < 0.1
+    assert len([line for line in lines if "Epoch 3/3" in line]) == 2
+    assert (tmp_path / "model.keras").exists()
+    # Names are all that a Horovod script changes.
+    for old, new in zip(before[:2], after[:2], strict=True):
+        renamed = re.sub(r"import horovod.*\n", "", old).replace("hvd.allreduce(loss)", "MEAN")
+        new = new.replace('tfdist.ops.all_reduce(loss, reduce_op="mean")', "MEAN")
+        assert renamed.replace("hvd.", "tfdist.") == new.replace("import tfdist\n", "")

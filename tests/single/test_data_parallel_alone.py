@@ -95,9 +95,7 @@ def test_what_is_refused():
     scaled = keras.optimizers.LossScaleOptimizer(wrap(keras.optimizers.Adam()))
     with pytest.raises(ValueError, match="this DistributedAdam is one already"):
         wrap(scaled)
-    with pytest.raises(
-        TypeError, match="expected an optimizer of Keras 3 or tf_keras, rec"
-    ):
+    with pytest.raises(TypeError, match="expected an optimizer of Keras 3 or tf_keras, rec"):
         wrap("adam")
     with pytest.raises(ValueError, match='expected gradient_reduction to be "mean" or "sum"'):
         wrap(keras.optimizers.Adam(), "average")

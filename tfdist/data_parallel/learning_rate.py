@@ -24,7 +24,7 @@ class LearningRateScheduleCallback(Callback):
     def __init__(
         self,
         initial_lr: float,
-        multiplier: float | Callable[[float], float],
+        multiplier: Callable[[float], float],
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,
@@ -35,17 +35,26 @@ class LearningRateScheduleCallback(Callback):
 
         Args:
           initial_lr: the rate that is multiplied.
-          multiplier: a number, for all these epochs, or a function of the epoch.
+          multiplier: a function of the epoch, from 0.
           start_epoch: the first epoch, from 0, whose rate this sets.
           end_epoch: the first epoch after that; `None` means no end.
           staircase: whether to set it once an epoch. Otherwise before every batch, and the function
             gets parts of epochs: 2.5 in the middle of the third.
           momentum_correction: see above.
           steps_per_epoch: batches in an epoch; `None` where `fit` knows.
+
+        Raises:
+          TypeError: the multiplier is no function.
         """
         super().__init__()
+        if not callable(multiplier):
+            raise TypeError(
+                f"tfdist.callbacks.{type(self).__name__}: expected multiplier to be a function of "
+                f"the epoch, received {multiplier!r}, which Horovod's releases have taken for "
+                f"`lambda epoch: {multiplier!r}` or for `lambda epoch: {multiplier!r}**epoch`"
+            )
         self._initial_lr = initial_lr
-        self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self._multiplier = multiplier
         self._start_epoch = start_epoch
         self._end_epoch = float("inf") if end_epoch is None else end_epoch
         self._staircase = staircase
