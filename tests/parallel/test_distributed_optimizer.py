@@ -36,7 +36,10 @@ def test_fit_equals_one_process(ctx):
     results = []
     for make, tolerance in OPTIMIZERS.values():
         model = rank_shares.train_like_one_process(
-            ctx, lambda wrap, make=make: models.built_classifier(wrap(make())), STEPS, tolerance
+            ctx,
+            lambda wrap, make=make: models.built_classifier(wrap(make()), steps_per_execution=2),
+            STEPS,
+            tolerance,
         )
         assert isinstance(model.optimizer, type(make()))
         assert int(model.optimizer.iterations) == 2 * STEPS
@@ -159,26 +162,31 @@ def test_backward_passes_with_rows(ctx):
 
 @on_ranks(2, check=identical)
 def test_mixed_precision(ctx):
-    """All ranks leave out the step in which a gradient of one overflows."""
+    """All ranks leave out the pass in which a gradient of one overflows."""
     tfdist.init()
     keras.mixed_precision.set_global_policy("mixed_float16")
-    keras.utils.set_random_seed(1)
-    model = models.built_classifier(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.05)))
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    model.optimizer.build(model.trainable_variables)
-    with pytest.raises(ValueError, match="DistributedSGD is one already"):
-        tfdist.DistributedOptimizer(model.optimizer)
     features, labels = models.examples(64, "float16")
     own = [own_rows(array, ctx.rank, 2) for array in (features, labels)]
-    before, scale = model.get_weights(), float(model.optimizer.dynamic_scale)
     huge = own[0] * (np.float16(6e4) if ctx.rank == 1 else np.float16(1))
-    model.train_on_batch(huge, own[1])
-    assert identical([model.get_weights(), before]) is None
-    assert float(model.optimizer.dynamic_scale) == scale / 2
-    losses = [float(model.train_on_batch(*own)[0]) for _ in range(8)]
-    assert losses[-1] < losses[0]
-    assert int(model.optimizer.iterations) == 8
-    return model.get_weights()
+    results = []
+    for passes in (1, 2):
+        keras.utils.set_random_seed(1)
+        model = models.built_classifier(
+            tfdist.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=passes)
+        )
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        with pytest.raises(ValueError, match="DistributedSGD is one already"):
+            tfdist.DistributedOptimizer(model.optimizer)
+        model.optimizer.build(model.trainable_variables)
+        before, scale = model.get_weights(), float(model.optimizer.dynamic_scale)
+        model.train_on_batch(huge, own[1])
+        models.identical([model.get_weights(), before])
+        assert float(model.optimizer.dynamic_scale) == scale / 2
+        losses = [float(model.train_on_batch(*own)[0]) for _ in range(8)]
+        assert losses[-1] < losses[0]
+        assert int(model.optimizer.iterations) == 8 // passes
+        results += model.get_weights()
+    return results
 
 
 @on_ranks(2, check=identical)
@@ -195,13 +203,23 @@ def test_training_goes_on_after_loading(ctx):
     model.fit(*own, shuffle=False, verbose=0)
     path = ctx.tmp_path / f"{ctx.rank}.keras"
     model.save(path)
-    loaded, plain = tfdist.load_model(path), ctx.tmp_path / f"plain{ctx.rank}.keras"
+    loaded = tfdist.load_model(path)
+    plain = ctx.tmp_path / f"plain{ctx.rank}.keras"
     assert loaded.optimizer.name == "our" and isinstance(loaded.optimizer, keras.optimizers.Adam)
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
-    assert identical([models.slots(loaded), models.slots(model)]) is None
+    models.identical([models.slots(loaded), models.slots(model)])
     for each in (model, loaded):
         each.fit(*own, shuffle=False, verbose=0)
-    assert identical([loaded.get_weights(), model.get_weights()]) is None
+    models.identical([loaded.get_weights(), model.get_weights()])
+    # A checkpoint of the plain optimizer, which has the same variables.
+    rate = keras.optimizers.schedules.PolynomialDecay(0.01, 20)
+    plain_optimizer = keras.optimizers.Adam(rate, name="our")
+    plain_optimizer.build(model.trainable_variables)
+    saved = tf.train.Checkpoint(optimizer=plain_optimizer).save(ctx.tmp_path / f"{ctx.rank}")
+    restored = tf.train.Checkpoint(optimizer=loaded.optimizer).restore(str(saved))
+    restored.assert_existing_objects_matched()
+    models.identical([models.slots(loaded), [v.numpy() for v in plain_optimizer.variables]])
+
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
     clone.compile("adam", "mse")
