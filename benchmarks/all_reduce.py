@@ -1,35 +1,51 @@
-"""All-reduce between processes of this machine: tfdist against TensorFlow's own, in one run.
+"""All-reduce between processes of this machine: tfdist against its peers, in one run.
 
-    python benchmarks/all_reduce.py [--workers 2] [--rounds 15] [--json FILE]
+    python benchmarks/all_reduce.py [--workers 2] [--rounds 15] [--most MEGABYTES] [--json FILE]
 
-Every worker holds both: tfdist's communicator, and a stock
-`tf.distribute.MultiWorkerMirroredStrategy` (RING over gRPC). Both reduce the same float32 tensors
-inside a `tf.function`. Each result is verified before anything is timed; the two take turns, round
-by round, so that a drift of the machine's speed meets both; the table shows medians over the
-rounds, on rank 0.
+Every contender has a process for each rank; all reduce the same float32 tensors:
+
+    tfdist      `tfdist.ops.all_reduce` inside a `tf.function`
+    TensorFlow  a stock `tf.distribute.MultiWorkerMirroredStrategy` (RING over gRPC), the same way
+    Gloo        PyTorch's bare `torch.distributed.all_reduce`, in place, without TensorFlow around
+                it; needs an environment with PyTorch (`--torch_python`), which scripts/bench makes
+    bare ring   contenders/bare_ring.cc, a ring over loopback TCP and nothing else, in place
+    no-op       an op with the same inputs and outputs inside a `tf.function` that passes them on:
+                what remains when nothing is communicated
+
+Each result is verified before anything is timed. The contenders take turns, round by round, so that
+a drift of the machine's speed meets all; a round is one call that is not counted and then several
+that are. The table shows medians over the rounds, of the slowest rank in each, and how many times
+faster tfdist is; at two workers also the goal and whether it was reached.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import statistics
-import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
+from contenders import programs
+from contenders.all_reducers import NoOpRank, StockRank, TfdistRank
+from contenders.processes import Remote
+from reporting import charts, results
 
 from tfdist.cluster import Cluster
 from tfdist.ports import free_ports
 
-WORKERS = flags.DEFINE_integer("workers", 2, "processes", lower_bound=2)
+ROOT = Path(__file__).resolve().parents[1]
+WORKERS = flags.DEFINE_integer("workers", 2, "processes of each contender", lower_bound=2)
 ROUNDS = flags.DEFINE_integer("rounds", 15, "counted rounds of each contender", lower_bound=3)
-JSON = flags.DEFINE_string("json", None, "file to write the figures to")
-RANK = flags.DEFINE_integer("rank", None, "set for the processes that this script starts")
-STOCK = flags.DEFINE_list("stock", None, "addresses for TensorFlow's own servers")
+MOST = flags.DEFINE_float("most", 64, "megabytes of the largest tensor", lower_bound=0.004)
+TORCH = flags.DEFINE_string(
+    "torch_python", str(ROOT / ".venv-torch/bin/python"), "Python that has PyTorch"
+)
+JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 KB, MB = 1 << 10, 1 << 20
 # Name, number of tensors, bytes of each, calls per round.
@@ -41,113 +57,170 @@ CASES = [
     ("64 MB", 1, 64 * MB, 2),
     ("100 x 4 KB", 100, 4 * KB, 20),
 ]
+OURS, STOCK, GLOO, BARE, NO_OP = "tfdist", "TensorFlow", "Gloo", "bare ring", "no-op"
+# How many times faster than its peers tfdist is to be, between two workers of a machine.
+GOALS = {
+    ("4 KB", STOCK): 8,
+    ("4 KB", GLOO): 2,
+    ("1 MB", STOCK): 6,
+    ("1 MB", GLOO): 1.5,
+    ("16 MB", STOCK): 4,
+    ("16 MB", GLOO): 1,
+    ("64 MB", STOCK): 6,
+    ("64 MB", GLOO): 1.2,
+    ("64 MB", BARE): 0.75,
+    ("100 x 4 KB", STOCK): 4,
+}
+# And how many seconds more than the no-op it may take.
+ADDED = {"100 x 4 KB": 1e-3}
+
+# The processes of a contender, rank by rank.
+Ranks = list[Remote | programs.Program]
 
 
-def start_workers() -> int:
-    """Runs this script once per rank and waits; the exit code is the first one that is not zero."""
-    ports = free_ports(2 * WORKERS.value)
-    ours = tuple(f"127.0.0.1:{port}" for port in ports[: WORKERS.value])
-    stock = ",".join(f"127.0.0.1:{port}" for port in ports[WORKERS.value :])
-    processes = []
-    for rank in range(WORKERS.value):
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2")
-        environment["TF_CONFIG"] = Cluster(workers=ours, task_index=rank).tf_config()
-        command = [sys.executable, __file__, *sys.argv[1:], f"--rank={rank}", f"--stock={stock}"]
-        processes.append(subprocess.Popen(command, env=environment))
-    try:
-        return next((code for process in processes if (code := process.wait())), 0)
-    finally:
-        for process in processes:
-            process.kill()
+def start_contenders(stack: contextlib.ExitStack) -> dict[str, Ranks]:
+    """Starts all processes; those of a contender that cannot run here are left out."""
+    size = WORKERS.value
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+
+    def start(make: Callable[..., Any], *arguments: Any) -> Any:
+        started = make(*arguments)
+        stack.callback(started.stop)
+        return started
+
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2 * size)]
+    ours, stock = tuple(addresses[:size]), addresses[size:]
+    contenders: dict[str, Ranks] = {OURS: [], STOCK: [], NO_OP: []}
+    for rank in range(size):
+        tf_config = Cluster(workers=ours, task_index=rank).tf_config()
+        contenders[OURS].append(start(Remote, TfdistRank, rank, size, tf_config))
+        contenders[STOCK].append(start(Remote, StockRank, rank, size, stock))
+        contenders[NO_OP].append(start(Remote, NoOpRank, rank, size))
+    missing = programs.why_no_torch(TORCH.value)
+    if missing is None:
+        contenders[GLOO] = programs.start_gloo(TORCH.value, size, folder)
+        for program in contenders[GLOO]:
+            stack.callback(program.stop)
+        for program in contenders[GLOO]:
+            program.end()
+    else:
+        print(f"no column for PyTorch's Gloo: {missing}", file=sys.stderr)
+    bare_ring = programs.build_bare_ring(folder)
+    contenders[BARE] = [
+        start(programs.Program, f"bare ring {rank}", [bare_ring, f"{rank}", f"{size}", "127.0.0.1"])
+        for rank in range(size)
+    ]
+    programs.connect_ring(contenders[BARE], ["127.0.0.1"] * size)
+    return contenders
 
 
-def make_contenders() -> dict[str, Callable]:
-    """Both all-reduces, as functions from a list of tensors to the list of their sums."""
-    import tensorflow as tf
-
-    from tfdist import job, ops
-
-    # First, because TensorFlow's server must be configured before anything runs.
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(
-        tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": STOCK.value}),
-            task_type="worker",
-            task_id=RANK.value,
-            rpc_layer="grpc",
-        ),
-        tf.distribute.experimental.CommunicationOptions(implementation="RING"),
-    )
-    communicator = job.join(Cluster.from_environment()).communicator
-
-    def all_reduce(*tensors):
-        # TensorFlow refuses a tensor without a device, such as an argument; tf.identity gives it
-        # one and copies nothing.
-        placed = [tf.identity(tensor) for tensor in tensors]
-        return tf.distribute.get_replica_context().all_reduce("SUM", placed)
-
-    @tf.function
-    def stock(tensors):
-        return strategy.run(all_reduce, args=tensors)
-
-    @tf.function
-    def ours(tensors):
-        return ops.all_reduce(list(tensors), communicator)
-
-    return {"stock": stock, "tfdist": ours}
+def call(ranks: Ranks, *what: Any) -> list[Any]:
+    """Calls the same method of all ranks at the same time."""
+    for rank in ranks:
+        rank.begin(*what)
+    return [rank.end() for rank in ranks]
 
 
-def measure(contenders: dict[str, Callable], count: int, size: int, calls: int) -> dict[str, float]:
+def measure(contenders: dict[str, Ranks], case: tuple[str, int, int, int]) -> dict[str, float]:
     """Median seconds per call of each contender, taking turns."""
-    import numpy as np
-    import tensorflow as tf
-
-    length = size // 4
-    pattern = np.arange(length, dtype=np.float32) % 1000
-    tensors = tuple(tf.constant(pattern + i + 10 * RANK.value) for i in range(count))
-    expected = WORKERS.value * pattern + 10 * sum(range(WORKERS.value))
-    for name, reduce in contenders.items():
-        for i, result in enumerate(reduce(tensors)):
-            if not np.array_equal(result, expected + WORKERS.value * i):
-                raise AssertionError(f"{name}: wrong sum of {count} x {size} bytes")
+    _, count, size, calls = case
+    for ranks in contenders.values():
+        call(ranks, "verify", count, size)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS.value + 1):
-        for name, reduce in contenders.items():
-            start = time.perf_counter()
-            for _ in range(calls):
-                reduce(tensors)
-            seconds[name].append((time.perf_counter() - start) / calls)
+        for name, ranks in contenders.items():
+            seconds[name].append(max(map(float, call(ranks, "run", count, size, calls))))
     return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
-def run_worker() -> None:
-    contenders = make_contenders()
-    rows = []
-    for name, count, size, calls in CASES:
-        times = measure(contenders, count, size, calls)
-        rows.append({"case": name, **times, "ratio": times["stock"] / times["tfdist"]})
-    if RANK.value != 0:
-        return
-    print(
-        f"\n{WORKERS.value} workers on one machine, float32, milliseconds per all-reduce (median)"
-    )
-    print(f"{'':>12} {'stock RING':>11} {'tfdist':>9} {'faster':>8}")
+def row_of(case: tuple[str, int, int, int], seconds: dict[str, float]) -> dict[str, Any]:
+    """What is known of a case: seconds, ratios, goals."""
+    name, count, size, _ = case
+    ours = seconds[OURS]
+    ratios = {peer: seconds[peer] / ours for peer in (STOCK, GLOO, BARE) if peer in seconds}
+    added = ours - seconds[NO_OP]
+    goals: dict[str, float] = {}
+    missed = []
+    if WORKERS.value == 2:
+        goals = {peer: goal for (of, peer), goal in GOALS.items() if of == name and peer in ratios}
+        missed = [peer for peer, goal in goals.items() if ratios[peer] < goal]
+        if name in ADDED:
+            goals[NO_OP] = ADDED[name]
+            missed += [NO_OP] * (added > ADDED[name])
+    return {
+        "case": name,
+        "tensors": count,
+        "bytes": count * size,
+        "seconds": seconds,
+        "ratios": ratios,
+        "added": added,
+        "goals": goals,
+        "missed": missed,
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print(f"\n{WORKERS.value} workers on one machine, float32, milliseconds per all-reduce (median)")
+    print("x: so many times faster is tfdist; [goal]; the no-op: milliseconds that tfdist adds\n")
+    print(f"{'':>10} {OURS:>9}", end="")
+    for peer in (STOCK, GLOO, BARE, NO_OP):
+        print(f" |{peer:>11}{'':14}", end="")
+    print(" | goals")
     for row in rows:
-        print(
-            f"{row['case']:>12} {row['stock'] * 1e3:11.2f} {row['tfdist'] * 1e3:9.2f} "
-            f"{row['ratio']:7.1f}x"
-        )
-    if JSON.value:
-        path = Path(JSON.value)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"workers": WORKERS.value, "rows": rows}, indent=2) + "\n")
+        print(f"{row['case']:>10} {row['seconds'][OURS] * 1e3:9.3f}", end="")
+        for peer in (STOCK, GLOO, BARE):
+            print(f" | {_cell(row, peer, row['ratios'].get(peer), 'x', 1)}", end="")
+        print(f" | {_cell(row, NO_OP, row['added'], '', 1e3)}", end="")
+        reached = "missed: " + ", ".join(row["missed"]) if row["missed"] else "reached"
+        print(f" | {reached if row['goals'] else ''}".rstrip())
+
+
+def _cell(row: dict[str, Any], peer: str, value: float | None, unit: str, scale: float) -> str:
+    """Milliseconds of the peer, what tfdist is compared with it, and the goal."""
+    if value is None:
+        return f"{'-':>10}{'':14}"
+    goal = row["goals"].get(peer)
+    shown = "" if goal is None else f"[{goal * scale:g}]"
+    digits = 2 if peer in (BARE, NO_OP) else 1
+    text = f"{value * scale:.{digits}f}{unit}"
+    return f"{row['seconds'][peer] * 1e3:10.3f} {text:>6} {shown:<6}"
+
+
+def draw(file: Path, rows: list[dict[str, Any]]) -> None:
+    single = [row for row in rows if row["tensors"] == 1]
+    notes = [
+        f"{row['case']} in one call: "
+        + ", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in row["seconds"].items())
+        for row in rows
+        if row["tensors"] > 1
+    ]
+    charts.lines(
+        file,
+        f"All-reduce between {WORKERS.value} processes of one machine, float32",
+        "bytes of the tensor",
+        "milliseconds (median)",
+        {row["bytes"]: row["case"] for row in single},
+        {
+            name: [(row["bytes"], row["seconds"][name] * 1e3) for row in single]
+            for name in (OURS, STOCK, GLOO, BARE, NO_OP)
+            if name in single[0]["seconds"]
+        },
+        note="\n".join(notes),
+    )
 
 
 def main(argv: list[str]) -> None:
     del argv
-    if RANK.value is None:
-        sys.exit(start_workers())
-    run_worker()
+    with contextlib.ExitStack() as stack:
+        contenders = start_contenders(stack)
+        cases = [case for case in CASES if case[2] <= MOST.value * MB]
+        rows = [row_of(case, measure(contenders, case)) for case in cases]
+    show(rows)
+    figures = {"workers": WORKERS.value, "rounds": ROUNDS.value, "rows": rows}
+    results.save(JSON.value, figures, lambda file: draw(file, rows))
 
 
 if __name__ == "__main__":
+    # For the processes, which are forked from one that has imported TensorFlow.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app.run(main)

@@ -1,0 +1,110 @@
+"""Charts of benchmarks, in one style: whoever is compared has the same colour in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+COLOURS = {"tfdist": "#d1495b", "tfdist fp16": "#edae49", "no-op": "#8d96a3", "bound": "#222222"}
+OTHERS = ("#00798c", "#30638e", "#66a182", "#7f5539", "#9d4edd")
+
+
+def lines(
+    file: Path,
+    title: str,
+    x_label: str,
+    y_label: str,
+    ticks: Mapping[float, str],
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    note: str = "",
+) -> None:
+    """Draws lines through points, both axes logarithmic.
+
+    Args:
+      file: the PNG.
+      title: of the chart.
+      x_label: of the axis, as y_label.
+      y_label: with the unit.
+      ticks: what is written at these x.
+      series: the points (x, y) of each name; "bound" is dashed.
+      note: below the chart, in small letters.
+    """
+    figure, axes = _begin(title, y_label, note)
+    for i, (name, points) in enumerate(series.items()):
+        style = {"linestyle": "--"} if name == "bound" else {"marker": "o", "markersize": 5}
+        axes.plot(*zip(*points, strict=True), label=name, color=_colour(name, i), **style)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(x_label)
+    axes.grid(True, which="major", alpha=0.3)
+    _end(figure, axes, file)
+
+
+def bars(
+    file: Path,
+    title: str,
+    y_label: str,
+    groups: Mapping[str, Mapping[str, float]],
+    *,
+    log: bool = False,
+    note: str = "",
+) -> None:
+    """Draws a group of bars for each case, a bar for each contender, its value above it.
+
+    Args:
+      file: the PNG.
+      title: of the chart.
+      y_label: with the unit.
+      groups: the value of each contender, by its name, for each case, by its own.
+      log: a logarithmic axis, for values of several magnitudes.
+      note: below the chart, in small letters.
+    """
+    figure, axes = _begin(title, y_label, note)
+    names = list(dict.fromkeys(name for values in groups.values() for name in values))
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        shown = [(g, values[name]) for g, values in enumerate(groups.values()) if name in values]
+        places = [g + (i - (len(names) - 1) / 2) * width for g, _ in shown]
+        heights = [value for _, value in shown]
+        drawn = axes.bar(places, heights, width * 0.92, label=name, color=_colour(name, i))
+        axes.bar_label(drawn, [_short(value) for value in heights], fontsize=7, padding=2)
+    axes.set_xticks(range(len(groups)), list(groups))
+    if log:
+        axes.set_yscale("log")
+    axes.margins(y=0.12)
+    axes.grid(True, axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    _end(figure, axes, file)
+
+
+def _begin(title: str, y_label: str, note: str):
+    # Not pyplot, which looks for a display.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title)
+    axes.set_ylabel(y_label)
+    if note:
+        figure.supxlabel(note, fontsize=8, color="#555555")
+    return figure, axes
+
+
+def _end(figure, axes, file: Path) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(file, dpi=120)
+
+
+def _colour(name: str, index: int) -> str:
+    return COLOURS.get(name, OTHERS[index % len(OTHERS)])
+
+
+def _short(value: float) -> str:
+    """Three digits, and a letter for thousands and millions."""
+    for scale, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{letter}"
+    return f"{value:.3g}"
