@@ -32,7 +32,7 @@ from typing import Any
 from absl import app, flags
 from contenders import programs
 from contenders.all_reducers import NoOpRank, StockRank, TfdistRank
-from contenders.processes import Remote
+from contenders.processes import Remote, call
 from reporting import charts, results
 
 from tfdist.cluster import Cluster
@@ -114,13 +114,6 @@ def start_contenders(stack: contextlib.ExitStack) -> dict[str, Ranks]:
     return contenders
 
 
-def call(ranks: Ranks, *what: Any) -> list[Any]:
-    """Calls the same method of all ranks at the same time."""
-    for rank in ranks:
-        rank.begin(*what)
-    return [rank.end() for rank in ranks]
-
-
 def measure(contenders: dict[str, Ranks], case: tuple[str, int, int, int]) -> dict[str, float]:
     """Median seconds per call of each contender, taking turns."""
     _, count, size, calls = case
@@ -160,7 +153,7 @@ def row_of(case: tuple[str, int, int, int], seconds: dict[str, float]) -> dict[s
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"\n{WORKERS.value} workers on one machine, float32, milliseconds per all-reduce (median)")
+    print(f"\n{WORKERS.value} workers on one machine, float32, milliseconds per call (median)")
     print("x: so many times faster is tfdist; [goal]; the no-op: milliseconds that tfdist adds\n")
     print(f"{'':>10} {OURS:>9}", end="")
     for peer in (STOCK, GLOO, BARE, NO_OP):
@@ -197,7 +190,7 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
     charts.lines(
         file,
         f"All-reduce between {WORKERS.value} processes of one machine, float32",
-        "bytes of the tensor",
+        "size of the tensor",
         "milliseconds (median)",
         {row["bytes"]: row["case"] for row in single},
         {

@@ -2,8 +2,8 @@
 
     PYTHON gloo_rank.py RANK SIZE FILE
 
-runs in an environment of its own, which has PyTorch and neither TensorFlow nor tfdist; FILE is where
-the ranks find each other. It says "ready", and then answers lines: "verify COUNT BYTES" with
+runs in an environment of its own, which has PyTorch and neither TensorFlow nor tfdist; the ranks
+find each other in FILE. It says "ready VERSION", and then answers lines: "verify COUNT BYTES" with
 "exact", "run COUNT BYTES CALLS" with the seconds of a call. Several tensors are reduced in one
 coalesced call.
 """

@@ -1,4 +1,4 @@
-"""Contenders that are programs of their own: they read what to do and say what came of it, in lines.
+"""Contenders that are programs of their own: they are told what to do, and answer, in lines.
 
 `begin` and `end` are those of `Remote`, so that a job may consist of either.
 """

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-COLOURS = {"tfdist": "#d1495b", "tfdist fp16": "#edae49", "no-op": "#8d96a3", "bound": "#222222"}
-OTHERS = ("#00798c", "#30638e", "#66a182", "#7f5539", "#9d4edd")
+COLOURS = {
+    "tfdist": "#d1495b",
+    "tfdist fp16": "#edae49",
+    "tfdist, overlapped": "#d1495b",
+    "tfdist, after": "#e9a3ab",
+    "TensorFlow": "#30638e",
+    "no-op": "#8d96a3",
+    "bound": "#222222",
+    "predicted": "#bbbbbb",
+}
+OTHERS = ("#30638e", "#66a182", "#7f5539", "#00798c", "#9d4edd", "#edae49")
 
 
 def lines(
@@ -30,13 +40,16 @@ def lines(
       note: below the chart, in small letters.
     """
     figure, axes = _begin(title, y_label, note)
-    for i, (name, points) in enumerate(series.items()):
+    colours = _colours(series)
+    for name, points in series.items():
         style = {"linestyle": "--"} if name == "bound" else {"marker": "o", "markersize": 5}
-        axes.plot(*zip(*points, strict=True), label=name, color=_colour(name, i), **style)
+        style["linewidth"] = 2.5 if name == "tfdist" else 1.5
+        axes.plot(*zip(*points, strict=True), label=name, color=colours[name], **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel(x_label)
     axes.grid(True, which="major", alpha=0.3)
     _end(figure, axes, file)
@@ -63,12 +76,12 @@ def bars(
     """
     figure, axes = _begin(title, y_label, note)
     names = list(dict.fromkeys(name for values in groups.values() for name in values))
-    width = 0.8 / len(names)
+    width, colours = 0.8 / len(names), _colours(names)
     for i, name in enumerate(names):
         shown = [(g, values[name]) for g, values in enumerate(groups.values()) if name in values]
         places = [g + (i - (len(names) - 1) / 2) * width for g, _ in shown]
         heights = [value for _, value in shown]
-        drawn = axes.bar(places, heights, width * 0.92, label=name, color=_colour(name, i))
+        drawn = axes.bar(places, heights, width * 0.92, label=name, color=colours[name])
         axes.bar_label(drawn, [_short(value) for value in heights], fontsize=7, padding=2)
     axes.set_xticks(range(len(groups)), list(groups))
     if log:
@@ -83,7 +96,7 @@ def _begin(title: str, y_label: str, note: str):
     # Not pyplot, which looks for a display.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title)
     axes.set_ylabel(y_label)
@@ -94,12 +107,15 @@ def _begin(title: str, y_label: str, note: str):
 
 def _end(figure, axes, file: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(file, dpi=120)
 
 
-def _colour(name: str, index: int) -> str:
-    return COLOURS.get(name, OTHERS[index % len(OTHERS)])
+def _colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name: its own, or the next of the others."""
+    taken = [COLOURS[name] for name in names if name in COLOURS]
+    others = itertools.cycle(colour for colour in OTHERS if colour not in taken)
+    return {name: COLOURS.get(name) or next(others) for name in names}
 
 
 def _short(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: its figures as JSON, with the machine they are from, and a chart."""
+"""What a benchmark leaves behind: figures as JSON, with the machine they are from, and a chart."""
 
 from __future__ import annotations
 

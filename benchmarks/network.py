@@ -1,0 +1,271 @@
+"""All-reduce and training between hosts with 1 Gbit/s links, made of network namespaces.
+
+    sudo python benchmarks/network.py [--hosts 4] [--per_host 1] [--gigabits 1]
+                                      [--megabytes 8 --megabytes 64 --megabytes 256] [--rounds 5]
+                                      [--scale 1] [--compute 0.5 --compute 1 --compute 3]
+                                      [--step_rounds 3] [--quick] [--json FILE]
+
+Every host is a namespace of its own, its link limited in both directions
+(contenders/namespaces.py). First bare sockets say what a link carries: from one host to
+another, and from every host to the next at the same time.
+
+Then all ranks reduce float32 tensors, verified first, in turns, medians over the rounds:
+
+    tfdist       `tfdist.ops.all_reduce`
+    tfdist fp16  the same, travelling as float16
+    TensorFlow   a stock `tf.distribute.MultiWorkerMirroredStrategy`, RING
+    bare ring    contenders/bare_ring.cc
+
+beside the bound: of B bytes each of N hosts must send and receive 2(N-1)/N x B, which takes as long
+as the link needs. "of line" takes for the link's speed the bytes of Ethernet frames (1 Gbit/s = 125
+MB/s, of which 1448 in 1514 are payload); "of goodput" what the bare sockets reached. "sent" is what
+the first host's link carried, headers too, per byte of the tensor.
+
+Last comes a training step of a network of VGG-16's size (`--scale` of its width), whose computing
+only waits (contenders/training_steps.py), for several times Ts of computing, given as multiples of
+the time Tt that the gradients' bound is. The efficiency of N hosts is the step of one host alone
+over their step; predicted is 1/(1 + Tt/Ts), for communication after the computing.
+
+`--quick` is a small version of everything, for tests. Needs root and the commands ip and tc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from absl import app, flags
+from contenders import namespaces, programs
+from contenders.all_reducers import StockRank, TfdistRank
+from contenders.processes import Remote, call
+from contenders.training_steps import StockSteps, TfdistSteps, vgg16
+from reporting import network_report, results
+
+from tfdist.cluster import Cluster
+
+HOSTS = flags.DEFINE_integer("hosts", 4, "namespaces", lower_bound=2)
+PER_HOST = flags.DEFINE_integer("per_host", 1, "ranks on each", lower_bound=1)
+GIGABITS = flags.DEFINE_float("gigabits", 1, "per second, of a link", lower_bound=0.01)
+MEGABYTES = flags.DEFINE_multi_float("megabytes", [8, 64, 256], "of the tensors, MB = 2^20")
+ROUNDS = flags.DEFINE_integer("rounds", 5, "counted rounds of each contender", lower_bound=1)
+SCALE = flags.DEFINE_float("scale", 1, "of the network's width; 0: no training", lower_bound=0)
+COMPUTE = flags.DEFINE_multi_float("compute", [0.5, 1, 3], "Ts as multiples of Tt")
+STEP_ROUNDS = flags.DEFINE_integer("step_rounds", 3, "counted training steps", lower_bound=1)
+QUICK = flags.DEFINE_bool("quick", False, "8 MB, a tenth of the width, few rounds")
+JSON = flags.DEFINE_string("json", None, "file to write the figures to; charts beside it")
+
+MB = 1 << 20
+STREAMED = 64 * MB
+PORT, STOCK_PORT = 7100, 7200  # nobody else is in the namespaces
+
+# A contender: its ranks, and which of their reductions or steps.
+Contender = tuple[list[Any], str]
+
+
+class Job:
+    """The ranks on the hosts, `per_host` on each, one after the other."""
+
+    def __init__(self, network: namespaces.Network) -> None:
+        self.network = network
+        self.size = HOSTS.value * PER_HOST.value
+        self.host_of = [rank // PER_HOST.value for rank in range(self.size)]
+        self.addresses = [network.addresses[host] for host in self.host_of]
+
+    @contextlib.contextmanager
+    def ranks(self, make: Callable, arguments_of: Callable[[int], tuple]) -> Iterator[list[Remote]]:
+        """An object in each rank's namespace, in a process of its own."""
+        with contextlib.ExitStack() as stack:
+            started = []
+            for rank, host in enumerate(self.host_of):
+                namespace = self.network.hosts[host]
+                remote = Remote(namespaces.inside, namespace, make, *arguments_of(rank))
+                stack.callback(remote.stop)
+                started.append(remote)
+            yield started
+
+    def tfdist(self, rank: int) -> str:
+        workers = tuple(f"{host}:{PORT + i}" for i, host in enumerate(self.addresses))
+        return Cluster(workers=workers, task_index=rank).tf_config()
+
+    def stock(self) -> list[str]:
+        return [f"{host}:{STOCK_PORT + i}" for i, host in enumerate(self.addresses)]
+
+    @contextlib.contextmanager
+    def bare_ring(self) -> Iterator[list[programs.Program]]:
+        with contextlib.ExitStack() as stack:
+            program = programs.build_bare_ring(stack.enter_context(tempfile.TemporaryDirectory()))
+            ranks = []
+            for rank, (host, address) in enumerate(zip(self.host_of, self.addresses, strict=True)):
+                command = ["ip", "netns", "exec", self.network.hosts[host]]
+                command += [program, str(rank), str(self.size), address]
+                ranks.append(programs.Program(f"bare ring {rank}", command))
+                stack.callback(ranks[-1].stop)
+            programs.connect_ring(ranks, self.addresses)
+            yield ranks
+
+
+def measure_streams(network: namespaces.Network) -> dict[str, float]:
+    """Bytes per second that bare sockets carry."""
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for host, address in zip(network.hosts, network.addresses, strict=True):
+            ends.append(Remote(namespaces.inside, host, namespaces.Stream, address))
+            stack.callback(ends[-1].stop)
+        call(ends, "ready")
+        ends[1].begin("receive", STREAMED)
+        ends[0].call("send", network.addresses[1], STREAMED)
+        alone = ends[1].end()
+        for i, end in enumerate(ends):
+            end.begin("exchange", network.addresses[(i + 1) % len(ends)], STREAMED)
+        return {"one": alone, "all": min(end.end() for end in ends)}
+
+
+def seconds_of_bound(size: float, bytes_per_second: float) -> float:
+    return 2 * (HOSTS.value - 1) / HOSTS.value * size / bytes_per_second
+
+
+def measure_sizes(job: Job, goodput: float) -> list[dict[str, Any]]:
+    """A row for each size and contender."""
+    with contextlib.ExitStack() as stack:
+        enter, size = stack.enter_context, job.size
+        ours = enter(job.ranks(TfdistRank, lambda rank: (rank, size, job.tfdist(rank))))
+        stock = enter(job.ranks(StockRank, lambda rank: (rank, size, job.stock())))
+        contenders: dict[str, Contender] = {
+            "tfdist": (ours, "exact"),
+            "tfdist fp16": (ours, "fp16"),
+            "TensorFlow": (stock, "exact"),
+            "bare ring": (enter(job.bare_ring()), ""),
+        }
+        rows = []
+        for megabytes in MEGABYTES.value:
+            rows += measure_size(job.network, contenders, round(megabytes * MB), goodput)
+    return rows
+
+
+def measure_size(
+    network: namespaces.Network, contenders: dict[str, Contender], size: int, goodput: float
+) -> list[dict[str, Any]]:
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    sent: dict[str, list[float]] = {name: [] for name in contenders}
+    busy: dict[str, list[float]] = {name: [] for name in contenders}
+    for ranks, how in contenders.values():
+        call(ranks, "verify", 1, size, how)
+    for _ in range(ROUNDS.value):
+        for name, (ranks, how) in contenders.items():
+            before, clock = network.sent(0), Processors()
+            times = call(ranks, "run", 1, size, 1, how)
+            seconds[name].append(max(map(float, times)))
+            busy[name].append(clock.busy())
+            # Each run is two all-reduces, of which the first waits for the others.
+            sent[name].append((network.sent(0) - before) / 2 / size)
+    line = seconds_of_bound(size, network.bytes_per_second)
+    payload = namespaces.PAYLOAD / namespaces.FRAME
+    return [
+        {
+            "contender": name,
+            "bytes": size,
+            "seconds": (median := statistics.median(seconds[name])),
+            "bound_line": line,
+            "of_line": line / median,
+            "of_payload": line / payload / median,
+            "of_goodput": seconds_of_bound(size, goodput) / median,
+            "sent": statistics.median(sent[name]),
+            "processors": statistics.median(busy[name]),
+        }
+        for name in contenders
+    ]
+
+
+class Processors:
+    """How busy the machine's processors are, from the object's creation on."""
+
+    def __init__(self) -> None:
+        self._before = self._ticks()
+
+    def busy(self) -> float:
+        """The share of their time, of all processors, that they were not idle."""
+        idle, total = (n - b for n, b in zip(self._ticks(), self._before, strict=True))
+        return 1 - idle / total if total else 0.0
+
+    @staticmethod
+    def _ticks() -> tuple[int, int]:
+        with open("/proc/stat") as file:
+            ticks = [int(number) for number in file.readline().split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+
+
+def measure_steps(job: Job, goodput: float) -> dict[str, Any]:
+    """Medians of training steps, for every time of computing."""
+    scale, size = SCALE.value, job.size
+    parameters = sum(layer.parameters for layer in vgg16(scale))
+    transfer = seconds_of_bound(4 * parameters, goodput)
+    rows = []
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        ours = enter(job.ranks(TfdistSteps, lambda rank: (rank, size, scale, job.tfdist(rank))))
+        stock = enter(job.ranks(StockSteps, lambda rank: (rank, size, scale, job.stock())))
+        contenders: dict[str, Contender] = {
+            "alone": (ours, "alone"),
+            "after": (ours, "after"),
+            "overlapped": (ours, "overlapped"),
+            "stock": (stock, "stock"),
+        }
+        for ranks, how in contenders.values():  # verifies, and traces
+            call(ranks, "run", how, 0.0)
+        for compute in COMPUTE.value:
+            seconds: dict[str, list[float]] = {name: [] for name in contenders}
+            for _ in range(STEP_ROUNDS.value):
+                for name, (ranks, how) in contenders.items():
+                    seconds[name].append(max(call(ranks, "run", how, compute * transfer)))
+            rows.append({name: statistics.median(times) for name, times in seconds.items()})
+    for row in rows:
+        row["predicted"] = 1 / (1 + transfer / row["alone"])
+    return {"parameters": parameters, "transfer": transfer, "rows": rows}
+
+
+def measure(network: namespaces.Network) -> dict[str, Any]:
+    streams = measure_streams(network)
+    job = Job(network)
+    with open("/proc/sys/net/ipv4/tcp_congestion_control") as file:
+        congestion = file.read().strip()
+    figures: dict[str, Any] = {
+        "hosts": HOSTS.value,
+        "per_host": PER_HOST.value,
+        "gigabits": GIGABITS.value,
+        "congestion_control": congestion,
+        "streams": streams,
+        "rows": measure_sizes(job, streams["all"]),
+    }
+    if SCALE.value:
+        figures["training"] = measure_steps(job, streams["all"])
+    return figures
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    if QUICK.value:
+        flags.FLAGS.megabytes, flags.FLAGS.rounds = [8], 2
+        flags.FLAGS.scale, flags.FLAGS.compute, flags.FLAGS.step_rounds = 0.1, [1], 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    began = time.perf_counter()
+    try:
+        with contextlib.closing(namespaces.Network(HOSTS.value, GIGABITS.value)) as network:
+            figures = measure(network)
+    except namespaces.NotPermitted as error:
+        sys.exit(f"network namespaces cannot be made here: {error}\nrun as root, with iproute2")
+    figures["took"] = time.perf_counter() - began
+    network_report.show(figures)
+    results.save(JSON.value, figures, lambda file: network_report.draw(file, figures))
+
+
+if __name__ == "__main__":
+    # For the processes, which are forked from one that has imported TensorFlow.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    app.run(main)
