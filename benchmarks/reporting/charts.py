@@ -26,9 +26,11 @@ def lines(
     y_label: str,
     ticks: Mapping[float, str],
     series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    log: bool = True,
     note: str = "",
 ) -> None:
-    """Draws lines through points, both axes logarithmic.
+    """Draws lines through points.
 
     Args:
       file: the PNG.
@@ -37,6 +39,7 @@ def lines(
       y_label: with the unit.
       ticks: what is written at these x.
       series: the points (x, y) of each name; "bound" is dashed.
+      log: both axes are logarithmic; or else y begins at 0.
       note: below the chart, in small letters.
     """
     figure, axes = _begin(title, y_label, note)
@@ -45,8 +48,11 @@ def lines(
         style = {"linestyle": "--"} if name == "bound" else {"marker": "o", "markersize": 5}
         style["linewidth"] = 2.5 if name == "tfdist" else 1.5
         axes.plot(*zip(*points, strict=True), label=name, color=colours[name], **style)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    if log:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

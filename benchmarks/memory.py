@@ -1,0 +1,122 @@
+"""Whether memory and descriptors stay as they are, over many steps and many communicators.
+
+    python benchmarks/memory.py [--workers 2] [--steps 20000] [--communicators 200] [--json FILE]
+
+Ranks run steps, each of which reduces five tensors together, and then make, use and close
+communicators one after the other. The tables have what a process holds at intervals: its resident
+memory, and its open descriptors, threads and mappings. Sums are verified all along. "growth" is the
+difference between the ends of the second half, by when everything that is made once has been made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from contenders.memory_rank import MemoryRank
+from contenders.processes import Remote, call
+from reporting import charts, results
+
+from tfdist.cluster import Cluster
+from tfdist.ports import free_ports
+
+WORKERS = flags.DEFINE_integer("workers", 2, "processes", lower_bound=2)
+STEPS = flags.DEFINE_integer("steps", 20_000, "in all", lower_bound=20)
+COMMUNICATORS = flags.DEFINE_integer("communicators", 200, "in all", lower_bound=10)
+JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
+
+LOOKS = 20  # at the steps; at the communicators half as many
+WHAT = ("resident", "descriptors", "threads", "mappings")
+
+# Of how many steps or communicators, and what each rank held then.
+Sample = dict[str, Any]
+
+
+def run_steps(ranks: list[Remote]) -> list[Sample]:
+    call(ranks, "steps", 1)  # traces
+    samples = []
+    done = 0
+    for look in range(LOOKS + 1):
+        count = STEPS.value * look // LOOKS - done
+        done += count
+        samples.append({"after": done, "ranks": call(ranks, "steps", max(count, 1))})
+    return samples
+
+
+def run_communicators(ranks: list[Remote]) -> list[Sample]:
+    samples = []
+    looks = [COMMUNICATORS.value * look // (LOOKS // 2) for look in range(1, LOOKS // 2 + 1)]
+    for number in range(1, COMMUNICATORS.value + 1):
+        token = secrets.token_bytes(16)
+        addresses = [f"127.0.0.1:{port}" for port in call(ranks, "listen")]
+        now = call(ranks, "connect_and_close", token, number, addresses)
+        if number == 1 or number in looks:
+            samples.append({"after": number, "ranks": now})
+    return samples
+
+
+def growth(samples: list[Sample]) -> dict[str, int]:
+    """By how much the ranks together hold more at the end than in the middle."""
+    middle, end = samples[len(samples) // 2]["ranks"], samples[-1]["ranks"]
+    return {what: sum(e[what] - m[what] for m, e in zip(middle, end, strict=True)) for what in WHAT}
+
+
+def show(title: str, samples: list[Sample]) -> None:
+    print(f"\n{title}, {WORKERS.value} ranks: each process holds\n")
+    print(f"{'after':>8}", end="")
+    for rank in range(WORKERS.value):
+        print(f"  {f'rank {rank}: MB':>12} {'fds':>4} {'threads':>7} {'maps':>5}", end="")
+    print()
+    for sample in samples:
+        print(f"{sample['after']:8}", end="")
+        for held in sample["ranks"]:
+            print(f"  {held['resident'] / 1024:12.1f} {held['descriptors']:4}", end="")
+            print(f" {held['threads']:7} {held['mappings']:5}", end="")
+        print()
+    grown = growth(samples)
+    print(f"growth, of all ranks: {grown['resident']} KB", end="")
+    print("".join(f", {grown[what]} {what}" for what in WHAT[1:]))
+
+
+def draw(file: Path, samples: list[Sample]) -> None:
+    ticks = [sample["after"] for sample in samples[:: LOOKS // 4]]
+    charts.lines(
+        file,
+        f"Resident memory of {WORKERS.value} processes over {STEPS.value} all-reduces",
+        "steps",
+        "MB",
+        {tick: str(tick) for tick in ticks},
+        {
+            f"rank {rank}": [(s["after"], s["ranks"][rank]["resident"] / 1024) for s in samples]
+            for rank in range(WORKERS.value)
+        },
+        log=False,
+    )
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    workers = tuple(f"127.0.0.1:{port}" for port in free_ports(WORKERS.value))
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(WORKERS.value):
+            tf_config = Cluster(workers=workers, task_index=rank).tf_config()
+            ranks.append(Remote(MemoryRank, rank, WORKERS.value, tf_config))
+            stack.callback(ranks[-1].stop)
+        steps = run_steps(ranks)
+        communicators = run_communicators(ranks)
+    show(f"{STEPS.value} all-reduces", steps)
+    show(f"{COMMUNICATORS.value} communicators made, used and closed", communicators)
+    figures = {"workers": WORKERS.value, "steps": steps, "communicators": communicators}
+    figures["growth"] = {"steps": growth(steps), "communicators": growth(communicators)}
+    results.save(JSON.value, figures, lambda file: draw(file, steps))
+
+
+if __name__ == "__main__":
+    # For the processes, which are forked from one that has imported TensorFlow.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    app.run(main)
