@@ -141,10 +141,13 @@ setup(
         "estimator": ["tensorflow-estimator==2.15.0", "tf_keras"],
         # Tables of embeddings to and from Parquet files.
         "parquet": ["pyarrow"],
+        # What benchmarks draw their charts with; none of tfdist needs it.
+        "bench": ["matplotlib"],
         "test": [
             "build",
             # Pinned: another release would format the same code in another way.
             "clang-format==21.1.2",
+            "matplotlib",
             "pyarrow",
             "pytest",
             "pytest-timeout",

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -78,8 +77,8 @@ ADDED = {"100 x 4 KB": 1e-3}
 Ranks = list[Remote | programs.Program]
 
 
-def start_contenders(stack: contextlib.ExitStack) -> dict[str, Ranks]:
-    """Starts all processes; those of a contender that cannot run here are left out."""
+def start_contenders(stack: contextlib.ExitStack) -> tuple[dict[str, Ranks], str]:
+    """Starts all processes, without Gloo's where it cannot run, and says which PyTorch it is of."""
     size = WORKERS.value
     folder = stack.enter_context(tempfile.TemporaryDirectory())
 
@@ -96,22 +95,19 @@ def start_contenders(stack: contextlib.ExitStack) -> dict[str, Ranks]:
         contenders[OURS].append(start(Remote, TfdistRank, rank, size, tf_config))
         contenders[STOCK].append(start(Remote, StockRank, rank, size, stock))
         contenders[NO_OP].append(start(Remote, NoOpRank, rank, size))
-    missing = programs.why_no_torch(TORCH.value)
-    if missing is None:
+    torch = programs.why_no_torch(TORCH.value)
+    if torch is None:
         contenders[GLOO] = programs.start_gloo(TORCH.value, size, folder)
         for program in contenders[GLOO]:
             stack.callback(program.stop)
-        for program in contenders[GLOO]:
-            program.end()
-    else:
-        print(f"no column for PyTorch's Gloo: {missing}", file=sys.stderr)
+        torch = [program.end() for program in contenders[GLOO]][0].removeprefix("ready ")
     bare_ring = programs.build_bare_ring(folder)
     contenders[BARE] = [
         start(programs.Program, f"bare ring {rank}", [bare_ring, f"{rank}", f"{size}", "127.0.0.1"])
         for rank in range(size)
     ]
     programs.connect_ring(contenders[BARE], ["127.0.0.1"] * size)
-    return contenders
+    return contenders, torch
 
 
 def measure(contenders: dict[str, Ranks], case: tuple[str, int, int, int]) -> dict[str, float]:
@@ -152,9 +148,10 @@ def row_of(case: tuple[str, int, int, int], seconds: dict[str, float]) -> dict[s
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(rows: list[dict[str, Any]], torch: str) -> None:
     print(f"\n{WORKERS.value} workers on one machine, float32, milliseconds per call (median)")
-    print("x: so many times faster is tfdist; [goal]; the no-op: milliseconds that tfdist adds\n")
+    print("x: so many times faster is tfdist; [goal]; the no-op: milliseconds that tfdist adds")
+    print(f"PyTorch: {torch}\n")
     print(f"{'':>10} {OURS:>9}", end="")
     for peer in (STOCK, GLOO, BARE, NO_OP):
         print(f" |{peer:>11}{'':14}", end="")
@@ -205,11 +202,11 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
 def main(argv: list[str]) -> None:
     del argv
     with contextlib.ExitStack() as stack:
-        contenders = start_contenders(stack)
+        contenders, torch = start_contenders(stack)
         cases = [case for case in CASES if case[2] <= MOST.value * MB]
         rows = [row_of(case, measure(contenders, case)) for case in cases]
-    show(rows)
-    figures = {"workers": WORKERS.value, "rounds": ROUNDS.value, "rows": rows}
+    show(rows, torch)
+    figures = {"workers": WORKERS.value, "rounds": ROUNDS.value, "torch": torch, "rows": rows}
     results.save(JSON.value, figures, lambda file: draw(file, rows))
 
 

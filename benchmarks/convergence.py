@@ -1,6 +1,7 @@
 """What asynchrony costs in accuracy: a network on Fashion-MNIST, trained in every mode.
 
     python benchmarks/convergence.py [--rate 0.1] [--epochs 5] [--seeds 3] [--rows ...]
+                                      [--json FILE]
 
 trains for the same number of epochs in one process and with four workers and one parameter server.
 "In turns" scripts the delay: workers push in a fixed order, so that each gradient is exactly so
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from reporting import charts, results
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 64
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.1, help="the learning rate at first")
     parser.add_argument("--limit", type=int, help="use only the first LIMIT training images")
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--json", help="file to write the figures to; a chart beside it")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.task:
@@ -48,12 +52,28 @@ def main() -> None:
         return
     print(f"test accuracy after {arguments.epochs} epochs, {arguments.workers} workers and 1 ps")
     print(f"{'':28}{'accuracy':>10}{'spread':>10}{'loss':>10}")
+    rows = []
     for name in arguments.rows:
         runs = [run(name, arguments, seed) for seed in range(arguments.seeds)]
         accuracies = [r["accuracy"] for r in runs]
         mean = {key: sum(r[key] for r in runs) / len(runs) for key in runs[0]}
         spread = max(accuracies) - min(accuracies)
         print(f"{name:28}{mean['accuracy']:10.4f}{spread:10.4f}{mean['loss']:10.4f}", flush=True)
+        rows.append({"case": name, **mean, "spread": spread})
+    figures = {"epochs": arguments.epochs, "workers": arguments.workers, "rows": rows}
+    results.save(arguments.json, figures, lambda file: draw(file, figures))
+
+
+def draw(file: Path, figures: dict) -> None:
+    charts.bars(
+        file,
+        f"Fashion-MNIST after {figures['epochs']} epochs, {figures['workers']} workers and 1 ps",
+        "wrong, % of the test images",
+        {
+            row["case"].replace(", ", ",\n"): {"mean of the seeds": 100 * (1 - row["accuracy"])}
+            for row in figures["rows"]
+        },
+    )
 
 
 def run(name: str, arguments: argparse.Namespace, seed: int) -> dict[str, float]:

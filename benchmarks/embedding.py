@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import statistics
 import time
@@ -42,6 +41,7 @@ from absl import app, flags
 from contenders.embeddings import StockCoordinator, TfdistWorker, Workload
 from contenders.parameter_servers import StockServer, TfdistServer
 from contenders.processes import Remote
+from reporting import charts, results
 
 from tfdist.cluster import Cluster
 from tfdist.ports import free_ports
@@ -53,7 +53,7 @@ FEATURES = flags.DEFINE_integer("features", 26, "tables of the other case", lowe
 BATCH = flags.DEFINE_integer("batch", 1024, "ids a step looks up in each", lower_bound=1)
 ROUNDS = flags.DEFINE_integer("rounds", 10, "counted rounds of each contender", lower_bound=3)
 STEPS = flags.DEFINE_integer("steps", 50, "of each worker in a round", lower_bound=1)
-JSON = flags.DEFINE_string("json", None, "file to write the figures to")
+JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 KB = 1 << 10
 WORKERS = 2
@@ -161,6 +161,15 @@ def show(rows: list[dict], cases: tuple[Workload, ...]) -> None:
         print(f"{row['case']:>8}  a step {whole / KB:14.1f} {sent / KB:9.1f} {sent / whole:7.1%}")
 
 
+def draw(file: Path, rows: list[dict]) -> None:
+    groups = {
+        row["case"]: {name: row["ids"] * row[name] for name in ("stock", "by op", "tfdist")}
+        for row in rows
+    }
+    title = f"Ids looked up and updated, {WORKERS} workers and 1 parameter server"
+    charts.bars(file, title, "ids per second (median)", groups)
+
+
 def main(argv: list[str]) -> None:
     del argv
     cases = workloads()
@@ -180,10 +189,8 @@ def main(argv: list[str]) -> None:
             verify(job, cases)
         rows = measure(jobs, cases)
     show(rows, cases)
-    if JSON.value:
-        path = Path(JSON.value)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"workers": WORKERS, "rows": rows}, indent=2) + "\n")
+    figures = {"workers": WORKERS, "rows": rows}
+    results.save(JSON.value, figures, lambda file: draw(file, rows))
 
 
 if __name__ == "__main__":

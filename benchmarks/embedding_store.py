@@ -28,7 +28,6 @@ rows, and as many bytes without tfdist.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import statistics
@@ -42,6 +41,7 @@ import numpy as np
 from absl import app, flags
 from contenders.processes import Remote
 from contenders.row_stores import HashTables, TfdistClient, TfdistServer
+from reporting import charts, results
 
 ROWS = flags.DEFINE_integer("rows", 10_000_000, "in all", lower_bound=100)
 WIDTH = flags.DEFINE_integer("width", 16, "of a row", lower_bound=1)
@@ -49,7 +49,7 @@ BATCH = flags.DEFINE_integer("batch", 100_000, "ids in a call", lower_bound=1)
 ROUNDS = flags.DEFINE_integer("rounds", 10, "in each a part of the rows is made", lower_bound=3)
 THREADS = flags.DEFINE_integer("threads", 2, "of TensorFlow, in each process", lower_bound=1)
 FOLDER = flags.DEFINE_string("folder", None, "where the snapshot is written for a while")
-JSON = flags.DEFINE_string("json", None, "file to write the figures to")
+JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 LOOKED_UP = 5  # batches in a round, and as many updated
 RATES = {"insert": "insert", "look_up": "look up", "update": "update"}
@@ -166,6 +166,15 @@ def show(figures: dict[str, dict[str, float]], raw: int) -> None:
     print("".join(f" {ours[what] / theirs[what]:11.1f}x" for what in RATES))
 
 
+def draw(file: Path, figures: dict[str, dict[str, float]]) -> None:
+    groups = {
+        title: {name: of_one[what] for name, of_one in figures.items()}
+        for what, title in RATES.items()
+    }
+    title = f"{ROWS.value} rows of {WIDTH.value} float32 with an accumulator"
+    charts.bars(file, title, "rows per second", groups)
+
+
 def main(argv: list[str]) -> None:
     del argv
     with contextlib.ExitStack() as stack:
@@ -189,11 +198,8 @@ def main(argv: list[str]) -> None:
     raw = 2 * WIDTH.value * 4
     show(figures, raw)
     show_snapshot(snapshot)
-    if JSON.value:
-        path = Path(JSON.value)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        report = {"rows": ROWS.value, "raw_bytes": raw, "figures": figures, "snapshot": snapshot}
-        path.write_text(json.dumps(report, indent=2) + "\n")
+    report = {"rows": ROWS.value, "raw_bytes": raw, "figures": figures, "snapshot": snapshot}
+    results.save(JSON.value, report, lambda file: draw(file, figures))
 
 
 if __name__ == "__main__":

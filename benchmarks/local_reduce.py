@@ -29,7 +29,6 @@ bytes read and written.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
@@ -44,6 +43,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is im
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
+from reporting import charts, results
 
 # What a strategy hands to a CrossDeviceOps; it has no public name.
 from tensorflow.python.distribute.values import PerReplica
@@ -54,7 +54,7 @@ from tfdist.strategies.fused_all_reduce import FusedAllReduce
 DEVICES = flags.DEFINE_multi_integer("devices", [2, 4], "logical devices, an even number")
 ROUNDS = flags.DEFINE_integer("rounds", 25, "counted rounds of each contender", lower_bound=3)
 SCALE = flags.DEFINE_float("scale", 1.0, "of the width of the network", lower_bound=0.01)
-JSON = flags.DEFINE_string("json", None, "file to write the figures to")
+JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 SITUATIONS = ("step", "held", "eager")
 COPY = "memcpy of the least"
@@ -269,6 +269,15 @@ def show(rows: list[dict]) -> None:
         )
 
 
+def draw(file: Path, rows: list[dict]) -> None:
+    groups: dict[str, dict[str, float]] = {}
+    for row in rows:
+        group = groups.setdefault(f"{row['devices']} devices,\n{row['situation']}", {})
+        group[row["contender"]] = row["seconds"] * 1e3
+    title = "The sum of ResNet-50's gradients over the devices of a process"
+    charts.bars(file, title, "milliseconds (median)", groups)
+
+
 def main(argv: list[str]) -> None:
     del argv
     tf.get_logger().setLevel("WARNING")  # its own reductions announce themselves
@@ -278,10 +287,8 @@ def main(argv: list[str]) -> None:
     )
     rows = [row for count in DEVICES.value for row in compare(count)]
     show(rows)
-    if JSON.value:
-        path = Path(JSON.value)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"scale": SCALE.value, "rows": rows}, indent=2) + "\n")
+    figures = {"scale": SCALE.value, "rows": rows}
+    results.save(JSON.value, figures, lambda file: draw(file, rows))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ STEP_ROUNDS = flags.DEFINE_integer("step_rounds", 3, "counted training steps", l
 QUICK = flags.DEFINE_bool("quick", False, "8 MB, a tenth of the width, few rounds")
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; charts beside it")
 
+NOT_PERMITTED = 77  # an exit code that scripts/bench knows
 MB = 1 << 20
 STREAMED = 64 * MB
 PORT, STOCK_PORT = 7100, 7200  # nobody else is in the namespaces
@@ -259,7 +260,9 @@ def main(argv: list[str]) -> None:
         with contextlib.closing(namespaces.Network(HOSTS.value, GIGABITS.value)) as network:
             figures = measure(network)
     except namespaces.NotPermitted as error:
-        sys.exit(f"network namespaces cannot be made here: {error}\nrun as root, with iproute2")
+        print(f"network namespaces cannot be made here: {error}", file=sys.stderr)
+        print("run as root, with the package iproute2", file=sys.stderr)
+        sys.exit(NOT_PERMITTED)
     figures["took"] = time.perf_counter() - began
     network_report.show(figures)
     results.save(JSON.value, figures, lambda file: network_report.draw(file, figures))

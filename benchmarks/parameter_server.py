@@ -24,7 +24,6 @@ show medians over the rounds.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 import time
@@ -41,6 +40,7 @@ from contenders.parameter_servers import (
     TfdistWorker,
 )
 from contenders.processes import BareSocket, Remote
+from reporting import charts, results
 
 from tfdist.cluster import Cluster
 from tfdist.ports import free_ports
@@ -49,7 +49,7 @@ VARIABLES = flags.DEFINE_integer("variables", 100, "of the model", lower_bound=1
 MEGABYTES = flags.DEFINE_float("megabytes", 25, "of all variables together", lower_bound=0.01)
 ROUNDS = flags.DEFINE_integer("rounds", 10, "counted rounds of each contender", lower_bound=3)
 STEPS = flags.DEFINE_integer("steps", 10, "of each worker in a round", lower_bound=1)
-JSON = flags.DEFINE_string("json", None, "file to write the figures to")
+JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 MB = 1 << 20
 WORKERS = 2
@@ -166,6 +166,18 @@ def show(rows: list[dict]) -> None:
                 )
 
 
+def draw(file: Path, rows: list[dict]) -> None:
+    groups: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for name, value in ((row["peer"], row["theirs"]), ("tfdist", row["tfdist"])):
+            case = f"{row['case'].removeprefix('ms per ')}, {row['bytes'] / MB:.3g} MB"
+            if row["case"] == "steps/s":
+                case, value = f"step, {row['bytes'] / MB:.3g} MB", 1e3 / value
+            groups.setdefault(f"{case},\nbeside {row['peer']}", {})[name] = value
+    title = f"{WORKERS} workers and 1 parameter server, {VARIABLES.value} variables"
+    charts.bars(file, title, "milliseconds (median)", groups, log=True)
+
+
 def main(argv: list[str]) -> None:
     del argv
     length = max(25, int(MEGABYTES.value * MB) // 4 // VARIABLES.value)
@@ -183,10 +195,8 @@ def main(argv: list[str]) -> None:
         verify(jobs, bare, models)
         rows = compare(measure(jobs, bare, models), models)
     show(rows)
-    if JSON.value:
-        path = Path(JSON.value)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"workers": WORKERS, "rows": rows}, indent=2) + "\n")
+    figures = {"workers": WORKERS, "rows": rows}
+    results.save(JSON.value, figures, lambda file: draw(file, rows))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ COLOURS = {
     "tfdist, overlapped": "#d1495b",
     "tfdist, after": "#e9a3ab",
     "TensorFlow": "#30638e",
+    "stock": "#30638e",
+    "stock default": "#30638e",
     "no-op": "#8d96a3",
     "bound": "#222222",
     "predicted": "#bbbbbb",
@@ -52,10 +54,11 @@ def lines(
         axes.set_xscale("log")
         axes.set_yscale("log")
     else:
-        axes.set_ylim(bottom=0)
+        highest = max(y for points in series.values() for _, y in points)
+        axes.set_ylim(0, 1.15 * highest)
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: _short(value))
     axes.set_xlabel(x_label)
     axes.grid(True, which="major", alpha=0.3)
     _end(figure, axes, file)
@@ -92,6 +95,7 @@ def bars(
     axes.set_xticks(range(len(groups)), list(groups))
     if log:
         axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: _short(value))
     axes.margins(y=0.12)
     axes.grid(True, axis="y", alpha=0.3)
     axes.set_axisbelow(True)
