@@ -129,8 +129,6 @@ class Communicator : private FrameHandler, private ChunkSender {
 
   Communicator(int rank, int size, Fd listener, int port, bool shared_memory);
 
-  // For whoever lets go of the engine next.
-  void Queue(Command command);
   // Any thread, without the engine.
   void Post(Command command);
   void Drive();
@@ -170,6 +168,7 @@ class Communicator : private FrameHandler, private ChunkSender {
 
   void Begin(std::unique_ptr<Collective> collective);
   void StandIn(const CollectiveId& id);
+  void StandInForEarly();
   void ReplayEarly(Collective* collective);
   Status CheckOpen(Collective* collective, int peer, const Signature& theirs);
   Status Compare(const Signature& ours, int peer, const Signature& theirs) const;

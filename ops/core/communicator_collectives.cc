@@ -42,6 +42,7 @@ void Communicator::Begin(std::unique_ptr<Collective> owned) {
     if (failed_) return;
   }
   if (Collective* still = Find(collective->id())) FinishIfComplete(still);
+  if (join_ != nullptr && join_ == collective) StandInForEarly();
 }
 
 void Communicator::ReplayEarly(Collective* collective) {

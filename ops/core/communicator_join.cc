@@ -21,14 +21,16 @@ void Communicator::Join(CollectiveOptions options, int* last_rank) {
   const auto begin = [this, named] {
     join_ = Find({kJoinKey, joins_});
     join_named_ = named;
-    // When this one is on its way.
-    Queue([this] {
-      for (const CollectiveId& id : early_.Opened()) StandIn(id);
-    });
     return begun_;
   };
   const auto caught_up = [this](uint64_t most) { return begun_ >= most && pending_.size() == 1; };
   Submit(::tfdist::Join::Make(std::move(options), rank_, size_, begin, caught_up, last_rank));
+}
+
+// What remains of the start of a join: stands in for what peers opened before.
+void Communicator::StandInForEarly() {
+  if (history_.TakeCancelled(join_named_)) return GiveUp(*join_);
+  for (const CollectiveId& id : early_.Opened()) StandIn(id);
 }
 
 // Begins a collective that peers have opened and this rank, having joined, has not started.

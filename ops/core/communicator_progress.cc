@@ -32,14 +32,12 @@ void Pause() {
 
 // Runs `command` here or, if the engine is taken, on the thread that has it.
 void Communicator::Post(Command command) {
-  Queue(std::move(command));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    commands_.push_back(std::move(command));
+    commanded_ = true;
+  }
   Drive();
-}
-
-void Communicator::Queue(Command command) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  commands_.push_back(std::move(command));
-  commanded_ = true;
 }
 
 // To be called by everyone who has let go of the engine: until then others may have left commands.

@@ -21,8 +21,7 @@
 // block of a gather. It lets others through a barrier. It cannot be the root of a broadcast or
 // scatter, nor take part in an all_to_all, whose sizes no other rank knows: both fail on all ranks.
 //
-// Horovod's `join` (its documentation, "Elastic and uneven inputs") is where the idea is from;
-// there a coordinator knows who has joined, here nobody needs to.
+// The idea is Horovod's `join`; there a coordinator knows who has joined, here nobody needs to.
 #ifndef TFDIST_OPS_CORE_JOIN_H_
 #define TFDIST_OPS_CORE_JOIN_H_
 

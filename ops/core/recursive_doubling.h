@@ -14,7 +14,7 @@
 // With 6 ranks, 4 and 5 hand theirs to 0 and 1: a step before, and one after.
 //
 // log2 N steps, each with the whole buffer: N log2 N times the buffer travels. Thakur, Rabenseifner
-// and Gropp, "Optimization of collective communication operations in MPICH" (2005), section 4.5.
+// and Gropp, "Optimization of collective communication operations in MPICH" (2005).
 #ifndef TFDIST_OPS_CORE_RECURSIVE_DOUBLING_H_
 #define TFDIST_OPS_CORE_RECURSIVE_DOUBLING_H_
 

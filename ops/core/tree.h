@@ -15,7 +15,7 @@
 //
 // The root sends, or receives, the buffer ceil(log2 N) times; every other rank receives, or sends,
 // it once. Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-// MPICH" (2005), sections 4.2 and 4.4.
+// MPICH" (2005).
 #ifndef TFDIST_OPS_CORE_TREE_H_
 #define TFDIST_OPS_CORE_TREE_H_
 

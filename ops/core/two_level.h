@@ -14,8 +14,7 @@
 // would send, 2(H-1)/H of the buffer for each of H hosts, instead of 2(N-1)/N for each pair of
 // neighbours on different hosts. Within a host a rank sends the buffer once or twice.
 //
-// Horovod's hierarchical all-reduce (its documentation, "Tensor Fusion" and
-// HOROVOD_HIERARCHICAL_ALLREDUCE) has the same two levels.
+// Horovod's hierarchical all-reduce (HOROVOD_HIERARCHICAL_ALLREDUCE) has the same two levels.
 #ifndef TFDIST_OPS_CORE_TWO_LEVEL_H_
 #define TFDIST_OPS_CORE_TWO_LEVEL_H_
 

@@ -228,6 +228,25 @@ void TestFailures() {
   }
 }
 
+// A step that is stopped while its rank waits for the others, or before it got that far.
+void TestCancel() {
+  for (const bool before : {false, true}) {
+    Ranks comms = Connected(2);
+    std::vector<float> values(3);
+    Ending other = AllReduce(*comms[1], values, {1});
+    if (before) comms[0]->Cancel({77, 0});
+    auto joined = Join(*comms[0]);
+    if (!before) {
+      EXPECT_OK(Wait(other));
+      comms[0]->Cancel({77, 0});
+    }
+    const Status status = Wait(joined->ending);
+    EXPECT_STATUS(status, StatusCode::kCancelled);
+    EXPECT_CONTAINS(status.message(), "cancelled join 'the end'");
+    if (before) EXPECT_STATUS(Wait(other), StatusCode::kUnavailable);
+  }
+}
+
 void TestMisuse() {
   Ranks comms = Connected(2);
   auto first = Join(*comms[0]);
@@ -274,6 +293,7 @@ void Main() {
   TestRefused(CollectiveKind::kBroadcast, "cannot be its root");
   TestRefused(CollectiveKind::kScatter, "cannot be its root");
   TestFailures();
+  TestCancel();
   TestMisuse();
   for (const int size : {2, 3, 8}) TestAgainAndAgain(size);
   std::puts("join: ok");
