@@ -12,6 +12,18 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
+namespace {
+
+// Rounds of a loop may overlap and start an op in any order, so that each needs a key of its own.
+// TensorFlow has no more of them under way at once than `parallel_iterations`; keys of rounds that
+// are further apart are used again, for communicators remember keys.
+uint64_t KeyOfRound(uint64_t key, int64_t round) {
+  constexpr int64_t kRounds = 1024;
+  return round <= 0 ? key : key ^ (static_cast<uint64_t>(round % kRounds) * 0xc2b2ae3d27d4eb4f);
+}
+
+}  // namespace
+
 absl::Status ToTensorFlow(const Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.code()), status.message());
 }
@@ -35,7 +47,7 @@ std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(
     done();
     return nullptr;
   }
-  execution->id.key = static_cast<uint64_t>(key_);
+  execution->id.key = KeyOfRound(static_cast<uint64_t>(key_), context->frame_iter().iter_id);
   execution->id.sequence = execution->communicator->NextSequence(execution->id.key);
   if (tensorflow::CancellationManager* manager = context->cancellation_manager()) {
     execution->cancellation = manager->get_cancellation_token();
