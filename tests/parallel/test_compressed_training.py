@@ -54,7 +54,7 @@ def follow(strategy, step, replicas_before: int, weight) -> None:
     np.testing.assert_allclose(-weight.numpy(), total(strategy.num_replicas_in_sync), atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("mode", ["eager", "function", "loop"])
 @on_ranks(2, check=identical)
 def test_keras_3_keeps_what_was_not_sent(ctx, mode):
     results = []
@@ -69,7 +69,11 @@ def test_keras_3_keeps_what_was_not_sent(ctx, mode):
             def step(value):
                 strategy.run(lambda g: optimizer.apply([g], [weight]), args=(value,))
 
-            return tf.function(step) if mode == "function" else step
+            def loop(value):
+                for _ in tf.range(1):
+                    step(value)
+
+            return {"eager": step, "function": tf.function(step), "loop": tf.function(loop)}[mode]
 
         steps = [step_of(o, w) for o, w in zip(optimizers, weights, strict=True)]
         first = strategy.experimental_distribute_values_from_function(

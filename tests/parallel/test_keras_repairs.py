@@ -33,6 +33,7 @@ REPAIRED = [
     (keras.layers.BatchNormalization, "_moments"),
     (LossScaleOptimizer, "check_finite"),
     (TFOptimizer, "_backend_increment_gradient_accumulators"),
+    (TFOptimizer, "_all_reduce_sum_gradients"),
     (BaseOptimizer, "apply"),
     (Trainer, "get_metrics_result"),
     (GeneratorDataAdapter, "get_tf_dataset"),
@@ -122,6 +123,19 @@ def test_workers_disagree_on_overflow(ctx):
     # Rank 0 waits for gradients that rank 1 leaves out; rank 1 waits for it in what comes next.
     with pytest.raises(tf.errors.OpError):
         model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)
+
+
+@on_ranks(2)
+def test_nobody_says_whose_gradients_are_reduced(ctx):
+    options = tfdist.CommunicationOptions(compression=tfdist.compression.TopK(0.1, min_elements=1))
+    strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
+    _undo(TFOptimizer, "_all_reduce_sum_gradients")
+    with strategy.scope():
+        weight = tf.Variable(tf.zeros([20]))
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+    strategy.run(lambda: optimizer.apply([tf.ones([20])], [weight]))
+    assert np.count_nonzero(weight) == 20  # with the repair: 2
 
 
 @on_ranks(2)
