@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -50,7 +51,7 @@ class DistributedKerasOptimizer:
     @classmethod
     def from_config(cls, config, custom_objects=None) -> keras.Optimizer:
         """Makes the optimizer that was distributed, and distributes it."""
-        options = dict(config)
+        options = copy.deepcopy(config)  # Keras changes it
         plain = keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
         return distribute(plain, front.Options(**options))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -55,7 +56,7 @@ class DistributedLegacyOptimizer:
     @classmethod
     def from_config(cls, config, custom_objects=None) -> Any:
         """Makes the optimizer that was distributed, and distributes it."""
-        options = dict(config)
+        options = copy.deepcopy(config)  # tf_keras changes it
         options.pop("is_legacy_optimizer")
         plain = tf_keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
         return distribute(plain, front.Options(**options))
