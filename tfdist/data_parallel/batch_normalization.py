@@ -51,7 +51,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if world.cluster(asked).world_size == 1:
             return super()._moments(inputs, mask)
         own = tf.stack(_statistics(tf.convert_to_tensor(inputs), self._reduction_axes, mask))
-        return _combined(_of_all_ranks(own, world.size(), self.name))
+        return _combined(_of_all_ranks(own, self.name))
 
 
 def _statistics(inputs: tf.Tensor, axes: list[int], mask: tf.Tensor | None) -> list[tf.Tensor]:
@@ -86,22 +86,26 @@ def _combined(all_ranks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return mean, tf.math.divide_no_nan(around, total)
 
 
-def _of_all_ranks(own: tf.Tensor, ranks: int, label: str) -> tf.Tensor:
+def _of_all_ranks(own: tf.Tensor, label: str) -> tf.Tensor:
     """Every rank's tensor, stacked: [ranks, *own.shape].
 
     The gradient of what a rank gave is the sum of what all ranks make of it: its part of the sum of
-    their gradients.
+    their gradients. Ranks that have run out of data give nothing, so that a rank's part is where
+    its number has arrived.
     """
 
     @tf.custom_gradient
     def gather(own):
-        stacked = ops.all_gather(own[tf.newaxis], label=f"statistics of {label}")
-        stacked = tf.ensure_shape(stacked, [ranks, *own.shape])
+        number = tf.fill([1, 1, *own.shape[1:]], tf.cast(world.rank(), own.dtype))
+        numbered = tf.concat([own[tf.newaxis], number], 1)
+        all_ranks = ops.all_gather(numbered, label=f"statistics of {label}")
+        all_ranks = tf.ensure_shape(all_ranks, [None, *numbered.shape[1:]])
 
         def gradient(upstream):
             total = ops.all_reduce(upstream, label=f"gradient of the statistics of {label}")
-            return total[world.rank()]
+            position = tf.where(all_ranks[:, -1, 0] == tf.cast(world.rank(), own.dtype))[0, 0]
+            return total[position]
 
-        return stacked, gradient
+        return all_ranks[:, :-1], gradient
 
     return gather(own)
