@@ -14,7 +14,8 @@ Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Train
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -75,25 +76,36 @@ def fused_all_reduce(
         raise ValueError(f"expected a positive bytes_per_pack, received {bytes_per_pack}")
     communicator = resolve(communicator, "fused_all_reduce")
     values = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tensors]
-    results: list = [None] * len(values)
-    for bucket in _buckets(values, bytes_per_pack):
+
+    def reduce(bucket: list[int]) -> list[tf.Tensor]:
         pack = [values[i] for i in bucket]
         options = {"label": label or name_of(pack), "timeout": timeout}
         if compressor is None:
-            reduced = all_reduce(pack, communicator, reduce_op, **options)
-        else:
-            options["variables"] = variables and [variables[i] for i in bucket]
-            reduced = compressor.all_reduce(pack, communicator, reduce_op, **options)
-        start_when_ready(reduced[0])
+            return all_reduce(pack, communicator, reduce_op, **options)
+        options["variables"] = variables and [variables[i] for i in bucket]
+        return compressor.all_reduce(pack, communicator, reduce_op, **options)
+
+    results = _reduce_in_buckets(values, bytes_per_pack, reduce)
+    with independent_collectives():
+        for i, value in enumerate(values):
+            if isinstance(value, tf.IndexedSlices):
+                name = label or name_of([value.values])
+                results[i] = all_reduce_rows(
+                    value, communicator, reduce_op, label=name, timeout=timeout
+                )
+    return results
+
+
+def _reduce_in_buckets(
+    values: Sequence, bytes_per_pack: int, reduce: Callable[[list[int]], list[tf.Tensor]]
+) -> list:
+    """Reduces the dense tensors of a list, by bucket; `reduce` gets the positions of its tensors."""
+    results: list = [None] * len(values)
+    for bucket in _buckets(values, bytes_per_pack):
+        with independent_collectives():
+            reduced = reduce(bucket)
         for i, value in zip(bucket, reduced, strict=True):
             results[i] = value
-    for i, value in enumerate(values):
-        if isinstance(value, tf.IndexedSlices):
-            name = label or name_of([value.values])
-            results[i] = all_reduce_rows(
-                value, communicator, reduce_op, label=name, timeout=timeout
-            )
-            start_when_ready(results[i].values)
     return results
 
 
@@ -117,16 +129,23 @@ def _buckets(values: list, bytes_per_pack: int) -> list[list[int]]:
     return buckets
 
 
-def start_when_ready(result: tf.Tensor) -> None:
-    """Takes a collective out of the order that TensorFlow gives to ops with side effects.
+@contextlib.contextmanager
+def independent_collectives() -> Iterator[None]:
+    """Takes collectives made meanwhile out of the order that TensorFlow gives to ops with effects.
 
-    In a function it would start each only after the one before has ended. Ours find each other by
-    key (see tags.py), in whatever order they start.
+    In a function each would start only after the one before has ended. Ours find each other by key
+    (see tags.py), in whatever order they start.
     """
-    if tf.is_symbolic_tensor(result):
-        manager = result.graph.experimental_acd_manager
-        if manager is not None:
-            manager.run_independently(result.op)
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    if graph.experimental_acd_manager is not None:
+        for op in graph.get_operations()[before:]:
+            if op.op_def.is_distributed_communication:
+                graph.experimental_acd_manager.run_independently(op)
 
 
 def name_of(tensors: list[tf.Tensor]) -> str:

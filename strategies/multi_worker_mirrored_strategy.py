@@ -26,7 +26,6 @@ from tfdist.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.ps import membership
 from tfdist.resolver import ClusterResolver
-from tfdist.strategies import sole_replica
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
@@ -240,9 +239,7 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         with self.tables.step() if self.tables is not None else contextlib.nullcontext():
-            if self.communicator is None or len(self._devices) > 1 or not sole_replica.can_run(fn):
-                return super()._call_for_each_replica(fn, args, kwargs)
-            return sole_replica.run(self, fn, args, kwargs)
+            return super()._call_for_each_replica(fn, args, kwargs)
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         if replica_id > 0 or self.communicator is None:

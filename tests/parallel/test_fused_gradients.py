@@ -106,10 +106,6 @@ def test_a_bucket_waits_for_its_own_gradients_only(ctx):
         assert not before & set(reductions)
         backward = {op for op in before if "gradient" in op.name and "MatMul_1" in op.name}
         assert not _layers(backward) & {f"layer{i}" for i in later}
-    updates = [op for op in model.graph.get_operations() if op.type == "AssignSubVariableOp"]
-    assert len(updates) == len(model.trainable_variables)
-    for update in updates:  # as soon as its own bucket has been reduced
-        assert len(_all_before(update) & set(reductions)) == 1
     return model.get_weights()
 
 
