@@ -51,6 +51,21 @@ def installed_tensorflow() -> str:
     return version
 
 
+def series_of_wheel() -> str | None:
+    """The TensorFlow release, such as "2.21", that a wheel is being built for; `None` if none is.
+
+    An sdist is for all releases that tfdist works with. A wheel holds a library for one: its
+    version and its requirement say which, so that pip chooses among wheels for several.
+    """
+    if not {"bdist_wheel", "dist_info", "editable_wheel"} & set(sys.argv):
+        return None
+    try:
+        numbers = re.match(r"\d+\.\d+", installed_tensorflow())
+    except PlatformError as error:
+        raise SystemExit(f"error: {error}") from None
+    return numbers and numbers[0]
+
+
 class BuildOpLibrary(build_ext):
     """Runs `make -C ops lib` for the TensorFlow of the Python that runs this."""
 
@@ -115,10 +130,11 @@ class PlatformDistribution(Distribution):
 
 
 COMMANDS: dict[str, type[Command]] = {"build_ext": BuildOpLibrary, "sdist": SourceTree}
+SERIES = series_of_wheel()
 
 setup(
     name="tfdist",
-    version=VERSION["__version__"],
+    version=VERSION["__version__"] + (f"+tf{SERIES}" if SERIES else ""),
     description="Distributed training for TensorFlow 2.16 to 2.21 and Keras 3",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -134,7 +150,12 @@ setup(
     packages=[name for top, folder in FOLDERS.items() for name in packages_in(top, ROOT / folder)],
     # BuildOpLibrary puts the library beside tfdist.ops; a stale one of the tree must not follow.
     include_package_data=False,
-    install_requires=[TENSORFLOW, "numpy", "grpcio", "absl-py"],
+    install_requires=[
+        f"tensorflow=={SERIES}.*" if SERIES else TENSORFLOW,
+        "numpy",
+        "grpcio",
+        "absl-py",
+    ],
     extras_require={
         # Pinned: what it misses in current TensorFlow is supplied for this release alone. It names
         # no TensorFlow itself.

@@ -179,7 +179,7 @@ def train(task: dict) -> None:
     if turns is None:
         last = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: setattr(
-                model, "stop_training", int(model.optimizer.iterations) >= total
+                model, "stop_training", int(model.optimizer.iterations.numpy()) >= total
             )
         )
         model.fit(dataset, steps_per_epoch=total, callbacks=[last], verbose=0)

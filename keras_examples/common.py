@@ -69,7 +69,7 @@ def local_devices(count: int | None = None) -> list[str]:
 def wait_for(optimizer: keras.Optimizer, steps: int, seconds: float = 60.0) -> None:
     """Waits until all workers together have made so many steps, but not for one that has died."""
     deadline = time.monotonic() + seconds
-    while int(optimizer.iterations) < steps and time.monotonic() < deadline:
+    while int(optimizer.iterations.numpy()) < steps and time.monotonic() < deadline:
         time.sleep(0.05)
 
 

@@ -99,7 +99,7 @@ def fused_all_reduce(
 def _reduce_in_buckets(
     values: Sequence, bytes_per_pack: int, reduce: Callable[[list[int]], list[tf.Tensor]]
 ) -> list:
-    """Reduces the dense tensors of a list, by bucket; `reduce` gets the positions of its tensors."""
+    """Reduces the dense tensors of a list; `reduce` gets the positions of a bucket."""
     results: list = [None] * len(values)
     for bucket in _buckets(values, bytes_per_pack):
         with independent_collectives():

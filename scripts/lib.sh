@@ -1,14 +1,19 @@
-# Functions that scripts/demo and scripts/test share: what has to be on the machine and in .venv before
+# Functions that the scripts share: what has to be on the machine and in the virtual environment before
 # they can begin. Everything here is quick when it has nothing to do. Sourced by bash, never run.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-VENV="$ROOT/.venv"
-PYTHON="$VENV/bin/python"
-TENSORFLOW="tensorflow==2.21.*"
 SCRIPT="scripts/$(basename "$0")"
-
-# Pythons for which TensorFlow 2.21 has wheels, the machine's own choice first.
 PYTHON_NAMES="python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10"
+
+# use_environment FOLDER NEWEST REQUIREMENT...: which virtual environment the functions below are about, the newest
+# Python 3 that its TensorFlow has wheels for, and what pip has to install there: TensorFlow, and what must fit it.
+use_environment() {
+  VENV="$ROOT/$1"
+  PYTHON="$VENV/bin/python"
+  NEWEST_PYTHON="$2"
+  TENSORFLOW=("${@:3}")
+}
+use_environment .venv 13 "tensorflow==2.21.*"
 
 say() {
   printf '%s: %s\n' "$SCRIPT" "$*" >&2
@@ -58,7 +63,7 @@ find_python() {
       if command -v "$name" >/dev/null && "$name" - 2>/dev/null <<EOF
 import $modules
 import sys
-sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, $NEWEST_PYTHON))
 EOF
       then
         command -v "$name"
@@ -101,7 +106,7 @@ need_tools() {
     missing="$(missing_packages | xargs)"
     [ -n "$missing" ] || return 0
     stop "still not usable after installing: $missing" \
-      "needed: make, ${CXX:-g++}, and Python 3.10 to 3.13 with the modules venv and ensurepip"
+      "needed: make, ${CXX:-g++}, and Python 3.10 to 3.$NEWEST_PYTHON with the modules venv and ensurepip"
   fi
   stop "this machine lacks: $missing" \
     "type: sudo apt-get update && sudo apt-get install -y $missing $*" "then run $SCRIPT again"
@@ -143,25 +148,25 @@ need_people() {
   "$PYTHON" -m pip install -q --no-deps "$PEOPLE_PACKAGE"
 }
 
-# need_venv: .venv at the project's root. One that no longer runs (its Python was removed, or the folder
+# need_venv: the environment, at the project's root. One that no longer runs (its Python was removed, or the folder
 # was moved) is made anew.
 need_venv() {
   local python
   has_venv && return 0
   python="$(find_python)" || return 1
-  say "making .venv with $("$python" --version) ($python)"
+  say "making $(basename "$VENV") with $("$python" --version) ($python)"
   "$python" -m venv --clear "$VENV"
 }
 
 # What the environment was made from; when it is the same, there is nothing to install.
 stamp_text() {
   cd "$ROOT" && cat setup.py pyproject.toml tfdist/_version.py scripts/lib.sh
-  echo "$TENSORFLOW $ROOT $1"
+  echo "${TENSORFLOW[*]} $ROOT $1"
   "$PYTHON" --version
 }
 
 # need_project EXTRAS: TensorFlow, what tfdist depends on and the named extras (such as "[test]") in
-# .venv, and tfdist itself, editable: what runs is always the code of this tree.
+# the environment, and tfdist itself, editable: what runs is always the code of this tree.
 need_project() {
   local stamp="$VENV/.tfdist-installed$1" text
   text="$(stamp_text "$1" | sha256sum)"
@@ -171,8 +176,8 @@ need_project() {
   fi
   rm -f "$stamp"
   # TensorFlow first: building the op library needs it.
-  "$PYTHON" -m pip install -q "$TENSORFLOW" "setuptools>=64" wheel &&
-    "$PYTHON" -m pip install -q --no-build-isolation "$TENSORFLOW" -e "$ROOT$1" &&
+  "$PYTHON" -m pip install -q "${TENSORFLOW[@]}" "setuptools>=64" wheel &&
+    "$PYTHON" -m pip install -q --no-build-isolation "${TENSORFLOW[@]}" -e "$ROOT$1" &&
     echo "$text" >"$stamp"
 }
 
@@ -183,4 +188,13 @@ build_library() {
     >"$log" 2>&1 && return 0
   cat "$log" >&2
   return 1
+}
+
+# core_tests KIND: the C++ tests, for which no TensorFlow is needed; KIND is test, test-asan or test-tsan.
+core_tests() {
+  if ! compgen -G "$ROOT/tests/core/*_test.cc" >/dev/null; then
+    say "no C++ test found in tests/core"
+    return 1
+  fi
+  make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" "$1"
 }

@@ -137,7 +137,7 @@ def state_of(model: keras.Model) -> dict[str, Any]:
     (weight,) = set(model.get_weights()[0].tolist())  # all are equal
     return {
         "weight": weight,
-        "iterations": int(model.optimizer.iterations),
+        "iterations": int(model.optimizer.iterations.numpy()),
         "stats": model.distribute_strategy.communication_stats(),
     }
 

@@ -62,4 +62,4 @@ class ScriptedLoop:
     @property
     def iterations(self) -> int:
         """The steps of all workers."""
-        return int(self._optimizer.iterations)
+        return int(self._optimizer.iterations.numpy())

@@ -10,6 +10,7 @@ TfdistError
 ├── CheckpointError              (ValueError)       a parameter server's snapshot is damaged
 ├── ModelDirError                (OSError)          an Estimator's model_dir cannot be written
 ├── OpLibraryError               (ImportError)      the C++ op library cannot be loaded
+├── UnsupportedKerasError        (ImportError)      Keras 3 is too old to train with a strategy
 └── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
 ```
 
@@ -55,6 +56,10 @@ class ModelDirError(TfdistError, OSError):
 
 class OpLibraryError(TfdistError, ImportError):
     """The C++ op library cannot be loaded; the message says how to build it."""
+
+
+class UnsupportedKerasError(TfdistError, ImportError):
+    """The installed Keras 3 is too old to train a model with one of tfdist's strategies."""
 
 
 class UnsupportedTensorFlowError(TfdistError, ImportError):

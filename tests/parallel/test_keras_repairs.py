@@ -25,6 +25,7 @@ from models import built_classifier
 from ranks import on_ranks
 
 import tfdist
+from tfdist.errors import UnsupportedKerasError
 from tfdist.strategies.base import StrategyBase
 
 REPAIRED = [
@@ -179,7 +180,7 @@ def test_a_strategy_repairs_and_an_import_does_not(ctx):
         assert len(wrappers) == len(set(wrappers))
 
 
-@pytest.mark.parametrize("version", ["3.16.0", "4.0.1"])
+@pytest.mark.parametrize("version", ["3.7.0", "3.16.0", "4.0.1"])
 @on_ranks(1)
 def test_an_unknown_keras_is_left_alone_with_a_warning(ctx, version):
     from tfdist.keras import apply_repairs
@@ -195,3 +196,16 @@ def test_an_unknown_keras_is_left_alone_with_a_warning(ctx, version):
     (record,) = records
     assert record.levelno == logging.WARNING
     assert f"Keras {version} is left as it is" in record.getMessage()
+
+
+@on_ranks(1)
+def test_models_of_an_old_keras_are_not_compiled_in_the_scope(ctx):
+    keras.__version__ = "3.7.0"
+    with tfdist.OneDeviceStrategy("CPU:0").scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        with pytest.raises(
+            UnsupportedKerasError,
+            match=r"OneDeviceStrategy .* Keras 3\.8 or later, but Keras 3\.7\.0",
+        ):
+            model.compile("sgd", "mse")
+    model.compile("sgd", "mse")

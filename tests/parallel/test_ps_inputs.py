@@ -39,7 +39,7 @@ def test_a_policy_says_who_sees_what(ctx, policy, own):
     assert seen == 2 * list(range(own[ctx.rank]))
     strategy.extended.parameters.client.flush(30.0)
     meet(ctx, "trained")
-    assert int(model.optimizer.iterations) == 2 * sum(own)
+    assert int(model.optimizer.iterations.numpy()) == 2 * sum(own)
 
 
 @pytest.mark.parametrize(("arrays", "own"), [(True, (3, 3)), (False, (4, 3))])

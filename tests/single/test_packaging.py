@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of the TensorFlow that everything here is built for.
+SERIES = ".".join(importlib.metadata.version("tensorflow").split(".")[:2])
 
 # Writes an "op library" that holds the arguments it was called with.
 FAKE_MAKE = """#!/bin/sh
@@ -32,7 +35,7 @@ Setup = Callable[..., subprocess.CompletedProcess]
 def tree(tmp_path: Path) -> Path:
     """A copy of the sources, so that building leaves nothing in the real ones."""
     ignored = shutil.ignore_patterns(
-        ".git", ".venv", "build", "dist", "*.egg-info", "*.so", "*.o", "__pycache__", ".*_cache"
+        ".git", ".venv*", "build", "dist", "*.egg-info", "*.so", "*.o", "__pycache__", ".*_cache"
     )
     return Path(shutil.copytree(ROOT, tmp_path / "tree", symlinks=True, ignore=ignored))
 
@@ -90,11 +93,12 @@ def test_wheel_holds_each_module_once_and_the_library(setup: Setup, tree: Path) 
     result = setup("bdist_wheel")
     assert result.returncode == 0, result.stderr
     (wheel,) = (tree / "dist").glob("*.whl")
-    info = f"tfdist-{versions()['__version__']}.dist-info"
+    info = f"tfdist-{versions()['__version__']}+tf{SERIES}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         library = archive.read("tfdist/ops/libtfdist_ops.tf9.9.so").decode().split()
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
+        metadata = archive.read(f"{info}/METADATA").decode().splitlines()
 
     # Not a wheel for every platform, since it holds a library.
     assert re.search(r"-linux_\w+\.whl$", wheel.name)
@@ -104,6 +108,9 @@ def test_wheel_holds_each_module_once_and_the_library(setup: Setup, tree: Path) 
     in_packages = {name for name in names if not name.startswith(f"{info}/")}
     assert in_packages == modules(tree) | {"tfdist/ops/libtfdist_ops.tf9.9.so"}
     assert "tfdist = tfdist.cli:main" in entry_points
+    # It works with the TensorFlow that its library was built for, and says so to people and to pip.
+    assert wheel.name.startswith(f"tfdist-{versions()['__version__']}+tf{SERIES}-")
+    assert f"Requires-Dist: tensorflow=={SERIES}.*" in metadata
 
 
 def test_a_stale_library_of_the_tree_is_not_shipped(setup: Setup, tree: Path) -> None:

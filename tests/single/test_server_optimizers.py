@@ -109,7 +109,7 @@ def server_step(kind, optimizer, step, gradient, value, slots) -> bool:
         setattr(config, name, getattr(optimizer, name, 0))
     return server_function()(
         config,
-        float(optimizer.learning_rate),
+        float(optimizer.learning_rate.numpy()),
         step,
         optimizer.weight_decay or 0.0,
         DTYPES.get(value.dtype.name, 1),
@@ -137,7 +137,8 @@ def test_a_servers_steps_are_those_of_keras(name, dtype):
 
     for step in range(1, 21):
         if step % 7 == 0:
-            optimizer.learning_rate = float(optimizer.learning_rate) * (0.4 if step == 7 else 1.7)
+            factor = 0.4 if step == 7 else 1.7
+            optimizer.learning_rate = float(optimizer.learning_rate.numpy()) * factor
         gradient = random.normal(scale=0.1, size=SHAPE).astype(dtype)
         gradient[step] = 0
         before = value.copy()

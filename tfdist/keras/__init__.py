@@ -14,7 +14,7 @@ import logging
 _log = logging.getLogger("tfdist")
 
 # The Keras releases that the repairs were written and tested for, both ends included.
-_FIRST, _LAST = (3, 0), (3, 15)
+_FIRST, _LAST = (3, 8), (3, 15)
 
 
 @functools.cache
@@ -32,6 +32,10 @@ def apply_repairs() -> None:
             *_LAST,
             keras.__version__,
         )
+        if version < _FIRST:
+            from tfdist.keras import refusal
+
+            refusal.refuse_to_compile(".".join(map(str, _FIRST)))
         return
     # Not above: these import Keras, and a bare import of tfdist must not.
     from tfdist.keras import (
@@ -44,6 +48,7 @@ def apply_repairs() -> None:
         servers,
         table_gradients,
         training,
+        variables,
     )
 
     training.build_from_local_batch()
@@ -51,6 +56,7 @@ def apply_repairs() -> None:
     training.log_metrics_of_all_replicas()
     training.copy_what_python_yields()
     training.predict_on_batch_once()
+    variables.tell_how_replicas_agree()
     layers.average_moving_statistics()
     layers.keep_statistics_of_no_rows()
     optimizers.agree_on_overflow()

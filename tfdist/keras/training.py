@@ -68,7 +68,8 @@ def _first_local_batch(strategy, epoch_iterator):
         return tree.map_structure(
             lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, signature
         )
-    for _, _, iterator in epoch_iterator:
+    # Before the iterator come one or two numbers, which depends on the release of Keras.
+    for *_, iterator in epoch_iterator:
         return tree.map_structure(
             lambda value: (
                 strategy.experimental_local_results(value)[0]
