@@ -18,6 +18,7 @@ void Communicator::Join(CollectiveOptions options, int* last_rank) {
   }
   const CollectiveId named = options.id;
   options.id = {kJoinKey, joins_};
+  options.signature.joins = joins_;
   const auto begin = [this, named] {
     join_ = Find({kJoinKey, joins_});
     join_named_ = named;

@@ -3,18 +3,21 @@
 //
 // A rank that joins tells every other how many collectives it has begun so far. From then on, when
 // a peer opens a collective that this rank has not started, it begins a stand-in for it: the peer's
-// OPEN tells the kind, the sizes and the algorithm, so the stand-in is the same collective on
-// memory of its own. As every collective connects all ranks, directly or through others, all joined
-// ranks hear of it. With 4 ranks of which 2 and 3 have joined:
+// OPEN tells the kind, the sizes and the algorithm, so the stand-in is the same collective on memory
+// of its own. As every collective connects all ranks, directly or through others, all joined ranks
+// hear of it. With 4 ranks and collectives A to D:
 //
-//     rank        0               1               2                  3
-//     begun       7, 8, 9         7, 8            7 | 8, 9 stand in  | 7, 8, 9 stand in
-//     joins with  9 (the last)    8 | 9 ...       7                  6
+//     rank    begins      joins, having begun    stands in for
+//     0       A B C D     4
+//     1       A B C       3                      D
+//     2       A B         2                      C D
+//     3       A           1                      B C D
 //
 // The rank that joins last has begun all there are, so the largest of the numbers says when a rank
 // has caught up. The join ends on a rank when all have told theirs, it has caught up, and nothing
 // else is pending. Joins are counted too, and each OPEN says after how many of them it comes: what
-// a peer starts after the join, a rank that has not seen the end of it keeps for later.
+// a peer starts after the join, a rank that has not seen the end of it keeps for later. Each rank
+// sends 8 bytes to every other.
 //
 // What a stand-in contributes changes nothing: zeros to a sum, and to a mean, which is divided by
 // the number of ranks all the same; the identity to a minimum, maximum or product; zeros as its

@@ -262,7 +262,18 @@ void TestMisuse() {
   EXPECT(only->last_rank == 0);
 }
 
-// Nothing but joins, one after the other, and ranks that start at once what comes after.
+void TestNothingButJoins(int size) {
+  Ranks comms = Connected(size);
+  OnRanks(size, [&](int rank) {
+    for (int turn = 0; turn < 200; ++turn) {
+      auto joined = Join(*comms[rank]);
+      EXPECT_OK(Wait(joined->ending));
+      EXPECT(joined->last_rank == size - 1);
+    }
+  });
+}
+
+// Ranks that start at once what comes after a join.
 void TestAgainAndAgain(int size) {
   Ranks comms = Connected(size);
   OnRanks(size, [&](int rank) {
@@ -295,6 +306,7 @@ void Main() {
   TestFailures();
   TestCancel();
   TestMisuse();
+  for (const int size : {2, 3, 8}) TestNothingButJoins(size);
   for (const int size : {2, 3, 8}) TestAgainAndAgain(size);
   std::puts("join: ok");
 }
