@@ -68,7 +68,7 @@ void TestAbsent(int absent) {
     running.emplace_back(kSize);
     for (int rank = 0; rank < kSize; ++rank) {
       if (rank == absent) continue;
-      running.back()[rank] = JobOf(method, kLarge).Start(*comms.back()[rank], 0.3);
+      running.back()[rank] = JobOf(method, kLarge).Start(*comms.back()[rank], 0.5);
     }
   }
   for (size_t i = 0; i < kMethods.size(); ++i) {
@@ -81,7 +81,9 @@ void TestAbsent(int absent) {
         continue;
       }
       EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
-      EXPECT_CONTAINS(status.message(), "waited 0.3 s for " + Rank(absent));
+      EXPECT_CONTAINS(status.message(), "waited 0.5 s for ");
+      // A machine may be so busy that others are late too, and named beside it.
+      EXPECT_CONTAINS(status.message(), Rank(absent));
       EXPECT_CONTAINS(status.message(), "which has not started it");
     }
     EXPECT(finished < (NeedsAll(kMethods[i].kind) ? 1 : kSize - 1));
@@ -230,9 +232,9 @@ void TestMisuse() {
 void Main() {
   for (const Method& method : kMethods) {
     for (int victim = 0; victim < kSize; ++victim) {
-      TestDeath(method, victim, false);
-      TestDeath(method, victim, true);
+      TestDeath(method, victim, victim % 2 == 0);
     }
+    TestDeath(method, 1, true);
   }
   for (const int absent : {0, 1, 3}) TestAbsent(absent);
   TestDisagreements();

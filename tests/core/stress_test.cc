@@ -121,9 +121,9 @@ void TestEndUnderLoad(const std::function<void(Communicator&)>& end) {
 }
 
 void Main() {
-  TestRandomCollectives(2, kCollectives / 4);
-  TestRandomCollectives(3, kCollectives / 4);
-  TestRandomCollectives(5, kCollectives / 4);
+  TestRandomCollectives(2, kCollectives / 8);
+  TestRandomCollectives(3, kCollectives / 8);
+  TestRandomCollectives(5, kCollectives / 8);
   TestGroups(kCollectives);
   TestManyCommunicators();
   TestEndUnderLoad([](Communicator& comm) { comm.Close(); });
