@@ -157,7 +157,9 @@ uint64_t Communicator::NextSequence(uint64_t key) {
 }
 
 void Communicator::Cancel(const CollectiveId& id) {
-  Post([this, id] {
+  // Left to another thread: whoever stops a step may not expect its collectives to call back from
+  // within.
+  Enqueue([this, id] {
     if (const Collective* collective = Find(id)) {
       GiveUp(*collective);
     } else if (join_ != nullptr && id == join_named_) {
@@ -166,6 +168,7 @@ void Communicator::Cancel(const CollectiveId& id) {
       history_.MarkCancelled(id);  // it is still on its way here
     }
   });
+  Wake();
 }
 
 void Communicator::Abort(const Status& status) {
@@ -215,6 +218,7 @@ void Communicator::Submit(std::unique_ptr<Collective> collective) {
   const CollectiveId id = collective->id();
   const std::vector<int> peers = collective->Peers();
   if (EngineLock engine(engine_, std::try_to_lock); engine) {
+    RunCommands();  // one may be to cancel it
     Begin(std::move(collective));
     const bool alone = pending_.size() == 1 && Find(id) != nullptr;
     Release(std::move(engine));

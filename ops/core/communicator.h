@@ -130,12 +130,14 @@ class Communicator : private FrameHandler, private ChunkSender {
   Communicator(int rank, int size, Fd listener, int port, bool shared_memory);
 
   // Any thread, without the engine.
+  void Enqueue(Command command);
   void Post(Command command);
   void Drive();
   Status CheckStart(const Signature& signature, int root, Algorithm algorithm, size_t input_bytes,
                     size_t output_bytes) const;
   void Start(CollectiveOptions options, int root, FlatView input, FlatView output,
              std::shared_ptr<void> kept = nullptr);
+  void Wake();
   void Submit(std::unique_ptr<Collective> collective);
   void Poll(const std::vector<int>& peers, const std::function<bool()>& over);
   // Lets go of the engine: sends what is queued, sees to it that somebody will look at what comes
@@ -151,7 +153,6 @@ class Communicator : private FrameHandler, private ChunkSender {
   void Linger();
 
   // With the engine, from here on.
-  void Wake();
   TimePoint NextDue() const;
   bool Said() const;
   void RunCommands();

@@ -1,5 +1,4 @@
 // Who drives the engine, and when: commands, polling, and what is due before the engine is let go.
-#include <sched.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -13,10 +12,10 @@ namespace {
 
 // How long a thread looks for what comes next before it leaves that to the communicator's own
 // thread: as long as nothing comes, and in all. Waking a thread takes about as long as the first.
+// It does not yield the processor between two looks: where others compute, it would get it back
+// after milliseconds, later than a thread that sleeps.
 constexpr auto kPatience = std::chrono::microseconds(50);
 constexpr auto kMostPolling = std::chrono::microseconds(300);
-// After so many looks others may have the processor between them.
-constexpr int kLooksAtOnce = 32;
 // A `done` may start a collective whose `done` starts the next one, and so on.
 constexpr int kMostNested = 4;
 
@@ -30,13 +29,15 @@ void Pause() {
 
 }  // namespace
 
+void Communicator::Enqueue(Command command) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  commands_.push_back(std::move(command));
+  commanded_ = true;
+}
+
 // Runs `command` here or, if the engine is taken, on the thread that has it.
 void Communicator::Post(Command command) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    commands_.push_back(std::move(command));
-    commanded_ = true;
-  }
+  Enqueue(std::move(command));
   Drive();
 }
 
@@ -51,6 +52,7 @@ void Communicator::Drive() {
 }
 
 void Communicator::RunCommands() {
+  if (!commanded_) return;
   std::vector<Command> commands;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -93,7 +95,7 @@ void Communicator::Poll(const std::vector<int>& peers, const std::function<bool(
   const TimePoint start = Clock::now();
   TimePoint last = start;
   bool polling = false, done = false;
-  for (int look = 0; !done; ++look) {
+  while (!done) {
     if (EngineLock engine(engine_, std::try_to_lock); engine) {
       if (!polling) BeginPolling(peers);
       polling = true;
@@ -109,11 +111,7 @@ void Communicator::Poll(const std::vector<int>& peers, const std::function<bool(
       done = true;
     }
     Drive();
-    if (look < kLooksAtOnce) {
-      Pause();
-    } else {
-      sched_yield();
-    }
+    Pause();
   }
 }
 
@@ -168,7 +166,7 @@ void Communicator::Watch(int peer) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link->fd(), &event);
 }
 
-// The communicator's thread, which is to take the engine.
+// The communicator's thread, which is then to take the engine and to run commands.
 void Communicator::Wake() {
   if (awake_) return;
   const uint64_t one = 1;

@@ -8,8 +8,7 @@ namespace {
 
 // Each starts the next one when it has ended, `left` times over.
 struct Chain {
-  Chain(Communicator& comm, uint64_t key, size_t count)
-      : comm(comm), key(key), values(count) {}
+  Chain(Communicator& comm, uint64_t key, size_t count) : comm(comm), key(key), values(count) {}
 
   void Next(int left) {
     std::fill(values.begin(), values.end(), static_cast<float>(comm.rank() + left));
@@ -25,8 +24,7 @@ struct Chain {
       if (status.ok() && left > 0) return Next(left - 1);
       end.set_value(status);
     };
-    comm.AllReduce(std::move(options), View(values), View(values), DType::kFloat32,
-                   ReduceOp::kSum);
+    comm.AllReduce(std::move(options), View(values), View(values), DType::kFloat32, ReduceOp::kSum);
   }
 
   Communicator& comm;
@@ -35,7 +33,7 @@ struct Chain {
   std::promise<Status> end;
 };
 
-// Longer than any stack if one were to end inside the other. Those of nothing end at once.
+// Those of nothing end at once: inside one another, they would need a large stack.
 void TestChains(int size) {
   for (const size_t count : {0, 3, 40000}) {
     auto comms = Connected(size);
@@ -45,7 +43,7 @@ void TestChains(int size) {
       for (uint64_t key = 0; key < 3; ++key) {
         chains.push_back(std::make_unique<Chain>(*comms[rank], key, count));
       }
-      const int length = count == 0 ? 20000 : count == 3 ? 2000 : 100;
+      const int length = count == 0 ? 3000 : count == 3 ? 300 : 30;
       for (auto& chain : chains) threads.emplace_back([&] { chain->Next(length); });
       for (auto& chain : chains) {
         Ending ending = chain->end.get_future();

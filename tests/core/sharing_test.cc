@@ -1,5 +1,5 @@
-// Ranks of one machine that share memory: who does and who does not, what is lent and withdrawn, and
-// peers that break the rules or die.
+// Ranks of one machine that share memory: who does and who does not, what is lent and withdrawn,
+// and peers that break the rules or die.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -172,7 +172,8 @@ void TestFalseOffers() {
     if (!understood) continue;
     const std::string declined = Frame(FrameType::kShared, Encode(Shared{}));
     std::string bytes(declined.size(), '\0');
-    EXPECT_OK(ReceiveAll(socket, bytes.data(), bytes.size(), Clock::now() + std::chrono::seconds(10)));
+    EXPECT_OK(
+        ReceiveAll(socket, bytes.data(), bytes.size(), Clock::now() + std::chrono::seconds(10)));
     EXPECT(bytes == declined);
   }
 }
@@ -210,7 +211,8 @@ void TestKilled() {
     EXPECT_OK(Communicator::Create(rank, 2, 0, &comm));
     ports[rank] = comm->port();
     EXPECT(write((rank == 0 ? to_child : to_parent)[1], &ports[rank], sizeof(int)) == sizeof(int));
-    EXPECT(read((rank == 0 ? to_parent : to_child)[0], &ports[1 - rank], sizeof(int)) == sizeof(int));
+    EXPECT(read((rank == 0 ? to_parent : to_child)[0], &ports[1 - rank], sizeof(int)) ==
+           sizeof(int));
     const std::vector<std::string> addresses = {StrCat("127.0.0.1:", ports[0]),
                                                 StrCat("127.0.0.1:", ports[1])};
     EXPECT_OK(comm->Connect(TestToken(), 1, addresses, 20));
