@@ -5,7 +5,7 @@ parameter servers.
 """
 
 from tfdist.ops import gradients as _gradients  # noqa: F401, registers them
-from tfdist.ops.collectives import all_reduce, barrier, broadcast, reduce
+from tfdist.ops.collectives import all_reduce, barrier, broadcast, join, reduce
 from tfdist.ops.communicator import CommunicationStats, Communicator
 from tfdist.ops.compressed import (
     multiply_transposed,
@@ -82,6 +82,7 @@ __all__ = [
     "fused_all_reduce",
     "gather",
     "hand_over",
+    "join",
     "local_reduce",
     "multiply_transposed",
     "narrow_all_reduce",

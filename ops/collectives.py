@@ -181,6 +181,36 @@ def barrier(
     return library.graph_ops().tfdist_barrier(**attributes(communicator, label, timeout))
 
 
+def join(
+    communicator: Communicator | None = None,
+    *,
+    label: str = "join",
+    timeout: float | None = None,
+):
+    """Takes part in what the others do, with nothing to contribute, until all have joined.
+
+    For a rank that has run out of data before the others, as Horovod's `join`. To sums and means it
+    contributes zeros (a mean is still divided by the number of all ranks), to gathers no rows; it
+    lets others through barriers. The others must not broadcast or scatter from a rank that has
+    joined, nor call `all_to_all`: that fails on all ranks.
+
+    Args:
+      communicator: the ranks; `None` means those of the job.
+      label: how error messages call it.
+      timeout: seconds until all ranks have joined; as for `all_reduce`.
+
+    Returns:
+      The rank that joined last, the highest of those that did so together: a number, or in a graph
+      an int32 scalar.
+
+    Raises:
+      As `all_reduce`.
+    """
+    communicator = resolve(communicator, "join")
+    last = library.graph_ops().tfdist_join(**attributes(communicator, label, timeout))
+    return last if tf.is_symbolic_tensor(last) else int(last)
+
+
 def reducible(tensors, reduce_op: str, asked: str) -> list[tf.Tensor]:
     """Returns tensors as a list, if they can be reduced so.
 

@@ -121,7 +121,7 @@ def _all_to_all(op, *grads):
     return [*_by_dtype(op, grads[:-1], back), None]
 
 
-for _name in ("TfdistBarrier", "TfdistPackStrings", "TfdistUnpackStrings"):
+for _name in ("TfdistBarrier", "TfdistJoin", "TfdistPackStrings", "TfdistUnpackStrings"):
     tf.no_gradient(_name)
 
 

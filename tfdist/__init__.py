@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
     from tfdist.groups import new_group
+    from tfdist.ops import join
     from tfdist.resolver import ClusterResolver
     from tfdist.strategies import (
         CentralStorageStrategy,
@@ -55,6 +56,7 @@ _HOMES = {
     "export_for_serving": "tfdist.embedding.export",
     "init": "tfdist.tasks",
     "is_initialized": "tfdist.world",
+    "join": "tfdist.ops",
     "load_model": "tfdist.data_parallel.optimizer",
     "local_rank": "tfdist.world",
     "local_size": "tfdist.world",
@@ -86,6 +88,7 @@ __all__ = [
     "export_for_serving",
     "init",
     "is_initialized",
+    "join",
     "layers",
     "load_model",
     "local_rank",

@@ -54,9 +54,7 @@ def check(collective, shape: tuple[int, ...], rank: int, expected: np.ndarray) -
         np.testing.assert_allclose(gradient, expected, rtol=1e-12)
 
 
-@on_ranks(2, 3)
-def test_gradients_of_reductions(ctx):
-    tfdist.init()
+def gradients_of_reductions(ctx) -> None:
     rank, size = ctx.rank, ctx.size
     shape = (size + 2, 2)
     total = sum(weights(r, shape) for r in range(size))
@@ -73,9 +71,7 @@ def test_gradients_of_reductions(ctx):
     check(lambda x: ops.reduce_scatter(x, None, "mean"), shape, rank, parts / size)
 
 
-@on_ranks(2, 3)
-def test_gradients_of_rows(ctx):
-    tfdist.init()
+def gradients_of_rows(ctx) -> None:
     rank, size = ctx.rank, ctx.size
     shape = (rank + 1, 2)
     rows = size * (size + 1) // 2
@@ -141,9 +137,7 @@ def test_gradients_of_lists_and_of_what_has_none(ctx):
     np.testing.assert_allclose(outer.gradient(slope, x), [4.0 * (1 + rank)] * 2)
 
 
-@on_ranks(2, 3)
-def test_gradients_through_loops_and_branches(ctx):
-    tfdist.init()
+def gradients_through_loops_and_branches(ctx) -> None:
     rank, size = ctx.rank, ctx.size
 
     def looped(x):
@@ -171,3 +165,11 @@ def test_gradients_through_loops_and_branches(ctx):
         for _ in range(2):
             x = tf.constant(weights(rank + 3, (4,)))
             np.testing.assert_allclose(step(x), expected, rtol=1e-12)
+
+
+@on_ranks(2, 3)
+def test_gradients_of_every_collective(ctx):
+    tfdist.init()
+    gradients_of_reductions(ctx)
+    gradients_of_rows(ctx)
+    gradients_through_loops_and_branches(ctx)

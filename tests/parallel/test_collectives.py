@@ -59,9 +59,7 @@ def part(rank: int, size: int, rows: int) -> slice:
     return slice(begin, begin + share + (rank < more))
 
 
-@on_ranks(1, 2, 3, 4)
-def test_reductions_of_every_dtype(ctx):
-    tfdist.init()
+def reductions_of_every_dtype(ctx) -> None:
     size = ctx.size
     for reduce_op in ("sum", "mean", "min", "max", "product"):
         for shape in ((7, 3), ()):
@@ -86,9 +84,7 @@ def test_reductions_of_every_dtype(ctx):
                     check(three, expected[part(ctx.rank, size, 7)])
 
 
-@on_ranks(2, 3, 4)
-def test_rows_are_gathered_and_scattered(ctx):
-    tfdist.init()
+def rows_are_gathered_and_scattered(ctx) -> None:
     rank, size = ctx.rank, ctx.size
     blocks = [np.full([2 * r, 3], r) for r in range(size)]
     for dtype in (*DTYPES, "complex64"):
@@ -108,9 +104,7 @@ def test_rows_are_gathered_and_scattered(ctx):
     assert float(tf.reduce_sum(large)) == 50_000 + sum(range(size)) - 1
 
 
-@on_ranks(2, 3, 4)
-def test_rows_are_exchanged(ctx):
-    tfdist.init()
+def rows_are_exchanged(ctx) -> None:
     rank, size = ctx.rank, ctx.size
     for dtype in DTYPES:
         mine = tf.cast(np.arange(size * 2)[:, None] * [1, 1] + 10 * rank, dtype)
@@ -127,9 +121,7 @@ def test_rows_are_exchanged(ctx):
     np.testing.assert_array_equal(received, [rank + other for other in range(size)])
 
 
-@on_ranks(2, 3)
-def test_lists_travel_together(ctx):
-    tfdist.init()
+def lists_travel_together(ctx) -> None:
     rank, size = ctx.rank, ctx.size
     comm = tfdist.ops.calls.resolve(None, "test")
     mine = [
@@ -180,9 +172,7 @@ def test_lists_travel_together(ctx):
         assert empty([]) == []
 
 
-@on_ranks(1, 2, 3)
-def test_strings(ctx):
-    tfdist.init()
+def strings(ctx) -> None:
     rank, size = ctx.rank, ctx.size
     mine = [["", f"rank {rank}"], ["x" * 1000 * rank, "é\0"]][: rank + 1]
     gathered, numbers = ops.all_gather([tf.constant(mine), tf.constant([rank])])
@@ -201,6 +191,16 @@ def test_strings(ctx):
         ops.all_gather(tf.constant("word"), label="words")
     with pytest.raises(ValueError, match="'word': expected a root from 0 to"):
         ops.broadcast(tf.constant("a"), None, size, label="word")
+
+
+@on_ranks(2, 3, 4)
+def test_every_collective(ctx):
+    tfdist.init()
+    reductions_of_every_dtype(ctx)
+    rows_are_gathered_and_scattered(ctx)
+    rows_are_exchanged(ctx)
+    lists_travel_together(ctx)
+    strings(ctx)
 
 
 @on_ranks(2)

@@ -50,6 +50,31 @@ def expected(rank: int, mine: np.ndarray, theirs: np.ndarray) -> list[np.ndarray
     ]
 
 
+def rounds_of_a_loop_do_not_mix(rank: int) -> None:
+
+    @tf.function
+    def rounds(values):
+        sums = tf.TensorArray(tf.float32, 200)
+        # What goes in does not depend on the round before.
+        for i in tf.range(200):
+            sums = sums.write(i, ops.all_reduce(values[i]) + ops.all_reduce(10.0 * values[i]))
+        return sums.stack()
+
+    totals = rounds(tf.range(200.0) + 1000.0 * rank)
+    np.testing.assert_array_equal(totals, 11 * (2 * np.arange(200.0) + 1000))
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        values = tf.range(200.0) + 1000.0 * rank
+        _, results = tf.compat.v1.while_loop(
+            lambda i, sums: i < 200,
+            lambda i, sums: (i + 1, sums.write(i, ops.all_reduce(values[i]))),
+            [0, tf.TensorArray(tf.float32, 200)],
+            parallel_iterations=32,
+        )
+        totals = session.run(results.stack())
+    np.testing.assert_array_equal(totals, 2 * np.arange(200.0) + 1000)
+
+
 @on_ranks(2)
 def test_every_collective_in_every_kind_of_graph(ctx):
     tfdist.init()
@@ -97,34 +122,7 @@ def test_every_collective_in_every_kind_of_graph(ctx):
                 session.run(loop, {placed: mine})[1], (mine + theirs) * 2.0**4
             )
             session.run(done)
-
-
-@on_ranks(2)
-def test_rounds_of_a_loop_do_not_mix(ctx):
-    tfdist.init()
-    rank = ctx.rank
-
-    @tf.function
-    def rounds(values):
-        sums = tf.TensorArray(tf.float32, 200)
-        # What goes in does not depend on the round before.
-        for i in tf.range(200):
-            sums = sums.write(i, ops.all_reduce(values[i]) + ops.all_reduce(10.0 * values[i]))
-        return sums.stack()
-
-    totals = rounds(tf.range(200.0) + 1000.0 * rank)
-    np.testing.assert_array_equal(totals, 11 * (2 * np.arange(200.0) + 1000))
-
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        values = tf.range(200.0) + 1000.0 * rank
-        _, results = tf.compat.v1.while_loop(
-            lambda i, sums: i < 200,
-            lambda i, sums: (i + 1, sums.write(i, ops.all_reduce(values[i]))),
-            [0, tf.TensorArray(tf.float32, 200)],
-            parallel_iterations=32,
-        )
-        totals = session.run(results.stack())
-    np.testing.assert_array_equal(totals, 2 * np.arange(200.0) + 1000)
+    rounds_of_a_loop_do_not_mix(ctx.rank)
 
 
 @on_ranks(1, 3)
