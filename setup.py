@@ -162,8 +162,8 @@ setup(
         "estimator": ["tensorflow-estimator==2.15.0", "tf_keras"],
         # Tables of embeddings to and from Parquet files.
         "parquet": ["pyarrow"],
-        # What benchmarks draw their charts with; none of tfdist needs it.
-        "bench": ["matplotlib"],
+        # For benchmarks alone: their charts, and what TensorFlow's own strategies still work with.
+        "bench": ["matplotlib", "tf_keras"],
         "test": [
             "build",
             # Pinned: another release would format the same code in another way.

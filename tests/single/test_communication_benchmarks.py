@@ -139,3 +139,23 @@ def test_memory_and_descriptors_are_counted(tmp_path):
         f"growth, of all ranks: {grown['steps']['resident']} KB, 0 descriptors" in finished.stdout
     )
     assert file.with_suffix(".png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.timeout(120)
+def test_training_step_compares_with_stock(tmp_path):
+    file = tmp_path / "training_step.json"
+    finished = run(
+        *("benchmarks/training_step.py", "--rounds", "1", "--steps", "4", "--scale", "0.1"),
+        *("--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["model"] for row in rows] == ["dense", "cnn"]
+    # 1024 x 256 x 256 x 150 x 10, with biases.
+    assert rows[0]["parameters"] == 1025 * 256 + 257 * 256 + 257 * 150 + 151 * 10
+    for row in rows:
+        ours, theirs = row["tfdist"], row["TensorFlow"]
+        assert ours["one"] > 0 and theirs["two"] > 0
+        assert row["of_stock"] == (ours["two"] - ours["one"]) / (theirs["two"] - theirs["one"])
+        assert re.search(rf"{row['model']} .* {1e3 * ours['two']:.2f} ", finished.stdout)
+    assert file.with_suffix(".png").read_bytes().startswith(PNG)

@@ -1,0 +1,124 @@
+"""Workers that train with `fit`, for benchmarks/training_step.py.
+
+An object is made, and its methods are called, in the process of one worker.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from contenders.all_reducers import stock_strategy
+
+EXAMPLES = 512
+SKIPPED = 2  # steps of every fit, in which it gets going
+
+
+class Worker:
+    """Models and their data under a strategy.
+
+    Args:
+      rank: of this process; it stays on one processor, so that workers do not take each other's.
+      scale: of the models' widths.
+      batch: examples of each worker in a step.
+    """
+
+    def __init__(self, rank: int, scale: float, batch: int) -> None:
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[rank % len(processors)]})
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        self._scale, self._batch = scale, batch
+
+    def _prepare(self, strategy: Any, keras: ModuleType) -> None:
+        self._strategy, self._keras = strategy, keras
+        self._models, self._began = {}, {}
+        with strategy.scope():
+            for name, make in (("dense", self._dense), ("cnn", self._cnn)):
+                keras.utils.set_random_seed(1)  # all workers make the same model
+                model = self._models[name] = make()
+                model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+                self._began[name] = model.get_weights()
+
+    def _dense(self):
+        """13.0 M parameters."""
+        layers, width = self._keras.layers, self._width
+        hidden = [layers.Dense(width(units), "relu") for units in (2560, 2560, 1500)]
+        return self._keras.Sequential([layers.Input((1024,)), *hidden, layers.Dense(10)])
+
+    def _cnn(self):
+        """0.4 M parameters."""
+        layers, width = self._keras.layers, self._width
+        body: list = []
+        for channels in (32, 64):
+            body += [layers.Conv2D(width(channels), 3, activation="relu"), layers.MaxPooling2D()]
+        body += [layers.Flatten(), layers.Dense(width(256), "relu"), layers.Dense(10)]
+        return self._keras.Sequential([layers.Input((28, 28, 1)), *body])
+
+    def _width(self, units: int) -> int:
+        return max(1, round(units * self._scale))
+
+    def parameters(self, name: str) -> int:
+        return self._models[name].count_params()
+
+    def fit(self, name: str, steps: int) -> float:
+        """Median seconds of a step."""
+        import numpy as np
+        import tensorflow as tf
+
+        model = self._models[name]
+        random = np.random.default_rng(2)
+        x = random.normal(size=(EXAMPLES, *model.input_shape[1:])).astype(np.float32)
+        y = random.integers(10, size=EXAMPLES)
+        # All workers train on the same examples, so that their number makes no difference.
+        batch = self._batch * self._strategy.num_replicas_in_sync
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch)
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        ends: list[float] = []
+        clock = self._keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
+        )
+        model.fit(
+            dataset.with_options(options),
+            steps_per_epoch=steps,
+            callbacks=[clock],
+            shuffle=False,
+            verbose=0,
+        )
+        took = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        return statistics.median(took[SKIPPED:])
+
+    def progress(self, name: str) -> list[float]:
+        """How far each variable has gone from where it began."""
+        now = self._models[name].get_weights()
+        return [float(abs(a - b).sum()) for a, b in zip(now, self._began[name], strict=True)]
+
+
+class TfdistWorker(Worker):
+    """Keras 3 under `tfdist.MultiWorkerMirroredStrategy`."""
+
+    def __init__(self, rank: int, scale: float, batch: int, tf_config: str) -> None:
+        super().__init__(rank, scale, batch)
+        os.environ["TF_CONFIG"] = tf_config
+        import keras
+
+        import tfdist
+
+        self._prepare(tfdist.MultiWorkerMirroredStrategy(), keras)
+
+
+class StockWorker(Worker):
+    """tf_keras under TensorFlow's own strategy, RING, with which Keras 3 does not work."""
+
+    def __init__(self, rank: int, scale: float, batch: int, addresses: Sequence[str]) -> None:
+        super().__init__(rank, scale, batch)
+        strategy = stock_strategy(rank, addresses)
+        import tf_keras
+
+        self._prepare(strategy, tf_keras)
