@@ -13,7 +13,7 @@ from typing import Any
 # TensorFlow takes seconds to import: that happens once, in a process that is forked for each.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tensorflow", "keras"])
-PATIENCE = 90.0  # seconds
+PATIENCE = 180.0  # seconds, for large tensors over slow links
 REQUEST_BYTES = 64
 
 
