@@ -136,6 +136,9 @@ Signature TestSignature(const std::string& name, const std::string& shapes) {
   signature.root = 0x01020304;
   signature.elements = uint64_t{1} << 40;
   signature.shape_hash = 0x1122334455667788;
+  signature.algorithm = 4;
+  signature.joins = 9;
+  signature.blocks = {0, 40, uint64_t{1} << 50};
   signature.name = name;
   signature.shapes = shapes;
   return signature;
@@ -172,6 +175,7 @@ void TestSignatures() {
       [](Signature* s) { ++s->kind; },      [](Signature* s) { ++s->dtype; },
       [](Signature* s) { ++s->reduce_op; }, [](Signature* s) { ++s->root; },
       [](Signature* s) { ++s->elements; },  [](Signature* s) { ++s->shape_hash; },
+      [](Signature* s) { ++s->algorithm; },
   };
   for (const auto& change : changes) {
     Signature theirs = ours, received;
@@ -179,7 +183,17 @@ void TestSignatures() {
     EXPECT_OK(Decode(Encode(theirs), &received));
     EXPECT(!ours.Matches(received));
     EXPECT(theirs.Matches(received));
+    EXPECT(received.blocks == ours.blocks && received.joins == 9);
   }
+  // More blocks than fit are not told.
+  Signature many = ours, received;
+  many.blocks.assign(kMaxBlocks, 7);
+  EXPECT(Encode(many).size() <= kMaxControlBytes);
+  EXPECT_OK(Decode(Encode(many), &received));
+  EXPECT(received.blocks == many.blocks);
+  many.blocks.push_back(7);
+  EXPECT_OK(Decode(Encode(many), &received));
+  EXPECT(received.blocks.empty());
 }
 
 // What a peer's failure means to us: a code of its own making never reaches us as success.
