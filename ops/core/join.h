@@ -3,9 +3,9 @@
 //
 // A rank that joins tells every other how many collectives it has begun so far. From then on, when
 // a peer opens a collective that this rank has not started, it begins a stand-in for it: the peer's
-// OPEN tells the kind, the sizes and the algorithm, so the stand-in is the same collective on memory
-// of its own. As every collective connects all ranks, directly or through others, all joined ranks
-// hear of it. With 4 ranks and collectives A to D:
+// OPEN tells the kind, the sizes and the algorithm, so the stand-in is the same collective on
+// memory of its own. As every collective connects all ranks, directly or through others, all joined
+// ranks hear of it. With 4 ranks and collectives A to D:
 //
 //     rank    begins      joins, having begun    stands in for
 //     0       A B C D     4
