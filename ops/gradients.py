@@ -13,6 +13,8 @@ way:
     scatter from a rank         gather on it
     all_to_all                  all_to_all, by the rows that came
 
+(of a mean divided by the number of ranks, of a minimum, maximum or product see `_selected`).
+
 Each is a collective of its own, in which every rank must take part: all have to differentiate
 through it, also where the result counts for nothing.
 """
@@ -30,28 +32,31 @@ from tfdist.ops.communicator import Communicator
 
 @tf.RegisterGradient("TfdistAllReduce")
 def _all_reduce(op, *grads):
-    reduced = library.graph_ops().tfdist_all_reduce(
-        inputs=_filled(op, grads), reduce_op=_linear(op, "all_reduce"), **_attributes(op)
-    )
-    return list(reduced)
+    reduce_op = _reduce_op(op)
+    linear = reduce_op in ("sum", "mean")
+    upstream = _all_reduced(op, _filled(op, grads), reduce_op if linear else "sum")
+    return list(upstream) if linear else _selected(op, reduce_op, upstream, op.outputs)
 
 
 @tf.RegisterGradient("TfdistReduce")
 def _reduce(op, *grads):
-    mean = _linear(op, "reduce") == "mean"
-    sent = library.graph_ops().tfdist_broadcast(
-        inputs=_filled(op, grads), root=op.get_attr("root"), **_attributes(op)
-    )
-    return _divided(op, sent) if mean else list(sent)
+    def from_root(tensors):
+        return library.graph_ops().tfdist_broadcast(
+            inputs=tensors, root=op.get_attr("root"), **_attributes(op)
+        )
+
+    upstream = from_root(_filled(op, grads))
+    return _shared(op, upstream, from_root)
 
 
 @tf.RegisterGradient("TfdistReduceScatter")
 def _reduce_scatter(op, *grads):
-    mean = _linear(op, "reduce_scatter") == "mean"
-    gathered, _ = library.graph_ops().tfdist_all_gather(
-        inputs=_filled(op, grads), **_attributes(op)
-    )
-    return [*(_divided(op, gathered) if mean else gathered), None]
+    def from_all(tensors):
+        gathered, _ = library.graph_ops().tfdist_all_gather(inputs=tensors, **_attributes(op))
+        return gathered
+
+    upstream = from_all(_filled(op, grads))
+    return [*_shared(op, upstream, from_all), None]
 
 
 @tf.RegisterGradient("TfdistBroadcast")
@@ -139,14 +144,53 @@ def _attributes(op) -> dict:
     }
 
 
-def _linear(op, name: str) -> str:
-    reduce_op = tf.compat.as_str(op.get_attr("reduce_op"))
-    if reduce_op not in ("sum", "mean"):
-        raise LookupError(
-            f'{name} \'{tf.compat.as_str(op.get_attr("label"))}\': expected "sum" or "mean", '
-            f"which have a gradient, received {reduce_op!r}, which has none here"
+def _reduce_op(op) -> str:
+    return tf.compat.as_str(op.get_attr("reduce_op"))
+
+
+def _all_reduced(op, tensors: Sequence[tf.Tensor], reduce_op: str) -> Sequence[tf.Tensor]:
+    return library.graph_ops().tfdist_all_reduce(
+        inputs=tensors, reduce_op=reduce_op, **_attributes(op)
+    )
+
+
+def _shared(op, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tensor]:
+    """What a rank gets of the gradients of a reduction; `spread` makes its outputs known to all."""
+    reduce_op = _reduce_op(op)
+    if reduce_op == "sum":
+        return list(upstream)
+    if reduce_op == "mean":
+        return _divided(op, upstream)
+    outputs = list(op.outputs) if reduce_op == "product" else spread(list(op.outputs))
+    return _selected(op, reduce_op, upstream, outputs)
+
+
+def _selected(
+    op, reduce_op: str, upstream: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """What a rank gets of the gradients of a minimum, maximum or product.
+
+    Ranks that share an extreme share its gradient, as in `tf.reduce_max`. The slope of a product is
+    the product of the others, which is not the whole one divided by this where one of them is zero.
+    """
+    inputs = list(op.inputs[: len(upstream)])
+    if reduce_op in ("min", "max"):
+        same = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(inputs, outputs, strict=True)]
+        counts = _all_reduced(op, same, "sum")
+        return [
+            tf.math.divide_no_nan(gradient * here, count)
+            for gradient, here, count in zip(upstream, same, counts, strict=True)
+        ]
+    zero = [tf.cast(tf.equal(x, 0), x.dtype) for x in inputs]
+    rest = [tf.where(tf.equal(x, 0), tf.ones_like(x), x) for x in inputs]
+    zeros = _all_reduced(op, zero, "sum")
+    products = _all_reduced(op, rest, "product")
+    return [
+        gradient * tf.where(tf.equal(count, here), product / x, tf.zeros_like(x))
+        for gradient, here, x, count, product in zip(
+            upstream, zero, rest, zeros, products, strict=True
         )
-    return reduce_op
+    ]
 
 
 def _filled(op, grads: Sequence) -> list[tf.Tensor]:
