@@ -26,20 +26,22 @@ JSON = flags.DEFINE_string("json", None, "file to write the figures to")
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = {"64 KB": 64 * KB, "1 MB": MB, "4 MB": 4 * MB, "16 MB": 16 * MB, "one bucket": 1 << 40}
+CHOSEN = flags.DEFINE_list("sizes", list(SIZES), f"which of: {', '.join(SIZES)}")
 
 
 def measure(ranks: list[Remote], kind: str) -> dict[str, float]:
     """Median seconds of a step with each size, taking turns."""
     states = set()
-    for size in SIZES.values():
+    sizes = {name: SIZES[name] for name in CHOSEN.value}
+    for size in sizes.values():
         together(ranks, "add", kind, size)
         together(ranks, "train", kind, size, 3)
         states.update(digest for _, digest in together(ranks, "state", kind, size))
     if len(states) > 1:
         raise AssertionError(f"{kind}: the weights depend on the worker or the size of buckets")
-    seconds: dict[str, list[float]] = {name: [] for name in SIZES}
+    seconds: dict[str, list[float]] = {name: [] for name in sizes}
     for _ in range(ROUNDS.value + 1):
-        for name, size in SIZES.items():
+        for name, size in sizes.items():
             seconds[name].append(max(together(ranks, "train", kind, size, STEPS.value)))
     return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
@@ -55,9 +57,9 @@ def main(argv: list[str]) -> None:
         for rank in ranks:
             rank.stop()
     print(f"\n{WORKERS} workers on one machine, milliseconds per step of fit (median)")
-    print(f"{'':>14}" + "".join(f"{name:>12}" for name in SIZES))
+    print(f"{'':>14}" + "".join(f"{name:>12}" for name in CHOSEN.value))
     for row in rows:
-        times = "".join(f"{row['seconds'][name] * 1e3:12.1f}" for name in SIZES)
+        times = "".join(f"{row['seconds'][name] * 1e3:12.1f}" for name in CHOSEN.value)
         print(f"{TITLES[row['model']]:>14}{times}")
     if JSON.value:
         path = Path(JSON.value)
