@@ -85,7 +85,8 @@ has_venv() {
 
 # missing_packages: prints the Debian packages whose tools the machine lacks.
 missing_packages() {
-  if ! command -v make >/dev/null || ! command -v "${CXX:-g++}" >/dev/null; then
+  local compiler="${CXX:-g++}"  # more words may follow the first
+  if ! command -v make >/dev/null || ! command -v "${compiler%% *}" >/dev/null; then
     echo build-essential
   fi
   if ! has_venv && ! can_make_venv; then
