@@ -158,8 +158,8 @@ def test_horovod_style(options):
 
 def test_the_programs_of_the_porting_guide_run_on_two_workers(tmp_path, monkeypatch):
     page = (ROOT / "docs/porting.md").read_text()
-    before = re.findall(r"```python before\n(.*?)```", page, re.DOTALL)
-    after = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    before = re.findall(r"^```python before\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    after = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert len(before) == len(after) == 3
     # One process runs all three: each stands for itself.
     script = tmp_path / "train.py"
