@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.ops import library
-from tfdist.ops.collectives import _attributes
+from tfdist.ops.calls import attributes
 from tfdist.ops.communicator import Communicator
 
 
@@ -48,7 +48,7 @@ def narrow_all_reduce(
             inputs=[values[i] for i in positions],
             wire_dtype=wire_dtype,
             reduce_op=reduce_op,
-            **_attributes(communicator, label, timeout),
+            **attributes(communicator, label, timeout),
         )
         for i, value in zip(positions, reduced, strict=True):
             results[i] = value

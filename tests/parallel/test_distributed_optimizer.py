@@ -192,6 +192,39 @@ def test_mixed_precision(ctx):
 
 
 @on_ranks(2, check=identical)
+def test_compression(ctx):
+    """Half the bytes, or fewer; every rank the same; the method is saved with the model."""
+    tfdist.init()
+    random = np.random.default_rng(3)
+    features = random.normal(size=(32 * 8, 64)).astype("float32")
+    labels = features @ random.normal(size=64).astype("float32") / 8
+    own = [own_rows(array, ctx.rank, 2) for array in (features, labels)]
+    results, sent, losses = [], [], []
+    for method in (None, "fp16", tfdist.compression.TopK(0.1, min_elements=512)):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)]
+        )
+        optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=method)
+        model.compile(optimizer, "mse")
+        before = rank_shares.bytes_sent()
+        options = {"batch_size": 16, "epochs": 5, "shuffle": False, "verbose": 0}
+        history = model.fit(*own, **options).history
+        sent.append(rank_shares.bytes_sent() - before)
+        losses.append(history["loss"][-1])
+        assert losses[-1] < 0.5 * history["loss"][0]
+        results += model.get_weights()
+        config = optimizer.get_config()
+        assert type(optimizer).from_config(config).get_config() == config
+    assert 0.5 < sent[1] / sent[0] < 0.53 and sent[2] / sent[0] < 0.3
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert config["compression"]["method"] == "TopK" and config["compression"]["ratio"] == 0.1
+    with pytest.raises(ValueError, match="expected 'none', 'fp16', .* received 'zip'"):
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(), compression="zip")
+    return results
+
+
+@on_ranks(2, check=identical)
 def test_training_goes_on_after_loading(ctx):
     """A loaded model's optimizer is distributed, with its state; a plain one becomes so."""
     tfdist.init()

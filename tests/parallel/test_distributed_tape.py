@@ -64,6 +64,8 @@ def test_gradients(ctx):
     tfdist.init()
     with pytest.raises(ValueError, match='expected gradient_reduction to be "mean" or "sum"'):
         tfdist.DistributedGradientTape(tf.GradientTape(), "median")
+    with pytest.raises(ValueError, match=r"such as tfdist.compression.compressor\(TopK\("):
+        tfdist.DistributedGradientTape(tf.GradientTape(), compression="topk")
     table = tf.Variable(tf.reshape(tf.range(8.0), [4, 2]))
     point, idle = tf.Variable([1.0, 2.0]), tf.Variable(0.0)
     scale = 1.0 + ctx.rank
@@ -87,6 +89,26 @@ def test_gradients(ctx):
     assert [v.ref() for v in tape.watched_variables()] == [table.ref(), point.ref()]
     np.testing.assert_array_equal(tape.jacobian(same, point), np.diag([2.0, 4.0]))
     return [dense]
+
+
+@on_ranks(2, check=identical)
+def test_compression(ctx):
+    """What travels in 16 bits is rounded; what a rank does not send comes in the next step."""
+    tfdist.init()
+    weights = keras.Variable(np.zeros(4), dtype="float32")
+    top = tfdist.compression.compressor(tfdist.compression.TopK(0.25, min_elements=1))
+    results = []
+    for compression in (tfdist.compression.BF16(min_elements=1), top, top, top):
+        with tf.GradientTape() as tape:
+            slope = tf.constant([4.0, 3.01, 0.0, 1.0]) * (1.0 + ctx.rank)
+            loss = tf.reduce_sum(slope * weights.value)
+        tape = tfdist.DistributedGradientTape(tape, "sum", compression)
+        (gradient,) = tape.gradient(loss, [weights])
+        results.append(gradient.numpy())
+    np.testing.assert_allclose(results[0], [12.0, 9.03, 0.0, 3.0], rtol=1 / 128)
+    assert np.all(results[0].view(np.uint32) % 2**16 == 0)  # all of them are bfloat16
+    np.testing.assert_allclose(results[1:], [[12.0, 0, 0, 0], [0, 18.06, 0, 0], [24.0, 0, 0, 0]])
+    return results
 
 
 @on_ranks(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from typing import Any
 
@@ -26,34 +25,35 @@ class DistributedKerasOptimizer:
     def apply(self, grads, trainable_variables=None) -> None:
         """As the optimizer's, with the gradients of all ranks."""
         grads = list(grads)
+        given = None if trainable_variables is None else list(trainable_variables)
+        if not self.built:
+            if given is None:
+                super().apply(grads)  # which says what is missing
+                return
+            with tf.init_scope():  # not in a branch of a tf.cond
+                self.build(given)
+        variables = self._trainable_variables if given is None else given
+
+        def apply(gradients: list) -> None:
+            reduced = self._reduction(gradients, variables)
+            super(DistributedKerasOptimizer, self).apply(reduced, given)
+
         if self._accumulator is None:
-            super().apply(self._reduction(grads), trainable_variables)
-            return
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-            if not self.built:
-                with tf.init_scope():  # not in the branch that applies
-                    self.build(trainable_variables)
-        variables = trainable_variables or self._trainable_variables
-        self._accumulator.add(
-            grads,
-            variables,
-            lambda sums: super(DistributedKerasOptimizer, self).apply(
-                self._reduction(sums), variables
-            ),
-        )
+            apply(grads)
+        else:
+            self._accumulator.add(grads, variables, apply)
 
     def get_config(self) -> dict[str, Any]:
         """What `from_config` needs."""
         plain = keras.optimizers.serialize(self._plain_class.from_config(super().get_config()))
-        return {"optimizer": plain, **dataclasses.asdict(self._options)}
+        return {"optimizer": plain, **self._options.get_config()}
 
     @classmethod
     def from_config(cls, config, custom_objects=None) -> keras.Optimizer:
         """Makes the optimizer that was distributed, and distributes it."""
         options = copy.deepcopy(config)  # Keras changes it
         plain = keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
-        return distribute(plain, front.Options(**options))
+        return distribute(plain, front.Options.from_config(options))
 
 
 def distribute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from typing import Any
 
@@ -22,7 +21,7 @@ class DistributedLegacyOptimizer:
     def aggregate_gradients(self, grads_and_vars):
         """Gives the gradients of all ranks; a LossScaleOptimizer calls it before it looks."""
         gradients, variables = zip(*grads_and_vars, strict=True)
-        return list(zip(self._reduction(gradients), variables, strict=True))
+        return list(zip(self._reduction(gradients, variables), variables, strict=True))
 
     _aggregate_gradients = (
         aggregate_gradients  # as optimizers of tf_keras.optimizers.legacy call it
@@ -50,7 +49,7 @@ class DistributedLegacyOptimizer:
         plain = tf_keras.optimizers.serialize(self._plain_class.from_config(dict(config)))
         # By this tf_keras knows how to read the rest.
         legacy = config.get("is_legacy_optimizer", True)
-        options = dataclasses.asdict(self._options)
+        options = self._options.get_config()
         return {"optimizer": plain, "is_legacy_optimizer": legacy, **options}
 
     @classmethod
@@ -59,7 +58,7 @@ class DistributedLegacyOptimizer:
         options = copy.deepcopy(config)  # tf_keras changes it
         options.pop("is_legacy_optimizer")
         plain = tf_keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
-        return distribute(plain, front.Options(**options))
+        return distribute(plain, front.Options.from_config(options))
 
 
 def distribute(optimizer: Any, options: front.Options, name: str | None = None) -> Any:

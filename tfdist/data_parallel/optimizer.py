@@ -6,7 +6,9 @@ import dataclasses
 import os
 from typing import Any
 
+from tfdist import compression as methods
 from tfdist import world
+from tfdist.compression import Compression, method_of
 from tfdist.data_parallel.accumulation import Accumulator
 from tfdist.data_parallel.reduction import Reduction, refuse_strategy
 
@@ -20,6 +22,7 @@ class Options:
     gradient_reduction: str = "mean"
     backward_passes_per_step: int = 1
     average_aggregated_gradients: bool = False
+    compression: str | Compression | None = None
 
     def __post_init__(self) -> None:
         passes = self.backward_passes_per_step
@@ -28,11 +31,29 @@ class Options:
                 f"{ASKED}: expected backward_passes_per_step to be a whole number, 1 or more, "
                 f"received {passes!r}"
             )
+        object.__setattr__(self, "compression", method_of(self.compression))
         self.reduction()
+
+    def get_config(self) -> dict[str, Any]:
+        """These options as numbers, strings and dicts."""
+        config = dataclasses.asdict(self)
+        if self.compression is not None:
+            config["compression"]["method"] = type(self.compression).__name__
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Options:
+        """Makes the options whose `get_config` it was."""
+        chosen = config.get("compression")
+        if isinstance(chosen, dict):
+            arguments = dict(chosen)
+            method = getattr(methods, arguments.pop("method"))
+            config = {**config, "compression": method(**arguments)}
+        return cls(**config)
 
     def reduction(self) -> Reduction:
         """What is done to gradients."""
-        return Reduction(ASKED, self.gradient_reduction)
+        return Reduction(ASKED, self.gradient_reduction, self.compression)
 
     def accumulator(self) -> Accumulator | None:
         """Where gradients are summed before; None if each travels at once."""
@@ -46,6 +67,7 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
     gradient_reduction: str = "mean",
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
+    compression: str | Compression | None = None,
     name: str | None = None,
 ) -> Any:
     """Makes an optimizer apply the mean, or the sum, of the gradients of all ranks.
@@ -67,6 +89,8 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
       backward_passes_per_step: how many calls make one step.
       average_aggregated_gradients: whether the gradients of these calls are averaged, instead of
         added.
+      compression: how gradients travel: "fp16", "bf16", "topk", "powersgd" or a method of
+        `tfdist.compression`; `None` means as they are.
       name: the optimizer's new name.
 
     Returns:
@@ -86,7 +110,9 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
     model.compile(optimizer, "mse")
     ```
     """
-    options = Options(gradient_reduction, backward_passes_per_step, average_aggregated_gradients)
+    options = Options(
+        gradient_reduction, backward_passes_per_step, average_aggregated_gradients, compression
+    )
     world.cluster(ASKED)
     refuse_strategy(ASKED)
     return wrapped(optimizer, options, name)

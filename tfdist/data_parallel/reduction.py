@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tfdist import ops, world
-from tfdist.strategies.fused_all_reduce import sum_rows
+from tfdist import job, ops, world
+from tfdist.compression import Compressor, compressor
 
 
-@dataclasses.dataclass(frozen=True)
 class Reduction:
     """What is done to the gradients of all ranks.
 
     Args:
       asked: what the user called, for messages.
       op: "mean" or "sum".
+      compression: as for `tfdist.CommunicationOptions`; or what it makes, which keeps what is not
+        sent for the next step.
+
+    Raises:
+      ValueError: another `op` or `compression`.
     """
 
-    asked: str
-    op: str = "mean"
-
-    def __post_init__(self) -> None:
-        if self.op not in ("mean", "sum"):
+    def __init__(self, asked: str, op: str = "mean", compression: Any = None) -> None:
+        if op not in ("mean", "sum"):
             raise ValueError(
-                f'{self.asked}: expected gradient_reduction to be "mean" or "sum", received '
-                f"{self.op!r}"
+                f'{asked}: expected gradient_reduction to be "mean" or "sum", received {op!r}'
             )
+        self._asked = asked
+        self._op = op
+        made = compression is None or isinstance(compression, Compressor)
+        self._compressor: Compressor | None = compression if made else compressor(compression)
 
-    def __call__(self, gradients: Sequence) -> list:
+    def __call__(self, gradients: Sequence, variables: Sequence) -> list:
         """Reduces over the ranks of this process's job.
 
         Args:
           gradients: tensors, `tf.IndexedSlices` or None, alike on every rank but for the rows of
             slices. Those that are None stay so.
+          variables: what they are gradients of.
 
         Returns:
           As many, the same on every rank; of slices each row once. Alone: what came.
@@ -45,35 +50,21 @@ class Reduction:
           tfdist.errors.NotInitializedError: this process belongs to no job.
           tf.errors.OpError: as `tfdist.ops.all_reduce`.
         """
-        refuse_strategy(self.asked)
+        refuse_strategy(self._asked)
         gradients = list(gradients)
+        if world.cluster(self._asked).world_size == 1:
+            return gradients
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        if world.cluster(self.asked).world_size > 1 and present:
-            reduced = _all_reduce([gradients[i] for i in present], self.op)
-            for i, gradient in zip(present, reduced, strict=True):
-                gradients[i] = gradient
+        reduced = ops.fused_all_reduce(
+            [gradients[i] for i in present],
+            job.communicator(self._asked),
+            self._op,
+            compressor=self._compressor,
+            variables=[_variable(variables[i]) for i in present],
+        )
+        for i, gradient in zip(present, reduced, strict=True):
+            gradients[i] = gradient
         return gradients
-
-
-def _all_reduce(gradients: list, op: str) -> list:
-    reduced = list(gradients)
-    dense = [i for i, g in enumerate(gradients) if not isinstance(g, tf.IndexedSlices)]
-    if dense:
-        sums = ops.all_reduce([gradients[i] for i in dense], reduce_op=op, label="gradients")
-        for i, value in zip(dense, sums, strict=True):
-            reduced[i] = value
-    for i, value in enumerate(gradients):
-        if isinstance(value, tf.IndexedSlices):
-            reduced[i] = _all_reduce_rows(value, op)
-    return reduced
-
-
-def _all_reduce_rows(slices: tf.IndexedSlices, op: str) -> tf.IndexedSlices:
-    values = ops.all_gather(slices.values, label="rows of gradients")
-    indices = ops.all_gather(slices.indices, label="indices of gradients")
-    if op == "mean":
-        values = values / tf.cast(world.size(), values.dtype)
-    return sum_rows(tf.IndexedSlices(values, indices, slices.dense_shape))
 
 
 def refuse_strategy(asked: str) -> None:
@@ -89,3 +80,9 @@ def refuse_strategy(asked: str) -> None:
             "which reduces over its replicas itself, so that it would be done twice: use one of "
             "the two"
         )
+
+
+def _variable(source: Any) -> tf.Variable | None:
+    """TensorFlow's variable behind a Keras variable; None for what is no variable."""
+    source = source if isinstance(source, tf.Variable) else getattr(source, "value", None)
+    return source if isinstance(source, tf.Variable) else None

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compression import Compression, Compressor, PowerSGD, TopK, method_of
 from tfdist.data_parallel.reduction import Reduction
 
 
@@ -18,10 +19,13 @@ class DistributedGradientTape:
     Args:
       tape: the tape, which has recorded or will.
       gradient_reduction: "mean" or "sum". The mean fits losses that are means over a rank's batch.
+      compression: how gradients travel: "fp16", "bf16" or `None`, which means as they are. Other
+        methods keep something for the next step, and tapes live for one: give them the same
+        `tfdist.compression.compressor("topk")`.
 
     Raises:
-      ValueError: another `gradient_reduction`; or a strategy is in use, which reduces gradients
-        itself; or the tape is wrapped already.
+      ValueError: another `gradient_reduction` or `compression`; or a strategy is in use, which
+        reduces gradients itself; or the tape is wrapped already.
       tfdist.errors.NotInitializedError: `gradient` is called before `tfdist.init()`.
 
     Example:
@@ -35,14 +39,27 @@ class DistributedGradientTape:
     ```
     """
 
-    def __init__(self, tape: tf.GradientTape, gradient_reduction: str = "mean") -> None:
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        gradient_reduction: str = "mean",
+        compression: str | Compression | Compressor | None = None,
+    ) -> None:
         asked = "tfdist.DistributedGradientTape"
+        if not isinstance(compression, Compressor):
+            compression = method_of(compression)
+            if isinstance(compression, TopK | PowerSGD):
+                raise ValueError(
+                    f"{asked}: expected something that outlives the tape, such as "
+                    f"tfdist.compression.compressor({compression}), received {compression}, which "
+                    "keeps what it has not sent for the next step"
+                )
         if isinstance(tape, DistributedGradientTape):
             raise ValueError(f"{asked}: this tape is one already, and would reduce twice")
         if not isinstance(tape, tf.GradientTape):
             raise TypeError(f"{asked}: expected a tf.GradientTape, received {tape!r}")
         self._tape = tape
-        self._reduction = Reduction(asked, gradient_reduction)
+        self._reduction = Reduction(asked, gradient_reduction, compression)
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
@@ -74,5 +91,5 @@ class DistributedGradientTape:
         """
         gradients = self._tape.gradient(target, sources, *arguments, **options)
         # Slices and None are leaves here.
-        reduced = self._reduction(tf.nest.flatten(gradients))
+        reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(gradients, reduced)
