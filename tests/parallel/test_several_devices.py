@@ -115,8 +115,8 @@ def test_collectives(ctx):
     before = strategy.communication_stats().collectives
     assert strategy.reduce("SUM", run(of_replica)[-1], axis=None).numpy() == 10.0
     # One for both dense tensors, one for the mean, one for `reduce`; to gather takes two, for the
-    # sizes and what they are of, and rows are gathered twice: as many as with one device.
-    assert strategy.communication_stats().collectives - before == 3 + 2 + 4
+    # sizes and what they are of, and so do rows: as many as with one device.
+    assert strategy.communication_stats().collectives - before == 3 + 2 + 2
 
 
 @on_ranks(2)
