@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.ops import library
-from tfdist.ops.calls import attributes
+from tfdist.ops.calls import attributes, by_dtype
 from tfdist.ops.communicator import Communicator
 
 
@@ -42,8 +42,7 @@ def narrow_all_reduce(
     """
     values = [tf.convert_to_tensor(t) for t in tensors]
     results = [None] * len(values)
-    for dtype in dict.fromkeys(v.dtype for v in values):
-        positions = [i for i, v in enumerate(values) if v.dtype == dtype]
+    for positions in by_dtype(values):
         reduced = library.graph_ops().tfdist_narrow_all_reduce(
             inputs=[values[i] for i in positions],
             wire_dtype=wire_dtype,

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.ops.calls import resolve
 
 _REDUCE_OPS = ("sum", "mean")
 
@@ -68,7 +69,7 @@ class Compressor(abc.ABC):
     def all_reduce(
         self,
         tensors: Sequence[tf.Tensor],
-        communicator: ops.Communicator,
+        communicator: ops.Communicator | None = None,
         reduce_op: str = "sum",
         *,
         label: str = "all_reduce",
@@ -79,7 +80,7 @@ class Compressor(abc.ABC):
 
         Args:
           tensors: dense, of any dtypes of `tfdist.ops.all_reduce`; the same on every rank.
-          communicator: the ranks.
+          communicator: the ranks; `None` means those of the job.
           reduce_op: "sum" or "mean".
           label: how error messages call it.
           timeout: as for `tfdist.ops.all_reduce`.
@@ -107,6 +108,7 @@ class Compressor(abc.ABC):
                 f"compression: expected a variable for each of {len(tensors)} tensors, received "
                 f"{len(variables)}"
             )
+        communicator = resolve(communicator, "compression")
         values = [tf.convert_to_tensor(t) for t in tensors]
         exchange = Exchange(communicator, reduce_op, label, timeout)
         places = [i for i, value in enumerate(values) if self._takes(value)]

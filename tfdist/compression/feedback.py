@@ -35,7 +35,7 @@ class FeedbackCompressor(Compressor):
         return tensor.shape.is_fully_defined() and super()._takes(tensor)
 
     def _reduce(self, taken, plain, variables, exchange):
-        states = self._states.of(taken, variables)
+        states = self._states.of(taken, variables, exchange.communicator.handle)
 
         def compressed():
             narrow = [tf.cast(t, tf.float32) for t in taken]

@@ -48,9 +48,15 @@ class GradientStates:
         self._states: dict[Hashable, GradientState] = {}
 
     def of(
-        self, tensors: list[tf.Tensor], variables: list[tf.Variable | None]
+        self, tensors: list[tf.Tensor], variables: list[tf.Variable | None], communicator: int
     ) -> list[GradientState]:
-        """One state for each tensor, of the variable at the same position if there is one."""
+        """One state for each tensor, of the variable at the same position if there is one.
+
+        Args:
+          tensors: what is reduced.
+          variables: what they are gradients of; `None` where that is not known.
+          communicator: the handle of the ranks.
+        """
         place = None
         states = []
         for i, (tensor, variable) in enumerate(zip(tensors, variables, strict=True)):
@@ -59,7 +65,7 @@ class GradientStates:
                 states.append(self._get(_primary(variable), shape))
                 continue
             if place is None:
-                place = tags.next_key(), tuple(tuple(t.shape) for t in tensors)
+                place = tags.next_key(communicator), tuple(tuple(t.shape) for t in tensors)
             states.append(self._get(_owner_of_place(), (*place, i)))
         return states
 
