@@ -57,18 +57,18 @@ std::string Open(uint64_t key) {
   signature.kind = static_cast<uint8_t>(CollectiveKind::kAllReduce);
   signature.dtype = static_cast<uint8_t>(DType::kFloat32);
   signature.reduce_op = static_cast<uint8_t>(ReduceOp::kSum);
+  signature.algorithm = static_cast<uint8_t>(Algorithm::kRing);
   signature.elements = kCount;
   signature.shape_hash = std::hash<std::string>()("");
   return Frame(FrameType::kOpen, Encode(signature), key);
 }
 
-std::string LendFrame(uint16_t step, uint64_t offset, const std::vector<iovec>& pieces) {
+std::string LendFrame(uint16_t step, const std::vector<iovec>& pieces) {
   const std::string payload = Encode(Lent{pieces});
   FrameHeader header;
   header.type = FrameType::kLend;
   header.key = 1;
   header.step = step;
-  header.offset = offset;
   header.length = static_cast<uint32_t>(payload.size());
   return Bytes(header, payload);
 }
@@ -79,8 +79,8 @@ void TestLending() {
   Ending ending = AllReduce(*sharer.comm, ours);
   char* const bytes = reinterpret_cast<char*>(theirs.data());
   // In two pieces, the step after it in one.
-  sharer.Send(Open(1) + LendFrame(0, kHalf, {{bytes + kHalf, 4}, {bytes + kHalf + 4, kHalf - 4}}) +
-              LendFrame(1, 0, {{bytes, kHalf}}));
+  sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, 4}, {bytes + kHalf + 4, kHalf - 4}}) +
+              LendFrame(1, {{bytes, kHalf}}));
   // It lends as well, and has ended when it has back what it lends.
   EXPECT(StillRuns(ending, 0.05));
   sharer.Send(Frame(FrameType::kReturn, "") + Frame(FrameType::kReturn, ""));
@@ -96,7 +96,7 @@ void TestWithdrawn() {
     char* const bytes = reinterpret_cast<char*>(theirs.data());
     Ending ending = AllReduce(*sharer.comm, ours);
     sharer.lender.reset();
-    sharer.Send(Open(1) + LendFrame(0, kHalf, {{bytes + kHalf, kHalf}}));
+    sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, kHalf}}));
     if (says_why) {
       const Abort abort{StatusCode::kUnavailable, "the disk is full"};
       sharer.Send(Frame(FrameType::kAbort, Encode(abort)));
@@ -114,13 +114,13 @@ void TestBrokenRules() {
   const auto nowhere = reinterpret_cast<char*>(uint64_t{4096});
   const std::string open = Open(1);
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {open + LendFrame(0, kHalf, {}), "malformed LEND"},
-      {open + LendFrame(0, kHalf, {{bytes, 0}}), "malformed LEND"},
-      {open + LendFrame(0, kHalf, {{bytes, kChunkBytes + 1}}), "malformed LEND"},
-      {open + LendFrame(0, kHalf, {{bytes, SIZE_MAX}, {bytes, kHalf + 1}}), "malformed LEND"},
-      {open + LendFrame(0, kHalf, {{nowhere, kHalf}}), "cannot read"},
-      {open + LendFrame(0, kHalf, {{bytes, kHalf - 4}}), "expected step 0"},
-      {open + LendFrame(1, kHalf, {{bytes, kHalf}}), "expected step 0"},
+      {open + LendFrame(0, {}), "malformed LEND"},
+      {open + LendFrame(0, {{bytes, 0}}), "malformed LEND"},
+      {open + LendFrame(0, {{bytes, kChunkBytes + 1}}), "malformed LEND"},
+      {open + LendFrame(0, {{bytes, SIZE_MAX}, {bytes, kHalf + 1}}), "malformed LEND"},
+      {open + LendFrame(0, {{nowhere, kHalf}}), "cannot read"},
+      {open + LendFrame(0, {{bytes, kHalf - 4}}), "expected step 0"},
+      {open + LendFrame(1, {{bytes, kHalf}}), "expected step 0"},
       {open + Frame(FrameType::kLend, "odd", 1), "malformed LEND"},
       {Frame(FrameType::kReturn, ""), "an unexpected RETURN frame"},
       {Frame(FrameType::kShared, Encode(Shared{true, true, {}})), "an unexpected SHARED frame"},
