@@ -232,9 +232,8 @@ class ParameterClient(TableCalls):
 
     def reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds up tensors over the workers of a synchronous job."""
-        return library.graph_ops().tfdist_ps_reduce(
-            inputs=tensors, client=self.handle, key=tags.next_key()
-        )
+        key = tags.next_key(("workers of a client", self.handle))
+        return library.graph_ops().tfdist_ps_reduce(inputs=tensors, client=self.handle, key=key)
 
     def flush(self, timeout: float) -> None:
         """Waits until the servers have answered every push; raises what one of them answered."""

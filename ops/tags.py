@@ -15,6 +15,7 @@ import collections
 import hashlib
 import re
 import threading
+from collections.abc import Hashable
 
 import tensorflow as tf
 
@@ -22,11 +23,12 @@ _EAGER = "eager"
 _lock = threading.Lock()
 
 
-def next_key(communicator: int) -> int:
+def next_key(among: Hashable) -> int:
     """Returns the 63-bit key of the collective about to join the current graph, or run eagerly.
 
     Args:
-      communicator: the handle of the ranks that take part; it does not enter the key.
+      among: the handle of the communicator, or whatever else stands for the ranks that take part;
+        it does not enter the key.
     """
     if tf.executing_eagerly():
         return _hash(_EAGER)
@@ -38,8 +40,8 @@ def next_key(communicator: int) -> int:
     with _lock:
         if not hasattr(graph, "_tfdist_collectives"):
             graph._tfdist_collectives = collections.Counter()
-        position = graph._tfdist_collectives[communicator]
-        graph._tfdist_collectives[communicator] += 1
+        position = graph._tfdist_collectives[among]
+        graph._tfdist_collectives[among] += 1
     name = re.sub(r"(_\d+)+$", "", getattr(graph, "name", "graph"))
     return _hash(f"{name}/{position}")
 
