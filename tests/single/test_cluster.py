@@ -230,12 +230,14 @@ def test_environment_is_read_once_and_only_when_asked(monkeypatch):
 def test_errors_derive_from_the_root_and_a_builtin():
     builtin = {
         "ClusterConfigError": ValueError,
+        "NotInitializedError": RuntimeError,
         "RendezvousTimeoutError": TimeoutError,
         "AuthenticationError": PermissionError,
         "AddressInUseError": OSError,
         "CheckpointError": ValueError,
         "ModelDirError": OSError,
         "OpLibraryError": ImportError,
+        "UnsupportedKerasError": ImportError,
         "UnsupportedTensorFlowError": ImportError,
     }
     defined = {
