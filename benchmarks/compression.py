@@ -67,10 +67,12 @@ def measure(arguments: argparse.Namespace) -> dict:
             "result": str(result),
         }
         command = [sys.executable, "-m", "tfdist", "run", "--workers", str(WORKERS)]
-        command += [str(Path(__file__)), "--task", json.dumps(task)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3")
-        finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+        command += [str(Path(__file__).resolve()), "--task", json.dumps(task)]
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
+        # Away from the sources, where -m would find tfdist without its op library.
+        finished = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True
+        )
         if finished.returncode != 0:
             sys.exit(finished.stdout[-3000:] + finished.stderr[-3000:])
         return json.loads(result.read_text())
