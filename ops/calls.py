@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -62,3 +63,13 @@ def by_dtype(values: list[tf.Tensor]) -> list[list[int]]:
     for i, value in enumerate(values):
         positions.setdefault(value.dtype, []).append(i)
     return list(positions.values())
+
+
+def reduced_by_dtype(
+    values: list[tf.Tensor], reduce: Callable[[list[tf.Tensor]], Iterable[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """Returns what `reduce` makes of the values, those of one dtype at a time."""
+    results: dict[int, tf.Tensor] = {}
+    for positions in by_dtype(values):
+        results.update(zip(positions, reduce([values[i] for i in positions]), strict=True))
+    return [results[i] for i in range(len(values))]

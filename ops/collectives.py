@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.ops import library
-from tfdist.ops.calls import as_list, attributes, by_dtype, like, resolve
+from tfdist.ops.calls import as_list, attributes, like, reduced_by_dtype, resolve
 from tfdist.ops.communicator import Communicator
 
 REDUCE_OPS = ("sum", "mean", "min", "max", "product")
@@ -61,16 +61,13 @@ def all_reduce(
     """
     communicator = resolve(communicator, "all_reduce")
     values = reducible(tensors, reduce_op, "all_reduce")
-    results = [None] * len(values)
-    for positions in by_dtype(values):
-        reduced = library.graph_ops().tfdist_all_reduce(
-            inputs=[values[i] for i in positions],
-            reduce_op=reduce_op,
-            **attributes(communicator, label, timeout),
+
+    def reduce(inputs):
+        return library.graph_ops().tfdist_all_reduce(
+            inputs=inputs, reduce_op=reduce_op, **attributes(communicator, label, timeout)
         )
-        for i, value in zip(positions, reduced, strict=True):
-            results[i] = value
-    return like(tensors, results)
+
+    return like(tensors, reduced_by_dtype(values, reduce))
 
 
 def reduce(
@@ -101,17 +98,16 @@ def reduce(
     """
     communicator = resolve(communicator, "reduce")
     values = reducible(tensors, reduce_op, "reduce")
-    results = [None] * len(values)
-    for positions in by_dtype(values):
-        reduced = library.graph_ops().tfdist_reduce(
-            inputs=[values[i] for i in positions],
+
+    def reduce_to_root(inputs):
+        return library.graph_ops().tfdist_reduce(
+            inputs=inputs,
             reduce_op=reduce_op,
             root=root,
             **attributes(communicator, label, timeout),
         )
-        for i, value in zip(positions, reduced, strict=True):
-            results[i] = value
-    return like(tensors, results)
+
+    return like(tensors, reduced_by_dtype(values, reduce_to_root))
 
 
 def broadcast(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.ops import library
-from tfdist.ops.calls import attributes, by_dtype
+from tfdist.ops.calls import attributes, reduced_by_dtype
 from tfdist.ops.communicator import Communicator
 
 
@@ -41,17 +41,16 @@ def narrow_all_reduce(
       As `all_reduce`.
     """
     values = [tf.convert_to_tensor(t) for t in tensors]
-    results = [None] * len(values)
-    for positions in by_dtype(values):
-        reduced = library.graph_ops().tfdist_narrow_all_reduce(
-            inputs=[values[i] for i in positions],
+
+    def reduce(inputs):
+        return library.graph_ops().tfdist_narrow_all_reduce(
+            inputs=inputs,
             wire_dtype=wire_dtype,
             reduce_op=reduce_op,
             **attributes(communicator, label, timeout),
         )
-        for i, value in zip(positions, reduced, strict=True):
-            results[i] = value
-    return results
+
+    return reduced_by_dtype(values, reduce)
 
 
 def take_largest(

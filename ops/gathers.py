@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.ops import library
-from tfdist.ops.calls import as_list, attributes, by_dtype, like, resolve
+from tfdist.ops.calls import as_list, attributes, like, reduced_by_dtype, resolve
 from tfdist.ops.collectives import reducible
 from tfdist.ops.communicator import Communicator
 
@@ -157,16 +157,17 @@ def reduce_scatter(
     """
     communicator = resolve(communicator, "reduce_scatter")
     values = reducible(tensors, reduce_op, "reduce_scatter")
-    results = [None] * len(values)
-    for positions in by_dtype(values):
-        reduced = library.graph_ops().tfdist_reduce_scatter(
-            inputs=[values[i] for i in positions],
+
+    def reduce(inputs):
+        return library.graph_ops().tfdist_reduce_scatter(
+            inputs=inputs,
             rows=_equally(),
             reduce_op=reduce_op,
             **attributes(communicator, label, timeout),
         )
-        for i, value in zip(positions, reduced, strict=True):
-            results[i] = _own_part(value, values[i], communicator)
+
+    parts = reduced_by_dtype(values, reduce)
+    results = [_own_part(*pair, communicator) for pair in zip(parts, values, strict=True)]
     return like(tensors, results)
 
 
