@@ -12,6 +12,7 @@ from ranks import on_ranks
 from test_estimator_parity import MOVING, agree
 
 from tfdist import estimator
+from tfdist.estimator.worker_states import WorkerStates
 
 v1 = tf.compat.v1
 
@@ -138,6 +139,46 @@ def test_max_steps_are_those_of_all_async(ctx):
     train(ctx, "async", input_fn(), [counter], 60, strategy)
     step = saved(ctx.tmp_path / "model")["global_step"] if ctx.rank == 0 else None
     return counter.count, step
+
+
+def after(ctx, name, data):
+    """An input_fn as `data`, whose first batch comes when all workers are at `name`."""
+
+    def wait(index):
+        if index == 0:
+            meet(ctx, name)
+        return index
+
+    def begin(index, batch):
+        with tf.control_dependencies([tf.numpy_function(wait, [index], tf.int64)]):
+            return tf.nest.map_structure(tf.identity, batch)
+
+    return lambda input_context: data(input_context).enumerate().map(begin)
+
+
+@on_job(2)
+def test_the_chief_saves_the_last_step_of_another_async(ctx):
+    """Though that is pushed after the chief asked for the step, and before it asks who trains."""
+    if served():
+        return
+    model = ctx.tmp_path / "model"
+    trained = estimators.make(model, STRATEGIES["async"](), save_checkpoints_steps=10)
+    data, states = after(ctx, "began", input_fn()), WorkerStates._states
+    meet(ctx, "joined")
+    if ctx.rank == 0:
+
+        def look_late(self, session):
+            meet(ctx, "chief has ended")
+            meet(ctx, "all have ended")
+            return states(self, session)
+
+        WorkerStates._states = look_late
+        trained.train(data, max_steps=20)
+        assert saved(model)["global_step"] == 21
+    else:
+        # The chief makes all steps while this worker is within its first.
+        trained.train(after(ctx, "chief has ended", data), max_steps=20)
+        meet(ctx, "all have ended")
 
 
 @on_job(2, timeout=30)

@@ -70,7 +70,7 @@ class WorkerStates:
 
         Args:
           session: of this worker.
-          progress: returns the global step.
+          progress: brings this worker's values up to date, and returns the global step.
           last_step: of the training.
         """
         self._client.flush(self._patience)
@@ -89,6 +89,7 @@ class WorkerStates:
             now = progress()
             if now != step:
                 step, since = now, time.monotonic()
+        progress()  # with the last steps of those that have ended since
 
     def _states(self, session: v1.Session) -> dict[int, int]:
         session.run(self._pull)
