@@ -6,11 +6,12 @@ import logging
 import socket
 import time
 
+import grpc
 import pytest
 from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
 from tfdist.cluster import Cluster, Settings
-from tfdist.control import ControlPlane
+from tfdist.control import ControlPlane, client, server
 from tfdist.errors import (
     AddressInUseError,
     ClusterConfigError,
@@ -242,6 +243,26 @@ def test_bad_arguments_and_use_after_close():
     plane.close()
     with pytest.raises(TfdistError, match="the control plane is closed"):
         plane.rendezvous("a:1")
+
+
+def test_a_silent_connection_is_kept(monkeypatch):
+    """The server puts up with the pings by which the client keeps it; here 200 times as many."""
+    for module in (client, server):
+        faster = [
+            (k, v // 200 if "ping_interval" in k or "keepalive_time_" in k else v)
+            for k, v in module._OPTIONS
+        ]
+        assert faster != module._OPTIONS
+        monkeypatch.setattr(module, "_OPTIONS", faster)
+    (cluster,) = clusters(1)
+    states = []
+    with ControlPlane(cluster, settings()):
+        connection = client.ControlClient(cluster, None, cluster.address, "worker 0")
+        connection._channel.subscribe(states.append, try_to_connect=True)
+        time.sleep(4)
+        connection.close()
+    after = states[states.index(grpc.ChannelConnectivity.READY) + 1 :]
+    assert set(after) <= {grpc.ChannelConnectivity.SHUTDOWN}
 
 
 def _port(cluster: Cluster) -> int:

@@ -28,7 +28,8 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", wire.LARGEST_REQUEST),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+    # As often as clients send them; else gRPC ends a connection that is silent for a minute.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 ]
 _STOP_GRACE = 2.0
 # What is said at most once each; bounds what strangers can write into the log.
