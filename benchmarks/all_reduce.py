@@ -12,6 +12,9 @@ Every contender has a process for each rank; all reduce the same float32 tensors
     no-op       an op with the same inputs and outputs inside a `tf.function` that passes them on:
                 what remains when nothing is communicated
 
+"In a row" is a function that reduces, then reduces the result, and so on, as a training step with
+several buckets does: to call a function once takes TensorFlow longer than a small reduction.
+
 Each result is verified before anything is timed. The contenders take turns, round by round, so that
 a drift of the machine's speed meets all; a round is one call that is not counted and then several
 that are. The table shows medians over the rounds, of the slowest rank in each, and how many times
@@ -21,6 +24,7 @@ faster tfdist is; at two workers also the goal and whether it was reached.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import statistics
 import tempfile
@@ -47,14 +51,27 @@ TORCH = flags.DEFINE_string(
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 KB, MB = 1 << 10, 1 << 20
-# Name, number of tensors, bytes of each, calls per round.
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is reduced: `tensors` of `size` bytes each; `in_a_row` of TensorFlow's in one call."""
+
+    name: str
+    tensors: int
+    size: int
+    calls: int  # in a round
+    in_a_row: int = 1
+
+
 CASES = [
-    ("4 KB", 1, 4 * KB, 50),
-    ("64 KB", 1, 64 * KB, 50),
-    ("1 MB", 1, MB, 20),
-    ("16 MB", 1, 16 * MB, 4),
-    ("64 MB", 1, 64 * MB, 2),
-    ("100 x 4 KB", 100, 4 * KB, 20),
+    Case("4 KB", 1, 4 * KB, 50),
+    Case("10 x 4 KB, in a row", 1, 4 * KB, 10, in_a_row=10),
+    Case("64 KB", 1, 64 * KB, 50),
+    Case("1 MB", 1, MB, 20),
+    Case("16 MB", 1, 16 * MB, 4),
+    Case("64 MB", 1, 64 * MB, 2),
+    Case("100 x 4 KB", 100, 4 * KB, 20),
 ]
 OURS, STOCK, GLOO, BARE, NO_OP = "tfdist", "TensorFlow", "Gloo", "bare ring", "no-op"
 # How many times faster than its peers tfdist is to be, between two workers of a machine.
@@ -110,36 +127,39 @@ def start_contenders(stack: contextlib.ExitStack) -> tuple[dict[str, Ranks], str
     return contenders, torch
 
 
-def measure(contenders: dict[str, Ranks], case: tuple[str, int, int, int]) -> dict[str, float]:
-    """Median seconds per call of each contender, taking turns."""
-    _, count, size, calls = case
-    for ranks in contenders.values():
-        call(ranks, "verify", count, size)
+def measure(contenders: dict[str, Ranks], case: Case) -> dict[str, float]:
+    """Median seconds per reduction of each contender, taking turns."""
+    row = {name: ("exact", case.in_a_row) for name in (OURS, STOCK, NO_OP)}
+    for name, ranks in contenders.items():
+        call(ranks, "verify", case.tensors, case.size, *row.get(name, ()))
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS.value + 1):
         for name, ranks in contenders.items():
-            seconds[name].append(max(map(float, call(ranks, "run", count, size, calls))))
+            times = call(ranks, "run", case.tensors, case.size, case.calls, *row.get(name, ()))
+            seconds[name].append(max(map(float, times)))
     return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
-def row_of(case: tuple[str, int, int, int], seconds: dict[str, float]) -> dict[str, Any]:
+def row_of(case: Case, seconds: dict[str, float]) -> dict[str, Any]:
     """What is known of a case: seconds, ratios, goals."""
-    name, count, size, _ = case
     ours = seconds[OURS]
     ratios = {peer: seconds[peer] / ours for peer in (STOCK, GLOO, BARE) if peer in seconds}
     added = ours - seconds[NO_OP]
     goals: dict[str, float] = {}
     missed = []
     if WORKERS.value == 2:
-        goals = {peer: goal for (of, peer), goal in GOALS.items() if of == name and peer in ratios}
+        goals = {
+            peer: goal for (of, peer), goal in GOALS.items() if of == case.name and peer in ratios
+        }
         missed = [peer for peer, goal in goals.items() if ratios[peer] < goal]
-        if name in ADDED:
-            goals[NO_OP] = ADDED[name]
-            missed += [NO_OP] * (added > ADDED[name])
+        if case.name in ADDED:
+            goals[NO_OP] = ADDED[case.name]
+            missed += [NO_OP] * (added > ADDED[case.name])
     return {
-        "case": name,
-        "tensors": count,
-        "bytes": count * size,
+        "case": case.name,
+        "tensors": case.tensors,
+        "in_a_row": case.in_a_row,
+        "bytes": case.tensors * case.size,
         "seconds": seconds,
         "ratios": ratios,
         "added": added,
@@ -149,15 +169,15 @@ def row_of(case: tuple[str, int, int, int], seconds: dict[str, float]) -> dict[s
 
 
 def show(rows: list[dict[str, Any]], torch: str) -> None:
-    print(f"\n{WORKERS.value} workers on one machine, float32, milliseconds per call (median)")
+    print(f"\n{WORKERS.value} workers on one machine, float32, milliseconds per reduction (median)")
     print("x: so many times faster is tfdist; [goal]; the no-op: milliseconds that tfdist adds")
     print(f"PyTorch: {torch}\n")
-    print(f"{'':>10} {OURS:>9}", end="")
+    print(f"{'':>20} {OURS:>9}", end="")
     for peer in (STOCK, GLOO, BARE, NO_OP):
         print(f" |{peer:>11}{'':14}", end="")
     print(" | goals")
     for row in rows:
-        print(f"{row['case']:>10} {row['seconds'][OURS] * 1e3:9.3f}", end="")
+        print(f"{row['case']:>20} {row['seconds'][OURS] * 1e3:9.3f}", end="")
         for peer in (STOCK, GLOO, BARE):
             print(f" | {_cell(row, peer, row['ratios'].get(peer), 'x', 1)}", end="")
         print(f" | {_cell(row, NO_OP, row['added'], '', 1e3)}", end="")
@@ -177,12 +197,12 @@ def _cell(row: dict[str, Any], peer: str, value: float | None, unit: str, scale:
 
 
 def draw(file: Path, rows: list[dict[str, Any]]) -> None:
-    single = [row for row in rows if row["tensors"] == 1]
+    single = [row for row in rows if row["tensors"] == row["in_a_row"] == 1]
     notes = [
-        f"{row['case']} in one call: "
+        f"{row['case']}: "
         + ", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in row["seconds"].items())
         for row in rows
-        if row["tensors"] > 1
+        if row not in single
     ]
     charts.lines(
         file,
@@ -203,7 +223,7 @@ def main(argv: list[str]) -> None:
     del argv
     with contextlib.ExitStack() as stack:
         contenders, torch = start_contenders(stack)
-        cases = [case for case in CASES if case[2] <= MOST.value * MB]
+        cases = [case for case in CASES if case.size <= MOST.value * MB]
         rows = [row_of(case, measure(contenders, case)) for case in cases]
     show(rows, torch)
     figures = {"workers": WORKERS.value, "rounds": ROUNDS.value, "torch": torch, "rows": rows}

@@ -97,8 +97,8 @@ class Steps:
         step = compute if run is None else lambda seconds: run(compute, args=(seconds,))
         self._steps[how] = tf.function(step)
 
-    def _compute(self, seconds, at_once: Callable, at_the_end: Callable) -> object:
-        """A step, which hands every layer's gradients over at once, and then all at the end.
+    def _compute(self, seconds, reduce: Callable) -> object:
+        """A step, which hands all gradients, the last layer's first, to `reduce`.
 
         Returns:
           The first and last elements of all sums, the last layer's first.
@@ -107,13 +107,13 @@ class Steps:
 
         passed = _wait(tf.zeros([]), seconds * FORWARD)
         total = sum(layer.multiplications for layer in self._layers)
-        sums: list = []
+        gradients: list = []
         for i, layer in reversed(list(enumerate(self._layers))):
             share = (1 - FORWARD) * layer.multiplications / total
             passed = _wait(passed, seconds * share)
             value = passed + (i + 1.0 + 10.0 * self._rank)
-            sums += at_once([tf.fill(layer.shape, value), tf.fill(layer.shape[-1:], value)])
-        flat = [tf.reshape(tensor, [-1]) for tensor in at_the_end(sums)]
+            gradients += [tf.fill(layer.shape, value), tf.fill(layer.shape[-1:], value)]
+        flat = [tf.reshape(tensor, [-1]) for tensor in reduce(gradients)]
         return tf.stack([tensor[end] for tensor in flat for end in (0, -1)])
 
 
@@ -142,12 +142,16 @@ class TfdistSteps(Steps):
         communicator = join(tf_config)
         from tfdist import ops
 
-        def reduce(tensors: list) -> list:
+        def at_once(tensors: list) -> list:
             return ops.all_reduce(tensors, communicator)
 
-        self._add("alone", lambda seconds: self._compute(seconds, _unchanged, _unchanged))
-        self._add("after", lambda seconds: self._compute(seconds, _unchanged, reduce))
-        self._add("overlapped", lambda seconds: self._compute(seconds, reduce, _unchanged))
+        def in_buckets(tensors: list) -> list:
+            first_layer_first = ops.fused_all_reduce(tensors[::-1], communicator)
+            return first_layer_first[::-1]
+
+        self._add("alone", lambda seconds: self._compute(seconds, _unchanged))
+        self._add("after", lambda seconds: self._compute(seconds, at_once))
+        self._add("overlapped", lambda seconds: self._compute(seconds, in_buckets))
 
 
 class StockSteps(Steps):
@@ -161,4 +165,4 @@ class StockSteps(Steps):
         def reduce(tensors: list) -> list:
             return tf.distribute.get_replica_context().all_reduce("SUM", tensors)
 
-        self._add("stock", lambda s: self._compute(s, _unchanged, reduce), strategy.run)
+        self._add("stock", lambda s: self._compute(s, reduce), strategy.run)
