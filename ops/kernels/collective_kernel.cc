@@ -35,8 +35,9 @@ CollectiveKernel::CollectiveKernel(OpKernelConstruction* context) : AsyncOpKerne
   OP_REQUIRES_OK(context, context->GetAttr("timeout_seconds", &timeout_seconds_));
 }
 
-std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(
-    OpKernelContext* context, const DoneCallback& done) const {
+std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(OpKernelContext* context,
+                                                                       const DoneCallback& done,
+                                                                       size_t phases) const {
   auto execution = std::make_shared<Execution>();
   execution->communicator = FindHandle(communicator_);
   if (execution->communicator == nullptr) {
@@ -52,9 +53,9 @@ std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(
   if (tensorflow::CancellationManager* manager = context->cancellation_manager()) {
     execution->cancellation = manager->get_cancellation_token();
     const bool registered = manager->RegisterCallback(
-        execution->cancellation, [communicator = execution->communicator, id = execution->id] {
-          communicator->Cancel(id);
-          communicator->Cancel(SecondPhase(id));
+        execution->cancellation,
+        [communicator = execution->communicator, id = execution->id, phases] {
+          for (size_t phase = 0; phase < phases; ++phase) communicator->Cancel(Phase(id, phase));
         });
     if (!registered) {
       // The peers count on this execution, which will never be.

@@ -22,10 +22,11 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   explicit CollectiveKernel(tensorflow::OpKernelConstruction* context);
 
  protected:
-  // A kernel of two collectives runs the second one under this identity.
-  static CollectiveId SecondPhase(const CollectiveId& id) {
-    return {id.key ^ 0x9e3779b97f4a7c15, id.sequence};
+  // A kernel of several collectives runs the others, counted from 1, under these identities.
+  static CollectiveId Phase(const CollectiveId& id, size_t phase) {
+    return {id.key ^ (phase * 0x9e3779b97f4a7c15), id.sequence};
   }
+  static CollectiveId SecondPhase(const CollectiveId& id) { return Phase(id, 1); }
 
   // One execution of the kernel.
   struct Execution {
@@ -34,10 +35,10 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     tensorflow::CancellationToken cancellation = 0;
   };
 
-  // Finds the communicator, numbers the execution and watches for cancellation. On failure sets the
-  // status, calls done, and returns null.
-  std::shared_ptr<Execution> Prepare(tensorflow::OpKernelContext* context,
-                                     const DoneCallback& done) const;
+  // Finds the communicator, numbers the execution and watches for cancellation, of its so many
+  // phases. On failure sets the status, calls done, and returns null.
+  std::shared_ptr<Execution> Prepare(tensorflow::OpKernelContext* context, const DoneCallback& done,
+                                     size_t phases = 2) const;
 
   // Options whose end sets the context's status and calls `done`.
   CollectiveOptions Options(tensorflow::OpKernelContext* context,

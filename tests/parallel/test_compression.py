@@ -29,7 +29,8 @@ def test_16_bits(ctx):
     comm = join()
     results = []
     for method, kind in ((FP16(min_elements=1), tf.float16), (BF16(min_elements=1), tf.bfloat16)):
-        for count in (1, 7, 4096, 300_001):  # at once, and on another thread; odd segments
+        # At once, on another thread, and in parts; odd segments.
+        for count in (1, 7, 4096, 300_001, 1_300_001):
             parts = [gradient(r, count, count) for r in range(ctx.size)]
             for op, divisor in (("sum", 1), ("mean", ctx.size)):
                 values = [parts[ctx.rank], parts[ctx.rank].astype("float64"), [ctx.rank + 1.0]]
