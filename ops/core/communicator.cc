@@ -95,6 +95,8 @@ Status Communicator::Connect(const Token& token, uint64_t generation,
   const TimePoint deadline = After(timeout_seconds);
   addresses_ = addresses;
   hosts_ = NumberHosts(addresses);
+  crowded_ =
+      std::count(hosts_.begin(), hosts_.end(), hosts_[rank_]) > sysconf(_SC_NPROCESSORS_ONLN);
   gate_.Open(
       epoll_.get(), token, generation,
       [this](uint32_t rank) {
@@ -220,9 +222,10 @@ void Communicator::Submit(std::unique_ptr<Collective> collective) {
   if (EngineLock engine(engine_, std::try_to_lock); engine) {
     RunCommands();  // one may be to cancel it
     Begin(std::move(collective));
-    const bool alone = pending_.size() == 1 && Find(id) != nullptr;
+    const bool polls = pending_.size() == 1 && Find(id) != nullptr && MayPoll();
+    if (polls) BeginPolling(peers);
     Release(std::move(engine));
-    if (alone) Poll(peers, [this, &id] { return Find(id) == nullptr; });
+    if (polls) Poll(peers, [this, &id] { return Find(id) == nullptr; });
     return Drive();
   }
   // std::function must be copyable.

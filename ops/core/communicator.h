@@ -139,6 +139,8 @@ class Communicator : private FrameHandler, private ChunkSender {
              std::shared_ptr<void> kept = nullptr);
   void Wake();
   void Submit(std::unique_ptr<Collective> collective);
+  bool Rests(int peer);
+  bool MayPoll();
   void Poll(const std::vector<int>& peers, const std::function<bool()>& over);
   // Lets go of the engine: sends what is queued, sees to it that somebody will look at what comes
   // next, and then calls those who wait for collectives that have ended. False if there is more to
@@ -203,6 +205,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   Gate gate_;
   std::vector<std::string> addresses_;
   std::vector<int> hosts_;  // of each rank, numbered
+  bool crowded_ = false;    // this host has more ranks than processors
   std::thread thread_;
 
   mutable std::mutex mutex_;  // never held while anything else is waited for
@@ -232,6 +235,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   bool failed_ = false;
   bool stop_ = false;
   TimePoint busy_since_{};
+  int skipped_ = 0, to_skip_ = 0;              // times that nobody polls: last time, and now
   bool own_turn_ = false;                      // the communicator's thread has the engine
   TimePoint sleeps_until_ = TimePoint::max();  // and when it will look at deadlines
 

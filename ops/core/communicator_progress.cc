@@ -11,13 +11,27 @@ namespace tfdist {
 namespace {
 
 // How long a thread looks for what comes next before it leaves that to the communicator's own
-// thread: as long as nothing comes, and in all. Waking a thread takes about as long as the first.
-// It does not yield the processor between two looks: where others compute, it would get it back
-// after milliseconds, later than a thread that sleeps.
-constexpr auto kPatience = std::chrono::microseconds(50);
-constexpr auto kMostPolling = std::chrono::microseconds(300);
+// thread: as long as nothing comes, in all, and while another thread has the engine, which may need
+// this processor to go on. Ranks that do the same work come to a collective within a fraction of a
+// millisecond of each other, and to sleep through that would cost as much again. It does not yield
+// the processor between two looks: where others compute, it would get it back after milliseconds,
+// later than a thread that sleeps.
+constexpr auto kMostPolling = std::chrono::milliseconds(5);
+constexpr auto kEnginePatience = std::chrono::microseconds(20);
+// Where nothing came in time a peer computes for longer, or has no processor, and looking takes one
+// away: the next time is left out, then the next 3, 7 and so on up to `most_skipped`, until once
+// something comes in time. Where a host has more ranks than processors it is their own peers whom
+// they would keep from going on (Open MPI, too, polls less where it is "oversubscribed").
+struct Polling {
+  std::chrono::microseconds patience;
+  int most_skipped;
+};
+constexpr Polling kPolling = {std::chrono::microseconds(500), 1};
+constexpr Polling kCrowdedPolling = {std::chrono::microseconds(100), 63};
 // A `done` may start a collective whose `done` starts the next one, and so on.
 constexpr int kMostNested = 4;
+// Times that what came meanwhile is received before the engine is let go.
+constexpr int kMostLate = 4;
 
 thread_local int nested = 0;
 
@@ -64,12 +78,14 @@ void Communicator::RunCommands() {
 
 bool Communicator::Release(EngineLock engine) {
   CheckGone();
+  // Cheaper than to wake a thread for it.
+  for (int peer = 0; peer < size_; ++peer) {
+    for (int i = 0; i < kMostLate && !Rests(peer); ++i) ReceiveFrom(peer);
+  }
   FlushLinks();
   lost_.clear();
   bool rests = true;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (links_[peer] != nullptr && polled_[peer] == 0 && !links_[peer]->Rest()) rests = false;
-  }
+  for (int peer = 0; peer < size_; ++peer) rests &= Rests(peer);
   if (std::exchange(own_turn_, false)) {
     awake_ = false;
   } else if (!rests || NextDue() < sleeps_until_) {
@@ -89,30 +105,45 @@ bool Communicator::Release(EngineLock engine) {
   return rests;
 }
 
-// Looks at the links of `peers` itself, until `over` or for as long as it pays.
+// Whether this side is told of what comes, or somebody looks.
+bool Communicator::Rests(int peer) {
+  return links_[peer] == nullptr || polled_[peer] > 0 || links_[peer]->Rest();
+}
+
+// Looks at the links of `peers` itself, until `over` or for as long as it pays. After BeginPolling.
 void Communicator::Poll(const std::vector<int>& peers, const std::function<bool()>& over) {
-  if (nested >= kMostNested) return;
+  const Polling& how = crowded_ ? kCrowdedPolling : kPolling;
   const TimePoint start = Clock::now();
-  TimePoint last = start;
-  bool polling = false, done = false;
-  while (!done) {
+  TimePoint last = start, had_engine = start;
+  for (bool done = false; !done;) {
     if (EngineLock engine(engine_, std::try_to_lock); engine) {
-      if (!polling) BeginPolling(peers);
-      polling = true;
       bool any = false;
       for (const int peer : peers) any |= ReceiveFrom(peer);
-      const TimePoint now = Clock::now();
+      const TimePoint now = had_engine = Clock::now();
       if (any) last = now;
-      done = over() || now - last > kPatience || now - start > kMostPolling;
+      const bool came = over(), late = now - last > how.patience;
+      if (came) skipped_ = 0;
+      if (late && !came) to_skip_ = skipped_ = std::min(2 * skipped_ + 1, how.most_skipped);
+      done = came || late || now - start > kMostPolling;
       if (done) EndPolling(peers);
       if (done || any) Release(std::move(engine));
-    } else if (Clock::now() - start > kMostPolling) {
-      if (polling) Post([this, peers] { EndPolling(peers); });
+    } else if (Clock::now() - had_engine > kEnginePatience) {
+      // Who has it may need this processor.
+      Post([this, peers] { EndPolling(peers); });
       done = true;
     }
     Drive();
     Pause();
   }
+}
+
+// Whether to poll, this time.
+bool Communicator::MayPoll() {
+  if (to_skip_ > 0) {
+    --to_skip_;
+    return false;
+  }
+  return nested < kMostNested;
 }
 
 void Communicator::BeginPolling(const std::vector<int>& peers) {

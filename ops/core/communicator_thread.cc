@@ -1,5 +1,6 @@
 // The communicator's own thread: it waits for something to happen and drives the engine, until all
 // is said. And what becomes of the communicator when a peer is lost.
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -15,10 +16,15 @@ namespace {
 
 // How long a communicator that ends keeps trying to deliver its last words.
 constexpr auto kFarewellTime = std::chrono::seconds(2);
+// How long it sleeps where nothing is due: less than most collectives have until somebody must ask
+// after them, because who starts one that is due earlier has to wake it.
+constexpr auto kMostSleep = std::chrono::milliseconds(5000);
+constexpr auto kMostSleepFailed = std::chrono::milliseconds(100);
 
 }  // namespace
 
 void Communicator::Run() {
+  pthread_setname_np(pthread_self(), "tfdist");  // in profiles and debuggers
   std::vector<epoll_event> events(64);
   TimePoint farewell = TimePoint::max();
   int milliseconds = 0;
@@ -52,8 +58,7 @@ void Communicator::Run() {
       if (farewell == TimePoint::max()) farewell = now + kFarewellTime;
       over = now >= farewell || Said();
     }
-    const auto most = failed_ ? std::chrono::milliseconds(100) : std::chrono::hours(1);
-    sleeps_until_ = std::min(NextDue(), now + most);
+    sleeps_until_ = std::min(NextDue(), now + (failed_ ? kMostSleepFailed : kMostSleep));
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(sleeps_until_ - now).count();
     const bool lingers = !pending_.empty() && !stop_;
     milliseconds = static_cast<int>(std::max<int64_t>(left, 0));
@@ -66,16 +71,22 @@ void Communicator::Run() {
 // In the middle of a collective the next chunk is never far.
 void Communicator::Linger() {
   std::vector<int> peers;
-  bool polled = false;
+  bool polled = false, polls = false;
   {
     const EngineLock engine(engine_);
     for (int peer = 0; peer < size_; ++peer) {
       polled |= polled_[peer] > 0;
       if (links_[peer] != nullptr && links_[peer]->shares()) peers.push_back(peer);
     }
+    polls = !polled && !peers.empty() && MayPoll();
+    if (polls) BeginPolling(peers);
   }
-  if (!polled && !peers.empty()) Poll(peers, [this] { return pending_.empty(); });
-  Drive();
+  if (!polls) return Drive();
+  // Who starts a collective looks for itself.
+  Poll(peers, [&] {
+    return pending_.empty() ||
+           std::any_of(peers.begin(), peers.end(), [this](int peer) { return polled_[peer] > 1; });
+  });
 }
 
 // When the communicator's thread has something to do even if nothing comes.
