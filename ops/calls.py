@@ -57,6 +57,19 @@ def like(tensors: Any, results: list[Any]) -> Any:
     return results if isinstance(tensors, list | tuple) else results[0]
 
 
+def handed_on(outputs: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the outputs of a collective, in a graph as those of one op that hands them on.
+
+    TensorFlow gives each op that waits for an asynchronous one to its thread pool, one by one: a
+    hundred optimizer updates or results of a function would mean a hundred wake-ups. What waits for
+    this op runs on after it at once.
+    """
+    outputs = list(outputs)
+    if len(outputs) < 2 or tf.executing_eagerly():
+        return outputs
+    return list(tf.raw_ops.IdentityN(input=outputs))
+
+
 def by_dtype(values: list[tf.Tensor]) -> list[list[int]]:
     """Returns the positions of each dtype's tensors, which travel together."""
     positions: dict[tf.DType, list[int]] = {}
@@ -71,5 +84,6 @@ def reduced_by_dtype(
     """Returns what `reduce` makes of the values, those of one dtype at a time."""
     results: dict[int, tf.Tensor] = {}
     for positions in by_dtype(values):
-        results.update(zip(positions, reduce([values[i] for i in positions]), strict=True))
+        reduced = handed_on(reduce([values[i] for i in positions]))
+        results.update(zip(positions, reduced, strict=True))
     return [results[i] for i in range(len(values))]

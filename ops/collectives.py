@@ -5,7 +5,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.ops import library
-from tfdist.ops.calls import as_list, attributes, like, reduced_by_dtype, resolve
+from tfdist.ops.calls import (
+    as_list,
+    attributes,
+    handed_on,
+    like,
+    reduced_by_dtype,
+    resolve,
+)
 from tfdist.ops.communicator import Communicator
 
 REDUCE_OPS = ("sum", "mean", "min", "max", "product")
@@ -145,7 +152,7 @@ def broadcast(
             root=root,
             **attributes(communicator, label, timeout),
         )
-        for i, value in zip(plain, sent, strict=True):
+        for i, value in zip(plain, handed_on(sent), strict=True):
             results[i] = value
     if strings:
         sent = _broadcast_strings([values[i] for i in strings], communicator, root, label, timeout)
