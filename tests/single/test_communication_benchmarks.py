@@ -50,7 +50,12 @@ def test_all_reduce_compares_with_every_peer_there_is(tmp_path):
     report = json.loads(file.read_text())
     assert report["machine"]["processors"] == os.cpu_count() and "--json" not in report["command"]
     cases = [(row["case"], row["bytes"]) for row in report["rows"]]
-    assert cases == [("4 KB", 4096), ("64 KB", 65536), ("100 x 4 KB", 409600)]
+    assert cases == [
+        ("4 KB", 4096),
+        ("10 x 4 KB, in a row", 4096),
+        ("64 KB", 65536),
+        ("100 x 4 KB", 409600),
+    ]
     for row in report["rows"]:
         seconds = row["seconds"]
         assert list(seconds) == ["tfdist", "TensorFlow", "no-op", "bare ring"]
