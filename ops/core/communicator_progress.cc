@@ -77,11 +77,11 @@ void Communicator::RunCommands() {
 }
 
 bool Communicator::Release(EngineLock engine) {
-  CheckGone();
   // Cheaper than to wake a thread for it.
   for (int peer = 0; peer < size_; ++peer) {
     for (int i = 0; i < kMostLate && !Rests(peer); ++i) ReceiveFrom(peer);
   }
+  CheckGone();
   FlushLinks();
   lost_.clear();
   bool rests = true;
@@ -137,7 +137,7 @@ void Communicator::Poll(const std::vector<int>& peers, const std::function<bool(
   }
 }
 
-// Whether to poll, this time.
+// Whether to poll, this time; with the engine.
 bool Communicator::MayPoll() {
   if (to_skip_ > 0) {
     --to_skip_;

@@ -28,7 +28,7 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", wire.LARGEST_REQUEST),
     ("grpc.keepalive_permit_without_calls", 1),
-    # As often as clients send them; else gRPC ends a connection that is silent for a minute.
+    # More often than clients send them; by default gRPC takes pings of a silent client for abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 ]
 _STOP_GRACE = 2.0
