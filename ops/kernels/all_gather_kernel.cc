@@ -18,9 +18,7 @@ class AllGatherKernel : public MovingKernel {
   using MovingKernel::MovingKernel;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    std::vector<const Tensor*> inputs;
-    OP_REQUIRES_OK_ASYNC(context, InputsWithRows(context, &inputs), done);
-    const auto execution = Prepare(context, done);
+    const auto execution = PrepareRows(context, done);
     if (execution == nullptr) return;
     ExchangeRows(context, execution, done, [this, context, execution, done](const Rows& rows) {
       std::vector<const Tensor*> outputs;

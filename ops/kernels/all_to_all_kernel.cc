@@ -17,10 +17,9 @@ class AllToAllKernel : public MovingKernel {
   using MovingKernel::MovingKernel;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    std::vector<const Tensor*> inputs;
-    OP_REQUIRES_OK_ASYNC(context, InputsWithRows(context, &inputs), done);
-    const auto execution = Prepare(context, done);
+    const auto execution = PrepareRows(context, done);
     if (execution == nullptr) return;
+    const std::vector<const Tensor*> inputs = Inputs(context);
     Communicator& communicator = *execution->communicator;
     const Tensor& given = context->input(count());
     auto sent = std::make_shared<Rows>(communicator.size(), count());

@@ -5,6 +5,7 @@
 // row more where the rows do not divide.
 #include <cstdint>
 
+#include "kernels/shape_functions.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -30,12 +31,7 @@ using ::tensorflow::shape_inference::ShapeHandle;
 constexpr char kReducible[] =
     "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, bool}";
 constexpr char kReduceOps[] = "reduce_op: {'sum', 'mean', 'min', 'max', 'product'}";
-
-// Output i has the shape of input i.
-absl::Status SameShapes(InferenceContext* c) {
-  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i));
-  return absl::OkStatus();
-}
+constexpr char kSumOrMean[] = "reduce_op: {'sum', 'mean'}";
 
 // Output i has the shape of input i, for `count` of them, with any number of rows.
 absl::Status OtherRows(InferenceContext* c, int count) {
@@ -62,6 +58,35 @@ REGISTER_COLLECTIVE("TfdistAllReduce")
     .Attr(kReducible)
     .Attr(kReduceOps)
     .SetShapeFn(SameShapes);
+
+// As TfdistAllReduce, with values of `wire_dtype` travelling.
+REGISTER_COLLECTIVE("TfdistNarrowAllReduce")
+    .Input("inputs: N * T")
+    .Output("outputs: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, double}")
+    .Attr("wire_dtype: {half, bfloat16}")
+    .Attr(kSumOrMean)
+    .SetShapeFn(SameShapes);
+
+// `table_rows`: of how many rows the whole tensor would be; -1 if that is not known.
+REGISTER_COLLECTIVE("TfdistAllReduceRows")
+    .Input("ids: Tindices")
+    .Input("rows: T")
+    .Input("table_rows: int64")
+    .Output("reduced_ids: Tindices")
+    .Output("reduced_rows: T")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr(kSumOrMean)
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows;
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 1, &rows));
+      TF_RETURN_IF_ERROR(c->ReplaceDim(rows, 0, c->UnknownDim(), &rows));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, rows);
+      return absl::OkStatus();
+    });
 
 REGISTER_COLLECTIVE("TfdistReduce")
     .Input("inputs: N * T")
@@ -131,23 +156,6 @@ REGISTER_COLLECTIVE("TfdistBarrier").SetShapeFn(::tensorflow::shape_inference::N
 REGISTER_COLLECTIVE("TfdistJoin")
     .Output("last_rank: int32")
     .SetShapeFn(::tensorflow::shape_inference::ScalarShape);
-
-// Strings as bytes, to travel: see string_kernels.cc. What is unpacked may be several packed
-// tensors, one after the other, which become one along the first dimension.
-REGISTER_OP("TfdistPackStrings")
-    .Input("input: string")
-    .Output("packed: uint8")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    });
-
-REGISTER_OP("TfdistUnpackStrings")
-    .Input("packed: uint8")
-    .Output("output: string")
-    .Attr("concatenate: bool")
-    .Attr("label: string")
-    .SetShapeFn(::tensorflow::shape_inference::UnknownShape);
 
 }  // namespace
 }  // namespace tfdist

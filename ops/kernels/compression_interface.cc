@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "kernels/shape_functions.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -12,25 +13,6 @@ namespace {
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
-
-// As TfdistAllReduce, with values of `wire_dtype` travelling.
-REGISTER_OP("TfdistNarrowAllReduce")
-    .Input("inputs: N * T")
-    .Output("outputs: N * T")
-    .Attr("N: int >= 1")
-    .Attr("T: {float, double}")
-    .Attr("wire_dtype: {half, bfloat16}")
-    .Attr("reduce_op: {'sum', 'mean'}")
-    .Attr("communicator: int")
-    .Attr("key: int")
-    .Attr("label: string")
-    .Attr("timeout_seconds: float")
-    .SetIsStateful()
-    .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) {
-      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
-      return absl::OkStatus();
-    });
 
 // `payload` has, of each input i, kept[i] positions in its flat values and as many values, as the
 // integers that have their bits. `rests` are the inputs with zeros in those places.
@@ -59,17 +41,7 @@ REGISTER_OP("TfdistSumTaken")
     .Attr("shapes: list(shape)")
     .Attr("kept: list(int)")
     .Attr("divisor: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      std::vector<::tensorflow::PartialTensorShape> shapes;
-      TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
-      shapes.resize(c->num_outputs());
-      for (int i = 0; i < c->num_outputs(); ++i) {
-        ShapeHandle shape;
-        TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
-        c->set_output(i, shape);
-      }
-      return absl::OkStatus();
-    });
+    .SetShapeFn(ShapesOfAttribute);
 
 REGISTER_OP("TfdistOrthonormalize")
     .Input("matrix: float")

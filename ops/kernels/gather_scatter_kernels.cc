@@ -33,9 +33,7 @@ class GatherKernel : public RootedKernel {
   using RootedKernel::RootedKernel;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    std::vector<const Tensor*> inputs;
-    OP_REQUIRES_OK_ASYNC(context, InputsWithRows(context, &inputs), done);
-    const auto execution = Prepare(context, done);
+    const auto execution = PrepareRows(context, done);
     if (execution == nullptr) return;
     ExchangeRows(context, execution, done, [this, context, execution, done](const Rows& rows) {
       Communicator& communicator = *execution->communicator;
@@ -62,10 +60,9 @@ class ScatterKernel : public RootedKernel {
   using RootedKernel::RootedKernel;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    std::vector<const Tensor*> inputs;
-    OP_REQUIRES_OK_ASYNC(context, InputsWithRows(context, &inputs), done);
-    const auto execution = Prepare(context, done);
+    const auto execution = PrepareRows(context, done);
     if (execution == nullptr) return;
+    const std::vector<const Tensor*> inputs = Inputs(context);
     Communicator& communicator = *execution->communicator;
     const Tensor& given = context->input(count());
     if (given.NumElements() > 0) {

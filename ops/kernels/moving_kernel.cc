@@ -33,15 +33,16 @@ std::vector<const Tensor*> MovingKernel::Inputs(OpKernelContext* context) const 
   return inputs;
 }
 
-absl::Status MovingKernel::InputsWithRows(OpKernelContext* context,
-                                          std::vector<const Tensor*>* inputs) const {
-  *inputs = Inputs(context);
+std::shared_ptr<CollectiveKernel::Execution> MovingKernel::PrepareRows(
+    OpKernelContext* context, const DoneCallback& done) const {
   for (int i = 0; i < count_; ++i) {
-    if ((*inputs)[i]->dims() > 0) continue;
-    return absl::InvalidArgumentError(StrCat(
-        "'", label(), "': expected at least one dimension, received a scalar as tensor ", i));
+    if (context->input(i).dims() > 0) continue;
+    context->SetStatus(absl::InvalidArgumentError(StrCat(
+        "'", label(), "': expected at least one dimension, received a scalar as tensor ", i)));
+    done();
+    return nullptr;
   }
-  return absl::OkStatus();
+  return Prepare(context, done);
 }
 
 void MovingKernel::ExchangeRows(OpKernelContext* context,

@@ -22,9 +22,9 @@ class MovingKernel : public CollectiveKernel {
   DType dtype() const { return dtype_; }
   std::vector<const tensorflow::Tensor*> Inputs(tensorflow::OpKernelContext* context) const;
 
-  // As Inputs; fails for tensors that have no rows because they have no dimension.
-  absl::Status InputsWithRows(tensorflow::OpKernelContext* context,
-                              std::vector<const tensorflow::Tensor*>* inputs) const;
+  // As Prepare; also fails for tensors that have no rows because they have no dimension.
+  std::shared_ptr<Execution> PrepareRows(tensorflow::OpKernelContext* context,
+                                         const DoneCallback& done) const;
 
   // Tells every rank how many rows each tensor has here. `then` gets the rows of all, unless the
   // execution has failed and ended.

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "kernels/shape_functions.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -10,7 +11,6 @@
 namespace tfdist {
 namespace {
 
-using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
@@ -58,42 +58,24 @@ REGISTER_OP("TfdistUnbundle")
     .Output("outputs: T")
     .Attr("T: list(type) >= 1")
     .Attr("shapes: list(shape)")
+    .SetShapeFn(ShapesOfAttribute);
+
+// Strings as bytes, to travel: see string_kernels.cc. What is unpacked may be several packed
+// tensors, one after the other, which become one along the first dimension.
+REGISTER_OP("TfdistPackStrings")
+    .Input("input: string")
+    .Output("packed: uint8")
     .SetShapeFn([](InferenceContext* c) {
-      std::vector<::tensorflow::PartialTensorShape> shapes;
-      TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
-      shapes.resize(c->num_outputs());
-      for (int i = 0; i < c->num_outputs(); ++i) {
-        ShapeHandle shape;
-        TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
-        c->set_output(i, shape);
-      }
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     });
 
-// `table_rows`: of how many rows the whole tensor would be; -1 if that is not known.
-REGISTER_OP("TfdistAllReduceRows")
-    .Input("ids: Tindices")
-    .Input("rows: T")
-    .Input("table_rows: int64")
-    .Output("reduced_ids: Tindices")
-    .Output("reduced_rows: T")
-    .Attr("T: {half, bfloat16, float, double, int32, int64}")
-    .Attr("Tindices: {int32, int64}")
-    .Attr("reduce_op: {'sum', 'mean'}")
-    .Attr("communicator: int")
-    .Attr("key: int")
+REGISTER_OP("TfdistUnpackStrings")
+    .Input("packed: uint8")
+    .Output("output: string")
+    .Attr("concatenate: bool")
     .Attr("label: string")
-    .Attr("timeout_seconds: float")
-    .SetIsStateful()
-    .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle rows;
-      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 1, &rows));
-      TF_RETURN_IF_ERROR(c->ReplaceDim(rows, 0, c->UnknownDim(), &rows));
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      c->set_output(1, rows);
-      return absl::OkStatus();
-    });
+    .SetShapeFn(::tensorflow::shape_inference::UnknownShape);
 
 }  // namespace
 }  // namespace tfdist

@@ -1,0 +1,17 @@
+// Shape functions that several ops' interfaces share.
+#ifndef TFDIST_OPS_KERNELS_SHAPE_FUNCTIONS_H_
+#define TFDIST_OPS_KERNELS_SHAPE_FUNCTIONS_H_
+
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfdist {
+
+// Output i has the shape of input i.
+absl::Status SameShapes(tensorflow::shape_inference::InferenceContext* c);
+
+// Output i has shape i of the attribute `shapes`, or any, where that is shorter.
+absl::Status ShapesOfAttribute(tensorflow::shape_inference::InferenceContext* c);
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_KERNELS_SHAPE_FUNCTIONS_H_
