@@ -254,8 +254,6 @@ class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
                 if isinstance(value, CheckpointInitialValue):
                     value = value.wrapped_value
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-                if value.dtype == tf.string:  # not plain memory; equal programs make equal strings
-                    return value
                 return ops.broadcast(
                     value,
                     self.communicator,
