@@ -2,10 +2,11 @@
 
     python benchmarks/memory.py [--workers 2] [--steps 20000] [--communicators 200] [--json FILE]
 
-Ranks run steps, each of which reduces five tensors together, and then make, use and close
-communicators one after the other. The tables have what a process holds at intervals: its resident
-memory, and its open descriptors, threads and mappings. Sums are verified all along. "growth" is the
-difference between the ends of the second half, by when everything that is made once has been made.
+Ranks run steps, each of which reduces five tensors together, and gathers, scatters and broadcasts
+others, of sizes that change; then they make, use and close communicators one after the other. The
+tables have what a process holds at intervals: its resident memory, and its open descriptors,
+threads and mappings. Results are verified all along. "growth" is the difference between the ends of
+the second half, by when everything that is made once has been made.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def draw(file: Path, samples: list[Sample]) -> None:
     ticks = [sample["after"] for sample in samples[:: LOOKS // 4]]
     charts.lines(
         file,
-        f"Resident memory of {WORKERS.value} processes over {STEPS.value} all-reduces",
+        f"Resident memory of {WORKERS.value} processes over {STEPS.value} steps",
         "steps",
         "MB",
         {tick: str(tick) for tick in ticks},
@@ -109,7 +110,7 @@ def main(argv: list[str]) -> None:
             stack.callback(ranks[-1].stop)
         steps = run_steps(ranks)
         communicators = run_communicators(ranks)
-    show(f"{STEPS.value} all-reduces", steps)
+    show(f"{STEPS.value} steps", steps)
     show(f"{COMMUNICATORS.value} communicators made, used and closed", communicators)
     figures = {"workers": WORKERS.value, "steps": steps, "communicators": communicators}
     figures["growth"] = {"steps": growth(steps), "communicators": growth(communicators)}

@@ -9,7 +9,8 @@ Every host is a namespace of its own, its link limited in both directions
 (contenders/namespaces.py). First bare sockets say what a link carries: from one host to
 another, and from every host to the next at the same time.
 
-Then all ranks reduce float32 tensors, verified first, in turns, medians over the rounds:
+Then all ranks reduce float32 tensors, verified first, in turns, at least 64 MB in each, medians
+over the rounds:
 
     tfdist       `tfdist.ops.all_reduce`
     tfdist fp16  the same, travelling as float16
@@ -64,6 +65,7 @@ JSON = flags.DEFINE_string("json", None, "file to write the figures to; charts b
 NOT_PERMITTED = 77  # an exit code that scripts/bench knows
 MB = 1 << 20
 STREAMED = 64 * MB
+IN_A_ROW = 64 * MB  # of tensors that each turn reduces at least, for ranks do not begin together
 PORT, STOCK_PORT = 7100, 7200  # nobody else is in the namespaces
 
 # A contender: its ranks, and which of their reductions or steps.
@@ -158,14 +160,15 @@ def measure_size(
     busy: dict[str, list[float]] = {name: [] for name in contenders}
     for ranks, how in contenders.values():
         call(ranks, "verify", 1, size, how)
+    calls = max(1, IN_A_ROW // size)
     for _ in range(ROUNDS.value):
         for name, (ranks, how) in contenders.items():
             before, clock = network.sent(0), Processors()
-            times = call(ranks, "run", 1, size, 1, how)
+            times = call(ranks, "run", 1, size, calls, how)
             seconds[name].append(max(map(float, times)))
             busy[name].append(clock.busy())
-            # Each run is two all-reduces, of which the first waits for the others.
-            sent[name].append((network.sent(0) - before) / 2 / size)
+            # One more, before what is timed, waits for the others.
+            sent[name].append((network.sent(0) - before) / (1 + calls) / size)
     line = seconds_of_bound(size, network.bytes_per_second)
     payload = namespaces.PAYLOAD / namespaces.FRAME
     return [

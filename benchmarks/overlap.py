@@ -10,17 +10,18 @@ own.
 
 from __future__ import annotations
 
-import json
+import contextlib
 from pathlib import Path
 
 from absl import app, flags
-from contenders.processes import Remote
-from contenders.training import MODELS, TITLES, WORKERS, TrainingRank, tf_configs, together
+from contenders.processes import Remote, call
+from contenders.training import MODELS, TITLES, WORKERS, TrainingRank, tf_configs
+from reporting import charts, results
 
 MODEL = flags.DEFINE_enum("model", "dense", MODELS, "what is trained")
 BYTES = flags.DEFINE_integer("bytes_per_pack", 0, "size of a bucket; 0: the default")
 STEPS = flags.DEFINE_integer("steps", 9, "steps, of which the one of median length is shown")
-JSON = flags.DEFINE_string("json", None, "file to write the figures to")
+JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 SMALLEST = 64  # bytes; less is no gradient but the loss
 MOST = 500  # buckets
@@ -35,7 +36,7 @@ class TimedRank(TrainingRank):
     """
 
     def __init__(self, tf_config: str) -> None:
-        super().__init__("keras", "tfdist", tf_config)
+        super().__init__(tf_config)
         self._bytes: list[int] = []  # of each bucket
         self._time_buckets()
 
@@ -86,30 +87,30 @@ class TimedRank(TrainingRank):
 
 def trace() -> list[dict]:
     """The buckets of the step of median length on rank 0, timed from the first one's start."""
-    ranks = [Remote(TimedRank, config) for config in tf_configs()]
-    try:
-        together(ranks, "add", MODEL.value, BYTES.value)
-        results = together(ranks, "trace", MODEL.value, BYTES.value, STEPS.value)
-    finally:
-        for rank in ranks:
-            rank.stop()
-    steps = [sorted(step, key=lambda bucket: bucket["ready"]) for step in results[0]]
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for config in tf_configs():
+            ranks.append(Remote(TimedRank, config))
+            stack.callback(ranks[-1].stop)
+        call(ranks, "add", MODEL.value, BYTES.value)
+        traces, *_ = call(ranks, "trace", MODEL.value, BYTES.value, STEPS.value)
+    steps = [sorted(step, key=lambda bucket: bucket["ready"]) for step in traces]
     steps.sort(key=lambda step: max(b["reduced"] for b in step) - step[0]["ready"])
     step = steps[len(steps) // 2]
     start = step[0]["ready"]
     return [{**b, "ready": b["ready"] - start, "reduced": b["reduced"] - start} for b in step]
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    buckets = trace()
-    backward = max(bucket["ready"] for bucket in buckets)
-    end = max(bucket["reduced"] for bucket in buckets)
-    # Whoever waits for several buckets at once waits once.
-    hidden, last = 0.0, 0.0
+def hidden(buckets: list[dict], backward: float) -> float:
+    """Seconds beside back-propagation in which a bucket travelled; several at once count once."""
+    total, last = 0.0, 0.0
     for bucket in buckets:
         begin, finish = max(last, bucket["ready"]), min(bucket["reduced"], backward)
-        hidden, last = hidden + max(0.0, finish - begin), max(last, finish)
+        total, last = total + max(0.0, finish - begin), max(last, finish)
+    return total
+
+
+def show(buckets: list[dict], backward: float, end: float) -> None:
     print(f"\none step of the {TITLES[MODEL.value]}, rank 0 of {WORKERS}, milliseconds")
     print(f"{'bucket':>6} {'MB':>6} {'complete':>9} {'reduced':>8}   | back-propagation ends")
     mark = round(backward / end * COLUMNS)
@@ -123,14 +124,33 @@ def main(argv: list[str]) -> None:
             f"{bucket['reduced'] * 1e3:8.1f}   {''.join(line)}"
         )
     print(
-        f"communication: {hidden * 1e3:.1f} ms beside back-propagation, "
+        f"communication: {hidden(buckets, backward) * 1e3:.1f} ms beside back-propagation, "
         f"{(end - backward) * 1e3:.1f} ms after it"
     )
-    if JSON.value:
-        path = Path(JSON.value)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figures = {"model": MODEL.value, "backward": backward, "end": end, "buckets": buckets}
-        path.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def draw(file: Path, buckets: list[dict], backward: float) -> None:
+    spans = {
+        f"{number}: {bucket['bytes'] / 1e6:.2f} MB": (
+            1e3 * bucket["ready"],
+            1e3 * bucket["reduced"],
+        )
+        for number, bucket in enumerate(buckets, 1)
+    }
+    title = f"When each bucket travelled, one step of the {TITLES[MODEL.value]}"
+    mark = (1e3 * backward, "back-propagation ends")
+    charts.spans(file, title, "milliseconds since the first was complete", spans, mark)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    buckets = trace()
+    backward = max(bucket["ready"] for bucket in buckets)
+    end = max(bucket["reduced"] for bucket in buckets)
+    show(buckets, backward, end)
+    figures = {"model": MODEL.value, "backward": backward, "end": end, "buckets": buckets}
+    figures["hidden"] = hidden(buckets, backward)
+    results.save(JSON.value, figures, lambda file: draw(file, buckets, backward))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from contenders.all_reducers import join
 KB = 1 << 10
 # Bytes of float32 tensors that a step reduces together: some alone in a message, some many in one.
 SIZES = (4, 4 * KB, 4 * KB, 64 * KB, 1024 * KB)
+# Rows of what other collectives move, one after the other.
+ROWS = (2, 1000, 3, 40_000, 17)
 
 
 class MemoryRank:
@@ -31,19 +33,44 @@ class MemoryRank:
         self._rank, self._size, self._communicator = rank, size, communicator
         self._tensors = tuple(self._pattern(bytes_, rank) for bytes_ in SIZES)
         self._step = tf.function(lambda tensors: ops.all_reduce(list(tensors), communicator))
+        self._others = tf.function(
+            self._other_collectives, input_signature=[tf.TensorSpec([None], tf.float32)]
+        )
 
     def steps(self, count: int) -> dict[str, int]:
         """Runs so many steps, verifies the last one's sums, and returns what is held."""
         import numpy as np
+        import tensorflow as tf
+
+        from tfdist import ops
 
         sums: list = []
-        for _ in range(count):
+        for number in range(count):
             sums = self._step(self._tensors)
+            rows = tf.ones([ROWS[number % len(ROWS)]])
+            gradient = self._others(ops.broadcast(rows, self._communicator))
+            # Of each of a rank's own rows, which every rank has gathered, and of the sum's parts.
+            mine = np.arange(len(rows)) <= self._rank
+            np.testing.assert_array_equal(gradient, self._size * mine + 1)
         for tensor, reduced in zip(self._tensors, sums, strict=True):
             others = tensor.numpy() - 10 * self._rank
             expected = self._size * others + 5 * self._size * (self._size - 1)
             np.testing.assert_array_equal(reduced, expected)
         return held()
+
+    def _other_collectives(self, x):
+        import tensorflow as tf
+
+        from tfdist import ops
+
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            gathered = ops.all_gather(x[: 1 + self._rank], self._communicator)
+            part = ops.reduce_scatter(x, self._communicator)
+            words = ops.all_gather(tf.fill([2], "word"), self._communicator)
+            length = tf.cast(tf.size(words), tf.float32)
+            value = tf.reduce_sum(gathered) + tf.reduce_sum(part) + length
+        return tape.gradient(value, x)
 
     def listen(self) -> int:
         """Makes another communicator; returns its port."""

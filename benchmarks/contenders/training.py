@@ -1,4 +1,4 @@
-"""Workers that train the same model, with one front end and strategy each, in their own process."""
+"""Workers that train models, each in a process of its own, for bucket_size.py and overlap.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import numpy as np
-from contenders.processes import Remote
 
 from tfdist.cluster import Cluster
 from tfdist.ports import free_ports
@@ -22,41 +21,28 @@ TITLES = {"dense": "dense network", "cnn": "small CNN"}
 
 
 class TrainingRank:
-    """One worker, or a process that trains alone.
+    """A worker that trains models with Keras 3 under `tfdist.MultiWorkerMirroredStrategy`.
 
     Args:
-      front_end: "keras" or "tf_keras".
-      strategy: "tfdist", "stock" or "none".
-      tf_config: the job, for a strategy.
+      tf_config: the job.
     """
 
-    def __init__(self, front_end: str, strategy: str, tf_config: str) -> None:
+    def __init__(self, tf_config: str) -> None:
         os.environ.update(TF_CONFIG=tf_config, TF_CPP_MIN_LOG_LEVEL="2")
-        if front_end == "tf_keras":
-            os.environ["TF_USE_LEGACY_KERAS"] = "1"
         import keras
-        import tensorflow as tf
 
-        if front_end == "tf_keras":
-            import tf_keras as keras
-        self._keras = keras
-        self._workers = WORKERS if strategy != "none" else 1
-        self._strategy_name = strategy
+        import tfdist
+
+        self._keras, self._tfdist = keras, tfdist
         self._models: dict[tuple[str, int], Any] = {}
-        self._strategies: dict[int, Any] = {}
-        self._strategy(0)  # before anything runs: a stock strategy starts a server
-        tf.get_logger().setLevel("ERROR")
 
     def add(self, kind: str, bytes_per_pack: int = 0) -> int:
-        """Makes a model; returns its number of parameters."""
+        """Makes a model with buckets of this size; returns its number of parameters."""
         self._keras.utils.set_random_seed(1)
-        strategy = self._strategy(bytes_per_pack)
-        if strategy is None:
-            model = self._make(kind)
-        else:
-            with strategy.scope():
-                model = self._make(kind)
-        self._models[kind, bytes_per_pack] = model
+        options = self._tfdist.CommunicationOptions(bytes_per_pack=bytes_per_pack)
+        strategy = self._tfdist.MultiWorkerMirroredStrategy(communication_options=options)
+        with strategy.scope():
+            model = self._models[kind, bytes_per_pack] = self._make(kind)
         return model.count_params()
 
     def train(self, kind: str, bytes_per_pack: int, steps: int) -> float:
@@ -75,25 +61,6 @@ class TrainingRank:
         for weight in model.get_weights():
             digest.update(weight.tobytes())
         return float(loss), digest.hexdigest()
-
-    def _strategy(self, bytes_per_pack: int) -> Any:
-        if self._strategy_name == "none":
-            return None
-        if bytes_per_pack not in self._strategies:
-            if self._strategy_name == "stock":
-                import tensorflow as tf
-
-                options = tf.distribute.experimental.CommunicationOptions(
-                    implementation="RING", bytes_per_pack=bytes_per_pack
-                )
-                kind = tf.distribute.MultiWorkerMirroredStrategy
-            else:
-                import tfdist
-
-                options = tfdist.CommunicationOptions(bytes_per_pack=bytes_per_pack)
-                kind = tfdist.MultiWorkerMirroredStrategy
-            self._strategies[bytes_per_pack] = kind(communication_options=options)
-        return self._strategies[bytes_per_pack]
 
     def _make(self, kind: str) -> Any:
         layers = self._keras.layers
@@ -123,7 +90,7 @@ class TrainingRank:
 
         random = np.random.default_rng(0)
         shape = (1024,) if kind == "dense" else (28, 28, 1)
-        features = random.normal(size=(PER_WORKER * self._workers, *shape)).astype("float32")
+        features = random.normal(size=(PER_WORKER * WORKERS, *shape)).astype("float32")
         labels = random.integers(0, 10, len(features)).astype("int32")
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = (
@@ -153,10 +120,3 @@ def tf_configs() -> list[str]:
     """TF_CONFIG of each of the workers of a new job on this machine."""
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(WORKERS))
     return [Cluster(workers=addresses, task_index=rank).tf_config() for rank in range(WORKERS)]
-
-
-def together(ranks: list[Remote], method: str, *arguments: Any) -> list:
-    """Calls a method on all ranks at the same time."""
-    for rank in ranks:
-        rank.begin(method, *arguments)
-    return [rank.end() for rank in ranks]

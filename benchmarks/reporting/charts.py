@@ -102,6 +102,34 @@ def bars(
     _end(figure, axes, file)
 
 
+def spans(
+    file: Path,
+    title: str,
+    x_label: str,
+    shown: Mapping[str, tuple[float, float]],
+    mark: tuple[float, str],
+) -> None:
+    """Draws, one below the other, from when to when each lasted.
+
+    Args:
+      file: the PNG.
+      title: of the chart.
+      x_label: with the unit.
+      shown: begin and end of each, by its name.
+      mark: where a line goes through all of them, and what it means.
+    """
+    figure, axes = _begin(title, "", "")
+    begins = [begin for begin, _ in shown.values()]
+    lengths = [end - begin for begin, end in shown.values()]
+    axes.barh(list(shown), lengths, left=begins, height=0.7, color=COLOURS["tfdist"])
+    axes.axvline(mark[0], label=mark[1], color=COLOURS["bound"], linestyle="--")
+    axes.invert_yaxis()
+    axes.set_xlabel(x_label)
+    axes.grid(True, axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    _end(figure, axes, file)
+
+
 def _begin(title: str, y_label: str, note: str):
     # Not pyplot, which looks for a display.
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The programs of docs/collectives.md, and the memory that collectives take over many steps."""
+"""The programs of docs/collectives.md."""
 
 from __future__ import annotations
 
@@ -23,10 +23,3 @@ def test_the_programs_of_the_page(tmp_path):
         assert said in text
     assert "first 2" not in text and "last 0" not in text
     assert len(re.findall(r"loss \d\.\d+", text)) == 3
-
-
-def test_memory_does_not_grow():
-    lines = tfdist_run(ROOT / "benchmarks/collective_memory.py", "--steps", "1500")
-    growth = [float(g) for line in lines for g in re.findall(r"grew by (-?[\d.]+) MB", line)]
-    # Something kept per step would show: 1 KB of it is 1 MB.
-    assert len(growth) == 2 and max(growth) < 0.9, lines
