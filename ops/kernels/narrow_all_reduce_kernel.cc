@@ -21,7 +21,7 @@ using ::tensorflow::Tensor;
 constexpr size_t kWidenAtOnce = 64 * 1024;
 // Many values travel in parts, so that some are narrowed or widened while others are under way:
 // measured between 4 hosts with 1 Gbit/s links, see docs/compression.md.
-constexpr size_t kMostParts = 16;
+constexpr size_t kMostParts = 64;
 constexpr size_t kLeastPart = 512 * 1024;  // values
 
 // All-reduces floats as 16-bit ones, which lie in the outputs while they travel.
