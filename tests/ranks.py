@@ -48,6 +48,8 @@ __all__ = ["Outcome", "RankGroup", "on_ranks", "start_ranks"]
 PRELOAD = ("numpy", "pytest", "tensorflow", "keras", "rank_process")
 START_TIMEOUT = 180.0
 GRACE = 5.0
+# How many times as long as on the newest TensorFlow bodies may take.
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 
 
 def on_ranks(
@@ -89,7 +91,7 @@ def on_ranks(
             with start_ranks(
                 body, rank_count, kwargs=fixtures, tmp_path=tmp_path, env=env, roles=roles
             ) as ranks:
-                outcomes = ranks.join(timeout, grace=GRACE)
+                outcomes = ranks.join(PATIENCE * timeout, grace=GRACE)
             failures = [outcome for outcome in outcomes if not outcome.ok]
             if failures:
                 pytest.fail(describe_all(failures), pytrace=False)
@@ -109,7 +111,7 @@ def on_ranks(
         ids = [f"{size}-ranks" if size > 1 else "1-rank" for size in sizes]
         test = pytest.mark.parametrize("rank_count", sizes, ids=ids)(test)
         # The ranks' own deadline comes first, because it shows their stacks.
-        return pytest.mark.timeout(timeout + GRACE + START_TIMEOUT)(test)
+        return pytest.mark.timeout(PATIENCE * timeout + GRACE + START_TIMEOUT)(test)
 
     return decorate
 

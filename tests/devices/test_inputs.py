@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import keras
 import models
 import numpy as np
@@ -41,12 +43,17 @@ def _sentences(kind_of_batch):
     return data.ragged_batch(16)
 
 
-@pytest.mark.parametrize("kind_of_batch", ["padded", "ragged"])
+# Keras takes ragged tensors from 3.9 on.
+TAKES_RAGGED = "ragged" in inspect.signature(keras.Input).parameters
+
+
+@pytest.mark.parametrize("kind_of_batch", ["padded", "ragged"] if TAKES_RAGGED else ["padded"])
 def test_dimensions_that_change_from_batch_to_batch(strategy, kind_of_batch):
     """keras-team/keras#21069."""
 
     def build():
-        rows = keras.Input((None, 1), ragged=kind_of_batch == "ragged")
+        options = {"ragged": True} if kind_of_batch == "ragged" else {}
+        rows = keras.Input((None, 1), **options)
         means = keras.layers.Lambda(lambda rows: tf.reduce_mean(rows, axis=1))(rows)
         hidden = keras.layers.Dense(8, activation="tanh")(means)
         model = keras.Model(rows, keras.layers.Dense(2)(hidden))
@@ -198,8 +205,6 @@ def test_metrics_after_each_batch(strategy):
         return classifier(keras.optimizers.SGD(0.0), metrics=metrics)
 
     model = train_like_no_strategy(strategy, build, fit)
+    last = model.history.history["last"]  # before evaluate makes a history of its own
     evaluated = model.evaluate(models.dataset(rows, 64), verbose=0, return_dict=True)
-    assert (
-        difference([evaluated[name] for name in sorted(evaluated)], model.history.history["last"])
-        <= EXACT
-    )
+    assert difference([evaluated[name] for name in sorted(evaluated)], last) <= EXACT

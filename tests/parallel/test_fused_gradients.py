@@ -106,6 +106,11 @@ def test_a_bucket_waits_for_its_own_gradients_only(ctx):
         assert not before & set(reductions)
         backward = {op for op in before if "gradient" in op.name and "MatMul_1" in op.name}
         assert not _layers(backward) & {f"layer{i}" for i in later}
+    # Nor does a variable wait for other buckets than its own.
+    updates = [op for op in model.graph.get_operations() if op.type == "AssignSubVariableOp"]
+    awaited = [_all_before(update) & set(buckets) for update in updates]
+    assert len(updates) == len(model.trainable_variables)
+    assert all(len(own) == 1 for own in awaited) and set().union(*awaited) == set(buckets)
     return model.get_weights()
 
 

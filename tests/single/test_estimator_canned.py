@@ -96,10 +96,10 @@ def test_trains_evaluates_predicts_and_exports(name, tmp_path):
     options, label, key = CANNED[name]
     made = make(name, tmp_path / "model", **options)
     whole, losses = input_fn(label, batch=ROWS), Losses()
-    made.train(whole, hooks=[losses], steps=6)
+    made.train(whole, hooks=[losses], steps=40)
+    assert np.mean(losses.seen[-5:]) < losses.seen[0]  # dropout makes single ones differ
     evaluated = made.evaluate(whole, steps=1)
-    assert evaluated["global_step"] == 6
-    assert evaluated["loss"] < losses.seen[0]
+    assert evaluated["global_step"] == 40 and np.isfinite(evaluated["loss"])
     predicted = predictions(made, key)
     assert len(predicted) == ROWS and np.isfinite(predicted).all()
 

@@ -118,7 +118,11 @@ def _make_variables() -> None:
             "synchronization": tf.VariableSynchronization,
         }
         # What this release of Keras has of them.
-        options = {n: kind[getattr(self, n, "none").upper()] for n, kind in kinds.items()}
+        options = {
+            name: kind[getattr(self, name).upper()]
+            for name, kind in kinds.items()
+            if hasattr(self, name)
+        }
         if _call.is_local:
             _call.local[id(self)] = self
         *scopes, name = self.path.removeprefix(_call.around).split("/")
