@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import tensorflow as tf
@@ -41,4 +42,5 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_scalar(value: Any) -> bool:
-    return _is_tensor(value) and value.shape.rank == 0
+    # Python's numbers are what older releases of Keras reduce with run_eagerly=True.
+    return isinstance(value, numbers.Number) or (_is_tensor(value) and value.shape.rank == 0)

@@ -51,6 +51,8 @@ def apply_repairs() -> None:
         variables,
     )
 
+    if version == (3, 8):
+        training.take_datasets_from_functions()
     training.build_from_local_batch()
     training.warn_of_different_orders()
     training.log_metrics_of_all_replicas()

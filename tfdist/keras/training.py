@@ -8,6 +8,7 @@ import logging
 import tensorflow as tf
 from keras import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
@@ -17,6 +18,14 @@ from tensorflow.python.eager import context
 from tfdist.keras.workers import communicator_of, count_of, has_copies, replica_with_copies
 
 _log = logging.getLogger("tfdist")
+
+
+def take_datasets_from_functions() -> None:
+    """Keras 3.8 does not know what `distribute_datasets_from_function` returns as a dataset."""
+    original = data_adapters.is_tf_dataset
+    data_adapters.is_tf_dataset = lambda x: (
+        original(x) or isinstance(x, tf.distribute.DistributedDataset)
+    )
 
 
 def build_from_local_batch() -> None:
