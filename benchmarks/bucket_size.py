@@ -1,22 +1,28 @@
 """Which size of buckets trains fastest: `bytes_per_pack` of `tfdist.CommunicationOptions`.
 
-    python benchmarks/bucket_size.py [--rounds 7] [--steps 6] [--models dense,cnn] [--json FILE]
+    python benchmarks/bucket_size.py [--rounds 7] [--steps 6] [--models dense,cnn] [--gigabits 0]
+                                     [--json FILE]
 
 Two workers on this machine train a dense network of 13 M parameters in twelve layers, and a small
 convolutional one, with Keras 3 under `tfdist.MultiWorkerMirroredStrategy`, once for each size; the
 sizes take turns, round by round, in the same processes. A step's time is the median of a round and
 of the slower worker, the table shows medians over the rounds. Before anything is timed all workers
 must hold the same weights, bit for bit, whatever the size.
+
+With `--gigabits` each worker has a host of its own, a network namespace, and a link of that speed
+(contenders/namespaces.py); needs root and the commands ip and tc.
 """
 
 from __future__ import annotations
 
 import contextlib
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
+from contenders import namespaces
 from contenders.processes import Remote, call
 from contenders.training import MODELS, TITLES, WORKERS, TrainingRank, tf_configs
 from reporting import charts, results
@@ -24,11 +30,29 @@ from reporting import charts, results
 ROUNDS = flags.DEFINE_integer("rounds", 7, "counted rounds of each size", lower_bound=3)
 STEPS = flags.DEFINE_integer("steps", 6, "counted steps of a round", lower_bound=2)
 KINDS = flags.DEFINE_list("models", list(MODELS), "which models")
+GIGABITS = flags.DEFINE_float("gigabits", 0, "per second, of links; 0: none", lower_bound=0)
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = {"64 KB": 64 * KB, "1 MB": MB, "4 MB": 4 * MB, "16 MB": 16 * MB, "one bucket": 1 << 40}
 CHOSEN = flags.DEFINE_list("sizes", list(SIZES), f"which of: {', '.join(SIZES)}")
+
+
+@contextlib.contextmanager
+def started_ranks() -> Iterator[list[Remote]]:
+    """Workers, on this machine or each on a host of its own."""
+    with contextlib.ExitStack() as stack:
+        if GIGABITS.value:
+            network = stack.enter_context(namespaces.network(WORKERS, GIGABITS.value))
+            configs = tf_configs([f"{host}:{namespaces.PORT}" for host in network.addresses])
+            made = [(namespaces.inside, host, TrainingRank) for host in network.hosts]
+        else:
+            configs, made = tf_configs(), [(TrainingRank,)] * WORKERS
+        ranks = []
+        for make, config in zip(made, configs, strict=True):
+            ranks.append(Remote(*make, config))
+            stack.callback(ranks[-1].stop)
+        yield ranks
 
 
 def measure(ranks: list[Remote], kind: str) -> dict[str, float]:
@@ -49,7 +73,8 @@ def measure(ranks: list[Remote], kind: str) -> dict[str, float]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"\n{WORKERS} workers on one machine, milliseconds per step of fit (median)")
+    where = f"{GIGABITS.value:g} Gbit/s apart" if GIGABITS.value else "on one machine"
+    print(f"\n{WORKERS} workers {where}, milliseconds per step of fit (median)")
     print(f"{'':>16}" + "".join(f"{name:>12}" for name in CHOSEN.value))
     for row in rows:
         times = "".join(f"{row['seconds'][name] * 1e3:12.1f}" for name in CHOSEN.value)
@@ -66,14 +91,10 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for config in tf_configs():
-            ranks.append(Remote(TrainingRank, config))
-            stack.callback(ranks[-1].stop)
+    with started_ranks() as ranks:
         rows = [{"model": kind, "seconds": measure(ranks, kind)} for kind in KINDS.value]
     show(rows)
-    figures = {"workers": WORKERS, "rows": rows}
+    figures = {"workers": WORKERS, "gigabits": GIGABITS.value, "rows": rows}
     results.save(JSON.value, figures, lambda file: draw(file, rows))
 
 

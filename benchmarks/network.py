@@ -62,7 +62,6 @@ STEP_ROUNDS = flags.DEFINE_integer("step_rounds", 3, "counted training steps", l
 QUICK = flags.DEFINE_bool("quick", False, "8 MB, a tenth of the width, few rounds")
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; charts beside it")
 
-NOT_PERMITTED = 77  # an exit code that scripts/bench knows
 MB = 1 << 20
 STREAMED = 64 * MB
 IN_A_ROW = 64 * MB  # of tensors that each turn reduces at least, for ranks do not begin together
@@ -259,13 +258,8 @@ def main(argv: list[str]) -> None:
         flags.FLAGS.scale, flags.FLAGS.compute, flags.FLAGS.step_rounds = 0.1, [1], 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     began = time.perf_counter()
-    try:
-        with contextlib.closing(namespaces.Network(HOSTS.value, GIGABITS.value)) as network:
-            figures = measure(network)
-    except namespaces.NotPermitted as error:
-        print(f"network namespaces cannot be made here: {error}", file=sys.stderr)
-        print("run as root, with the package iproute2", file=sys.stderr)
-        sys.exit(NOT_PERMITTED)
+    with namespaces.network(HOSTS.value, GIGABITS.value) as network:
+        figures = measure(network)
     figures["took"] = time.perf_counter() - began
     network_report.show(figures)
     results.save(JSON.value, figures, lambda file: network_report.draw(file, figures))

@@ -21,9 +21,10 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ PORT = 7000  # and those that follow: nobody else is in these namespaces
 # TCP payload (with time stamps) and the frame around it, at 1500 bytes of IP.
 PAYLOAD, FRAME = 1448, 1514
 BLOCK = 1 << 20
+NOT_PERMITTED = 77  # the exit code
 
 
 class NotPermitted(Exception):
@@ -98,6 +100,19 @@ class Network:
         while self._made:
             with contextlib.suppress(NotPermitted):
                 _run("ip", "netns", "del", self._made.pop())
+
+
+@contextlib.contextmanager
+def network(hosts: int, gigabits: float) -> Iterator[Network]:
+    """A `Network`, removed in the end; ends the program where it cannot be made."""
+    try:
+        made = Network(hosts, gigabits)
+    except NotPermitted as error:
+        print(f"network namespaces cannot be made here: {error}", file=sys.stderr)
+        print("run as root, with the package iproute2", file=sys.stderr)
+        sys.exit(NOT_PERMITTED)
+    with contextlib.closing(made):
+        yield made
 
 
 def _run(*command: str) -> str:

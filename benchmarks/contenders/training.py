@@ -6,6 +6,7 @@ import hashlib
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ def _make_clock(library: Any) -> Any:
     return Clock()
 
 
-def tf_configs() -> list[str]:
-    """TF_CONFIG of each of the workers of a new job on this machine."""
-    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(WORKERS))
-    return [Cluster(workers=addresses, task_index=rank).tf_config() for rank in range(WORKERS)]
+def tf_configs(addresses: Sequence[str] = ()) -> list[str]:
+    """TF_CONFIG of each of the workers of a new job, on this machine unless addresses are given."""
+    workers = tuple(addresses or (f"127.0.0.1:{port}" for port in free_ports(WORKERS)))
+    return [Cluster(workers=workers, task_index=rank).tf_config() for rank in range(WORKERS)]
