@@ -15,7 +15,7 @@ from ranks import on_ranks
 import tfdist
 from tfdist import ops
 
-COUNT = 300
+COUNT = 2000
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
 ROWS = (0, 1, 2, 3, 5, 8, 13, 100)
 MOST_ROWS = 30_000
