@@ -32,6 +32,15 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
+def measure(folder: Path, program: str, *arguments: str) -> tuple[dict, str]:
+    """What a benchmark writes down and prints; its chart must be there too."""
+    file = folder / "figures" / "figures.json"
+    finished = run(f"benchmarks/{program}", *arguments, "--json", str(file))
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert file.with_suffix(".png").read_bytes().startswith(PNG)
+    return json.loads(file.read_text()), finished.stdout
+
+
 def need_namespaces(exit_code: int, stderr: str) -> None:
     if exit_code == NOT_PERMITTED:
         assert "network namespaces cannot be made here" in stderr
@@ -40,14 +49,10 @@ def need_namespaces(exit_code: int, stderr: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_all_reduce_compares_with_every_peer_there_is(tmp_path):
-    file = tmp_path / "figures" / "all_reduce.json"
-    finished = run(
-        *("benchmarks/all_reduce.py", "--rounds", "3", "--most", "0.1", "--json", str(file)),
-        *("--torch_python", str(tmp_path / "no_such_python")),
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    assert "PyTorch: not installed; scripts/bench does it" in finished.stdout
-    report = json.loads(file.read_text())
+    without = str(tmp_path / "no_such_python")
+    options = ("--rounds", "3", "--most", "0.1", "--torch_python", without)
+    report, printed = measure(tmp_path, "all_reduce.py", *options)
+    assert "PyTorch: not installed; scripts/bench does it" in printed
     assert report["machine"]["processors"] == os.cpu_count() and "--json" not in report["command"]
     cases = [(row["case"], row["bytes"]) for row in report["rows"]]
     assert cases == [
@@ -66,8 +71,7 @@ def test_all_reduce_compares_with_every_peer_there_is(tmp_path):
         assert ("TensorFlow" in row["missed"]) == (goal is not None and times < goal)
         shown = rf"{row['case']} +{seconds['tfdist'] * 1e3:.3f} \| +"
         shown += rf"{seconds['TensorFlow'] * 1e3:.3f} +{times:.1f}x " + rf"\[{goal}\]" * bool(goal)
-        assert re.search(shown, finished.stdout), finished.stdout
-    assert file.with_suffix(".png").read_bytes().startswith(PNG)
+        assert re.search(shown, printed), printed
 
 
 @pytest.mark.timeout(120)
@@ -127,13 +131,8 @@ def test_network_says_what_it_lacks(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_memory_and_descriptors_do_not_grow(tmp_path):
-    file = tmp_path / "memory.json"
-    finished = run(
-        *("benchmarks/memory.py", "--steps", "4000", "--communicators", "10"),
-        *("--json", str(file)),
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    report = json.loads(file.read_text())
+    options = ("--steps", "4000", "--communicators", "10")
+    report, printed = measure(tmp_path, "memory.py", *options)
     assert [sample["after"] for sample in report["steps"]] == list(range(0, 4001, 200))
     assert [sample["after"] for sample in report["communicators"]] == list(range(1, 11))
     for held in (held for sample in report["steps"] for held in sample["ranks"]):
@@ -142,21 +141,14 @@ def test_memory_and_descriptors_do_not_grow(tmp_path):
     assert grown["steps"]["descriptors"] == grown["communicators"]["descriptors"] == 0
     # Of both ranks in the second half of the steps: 1 KB kept of each would be 4,000.
     assert grown["steps"]["resident"] < 2000
-    assert (
-        f"growth, of all ranks: {grown['steps']['resident']} KB, 0 descriptors" in finished.stdout
-    )
-    assert file.with_suffix(".png").read_bytes().startswith(PNG)
+    assert f"growth, of all ranks: {grown['steps']['resident']} KB, 0 descriptors" in printed
 
 
 @pytest.mark.timeout(120)
 def test_training_step_compares_with_stock(tmp_path):
-    file = tmp_path / "training_step.json"
-    finished = run(
-        *("benchmarks/training_step.py", "--rounds", "1", "--steps", "4", "--scale", "0.1"),
-        *("--json", str(file)),
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    rows = json.loads(file.read_text())["rows"]
+    options = ("--rounds", "1", "--steps", "4", "--scale", "0.1")
+    report, printed = measure(tmp_path, "training_step.py", *options)
+    rows = report["rows"]
     assert [row["model"] for row in rows] == ["dense", "cnn"]
     # 1024 x 256 x 256 x 150 x 10, with biases.
     assert rows[0]["parameters"] == 1025 * 256 + 257 * 256 + 257 * 150 + 151 * 10
@@ -164,33 +156,22 @@ def test_training_step_compares_with_stock(tmp_path):
         ours, theirs = row["tfdist"], row["TensorFlow"]
         assert ours["one"] > 0 and theirs["two"] > 0
         assert row["of_stock"] == (ours["two"] - ours["one"]) / (theirs["two"] - theirs["one"])
-        assert re.search(rf"{row['model']} .* {1e3 * ours['two']:.2f} ", finished.stdout)
-    assert file.with_suffix(".png").read_bytes().startswith(PNG)
+        assert re.search(rf"{row['model']} .* {1e3 * ours['two']:.2f} ", printed)
 
 
 @pytest.mark.timeout(120)
 def test_sizes_of_buckets_are_compared(tmp_path):
-    file = tmp_path / "bucket_size.json"
-    finished = run(
-        *("benchmarks/bucket_size.py", "--rounds", "3", "--steps", "2", "--models", "cnn"),
-        *("--sizes", "64 KB,one bucket", "--json", str(file)),
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    (row,) = json.loads(file.read_text())["rows"]
+    options = ("--rounds", "3", "--steps", "2", "--models", "cnn", "--sizes", "64 KB,one bucket")
+    report, printed = measure(tmp_path, "bucket_size.py", *options)
+    (row,) = report["rows"]
     small, one = (row["seconds"][size] * 1e3 for size in ("64 KB", "one bucket"))
-    assert re.search(rf"small CNN +{small:.1f} +{one:.1f}\n", finished.stdout), finished.stdout
-    assert file.with_suffix(".png").read_bytes().startswith(PNG)
+    assert re.search(rf"small CNN +{small:.1f} +{one:.1f}\n", printed), printed
 
 
 @pytest.mark.timeout(120)
 def test_overlap_shows_when_buckets_travelled(tmp_path):
-    file = tmp_path / "overlap.json"
-    finished = run(
-        *("benchmarks/overlap.py", "--model", "cnn", "--steps", "3"),
-        *("--bytes_per_pack", "65536", "--json", str(file)),
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    report = json.loads(file.read_text())
+    options = ("--model", "cnn", "--steps", "3", "--bytes_per_pack", "65536")
+    report, printed = measure(tmp_path, "overlap.py", *options)
     buckets = report["buckets"]
     # Convolutions of 3 x 3 x 32 and 3 x 3 x 32 x 64 weights, layers of 1600 x 128 and 128 x 10.
     assert sum(b["bytes"] for b in buckets) == 4 * (10 * 32 + 289 * 64 + 1601 * 128 + 129 * 10)
@@ -198,5 +179,4 @@ def test_overlap_shows_when_buckets_travelled(tmp_path):
     assert report["backward"] == buckets[-1]["ready"]
     assert report["end"] == max(b["reduced"] for b in buckets)
     assert 0 < report["hidden"] <= report["backward"]
-    assert f"{report['hidden'] * 1e3:.1f} ms beside back-propagation" in finished.stdout
-    assert file.with_suffix(".png").read_bytes().startswith(PNG)
+    assert f"{report['hidden'] * 1e3:.1f} ms beside back-propagation" in printed
