@@ -57,13 +57,13 @@ def started_ranks() -> Iterator[list[Remote]]:
 
 def measure(ranks: list[Remote], kind: str) -> dict[str, float]:
     """Median seconds of a step with each size, taking turns."""
-    states = set()
+    digests = set()
     sizes = {name: SIZES[name] for name in CHOSEN.value}
     for size in sizes.values():
         call(ranks, "add", kind, size)
         call(ranks, "train", kind, size, 3)
-        states.update(digest for _, digest in call(ranks, "state", kind, size))
-    if len(states) > 1:
+        digests.update(call(ranks, "digest", kind, size))
+    if len(digests) > 1:
         raise AssertionError(f"{kind}: the weights depend on the worker or the size of buckets")
     seconds: dict[str, list[float]] = {name: [] for name in sizes}
     for _ in range(ROUNDS.value + 1):

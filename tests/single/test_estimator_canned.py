@@ -99,7 +99,9 @@ def test_trains_evaluates_predicts_and_exports(name, tmp_path):
     made.train(whole, hooks=[losses], steps=40)
     assert np.mean(losses.seen[-5:]) < losses.seen[0]  # dropout makes single ones differ
     evaluated = made.evaluate(whole, steps=1)
-    assert evaluated["global_step"] == 40 and np.isfinite(evaluated["loss"])
+    assert evaluated["global_step"] == 40
+    # After 40 steps the moving statistics of a batch normalization have hardly moved.
+    assert evaluated["loss"] < losses.seen[0] or "batch_norm" in options
     predicted = predictions(made, key)
     assert len(predicted) == ROWS and np.isfinite(predicted).all()
 
