@@ -37,6 +37,13 @@ class Sharer {
     connecting.join();
   }
 
+  // Returns when rank 0 has opened the collective: only then does a peer send more than little.
+  Ending StartAllReduce(std::vector<float>& values) {
+    Ending ending = AllReduce(*comm, values);
+    EXPECT(Eventually([&] { return channel->HasBytes(); }));
+    return ending;
+  }
+
   void Send(const std::string& bytes) {
     std::string copy = bytes;
     EXPECT(channel->Write({{copy.data(), copy.size()}}) == copy.size());
@@ -76,7 +83,7 @@ std::string LendFrame(uint16_t step, const std::vector<iovec>& pieces) {
 void TestLending() {
   Sharer sharer;
   std::vector<float> ours(kCount, 1), theirs(kCount, 2);
-  Ending ending = AllReduce(*sharer.comm, ours);
+  Ending ending = sharer.StartAllReduce(ours);
   char* const bytes = reinterpret_cast<char*>(theirs.data());
   // In two pieces, the step after it in one.
   sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, 4}, {bytes + kHalf + 4, kHalf - 4}}) +
@@ -94,7 +101,7 @@ void TestWithdrawn() {
     Sharer sharer;
     std::vector<float> ours(kCount, 1), theirs(kCount, 2);
     char* const bytes = reinterpret_cast<char*>(theirs.data());
-    Ending ending = AllReduce(*sharer.comm, ours);
+    Ending ending = sharer.StartAllReduce(ours);
     sharer.lender.reset();
     sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, kHalf}}));
     if (says_why) {
@@ -129,7 +136,7 @@ void TestBrokenRules() {
   for (const auto& [sent, message] : cases) {
     Sharer sharer;
     std::vector<float> ours(kCount, 1);
-    Ending ending = AllReduce(*sharer.comm, ours);
+    Ending ending = sharer.StartAllReduce(ours);
     sharer.Send(sent);
     const Status status = Wait(ending);
     EXPECT_STATUS(status, StatusCode::kUnavailable);
