@@ -9,8 +9,8 @@ Every host is a namespace of its own, its link limited in both directions
 (contenders/namespaces.py). First bare sockets say what a link carries: from one host to
 another, and from every host to the next at the same time.
 
-Then all ranks reduce float32 tensors, verified first, in turns, at least 64 MB in each, medians
-over the rounds:
+Then all ranks reduce float32 tensors, verified first, in turns, medians over the rounds. Small
+ones several times in a row in one `tf.function`, to 64 MB in all, as a step reduces its buckets:
 
     tfdist       `tfdist.ops.all_reduce`
     tfdist fp16  the same, travelling as float16
@@ -64,7 +64,7 @@ JSON = flags.DEFINE_string("json", None, "file to write the figures to; charts b
 
 MB = 1 << 20
 STREAMED = 64 * MB
-IN_A_ROW = 64 * MB  # of tensors that each turn reduces at least, for ranks do not begin together
+IN_A_ROW = 64 * MB
 PORT, STOCK_PORT = 7100, 7200  # nobody else is in the namespaces
 
 # A contender: its ranks, and which of their reductions or steps.
@@ -159,15 +159,16 @@ def measure_size(
     busy: dict[str, list[float]] = {name: [] for name in contenders}
     for ranks, how in contenders.values():
         call(ranks, "verify", 1, size, how)
-    calls = max(1, IN_A_ROW // size)
+    in_a_row = max(1, IN_A_ROW // size)
     for _ in range(ROUNDS.value):
         for name, (ranks, how) in contenders.items():
             before, clock = network.sent(0), Processors()
-            times = call(ranks, "run", 1, size, calls, how)
+            # Before what is timed comes a call that waits for the others: of a function, of a ring.
+            turn, warm = ((1, how, in_a_row), in_a_row) if how else ((in_a_row,), 1)
+            times = call(ranks, "run", 1, size, *turn)
             seconds[name].append(max(map(float, times)))
             busy[name].append(clock.busy())
-            # One more, before what is timed, waits for the others.
-            sent[name].append((network.sent(0) - before) / (1 + calls) / size)
+            sent[name].append((network.sent(0) - before) / (warm + in_a_row) / size)
     line = seconds_of_bound(size, network.bytes_per_second)
     payload = namespaces.PAYLOAD / namespaces.FRAME
     return [

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 # Sums of a few hundred are rounded to 11 bits in each of the ring's steps.
 FP16_TOLERANCE = 2e-3
 
+# Of all values: sums of sums of float16 stay finite, eight in a row with four ranks.
+UNIT = 2.0**-12
+
 # From tensors to their sums.
 Reduction = Callable[[tuple], Sequence]
 
@@ -48,6 +51,12 @@ def all_reduce_as_fp16(tensors: Sequence, communicator) -> list:
     return ops.fused_all_reduce(list(tensors), communicator, compressor=compressor)
 
 
+def _pattern(size: int):
+    import numpy as np
+
+    return np.arange(size // 4, dtype=np.float32) % 1000
+
+
 class Rank:
     """Verifies and times reductions, each inside a `tf.function`.
 
@@ -74,10 +83,9 @@ class Rank:
         """Raises unless `count` tensors of `size` bytes are reduced to what they should be."""
         import numpy as np
 
-        pattern = np.arange(size // 4, dtype=np.float32) % 1000
         tolerance = FP16_TOLERANCE if how == "fp16" else 0
         for i, result in enumerate(self._function(count, size, how, in_a_row)()):
-            expected = self._expected(pattern + i, in_a_row)
+            expected = self._expected(_pattern(size) + i, in_a_row) * UNIT
             message = f"{type(self).__name__}: sum {i} of {count} x {size} bytes"
             np.testing.assert_allclose(result, expected, rtol=tolerance, err_msg=message)
 
@@ -118,13 +126,12 @@ class Rank:
         return self._functions.setdefault((how, in_a_row), tf.function(reduce))
 
     def _tensors_of(self, count: int, size: int) -> tuple:
-        import numpy as np
         import tensorflow as tf
 
         if self._case != (count, size):
             self._tensors, self._functions = (), {}  # their memory goes first
-            pattern = np.arange(size // 4, dtype=np.float32) % 1000
-            self._tensors = tuple(tf.constant(pattern + i + 10 * self._rank) for i in range(count))
+            mine = _pattern(size) + 10 * self._rank
+            self._tensors = tuple(tf.constant((mine + i) * UNIT) for i in range(count))
             self._case = (count, size)
         return self._tensors
 

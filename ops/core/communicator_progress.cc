@@ -12,10 +12,10 @@ namespace {
 
 // How long a thread looks for what comes next before it leaves that to the communicator's own
 // thread: as long as nothing comes, in all, and while another thread has the engine, which may need
-// this processor to go on. Ranks that do the same work come to a collective within a fraction of a
-// millisecond of each other, and to sleep through that would cost as much again. It does not yield
-// the processor between two looks: where others compute, it would get it back after milliseconds,
-// later than a thread that sleeps.
+// this processor to go on. Ranks that do the same work come to a collective within a millisecond of
+// each other, and to sleep through that would cost as much again. It does not yield the processor
+// between two looks: where others compute, it would get it back after milliseconds, later than a
+// thread that sleeps.
 constexpr auto kMostPolling = std::chrono::milliseconds(5);
 constexpr auto kEnginePatience = std::chrono::microseconds(20);
 // Where nothing came in time a peer computes for longer, or has no processor, and looking takes one
@@ -26,7 +26,7 @@ struct Polling {
   std::chrono::microseconds patience;
   int most_skipped;
 };
-constexpr Polling kPolling = {std::chrono::microseconds(500), 1};
+constexpr Polling kPolling = {std::chrono::microseconds(1000), 1};
 constexpr Polling kCrowdedPolling = {std::chrono::microseconds(100), 63};
 // A `done` may start a collective whose `done` starts the next one, and so on.
 constexpr int kMostNested = 4;
@@ -107,7 +107,10 @@ bool Communicator::Release(EngineLock engine) {
 
 // Whether this side is told of what comes, or somebody looks.
 bool Communicator::Rests(int peer) {
-  return links_[peer] == nullptr || polled_[peer] > 0 || links_[peer]->Rest();
+  if (links_[peer] == nullptr || polled_[peer] > 0) return true;
+  // To wake a thread for what a peer begins early takes time from whoever computes here, and for
+  // nothing: the thread that begins it here will look.
+  return links_[peer]->Rest(pending_.empty() && !failed_ && !stop_);
 }
 
 // Looks at the links of `peers` itself, until `over` or for as long as it pays. After BeginPolling.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace tfdist {
@@ -16,8 +17,8 @@ constexpr size_t kReceiveBudget = 4 * kChunkBytes;
 constexpr size_t kMaxPieces = 128;  // per system call
 static_assert(kBufferBytes >= kHeaderBytes + kMaxControlBytes);
 
-// Below this many bytes a chunk is copied twice, through shared memory, because it then needs no
-// RETURN.
+// Below this many bytes a chunk is copied twice, through shared memory, even if it has to wait for
+// room there: it then needs no RETURN.
 constexpr size_t kLendBytes = 48 * 1024;
 
 // Appends bytes [skip, ...) of `pieces` to `out` while it has room.
@@ -31,6 +32,11 @@ void AppendFrom(const std::vector<iovec>& pieces, size_t skip, std::vector<iovec
     out->push_back({static_cast<char*>(piece.iov_base) + skip, piece.iov_len - skip});
     skip = 0;
   }
+}
+
+size_t BytesOf(const std::vector<iovec>& pieces) {
+  const auto add = [](size_t sum, const iovec& piece) { return sum + piece.iov_len; };
+  return std::accumulate(pieces.begin(), pieces.end(), size_t{0}, add);
 }
 
 void Append(char* data, size_t bytes, size_t* skip, std::vector<iovec>* out) {
@@ -57,6 +63,7 @@ void Link::QueueControl(FrameType type, const CollectiveId& id, const std::strin
   frame.header = EncodeHeader(header);
   frame.payload = payload;
   frame.bytes = kHeaderBytes + payload.size();
+  frame.urgent = type != FrameType::kOpen;
   outgoing_.push_back(std::move(frame));
 }
 
@@ -64,7 +71,9 @@ void Link::QueueChunk(Collective* collective, const FrameHeader& header,
                       std::vector<iovec> pieces) {
   Outgoing frame;
   frame.collective = collective;
-  if (peer_reads_ && header.length >= kLendBytes && pieces.size() <= kMaxLentPieces) {
+  frame.urgent = false;
+  if (peer_reads_ && header.length >= kLendBytes && pieces.size() <= kMaxLentPieces &&
+      !HasRoom(kHeaderBytes + header.length)) {
     frame.lent_bytes = header.length;
     frame.payload = Encode(Lent{std::move(pieces)});
     FrameHeader lend = header;
@@ -78,6 +87,14 @@ void Link::QueueChunk(Collective* collective, const FrameHeader& header,
     frame.bytes = kHeaderBytes + header.length;
   }
   outgoing_.push_back(std::move(frame));
+}
+
+// In the shared memory, behind what is to go there first. To copy twice takes less than to look up
+// every page of another process, as long as nobody waits.
+bool Link::HasRoom(size_t bytes) const {
+  const size_t most = channel_->Room() + front_sent_;
+  for (size_t i = 0; i < outgoing_.size() && bytes <= most; ++i) bytes += outgoing_[i].bytes;
+  return bytes <= most;
 }
 
 bool Link::has_chunks() const {
@@ -101,8 +118,10 @@ void Link::Flush(FrameHandler& handler) {
 size_t Link::Write() {
   batch_.clear();
   size_t skip = front_sent_;
+  bool urgent = false;
   for (Outgoing& frame : outgoing_) {
     if (batch_.size() + 2 > kMaxPieces) break;
+    urgent |= frame.urgent;
     Append(frame.header.data(), kHeaderBytes, &skip, &batch_);
     Append(frame.payload.data(), frame.payload.size(), &skip, &batch_);
     AppendFrom(frame.pieces, skip, &batch_);
@@ -111,7 +130,7 @@ size_t Link::Write() {
   }
   if (out_shared_) {
     const size_t written = channel_->Write(batch_);
-    if (written > 0 && channel_->ReaderSleeps()) Knock();
+    if (channel_->ReaderSleeps(urgent || written < BytesOf(batch_))) Knock();
     return written;
   }
   msghdr message{};
@@ -145,7 +164,7 @@ Status Link::Receive(FrameHandler& handler, bool* any) {
     channel_->StayAwake();
     rests_ = false;
   }
-  if (blocked_ && out_shared_ && channel_->HasRoom()) blocked_ = false;
+  if (blocked_ && out_shared_ && channel_->Room() > 0) blocked_ = false;
   for (size_t budget = kReceiveBudget; budget > 0;) {
     if (begin_ > 0) {
       std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);

@@ -83,8 +83,9 @@ class Link {
   // What the socket has to say, once no frames come on it: knocks, or the end.
   void ReadKnocks();
   // Before nobody looks at the link any more: true if whatever comes from now on makes the socket
-  // readable, false if something is there to be received.
-  bool Rest();
+  // readable, false if something is there to be received. `idle`: OPEN frames and chunks may wait
+  // in the shared memory until somebody looks again.
+  bool Rest(bool idle);
 
   // Forgets all borrowed memory: drops unsent chunks, keeps the rest of a half-sent one as a copy
   // so that a following frame is still understood, and from now on throws away what arrives.
@@ -99,12 +100,14 @@ class Link {
     Collective* collective = nullptr;
     size_t lent_bytes = 0;        // of a chunk of which only the addresses travel
     bool last_on_socket = false;  // SHARED
+    bool urgent = true;           // an idle peer must look at it
   };
   struct LentChunk {
     Collective* collective;
     size_t bytes;
   };
 
+  bool HasRoom(size_t bytes) const;
   size_t Write();
   void Written(size_t bytes, FrameHandler& handler);
 
@@ -140,7 +143,8 @@ class Link {
   bool settling_ = false;  // the peer's SHARED is still to come
   std::unique_ptr<SharedChannel> channel_;
   bool out_shared_ = false, in_shared_ = false;  // which directions have left the socket
-  bool rests_ = false;                           // the peer has been told to knock
+  bool rests_ = false;                           // the peer has been told to knock,
+  bool idle_ = false;                            // but not for everything
   bool hung_up_ = false;                         // the socket has ended
   std::unique_ptr<Lender> lender_;
   bool peer_reads_ = false;  // what we lend

@@ -89,9 +89,10 @@ void Link::ReadKnocks() {
   }
 }
 
-bool Link::Rest() {
-  if (!in_shared_ || rests_) return true;
-  rests_ = channel_->Sleep();
+bool Link::Rest(bool idle) {
+  if (!in_shared_ || (rests_ && idle_ == idle)) return true;
+  idle_ = idle;
+  rests_ = channel_->Sleep(!idle);
   if (!rests_) channel_->StayAwake();
   return rests_;
 }

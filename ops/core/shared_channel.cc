@@ -17,6 +17,9 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+// How a reader sleeps.
+constexpr uint32_t kAwake = 0, kLightly = 1, kSoundly = 2;
+
 // Calls copy(place in the ring, piece, bytes) for each run of up to `most` bytes of `pieces` that
 // lies in one piece in the ring as well, from byte number `at` on. Returns how many bytes it were.
 template <typename Copy>
@@ -119,14 +122,17 @@ ssize_t SharedChannel::Read(const std::vector<iovec>& pieces) {
 
 bool SharedChannel::HasBytes() const { return in_->tail.load() != head_; }
 
-bool SharedChannel::HasRoom() const { return Room() > 0; }
-
-bool SharedChannel::Sleep() {
-  in_->reader_sleeps.store(1);
+bool SharedChannel::Sleep(bool lightly) {
+  in_->reader_sleeps.store(lightly ? kLightly : kSoundly);
   return !HasBytes();
 }
 
-void SharedChannel::StayAwake() { in_->reader_sleeps.store(0, std::memory_order_relaxed); }
+void SharedChannel::StayAwake() { in_->reader_sleeps.store(kAwake, std::memory_order_relaxed); }
+
+bool SharedChannel::ReaderSleeps(bool urgent) {
+  if (!urgent && out_->reader_sleeps.load() == kSoundly) return false;
+  return Take(&out_->reader_sleeps);
+}
 
 bool SharedChannel::Take(std::atomic<uint32_t>* flag) {
   return flag->load() != 0 && flag->exchange(0) != 0;

@@ -51,21 +51,22 @@ class SharedChannel {
   ssize_t Read(const std::vector<iovec>& pieces);
 
   bool HasBytes() const;
-  bool HasRoom() const;
+  size_t Room() const;  // bytes that Write would take
 
   // Announces that this side goes to sleep; true if there is nothing to read, so that it may.
-  bool Sleep();
+  // `lightly` false: only what is urgent is to wake it.
+  bool Sleep(bool lightly = true);
   void StayAwake();
 
   // Whether to knock after a Write or a Read. Each asks once.
-  bool ReaderSleeps() { return Take(&out_->reader_sleeps); }
+  bool ReaderSleeps(bool urgent = true);
   bool WriterWaits() { return Take(&in_->writer_waits); }
 
  private:
   struct Ring {
     alignas(64) std::atomic<uint64_t> tail;
     alignas(64) std::atomic<uint64_t> head;
-    alignas(64) std::atomic<uint32_t> reader_sleeps;
+    alignas(64) std::atomic<uint32_t> reader_sleeps;  // kAwake, kLightly or kSoundly
     std::atomic<uint32_t> writer_waits;
     alignas(64) char bytes[kCapacity];
   };
@@ -77,7 +78,6 @@ class SharedChannel {
   SharedChannel(Fd fd, Memory* memory, bool creator);
   static std::unique_ptr<SharedChannel> Map(Fd fd, bool creator);
   static bool Take(std::atomic<uint32_t>* flag);
-  size_t Room() const;
 
   Fd fd_;
   Memory* const memory_;

@@ -69,13 +69,13 @@ void TestFull() {
   Pair pair;
   std::vector<char> bytes(kCapacity + 1, 'x');
   EXPECT(pair.creator->Write({{bytes.data(), bytes.size()}}) == kCapacity);
-  EXPECT(!pair.creator->HasRoom());
+  EXPECT(pair.creator->Room() == 0);
   EXPECT(!pair.opener->WriterWaits());
   EXPECT(pair.creator->Write({{bytes.data(), 1}}) == 0);
   EXPECT(pair.opener->Read({{bytes.data(), 1}}) == 1);
   EXPECT(pair.opener->WriterWaits());
   EXPECT(!pair.opener->WriterWaits());
-  EXPECT(pair.creator->HasRoom());
+  EXPECT(pair.creator->Room() == 1);
   EXPECT(pair.creator->Write({{bytes.data(), 2}}) == 1);
 }
 
@@ -90,6 +90,21 @@ void TestSleep() {
   EXPECT(!pair.opener->Sleep());
   pair.opener->StayAwake();
   EXPECT(!pair.creator->ReaderSleeps());
+}
+
+// Whoever sleeps soundly is woken for what is urgent, and sleeps lightly when it says so.
+void TestSleepSoundly() {
+  Pair pair;
+  char byte = 'x';
+  EXPECT(pair.opener->Sleep(false));
+  EXPECT(pair.creator->Write({{&byte, 1}}) == 1);
+  EXPECT(!pair.creator->ReaderSleeps(false));
+  EXPECT(pair.creator->ReaderSleeps(true));
+  EXPECT(!pair.creator->ReaderSleeps(true));
+  EXPECT(pair.opener->Read({{&byte, 1}}) == 1);
+  EXPECT(pair.opener->Sleep(false));
+  EXPECT(pair.opener->Sleep(true));
+  EXPECT(pair.creator->ReaderSleeps(false));
 }
 
 // The other process may write anything anywhere.
@@ -153,6 +168,7 @@ void Main() {
   TestStream();
   TestFull();
   TestSleep();
+  TestSleepSoundly();
   TestOverwritten();
   TestOpenRefuses();
   TestDescriptors();

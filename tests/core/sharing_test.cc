@@ -56,8 +56,9 @@ class Sharer {
   std::unique_ptr<SharedChannel> channel;
 };
 
-constexpr size_t kCount = 60000;
-constexpr uint64_t kHalf = kCount / 2 * sizeof(float);
+// Chunks with no room in the shared memory, which are lent.
+constexpr uint64_t kHalf = kChunkBytes;
+constexpr size_t kCount = 2 * kHalf / sizeof(float);
 
 std::string Open(uint64_t key) {
   Signature signature;
@@ -93,6 +94,23 @@ void TestLending() {
   sharer.Send(Frame(FrameType::kReturn, "") + Frame(FrameType::kReturn, ""));
   EXPECT_OK(Wait(ending));
   EXPECT(ours[0] == 2 && ours[kCount - 1] == 3);
+}
+
+// What a peer begins wakes nobody who is idle; a question does.
+void TestIdle() {
+  Sharer sharer;
+  constexpr size_t kCapacity = SharedChannel::kCapacity;
+  uint64_t key = 1;
+  const bool waits = Eventually([&] {  // once the other side has come to rest
+    std::string open = Open(key++);
+    EXPECT(sharer.channel->Write({{open.data(), open.size()}}) == open.size());
+    EXPECT(!sharer.channel->ReaderSleeps(false));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return sharer.channel->Room() < kCapacity;
+  });
+  EXPECT(waits);
+  sharer.Send(Frame(FrameType::kQuery, "", 1));
+  EXPECT(Eventually([&] { return sharer.channel->Room() == kCapacity; }));
 }
 
 // The reason of whoever withdraws what it has lent is heard, not the broken loan.
@@ -252,6 +270,7 @@ void TestKilled() {
 void Main() {
   TestKilled();  // first, as it forks
   TestLending();
+  TestIdle();
   TestWithdrawn();
   TestBrokenRules();
   TestFalseOffers();
