@@ -65,13 +65,13 @@ class Case:
 
 
 CASES = [
-    Case("4 KB", 1, 4 * KB, 50),
-    Case("10 x 4 KB, in a row", 1, 4 * KB, 10, in_a_row=10),
-    Case("64 KB", 1, 64 * KB, 50),
+    Case("4 KB", 1, 4 * KB, 200),
+    Case("10 x 4 KB, in a row", 1, 4 * KB, 20, in_a_row=10),
+    Case("64 KB", 1, 64 * KB, 200),
     Case("1 MB", 1, MB, 20),
     Case("16 MB", 1, 16 * MB, 4),
     Case("64 MB", 1, 64 * MB, 2),
-    Case("100 x 4 KB", 100, 4 * KB, 20),
+    Case("100 x 4 KB", 100, 4 * KB, 100),
 ]
 OURS, STOCK, GLOO, BARE, NO_OP = "tfdist", "TensorFlow", "Gloo", "bare ring", "no-op"
 # How many times faster than its peers tfdist is to be, between two workers of a machine.
