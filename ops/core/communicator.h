@@ -240,6 +240,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   TimePoint sleeps_until_ = TimePoint::max();  // and when it will look at deadlines
 
   uint64_t begun_ = 0;              // collectives, also as a stand-in
+  uint64_t looked_ = 0;             // of them, when somebody last looked at all links
   Collective* join_ = nullptr;      // the pending one
   CollectiveId join_named_;         // as its caller knows it
   std::atomic<uint32_t> joins_{0};  // that have ended

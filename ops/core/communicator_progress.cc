@@ -84,6 +84,7 @@ bool Communicator::Release(EngineLock engine) {
   CheckGone();
   FlushLinks();
   lost_.clear();
+  looked_ = begun_;
   bool rests = true;
   for (int peer = 0; peer < size_; ++peer) rests &= Rests(peer);
   if (std::exchange(own_turn_, false)) {
@@ -109,8 +110,9 @@ bool Communicator::Release(EngineLock engine) {
 bool Communicator::Rests(int peer) {
   if (links_[peer] == nullptr || polled_[peer] > 0) return true;
   // To wake a thread for what a peer begins early takes time from whoever computes here, and for
-  // nothing: the thread that begins it here will look.
-  return links_[peer]->Rest(pending_.empty() && !failed_ && !stop_);
+  // nothing: the thread that begins it here will look, and so does one that begins another.
+  const bool idle = pending_.empty() && looked_ == begun_ && !failed_ && !stop_;
+  return links_[peer]->Rest(idle);
 }
 
 // Looks at the links of `peers` itself, until `over` or for as long as it pays. After BeginPolling.

@@ -17,7 +17,8 @@ namespace {
 // How long a communicator that ends keeps trying to deliver its last words.
 constexpr auto kFarewellTime = std::chrono::seconds(2);
 // How long it sleeps where nothing is due: less than most collectives have until somebody must ask
-// after them, because who starts one that is due earlier has to wake it.
+// after them, because who starts one that is due earlier has to wake it. It then also sees what an
+// idle rank was not woken for.
 constexpr auto kMostSleep = std::chrono::milliseconds(5000);
 constexpr auto kMostSleepFailed = std::chrono::milliseconds(100);
 

@@ -74,6 +74,7 @@ void Link::QueueChunk(Collective* collective, const FrameHeader& header,
   frame.urgent = false;
   if (peer_reads_ && header.length >= kLendBytes && pieces.size() <= kMaxLentPieces &&
       !HasRoom(kHeaderBytes + header.length)) {
+    frame.urgent = true;  // the sender waits for its return, even by an idle peer
     frame.lent_bytes = header.length;
     frame.payload = Encode(Lent{std::move(pieces)});
     FrameHeader lend = header;
@@ -130,6 +131,7 @@ size_t Link::Write() {
   }
   if (out_shared_) {
     const size_t written = channel_->Write(batch_);
+    // An idle peer must make room, too.
     if (channel_->ReaderSleeps(urgent || written < BytesOf(batch_))) Knock();
     return written;
   }

@@ -2,8 +2,8 @@
 // in. Non-blocking.
 //
 // Between ranks of one machine the frames go through memory that both share (shared_channel.h), and
-// large chunks stay where they are until the peer has copied them (peer_memory.h). The side that
-// was dialled offers it; what happens on the socket:
+// large chunks for which there is no room stay where they are until the peer has copied them
+// (peer_memory.h). The side that was dialled offers it; what happens on the socket:
 //
 //     dialled side                                     dialling side
 //     WELCOME (descriptor, its seal)  ->               reads the seal in that process, opens the
@@ -83,8 +83,8 @@ class Link {
   // What the socket has to say, once no frames come on it: knocks, or the end.
   void ReadKnocks();
   // Before nobody looks at the link any more: true if whatever comes from now on makes the socket
-  // readable, false if something is there to be received. `idle`: OPEN frames and chunks may wait
-  // in the shared memory until somebody looks again.
+  // readable, false if something is there to be received. `idle`: OPEN frames and chunks wait until
+  // somebody looks again, while there is room for them.
   bool Rest(bool idle);
 
   // Forgets all borrowed memory: drops unsent chunks, keeps the rest of a half-sent one as a copy

@@ -130,8 +130,11 @@ bool SharedChannel::Sleep(bool lightly) {
 void SharedChannel::StayAwake() { in_->reader_sleeps.store(kAwake, std::memory_order_relaxed); }
 
 bool SharedChannel::ReaderSleeps(bool urgent) {
-  if (!urgent && out_->reader_sleeps.load() == kSoundly) return false;
-  return Take(&out_->reader_sleeps);
+  uint32_t how = out_->reader_sleeps.load();
+  while (how != kAwake && (urgent || how != kSoundly)) {
+    if (out_->reader_sleeps.compare_exchange_weak(how, kAwake)) return true;
+  }
+  return false;
 }
 
 bool SharedChannel::Take(std::atomic<uint32_t>* flag) {

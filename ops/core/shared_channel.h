@@ -6,7 +6,8 @@
 //
 // The writer copies bytes in and moves `tail`, the reader copies them out and moves `head`. Nobody
 // waits here: who finds a ring empty (or full) says so in it before it goes to sleep, and the other
-// side then knocks, which is a byte on the connection beside the rings.
+// side then knocks, which is a byte on the connection beside the rings; at a reader that sleeps
+// soundly only for what is urgent.
 //
 // The memory has no name, so that nothing is left of it when its processes are gone. What the other
 // process writes into it is believed no more than what comes out of a socket: each side keeps its
@@ -54,11 +55,12 @@ class SharedChannel {
   size_t Room() const;  // bytes that Write would take
 
   // Announces that this side goes to sleep; true if there is nothing to read, so that it may.
-  // `lightly` false: only what is urgent is to wake it.
+  // Not `lightly`: only what is urgent is to wake it.
   bool Sleep(bool lightly = true);
   void StayAwake();
 
-  // Whether to knock after a Write or a Read. Each asks once.
+  // Whether to knock after a Write, of something `urgent` or not, or a Read. After true they are
+  // false until the other side says so again.
   bool ReaderSleeps(bool urgent = true);
   bool WriterWaits() { return Take(&in_->writer_waits); }
 

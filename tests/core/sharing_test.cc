@@ -113,6 +113,27 @@ void TestIdle() {
   EXPECT(Eventually([&] { return sharer.channel->Room() == kCapacity; }));
 }
 
+// Who runs ahead of an idle peer is not held up when the shared memory is full of what it sent,
+// whether the next chunk waits there (40 KB) or would be lent (64 KB).
+void TestRunsAhead() {
+  for (const size_t count : {10000, 16384}) {
+    Ranks comms = Connected(2);
+    std::vector<float> values(count, 1);
+    const TimePoint start = Clock::now();
+    for (uint64_t key = 1; key <= 20; ++key) {
+      Ending ending = Broadcast(*comms[0], values, 0, {key});
+      EXPECT_OK(Wait(ending));
+    }
+    EXPECT(SecondsSince(start) < 3);
+    for (uint64_t key = 1; key <= 20; ++key) {
+      std::vector<float> received(count);
+      Ending ending = Broadcast(*comms[1], received, 0, {key});
+      EXPECT_OK(Wait(ending));
+      EXPECT(received == values);
+    }
+  }
+}
+
 // The reason of whoever withdraws what it has lent is heard, not the broken loan.
 void TestWithdrawn() {
   for (const bool says_why : {true, false}) {
@@ -271,6 +292,7 @@ void Main() {
   TestKilled();  // first, as it forks
   TestLending();
   TestIdle();
+  TestRunsAhead();
   TestWithdrawn();
   TestBrokenRules();
   TestFalseOffers();
