@@ -71,10 +71,8 @@ void Link::QueueChunk(Collective* collective, const FrameHeader& header,
                       std::vector<iovec> pieces) {
   Outgoing frame;
   frame.collective = collective;
-  frame.urgent = false;
   if (peer_reads_ && header.length >= kLendBytes && pieces.size() <= kMaxLentPieces &&
       !HasRoom(kHeaderBytes + header.length)) {
-    frame.urgent = true;  // the sender waits for its return, even by an idle peer
     frame.lent_bytes = header.length;
     frame.payload = Encode(Lent{std::move(pieces)});
     FrameHeader lend = header;
@@ -83,6 +81,7 @@ void Link::QueueChunk(Collective* collective, const FrameHeader& header,
     frame.header = EncodeHeader(lend);
     frame.bytes = kHeaderBytes + lend.length;
   } else {
+    frame.urgent = false;  // for a chunk that is lent, the sender waits until it is returned
     frame.header = EncodeHeader(header);
     frame.pieces = std::move(pieces);
     frame.bytes = kHeaderBytes + header.length;

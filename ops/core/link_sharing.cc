@@ -92,7 +92,7 @@ void Link::ReadKnocks() {
 bool Link::Rest(bool idle) {
   if (!in_shared_ || (rests_ && idle_ == idle)) return true;
   idle_ = idle;
-  rests_ = channel_->Sleep(!idle);
+  rests_ = channel_->Sleep(idle);
   if (!rests_) channel_->StayAwake();
   return rests_;
 }

@@ -122,8 +122,8 @@ ssize_t SharedChannel::Read(const std::vector<iovec>& pieces) {
 
 bool SharedChannel::HasBytes() const { return in_->tail.load() != head_; }
 
-bool SharedChannel::Sleep(bool lightly) {
-  in_->reader_sleeps.store(lightly ? kLightly : kSoundly);
+bool SharedChannel::Sleep(bool soundly) {
+  in_->reader_sleeps.store(soundly ? kSoundly : kLightly);
   return !HasBytes();
 }
 
@@ -137,8 +137,8 @@ bool SharedChannel::ReaderSleeps(bool urgent) {
   return false;
 }
 
-bool SharedChannel::Take(std::atomic<uint32_t>* flag) {
-  return flag->load() != 0 && flag->exchange(0) != 0;
+bool SharedChannel::WriterWaits() {
+  return in_->writer_waits.load() != 0 && in_->writer_waits.exchange(0) != 0;
 }
 
 }  // namespace tfdist

@@ -55,14 +55,14 @@ class SharedChannel {
   size_t Room() const;  // bytes that Write would take
 
   // Announces that this side goes to sleep; true if there is nothing to read, so that it may.
-  // Not `lightly`: only what is urgent is to wake it.
-  bool Sleep(bool lightly = true);
+  // `soundly`: only what is urgent is to wake it.
+  bool Sleep(bool soundly);
   void StayAwake();
 
   // Whether to knock after a Write, of something `urgent` or not, or a Read. After true they are
   // false until the other side says so again.
-  bool ReaderSleeps(bool urgent = true);
-  bool WriterWaits() { return Take(&in_->writer_waits); }
+  bool ReaderSleeps(bool urgent);
+  bool WriterWaits();
 
  private:
   struct Ring {
@@ -79,7 +79,6 @@ class SharedChannel {
 
   SharedChannel(Fd fd, Memory* memory, bool creator);
   static std::unique_ptr<SharedChannel> Map(Fd fd, bool creator);
-  static bool Take(std::atomic<uint32_t>* flag);
 
   Fd fd_;
   Memory* const memory_;

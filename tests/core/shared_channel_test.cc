@@ -82,28 +82,28 @@ void TestFull() {
 void TestSleep() {
   Pair pair;
   char byte = 'x';
-  EXPECT(!pair.creator->ReaderSleeps());
-  EXPECT(pair.opener->Sleep());
+  EXPECT(!pair.creator->ReaderSleeps(true));
+  EXPECT(pair.opener->Sleep(false));
   EXPECT(pair.creator->Write({{&byte, 1}}) == 1);
-  EXPECT(pair.creator->ReaderSleeps());
-  EXPECT(!pair.creator->ReaderSleeps());
-  EXPECT(!pair.opener->Sleep());
+  EXPECT(pair.creator->ReaderSleeps(true));
+  EXPECT(!pair.creator->ReaderSleeps(true));
+  EXPECT(!pair.opener->Sleep(false));
   pair.opener->StayAwake();
-  EXPECT(!pair.creator->ReaderSleeps());
+  EXPECT(!pair.creator->ReaderSleeps(true));
 }
 
 // Whoever sleeps soundly is woken for what is urgent, and sleeps lightly when it says so.
 void TestSleepSoundly() {
   Pair pair;
   char byte = 'x';
-  EXPECT(pair.opener->Sleep(false));
+  EXPECT(pair.opener->Sleep(true));
   EXPECT(pair.creator->Write({{&byte, 1}}) == 1);
   EXPECT(!pair.creator->ReaderSleeps(false));
   EXPECT(pair.creator->ReaderSleeps(true));
   EXPECT(!pair.creator->ReaderSleeps(true));
   EXPECT(pair.opener->Read({{&byte, 1}}) == 1);
-  EXPECT(pair.opener->Sleep(false));
   EXPECT(pair.opener->Sleep(true));
+  EXPECT(pair.opener->Sleep(false));
   EXPECT(pair.creator->ReaderSleeps(false));
 }
 

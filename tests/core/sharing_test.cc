@@ -1,5 +1,5 @@
 // Ranks of one machine that share memory: who does and who does not, what is lent and withdrawn,
-// and peers that break the rules or die.
+// what wakes who is idle, and peers that break the rules or die.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ class Sharer {
   void Send(const std::string& bytes) {
     std::string copy = bytes;
     EXPECT(channel->Write({{copy.data(), copy.size()}}) == copy.size());
-    if (channel->ReaderSleeps()) peer->Send("!");
+    if (channel->ReaderSleeps(true)) peer->Send("!");
   }
 
   std::optional<Lender> lender{std::in_place};
