@@ -109,8 +109,12 @@ def train_in_a_file(ctx, kind):
     if served():
         return
     (ctx.tmp_path / "file").touch()
+    strategy = STRATEGIES[kind]()
+    if kind == "async":
+        # Long before the server gives the chief up, and with that the job.
+        os.environ["TFDIST_RENDEZVOUS_TIMEOUT"] = "1"
     try:
-        estimators.make(ctx.tmp_path / "file" / "model", STRATEGIES[kind]()).train(input_fn())
+        estimators.make(ctx.tmp_path / "file" / "model", strategy).train(input_fn())
     except Exception:
         sys.excepthook(*sys.exc_info())  # as at the end of a script
         raise
@@ -120,7 +124,7 @@ def train_in_a_file(ctx, kind):
 @pytest.mark.parametrize("kind", ["all_reduce", "async"])
 def test_a_model_dir_that_cannot_be_written(kind):
     of_job = ("chief", "worker", *(["ps"] if kind == "async" else []))
-    env = {"TFDIST_RENDEZVOUS_TIMEOUT": "4"}
+    env = {"TFDIST_RENDEZVOUS_TIMEOUT": "8"}
     with start_ranks(train_in_a_file, len(of_job), args=[kind], roles=of_job, env=env) as ranks:
         outcomes = ranks.join(timeout=60)
     chief, worker = outcomes[:2]
@@ -134,6 +138,7 @@ def test_a_model_dir_that_cannot_be_written(kind):
         assert worker.finished_at - chief.finished_at < SOON
     else:
         assert worker.exception == "RendezvousTimeoutError", worker.describe()
+        assert "the chief" in worker.message
 
 
 @on_ranks(2)
