@@ -81,7 +81,8 @@ class BuildOpLibrary(build_ext):
         target = self.target_folder()
         target.mkdir(parents=True, exist_ok=True)
         command = ["make", "-C", str(ROOT / "ops"), f"-j{os.cpu_count() or 1}", "lib"]
-        command += [f"PYTHON={sys.executable}", f"OUT={target}"]
+        # Relative, because make cannot name a target whose path has a space.
+        command += [f"PYTHON={sys.executable}", f"OUT={os.path.relpath(target, ROOT / 'ops')}"]
         # Flags meant for the outer make (scripts/test under `make test`) are not for this one.
         environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
         status = subprocess.run(command, env=environment).returncode

@@ -185,17 +185,17 @@ need_project() {
 # Quiet unless it fails: TensorFlow's own words would bury ours.
 build_library() {
   local log="$VENV/op-library.log"
-  make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" lib "PYTHON=$PYTHON" "OUT=$ROOT/ops" \
+  make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" lib "PYTHON=$PYTHON" OUT=. \
     >"$log" 2>&1 && return 0
   cat "$log" >&2
   return 1
 }
 
-# core_tests KIND: the C++ tests, for which no TensorFlow is needed; KIND is test, test-asan or test-tsan.
+# core_tests ARGS...: make in ops/, such as `core_tests test-asan`, for which no TensorFlow is needed.
 core_tests() {
   if ! compgen -G "$ROOT/tests/core/*_test.cc" >/dev/null; then
     say "no C++ test found in tests/core"
     return 1
   fi
-  make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" "$1"
+  make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" "$@"
 }

@@ -7,8 +7,11 @@ they use the installed one, if there is one: that is how a wheel is tested.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -23,3 +26,20 @@ def pytest_report_header() -> str:
     """Shows in pytest's first lines which tfdist is being tested."""
     found = importlib.util.find_spec("tfdist")
     return f"tfdist under test: {found.origin if found else 'none'}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is long, but for tests that are asked for by their ids."""
+    from tiers import LONG, is_long
+
+    if not LONG and not any("::" in argument for argument in config.args):
+        config.hook.pytest_deselected(items=[item for item in items if is_long(item.nodeid)])
+        items[:] = [item for item in items if not is_long(item.nodeid)]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Adds how long a test took to the file TEST_TIMES, for the end of scripts/test."""
+    path = os.environ.get("TEST_TIMES")
+    if path and report.when == "call" and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(path, "a") as times:
+            times.write(f"{report.duration:8.1f} s  {report.nodeid}\n")

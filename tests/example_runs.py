@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from launching import PACKAGE
+from warm_python import interpreter
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,7 +41,7 @@ def documented_command(example: str) -> list[str]:
 def _run(*arguments: str) -> str:
     path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(
-        [sys.executable, *arguments],
+        [interpreter(), *arguments],
         env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
         capture_output=True,
         text=True,

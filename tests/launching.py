@@ -95,6 +95,8 @@ def wait_until_gone(pid, timeout=10):
     except ProcessLookupError:
         return
     try:
-        assert select.select([descriptor], [], [], timeout)[0], f"process {pid} is still there"
+        ended = select.poll()  # not select, which knows no descriptor above 1024
+        ended.register(descriptor, select.POLLIN)
+        assert ended.poll(1000 * timeout), f"process {pid} is still there"
     finally:
         os.close(descriptor)

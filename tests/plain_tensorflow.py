@@ -1,23 +1,48 @@
-"""Uses a SavedModel where there is nothing but TensorFlow."""
+"""Uses SavedModels where there is nothing but TensorFlow: in a process that cannot find tfdist.
+
+python -I plain_tensorflow.py FOLDER    reads requests from FOLDER, writes answers into it
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 
-def serve(ctx: Any, directory: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Loads the newest model of a directory; returns its outputs. The body of a rank."""
-    path = max(directory.iterdir(), key=lambda p: int(p.name))
-    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
-    outputs = signature(**{name: tf.constant(value) for name, value in inputs.items()})
-    strangers = {name.partition(".")[0] for name in sys.modules} & {
-        "tfdist",
-        "tensorflow_estimator",
-    }
+def serve(
+    directories: Sequence[Path], inputs: Mapping[str, np.ndarray]
+) -> list[dict[str, np.ndarray]]:
+    """What the newest SavedModel of each directory answers to `inputs`, by the outputs' names."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "directories.json").write_text(json.dumps([str(path) for path in directories]))
+        np.savez(folder / "inputs.npz", **inputs)
+        command = [sys.executable, "-I", __file__, name]
+        subprocess.run(command, check=True, timeout=60)
+        answers = [np.load(folder / f"answers-{i}.npz") for i in range(len(directories))]
+        return [dict(answer) for answer in answers]
+
+
+def main(folder: Path) -> None:
+    """The process without tfdist."""
+    import tensorflow as tf
+
+    inputs = {key: tf.constant(value) for key, value in np.load(folder / "inputs.npz").items()}
+    for i, directory in enumerate(json.loads((folder / "directories.json").read_text())):
+        newest = max(Path(directory).iterdir(), key=lambda path: int(path.name))
+        outputs = tf.saved_model.load(str(newest)).signatures["serving_default"](**inputs)
+        answers = {key: value.numpy() for key, value in outputs.items()}
+        np.savez(folder / f"answers-{i}.npz", **answers)
+    found = {name.partition(".")[0] for name in sys.modules}
+    strangers = found & {"tfdist", "tensorflow_estimator"}
     assert not strangers, strangers
-    return {name: value.numpy() for name, value in outputs.items()}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -105,7 +105,7 @@ def main(assignment: Assignment, connection: Connection) -> None:
     gc.freeze()
     # Handlers inherited from the fork server belong to it; those the body registers are run below.
     atexit._clear()
-    _end_with_parent()
+    end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _redirect_output(assignment.output)
     # The C++ side of a crash goes to the rank's output, after the Python stacks.
@@ -143,7 +143,7 @@ def _run(assignment: Assignment, context: RankContext) -> int:
     return 0
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """No rank, not even a stopped one, outlives a parent that was killed.
 
     The fork server ends when nobody holds its pipe any more, and the ranks when it ends. But it

@@ -44,8 +44,6 @@ from tfdist.ports import free_ports
 
 __all__ = ["Outcome", "RankGroup", "on_ranks", "start_ranks"]
 
-# Imported once, before any rank is forked. Not grpc: it starts threads, which a fork loses.
-PRELOAD = ("numpy", "pytest", "tensorflow", "keras", "rank_process")
 START_TIMEOUT = 180.0
 GRACE = 5.0
 # How many times as long as on the newest TensorFlow bodies may take.
@@ -154,7 +152,7 @@ def start_ranks(
     roles = tuple(roles or ("worker",) * size)
     if len(roles) != size:
         raise TypeError(f"expected {size} roles, one per rank, received {roles}")
-    context = _fork_server()
+    context = fork_server()
     with tempfile.TemporaryDirectory(prefix="ranks-") as scratch_name:
         scratch = Path(scratch_name)
         shared = tmp_path if tmp_path is not None else scratch / "shared"
@@ -219,10 +217,10 @@ def _pickled(body: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
 
 
 @functools.cache
-def _fork_server() -> multiprocessing.context.BaseContext:
-    """The server that ranks are forked from, already warm: its imports are on no test's clock."""
+def fork_server() -> multiprocessing.context.BaseContext:
+    """The server that ranks and scripts are forked from: its imports are on no test's clock."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
+    context.set_forkserver_preload(["rank_imports"])
     before = dict(os.environ)
     # The server finds the modules to preload only by its environment.
     os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)

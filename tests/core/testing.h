@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -42,10 +43,28 @@ namespace tfdist::testing {
     }                                                                            \
   } while (false)
 
-inline Token TestToken() {
-  Token token;
-  for (size_t i = 0; i < token.size(); ++i) token[i] = static_cast<uint8_t>(17 * i + 3);
-  return token;
+// Of how many rounds of a long test one is run. The plain tests run all; a sanitizer makes them ten
+// times slower, so that its tests run some, unless told by --long.
+#ifndef TFDIST_TEST_SHARE
+#define TFDIST_TEST_SHARE 1
+#endif
+inline int share = TFDIST_TEST_SHARE;
+inline int Rounds(int all) { return (all + share - 1) / share; }
+
+// The tests of the binary by name; main.cc runs them.
+inline std::map<std::string, std::function<void()>>& Tests() {
+  static std::map<std::string, std::function<void()>> tests;
+  return tests;
+}
+
+// Makes `run` the test `name`. Test files are compiled together: each has a namespace of its own.
+#define REGISTER_TEST(name, run) \
+  [[maybe_unused]] const bool registered = ::tfdist::testing::Tests().emplace(#name, run).second
+
+inline Key TestKey() {
+  Key key;
+  for (size_t i = 0; i < key.size(); ++i) key[i] = static_cast<uint8_t>(17 * i + 3);
+  return key;
 }
 
 // Whether the ranks of a test share memory, or use sockets only.
@@ -65,12 +84,12 @@ inline std::vector<std::unique_ptr<Communicator>> ConnectedOn(int size, int host
   std::vector<std::unique_ptr<Communicator>> ranks(size);
   std::vector<std::string> addresses;
   for (int rank = 0; rank < size; ++rank) {
-    EXPECT_OK(Communicator::Create(rank, size, 0, &ranks[rank], shared_memory));
+    EXPECT_OK(Communicator::Create(rank, size, "", 0, &ranks[rank], shared_memory));
     addresses.push_back(StrCat("127.0.0.", 1 + rank % hosts, ":", ranks[rank]->port()));
   }
   std::vector<std::thread> threads;
   for (auto& communicator : ranks) {
-    threads.emplace_back([&] { EXPECT_OK(communicator->Connect(TestToken(), 1, addresses, 20)); });
+    threads.emplace_back([&] { EXPECT_OK(communicator->Connect(TestKey(), 1, addresses, 20)); });
   }
   for (std::thread& thread : threads) thread.join();
   return ranks;

@@ -123,6 +123,13 @@ class _TwoDeviceCase(_Case, upstream.TwoDeviceDistributionTestBase):
     pass
 
 
+@pytest.fixture(autouse=True)
+def no_seed_stays():
+    """TensorFlow's setting up seeds the default graph, which other tests of the process share."""
+    yield
+    tf.compat.v1.reset_default_graph()
+
+
 # pytest would take them for test classes.
 for _class in (_Case, _OneDeviceCase, _TwoDeviceCase):
     _class.__test__ = False

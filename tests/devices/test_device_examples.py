@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from launching import PACKAGE
+from warm_python import interpreter
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +18,7 @@ def run(command: list[str], directory: Path = ROOT) -> str:
     assert command[0] == "python"
     path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(
-        [sys.executable, *command[1:]],
+        [interpreter(), *command[1:]],
         cwd=directory,
         env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
         capture_output=True,

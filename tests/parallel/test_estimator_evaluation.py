@@ -49,6 +49,7 @@ def test_all_workers_evaluate_with_all_reduce(ctx, model):
     uneven = together.evaluate(rows_fn(24 * 4 + 1))
     meet(ctx, "evaluated")
     assert len(list(Path(together.eval_dir()).glob("events*"))) == 1
+    meet(ctx, "counted")
     if ctx.rank == 0:
         alone = estimators.make(ctx.tmp_path / "model", **model)
         expected = alone.evaluate(rows_fn(24 * 5))

@@ -105,11 +105,10 @@ def test_adult_with_parameter_servers(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ([], "no strategy"),
-        (["--strategy", "mirrored"], "MirroredStrategy"),
-        (["--strategy", "central"], "CentralStorageStrategy"),
+        pytest.param([], "no strategy", id="none"),
+        pytest.param(["--strategy", "mirrored"], "MirroredStrategy", id="mirrored"),
+        pytest.param(["--strategy", "central"], "CentralStorageStrategy", id="central"),
     ],
-    ids=["none", "mirrored", "central"],
 )
 def test_adult_alone(tmp_path, arguments, name):
     arguments = [*arguments, "--model-dir", str(tmp_path), "--steps", "60"]

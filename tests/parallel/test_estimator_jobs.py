@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import estimators
@@ -18,6 +17,7 @@ from plain_tensorflow import serve
 from ps_job import served
 from rank_outcome import describe_all
 from ranks import start_ranks
+from warm_python import interpreter
 
 TESTS = Path(estimators.__file__).parent
 pytestmark = pytest.mark.timeout(180)
@@ -28,7 +28,7 @@ def run(directory, kind, *arguments, ps=1):
     tasks = ["--workers", "2", *(["--ps", str(ps)] if ps else []), "--evaluator"]
     script = TESTS / "estimator_job.py"
     finished = subprocess.run(
-        [sys.executable, "-m", "tfdist", "run", *tasks, str(script), str(directory), kind]
+        [interpreter(), "-m", "tfdist", "run", *tasks, str(script), str(directory), kind]
         + list(map(str, arguments)),
         env=dict(
             os.environ, PYTHONPATH=os.pathsep.join([PACKAGE, str(TESTS)]), TF_CPP_MIN_LOG_LEVEL="3"
@@ -65,13 +65,10 @@ def check(directory, last_step):
     assert set(evaluated) <= set(estimators.checkpoints(directory))
     features = examples(5)[0]
     hidden = tf.tanh(features @ values["layers/first"] + values["layers/bias"])
-    for exporter in ("final", "latest", "best"):
-        models = directory / "export" / exporter
-        kwargs = {"directory": models, "inputs": {"x": features}}
-        with start_ranks(serve, 1, kwargs=kwargs) as ranks:
-            (outcome,) = ranks.join(timeout=60)
-        assert outcome.ok, outcome.describe()
-        logits = outcome.result["logits"]
+    exporters = ("final", "latest", "best")
+    answers = serve([directory / "export" / exporter for exporter in exporters], {"x": features})
+    for exporter, answer in zip(exporters, answers, strict=True):
+        logits = answer["logits"]
         assert logits.shape == (5, 3)
         if exporter != "best":
             assert difference([logits], [hidden @ values["layers/second"]]) <= 1e-5

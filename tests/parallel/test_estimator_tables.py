@@ -186,7 +186,7 @@ def test_rows_and_slots_are_in_checkpoints(tmp_path):
     assert evaluated["global_step"] == expected["global_step"] == 35
     assert difference([logits], [expected_logits]) <= 3 * WIDTH * ADAPTIVE
     ids = np.repeat(np.arange(IDS), 3).reshape(IDS, 3)
-    exported = run(serve, directory / "export", {"ids": ids})
+    (exported,) = serve([directory / "export"], {"ids": ids})
     assert difference([exported["logits"]], [logits]) <= EXACT
 
     shutil.rmtree(directory / "model.ckpt-35.tables")

@@ -11,11 +11,12 @@ import random
 import numpy as np
 import tensorflow as tf
 from ranks import on_ranks
+from tiers import rounds
 
 import tfdist
 from tfdist import ops
 
-COUNT = 2000
+COUNT = rounds(300, long=2000)
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
 ROWS = (0, 1, 2, 3, 5, 8, 13, 100)
 MOST_ROWS = 30_000

@@ -108,7 +108,8 @@ def test_network_leaves_no_namespace_when_it_is_interrupted():
         folder = Path("/run/netns")
         return [str(path) for path in folder.glob(f"tfdist-{process.pid}-*")]
 
-    command = [sys.executable, "benchmarks/network.py", "--quick"]
+    # What a shell starts in the background ignores SIGINT, and so would all that it starts.
+    command = ["env", "--default-signal=INT", sys.executable, "benchmarks/network.py", "--quick"]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:
@@ -131,16 +132,16 @@ def test_network_says_what_it_lacks(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_memory_and_descriptors_do_not_grow(tmp_path):
-    options = ("--steps", "4000", "--communicators", "10")
+    options = ("--steps", "2000", "--communicators", "10")
     report, printed = measure(tmp_path, "memory.py", *options)
-    assert [sample["after"] for sample in report["steps"]] == list(range(0, 4001, 200))
+    assert [sample["after"] for sample in report["steps"]] == list(range(0, 2001, 100))
     assert [sample["after"] for sample in report["communicators"]] == list(range(1, 11))
     for held in (held for sample in report["steps"] for held in sample["ranks"]):
         assert held["resident"] > 10_000 and held["descriptors"] > 3 and held["threads"] > 1
     grown = report["growth"]
     assert grown["steps"]["descriptors"] == grown["communicators"]["descriptors"] == 0
-    # Of both ranks in the second half of the steps: 1 KB kept of each would be 4,000.
-    assert grown["steps"]["resident"] < 2000
+    # Of both ranks in the second half of the steps: 0.2 KB kept by each in each step would be 400.
+    assert grown["steps"]["resident"] < 400
     assert f"growth, of all ranks: {grown['steps']['resident']} KB, 0 descriptors" in printed
 
 
@@ -169,6 +170,7 @@ def test_sizes_of_buckets_are_compared(tmp_path):
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.alone
 def test_overlap_shows_when_buckets_travelled(tmp_path):
     options = ("--model", "cnn", "--steps", "3", "--bytes_per_pack", "65536")
     report, printed = measure(tmp_path, "overlap.py", *options)

@@ -28,7 +28,7 @@ POWER = PowerSGD(2, min_elements=1)
 @pytest.fixture(scope="module")
 def alone():
     with ops.Communicator(0, 1) as communicator:
-        communicator.connect(bytes(16), 1, [f"127.0.0.1:{communicator.port}"], 10)
+        communicator.connect(bytes(32), 1, [f"127.0.0.1:{communicator.port}"], 10)
         yield communicator
 
 

@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # Of the TensorFlow that everything here is built for.
 SERIES = ".".join(importlib.metadata.version("tensorflow").split(".")[:2])
 
-# Writes an "op library" that holds the arguments it was called with.
+# Writes an "op library" that holds the arguments it was called with: -C FOLDER, and others.
 FAKE_MAKE = """#!/bin/sh
+cd "$2"
 for argument in "$@"; do
   case "$argument" in OUT=*) out="${argument#OUT=}" ;; esac
 done
 mkdir -p "$out"
-echo "$@" > "$out/libtfdist_ops.tf9.9.so"
+printf '%s\n' "$@" > "$out/libtfdist_ops.tf9.9.so"
 """
 
 Setup = Callable[..., subprocess.CompletedProcess]
@@ -96,7 +97,7 @@ def test_wheel_holds_each_module_once_and_the_library(setup: Setup, tree: Path) 
     info = f"tfdist-{versions()['__version__']}+tf{SERIES}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        library = archive.read("tfdist/ops/libtfdist_ops.tf9.9.so").decode().split()
+        library = archive.read("tfdist/ops/libtfdist_ops.tf9.9.so").decode().splitlines()
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
         metadata = archive.read(f"{info}/METADATA").decode().splitlines()
 
@@ -125,7 +126,7 @@ def test_a_stale_library_of_the_tree_is_not_shipped(setup: Setup, tree: Path) ->
 def test_editable_build_puts_the_library_into_the_tree(setup: Setup, tree: Path) -> None:
     result = setup("build_ext", "--inplace")
     assert result.returncode == 0, result.stderr
-    assert f"OUT={tree / 'ops'}" in (tree / "ops" / "libtfdist_ops.tf9.9.so").read_text()
+    assert "OUT=." in (tree / "ops" / "libtfdist_ops.tf9.9.so").read_text()
 
 
 def test_sdist_unpacks_to_the_tree_it_was_made_from(
