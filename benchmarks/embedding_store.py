@@ -184,9 +184,9 @@ def main(argv: list[str]) -> None:
             stack.callback(remote.stop)
             return remote
 
-        token = secrets.token_bytes(16)
-        server = start(TfdistServer, token)
-        client = start(TfdistClient, WIDTH.value, THREADS.value, token, *server.call("address"))
+        key = secrets.token_bytes(32)
+        server = start(TfdistServer, key)
+        client = start(TfdistClient, WIDTH.value, THREADS.value, key, *server.call("address"))
         tables = start(HashTables, WIDTH.value, THREADS.value)
         contenders = {
             "MutableHashTable": Contender(tables, tables),

@@ -52,9 +52,9 @@ def run_communicators(ranks: list[Remote]) -> list[Sample]:
     samples = []
     looks = [COMMUNICATORS.value * look // (LOOKS // 2) for look in range(1, LOOKS // 2 + 1)]
     for number in range(1, COMMUNICATORS.value + 1):
-        token = secrets.token_bytes(16)
+        key = secrets.token_bytes(32)
         addresses = [f"127.0.0.1:{port}" for port in call(ranks, "listen")]
-        now = call(ranks, "connect_and_close", token, number, addresses)
+        now = call(ranks, "connect_and_close", key, number, addresses)
         if number == 1 or number in looks:
             samples.append({"after": number, "ranks": now})
     return samples

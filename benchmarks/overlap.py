@@ -62,6 +62,8 @@ class TimedRank(TrainingRank):
             number = len(self._bytes)
             self._bytes.append(size)
             ready = when_all_exist(tensors)
+            with tf.control_dependencies([ready]):  # or it may be written down too late
+                tensors = [tf.identity(tensor) for tensor in tensors]
             reduced = original(tensors, *arguments, **options)
             self._times.scatter_nd_update([[number]], [[ready, when_all_exist(reduced)]])
             return reduced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from contenders.all_reducers import join
 
 KB = 1 << 10
+M_MMAP_THRESHOLD = -3  # of mallopt, in malloc.h
 # Bytes of float32 tensors that a step reduces together: some alone in a message, some many in one.
 SIZES = (4, 4 * KB, 4 * KB, 64 * KB, 1024 * KB)
 # Rows of what other collectives move, one after the other.
@@ -25,6 +27,9 @@ class MemoryRank:
     """
 
     def __init__(self, rank: int, size: int, tf_config: str) -> None:
+        # Whether malloc keeps the pages of a megabyte that is freed depends on which thread frees
+        # it: with a threshold it gives them back.
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 16 * KB)
         communicator = join(tf_config)
         import tensorflow as tf
 
@@ -81,7 +86,7 @@ class MemoryRank:
         return self._communicator.port
 
     def connect_and_close(
-        self, token: bytes, generation: int, addresses: Sequence[str]
+        self, key: bytes, generation: int, addresses: Sequence[str]
     ) -> dict[str, int]:
         """Connects it, reduces once with it, closes it, and returns what is held."""
         import numpy as np
@@ -89,7 +94,7 @@ class MemoryRank:
         from tfdist import ops
 
         with self._communicator as communicator:
-            communicator.connect(token, generation, addresses, timeout=60.0)
+            communicator.connect(key, generation, addresses, timeout=60.0)
             reduced = ops.all_reduce(self._pattern(KB, self._rank + generation), communicator)
         expected = sum(self._pattern(KB, rank + generation).numpy() for rank in range(self._size))
         np.testing.assert_array_equal(reduced, expected)

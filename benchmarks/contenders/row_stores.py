@@ -135,12 +135,12 @@ class HashTables(_Store):
 class TfdistServer:
     """tfdist's store, in the process of a parameter server."""
 
-    def __init__(self, token: bytes) -> None:
+    def __init__(self, key: bytes) -> None:
         from tfdist import ops
         from tfdist.ps.config import PsConfig
 
         self._store = ops.ParameterServer(0, PsConfig.make(workers=1))
-        self._store.start(token)
+        self._store.start(key)
         self._before = 0
 
     def address(self) -> tuple[str, int]:
@@ -183,7 +183,7 @@ class TfdistClient(_Store):
     """tfdist's worker, which reaches the store over loopback TCP."""
 
     def __init__(
-        self, width: int, threads: int, token: bytes, address: str, incarnation: int
+        self, width: int, threads: int, key: bytes, address: str, incarnation: int
     ) -> None:
         _limit_threads(threads)
         import tensorflow as tf
@@ -193,7 +193,7 @@ class TfdistClient(_Store):
 
         self.width = width
         self._client = client = ops.ParameterClient(0, 1, process=1, servers=1)
-        client.connect(0, address, token, incarnation, PATIENCE)
+        client.connect(0, address, key, incarnation, PATIENCE)
         # A step pushes variables; this one has no elements, and stands for the table.
         table = _Table(tf.Variable(tf.zeros([0, width])), width)
         shards = Placement(1, 2**25).shards("rows", (0, width), 4)
