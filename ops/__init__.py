@@ -5,6 +5,7 @@ parameter servers.
 """
 
 from tfdist.ops import gradients as _gradients  # noqa: F401, registers them
+from tfdist.ops.autograph import leave_tfdist_alone
 from tfdist.ops.collectives import all_reduce, barrier, broadcast, join, reduce
 from tfdist.ops.communicator import CommunicationStats, Communicator
 from tfdist.ops.compressed import (
@@ -49,6 +50,8 @@ def __getattr__(name: str):
         return getattr(embedding, name)
     raise AttributeError(f"module 'tfdist.ops' has no attribute {name!r}")
 
+
+leave_tfdist_alone()
 
 __all__ = [
     "CommunicationStats",

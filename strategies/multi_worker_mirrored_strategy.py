@@ -32,6 +32,7 @@ from tfdist.strategies.communication_options import CommunicationOptions, for_gr
 from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas, placed
 from tfdist.strategies.graph_variables import list_whole
 from tfdist.strategies.remote_tables import RemoteTables
+from tfdist.strategies.single_device_input import SingleDeviceInput
 from tfdist.strategies.table_variable import TableVariable
 
 
@@ -94,7 +95,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         else:
             cluster = Cluster.from_resolver(cluster_resolver)
         if cluster.task_type == "ps":
-            membership.serve(cluster)
+            membership.serve(cluster, checkpoint_dir)
         world.enter(cluster)
         keras.apply_repairs()
         options = CommunicationOptions.of(communication_options)
@@ -141,7 +142,7 @@ def _purpose(reduce_op: ReduceOp, value: Any) -> str | None:
     return None
 
 
-class MultiWorkerMirroredExtended(tf_strategy.CollectiveAllReduceExtended):
+class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllReduceExtended):
     """How the strategy creates variables, reduces and gathers."""
 
     # A dead peer shows on its data connection; TensorFlow's prober would need its servers.

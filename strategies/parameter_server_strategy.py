@@ -23,6 +23,7 @@ from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.placement import Placement
 from tfdist.strategies.server_variable import ServerVariable
 from tfdist.strategies.shared_input import SharedInput
+from tfdist.strategies.single_device_input import SingleDeviceInput
 from tfdist.strategies.table_variable import TableVariable, is_rows
 from tfdist.strategies.variable_roles import full_name, is_shared
 
@@ -105,7 +106,7 @@ class ParameterServerStrategy(StrategyBase):
         else:
             cluster = Cluster.from_resolver(cluster_resolver)
         if cluster.task_type == "ps":
-            membership.serve(cluster)
+            membership.serve(cluster, checkpoint_dir)
         world.enter(cluster)
         if cluster.task_type == "evaluator":
             # It evaluates what was saved, by itself.
@@ -157,7 +158,7 @@ class ParameterServerStrategy(StrategyBase):
         return self
 
 
-class ParameterServerExtended(SharedInput, OneDeviceExtended):
+class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended):
     """How the strategy creates variables, runs steps and shares out data.
 
     Variables are on the CPU, where values arrive and gradients leave. Steps run on the first GPU if

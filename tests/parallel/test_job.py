@@ -103,7 +103,7 @@ def test_another_cluster_in_the_same_process_is_refused(ctx):
 
 @on_ranks(2, env={"TFDIST_RENDEZVOUS_TIMEOUT": "5"})
 def test_different_secrets_do_not_meet(ctx):
-    os.environ["TFDIST_SECRET"] = f"the secret of {ctx.rank}"
+    os.environ["TFDIST_SECRET"] = f"the secret of rank {ctx.rank}"
     if ctx.rank == 0:
         # For all it knows worker 1 may still come.
         with pytest.raises(RendezvousTimeoutError, match="worker 1"):
@@ -113,7 +113,7 @@ def test_different_secrets_do_not_meet(ctx):
             tfdist.MultiWorkerMirroredStrategy()
 
 
-@on_ranks(2, env={"TFDIST_SECRET": "the same"})
+@on_ranks(2, env={"TFDIST_SECRET": "the same everywhere"})
 def test_equal_secrets_meet(ctx):
     comm = tfdist.MultiWorkerMirroredStrategy().communicator
     np.testing.assert_array_equal(ops.all_reduce(tf.constant([1.0 + ctx.rank]), comm), [3.0])

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from known_gradient import wait_until
 from ranks import on_ranks
 
 import tfdist
@@ -128,6 +129,34 @@ def test_every_worker_gets_its_share_of_each_batch(ctx):
     everyone = strategy.gather(tf.constant(sum(seen, []), tf.int64), axis=0)
     assert sorted(everyone.numpy().tolist()) == list(range(10))
     assert [len(part) for part in seen] == ([2, 2, 1])
+
+
+@pytest.mark.parametrize("how", ["dataset", "function"])
+@on_ranks(1, 2)
+def test_one_device_reads_with_a_plain_iterator_one_batch_ahead(ctx, how):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    made = []
+
+    def make(number):
+        made.append(int(number))
+        return number
+
+    def numbers(context=None):
+        traced = tf.data.Dataset.range(40).map(lambda n: tf.numpy_function(make, [n], tf.int64))
+        return traced.map(lambda n: tf.ensure_shape(n, [])).batch(4, drop_remainder=True)
+
+    if how == "dataset":
+        distributed = strategy.experimental_distribute_dataset(numbers())
+    else:
+        distributed = strategy.distribute_datasets_from_function(numbers)
+    iterator = iter(distributed)
+    (local,) = strategy.experimental_local_results(next(iterator))
+    rows = 4 // ctx.size if how == "dataset" else 4
+    first = ctx.rank * rows if how == "dataset" else 0
+    np.testing.assert_array_equal(local, np.arange(first, first + rows))
+    wait_until(lambda: 7 in made, "the second batch was made")
+    # The end of TensorFlow's own iterator waits for a thread of tf.data.
+    assert type(iterator._iterators[0]._iterator).__name__ == "OwnedIterator"
 
 
 @on_ranks(2)

@@ -72,6 +72,7 @@ def apply_repairs() -> None:
     legacy_training.count_own_batches()
     servers.tell_paths()
     servers.accumulate_own_steps()
+    servers.wait_for_final_averages()
     servers.share_training_data_only()
     callbacks.checkpoint_on_chief()
     callbacks.back_up_on_chief()

@@ -57,6 +57,24 @@ def accumulate_own_steps() -> None:
     BaseOptimizer.__init__ = __init__
 
 
+def wait_for_final_averages() -> None:
+    """`fit` ends by replacing variables by their moving averages, in no step of any worker.
+
+    Servers take such values from the chief alone. With "sync" the others wait for it: a faster one
+    would go on with the variables of the last step.
+    """
+    original = BaseOptimizer.finalize_variable_values
+
+    @functools.wraps(original)
+    def finalize_variable_values(self, var_list):
+        original(self, var_list)
+        strategy = self._distribution_strategy
+        if self.use_ema and trains_on_servers(strategy) and strategy.extended.shares_batches:
+            strategy.extended.parameters.all_reduce(tf.zeros([]), None)
+
+    BaseOptimizer.finalize_variable_values = finalize_variable_values
+
+
 def share_training_data_only() -> None:
     """Keras distributes the data of `evaluate` and `predict` as that of `fit`.
 

@@ -1,0 +1,43 @@
+"""Reading a dataset where a worker has one device, its CPU."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# TensorFlow's way of saying: with a plain iterator, not with a MultiDeviceIterator.
+_IN_PLACE = tf.distribute.InputOptions(
+    experimental_fetch_to_device=False,
+    experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+)
+
+
+class SingleDeviceInput:
+    """Part of a `tf.distribute.StrategyExtended`, which comes after this among the bases.
+
+    TensorFlow reads every distributed dataset with a MultiDeviceIterator, whose end waits for
+    tf.data's autotuning thread: 0.1 s for each epoch, and seconds where the processors are busy.
+    With one device, whose memory is the host's, a plain iterator will do, one batch ahead.
+    """
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        distributed = super()._experimental_distribute_dataset(dataset, options)
+        if self._reads_in_place(options):
+            distributed._options = _IN_PLACE
+            distributed._cloned_datasets = [_ahead(d) for d in distributed._cloned_datasets]
+        return distributed
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        distributed = super()._distribute_datasets_from_function(dataset_fn, options)
+        if self._reads_in_place(options):
+            distributed._options = _IN_PLACE
+            distributed._datasets = [_ahead(dataset) for dataset in distributed._datasets]
+        return distributed
+
+    def _reads_in_place(self, options: tf.distribute.InputOptions | None) -> bool:
+        devices = [tf.DeviceSpec.from_string(device) for device in self.worker_devices]
+        return options is None and [device.device_type for device in devices] == ["CPU"]
+
+
+def _ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset, of which a batch is made while the one before is used."""
+    return dataset if type(dataset).__name__ == "_PrefetchDataset" else dataset.prefetch(1)
