@@ -103,5 +103,6 @@ CALLS = library.CFunctions(
         "stats": [Handle, ctypes.POINTER(Stats)],
         "lookup_stats": [Handle, ctypes.POINTER(LookupStats)],
         "close": [Handle],
+        "waiting": [Handle, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],
     },
 )

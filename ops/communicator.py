@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.ops import library
 
 _HANDLE = ctypes.c_int64
+_TEXT_BYTES = 1024
 
 
 class _Stats(ctypes.Structure):
@@ -32,6 +33,7 @@ _C = library.CFunctions(
         "create": [
             ctypes.c_int,
             ctypes.c_int,
+            ctypes.c_char_p,
             ctypes.c_int,
             ctypes.c_int,
             ctypes.POINTER(_HANDLE),
@@ -51,6 +53,7 @@ _C = library.CFunctions(
         "abort": [_HANDLE, ctypes.c_char_p],
         "leave": [_HANDLE],
         "close": [_HANDLE],
+        "waiting": [_HANDLE, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],
         "stats": [_HANDLE, ctypes.POINTER(_Stats)],
     },
 )
@@ -66,7 +69,7 @@ class CommunicationStats:
       bytes_received: bytes of tensors received from other ranks.
       busy_seconds: wall time during which at least one collective was pending; it includes waiting
         for slower ranks.
-      rejected_connections: connections to the data port that did not present this job's token.
+      rejected_connections: connections to the data port that did not prove this job's key.
       chunks_sent: in how many parts of at most 256 KB.
       bytes_sent_to_other_hosts: those of `bytes_sent` that left for a rank with another host name.
     """
@@ -93,20 +96,31 @@ class Communicator:
       rank: this process, 0 <= rank < size.
       size: number of ranks.
       port: TCP port of the data connections; 0 lets the kernel choose.
-      shared_memory: whether ranks whose addresses name the same host talk through memory that they
-        share, where the system lets them; else through sockets, as ranks of different hosts do.
+      interface: numeric address of this host to listen on; "" for all there are.
+      shared_memory: whether ranks whose addresses name the same host, and which run as the same
+        user, talk through memory that they share, where the system lets them; else by TCP, as ranks
+        of different hosts do.
 
     Raises:
       tf.errors.InvalidArgumentError: rank or size out of range.
       tf.errors.UnavailableError: the port cannot be bound.
     """
 
-    def __init__(self, rank: int, size: int, port: int = 0, *, shared_memory: bool = True):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        port: int = 0,
+        *,
+        interface: str = "127.0.0.1",
+        shared_memory: bool = True,
+    ):
         self.rank = rank
         self.size = size
         handle, bound_port = _HANDLE(), ctypes.c_int()
         _C.create(
-            rank, size, port, int(shared_memory), ctypes.byref(handle), ctypes.byref(bound_port)
+            *(rank, size, interface.encode(), port, int(shared_memory)),
+            *(ctypes.byref(handle), ctypes.byref(bound_port)),
         )
         self.handle = handle.value
         self.port = bound_port.value
@@ -128,12 +142,12 @@ class Communicator:
         return found
 
     def connect(
-        self, token: bytes, generation: int, addresses: Sequence[str], timeout: float
+        self, key: bytes, generation: int, addresses: Sequence[str], timeout: float
     ) -> None:
         """Connects to every other rank.
 
         Args:
-          token: 16 secret bytes, the same on every rank.
+          key: 32 secret bytes, the same on every rank.
           generation: number of this set of processes, the same on every rank.
           addresses: "host:port" of every rank's data port, in rank order.
           timeout: seconds.
@@ -142,10 +156,10 @@ class Communicator:
           tf.errors.DeadlineExceededError: names the ranks that were not there in time.
           tf.errors.UnavailableError: a peer refused the connection.
         """
-        if len(token) != 16:
-            raise ValueError(f"expected a token of 16 bytes, received {len(token)}")
+        if len(key) != 32:
+            raise ValueError(f"expected a key of 32 bytes, received {len(key)}")
         texts = (ctypes.c_char_p * len(addresses))(*(a.encode() for a in addresses))
-        _C.connect(self.handle, token, generation, texts, len(addresses), timeout)
+        _C.connect(self.handle, key, generation, texts, len(addresses), timeout)
 
     def check(self) -> None:
         """Raises the failure that ended this communicator, if one has."""
@@ -158,6 +172,12 @@ class Communicator:
         except tf.errors.OpError:
             return True
         return False
+
+    def waiting(self, seconds: float) -> str | None:
+        """Returns what has been waiting for longer than that, for how long and for whom, if any."""
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        _C.waiting(self.handle, seconds, text, _TEXT_BYTES)
+        return text.value.decode(errors="replace") or None
 
     def abort(self, why: str) -> None:
         """Ends every collective, here and on the peers, with `tf.errors.UnavailableError(why)`."""

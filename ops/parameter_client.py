@@ -14,6 +14,7 @@ from tfdist.ops.client_calls import CALLS
 from tfdist.ops.optimizer_config import OptimizerConfig
 from tfdist.ops.table_calls import TableCalls
 
+_TEXT_BYTES = 1024
 DTYPES = {  # numbered as in core/dtype.h
     tf.float16: 1,
     tf.bfloat16: 2,
@@ -98,29 +99,35 @@ class ParameterClient(TableCalls):
         self.servers = servers
 
     def connect(
-        self, server: int, address: str, token: bytes, incarnation: int, timeout: float
+        self, server: int, address: str, key: bytes, incarnation: int, timeout: float
     ) -> None:
         """Connects to a server, first or again.
 
         Args:
           server: its number.
           address: "host:port" of its data port.
-          token: 16 bytes that let us in, together with:
+          key: 32 bytes that both sides prove to each other, together with:
           incarnation: the server's.
           timeout: seconds.
 
         Raises:
           tf.errors.UnavailableError, tf.errors.DeadlineExceededError: nobody answered.
         """
-        if len(token) != 16:
-            raise ValueError(f"expected a token of 16 bytes, received {len(token)}")
-        CALLS.connect(self.handle, server, address.encode(), token, incarnation, timeout)
+        if len(key) != 32:
+            raise ValueError(f"expected a key of 32 bytes, received {len(key)}")
+        CALLS.connect(self.handle, server, address.encode(), key, incarnation, timeout)
 
     def wait_for_lost(self, seconds: float) -> int | None:
         """Returns the next server whose connection broke, or `None` after `seconds`."""
         server = ctypes.c_int(-1)
         CALLS.wait_for_lost(self.handle, seconds, ctypes.byref(server))
         return None if server.value < 0 else server.value
+
+    def waiting(self, seconds: float) -> str | None:
+        """Returns which server has not answered for longer than that, and to what, if any."""
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        CALLS.waiting(self.handle, seconds, text, _TEXT_BYTES)
+        return text.value.decode(errors="replace") or None
 
     def give_up(self, server: int, why: str) -> None:
         """Lets all that waits for a server fail with `tf.errors.UnavailableError(why)`."""

@@ -42,12 +42,24 @@ class ParameterServer:
       config: a `tfdist.ps.config.PsConfig`, or anything with its attributes.
       port: TCP port of the data connections; 0 lets the kernel choose.
       has_chief: messages call rank 0 the chief, and rank 1 worker 0.
+      interface: numeric address of this host to listen on; "" for all there are.
+      peer_memory: whether workers of this machine and user, and the server, read values out of each
+        other's memory, where the system lets them.
 
     Raises:
       tf.errors.UnavailableError: the port cannot be bound.
     """
 
-    def __init__(self, index: int, config: Any, port: int = 0, has_chief: bool = False) -> None:
+    def __init__(
+        self,
+        index: int,
+        config: Any,
+        port: int = 0,
+        has_chief: bool = False,
+        *,
+        interface: str = "127.0.0.1",
+        peer_memory: bool = True,
+    ) -> None:
         handle, bound_port = server_calls.Handle(), ctypes.c_int()
         options = server_calls.Options(
             index=index,
@@ -64,7 +76,10 @@ class ParameterServer:
             compensation_lambda=config.compensation_lambda,
             trace_events=config.trace_events,
         )
-        SERVER.create(ctypes.byref(options), port, ctypes.byref(handle), ctypes.byref(bound_port))
+        SERVER.create(
+            *(ctypes.byref(options), interface.encode(), port, int(peer_memory)),
+            *(ctypes.byref(handle), ctypes.byref(bound_port)),
+        )
         self._handle = handle.value
         self._trace_events = config.trace_events
         self.port = bound_port.value
@@ -150,9 +165,11 @@ class ParameterServer:
         """Keeps what is applied to rows from now on in a new file; a failure is an event."""
         SERVER.begin_log(self._handle, path.encode())
 
-    def start(self, token: bytes) -> None:
-        """Lets in workers that present these 16 bytes and the `incarnation`."""
-        SERVER.start(self._handle, token)
+    def start(self, key: bytes) -> None:
+        """Lets in workers that prove these 32 bytes and say the `incarnation`."""
+        if len(key) != 32:
+            raise ValueError(f"expected a key of 32 bytes, received {len(key)}")
+        SERVER.start(self._handle, key)
 
     @contextlib.contextmanager
     def checkpoint(self, changed_only: bool, log_path: str | None) -> Iterator[ServerImage]:

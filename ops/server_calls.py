@@ -88,7 +88,14 @@ Pointer = ctypes.POINTER(ctypes.c_void_p)
 SERVER = library.CFunctions(
     "tfdist_ps_server_",
     checked={
-        "create": [ctypes.POINTER(Options), ctypes.c_int, ctypes.POINTER(Handle), Int],
+        "create": [
+            ctypes.POINTER(Options),
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.POINTER(Handle),
+            Int,
+        ],
         "restore_shard": [
             Handle,
             ctypes.c_char_p,

@@ -40,7 +40,7 @@ class ServerStats:
       largest_lead: with "ssp", the most steps a worker was ahead of the slowest.
       bytes_sent: bytes of values.
       bytes_received: bytes of gradients and changes.
-      rejected_connections: connections that did not present the token.
+      rejected_connections: connections that did not prove the key.
       broken_requests: requests that were not what this protocol sends.
       shards: how many shards the server holds.
       value_bytes: their size.

@@ -16,7 +16,7 @@
 
 #include "core/dtype.h"
 #include "core/frame.h"
-#include "core/socket.h"
+#include "core/net/socket.h"
 #include "core/status.h"
 
 namespace tfdist {

@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "core/choose.h"
+#include "core/net/authenticate.h"
+
 namespace tfdist {
 namespace {
 
@@ -21,19 +23,18 @@ TimePoint After(double seconds) {
 
 }  // namespace
 
-Status Communicator::Create(int rank, int size, int port, std::unique_ptr<Communicator>* out,
-                            bool shared_memory) {
+Status Communicator::Create(int rank, int size, const std::string& interface, int port,
+                            std::unique_ptr<Communicator>* out, bool shared_memory) {
   if (size < 1 || rank < 0 || rank >= size) {
     return Status(StatusCode::kInvalidArgument,
                   StrCat("expected 0 <= rank < size, received rank ", rank, " and size ", size));
   }
-  Fd listener;
-  int bound_port = 0;
-  if (Status s = Listen(port, &listener, &bound_port); !s.ok()) {
+  Listener listener;
+  if (Status s = Listener::Listen(interface, port, shared_memory, &listener); !s.ok()) {
     return Status(s.code(), StrCat("rank ", rank, " of ", size, ": ", s.message()));
   }
   std::unique_ptr<Communicator> made(
-      new Communicator(rank, size, std::move(listener), bound_port, shared_memory));
+      new Communicator(rank, size, std::move(listener), shared_memory));
   if (!made->epoll_.valid() || !made->wake_.valid()) {
     return Status(StatusCode::kUnavailable,
                   StrCat(made->Who(), ": no descriptors left: ", std::strerror(errno)));
@@ -42,14 +43,14 @@ Status Communicator::Create(int rank, int size, int port, std::unique_ptr<Commun
   return Status();
 }
 
-Communicator::Communicator(int rank, int size, Fd listener, int port, bool shared_memory)
+Communicator::Communicator(int rank, int size, Listener listener, bool shared_memory)
     : rank_(rank),
       size_(size),
-      port_(port),
+      port_(listener.port()),
       shared_memory_(shared_memory),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      gate_(std::move(listener)),
+      acceptor_(std::move(listener)),
       hosts_(size, 0),
       linked_(size, false),
       links_(size),
@@ -78,12 +79,12 @@ void Communicator::Close() {
   {
     const EngineLock engine(engine_);
     for (auto& link : links_) link.reset();
-    gate_.Close();
+    acceptor_.Close();
   }
   Drive();
 }
 
-Status Communicator::Connect(const Token& token, uint64_t generation,
+Status Communicator::Connect(const Key& key, uint64_t generation,
                              const std::vector<std::string>& addresses, double timeout_seconds) {
   if (static_cast<int>(addresses.size()) != size_) {
     return Status(StatusCode::kInvalidArgument,
@@ -97,47 +98,31 @@ Status Communicator::Connect(const Token& token, uint64_t generation,
   hosts_ = NumberHosts(addresses);
   crowded_ =
       std::count(hosts_.begin(), hosts_.end(), hosts_[rank_]) > sysconf(_SC_NPROCESSORS_ONLN);
-  gate_.Open(
-      epoll_.get(), token, generation,
+  acceptor_.Open(
+      epoll_.get(), key, generation, static_cast<uint32_t>(rank_),
       [this](uint32_t rank) {
         // Higher ranks dial lower ones, each once.
         return rank < static_cast<uint32_t>(size_) && static_cast<int>(rank) > rank_ &&
                links_[rank] == nullptr;
       },
-      [this](uint32_t rank, Fd socket) {
+      [this](uint32_t rank, PeerSocket socket) {
         AdoptLink(static_cast<int>(rank), std::move(socket), std::nullopt);
       });
   running_ = true;
   thread_ = std::thread([this] { Run(); });
 
-  const std::string hello = Encode(Hello{token, generation, static_cast<uint32_t>(rank_)});
-  FrameHeader header;
-  header.type = FrameType::kHello;
-  header.length = static_cast<uint32_t>(hello.size());
-  const HeaderBytes head = EncodeHeader(header);
-  const std::string greeting = std::string(head.begin(), head.end()) + hello;
   for (int peer = 0; peer < rank_; ++peer) {
-    Fd socket;
-    Status s = Dial(addresses_[peer], deadline, &socket);
-    if (s.ok()) s = SendAll(socket, greeting.data(), greeting.size(), deadline);
-    HeaderBytes welcome;
-    if (s.ok()) s = ReceiveAll(socket, welcome.data(), welcome.size(), deadline);
-    if (s.ok()) s = DecodeHeader(welcome.data(), &header);
-    if (s.ok() && (header.type != FrameType::kWelcome ||
-                   (header.length != 0 && header.length != kOfferBytes))) {
-      s = Status(StatusCode::kInternal,
-                 StrCat("expected a WELCOME, received ", header.length,
-                        " bytes in a frame of type ", static_cast<int>(header.type)));
-    }
-    std::string offer(s.ok() ? header.length : 0, '\0');
-    if (s.ok()) s = ReceiveAll(socket, offer.data(), offer.size(), deadline);
+    // std::function must be copyable, a descriptor is not.
+    auto socket = std::make_shared<PeerSocket>();
+    auto welcome = std::make_shared<Welcome>();
+    const Status s = DialPeer(peer, key, generation, deadline, socket.get(), welcome.get());
     if (!s.ok()) {
       return Status(s.code(),
                     StrCat(Who(), ": cannot connect to ", PeerName(peer), ": ", s.message()));
     }
-    // std::function must be copyable, an Fd is not.
-    auto shared = std::make_shared<Fd>(std::move(socket));
-    Post([this, peer, shared, offer] { AdoptLink(peer, std::move(*shared), offer); });
+    Post([this, peer, socket, welcome] {
+      AdoptLink(peer, std::move(*socket), std::move(*welcome));
+    });
   }
 
   std::unique_lock<std::mutex> lock(mutex_);
@@ -151,6 +136,32 @@ Status Communicator::Connect(const Token& token, uint64_t generation,
   }
   return Status(StatusCode::kDeadlineExceeded, StrCat(Who(), ": no data connection from ", missing,
                                                       " within ", timeout_seconds, " s"));
+}
+
+Status Communicator::DialPeer(int peer, const Key& key, uint64_t generation, TimePoint deadline,
+                              PeerSocket* socket, Welcome* welcome) const {
+  if (Status s = Dial(addresses_[peer], SharesWith(peer), deadline, socket); !s.ok()) return s;
+  Hello hello;
+  hello.generation = generation;
+  hello.rank = static_cast<uint32_t>(rank_);
+  hello.to = static_cast<uint32_t>(peer);
+  if (Status s = Authenticate(*socket, key, hello, deadline); !s.ok()) return s;
+  HeaderBytes bytes;
+  const bool local = socket->process != nullptr;
+  Status s = local ? ReceiveWithDescriptor(socket->fd, bytes.data(), bytes.size(),
+                                           &welcome->descriptor, deadline)
+                   : ReceiveAll(socket->fd, bytes.data(), bytes.size(), deadline);
+  FrameHeader header;
+  if (s.ok()) s = DecodeHeader(bytes.data(), &header);
+  if (!s.ok()) return s;
+  if (header.type != FrameType::kWelcome ||
+      (header.length != 0 && !(local && header.length == kOfferBytes))) {
+    return Status(StatusCode::kInternal,
+                  StrCat("expected a WELCOME, received ", header.length,
+                         " bytes in a frame of type ", static_cast<int>(header.type)));
+  }
+  welcome->payload.resize(header.length);
+  return ReceiveAll(socket->fd, welcome->payload.data(), welcome->payload.size(), deadline);
 }
 
 uint64_t Communicator::NextSequence(uint64_t key) {
@@ -186,6 +197,27 @@ void Communicator::Leave() {
   });
 }
 
+std::string Communicator::Waiting(double seconds) {
+  std::string text;
+  {
+    const EngineLock engine(engine_);
+    const TimePoint now = Clock::now();
+    for (const auto& collective : pending_) {
+      const double waited = std::chrono::duration<double>(now - collective->started).count();
+      if (waited < seconds || collective->Settled()) continue;
+      const int peer = collective->WaitingFor();
+      const bool opened = std::find(collective->opened_by.begin(), collective->opened_by.end(),
+                                    peer) != collective->opened_by.end();
+      text = StrCat(Who(), ": ", collective->Title(), " has waited ", static_cast<int>(waited),
+                    " s for ", PeerName(peer),
+                    opened ? ", which takes part" : ", which has not started it");
+      break;
+    }
+  }
+  Drive();
+  return text;
+}
+
 Status Communicator::status() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return failure_;
@@ -197,7 +229,7 @@ CommunicatorStats Communicator::stats() const {
   stats.bytes_sent = bytes_sent_.load(std::memory_order_relaxed);
   stats.bytes_received = bytes_received_.load(std::memory_order_relaxed);
   stats.busy_nanoseconds = busy_nanoseconds_.load(std::memory_order_relaxed);
-  stats.rejected_connections = gate_.rejected();
+  stats.rejected_connections = acceptor_.rejected();
   stats.chunks_sent = chunks_sent_.load(std::memory_order_relaxed);
   stats.bytes_sent_to_other_hosts = far_bytes_sent_.load(std::memory_order_relaxed);
   return stats;

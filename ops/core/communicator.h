@@ -28,10 +28,10 @@
 #include "core/collective.h"
 #include "core/early.h"
 #include "core/flat_view.h"
-#include "core/gate.h"
 #include "core/history.h"
 #include "core/inquiry.h"
 #include "core/link.h"
+#include "core/net/acceptor.h"
 
 namespace tfdist {
 
@@ -47,10 +47,11 @@ struct CommunicatorStats {
 
 class Communicator : private FrameHandler, private ChunkSender {
  public:
-  // Listens on `port` (0: the kernel chooses). `Connect` makes it usable. Without `shared_memory`
-  // ranks of one machine talk through sockets only.
-  static Status Create(int rank, int size, int port, std::unique_ptr<Communicator>* out,
-                       bool shared_memory = true);
+  // Listens on `port` (0: the kernel chooses) of `interface`, a numeric address of this host
+  // (empty: all there are). `Connect` makes it usable. Without `shared_memory` ranks of one machine
+  // talk through TCP only.
+  static Status Create(int rank, int size, const std::string& interface, int port,
+                       std::unique_ptr<Communicator>* out, bool shared_memory = true);
   ~Communicator() override;
 
   int rank() const { return rank_; }
@@ -59,7 +60,7 @@ class Communicator : private FrameHandler, private ChunkSender {
 
   // Connects to every other rank. `addresses` are "host:port", one per rank. Names the ranks that
   // are missing at the deadline.
-  Status Connect(const Token& token, uint64_t generation, const std::vector<std::string>& addresses,
+  Status Connect(const Key& key, uint64_t generation, const std::vector<std::string>& addresses,
                  double timeout_seconds);
 
   // The number of this execution of the collective `key`, counted from 0.
@@ -112,24 +113,36 @@ class Communicator : private FrameHandler, private ChunkSender {
   // `done`.
   void Close();
 
+  // Which collective has been waiting for longer than `seconds`, for how long and for whom, in a
+  // sentence; the oldest one. Empty if none does.
+  std::string Waiting(double seconds);
+
   // The failure that ended this communicator, or OK.
   Status status() const;
   CommunicatorStats stats() const;
 
  private:
-  static constexpr uint64_t kWakeTag = uint64_t{1} << 39;  // links have their rank, guests more
+  // Links have their rank; the acceptor's tags are larger.
+  static constexpr uint64_t kWakeTag = uint64_t{1} << 39;
 
   using Command = std::function<void()>;
   using EngineLock = std::unique_lock<std::mutex>;
 
+  // What came in a WELCOME.
+  struct Welcome {
+    std::string payload;
+    Fd descriptor;
+  };
   struct Ended {
     std::unique_ptr<Collective> collective;
     Status status;
   };
 
-  Communicator(int rank, int size, Fd listener, int port, bool shared_memory);
+  Communicator(int rank, int size, Listener listener, bool shared_memory);
 
   // Any thread, without the engine.
+  Status DialPeer(int peer, const Key& key, uint64_t generation, TimePoint deadline,
+                  PeerSocket* socket, Welcome* welcome) const;
   void Enqueue(Command command);
   void Post(Command command);
   void Drive();
@@ -160,8 +173,8 @@ class Communicator : private FrameHandler, private ChunkSender {
   void RunCommands();
   void HandleLink(int peer, uint32_t events);
   bool ReceiveFrom(int peer);
-  // `offer` is what came with the WELCOME of a peer that was dialled; others are welcomed here.
-  void AdoptLink(int peer, Fd socket, const std::optional<std::string>& offer);
+  // `welcome` is of a peer that was dialled; others are welcomed here.
+  void AdoptLink(int peer, PeerSocket socket, std::optional<Welcome> welcome);
   void NoteLinked(int peer);
   bool SharesWith(int peer) const;
   void FlushLinks();
@@ -202,7 +215,7 @@ class Communicator : private FrameHandler, private ChunkSender {
   const int rank_, size_, port_;
   const bool shared_memory_;
   Fd epoll_, wake_;
-  Gate gate_;
+  Acceptor acceptor_;
   std::vector<std::string> addresses_;
   std::vector<int> hosts_;  // of each rank, numbered
   bool crowded_ = false;    // this host has more ranks than processors

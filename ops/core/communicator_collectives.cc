@@ -224,6 +224,8 @@ Status Communicator::OnControl(int peer, const FrameHeader& header, std::string_
       return Status();
     case FrameType::kHello:
     case FrameType::kWelcome:
+    case FrameType::kChallenge:
+    case FrameType::kProof:
     case FrameType::kData:
     case FrameType::kShared:
     case FrameType::kLend:

@@ -40,10 +40,8 @@ void Communicator::Run() {
       if (tag == kWakeTag) {
         uint64_t count;
         [[maybe_unused]] const ssize_t drained = read(wake_.get(), &count, sizeof(count));
-      } else if (tag == Gate::kListenerTag) {
-        gate_.OnListenerReady();
-      } else if (tag >= Gate::kFirstGuestTag) {
-        gate_.OnGuestReady(tag);
+      } else if (tag >= Acceptor::kFirstTag) {
+        acceptor_.OnReady(tag);
       } else {
         HandleLink(static_cast<int>(tag), events[i].events);
       }
@@ -53,7 +51,7 @@ void Communicator::Run() {
     }
     CheckDeadlines();
     const TimePoint now = Clock::now();
-    gate_.CheckTime(now);
+    acceptor_.CheckTime(now);
     FlushLinks();
     if (stop_) {
       if (farewell == TimePoint::max()) farewell = now + kFarewellTime;
@@ -92,7 +90,7 @@ void Communicator::Linger() {
 
 // When the communicator's thread has something to do even if nothing comes.
 TimePoint Communicator::NextDue() const {
-  TimePoint next = gate_.NextDeadline();
+  TimePoint next = acceptor_.NextDeadline();
   if (inquiry_) return std::min(next, inquiry_->ends());
   for (const auto& collective : pending_) {
     next = std::min({next, collective->deadline, collective->next_check});
@@ -124,7 +122,7 @@ bool Communicator::SharesWith(int peer) const {
   return shared_memory_ && host(peer) == host(rank_);
 }
 
-void Communicator::AdoptLink(int peer, Fd socket, const std::optional<std::string>& offer) {
+void Communicator::AdoptLink(int peer, PeerSocket socket, std::optional<Welcome> welcome) {
   links_[peer] = std::make_unique<Link>(peer, std::move(socket));
   Link& link = *links_[peer];
   if (failed_) link.Detach();
@@ -133,9 +131,10 @@ void Communicator::AdoptLink(int peer, Fd socket, const std::optional<std::strin
   event.events = EPOLLIN;
   event.data.u64 = static_cast<uint64_t>(peer);
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.fd(), &event);
-  if (!offer) {
-    link.QueueControl(FrameType::kWelcome, {}, SharesWith(peer) ? link.OfferToShare() : "");
-  } else if (const Status s = link.JoinIn(*offer, SharesWith(peer)); !s.ok()) {
+  if (!welcome) {
+    link.Welcome();
+  } else if (const Status s = link.OnWelcome(welcome->payload, std::move(welcome->descriptor));
+             !s.ok()) {
     return PeerLost(peer, s.message());
   }
   if (link.settled()) NoteLinked(peer);

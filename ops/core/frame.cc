@@ -7,7 +7,8 @@
 namespace tfdist {
 namespace {
 
-constexpr uint32_t kMagic = 0x44465401;  // "\x01TFD": the version is the first byte on the wire
+constexpr uint32_t kFrameMagic =
+    0x44465401;  // "\x01TFD": the version is the first byte on the wire
 constexpr uint16_t kMaxTextBytes = 512;
 
 size_t MaxLength(FrameType type) {
@@ -18,7 +19,7 @@ size_t MaxLength(FrameType type) {
 
 HeaderBytes EncodeHeader(const FrameHeader& header) {
   const std::string bytes = Writer()
-                                .Put(kMagic)
+                                .Put(kFrameMagic)
                                 .Put(static_cast<uint8_t>(header.type))
                                 .Put(uint8_t{0})
                                 .Put(header.step)
@@ -39,11 +40,11 @@ Status DecodeHeader(const char* bytes, FrameHeader* header) {
   Reader reader(std::string_view(bytes, kHeaderBytes));
   reader.Get(&magic).Get(&type).Get(&reserved8).Get(&header->step).Get(&header->length);
   reader.Get(&reserved32).Get(&header->key).Get(&header->sequence).Get(&header->offset);
-  if (magic != kMagic) {
+  if (magic != kFrameMagic) {
     return Status(StatusCode::kInvalidArgument, "not a tfdist frame, or of another version");
   }
   if (type < static_cast<uint8_t>(FrameType::kHello) ||
-      type > static_cast<uint8_t>(FrameType::kReturn)) {
+      type > static_cast<uint8_t>(FrameType::kProof)) {
     return Status(StatusCode::kInvalidArgument, StrCat("unknown frame type ", int{type}));
   }
   header->type = static_cast<FrameType>(type);
@@ -61,13 +62,31 @@ bool Signature::Matches(const Signature& other) const {
          shape_hash == other.shape_hash;
 }
 
+std::string EncodeFrame(FrameType type, const std::string& payload) {
+  FrameHeader header;
+  header.type = type;
+  header.length = static_cast<uint32_t>(payload.size());
+  const HeaderBytes head = EncodeHeader(header);
+  return std::string(head.begin(), head.end()) + payload;
+}
+
 std::string Encode(const Hello& hello) {
-  return Writer().Put(hello.token).Put(hello.generation).Put(hello.rank).Take();
+  return Writer().Put(hello.generation).Put(hello.rank).Put(hello.to).Put(hello.nonce).Take();
 }
 
 Status Decode(std::string_view bytes, Hello* hello) {
   Reader reader(bytes);
-  return reader.Get(&hello->token).Get(&hello->generation).Get(&hello->rank).Finish("HELLO frame");
+  reader.Get(&hello->generation).Get(&hello->rank).Get(&hello->to).Get(&hello->nonce);
+  return reader.Finish("HELLO frame");
+}
+
+std::string Encode(const Challenge& challenge) {
+  return Writer().Put(challenge.nonce).Put(challenge.proof).Take();
+}
+
+Status Decode(std::string_view bytes, Challenge* challenge) {
+  Reader reader(bytes);
+  return reader.Get(&challenge->nonce).Get(&challenge->proof).Finish("CHALLENGE frame");
 }
 
 std::string Encode(const Signature& s) {
@@ -135,42 +154,30 @@ Status Decode(std::string_view bytes, Abort* abort) {
   return reader.Finish("ABORT frame");
 }
 
-namespace {
-
-void Put(Writer* writer, const LenderInfo& lender) {
-  writer->Put(lender.process).Put(lender.seal_address).Put(lender.seal);
-}
-
-void Get(Reader* reader, LenderInfo* lender) {
-  reader->Get(&lender->process).Get(&lender->seal_address).Get(&lender->seal);
-}
-
-}  // namespace
-
 std::string Encode(const Offer& offer) {
-  Writer writer;
-  Put(&writer, offer.lender);
-  return writer.Put(offer.descriptor).Take();
+  return Writer().Put(offer.canary.address).Put(offer.canary.value).Take();
 }
 
 Status Decode(std::string_view bytes, Offer* offer) {
   Reader reader(bytes);
-  Get(&reader, &offer->lender);
-  return reader.Get(&offer->descriptor).Finish("WELCOME frame");
+  return reader.Get(&offer->canary.address).Get(&offer->canary.value).Finish("WELCOME frame");
 }
 
 std::string Encode(const Shared& shared) {
-  Writer writer;
-  writer.Put(uint8_t{shared.joined}).Put(uint8_t{shared.reads});
-  Put(&writer, shared.lender);
-  return writer.Take();
+  const CanaryInfo& canary = shared.canary;
+  return Writer()
+      .Put(uint8_t{shared.joined})
+      .Put(uint8_t{shared.reads})
+      .Put(canary.address)
+      .Put(canary.value)
+      .Take();
 }
 
 Status Decode(std::string_view bytes, Shared* shared) {
+  CanaryInfo& canary = shared->canary;
   Reader reader(bytes);
   reader.GetBool(&shared->joined).GetBool(&shared->reads);
-  Get(&reader, &shared->lender);
-  return reader.Finish("SHARED frame");
+  return reader.Get(&canary.address).Get(&canary.value).Finish("SHARED frame");
 }
 
 std::string Encode(const Lent& lent) {

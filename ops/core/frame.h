@@ -1,7 +1,8 @@
 // What travels on a data connection: a fixed header, then `length` bytes of payload.
 //
-//   - HELLO: first frame of the dialling side: admission token, generation, rank
-//   - WELCOME: the answer to a HELLO that was accepted; empty, or an offer to share memory
+//   - HELLO, CHALLENGE, PROOF: how the two sides prove to each other that they know the job's key;
+//     see net/authenticate.h
+//   - WELCOME: the answer to a PROOF that was accepted; empty, or an offer to share memory
 //   - OPEN: "I have started collective (key, sequence)", with its signature; it also permits large
 //     DATA to be sent
 //   - DATA: one chunk of a collective
@@ -26,7 +27,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/peer_memory.h"
+#include "core/base/hmac.h"
+#include "core/net/peer_memory.h"
 #include "core/status.h"
 
 namespace tfdist {
@@ -43,16 +45,19 @@ enum class FrameType : uint8_t {
   kShared = 9,
   kLend = 10,
   kReturn = 11,
+  kChallenge = 12,
+  kProof = 13,
 };
 
 inline constexpr size_t kHeaderBytes = 40;
-inline constexpr size_t kTokenBytes = 16;
 inline constexpr size_t kChunkBytes = 256 * 1024;     // the most that one DATA frame carries
 inline constexpr size_t kMaxControlBytes = 8 * 1024;  // the most that any other frame carries
 inline constexpr size_t kMaxBlocks = 800;             // the most that an OPEN tells of
 inline constexpr size_t kMaxLentPieces = 256;         // of one LEND frame
 
-using Token = std::array<uint8_t, kTokenBytes>;
+// What the ranks of a generation know, and nobody else.
+using Key = std::array<uint8_t, 32>;
+using Nonce = std::array<uint8_t, 16>;
 
 struct FrameHeader {
   FrameType type = FrameType::kData;
@@ -71,10 +76,19 @@ HeaderBytes EncodeHeader(const FrameHeader& header);
 Status DecodeHeader(const char* bytes, FrameHeader* header);
 
 struct Hello {
-  Token token{};
   uint64_t generation = 0;
-  uint32_t rank = 0;
+  uint32_t rank = 0;  // of the dialling side
+  uint32_t to = 0;    // of the rank that it means to have dialled; a server is its generation
+  Nonce nonce{};
 };
+inline constexpr size_t kHelloBytes = sizeof(uint64_t) + 2 * sizeof(uint32_t) + sizeof(Nonce);
+
+struct Challenge {
+  Nonce nonce{};
+  Digest proof{};
+};
+inline constexpr size_t kChallengeBytes = sizeof(Nonce) + sizeof(Digest);
+inline constexpr size_t kProofBytes = sizeof(Digest);
 
 // What every rank must agree on, besides the key, for a collective to be the same one.
 struct Signature {
@@ -110,17 +124,17 @@ struct Abort {
   std::string message;
 };
 
-// In a WELCOME: memory that the sender has made for both.
+// In a WELCOME over a unix socket, with a descriptor beside it: memory that the sender has made for
+// both.
 struct Offer {
-  LenderInfo lender;
-  int32_t descriptor = -1;  // in the lender's process
+  CanaryInfo canary;
 };
-inline constexpr size_t kOfferBytes = 2 * sizeof(int32_t) + sizeof(uint64_t) + sizeof(Seal);
+inline constexpr size_t kOfferBytes = sizeof(uint64_t) + sizeof(CanaryInfo::value);
 
 struct Shared {
   bool joined = false;  // uses the shared memory
   bool reads = false;   // and what is lent to it
-  LenderInfo lender;    // what it lends
+  CanaryInfo canary;    // of what it lends
 };
 
 // Where a chunk lies in the lender's memory.
@@ -128,7 +142,11 @@ struct Lent {
   std::vector<iovec> pieces;
 };
 
+// A whole frame of a type that needs only a length.
+std::string EncodeFrame(FrameType type, const std::string& payload);
+
 std::string Encode(const Hello& hello);
+std::string Encode(const Challenge& challenge);
 std::string Encode(const Signature& signature);
 std::string Encode(const Reply& reply);
 std::string Encode(const Abort& abort);
@@ -136,6 +154,7 @@ std::string Encode(const Offer& offer);
 std::string Encode(const Shared& shared);
 std::string Encode(const Lent& lent);
 Status Decode(std::string_view bytes, Hello* hello);
+Status Decode(std::string_view bytes, Challenge* challenge);
 Status Decode(std::string_view bytes, Signature* signature);
 Status Decode(std::string_view bytes, Reply* reply);
 Status Decode(std::string_view bytes, Abort* abort);

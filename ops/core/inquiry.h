@@ -9,7 +9,7 @@
 
 #include "core/collective.h"
 #include "core/frame.h"
-#include "core/socket.h"
+#include "core/net/socket.h"
 
 namespace tfdist {
 

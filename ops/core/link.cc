@@ -47,9 +47,10 @@ void Append(char* data, size_t bytes, size_t* skip, std::vector<iovec>* out) {
 
 }  // namespace
 
-Link::Link(int peer, Fd socket)
+Link::Link(int peer, PeerSocket socket)
     : peer_(peer),
-      socket_(std::move(socket)),
+      process_(std::move(socket.process)),
+      socket_(std::move(socket.fd)),
       buffer_(kBufferBytes),
       scratch_(new char[kChunkBytes]) {}
 
@@ -280,7 +281,7 @@ Status Link::OnControl(FrameHandler& handler, const FrameHeader& header, std::st
 }
 
 void Link::Detach() {
-  lender_.reset();  // before its memory goes to others
+  exposed_.reset();  // before its memory goes to others
   peer_reads_ = false;
   lent_.clear();
   if (front_sent_ > 0) {

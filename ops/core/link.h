@@ -1,16 +1,15 @@
 // One authenticated connection to one peer: a queue of frames going out, a parser of frames coming
 // in. Non-blocking.
 //
-// Between ranks of one machine the frames go through memory that both share (shared_channel.h), and
-// large chunks for which there is no room stay where they are until the peer has copied them
-// (peer_memory.h). The side that was dialled offers it; what happens on the socket:
+// Between ranks of one machine and user, which a unix socket connects, the frames go through memory
+// that both share (shared_channel.h), and large chunks for which there is no room stay where they
+// are until the peer has copied them (net/peer_memory.h). The side that was dialled offers it; what
+// happens on the socket:
 //
 //     dialled side                                     dialling side
-//     WELCOME (descriptor, its seal)  ->               reads the seal in that process, opens the
-//                                                      memory; if either fails: joined = no
-//                                     <-               SHARED (joined, reads, its seal)
-//     reads that seal;
-//     SHARED (reads)                  ->
+//     WELCOME (its canary) and a descriptor  ->        opens the memory; if it cannot: joined = no
+//                                            <-        SHARED (joined, reads, its canary)
+//     SHARED (reads)                         ->
 //
 // A side's SHARED is its last frame on the socket: it sends the following ones through the memory,
 // and what then comes on the socket are single bytes, knocks at a sleeping peer. The socket stays
@@ -31,9 +30,9 @@
 
 #include "core/collective.h"
 #include "core/frame.h"
-#include "core/peer_memory.h"
+#include "core/net/peer_memory.h"
+#include "core/net/socket.h"
 #include "core/shared_channel.h"
-#include "core/socket.h"
 #include "core/status.h"
 
 namespace tfdist {
@@ -52,7 +51,7 @@ class FrameHandler {
 
 class Link {
  public:
-  Link(int peer, Fd socket);
+  Link(int peer, PeerSocket socket);
 
   int fd() const { return socket_.get(); }
   bool blocked() const { return blocked_; }  // nothing more can be written for now
@@ -65,10 +64,12 @@ class Link {
   void QueueControl(FrameType type, const CollectiveId& id, const std::string& payload);
   void QueueChunk(Collective* collective, const FrameHeader& header, std::vector<iovec> pieces);
 
-  // Makes shared memory and tells how to find it: the payload of a WELCOME. Empty if it cannot.
-  std::string OfferToShare();
-  // Answers such an offer, if it is not empty: by joining in if that `may` be, and can be.
-  Status JoinIn(std::string_view offer, bool may);
+  // Sends the WELCOME of the side that was dialled, which offers to share memory where the socket
+  // is of this machine. Before any other frame.
+  void Welcome();
+  // Answers the WELCOME of a peer that was dialled, and the descriptor that came with it: joins in
+  // where there is something to join.
+  Status OnWelcome(std::string_view payload, Fd descriptor);
   // Whether it is decided over what the frames go.
   bool settled() const { return !settling_; }
 
@@ -124,6 +125,7 @@ class Link {
   Status OnReturn(FrameHandler& handler);
 
   const int peer_;
+  const std::shared_ptr<const PeerProcess> process_;  // where the socket is of this machine
   Fd socket_;
 
   std::deque<Outgoing> outgoing_;
@@ -146,7 +148,7 @@ class Link {
   bool rests_ = false;                           // the peer has been told to knock,
   bool idle_ = false;                            // but not for everything
   bool hung_up_ = false;                         // the socket has ended
-  std::unique_ptr<Lender> lender_;
+  std::unique_ptr<ExposedMemory> exposed_;
   bool peer_reads_ = false;  // what we lend
   std::optional<PeerMemory> peer_memory_;
   std::deque<LentChunk> lent_;  // oldest first

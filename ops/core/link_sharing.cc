@@ -16,32 +16,32 @@ Status Unexpected(const char* what) {
 
 }  // namespace
 
-std::string Link::OfferToShare() {
-  if (detached_) return "";
-  channel_ = SharedChannel::Create();
-  if (channel_ == nullptr) return "";
+void Link::Welcome() {
+  if (process_ != nullptr && !detached_) channel_ = SharedChannel::Create();
+  if (channel_ == nullptr) return QueueControl(FrameType::kWelcome, {}, "");
   offered_ = settling_ = true;
-  lender_ = std::make_unique<Lender>();
-  return Encode(Offer{lender_->info(), channel_->fd()});
+  exposed_ = std::make_unique<ExposedMemory>();
+  const std::string welcome = EncodeFrame(FrameType::kWelcome, Encode(Offer{exposed_->canary()}));
+  // A new socket has room. If it is broken, Receive will find out.
+  [[maybe_unused]] const Status sent =
+      SendWithDescriptor(socket_, welcome, channel_->fd(), Clock::now());
 }
 
-Status Link::JoinIn(std::string_view payload, bool may) {
+Status Link::OnWelcome(std::string_view payload, Fd descriptor) {
   if (payload.empty()) return Status();
+  if (process_ == nullptr) return Unexpected("WELCOME");
   Offer offer;
   if (Status s = Decode(payload, &offer); !s.ok()) return s;
-  const PeerMemory memory(offer.lender);
-  // The seal says that this process is the peer: only then are its descriptors worth a look.
-  if (may && memory.IsReadable()) {
-    channel_ = SharedChannel::Open(offer.lender.process, offer.descriptor);
-  }
+  channel_ = SharedChannel::Open(std::move(descriptor));
   if (channel_ == nullptr) {
     QueueControl(FrameType::kShared, {}, Encode(Shared{}));
     return Status();
   }
   settling_ = true;
-  peer_memory_.emplace(memory);
-  lender_ = std::make_unique<Lender>();
-  QueueShared({true, true, lender_->info()});
+  peer_memory_.emplace(process_, offer.canary);
+  if (!peer_memory_->IsReadable()) peer_memory_.reset();
+  exposed_ = std::make_unique<ExposedMemory>();
+  QueueShared({true, peer_memory_.has_value(), exposed_->canary()});
   return Status();
 }
 
@@ -51,7 +51,7 @@ Status Link::OnShared(std::string_view payload) {
   if (!settling_ || (!shared.joined && !offered_)) return Unexpected("SHARED");
   settling_ = false;
   if (!shared.joined) {
-    lender_.reset();
+    exposed_.reset();
     channel_.reset();
     return Status();
   }
@@ -60,9 +60,9 @@ Status Link::OnShared(std::string_view payload) {
   peer_reads_ = shared.reads;
   if (!offered_) return Status();
   channel_->CloseFd();
-  peer_memory_.emplace(shared.lender);
+  peer_memory_.emplace(process_, shared.canary);
   if (!peer_memory_->IsReadable()) peer_memory_.reset();
-  QueueShared({true, peer_memory_.has_value(), lender_->info()});
+  QueueShared({true, peer_memory_.has_value(), exposed_->canary()});
   return Status();
 }
 

@@ -50,18 +50,15 @@ std::unique_ptr<SharedChannel> SharedChannel::Create() {
   return Map(std::move(fd), true);
 }
 
-std::unique_ptr<SharedChannel> SharedChannel::Open(int process, int fd) {
-  const std::string path = StrCat("/proc/", process, "/fd/", fd);
-  // Whatever it is, opening it must not block.
-  Fd opened(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+std::unique_ptr<SharedChannel> SharedChannel::Open(Fd fd) {
   struct stat about{};
-  if (!opened.valid() || fstat(opened.get(), &about) != 0 || !S_ISREG(about.st_mode) ||
+  if (!fd.valid() || fstat(fd.get(), &about) != 0 || !S_ISREG(about.st_mode) ||
       about.st_size != sizeof(Memory)) {
     return nullptr;
   }
-  const int seals = fcntl(opened.get(), F_GET_SEALS);
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return nullptr;
-  std::unique_ptr<SharedChannel> channel = Map(std::move(opened), false);
+  std::unique_ptr<SharedChannel> channel = Map(std::move(fd), false);
   if (channel != nullptr) channel->CloseFd();
   return channel;
 }

@@ -24,7 +24,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/socket.h"
+#include "core/net/fd.h"
 
 namespace tfdist {
 
@@ -34,9 +34,9 @@ class SharedChannel {
 
   // Null where the system has no such memory.
   static std::unique_ptr<SharedChannel> Create();
-  // What another process has created under this descriptor. Null if it cannot be had, or is not
-  // what it should be.
-  static std::unique_ptr<SharedChannel> Open(int process, int fd);
+  // What another process has created and sent the descriptor of. Null if it is not what it should
+  // be.
+  static std::unique_ptr<SharedChannel> Open(Fd fd);
   ~SharedChannel();
   SharedChannel(const SharedChannel&) = delete;
   SharedChannel& operator=(const SharedChannel&) = delete;

@@ -33,6 +33,10 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+inline Status InvalidArgument(std::string message) {
+  return Status(StatusCode::kInvalidArgument, std::move(message));
+}
+
 // Concatenates its arguments as a stream would print them.
 template <typename... Args>
 std::string StrCat(const Args&... args) {

@@ -113,9 +113,9 @@ class SetKernel : public PsVariablesKernel {
 };
 
 // Works on copies of its inputs, for others may hold them.
-class ReduceKernel : public PsKernel {
+class PsReduceKernel : public PsKernel {
  public:
-  explicit ReduceKernel(OpKernelConstruction* context) : PsKernel(context) {
+  explicit PsReduceKernel(OpKernelConstruction* context) : PsKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("key", &key_));
   }
 
@@ -146,7 +146,7 @@ class ReduceKernel : public PsKernel {
 REGISTER_KERNEL_BUILDER(Name("TfdistPsStage").Device(tensorflow::DEVICE_CPU), StageKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsPush").Device(tensorflow::DEVICE_CPU), PushKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsSet").Device(tensorflow::DEVICE_CPU), SetKernel);
-REGISTER_KERNEL_BUILDER(Name("TfdistPsReduce").Device(tensorflow::DEVICE_CPU), ReduceKernel);
+REGISTER_KERNEL_BUILDER(Name("TfdistPsReduce").Device(tensorflow::DEVICE_CPU), PsReduceKernel);
 
 }  // namespace
 }  // namespace tfdist

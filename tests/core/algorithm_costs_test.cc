@@ -4,7 +4,7 @@
 #include "core/choose.h"
 #include "jobs.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::algorithm_costs_test {
 namespace {
 
 int Log2(int n) { return n < 2 ? 0 : 1 + Log2(n / 2); }  // rounded down
@@ -219,7 +219,7 @@ void Main() {
   std::puts("algorithm costs: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(algorithm_costs, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::algorithm_costs_test

@@ -7,7 +7,7 @@
 #include "testing.h"
 #include "values.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::combine_test {
 namespace {
 
 const ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax,
@@ -113,7 +113,7 @@ void Main() {
   std::puts("combine: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(combine, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::combine_test

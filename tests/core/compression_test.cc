@@ -11,7 +11,7 @@
 #include "core/top_k.h"
 #include "testing.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::compression_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -142,7 +142,7 @@ void Main() {
   std::puts("compression: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(compression, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::compression_test

@@ -1,14 +1,14 @@
 // How ranks connect, and what they say when they cannot.
 #include "calls.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::connect_test {
 namespace {
 
 void TestConnectWithMissingRank() {
   std::vector<std::string> addresses;
   Ranks comms(3);
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_OK(Communicator::Create(rank, 3, 0, &comms[rank]));
+    EXPECT_OK(Communicator::Create(rank, 3, "", 0, &comms[rank]));
     addresses.push_back(StrCat("127.0.0.1:", comms[rank]->port()));
   }
   // Rank 2 dials the others, and rank 0 is dialled: each way of missing a rank.
@@ -16,14 +16,14 @@ void TestConnectWithMissingRank() {
     Ranks present(3);
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == missing) continue;
-      EXPECT_OK(Communicator::Create(rank, 3, 0, &present[rank]));
+      EXPECT_OK(Communicator::Create(rank, 3, "", 0, &present[rank]));
       addresses[rank] = StrCat("127.0.0.1:", present[rank]->port());
     }
     addresses[missing] = StrCat("127.0.0.1:", comms[missing]->port());
     OnRanks(3, [&](int rank) {
       if (rank == missing) return;
       const TimePoint start = Clock::now();
-      const Status status = present[rank]->Connect(TestToken(), 1, addresses, 0.3);
+      const Status status = present[rank]->Connect(TestKey(), 1, addresses, 0.3);
       EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
       EXPECT_CONTAINS(status.message(), StrCat("rank ", missing, " (", addresses[missing], ")"));
       EXPECT(SecondsSince(start) < 2);
@@ -33,46 +33,46 @@ void TestConnectWithMissingRank() {
 
 void TestConnectErrors() {
   std::unique_ptr<Communicator> gone, comm;
-  EXPECT_OK(Communicator::Create(0, 2, 0, &gone));
+  EXPECT_OK(Communicator::Create(0, 2, "", 0, &gone));
   const std::string refused = StrCat("127.0.0.1:", gone->port());
   gone.reset();
-  EXPECT_OK(Communicator::Create(1, 2, 0, &comm));
+  EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
   std::vector<float> values(3);
   Ending early = AllReduce(*comm, values, {1, "hasty"});
   const Status hasty = Wait(early);
   EXPECT_STATUS(hasty, StatusCode::kFailedPrecondition);
   EXPECT_CONTAINS(hasty.message(), "all_reduce 'hasty' was started before Connect");
-  const Status too_few = comm->Connect(TestToken(), 1, {refused}, 1);
+  const Status too_few = comm->Connect(TestKey(), 1, {refused}, 1);
   EXPECT_STATUS(too_few, StatusCode::kInvalidArgument);
   EXPECT_CONTAINS(too_few.message(), "expected 2 addresses, received 1");
-  const Status status = comm->Connect(TestToken(), 1, {refused, "unused:1"}, 5);
+  const Status status = comm->Connect(TestKey(), 1, {refused, "unused:1"}, 5);
   EXPECT_STATUS(status, StatusCode::kUnavailable);
   EXPECT_CONTAINS(status.message(), "cannot connect to rank 0 (" + refused + ")");
-  EXPECT_STATUS(comm->Connect(TestToken(), 1, {refused, "unused:1"}, 5),
+  EXPECT_STATUS(comm->Connect(TestKey(), 1, {refused, "unused:1"}, 5),
                 StatusCode::kFailedPrecondition);
   std::unique_ptr<Communicator> none;
-  EXPECT_STATUS(Communicator::Create(2, 2, 0, &none), StatusCode::kInvalidArgument);
-  EXPECT_STATUS(Communicator::Create(0, 0, 0, &none), StatusCode::kInvalidArgument);
-  const Status in_use = Communicator::Create(0, 2, comm->port(), &none);
+  EXPECT_STATUS(Communicator::Create(2, 2, "", 0, &none), StatusCode::kInvalidArgument);
+  EXPECT_STATUS(Communicator::Create(0, 0, "", 0, &none), StatusCode::kInvalidArgument);
+  const Status in_use = Communicator::Create(0, 2, "", comm->port(), &none);
   EXPECT_STATUS(in_use, StatusCode::kUnavailable);
   EXPECT_CONTAINS(in_use.message(), StrCat("cannot bind data port ", comm->port()));
 }
 
 void TestConnectAsAnother() {
-  // Another token, and another generation: a worker of a job that ended.
-  for (const bool other_token : {true, false}) {
+  // Another key, and another generation: a worker of a job that ended.
+  for (const bool other_key : {true, false}) {
     std::unique_ptr<Communicator> host, stranger;
-    EXPECT_OK(Communicator::Create(0, 2, 0, &host));
-    EXPECT_OK(Communicator::Create(1, 2, 0, &stranger));
+    EXPECT_OK(Communicator::Create(0, 2, "", 0, &host));
+    EXPECT_OK(Communicator::Create(1, 2, "", 0, &stranger));
     const std::vector<std::string> addresses = {StrCat("127.0.0.1:", host->port()), "unused:1"};
     std::thread waiting([&] {
-      const Status status = host->Connect(TestToken(), 1, addresses, 0.5);
+      const Status status = host->Connect(TestKey(), 1, addresses, 0.5);
       EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
       EXPECT_CONTAINS(status.message(), "no data connection from rank 1");
     });
-    Token token = TestToken();
-    if (other_token) token[15] ^= 1;
-    const Status status = stranger->Connect(token, other_token ? 1 : 2, addresses, 5);
+    Key key = TestKey();
+    if (other_key) key[15] ^= 1;
+    const Status status = stranger->Connect(key, other_key ? 1 : 2, addresses, 5);
     EXPECT_STATUS(status, StatusCode::kUnavailable);
     EXPECT_CONTAINS(status.message(), "cannot connect to rank 0");
     waiting.join();
@@ -87,7 +87,7 @@ void Main() {
   std::puts("connect: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(connect, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::connect_test

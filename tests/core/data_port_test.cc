@@ -11,7 +11,7 @@
 
 #include "raw_peer.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::data_port_test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -83,7 +83,6 @@ std::string HelloWithLength(uint32_t length) {
 // Something that must not be let in.
 std::string Intrusion(Random& random) {
   const std::string hello = HelloFrame(1);
-  Token token = TestToken();
   switch (random() % 9) {
     case 0:
       return Garbage(random, 400);
@@ -94,8 +93,7 @@ std::string Intrusion(Random& random) {
     case 2:
       return RandomFrame(random) + RandomFrame(random);
     case 3:
-      token[random() % token.size()] ^= static_cast<uint8_t>(1 + random() % 255);
-      return HelloFrame(1, 1, token);
+      return HelloFrame(1) + RawPeer::ProofFrame(Sha256(Garbage(random, 40)));
     case 4:
       return HelloFrame(1, 2 + random() % 1000);
     case 5:
@@ -118,12 +116,14 @@ void TestTenThousandStrangers() {
   BusyPair pair;
   Random random(7);
   const int before = OpenDescriptors();
+  const auto all = static_cast<uint64_t>(Rounds(10000));
   uint64_t strangers = 0;
   std::vector<std::unique_ptr<RawPeer>> silent;
-  for (; strangers < 10000; ++strangers) {
+  for (; strangers < all; ++strangers) {
     const std::string bytes = Intrusion(random);
     auto peer = std::make_unique<RawPeer>(pair.port(strangers % 2));
-    switch (random() % 4) {
+    const bool is_silent = strangers % 100 == 3;
+    switch (is_silent ? 3 : random() % 4) {
       case 0:  // all of it, and wait to be thrown out
         peer->Send(bytes);
         peer->EndSending();
@@ -138,7 +138,7 @@ void TestTenThousandStrangers() {
         peer->Send(bytes);
         break;
       default:
-        if (strangers % 100 == 3) {
+        if (is_silent) {
           peer->Send(HelloFrame(1).substr(0, random() % 68));
           silent.push_back(std::move(peer));
         }
@@ -175,15 +175,15 @@ void TestManyAtOnce() {
   pair.Stop();
 }
 
-// Even one who knows the token does not get in as a rank that is here already, or as one that
-// should be dialled.
-void TestValidHelloOfAConnectedRank() {
+// Even one that knows the key does not get in as a rank that is here already, or as one that
+// should be dialled; nor one that means another rank or generation.
+void TestValidProofOfAConnectedRank() {
   BusyPair pair;
   uint64_t refused = 0;
-  for (const int port : {pair.port(0), pair.port(1)}) {
+  for (const uint32_t to : {0u, 1u}) {
     for (const uint32_t rank : {0u, 1u, 2u, UINT32_MAX}) {
-      RawPeer peer(port);
-      EXPECT(peer.Send(HelloFrame(rank)));
+      RawPeer peer(pair.port(static_cast<int>(to)));
+      EXPECT(peer.Introduce(Hello{1, rank, to, NewNonce()}));
       peer.AwaitClose();
       ++refused;
       EXPECT(Eventually([&] { return pair.rejected() == refused; }));
@@ -192,16 +192,82 @@ void TestValidHelloOfAConnectedRank() {
   pair.Stop();
 }
 
-// A HELLO that comes a byte at a time is still one.
-void TestSlowHello() {
+// The seat of rank 1 is free: only a proof of the key over both nonces of this connection takes it.
+void TestProofs() {
   std::unique_ptr<Communicator> comm;
-  EXPECT_OK(Communicator::Create(0, 2, 0, &comm));
+  EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
   std::thread connecting([&] {
     const std::vector<std::string> addresses = {"unused:1", "elsewhere:2"};
-    EXPECT_OK(comm->Connect(TestToken(), 1, addresses, 20));
+    EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
+  });
+  const Hello hello{1, 1, 0, NewNonce()};
+  const auto challenge_of = [](RawPeer& peer, const Hello& said) {
+    EXPECT(peer.Send(HelloFrame(said)));
+    EXPECT(peer.ReceiveHeader().type == FrameType::kChallenge);
+    char bytes[kChallengeBytes];
+    peer.Receive(bytes, sizeof(bytes));
+    Challenge challenge;
+    EXPECT_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
+    return challenge;
+  };
+  uint64_t refused = 0;
+  const auto refuses = [&](RawPeer& peer, const std::string& bytes) {
+    EXPECT(peer.Send(bytes));
+    peer.AwaitClose();
+    ++refused;
+    EXPECT(Eventually([&] { return comm->stats().rejected_connections == refused; }));
+  };
+  Nonce recorded;
+  {  // without the key
+    RawPeer peer(comm->port());
+    recorded = challenge_of(peer, hello).nonce;
+    refuses(peer, RawPeer::ProofFrame(DiallerProof(Key{}, hello, recorded)));
+  }
+  {  // what another connection's challenge was answered with: a replay
+    RawPeer peer(comm->port());
+    const Challenge challenge = challenge_of(peer, hello);
+    EXPECT(challenge.nonce != recorded);
+    refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), hello, recorded)));
+  }
+  {  // the acceptor's own proof
+    RawPeer peer(comm->port());
+    refuses(peer, RawPeer::ProofFrame(challenge_of(peer, hello).proof));
+  }
+  // Who says another generation, or means another rank, learns that no sooner than without the key.
+  for (const Hello& other : {Hello{2, 1, 0, hello.nonce}, Hello{1, 1, 1, hello.nonce}}) {
+    RawPeer peer(comm->port());
+    const Challenge challenge = challenge_of(peer, other);
+    refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), other, challenge.nonce)));
+  }
+  {  // a PROOF that nobody asked for
+    RawPeer peer(comm->port());
+    refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), hello, recorded)));
+  }
+  RawPeer peer(comm->port());
+  EXPECT(peer.Introduce(1));
+  EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+  connecting.join();
+}
+
+// A HELLO and a PROOF that come a byte at a time are still that.
+void TestSlowHello() {
+  std::unique_ptr<Communicator> comm;
+  EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+  std::thread connecting([&] {
+    const std::vector<std::string> addresses = {"unused:1", "elsewhere:2"};
+    EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
   });
   RawPeer peer(comm->port());
-  for (const char byte : HelloFrame(1)) EXPECT(peer.Send(std::string(1, byte)));
+  const Hello hello{1, 1, 0, NewNonce()};
+  for (const char byte : HelloFrame(hello)) EXPECT(peer.Send(std::string(1, byte)));
+  EXPECT(peer.ReceiveHeader().type == FrameType::kChallenge);
+  char bytes[kChallengeBytes];
+  peer.Receive(bytes, sizeof(bytes));
+  Challenge challenge;
+  EXPECT_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
+  for (const char byte : RawPeer::ProofFrame(DiallerProof(TestKey(), hello, challenge.nonce))) {
+    EXPECT(peer.Send(std::string(1, byte)));
+  }
   EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
   connecting.join();
   EXPECT(comm->stats().rejected_connections == 0);
@@ -239,13 +305,14 @@ void TestNoDescriptorsLeft() {
 void Main() {
   TestNoDescriptorsLeft();
   TestSlowHello();
-  TestValidHelloOfAConnectedRank();
+  TestValidProofOfAConnectedRank();
+  TestProofs();
   TestManyAtOnce();
   TestTenThousandStrangers();
   std::puts("data port: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(data_port, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::data_port_test

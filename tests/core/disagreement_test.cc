@@ -2,7 +2,7 @@
 // deadline.
 #include "calls.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::disagreement_test {
 namespace {
 
 void TestDeadline(int size, int absent) {
@@ -175,7 +175,7 @@ void Main() {
   std::printf("disagreement (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(disagreement, [] { InBothWays(Main); });
 
-int main() { tfdist::testing::InBothWays(tfdist::testing::Main); }
+}  // namespace
+}  // namespace tfdist::testing::disagreement_test

@@ -1,7 +1,7 @@
 // What a collective tells its caller when a rank dies, gives up or leaves.
 #include "calls.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::faults_test {
 namespace {
 
 void TestDeath(int size, int victim) {
@@ -220,7 +220,7 @@ void Main() {
   std::printf("faults (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(faults, [] { InBothWays(Main); });
 
-int main() { tfdist::testing::InBothWays(tfdist::testing::Main); }
+}  // namespace
+}  // namespace tfdist::testing::faults_test

@@ -6,7 +6,7 @@
 #include "core/frame.h"
 #include "testing.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::frames_test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -33,7 +33,7 @@ size_t Limit(FrameType type) { return type == FrameType::kData ? kChunkBytes : k
 void ExpectDecodesCleanly(const char* bytes) {
   FrameHeader header, again;
   if (!DecodeHeader(bytes, &header).ok()) return;
-  EXPECT(header.type >= FrameType::kHello && header.type <= FrameType::kReturn);
+  EXPECT(header.type >= FrameType::kHello && header.type <= FrameType::kProof);
   EXPECT(header.length <= Limit(header.type));
   EXPECT_OK(DecodeHeader(EncodeHeader(header).data(), &again));
   EXPECT(Same(header, again));
@@ -84,7 +84,7 @@ void TestLengths() {
       EXPECT_CONTAINS(status.message(), StrCat("the limit is ", limit));
     }
   }
-  for (const int type : {0, 12, 255}) {
+  for (const int type : {0, 14, 255}) {
     FrameHeader header, decoded;
     header.type = static_cast<FrameType>(type);
     EXPECT_CONTAINS(DecodeHeader(EncodeHeader(header).data(), &decoded).message(),
@@ -145,7 +145,8 @@ Signature TestSignature(const std::string& name, const std::string& shapes) {
 }
 
 void TestPayloads(Random& random) {
-  TestPayload(Hello{TestToken(), 0x1020304050607080, 7}, "HELLO", random);
+  TestPayload(Hello{0x1020304050607080, 7, 3, Nonce{9}}, "HELLO", random);
+  TestPayload(Challenge{Nonce{5}, Digest{6}}, "CHALLENGE", random);
   TestPayload(TestSignature("dense/kernel", "float[128,10]"), "OPEN", random);
   TestPayload(TestSignature("", ""), "OPEN", random);
   TestPayload(Reply{true, "all_reduce 'loss'", 5, 7, 1.5}, "REPLY", random);
@@ -218,7 +219,7 @@ void Main() {
   std::puts("frames: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(frames, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::frames_test

@@ -1,9 +1,9 @@
-// A peer that knows the token and then breaks the protocol: an error that names it, no crash, no
+// A peer that knows the key and then breaks the protocol: an error that names it, no crash, no
 // hang.
 #include "core/choose.h"
 #include "raw_peer.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::hostile_peer_test {
 namespace {
 
 constexpr size_t kCount = 30000;  // floats: too many to be sent before the peer has opened
@@ -11,11 +11,11 @@ constexpr size_t kCount = 30000;  // floats: too many to be sent before the peer
 // Rank 0 is a communicator, rank 1 is written by hand.
 struct Duel {
   Duel() {
-    EXPECT_OK(Communicator::Create(0, 2, 0, &comm));
+    EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
     std::thread connecting(
-        [this] { EXPECT_OK(comm->Connect(TestToken(), 1, {"unused:1", "mallory:2"}, 20)); });
+        [this] { EXPECT_OK(comm->Connect(TestKey(), 1, {"unused:1", "mallory:2"}, 20)); });
     peer = std::make_unique<RawPeer>(comm->port());
-    EXPECT(peer->Send(HelloFrame(1)));
+    EXPECT(peer->Introduce(1));
     EXPECT(peer->ReceiveHeader().type == FrameType::kWelcome);
     connecting.join();
   }
@@ -213,28 +213,50 @@ void TestFalseHost() {
   FrameHeader long_welcome;
   long_welcome.type = FrameType::kWelcome;
   long_welcome.length = 8;
-  const std::vector<std::pair<std::string, std::string>> answers = {
-      {std::string(40, 'x'), "not a tfdist frame"},
-      {Frame(FrameType::kData, ""), "expected a WELCOME"},
-      {Bytes(long_welcome, "surprise"), "expected a WELCOME"},
-      {"", "closed"}};
-  for (const auto& [answer, message] : answers) {
-    Fd listener;
-    int port = 0;
-    EXPECT_OK(Listen(0, &listener, &port));
+  // In the place of the CHALLENGE, or after it.
+  struct Case {
+    bool proves;
+    std::string answer, message;
+  };
+  const std::vector<Case> cases = {
+      {false, std::string(kHeaderBytes + kChallengeBytes, 'x'), "not a tfdist frame"},
+      {false, Frame(FrameType::kData, std::string(kChallengeBytes, 'x')), "expected a CHALLENGE"},
+      {false, Frame(FrameType::kChallenge, std::string(kChallengeBytes, 'x')),
+       "does not know this job's key"},
+      {false, "", "closed"},
+      {true, std::string(40, 'x'), "not a tfdist frame"},
+      {true, Frame(FrameType::kData, ""), "expected a WELCOME"},
+      {true, Bytes(long_welcome, "surprise"), "expected a WELCOME"},
+      {true, Frame(FrameType::kWelcome, Encode(Offer{})), "expected a WELCOME"},
+      {true, "", "closed"}};
+  for (const auto& [proves, answer, message] : cases) {
+    Listener listener;
+    EXPECT_OK(Listener::Listen("127.0.0.1", 0, false, &listener));
+    const int port = listener.port();
     std::unique_ptr<Communicator> comm;
-    EXPECT_OK(Communicator::Create(1, 2, 0, &comm));
+    EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
     std::thread host([&] {
-      Fd socket;
-      EXPECT(Eventually([&] { return (socket = Accept(listener)).valid(); }));
+      PeerSocket socket;
+      EXPECT(Eventually([&] { return Accept(listener.tcp(), &socket); }));
       const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
-      std::string hello(HelloFrame(1).size(), '\0');
-      EXPECT_OK(ReceiveAll(socket, hello.data(), hello.size(), deadline));
-      EXPECT(hello == HelloFrame(1));
-      EXPECT_OK(SendAll(socket, answer.data(), answer.size(), deadline));
+      std::string greeting(HelloFrame(1).size(), '\0');
+      EXPECT_OK(ReceiveAll(socket.fd, greeting.data(), greeting.size(), deadline));
+      Hello hello;
+      EXPECT_OK(Decode(std::string_view(greeting).substr(kHeaderBytes), &hello));
+      EXPECT(hello.generation == 1 && hello.rank == 1 && hello.to == 0);
+      if (proves) {
+        const Nonce nonce = NewNonce();
+        const std::string challenge =
+            Frame(FrameType::kChallenge,
+                  Encode(Challenge{nonce, AcceptorProof(TestKey(), hello, nonce)}));
+        EXPECT_OK(SendAll(socket.fd, challenge.data(), challenge.size(), deadline));
+        std::string proof(kHeaderBytes + kProofBytes, '\0');
+        EXPECT_OK(ReceiveAll(socket.fd, proof.data(), proof.size(), deadline));
+        EXPECT(proof == RawPeer::ProofFrame(DiallerProof(TestKey(), hello, nonce)));
+      }
+      EXPECT_OK(SendAll(socket.fd, answer.data(), answer.size(), deadline));
     });
-    const Status status =
-        comm->Connect(TestToken(), 1, {StrCat("127.0.0.1:", port), "unused:1"}, 20);
+    const Status status = comm->Connect(TestKey(), 1, {StrCat("127.0.0.1:", port), "unused:1"}, 20);
     host.join();
     EXPECT(!status.ok());
     EXPECT_CONTAINS(status.message(), "cannot connect to rank 0");
@@ -253,7 +275,7 @@ void Main() {
   std::puts("hostile peer: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(hostile_peer, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::hostile_peer_test

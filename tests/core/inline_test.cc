@@ -3,7 +3,7 @@
 
 #include "calls.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::inline_test {
 namespace {
 
 // Each starts the next one when it has ended, `left` times over.
@@ -43,7 +43,7 @@ void TestChains(int size) {
       for (uint64_t key = 0; key < 3; ++key) {
         chains.push_back(std::make_unique<Chain>(*comms[rank], key, count));
       }
-      const int length = count == 0 ? 3000 : count == 3 ? 300 : 30;
+      const int length = Rounds(count == 0 ? 3000 : count == 3 ? 300 : 30);
       for (auto& chain : chains) threads.emplace_back([&] { chain->Next(length); });
       for (auto& chain : chains) {
         Ending ending = chain->end.get_future();
@@ -88,7 +88,7 @@ void Main() {
   std::printf("inline (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(inline, [] { InBothWays(Main); });
 
-int main() { tfdist::testing::InBothWays(tfdist::testing::Main); }
+}  // namespace
+}  // namespace tfdist::testing::inline_test

@@ -4,7 +4,7 @@
 #include "jobs.h"
 #include "joins.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::join_faults_test {
 namespace {
 
 // What a joined rank cannot take part in ends everything, and says so on every rank.
@@ -120,7 +120,7 @@ void Main() {
   std::puts("join faults: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(join_faults, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::join_faults_test

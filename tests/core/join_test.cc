@@ -3,7 +3,7 @@
 #include "jobs.h"
 #include "joins.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::join_test {
 namespace {
 
 // What comes out of a reduction by those ranks that still have data.
@@ -188,7 +188,7 @@ void Main() {
   std::puts("join: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(join, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::join_test

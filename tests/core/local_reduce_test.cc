@@ -7,7 +7,7 @@
 
 #include "testing.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::local_reduce_test {
 namespace {
 
 // Odd sizes, an empty tensor, one of several blocks.
@@ -92,7 +92,7 @@ void Main() {
   std::puts("local reduce: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(local_reduce, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::local_reduce_test

@@ -1,9 +1,11 @@
 // Reading the memory of another process: what it says is there, only while it lends, and nothing
 // of anybody else.
-#include "core/peer_memory.h"
+#include "core/net/peer_memory.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,8 +14,9 @@
 #include <optional>
 
 #include "calls.h"
+#include "core/net/socket.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::peer_memory_test {
 namespace {
 
 constexpr size_t kCount = 100000;
@@ -28,32 +31,31 @@ void WriteWhole(int fd, const T& value) {
   EXPECT(write(fd, &value, sizeof(T)) == sizeof(T));
 }
 
-// A process that lends 0, 1, 2, ... and withdraws when told to.
+// A process that exposes 0, 1, 2, ... and stops it when told to, at the other end of a unix socket.
 class OtherProcess {
  public:
   OtherProcess() {
-    int to_child[2], to_parent[2];
-    EXPECT(pipe(to_child) == 0 && pipe(to_parent) == 0);
+    Listener listener;
+    EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener));
     child_ = fork();
     EXPECT(child_ >= 0);
-    if (child_ == 0) Lend(to_child[0], to_parent[1]);
-    told_ = to_child[1];
-    telling_ = to_parent[0];
-    close(to_child[0]);
-    close(to_parent[1]);
-    ReadWhole(telling_, &info);
-    ReadWhole(telling_, &address);
+    if (child_ == 0) Expose(StrCat("127.0.0.1:", listener.port()));
+    PeerSocket accepted;
+    EXPECT(Eventually([&] { return Accept(listener.local(), &accepted); }));
+    EXPECT(accepted.process != nullptr && accepted.process->id() == child_);
+    socket_ = std::move(accepted.fd);
+    process = std::move(accepted.process);
+    EXPECT(fcntl(socket_.get(), F_SETFL, 0) == 0);  // blocking
+    ReadWhole(socket_.get(), &canary);
+    ReadWhole(socket_.get(), &address);
   }
-  ~OtherProcess() {
-    Kill();
-    close(told_);
-    close(telling_);
-  }
+  ~OtherProcess() { Kill(); }
 
+  PeerMemory memory() const { return PeerMemory(process, canary); }
   void Withdraw() {
-    WriteWhole(told_, 'w');
+    WriteWhole(socket_.get(), 'w');
     char done = 0;
-    ReadWhole(telling_, &done);
+    ReadWhole(socket_.get(), &done);
   }
   void Kill() {
     if (child_ == 0) return;
@@ -61,31 +63,36 @@ class OtherProcess {
     EXPECT(waitpid(std::exchange(child_, 0), nullptr, 0) > 0);
   }
 
-  LenderInfo info;
+  std::shared_ptr<const PeerProcess> process;
+  CanaryInfo canary;
   char* address = nullptr;
 
  private:
-  [[noreturn]] static void Lend(int told, int telling) {
+  [[noreturn]] static void Expose(const std::string& to) {
+    PeerSocket socket;
+    EXPECT_OK(Dial(to, true, Clock::now() + std::chrono::seconds(10), &socket));
+    EXPECT(socket.process != nullptr && socket.process->id() == getppid());
+    EXPECT(fcntl(socket.fd.get(), F_SETFL, 0) == 0);
     std::vector<int32_t> values(kCount);
     std::iota(values.begin(), values.end(), 0);
-    std::optional<Lender> lender(std::in_place);
-    WriteWhole(telling, lender->info());
-    WriteWhole(telling, reinterpret_cast<char*>(values.data()));
+    std::optional<ExposedMemory> exposed(std::in_place);
+    WriteWhole(socket.fd.get(), exposed->canary());
+    WriteWhole(socket.fd.get(), reinterpret_cast<char*>(values.data()));
     char word = 0;
-    ReadWhole(told, &word);
-    lender.reset();
+    ReadWhole(socket.fd.get(), &word);
+    exposed.reset();
     std::fill(values.begin(), values.end(), -1);
-    WriteWhole(telling, word);
+    WriteWhole(socket.fd.get(), word);
     for (;;) pause();
   }
 
   pid_t child_ = 0;
-  int told_ = -1, telling_ = -1;
+  Fd socket_;
 };
 
 void TestAnotherProcess() {
   OtherProcess other;
-  const PeerMemory peer(other.info);
+  const PeerMemory peer = other.memory();
   EXPECT(peer.IsReadable());
   std::vector<int32_t> values(kCount, -2);
   const std::vector<iovec> all{{values.data(), kCount * sizeof(int32_t)}};
@@ -104,31 +111,41 @@ void TestAnotherProcess() {
     lent.push_back({other.address + at, std::min<size_t>(577, bytes - at)});
     lent.push_back({nullptr, 0});
   }
-  Borrowed borrowed(peer, lent);
+  RemoteRead borrowed(peer, lent);
   EXPECT_OK(borrowed.Read(here.data(), 100));
   EXPECT_OK(borrowed.Read(here.data() + 100, here.size() - 100));
   for (size_t i = 0; i < kCount; ++i) EXPECT(values[i] == static_cast<int32_t>(i));
-  EXPECT_CONTAINS(borrowed.Read(here.data(), 1).message(), "less was lent than is to be read");
+  EXPECT_CONTAINS(borrowed.Read(here.data(), 1).message(), "exposes less than is to be read");
 
   other.Withdraw();
   EXPECT(!peer.IsReadable());
   const Status withdrawn = peer.Read(all, there);
   EXPECT(withdrawn.code() == StatusCode::kUnavailable);
-  EXPECT_CONTAINS(withdrawn.message(), "withdrawn");
+  EXPECT_CONTAINS(withdrawn.message(), "exposes its memory no more");
 }
 
 void TestWhoeverIsGone() {
   OtherProcess other;
-  const PeerMemory peer(other.info);
+  const PeerMemory peer = other.memory();
   other.Kill();
   EXPECT(!peer.IsReadable());
   char byte;
   EXPECT(peer.Read({{&byte, 1}}, {{other.address, 1}}).code() == StatusCode::kUnavailable);
 }
 
+// This process at both ends of a socket.
+std::shared_ptr<const PeerProcess> Myself() {
+  int ends[2];
+  EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+  const Fd one(ends[0]), other(ends[1]);
+  auto process = PeerProcess::Of(one);
+  EXPECT(process != nullptr && process->id() == getpid() && process->IsAlive());
+  return process;
+}
+
 void TestWhatCannotBeRead() {
-  const Lender lender;
-  const PeerMemory here(lender.info());
+  const ExposedMemory exposed;
+  const PeerMemory here(Myself(), exposed.canary());
   EXPECT(here.IsReadable());
   char bytes[8];
   void* const closed = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -142,33 +159,78 @@ void TestWhatCannotBeRead() {
   munmap(closed, 4096);
 }
 
-// Somebody on another machine, whose number is by chance that of a process here.
-void TestOthersOfTheSameNumber() {
-  const Lender lender;
-  LenderInfo info = lender.info();
-  info.seal[1] ^= 1;
-  EXPECT(!PeerMemory(info).IsReadable());
-  info = lender.info();
-  info.seal_address = 8;
-  EXPECT(!PeerMemory(info).IsReadable());
-  info = lender.info();
-  info.process = 0;
-  EXPECT(!PeerMemory(info).IsReadable());
-  info.process = -1;
-  EXPECT(!PeerMemory(info).IsReadable());
-  const Lender second;
-  EXPECT(second.info().seal != lender.info().seal);
+void TestFalseCanaries() {
+  const ExposedMemory exposed, second;
+  CanaryInfo canary = exposed.canary();
+  canary.value[1] ^= 1;
+  EXPECT(!PeerMemory(Myself(), canary).IsReadable());
+  canary = exposed.canary();
+  canary.address = 8;
+  EXPECT(!PeerMemory(Myself(), canary).IsReadable());
+  EXPECT(!PeerMemory(Myself(), {}).IsReadable());
+  EXPECT(!PeerMemory(nullptr, exposed.canary()).IsReadable());
+  EXPECT(second.canary().value != exposed.canary().value);
+}
+
+// Who the peer is comes from the kernel alone.
+void TestPeers() {
+  Listener listener;
+  EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener));
+  const std::string address = StrCat("127.0.0.1:", listener.port());
+  const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
+  PeerSocket dialled, accepted;
+  EXPECT_OK(Dial(address, false, deadline, &dialled));
+  EXPECT(Eventually([&] { return Accept(listener.tcp(), &accepted); }));
+  EXPECT(dialled.process == nullptr && accepted.process == nullptr);
+  EXPECT(PeerProcess::Of(dialled.fd) == nullptr);
+  EXPECT_OK(Dial(address, true, deadline, &dialled));
+  EXPECT(!Accept(listener.tcp(), &accepted) && Accept(listener.local(), &accepted));
+  EXPECT(accepted.process->id() == getpid());
+  dialled.fd.Reset();  // who has hung up may be anybody by now
+  EXPECT(PeerProcess::Of(accepted.fd) == nullptr);
+  // A name of this machine where nobody listens any more: TCP says so.
+  listener.Close();
+  EXPECT(!Dial(address, true, deadline, &dialled).ok());
+  // Listening on all addresses is found by each of them.
+  EXPECT_OK(Listener::Listen("", 0, true, &listener));
+  EXPECT_OK(Dial(StrCat("127.0.0.1:", listener.port()), true, deadline, &dialled));
+  EXPECT(dialled.process != nullptr);
+}
+
+// A process of another user is not let in, and not believed.
+void TestOtherUsers() {
+  if (geteuid() != 0) return;  // only root can become another
+  Listener listener;
+  EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener));
+  const std::string address = StrCat("127.0.0.1:", listener.port());
+  const pid_t child = fork();
+  EXPECT(child >= 0);
+  if (child == 0) {
+    EXPECT(setresuid(65533, 65533, 65533) == 0);
+    PeerSocket socket;
+    // The name is there, but of root: TCP it is.
+    EXPECT_OK(Dial(address, true, Clock::now() + std::chrono::seconds(10), &socket));
+    EXPECT(socket.process == nullptr);
+    _exit(0);
+  }
+  PeerSocket accepted;
+  EXPECT(Eventually([&] { return Accept(listener.local(), &accepted); }));
+  EXPECT(!accepted.fd.valid() && accepted.process == nullptr);
+  int status = -1;
+  EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 void Main() {
-  TestAnotherProcess();  // forks, so before there are threads
+  TestOtherUsers();  // forks, so before there are threads, as the next two
+  TestAnotherProcess();
   TestWhoeverIsGone();
   TestWhatCannotBeRead();
-  TestOthersOfTheSameNumber();
+  TestFalseCanaries();
+  TestPeers();
   std::puts("peer memory: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(peer_memory, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::peer_memory_test

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "calls.h"
-#include "core/socket.h"
+#include "core/net/socket.h"
 
 namespace tfdist::testing {
 
@@ -30,7 +30,7 @@ class Proxy {
   };
 
   explicit Proxy(int target) : target_(target), wake_(eventfd(0, EFD_NONBLOCK)) {
-    EXPECT_OK(Listen(0, &listener_, &port_));
+    EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener_));
     thread_ = std::thread([this] { Run(); });
   }
   ~Proxy() {
@@ -39,7 +39,7 @@ class Proxy {
     thread_.join();
   }
 
-  int port() const { return port_; }
+  int port() const { return listener_.port(); }
 
   // Where the next connections lead.
   void Lead(int target) {
@@ -63,20 +63,21 @@ class Proxy {
  private:
   void Run() {
     for (;;) {
-      std::array<pollfd, 4> entries{};
+      std::array<pollfd, 5> entries{};
       entries[0] = {wake_.get(), POLLIN, 0};
-      entries[1] = {listener_.get(), POLLIN, 0};
+      entries[1] = {listener_.tcp().get(), POLLIN, 0};
+      entries[2] = {listener_.local().get(), POLLIN, 0};
       for (const Direction direction : {kToServer, kToClient}) {
-        entries[2 + direction] = {stalled_[direction] ? -1 : From(direction).get(), POLLIN, 0};
+        entries[3 + direction] = {stalled_[direction] ? -1 : From(direction).get(), POLLIN, 0};
       }
       EXPECT(poll(entries.data(), entries.size(), -1) > 0);
       if (entries[0].revents != 0) return;
-      if (entries[1].revents != 0) {
-        Begin();
+      if (entries[1].revents != 0 || entries[2].revents != 0) {
+        Begin(entries[2].revents != 0);
         continue;
       }
       for (const Direction direction : {kToServer, kToClient}) {
-        if (entries[2 + direction].revents != 0 && client_.valid()) Pass(direction);
+        if (entries[3 + direction].revents != 0 && client_.valid()) Pass(direction);
       }
     }
   }
@@ -84,15 +85,19 @@ class Proxy {
   Fd& From(Direction direction) { return direction == kToServer ? client_ : server_; }
   Fd& To(Direction direction) { return direction == kToServer ? server_ : client_; }
 
-  void Begin() {
+  // The server is reached as the client has come: by a unix socket, or by TCP.
+  void Begin(bool local) {
     int target;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       target = target_;
     }
     End();
-    client_ = Accept(listener_);
-    if (!Dial(StrCat("127.0.0.1:", target), Soon(), &server_).ok()) End();
+    PeerSocket client, server;
+    Accept(local ? listener_.local() : listener_.tcp(), &client);
+    client_ = std::move(client.fd);
+    if (!Dial(StrCat("127.0.0.1:", target), local, Soon(), &server).ok()) return End();
+    server_ = std::move(server.fd);
   }
 
   void End() {
@@ -138,8 +143,8 @@ class Proxy {
   std::array<uint64_t, 2> passed_ = {0, 0};  // guarded by mutex_
   bool flip_ = false;                        // guarded by mutex_
   std::array<bool, 2> stalled_ = {false, false};
-  Fd wake_, listener_, client_, server_;
-  int port_ = 0;
+  Fd wake_, client_, server_;
+  Listener listener_;
   std::thread thread_;
 };
 

@@ -4,9 +4,12 @@
 #include "core/ps/acquaintance.h"
 #include "testing.h"
 
-using tfdist::ps::Acquaintance;
+namespace tfdist::testing::ps_acquaintance_test {
+namespace {
 
-int main() {
+using ps::Acquaintance;
+
+void Main() {
   Acquaintance of_all;
   of_all.Knows(0, {0, 1, 2});
   of_all.Knows(1, {3, 4});
@@ -25,3 +28,8 @@ int main() {
   EXPECT(of_two.StrangerTo(0, {7}) == 1);
   std::printf("acquaintance: ok\n");
 }
+
+REGISTER_TEST(ps_acquaintance, Main);
+
+}  // namespace
+}  // namespace tfdist::testing::ps_acquaintance_test

@@ -11,7 +11,7 @@
 #include "core/ps/block.h"
 #include "testing.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_block_test {
 namespace {
 
 using ps::BlockPool;
@@ -165,7 +165,7 @@ void Main() {
   std::puts("block: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_block, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_block_test

@@ -3,7 +3,7 @@
 
 #include "ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_client_errors_test {
 namespace {
 
 void TestRefusals() {
@@ -93,7 +93,7 @@ void Main() {
   std::puts("ps_client_errors: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_client_errors, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_client_errors_test

@@ -3,7 +3,7 @@
 
 #include "ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_client_test {
 namespace {
 
 using Floats = std::vector<float>;
@@ -257,7 +257,7 @@ void Main() {
   std::puts("ps_client: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_client, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_client_test

@@ -4,7 +4,7 @@
 
 #include "raw_ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_delay_test {
 namespace {
 
 constexpr UpdateKind kGradient = UpdateKind::kGradient;
@@ -78,7 +78,7 @@ void TestAdaDelay() {
 void TestOptions() {
   std::unique_ptr<Server> server;
   const auto refused = [&](const ServerOptions& options, const std::string& why) {
-    const Status status = Server::Create(options, 0, &server);
+    const Status status = Server::Create(options, "", 0, true, &server);
     EXPECT(status.code() == StatusCode::kInvalidArgument);
     EXPECT_CONTAINS(status.message(), "parameter server 0: " + why);
   };
@@ -201,7 +201,7 @@ void Main() {
   std::puts("ps delay: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_delay, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_delay_test

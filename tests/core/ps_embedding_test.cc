@@ -5,7 +5,7 @@
 #include "proxy.h"
 #include "ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_embedding_test {
 namespace {
 
 using Ids = std::vector<int64_t>;
@@ -152,6 +152,28 @@ void TestSync() {
   EXPECT(Look(*b, table, {1, 2, 3}, 2, false) == Floats(6, -1));
 }
 
+// Two workers push rows of the same ids for the same step, each served by a thread of its own.
+void TestSyncAtOnce() {
+  constexpr size_t kIds = 2000, kWidth = 8;
+  Job job(SyncJob(2), 1);
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (const int rank : {0, 1}) workers.push_back(job.Join(rank, 2));
+  Ids ids(kIds);
+  for (size_t i = 0; i < kIds; ++i) ids[i] = static_cast<int64_t>(i);
+  const int steps = Rounds(160);
+  OnRanks(2, [&](int rank) {
+    Worker& worker = *workers[rank];
+    const int table = MakeTable(worker, "t", Zeros(kWidth));
+    for (int step = 0; step < steps; ++step) {
+      EXPECT_OK(worker.Pull({}));
+      Stage(worker, table, ids, Floats(kIds * kWidth, -1));
+      EXPECT_OK(worker.PushStaged());
+    }
+    EXPECT_OK(worker.Pull({}));
+    EXPECT(Look(worker, table, ids, kWidth, false) == Floats(kIds * kWidth, 2.0f * steps));
+  });
+}
+
 // A connection that is cut at any byte of a step: nothing is applied twice, or lost.
 void TestCuts() {
   Job job(AsyncJob(2), 2);
@@ -229,12 +251,13 @@ void Main() {
   TestManyTables();
   TestRefusals();
   TestSync();
+  TestSyncAtOnce();
   TestCuts();
   TestServerStartedAgain();
   std::puts("ps embedding: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_embedding, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_embedding_test

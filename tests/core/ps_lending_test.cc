@@ -2,23 +2,24 @@
 #include <cstring>
 #include <optional>
 
-#include "core/peer_memory.h"
+#include "core/net/peer_memory.h"
 #include "raw_ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_lending_test {
 namespace {
 
 constexpr size_t kCount = 1 << 18;  // floats, 1 MB
 
 // A worker that agrees by hand.
 struct LendingWorker : RawPsWorker {
-  explicit LendingWorker(const Server& server) : RawPsWorker(server, 0) {
-    lender.emplace();
+  explicit LendingWorker(const Server& server) : RawPsWorker(server, 0, 0, true) {
+    exposed.emplace();
     LendMessage theirs;
-    EXPECT_OK(Decode(Ask(MessageType::kLend, Encode(LendMessage{lender->info(), true})), &theirs));
+    EXPECT_OK(
+        Decode(Ask(MessageType::kLend, Encode(LendMessage{exposed->canary(), true})), &theirs));
     EXPECT(theirs.reads);
-    EXPECT(PeerMemory(theirs.lender).IsReadable());
-    server_memory.emplace(theirs.lender);
+    EXPECT(PeerMemory(peer().process, theirs.canary).IsReadable());
+    server_memory.emplace(peer().process, theirs.canary);
   }
 
   // Where the answer to a pull has lent the value of a shard.
@@ -68,7 +69,7 @@ struct LendingWorker : RawPsWorker {
     return NewPush({{shard, UpdateKind::kGradient, 0, 0, 0}});
   }
 
-  std::optional<Lender> lender;
+  std::optional<ExposedMemory> exposed;
   std::optional<PeerMemory> server_memory;
   uint64_t pulls = 0;
 };
@@ -135,7 +136,7 @@ void TestWithdrawn() {
   worker.Bind(Sgd(), shard);
   Floats gradient(kCount, 1);
   const PushRequest push = worker.NewGradient(shard);
-  worker.lender.reset();
+  worker.exposed.reset();
   EXPECT(worker.peer().Send(LendingWorker::LentPush(push, {{gradient.data(), kCount * 4}})));
   worker.peer().AwaitClose();
   EXPECT(server->stats().pushes == 0);
@@ -186,7 +187,7 @@ void TestClaims() {
   for (const MessageType type : {MessageType::kLend, MessageType::kCopied}) {
     LendingWorker worker(*server);
     const std::string meta =
-        type == MessageType::kLend ? Encode(LendMessage{worker.lender->info(), true}) : "";
+        type == MessageType::kLend ? Encode(LendMessage{worker.exposed->canary(), true}) : "";
     EXPECT(worker.peer().Send(MessageBytes(type, 8, meta, "value")));
     worker.peer().AwaitClose();
     ++broken;
@@ -204,17 +205,58 @@ void TestNeverCopied() {
   EXPECT(worker.Value(shard) == Floats(kCount, 5));
 }
 
-// A worker elsewhere, whose memory cannot be read, and which cannot read.
+// A worker whose memory cannot be read, and which cannot read.
 void TestNeitherReads() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
-  RawPsWorker worker(*server, 0);
+  RawPsWorker worker(*server, 0, 0, true);
   LendMessage theirs;
-  LenderInfo nobody;
-  nobody.process = 1 << 30;
-  EXPECT_OK(Decode(worker.Ask(MessageType::kLend, Encode(LendMessage{nobody, false})), &theirs));
+  CanaryInfo nothing;
+  nothing.address = 4096;
+  EXPECT_OK(Decode(worker.Ask(MessageType::kLend, Encode(LendMessage{nothing, false})), &theirs));
   EXPECT(!theirs.reads);
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
   EXPECT(worker.Value(shard) == Floats(kCount, 5));
+}
+
+// What was once the way to read a server's memory over a network: no address is heard by TCP, not
+// even by a worker that knows the key, and none is told.
+void TestNothingIsLentOverTcp() {
+  const auto server = StartServer(Options(Mode::kAsync, 1));
+  const std::string secret(kCount * sizeof(float), 's');
+  uint64_t broken = 0;
+  for (const CanaryInfo& canary : {CanaryInfo{}, ExposedMemory().canary()}) {
+    RawPsWorker worker(*server, 0);
+    EXPECT(
+        worker.peer().Send(MessageBytes(MessageType::kLend, 1, Encode(LendMessage{canary, true}))));
+    worker.peer().AwaitClose();
+    EXPECT(Eventually([&] { return server->stats().broken_requests == broken + 1; }));
+    ++broken;
+  }
+  RawPsWorker worker(*server, 0);
+  const uint32_t shard = worker.Create("w", Floats(kCount, 5));
+  MessageHeader header;
+  header.type = MessageType::kSet;
+  header.number = 9;
+  header.payload_bytes = secret.size();
+  std::string meta = Encode(SetRequest{{shard}});
+  PutLent({{const_cast<char*>(secret.data()), secret.size()}}, &header, &meta);
+  const auto bytes = Encode(header);
+  EXPECT(worker.peer().Send(std::string(bytes.begin(), bytes.end()) + meta));
+  worker.peer().AwaitClose();
+  EXPECT(Eventually([&] { return server->stats().broken_requests == broken + 1; }));
+  RawPsWorker after(*server, 0, 7);
+  EXPECT(after.Value(after.Create("w", DType::kFloat32, kCount, "")) == Floats(kCount, 5));
+}
+
+// A server that is not to read its workers' memory, nor be read, has no unix socket.
+void TestServerThatDoesNotLend() {
+  std::unique_ptr<Server> server;
+  EXPECT_OK(Server::Create(Options(Mode::kAsync, 1), "127.0.0.1", 0, false, &server));
+  EXPECT_OK(server->Start(TestKey()));
+  PeerSocket socket;
+  EXPECT_OK(Dial(StrCat("127.0.0.1:", server->port()), true,
+                 Clock::now() + std::chrono::seconds(10), &socket));
+  EXPECT(socket.process == nullptr);
 }
 
 void Main() {
@@ -225,10 +267,12 @@ void Main() {
   TestClaims();
   TestNeverCopied();
   TestNeitherReads();
+  TestNothingIsLentOverTcp();
+  TestServerThatDoesNotLend();
   std::puts("ps lending: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_lending, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_lending_test

@@ -4,7 +4,7 @@
 
 #include "ps_lookups.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_lookup_groups_test {
 namespace {
 
 struct Asked {
@@ -198,7 +198,7 @@ void Main() {
   std::puts("ps lookup groups: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_lookup_groups, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_lookup_groups_test

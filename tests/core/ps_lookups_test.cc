@@ -3,7 +3,7 @@
 
 #include <set>
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_lookups_test {
 namespace {
 
 // Long runs without a repeated id, which are received in place, and short ones.
@@ -119,7 +119,7 @@ void Main() {
   std::puts("ps lookups: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_lookups, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_lookups_test

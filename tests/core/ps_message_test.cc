@@ -6,7 +6,7 @@
 #include "core/ps/message.h"
 #include "testing.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_message_test {
 namespace {
 
 using namespace tfdist::ps;
@@ -256,7 +256,7 @@ void Main() {
   std::puts("ps messages: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_message, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_message_test

@@ -11,7 +11,7 @@
 #include "core/ps/optimizer.h"
 #include "testing.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_optimizer_test {
 namespace {
 
 using ps::OptimizerConfig;
@@ -289,7 +289,7 @@ void Main() {
   std::puts("optimizer: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_optimizer, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_optimizer_test

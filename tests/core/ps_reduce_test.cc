@@ -1,7 +1,7 @@
 // Sums over the workers of a job, on a parameter server.
 #include "raw_ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_reduce_test {
 namespace {
 
 constexpr uint64_t kKey = 77;
@@ -124,7 +124,7 @@ void Main() {
   std::puts("ps reduce: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_reduce, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_reduce_test

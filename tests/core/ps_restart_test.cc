@@ -2,7 +2,7 @@
 #include "proxy.h"
 #include "ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_restart_test {
 namespace {
 
 using Floats = std::vector<float>;
@@ -242,7 +242,7 @@ void Main() {
   std::puts("ps_restart: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_restart, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_restart_test

@@ -8,7 +8,7 @@
 #include "ps_worker.h"
 #include "scratch.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_restored_rows_test {
 namespace {
 
 ps::ServerImage CopyOf(const ps::ServerImage& image) {
@@ -62,7 +62,7 @@ void TestImageAndLog() {
     for (std::thread& thread : threads) thread.join();
 
     std::unique_ptr<ps::Server> copy;
-    EXPECT_OK(ps::Server::Create(options, 0, &copy));
+    EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
     EXPECT_OK(copy->Restore(image));
     uint64_t records = 0, left_out = 0;
     EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
@@ -71,7 +71,7 @@ void TestImageAndLog() {
     ps::Table& now = *copy->tables()[0];
     EXPECT(then.stats().rows == 107 && now.stats().rows == 107);
     for (int64_t id = 0; id < 200; ++id) EXPECT(ValueOf(then, id) == ValueOf(now, id));
-    EXPECT_OK(copy->Start(TestToken()));
+    EXPECT_OK(copy->Start(TestKey()));
     EXPECT_STATUS(copy->ReplayLog(file.path, &records, &left_out), StatusCode::kFailedPrecondition);
   }
 }
@@ -100,7 +100,7 @@ void TestPushThatIsSentAgain() {
   server->Close();
 
   std::unique_ptr<ps::Server> copy;
-  EXPECT_OK(ps::Server::Create(options, 0, &copy));
+  EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
   EXPECT_OK(copy->Restore(image));
   uint64_t records = 0, left_out = 0;
   EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
@@ -146,7 +146,7 @@ void TestSynchronousSteps() {
   EXPECT_OK(a.client().Flush(kPatience));
   EXPECT_OK(b.client().Flush(kPatience));
   std::unique_ptr<ps::Server> copy;
-  EXPECT_OK(ps::Server::Create(options, 0, &copy));
+  EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
   uint64_t records = 0, left_out = 0;
   EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
   EXPECT(records == 2);
@@ -163,7 +163,7 @@ void TestReplayOfAnotherTable() {
   Floats gradients = {1, 1};
   log.Append({}, {ps::ApplyRows(table.get(), {1, 1}, 1, ids.data(), gradients.data())});
   std::unique_ptr<ps::Server> server;
-  EXPECT_OK(ps::Server::Create(AsyncJob(1), 0, &server));
+  EXPECT_OK(ps::Server::Create(AsyncJob(1), "", 0, true, &server));
   ps::ServerImage image;
   image.tables.push_back(Make(Constant(3, 0), "t"));
   EXPECT_OK(server->Restore(image));
@@ -181,7 +181,7 @@ void Main() {
   std::puts("ps restored rows: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_restored_rows, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_restored_rows_test

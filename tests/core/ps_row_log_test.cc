@@ -9,7 +9,7 @@
 #include "ps_tables.h"
 #include "scratch.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_row_log_test {
 namespace {
 
 void TestChecksum() {
@@ -137,7 +137,7 @@ void Main() {
   std::puts("ps row log: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_row_log, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_row_log_test

@@ -5,7 +5,7 @@
 
 #include "ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_row_transfer_test {
 namespace {
 
 using Ids = std::vector<int64_t>;
@@ -182,7 +182,7 @@ void Main() {
   std::puts("ps row transfer: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_row_transfer, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_row_transfer_test

@@ -8,7 +8,7 @@
 #include "core/ps/rows.h"
 #include "testing.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_rows_test {
 namespace {
 
 using namespace tfdist::ps;
@@ -123,7 +123,7 @@ void Main() {
   std::puts("ps rows: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_rows, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_rows_test

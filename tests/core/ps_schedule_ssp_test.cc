@@ -4,11 +4,11 @@
 
 #include "ps_schedules.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_schedule_ssp_test {
 namespace {
 
 void TestSspTime() {
-  Schedule schedule = Started(Options(Mode::kSsp, 3, 2));
+  Schedule schedule = Started(ScheduleFor(Mode::kSsp, 3, 2));
   for (uint64_t step = 1; step <= 3; ++step) {
     EXPECT(schedule.Push(0, 0) == Verdict::kApply);
     EXPECT(schedule.MayPull(0, At(10)) == (step <= 2));
@@ -29,7 +29,7 @@ void TestSspTime() {
 }
 
 void TestSspNewProcess() {
-  Schedule schedule = Started(Options(Mode::kSsp, 3, 3));
+  Schedule schedule = Started(ScheduleFor(Mode::kSsp, 3, 3));
   for (int step = 0; step < 3; ++step) schedule.Push(0, 0);
   for (int step = 0; step < 2; ++step) schedule.Push(1, 0);
   schedule.Join(2, false);  // only its connection broke
@@ -42,7 +42,7 @@ void TestSspNewProcess() {
 
 // Workers in a random order, each either in a step or waiting for its next pull.
 void TestSspBound(int workers, int staleness, uint32_t seed) {
-  Schedule schedule = Started(Options(Mode::kSsp, workers, staleness));
+  Schedule schedule = Started(ScheduleFor(Mode::kSsp, workers, staleness));
   std::mt19937 random(seed);
   std::vector<uint64_t> pushes(workers, 0);
   std::vector<bool> waiting(workers, false);
@@ -73,7 +73,7 @@ void TestSspBound(int workers, int staleness, uint32_t seed) {
 }
 
 void TestSspWithoutStalenessIsLockstep() {
-  Schedule schedule = Started(Options(Mode::kSsp, 3, 0));
+  Schedule schedule = Started(ScheduleFor(Mode::kSsp, 3, 0));
   for (int step = 0; step < 10; ++step) {
     for (int i = 0; i < 3; ++i) {
       const int worker = (step * 2 + i) % 3;
@@ -98,7 +98,7 @@ void Main() {
   std::puts("ps_schedule_ssp: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_schedule_ssp, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_schedule_ssp_test

@@ -1,11 +1,11 @@
 // Scripted sequences of pushes and pulls: asynchronous and synchronous jobs, and restarts.
 #include "ps_schedules.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_schedule_test {
 namespace {
 
 void TestAsync() {
-  Schedule schedule = Started(Options(Mode::kAsync, 2));
+  Schedule schedule = Started(ScheduleFor(Mode::kAsync, 2));
   for (int step = 0; step < 100; ++step) {
     EXPECT(schedule.Push(1, 0) == Verdict::kApply);
     EXPECT(schedule.MayPull(1, At(step)));
@@ -18,7 +18,7 @@ void TestAsync() {
 }
 
 void TestSyncOfAll() {
-  Schedule schedule = Started(Options(Mode::kSync, 3));
+  Schedule schedule = Started(ScheduleFor(Mode::kSync, 3));
   for (uint64_t step = 0; step < 5; ++step) {
     for (int i = 0; i < 3; ++i) {
       const int worker = static_cast<int>(step + i) % 3;  // another order each time
@@ -36,7 +36,7 @@ void TestSyncOfAll() {
 }
 
 void TestTwoPushesOfOneStep() {
-  Schedule schedule = Started(Options(Mode::kSync, 2));
+  Schedule schedule = Started(ScheduleFor(Mode::kSync, 2));
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect);
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect);
   EXPECT(schedule.contributions() == 1 && !schedule.StepIsComplete());
@@ -46,7 +46,7 @@ void TestTwoPushesOfOneStep() {
 }
 
 void TestSyncOfTheFirst() {
-  Schedule schedule = Started(Options(Mode::kSync, 3, 2));
+  Schedule schedule = Started(ScheduleFor(Mode::kSync, 3, 2));
   for (uint64_t step = 0; step < 4; ++step) {
     EXPECT(schedule.Push(0, step) == Verdict::kCollect);
     EXPECT(!schedule.MayPull(0, At(0)) && !schedule.StepIsComplete());
@@ -69,7 +69,7 @@ void TestSyncOfTheFirst() {
 }
 
 void TestLeaving() {
-  Schedule schedule = Started(Options(Mode::kSync, 3, 2));
+  Schedule schedule = Started(ScheduleFor(Mode::kSync, 3, 2));
   schedule.Leave(0);
   EXPECT(schedule.Push(1, 0) == Verdict::kCollect && !schedule.StepIsComplete());
   schedule.Leave(2);  // nobody else is left to wait for
@@ -82,7 +82,7 @@ void TestLeaving() {
   schedule.CloseStep();
   EXPECT(!schedule.StepIsComplete());
 
-  Schedule bounded = Started(Options(Mode::kSsp, 2, 1));
+  Schedule bounded = Started(ScheduleFor(Mode::kSsp, 2, 1));
   for (int step = 0; step < 2; ++step) bounded.Push(0, 0);
   EXPECT(!bounded.MayPull(0, At(1)));
   bounded.Leave(1);
@@ -91,7 +91,7 @@ void TestLeaving() {
 }
 
 void TestNeverComing() {
-  Schedule schedule(Options(Mode::kSync, 3), At(0));
+  Schedule schedule(ScheduleFor(Mode::kSync, 3), At(0));
   for (int worker = 0; worker < 2; ++worker) {
     schedule.Join(worker, true);
     EXPECT(schedule.MayPull(worker, At(10)));
@@ -115,7 +115,7 @@ void TestNeverComing() {
 }
 
 void TestDroppedAndBack() {
-  Schedule schedule = Started(Options(Mode::kSync, 3));
+  Schedule schedule = Started(ScheduleFor(Mode::kSync, 3));
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect && !schedule.MayPull(0, At(100)));
   // Whoever asks again has waited since the first time.
   EXPECT(!schedule.MayPull(0, At(130)));
@@ -145,7 +145,7 @@ void TestDroppedAndBack() {
 
 void TestNobodyWaitsAnyMore() {
   // A worker that waits and dies must not get the others dropped.
-  Schedule schedule = Started(Options(Mode::kSync, 2));
+  Schedule schedule = Started(ScheduleFor(Mode::kSync, 2));
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect && !schedule.MayPull(0, At(10)));
   schedule.StopWaiting(0);
   EXPECT(schedule.NextDeadline() == TimePoint::max() && schedule.CheckTime(At(1000)).empty());
@@ -156,7 +156,7 @@ void TestNobodyWaitsAnyMore() {
 }
 
 void TestSaveAndRestore() {
-  const ScheduleOptions options = Options(Mode::kSync, 3, 2);
+  const ScheduleOptions options = ScheduleFor(Mode::kSync, 3, 2);
   Schedule schedule = Started(options);
   for (uint64_t step = 0; step < 3; ++step) {
     schedule.Push(0, step);
@@ -177,17 +177,17 @@ void TestSaveAndRestore() {
   EXPECT(!again.StepIsComplete() && again.NextDeadline() == At(802));
   EXPECT(again.Push(1, 3) == Verdict::kCollect && again.StepIsComplete());
 
-  const ScheduleOptions bounded = Options(Mode::kSsp, 2, 1);
+  const ScheduleOptions bounded = ScheduleFor(Mode::kSsp, 2, 1);
   Schedule ssp = Started(bounded);
   EXPECT(ssp.Push(0, 0) == Verdict::kApply && ssp.MayPull(0, At(0)));
   ssp.Push(0, 0);
   ssp.Push(1, 0);
   // A third worker has been added, and starts where the slowest is.
-  Schedule larger(Options(Mode::kSsp, 3, 1), At(0));
+  Schedule larger(ScheduleFor(Mode::kSsp, 3, 1), At(0));
   larger.Restore(ssp.Save());
   EXPECT(larger.clock_of(0) == 2 && larger.clock_of(1) == 1 && larger.clock_of(2) == 1);
   EXPECT(larger.largest_lead() == 1 && larger.slowest_clock() == 1);
-  Schedule smaller(Options(Mode::kSsp, 1, 1), At(0));
+  Schedule smaller(ScheduleFor(Mode::kSsp, 1, 1), At(0));
   smaller.Restore(ssp.Save());
   EXPECT(smaller.clock_of(0) == 2 && smaller.slowest_clock() == 2);
   Schedule untouched(bounded, At(0));
@@ -208,7 +208,7 @@ void Main() {
   std::puts("ps_schedule: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_schedule, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_schedule_test

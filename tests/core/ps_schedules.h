@@ -15,7 +15,7 @@ inline TimePoint At(double seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(1000 + seconds));
 }
 
-inline ScheduleOptions Options(Mode mode, int workers, int parameter = 0) {
+inline ScheduleOptions ScheduleFor(Mode mode, int workers, int parameter = 0) {
   ScheduleOptions options;
   options.mode = mode;
   options.workers = workers;

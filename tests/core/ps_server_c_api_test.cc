@@ -32,7 +32,8 @@ struct tfdist_ps_server_options {
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
   uint64_t trace_events;
 };
-int tfdist_ps_server_create(const tfdist_ps_server_options*, int, int64_t*, int*, char*, size_t);
+int tfdist_ps_server_create(const tfdist_ps_server_options*, const char*, int, int, int64_t*, int*,
+                            char*, size_t);
 int tfdist_ps_server_restore_progress(int64_t, const uint64_t*, uint64_t, char*, size_t);
 int tfdist_ps_server_start(int64_t, const uint8_t*, char*, size_t);
 uint64_t tfdist_ps_server_incarnation(int64_t);
@@ -47,7 +48,7 @@ bool tfdist_ps_image_progress(int64_t, const uint64_t**, uint64_t*);
 void tfdist_ps_image_free(int64_t);
 }
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_server_c_api_test {
 namespace {
 
 struct Api {
@@ -60,7 +61,7 @@ struct Api {
     options.threads = 2;
     options.worker_timeout_seconds = options.start_timeout_seconds = 60;
     options.trace_events = 4;
-    code = tfdist_ps_server_create(&options, 0, &handle, &port, error, sizeof(error));
+    code = tfdist_ps_server_create(&options, "", 0, 1, &handle, &port, error, sizeof(error));
   }
   ~Api() { tfdist_ps_server_close(handle); }
 
@@ -75,8 +76,8 @@ void TestLife() {
   const Floats saved = {1, 2};
   EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 2, saved.data(), 8, false, api.error,
                                         sizeof(api.error)) == 0);
-  EXPECT(tfdist_ps_server_start(api.handle, TestToken().data(), api.error, sizeof(api.error)) == 0);
-  EXPECT(tfdist_ps_server_start(api.handle, TestToken().data(), api.error, sizeof(api.error)) == 9);
+  EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 0);
+  EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 9);
   EXPECT(std::string(api.error).substr(0, 10) == "the server");
 
   const uint64_t incarnation = tfdist_ps_server_incarnation(api.handle);
@@ -122,7 +123,7 @@ void TestLife() {
                                            sizeof(next.error)) == 0);
   tfdist_ps_image_free(image);
   EXPECT(!tfdist_ps_image_progress(image, &progress, &count));
-  EXPECT(tfdist_ps_server_start(next.handle, TestToken().data(), next.error, sizeof(next.error)) ==
+  EXPECT(tfdist_ps_server_start(next.handle, TestKey().data(), next.error, sizeof(next.error)) ==
          0);
   RawPsWorker again(next.port, tfdist_ps_server_incarnation(next.handle), 1);
   again.sequence = 4;
@@ -140,9 +141,9 @@ void TestErrors() {
   EXPECT_CONTAINS(api.error, "saved shard 'w': unknown dtype 99");
   EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 2, "abcd", 4, false, api.error,
                                         sizeof(api.error)) == 0);
-  EXPECT(tfdist_ps_server_start(api.handle, TestToken().data(), api.error, sizeof(api.error)) == 3);
+  EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 3);
   EXPECT_CONTAINS(api.error, "saved shard 'w': float32[2] does not fit 4 bytes");
-  EXPECT(tfdist_ps_server_start(api.handle, TestToken().data(), api.error, sizeof(api.error)) == 9);
+  EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 9);
   tfdist_ps_server_close(api.handle);
   int64_t image = 0;
   int kind = 0, rank = 0;
@@ -275,7 +276,7 @@ void Main() {
   std::puts("ps server, c api: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_server_c_api, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_server_c_api_test

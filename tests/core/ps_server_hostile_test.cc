@@ -5,7 +5,7 @@
 
 #include "raw_ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_server_hostile_test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -72,7 +72,6 @@ void FlipBits(Random& random, std::string* bytes, size_t first = 0) {
 // Something that must not be let in.
 std::string Intrusion(Random& random, const Server& server) {
   const std::string hello = HelloFrame(random() % 3, server.incarnation());
-  Token token = TestToken();
   switch (random() % 6) {
     case 0:
       return Garbage(random, 400);
@@ -83,8 +82,7 @@ std::string Intrusion(Random& random, const Server& server) {
     case 3:
       return HelloFrame(3 + random() % 5, server.incarnation());
     case 4:
-      token[random() % token.size()] ^= static_cast<uint8_t>(1 + random() % 255);
-      return HelloFrame(0, server.incarnation(), token);
+      return hello + RawPeer::ProofFrame(Sha256(Garbage(random, 40)));
     default:
       return MessageBytes(MessageType::kLeave, 1, "");
   }
@@ -129,7 +127,8 @@ void TestStrangers() {
   BusyServer busy;
   Random random(11);
   const int before = OpenDescriptors();
-  for (uint64_t i = 0; i < 3000; ++i) {
+  const auto strangers = static_cast<uint64_t>(Rounds(3000));
+  for (uint64_t i = 0; i < strangers; ++i) {
     const std::string bytes = Intrusion(random, busy.server());
     RawPeer peer(busy.server().port());
     peer.Send(random() % 3 == 0 ? bytes.substr(0, random() % bytes.size()) : bytes);
@@ -137,7 +136,7 @@ void TestStrangers() {
     peer.EndSending();
     peer.AwaitClose();
   }
-  EXPECT(Eventually([&] { return busy.server().stats().rejected_connections == 3000; }));
+  EXPECT(Eventually([&] { return busy.server().stats().rejected_connections == strangers; }));
   EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
   EXPECT(busy.server().stats().broken_requests == 0);
   busy.ExpectProgress();
@@ -149,7 +148,7 @@ void TestMadWorker() {
   Random random(12);
   const int before = OpenDescriptors();
   uint64_t sequence = 0;
-  for (int i = 0; i < 12000; ++i) {
+  for (int i = 0; i < Rounds(12000); ++i) {
     std::string bytes;
     if (random() % 8 != 0) {
       bytes = MessageBytes(MessageType::kOpen, 0, Encode(OpenRequest{random() % 3, 1}));
@@ -171,7 +170,7 @@ void TestMadWorker() {
       bytes += request;
     }
     RawPeer peer(busy.server().port());
-    EXPECT(peer.Send(HelloFrame(kHostile, busy.server().incarnation())));
+    EXPECT(peer.Introduce(kHostile, busy.server().incarnation()));
     EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
     peer.Send(random() % 3 == 0 ? bytes.substr(0, random() % (bytes.size() + 1)) : bytes);
     if (random() % 4 == 0) continue;
@@ -180,7 +179,7 @@ void TestMadWorker() {
   }
   EXPECT(Eventually([&] { return busy.server().stats().connections == 2; }));
   EXPECT(OpenDescriptors() == before);
-  EXPECT(busy.server().stats().broken_requests > 3000);
+  EXPECT(busy.server().stats().broken_requests > static_cast<uint64_t>(Rounds(3000)));
   EXPECT(busy.server().stats().rejected_connections == 0);
   busy.ExpectProgress();
 }
@@ -260,7 +259,7 @@ void TestDeafWorker() {
 void TestComingAndGoing() {
   BusyServer busy;
   const int before = OpenDescriptors();
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < Rounds(1000); ++i) {
     if (i % 3 == 0) {
       const RawPeer peer(busy.server().port());
     } else if (i % 3 == 1) {
@@ -289,7 +288,7 @@ void Main() {
   std::puts("ps server, hostile: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_server_hostile, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_server_hostile_test

@@ -1,7 +1,7 @@
 // One parameter server and workers that speak to it by hand: shards, updates, errors, images.
 #include "raw_ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_server_test {
 namespace {
 
 Floats Ramp(size_t count, float scale) {
@@ -232,11 +232,11 @@ void TestImage() {
   EXPECT(next->stats().repeated_pushes == 1 && again.Value(again_w) == Floats({12, 13}));
 
   std::unique_ptr<Server> other;
-  EXPECT_OK(Server::Create(Options(Mode::kAsync, 2), 0, &other));
+  EXPECT_OK(Server::Create(Options(Mode::kAsync, 2), "", 0, true, &other));
   ServerImage broken = image;
   broken.progress.resize(4);
   EXPECT_CONTAINS(other->Restore(broken).message(), "does not make sense: 4 numbers");
-  EXPECT_OK(Server::Create(Options(Mode::kAsync, 2), 0, &other));
+  EXPECT_OK(Server::Create(Options(Mode::kAsync, 2), "", 0, true, &other));
   broken = image;
   broken.shards[1].elements = 2;
   EXPECT_CONTAINS(other->Restore(broken).message(), "'n': float32[2] does not fit 4 bytes");
@@ -277,7 +277,7 @@ void Main() {
   std::puts("ps server: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_server, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_server_test

@@ -4,7 +4,7 @@
 
 #include "ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_steps_test {
 namespace {
 
 using Floats = std::vector<float>;
@@ -200,7 +200,7 @@ void Main() {
   std::puts("ps_steps: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_steps, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_steps_test

@@ -4,7 +4,7 @@
 #include "core/ps/sweeper.h"
 #include "ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_sweeper_test {
 namespace {
 
 void TestSweepSeconds() {
@@ -45,7 +45,7 @@ void Main() {
   std::puts("ps sweeper: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_sweeper, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_sweeper_test

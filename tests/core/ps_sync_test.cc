@@ -4,7 +4,7 @@
 
 #include "raw_ps_worker.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_sync_test {
 namespace {
 
 constexpr UpdateKind kGradient = UpdateKind::kGradient;
@@ -251,7 +251,7 @@ void Main() {
   std::puts("ps sync: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_sync, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_sync_test

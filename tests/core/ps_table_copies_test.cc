@@ -8,7 +8,7 @@
 
 #include "ps_tables.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_table_copies_test {
 namespace {
 
 using namespace tfdist::ps;
@@ -151,7 +151,7 @@ void Main() {
   std::puts("ps table copies: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_table_copies, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_table_copies_test

@@ -6,7 +6,7 @@
 #include "core/ps/row_steps.h"
 #include "ps_tables.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::ps_table_test {
 namespace {
 
 using namespace tfdist::ps;
@@ -221,7 +221,7 @@ void Main() {
   std::puts("ps table: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(ps_table, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::ps_table_test

@@ -13,7 +13,7 @@
 
 #include "calls.h"
 #include "core/ps/client.h"
-#include "core/ps/server.h"
+#include "ps_server.h"
 
 namespace tfdist::testing {
 
@@ -30,15 +30,6 @@ inline ps::ServerOptions SyncJob(int workers) {
   ps::ServerOptions options = AsyncJob(workers);
   options.schedule.mode = ps::Mode::kSync;
   return options;
-}
-
-inline std::unique_ptr<ps::Server> StartServer(const ps::ServerOptions& options,
-                                               const ps::ServerImage& image = {}) {
-  std::unique_ptr<ps::Server> server;
-  EXPECT_OK(ps::Server::Create(options, 0, &server));
-  EXPECT_OK(server->Restore(image));
-  EXPECT_OK(server->Start(TestToken()));
-  return server;
 }
 
 // Memory with these values, kept by whoever holds it.
@@ -80,7 +71,7 @@ class Worker {
   ps::Client& client() { return *client_; }
 
   Status Connect(int server, int port, uint64_t incarnation, double timeout = kPatience) {
-    return client_->Connect(server, StrCat("127.0.0.1:", port), TestToken(), incarnation, timeout);
+    return client_->Connect(server, StrCat("127.0.0.1:", port), TestKey(), incarnation, timeout);
   }
   void Connect(const ps::Server& server, int index = 0) {
     EXPECT_OK(Connect(index, server.port(), server.incarnation()));

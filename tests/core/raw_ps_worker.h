@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/ps/message.h"
-#include "core/ps/server.h"
+#include "ps_server.h"
 #include "raw_peer.h"
 
 namespace tfdist::testing {
@@ -57,24 +57,15 @@ inline ServerOptions Options(Mode mode, int workers) {
   return options;
 }
 
-inline std::unique_ptr<Server> StartServer(const ServerOptions& options,
-                                           const ServerImage& image = {}) {
-  std::unique_ptr<Server> server;
-  EXPECT_OK(Server::Create(options, 0, &server));
-  EXPECT_OK(server->Restore(image));
-  EXPECT_OK(server->Start(TestToken()));
-  return server;
-}
-
 inline OptimizerConfig Sgd() { return {}; }
 
 class RawPsWorker {
  public:
-  RawPsWorker(const Server& server, int rank, uint64_t process = 0)
-      : RawPsWorker(server.port(), server.incarnation(), rank, process) {}
-  RawPsWorker(int port, uint64_t of_server, int rank, uint64_t process = 0)
-      : incarnation(of_server), peer_(port) {
-    EXPECT(peer_.Send(HelloFrame(static_cast<uint32_t>(rank), incarnation)));
+  RawPsWorker(const Server& server, int rank, uint64_t process = 0, bool local = false)
+      : RawPsWorker(server.port(), server.incarnation(), rank, process, local) {}
+  RawPsWorker(int port, uint64_t of_server, int rank, uint64_t process = 0, bool local = false)
+      : incarnation(of_server), peer_(port, local) {
+    EXPECT(peer_.Introduce(static_cast<uint32_t>(rank), incarnation));
     const FrameHeader welcome = peer_.ReceiveHeader();
     EXPECT(welcome.type == FrameType::kWelcome && welcome.length == 0);
     OpenReply reply;

@@ -7,7 +7,7 @@
 
 #include "testing.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::row_sums_test {
 namespace {
 
 template <typename T>
@@ -37,19 +37,20 @@ void TestTheTableTravelsWhereItIsLess() {
   EXPECT(table({{0, 10}, {0, 10}}) == -1);
 }
 
-}  // namespace
-}  // namespace tfdist::testing
-
-int main() {
-  using namespace tfdist;
-  testing::TestAdd<float>(DType::kFloat32);
-  testing::TestAdd<double>(DType::kFloat64);
-  testing::TestAdd<int32_t>(DType::kInt32);
-  testing::TestAdd<int64_t>(DType::kInt64);
-  testing::TestTheTableTravelsWhereItIsLess();
+void Main() {
+  TestAdd<float>(DType::kFloat32);
+  TestAdd<double>(DType::kFloat64);
+  TestAdd<int32_t>(DType::kInt32);
+  TestAdd<int64_t>(DType::kInt64);
+  TestTheTableTravelsWhereItIsLess();
   uint16_t half = 0, brain = 0;
   SetOne(DType::kFloat16, &half);
   SetOne(DType::kBFloat16, &brain);
   EXPECT(half == 0x3c00 && brain == 0x3f80);
   std::puts("row_sums_test: OK");
 }
+
+REGISTER_TEST(row_sums, Main);
+
+}  // namespace
+}  // namespace tfdist::testing::row_sums_test

@@ -1,5 +1,6 @@
 // Ranks of one machine that share memory: who does and who does not, what is lent and withdrawn,
 // what wakes who is idle, and peers that break the rules or die.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,30 +10,32 @@
 
 #include "raw_peer.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::sharing_test {
 namespace {
 
 // Rank 0 is a communicator; rank 1 is written by hand, has joined in, and lends `values`.
 class Sharer {
  public:
   explicit Sharer(bool reads = true) {
-    EXPECT_OK(Communicator::Create(0, 2, 0, &comm));
+    EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
     std::thread connecting([this] {
-      const Status status = comm->Connect(TestToken(), 1, {"here:1", "here:2"}, 20);
+      const Status status = comm->Connect(TestKey(), 1, {"here:1", "here:2"}, 20);
       EXPECT_OK(status);
     });
-    peer = std::make_unique<RawPeer>(comm->port());
-    EXPECT(peer->Send(HelloFrame(1)));
-    const FrameHeader welcome = peer->ReceiveHeader();
-    EXPECT(welcome.type == FrameType::kWelcome && welcome.length == kOfferBytes);
-    std::array<char, kOfferBytes> bytes;
-    peer->Receive(bytes.data(), bytes.size());
+    peer = std::make_unique<RawPeer>(comm->port(), true);
+    EXPECT(peer->Introduce(1));
+    Fd descriptor;
+    const std::string welcome =
+        peer->ReceiveWithDescriptor(kHeaderBytes + kOfferBytes, &descriptor);
+    FrameHeader header;
+    EXPECT_OK(DecodeHeader(welcome.data(), &header));
+    EXPECT(header.type == FrameType::kWelcome && header.length == kOfferBytes);
     Offer offer;
-    EXPECT_OK(Decode(std::string_view(bytes.data(), bytes.size()), &offer));
-    EXPECT(PeerMemory(offer.lender).IsReadable());
-    channel = SharedChannel::Open(offer.lender.process, offer.descriptor);
+    EXPECT_OK(Decode(std::string_view(welcome).substr(kHeaderBytes), &offer));
+    EXPECT(PeerMemory(peer->process, offer.canary).IsReadable());
+    channel = SharedChannel::Open(std::move(descriptor));
     EXPECT(channel != nullptr);
-    EXPECT(peer->Send(Frame(FrameType::kShared, Encode(Shared{true, reads, lender->info()}))));
+    EXPECT(peer->Send(Frame(FrameType::kShared, Encode(Shared{true, reads, exposed->canary()}))));
     EXPECT(peer->ReceiveHeader().type == FrameType::kShared);
     connecting.join();
   }
@@ -50,7 +53,7 @@ class Sharer {
     if (channel->ReaderSleeps(true)) peer->Send("!");
   }
 
-  std::optional<Lender> lender{std::in_place};
+  std::optional<ExposedMemory> exposed{std::in_place};
   std::unique_ptr<Communicator> comm;
   std::unique_ptr<RawPeer> peer;
   std::unique_ptr<SharedChannel> channel;
@@ -141,7 +144,7 @@ void TestWithdrawn() {
     std::vector<float> ours(kCount, 1), theirs(kCount, 2);
     char* const bytes = reinterpret_cast<char*>(theirs.data());
     Ending ending = sharer.StartAllReduce(ours);
-    sharer.lender.reset();
+    sharer.exposed.reset();
     sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, kHalf}}));
     if (says_why) {
       const Abort abort{StatusCode::kUnavailable, "the disk is full"};
@@ -184,43 +187,119 @@ void TestBrokenRules() {
   }
 }
 
+// Rank 0, written by hand: takes rank 1 in by the unix socket or by TCP, and answers with a
+// WELCOME.
+PeerSocket WelcomeByHand(const Listener& listener, bool local, const std::string& payload,
+                         int descriptor) {
+  PeerSocket socket;
+  const Fd& where = local ? listener.local() : listener.tcp();
+  EXPECT(Eventually([&] { return Accept(where, &socket); }));
+  const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
+  std::string bytes(HelloFrame(1).size(), '\0');
+  EXPECT_OK(ReceiveAll(socket.fd, bytes.data(), bytes.size(), deadline));
+  Hello hello;
+  EXPECT_OK(Decode(std::string_view(bytes).substr(kHeaderBytes), &hello));
+  const Nonce nonce = NewNonce();
+  const std::string challenge = Frame(
+      FrameType::kChallenge, Encode(Challenge{nonce, AcceptorProof(TestKey(), hello, nonce)}));
+  EXPECT_OK(SendAll(socket.fd, challenge.data(), challenge.size(), deadline));
+  std::string proof(kHeaderBytes + kProofBytes, '\0');
+  EXPECT_OK(ReceiveAll(socket.fd, proof.data(), proof.size(), deadline));
+  const std::string welcome = Frame(FrameType::kWelcome, payload);
+  if (descriptor < 0) {
+    EXPECT_OK(SendAll(socket.fd, welcome.data(), welcome.size(), deadline));
+  } else {
+    EXPECT_OK(SendWithDescriptor(socket.fd, welcome, descriptor, deadline));
+  }
+  return socket;
+}
+
 // A dialling rank is offered something that is not what it should be: it declines, and all goes
-// over the socket. An offer that cannot be understood is the end.
+// over the socket. An offer that cannot be understood, or comes over TCP, is the end.
 void TestFalseOffers() {
-  const Lender lender;
-  LenderInfo other = lender.info();
-  other.seal[0] ^= 1;
-  const std::vector<std::pair<std::string, bool>> offers = {
-      {Encode(Offer{lender.info(), -1}), true},
-      {Encode(Offer{other, 0}), true},
-      {Encode(Offer{{}, 0}), true},
-      {std::string(kOfferBytes, 'x'), true},
-      {std::string(kOfferBytes - 1, 'x'), false}};
-  for (const auto& [offer, understood] : offers) {
-    Fd listener;
-    int port = 0;
-    EXPECT_OK(Listen(0, &listener, &port));
+  const ExposedMemory exposed;
+  const std::string offer = Encode(Offer{exposed.canary()});
+  const Fd zeros(open("/dev/zero", O_RDWR));
+  struct Case {
+    bool local;
+    std::string payload;
+    int descriptor;
+    bool declined;
+  };
+  for (const auto& [local, payload, descriptor, declined] :
+       {Case{true, offer, -1, true}, Case{true, offer, zeros.get(), true},
+        Case{true, std::string(kOfferBytes - 1, 'x'), zeros.get(), false},
+        Case{false, offer, -1, false}}) {
+    Listener listener;
+    EXPECT_OK(Listener::Listen("127.0.0.1", 0, local, &listener));
     std::unique_ptr<Communicator> comm;
-    EXPECT_OK(Communicator::Create(1, 2, 0, &comm));
-    const std::string answer = Frame(FrameType::kWelcome, offer);
-    Fd socket;
-    std::thread host([&] {
-      EXPECT(Eventually([&] { return (socket = Accept(listener)).valid(); }));
-      const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
-      std::string hello(HelloFrame(1).size(), '\0');
-      EXPECT_OK(ReceiveAll(socket, hello.data(), hello.size(), deadline));
-      EXPECT_OK(SendAll(socket, answer.data(), answer.size(), deadline));
-    });
+    EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
+    PeerSocket socket;
+    std::thread host([&] { socket = WelcomeByHand(listener, local, payload, descriptor); });
     const Status status =
-        comm->Connect(TestToken(), 1, {StrCat("127.0.0.1:", port), "127.0.0.1:1"}, 20);
+        comm->Connect(TestKey(), 1, {StrCat("127.0.0.1:", listener.port()), "127.0.0.1:1"}, 20);
     host.join();
-    EXPECT(status.ok() == understood);
-    if (!understood) continue;
-    const std::string declined = Frame(FrameType::kShared, Encode(Shared{}));
-    std::string bytes(declined.size(), '\0');
+    EXPECT(status.ok() == declined);
+    if (!declined) continue;
+    const std::string expected = Frame(FrameType::kShared, Encode(Shared{}));
+    std::string bytes(expected.size(), '\0');
     EXPECT_OK(
-        ReceiveAll(socket, bytes.data(), bytes.size(), Clock::now() + std::chrono::seconds(10)));
-    EXPECT(bytes == declined);
+        ReceiveAll(socket.fd, bytes.data(), bytes.size(), Clock::now() + std::chrono::seconds(10)));
+    EXPECT(bytes == expected);
+  }
+}
+
+// A canary that is not there: the memory is shared, but nothing is read in place.
+void TestFalseCanary() {
+  const std::unique_ptr<SharedChannel> channel = SharedChannel::Create();
+  Offer offer;
+  offer.canary = {4096, {1, 2}};
+  Listener listener;
+  EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener));
+  std::unique_ptr<Communicator> comm;
+  EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
+  PeerSocket socket;
+  std::string answer(Frame(FrameType::kShared, Encode(Shared{})).size(), '\0');
+  std::thread host([&] {
+    socket = WelcomeByHand(listener, true, Encode(offer), channel->fd());
+    EXPECT_OK(ReceiveAll(socket.fd, answer.data(), answer.size(),
+                         Clock::now() + std::chrono::seconds(10)));
+    const std::string shared = Frame(FrameType::kShared, Encode(Shared{true, false, {}}));
+    EXPECT_OK(
+        SendAll(socket.fd, shared.data(), shared.size(), Clock::now() + std::chrono::seconds(10)));
+  });
+  EXPECT_OK(
+      comm->Connect(TestKey(), 1, {StrCat("127.0.0.1:", listener.port()), "127.0.0.1:1"}, 20));
+  host.join();
+  Shared shared;
+  EXPECT_OK(Decode(std::string_view(answer).substr(kHeaderBytes), &shared));
+  EXPECT(shared.joined && !shared.reads);
+}
+
+// Over TCP nobody names an address here: LEND, SHARED and RETURN end the connection.
+void TestNothingIsLentOverTcp() {
+  std::vector<float> theirs(kCount, 2);
+  char* const bytes = reinterpret_cast<char*>(theirs.data());
+  const ExposedMemory exposed;
+  for (const std::string& sent :
+       {Open(1) + LendFrame(0, {{bytes + kHalf, kHalf}}),
+        Frame(FrameType::kShared, Encode(Shared{true, true, exposed.canary()})),
+        Frame(FrameType::kReturn, "")}) {
+    std::unique_ptr<Communicator> comm;
+    EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+    std::thread connecting(
+        [&] { EXPECT_OK(comm->Connect(TestKey(), 1, {"here:1", "here:2"}, 20)); });
+    RawPeer peer(comm->port());
+    EXPECT(peer.Introduce(1));
+    const FrameHeader welcome = peer.ReceiveHeader();
+    EXPECT(welcome.type == FrameType::kWelcome && welcome.length == 0);
+    connecting.join();
+    std::vector<float> ours(kCount, 1);
+    Ending ending = AllReduce(*comm, ours);
+    EXPECT(peer.Send(sent));
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), "an unexpected");
   }
 }
 
@@ -230,11 +309,11 @@ void TestMixed() {
     Ranks comms(3);
     std::vector<std::string> addresses;
     for (int rank = 0; rank < 3; ++rank) {
-      EXPECT_OK(Communicator::Create(rank, 3, 0, &comms[rank], rank != odd));
+      EXPECT_OK(Communicator::Create(rank, 3, "", 0, &comms[rank], rank != odd));
       addresses.push_back(StrCat("127.0.0.1:", comms[rank]->port()));
     }
     OnRanks(3, [&](int rank) {
-      EXPECT_OK(comms[rank]->Connect(TestToken(), 1, addresses, 20));
+      EXPECT_OK(comms[rank]->Connect(TestKey(), 1, addresses, 20));
       for (const size_t count : {1, 1000, 300000}) {
         std::vector<float> values(count, rank + 1);
         Ending ending = AllReduce(*comms[rank], values);
@@ -254,14 +333,14 @@ void TestKilled() {
     const pid_t child = fork();
     EXPECT(child >= 0);
     const int rank = child == 0 ? 1 : 0;
-    EXPECT_OK(Communicator::Create(rank, 2, 0, &comm));
+    EXPECT_OK(Communicator::Create(rank, 2, "", 0, &comm));
     ports[rank] = comm->port();
     EXPECT(write((rank == 0 ? to_child : to_parent)[1], &ports[rank], sizeof(int)) == sizeof(int));
     EXPECT(read((rank == 0 ? to_parent : to_child)[0], &ports[1 - rank], sizeof(int)) ==
            sizeof(int));
     const std::vector<std::string> addresses = {StrCat("127.0.0.1:", ports[0]),
                                                 StrCat("127.0.0.1:", ports[1])};
-    EXPECT_OK(comm->Connect(TestToken(), 1, addresses, 20));
+    EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
     std::vector<float> values(count, 1), others(count, 2);
     if (rank == 1) {
       // Rank 0 takes part in the first only.
@@ -296,11 +375,13 @@ void Main() {
   TestWithdrawn();
   TestBrokenRules();
   TestFalseOffers();
+  TestFalseCanary();
+  TestNothingIsLentOverTcp();
   TestMixed();
   std::puts("sharing: ok");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(sharing, Main);
 
-int main() { tfdist::testing::Main(); }
+}  // namespace
+}  // namespace tfdist::testing::sharing_test

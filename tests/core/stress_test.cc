@@ -6,13 +6,12 @@
 #include "core/combine.h"
 #include "jobs.h"
 
-namespace tfdist::testing {
+namespace tfdist::testing::stress_test {
 namespace {
 
 using Random = std::mt19937_64;
 
-constexpr int kCollectives = 2000;
-constexpr int kBatch = 50;  // how many are in flight on a rank
+constexpr int kBatch = 50;  // how many collectives are in flight on a rank
 
 // One collective, the same on every rank because it follows from its key.
 Job RandomJob(uint64_t key, int size) {
@@ -91,14 +90,14 @@ void TestManyCommunicators() {
   };
   once(0);
   const int before = OpenDescriptors();
-  for (int turn = 1; turn <= 200; ++turn) once(turn);
+  for (int turn = 1; turn <= Rounds(200); ++turn) once(turn);
   EXPECT(OpenDescriptors() == before);
 }
 
 // Collectives that start, from several threads, while the communicator ends: each ends once, and
 // soon.
 void TestEndUnderLoad(const std::function<void(Communicator&)>& end) {
-  for (int turn = 0; turn < 10; ++turn) {
+  for (int turn = 0; turn < Rounds(10); ++turn) {
     auto comms = Connected(2);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 2; ++rank) {
@@ -121,10 +120,8 @@ void TestEndUnderLoad(const std::function<void(Communicator&)>& end) {
 }
 
 void Main() {
-  TestRandomCollectives(2, kCollectives / 8);
-  TestRandomCollectives(3, kCollectives / 8);
-  TestRandomCollectives(5, kCollectives / 8);
-  TestGroups(kCollectives);
+  for (const int size : {2, 3, 5}) TestRandomCollectives(size, Rounds(5) * kBatch);
+  TestGroups(Rounds(40) * kBatch);
   TestManyCommunicators();
   TestEndUnderLoad([](Communicator& comm) { comm.Close(); });
   TestEndUnderLoad([](Communicator& comm) { comm.Leave(); });
@@ -133,7 +130,7 @@ void Main() {
   std::printf("stress (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-}  // namespace
-}  // namespace tfdist::testing
+REGISTER_TEST(stress, [] { InBothWays(Main); });
 
-int main() { tfdist::testing::InBothWays(tfdist::testing::Main); }
+}  // namespace
+}  // namespace tfdist::testing::stress_test

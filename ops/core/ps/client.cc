@@ -16,20 +16,16 @@ uint64_t NanosecondsSince(TimePoint start) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
 }
 
-Status Invalid(std::string message) {
-  return Status(StatusCode::kInvalidArgument, std::move(message));
-}
-
 }  // namespace
 
 Status Client::Create(const ClientOptions& options, std::unique_ptr<Client>* out) {
   if (options.servers < 1 || options.worker < 0 || options.worker >= options.workers) {
-    return Invalid(StrCat("expected at least 1 server and 0 <= worker < workers, received ",
-                          options.servers, " servers, worker ", options.worker, " of ",
-                          options.workers));
+    return InvalidArgument(StrCat("expected at least 1 server and 0 <= worker < workers, received ",
+                                  options.servers, " servers, worker ", options.worker, " of ",
+                                  options.workers));
   }
   if (!(options.timeout_seconds > 0)) {
-    return Invalid(
+    return InvalidArgument(
         StrCat("expected a timeout of more than 0 s, received ", options.timeout_seconds, " s"));
   }
   std::unique_ptr<Client> made(new Client(options));
@@ -55,6 +51,7 @@ Client::Client(const ClientOptions& options)
 Client::~Client() = default;
 
 int Client::WaitForLost(double seconds) { return thread_->WaitForLost(seconds); }
+std::string Client::Waiting(double seconds) { return thread_->Waiting(seconds); }
 
 void Client::GiveUp(int server, const Status& status) {
   if (server >= 0 && server < options_.servers) thread_->GiveUp(server, status);
@@ -66,14 +63,15 @@ Status Client::AddParameter(ParameterSpec spec, int* id) {
 
 Status Client::CheckParameter(int id, const char* what) const {
   if (table_.Has(id)) return Status();
-  return Invalid(StrCat(what, " of parameter ", id, ", which was not added"));
+  return InvalidArgument(StrCat(what, " of parameter ", id, ", which was not added"));
 }
 
 void Client::Create(int parameter, Memory value, Done done) {
   if (Status s = CheckParameter(parameter, "the creation"); !s.ok()) return done(s);
   const ParameterSpec& spec = table_.spec(parameter);
   if (value.data == nullptr && spec.elements > 0) {
-    return done(Invalid(StrCat("parameter '", spec.name, "' cannot be created without a value")));
+    return done(
+        InvalidArgument(StrCat("parameter '", spec.name, "' cannot be created without a value")));
   }
   // Values may be large: most often another worker, or this one before it was started again, has
   // created the parameter.
@@ -164,7 +162,7 @@ int Client::AddTable(const std::string& name, const TableConfig& config) {
 }
 
 void Client::CreateTable(int table, Done done) {
-  if (!directory_.Has(table)) return done(Invalid(StrCat("there is no table ", table)));
+  if (!directory_.Has(table)) return done(InvalidArgument(StrCat("there is no table ", table)));
   // What a server could not read would break its connection.
   TableRequest read;
   const TableRequest request = directory_.RequestFor(table);
@@ -174,7 +172,7 @@ void Client::CreateTable(int table, Done done) {
 
 void Client::Dump(int table, int server, uint64_t most, bool slots, RowDump* dump, Done done) {
   if (!directory_.Has(table) || server < 0 || server >= options_.servers) {
-    return done(Invalid(StrCat("there is no table ", table, " on ps ", server)));
+    return done(InvalidArgument(StrCat("there is no table ", table, " on ps ", server)));
   }
   thread_->Submit(std::make_shared<DumpOperation>(&directory_, table, server, most, slots, dump,
                                                   std::move(done)));
@@ -182,7 +180,7 @@ void Client::Dump(int table, int server, uint64_t most, bool slots, RowDump* dum
 
 void Client::AssignRows(int table, const SavedRowsView& rows, uint64_t floats, bool slots,
                         Done done) {
-  if (!directory_.Has(table)) return done(Invalid(StrCat("there is no table ", table)));
+  if (!directory_.Has(table)) return done(InvalidArgument(StrCat("there is no table ", table)));
   thread_->Submit(std::make_shared<AssignRowsOperation>(&directory_, table, rows, floats, slots,
                                                         std::move(done)));
 }
@@ -249,7 +247,7 @@ void Client::Set(std::vector<Value> values, Done done) {
     if (Status s = CheckParameter(value.parameter, "a new value"); !s.ok()) return done(s);
     const ParameterSpec& spec = table_.spec(value.parameter);
     if (value.now.data == nullptr && spec.elements > 0) {
-      return done(Invalid(StrCat("parameter '", spec.name, "' cannot be set to no value")));
+      return done(InvalidArgument(StrCat("parameter '", spec.name, "' cannot be set to no value")));
     }
   }
   for (const Value& value : values) {
@@ -261,8 +259,8 @@ void Client::Set(std::vector<Value> values, Done done) {
 void Client::Reduce(uint64_t key, std::vector<Tensor> tensors, Done done) {
   for (const Tensor& tensor : tensors) {
     if (tensor.dtype < DType::kFloat16 || tensor.dtype > DType::kInt64) {
-      return done(Invalid(StrCat("a reduction of opaque bytes, or of unknown dtype ",
-                                 static_cast<int>(tensor.dtype))));
+      return done(InvalidArgument(StrCat("a reduction of opaque bytes, or of unknown dtype ",
+                                         static_cast<int>(tensor.dtype))));
     }
   }
   const int server = static_cast<int>(key % static_cast<uint64_t>(options_.servers));

@@ -66,10 +66,12 @@ class Client {
   // wait.
 
   // Connects to a server, first or again. `generation` goes into the HELLO.
-  Status Connect(int server, const std::string& address, const Token& token, uint64_t generation,
+  Status Connect(int server, const std::string& address, const Key& key, uint64_t generation,
                  double timeout_seconds);
   // The next server whose connection was lost and not reported yet; -1 after `seconds`.
   int WaitForLost(double seconds);
+  // Which server has not answered for longer than `seconds`, in a sentence; empty if all have.
+  std::string Waiting(double seconds);
   // The server will not come back: what waits for it, and all later requests, fail with `status`.
   void GiveUp(int server, const Status& status);
 

@@ -2,6 +2,7 @@
 // (0: OK) and writes its message into `error`, cut to `error_size` bytes.
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <future>
 #include <memory>
 #include <string>
@@ -17,12 +18,8 @@ namespace {
 
 using namespace tfdist;  // NOLINT: what follows is C, and names nothing for others
 using ps::Client;
+using ps::ClosedClient;
 using ps::FindClient;
-
-Status Unknown(int64_t handle) {
-  return Status(StatusCode::kFailedPrecondition,
-                StrCat("parameter client ", handle, " was closed"));
-}
 
 }  // namespace
 
@@ -36,13 +33,13 @@ int tfdist_ps_client_create(const ps::ClientOptions* options, int64_t* handle, c
   return Report(status, error, error_size);
 }
 
-int tfdist_ps_client_connect(int64_t handle, int server, const char* address, const uint8_t* token,
+int tfdist_ps_client_connect(int64_t handle, int server, const char* address, const uint8_t* key,
                              uint64_t generation, double timeout_seconds, char* error,
                              size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(Unknown(handle), error, error_size);
-  Token bytes;
-  std::copy_n(token, bytes.size(), bytes.begin());
+  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
+  Key bytes;
+  std::copy_n(key, bytes.size(), bytes.begin());
   return Report(client->Connect(server, address, bytes, generation, timeout_seconds), error,
                 error_size);
 }
@@ -51,9 +48,16 @@ int tfdist_ps_client_connect(int64_t handle, int server, const char* address, co
 int tfdist_ps_client_wait_for_lost(int64_t handle, double seconds, int* server, char* error,
                                    size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
   *server = client->WaitForLost(seconds);
   return 0;
+}
+
+// Fills `text`, an empty one if all servers have answered.
+void tfdist_ps_client_waiting(int64_t handle, double seconds, char* text, size_t size) {
+  const std::shared_ptr<Client> client = FindClient(handle);
+  const std::string waiting = client == nullptr ? "" : client->Waiting(seconds);
+  std::snprintf(text, size, "%s", waiting.c_str());
 }
 
 void tfdist_ps_client_give_up(int64_t handle, int server, int code, const char* why) {
@@ -67,7 +71,7 @@ int tfdist_ps_client_add_parameter(int64_t handle, const char* name, int dtype, 
                                    const uint64_t* firsts, const uint64_t* counts, int* id,
                                    char* error, size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
   ps::ParameterSpec spec;
   spec.name = name;
   spec.dtype = static_cast<DType>(dtype);
@@ -84,7 +88,7 @@ int tfdist_ps_client_bind(int64_t handle, const ps::OptimizerConfig* config, int
                           const int* parameters, const int* slot_counts, const int* slots,
                           const double* weight_decays, char* error, size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
   std::vector<Client::Binding> bindings(count);
   for (int i = 0; i < count; ++i) {
     bindings[i].parameter = parameters[i];
@@ -101,7 +105,7 @@ int tfdist_ps_client_bind(int64_t handle, const ps::OptimizerConfig* config, int
 int tfdist_ps_client_create_table(int64_t handle, const char* name, const ps::TableConfig* config,
                                   int* table, char* error, size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
   *table = client->AddTable(name, *config);
   std::promise<Status> told;
   client->CreateTable(*table, [&](const Status& status) { told.set_value(status); });
@@ -118,7 +122,7 @@ void tfdist_ps_client_set_lookup_group(int64_t handle, int64_t group, int level,
 int tfdist_ps_client_set_cache(int64_t handle, int table, uint64_t rows, uint64_t steps,
                                char* error, size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
   return Report(client->lookups().SetCache(table, rows, steps), error, error_size);
 }
 
@@ -133,13 +137,13 @@ void tfdist_ps_client_exclude(int64_t handle, int parameter) {
 
 int tfdist_ps_client_flush(int64_t handle, double timeout_seconds, char* error, size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
   return Report(client->Flush(timeout_seconds), error, error_size);
 }
 
 int tfdist_ps_client_leave(int64_t handle, double timeout_seconds, char* error, size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(Unknown(handle), error, error_size);
+  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
   return Report(client->Leave(timeout_seconds), error, error_size);
 }
 

@@ -71,8 +71,8 @@ Status Number(Handshake* handshake, bool with_values, ParameterTable* table, Nam
 
 }  // namespace
 
-Status Client::Connect(int server, const std::string& address, const Token& token,
-                       uint64_t generation, double timeout_seconds) {
+Status Client::Connect(int server, const std::string& address, const Key& key, uint64_t generation,
+                       double timeout_seconds) {
   if (server < 0 || server >= options_.servers) {
     return Status(
         StatusCode::kInvalidArgument,
@@ -85,14 +85,16 @@ Status Client::Connect(int server, const std::string& address, const Token& toke
   Handshake handshake(Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                          std::chrono::duration<double>(timeout_seconds)));
   const bool again = view.incarnation != 0;
-  Status status =
-      handshake.Begin(address, {token, generation, static_cast<uint32_t>(options_.worker)});
+  Hello hello;
+  hello.generation = generation;
+  hello.rank = static_cast<uint32_t>(options_.worker);
+  Status status = handshake.Begin(address, options_.lend, key, hello);
   if (status.ok()) status = Introduce(server, &handshake, &view);
   if (status.ok()) status = Restore(server, &handshake);
   if (status.ok()) status = BindAgain(server, &handshake);
   if (status.ok()) status = RestoreTables(server, &handshake);
   Lending lending;
-  if (status.ok() && options_.lend) status = handshake.AgreeToLend(&lending);
+  if (status.ok()) status = handshake.AgreeToLend(&lending);
   if (!status.ok()) {
     return Status(status.code(),
                   StrCat("cannot connect to ps ", server, " (", address, "): ", status.message()));

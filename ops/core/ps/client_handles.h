@@ -15,6 +15,11 @@ inline std::shared_ptr<Client> FindClient(int64_t handle) {
   return HandleTable<Client>::Get().Find(handle);
 }
 
+inline Status ClosedClient(int64_t handle) {
+  return Status(StatusCode::kFailedPrecondition,
+                StrCat("parameter client ", handle, " was closed"));
+}
+
 }  // namespace tfdist::ps
 
 #endif  // TFDIST_OPS_CORE_PS_CLIENT_HANDLES_H_

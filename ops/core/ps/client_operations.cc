@@ -136,6 +136,29 @@ std::string ClientThread::ServersOwingPushes() const {
   return servers;
 }
 
+std::string ClientThread::Waiting(double seconds) {
+  std::string text;
+  const Status ignored = Ask([&] {
+    const TimePoint now = Clock::now();
+    double longest = seconds;
+    for (const Remote& remote : remotes_) {
+      for (const auto& [number, request] : remote.unanswered) {
+        if (request->operation == nullptr || !request->sent) continue;
+        const TimePoint sent =
+            request->deadline - std::chrono::duration_cast<Clock::duration>(
+                                    std::chrono::duration<double>(timeout_seconds_));
+        const double waited = std::chrono::duration<double>(now - sent).count();
+        if (waited < longest) continue;
+        longest = waited;
+        text = StrCat("ps ", request->server, " has not answered to ", request->operation->title(),
+                      " for ", static_cast<int>(waited), " s");
+      }
+    }
+    return Status();
+  });
+  return text;
+}
+
 void ClientThread::CheckDeadlines() {
   const TimePoint now = Clock::now();
   std::vector<RequestPtr> late;

@@ -18,9 +18,9 @@
 #include <thread>
 #include <vector>
 
+#include "core/net/socket.h"
 #include "core/ps/connection.h"
 #include "core/ps/operation.h"
-#include "core/socket.h"
 #include "core/status.h"
 
 namespace tfdist::ps {
@@ -42,6 +42,8 @@ class ClientThread : private AnswerHandler {
   // Calls `what` from this thread, after `seconds`; not at all if it has ended by then.
   void CallLater(double seconds, std::function<void()> what);
   int WaitForLost(double seconds);
+  // Which server has not answered for longer than `seconds`, to what and for how long; or empty.
+  std::string Waiting(double seconds);
   // Until every push has been answered.
   Status Flush(double timeout_seconds);
   // Ends what is pending as cancelled.

@@ -31,7 +31,7 @@ Connection::Connection(int server, Fd socket, Lending lending)
       socket_(std::move(socket)),
       buffer_(kBufferBytes),
       lending_(std::move(lending)),
-      lends_(lending_.lender != nullptr) {}
+      lends_(lending_.exposed != nullptr) {}
 
 void Connection::Queue(MessageType type, uint64_t number, std::string meta,
                        std::vector<iovec> payload, std::shared_ptr<const void> owner) {
@@ -168,7 +168,7 @@ Status Connection::CopyPayload(AnswerHandler& handler, std::vector<iovec> lent) 
                     "an answer lends its values, but no LEND was sent");
     }
     payload_touched_ = answer_.payload_bytes;
-    Borrowed borrowed(*lending_.peer, std::move(lent));
+    RemoteRead borrowed(*lending_.peer, std::move(lent));
     if (Status s = borrowed.Read(target_.data(), target_.size()); !s.ok()) return s;
     payload_received_ = answer_.payload_bytes;
     target_.clear();

@@ -15,9 +15,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/peer_memory.h"
+#include "core/net/peer_memory.h"
+#include "core/net/socket.h"
 #include "core/ps/message.h"
-#include "core/socket.h"
 #include "core/status.h"
 
 namespace tfdist::ps {
@@ -36,8 +36,8 @@ class AnswerHandler {
 
 // What the two ends of a connection have agreed to.
 struct Lending {
-  std::unique_ptr<Lender> lender;  // if the server reads the worker's memory
-  std::optional<PeerMemory> peer;  // if the worker reads the server's
+  std::unique_ptr<ExposedMemory> exposed;  // if the server reads the worker's memory
+  std::optional<PeerMemory> peer;          // if the worker reads the server's
 };
 
 class Connection {

@@ -4,13 +4,13 @@
 #include <chrono>
 #include <utility>
 
-#include "core/socket.h"
+#include "core/net/socket.h"
 
 namespace tfdist::ps {
 namespace {
 
 constexpr size_t kMostEvents = 4096;
-constexpr double kMostSeconds = 1e6;  // more might not fit into a time point
+constexpr double kLongestWait = 1e6;  // more might not fit into a time point
 
 }  // namespace
 
@@ -23,7 +23,7 @@ void Events::Add(Server::Event event) {
 
 bool Events::Wait(double seconds, Server::Event* event) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const std::chrono::duration<double> patience(std::clamp(seconds, 0.0, kMostSeconds));
+  const std::chrono::duration<double> patience(std::clamp(seconds, 0.0, kLongestWait));
   changed_.wait_for(lock, patience, [this] { return closed_ || !events_.empty(); });
   if (events_.empty()) return false;
   *event = std::move(events_.front());

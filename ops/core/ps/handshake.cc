@@ -2,19 +2,17 @@
 
 #include <array>
 
+#include "core/net/authenticate.h"
+
 namespace tfdist::ps {
 
-Status Handshake::Begin(const std::string& address, const Hello& hello) {
-  if (Status s = Dial(address, deadline_, &socket_); !s.ok()) return s;
-  const std::string body = Encode(hello);
-  FrameHeader header;
-  header.type = FrameType::kHello;
-  header.length = static_cast<uint32_t>(body.size());
-  const HeaderBytes head = EncodeHeader(header);
-  const std::string greeting = std::string(head.begin(), head.end()) + body;
-  Status s = SendAll(socket_, greeting.data(), greeting.size(), deadline_);
+Status Handshake::Begin(const std::string& address, bool local, const Key& key,
+                        const Hello& hello) {
+  Status s = Dial(address, local, deadline_, &socket_);
+  if (s.ok()) s = Authenticate(socket_, key, hello, deadline_);
   HeaderBytes welcome;
-  if (s.ok()) s = ReceiveAll(socket_, welcome.data(), welcome.size(), deadline_);
+  if (s.ok()) s = ReceiveAll(socket_.fd, welcome.data(), welcome.size(), deadline_);
+  FrameHeader header;
   if (s.ok()) s = DecodeHeader(welcome.data(), &header);
   if (s.ok() && (header.type != FrameType::kWelcome || header.length != 0)) {
     s = Status(StatusCode::kInternal, StrCat("expected a WELCOME, received a frame of type ",
@@ -24,11 +22,12 @@ Status Handshake::Begin(const std::string& address, const Hello& hello) {
 }
 
 Status Handshake::AgreeToLend(Lending* lending) {
-  lending->lender = std::make_unique<Lender>();
-  LendMessage ours{lending->lender->info(), false}, theirs;
+  if (socket_.process == nullptr) return Status();
+  lending->exposed = std::make_unique<ExposedMemory>();
+  LendMessage ours{lending->exposed->canary(), false}, theirs;
   if (Status s = Ask(MessageType::kLend, ours, {}, &theirs); !s.ok()) return s;
-  if (!theirs.reads) lending->lender.reset();
-  lending->peer.emplace(theirs.lender);
+  if (!theirs.reads) lending->exposed.reset();
+  lending->peer.emplace(socket_.process, theirs.canary);
   if (!lending->peer->IsReadable()) {
     lending->peer.reset();
     return Status();
@@ -45,16 +44,16 @@ Status Handshake::Exchange(MessageType type, const std::string& meta,
   for (const iovec& piece : payload) header.payload_bytes += piece.iov_len;
   std::array<char, kMessageHeaderBytes> head = Encode(header);
   const std::string request = std::string(head.begin(), head.end()) + meta;
-  Status s = SendAll(socket_, request.data(), request.size(), deadline_);
+  Status s = SendAll(socket_.fd, request.data(), request.size(), deadline_);
   for (const iovec& piece : payload) {
     if (!s.ok()) return s;
-    s = SendAll(socket_, static_cast<const char*>(piece.iov_base), piece.iov_len, deadline_);
+    s = SendAll(socket_.fd, static_cast<const char*>(piece.iov_base), piece.iov_len, deadline_);
   }
-  if (s.ok()) s = ReceiveAll(socket_, head.data(), head.size(), deadline_);
+  if (s.ok()) s = ReceiveAll(socket_.fd, head.data(), head.size(), deadline_);
   if (s.ok()) s = Decode(head.data(), &header);
   if (!s.ok()) return s;
   answer->resize(header.meta_bytes);
-  s = ReceiveAll(socket_, answer->data(), answer->size(), deadline_);
+  s = ReceiveAll(socket_.fd, answer->data(), answer->size(), deadline_);
   if (s.ok() && header.type == MessageType::kError) {
     ErrorReply reply;
     s = Decode(*answer, &reply);

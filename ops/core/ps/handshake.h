@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "core/frame.h"
+#include "core/net/socket.h"
 #include "core/ps/connection.h"
 #include "core/ps/message.h"
-#include "core/socket.h"
 #include "core/status.h"
 
 namespace tfdist::ps {
@@ -21,8 +21,9 @@ class Handshake {
  public:
   explicit Handshake(TimePoint deadline) : deadline_(deadline) {}
 
-  // Connects, with HELLO and WELCOME.
-  Status Begin(const std::string& address, const Hello& hello);
+  // Connects, with `local` to a server of this machine and user by a unix socket, and proves the
+  // key.
+  Status Begin(const std::string& address, bool local, const Key& key, const Hello& hello);
 
   template <typename Question, typename Answer>
   Status Ask(MessageType type, const Question& question, const std::vector<iovec>& payload,
@@ -36,17 +37,17 @@ class Handshake {
     return Exchange(type, meta, {}, &nothing);
   }
 
-  // What of each other's memory the two ends can read.
+  // What of each other's memory the two ends of a unix socket can read; nothing over TCP.
   Status AgreeToLend(Lending* lending);
 
-  Fd TakeSocket() { return std::move(socket_); }
+  Fd TakeSocket() { return std::move(socket_.fd); }
 
  private:
   Status Exchange(MessageType type, const std::string& meta, const std::vector<iovec>& payload,
                   std::string* answer);
 
   const TimePoint deadline_;
-  Fd socket_;
+  PeerSocket socket_;
 };
 
 }  // namespace tfdist::ps

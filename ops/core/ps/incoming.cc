@@ -5,10 +5,6 @@
 namespace tfdist::ps {
 namespace {
 
-Status Invalid(std::string message) {
-  return Status(StatusCode::kInvalidArgument, std::move(message));
-}
-
 // The parts of a payload, and how large they are together.
 class Layout {
  public:
@@ -25,8 +21,9 @@ class Layout {
   // The parts, if they make up the payload.
   Status Finish(const MessageHeader& header, Incoming* request) {
     if (too_large_ || bytes_ != header.payload_bytes) {
-      return Invalid(StrCat("a request with ", header.payload_bytes, " bytes of values, expected ",
-                            too_large_ ? kMaxPayloadBytes : bytes_));
+      return InvalidArgument(StrCat("a request with ", header.payload_bytes,
+                                    " bytes of values, expected ",
+                                    too_large_ ? kMaxPayloadBytes : bytes_));
     }
     if (request->refusal.ok()) request->parts = std::move(parts_);
     return Status();
@@ -46,7 +43,7 @@ class Layout {
 };
 
 Status NoSuchShard(uint32_t number) {
-  return Invalid(StrCat("there is no shard ", number, "; it was never created here"));
+  return InvalidArgument(StrCat("there is no shard ", number, "; it was never created here"));
 }
 
 Status LayOut(const MessageHeader& header, const CreateRequest& body, const Store&,
@@ -61,7 +58,7 @@ Status LayOut(const MessageHeader& header, const CreateRequest& body, const Stor
 // Whether this may be done to the shard.
 Status CheckUpdate(const PushRequest::Entry& entry, const Shard& shard) {
   const auto wrong = [&shard](const std::string& what) {
-    return Invalid(
+    return InvalidArgument(
         StrCat("shard '", shard.name, "' (", Describe(shard.dtype, shard.elements), ") ", what));
   };
   switch (entry.kind) {
@@ -86,10 +83,10 @@ Status CheckUpdate(const PushRequest::Entry& entry, const Shard& shard) {
 // A gradient of a table's rows. What does not fit is refused; what would be too large fails.
 Status CheckTableRows(const PushRequest::Entry& entry, const Store& store) {
   const Table* const table = store.FindTable(entry.shard);
-  if (table == nullptr) return Invalid(StrCat("there is no table ", entry.shard));
+  if (table == nullptr) return InvalidArgument(StrCat("there is no table ", entry.shard));
   if (entry.width != table->config().width) {
-    return Invalid(StrCat("a table of rows of ", table->config().width,
-                          " elements received gradients of ", entry.width));
+    return InvalidArgument(StrCat("a table of rows of ", table->config().width,
+                                  " elements received gradients of ", entry.width));
   }
   return Status();
 }
@@ -102,13 +99,15 @@ Status LayOut(const MessageHeader& header, const LookupRequest& body, const Stor
     layout.AddClaimed(DType::kInt64, entry.count);
     const Table* const table = store.FindTable(entry.table);
     if (table == nullptr) {
-      request->refusal = Invalid(StrCat("there is no table ", entry.table, " to look up in"));
+      request->refusal =
+          InvalidArgument(StrCat("there is no table ", entry.table, " to look up in"));
     } else if (entry.count <= kMaxPayloadBytes / sizeof(int64_t)) {
       answer_bytes += entry.count * table->config().width * ByteSize(entry.wire);
     }
   }
   if (answer_bytes > kMaxPayloadBytes) {
-    request->refusal = Invalid(StrCat("a lookup of more than ", kMaxPayloadBytes, " bytes"));
+    request->refusal =
+        InvalidArgument(StrCat("a lookup of more than ", kMaxPayloadBytes, " bytes"));
   }
   return layout.Finish(header, request);
 }
@@ -116,7 +115,7 @@ Status LayOut(const MessageHeader& header, const LookupRequest& body, const Stor
 Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store& store,
               Incoming* request) {
   if (store.FindTable(body.table) == nullptr) {
-    request->refusal = Invalid(StrCat("there is no table ", body.table, " to dump"));
+    request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to dump"));
   }
   return Layout().Finish(header, request);
 }
@@ -125,12 +124,13 @@ Status LayOut(const MessageHeader& header, const AssignRowsRequest& body, const 
               Incoming* request) {
   const Table* const table = store.FindTable(body.table);
   if (table == nullptr) {
-    request->refusal = Invalid(StrCat("there is no table ", body.table, " to put rows into"));
+    request->refusal =
+        InvalidArgument(StrCat("there is no table ", body.table, " to put rows into"));
   } else {
     const size_t floats = body.slots ? table->content_floats() : table->config().width;
     if (body.floats != floats) {
-      request->refusal = Invalid(StrCat("table '", table->name(), "': expected rows of ", floats,
-                                        " numbers, received ", body.floats));
+      request->refusal = InvalidArgument(StrCat("table '", table->name(), "': expected rows of ",
+                                                floats, " numbers, received ", body.floats));
     }
   }
   Layout layout;
@@ -192,9 +192,9 @@ Status LayOut(const MessageHeader& header, const ReduceRequest& body, const Stor
   for (size_t i = 0; i < body.dtypes.size(); ++i) {
     layout.AddClaimed(body.dtypes[i], body.elements[i]);
     if (body.dtypes[i] == DType::kBytes) {
-      request->refusal = Invalid(StrCat("tensor ", i, " of ", body.dtypes.size(),
-                                        " of a reduction has no numbers to add up: ",
-                                        Describe(body.dtypes[i], body.elements[i])));
+      request->refusal = InvalidArgument(StrCat("tensor ", i, " of ", body.dtypes.size(),
+                                                " of a reduction has no numbers to add up: ",
+                                                Describe(body.dtypes[i], body.elements[i])));
     }
   }
   return layout.Finish(header, request);
@@ -207,7 +207,7 @@ Status LayOut(const MessageHeader& header, const Body&, const Store&, Incoming* 
 }
 
 Status Decode(std::string_view meta, LeaveRequest*) {
-  return meta.empty() ? Status() : Invalid("malformed LEAVE request");
+  return meta.empty() ? Status() : InvalidArgument("malformed LEAVE request");
 }
 
 template <typename Body>
@@ -259,7 +259,7 @@ Status Parse(const MessageHeader& header, std::string_view meta, const Store& st
     case MessageType::kResend:
       break;
   }
-  return Invalid(
+  return InvalidArgument(
       StrCat("expected a request, received a message of type ", static_cast<int>(header.type)));
 }
 

@@ -6,7 +6,7 @@
 namespace tfdist::ps {
 namespace {
 
-Status Cancelled() {
+Status LookupCancelled() {
   return Status(StatusCode::kCancelled, "a lookup was cancelled: its step failed or was stopped");
 }
 
@@ -39,7 +39,7 @@ void LookupGroups::Add(const GroupKey& key, const MemberPtr& member,
       waiting_.erase(group);
     }
   }
-  if (together.empty()) return member->done(Cancelled());
+  if (together.empty()) return member->done(LookupCancelled());
   // In an order of their own, not that of their coming: what is sent is the same in each step.
   std::vector<TableLookup> all;
   for (const MemberPtr& each : together) {
@@ -62,7 +62,7 @@ void LookupGroups::Cancel(const MemberPtr& member) {
     members.erase(std::find(members.begin(), members.end(), member));
     if (members.empty()) waiting_.erase(group);
   }
-  std::exchange(member->done, nullptr)(Cancelled());
+  std::exchange(member->done, nullptr)(LookupCancelled());
 }
 
 void LookupGroups::Close() {

@@ -10,7 +10,7 @@ namespace {
 
 // Rows of one request that lie one behind the other, on average, for them to be read where they
 // belong: each run of them costs the kernel about as much as a few rows' copies.
-constexpr size_t kDirectRun = 8;
+constexpr size_t kDirectReadRun = 8;
 
 size_t CountRuns(const std::vector<float*>& rows, const std::vector<uint32_t>& places,
                  size_t width) {
@@ -102,8 +102,8 @@ void LookupOperation::AskFor(Group* group) {
     Part& part = group->parts[server];
     if (part.places.empty()) continue;
     part.direct = group->wire == DType::kFloat32 &&
-                  kDirectRun * CountRuns(group->rows, part.places, group->width) <=
-                      std::max(part.places.size(), kDirectRun);
+                  kDirectReadRun * CountRuns(group->rows, part.places, group->width) <=
+                      std::max(part.places.size(), kDirectReadRun);
     // The request may outlive this operation.
     Append(&To(server, MessageType::kLookup), asked[server]->data(),
            asked[server]->size() * sizeof(int64_t), asked[server]);

@@ -31,21 +31,13 @@ Status Decode(std::string_view meta, OpenReply* reply) {
 }
 
 std::string Encode(const LendMessage& message) {
-  const LenderInfo& lender = message.lender;
-  return Writer()
-      .Put(lender.process)
-      .Put(lender.seal_address)
-      .Put(lender.seal)
-      .Put(message.reads)
-      .Take();
+  return Writer().Put(message.canary.address).Put(message.canary.value).Put(message.reads).Take();
 }
 
 Status Decode(std::string_view meta, LendMessage* message) {
-  LenderInfo& lender = message->lender;
   return Reader(meta)
-      .Get(&lender.process)
-      .Get(&lender.seal_address)
-      .Get(&lender.seal)
+      .Get(&message->canary.address)
+      .Get(&message->canary.value)
       .GetBool(&message->reads)
       .Finish("LEND message");
 }

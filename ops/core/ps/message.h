@@ -36,7 +36,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "core/peer_memory.h"
+#include "core/net/peer_memory.h"
 #include "core/ps/optimizer.h"
 #include "core/ps/table_config.h"
 #include "core/status.h"
@@ -88,7 +88,7 @@ struct OpenReply {
 };
 
 struct LendMessage {
-  LenderInfo lender;
+  CanaryInfo canary;
   bool reads = false;  // what the other one lends
 };
 

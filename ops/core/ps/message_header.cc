@@ -7,7 +7,8 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr uint32_t kMagic = 0x50465401;  // "\x01TFP": the version is the first byte on the wire
+constexpr uint32_t kMessageMagic =
+    0x50465401;  // "\x01TFP": the version is the first byte on the wire
 
 constexpr size_t kLentPieceBytes = 2 * sizeof(uint64_t);  // address and size
 
@@ -22,7 +23,7 @@ bool IsKnown(uint8_t type) {
 
 std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header) {
   const std::string bytes = Writer()
-                                .Put(kMagic)
+                                .Put(kMessageMagic)
                                 .Put(header.type)
                                 .Put(uint8_t{0})
                                 .Put(uint16_t{0})
@@ -43,7 +44,7 @@ Status Decode(const char* bytes, MessageHeader* header) {
   Reader reader(std::string_view(bytes, kMessageHeaderBytes));
   reader.Get(&magic).Get(&type).Get(&reserved8).Get(&reserved16).Get(&header->meta_bytes);
   reader.Get(&header->lent).Get(&header->payload_bytes).Get(&header->number);
-  if (magic != kMagic) {
+  if (magic != kMessageMagic) {
     return Status(StatusCode::kInvalidArgument, "not a tfdist message, or of another version");
   }
   if (!IsKnown(type)) {

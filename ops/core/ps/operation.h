@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/net/socket.h"
 #include "core/ps/message.h"
-#include "core/socket.h"
 #include "core/status.h"
 
 namespace tfdist::ps {

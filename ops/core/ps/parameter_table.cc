@@ -5,7 +5,7 @@
 namespace tfdist::ps {
 namespace {
 
-Status Invalid(const ParameterSpec& spec, const std::string& what) {
+Status InvalidParameter(const ParameterSpec& spec, const std::string& what) {
   return Status(StatusCode::kInvalidArgument, StrCat("parameter '", spec.name, "': ", what));
 }
 
@@ -21,29 +21,30 @@ void Parameter::Know(Memory value) {
 
 Status ParameterTable::Add(ParameterSpec spec, int servers, int* id) {
   if (spec.dtype < DType::kFloat16 || spec.dtype > DType::kInt64) {
-    return Invalid(spec, StrCat("expected a number's dtype, received ", int(spec.dtype)));
+    return InvalidParameter(spec, StrCat("expected a number's dtype, received ", int(spec.dtype)));
   }
   if (spec.elements > kMaxPayloadBytes / ByteSize(spec.dtype)) {
-    return Invalid(spec, StrCat("expected at most ", kMaxPayloadBytes, " bytes, received ",
-                                spec.elements, " elements"));
+    return InvalidParameter(spec, StrCat("expected at most ", kMaxPayloadBytes, " bytes, received ",
+                                         spec.elements, " elements"));
   }
-  if (spec.shards.empty()) return Invalid(spec, "expected at least one shard");
+  if (spec.shards.empty()) return InvalidParameter(spec, "expected at least one shard");
   uint64_t next = 0;
   for (const ShardSpec& shard : spec.shards) {
     if (shard.server < 0 || shard.server >= servers) {
-      return Invalid(spec, StrCat("expected servers from 0 to ", servers - 1, ", received ",
-                                  shard.server, " for shard '", shard.name, "'"));
+      return InvalidParameter(
+          spec, StrCat("expected servers from 0 to ", servers - 1, ", received ", shard.server,
+                       " for shard '", shard.name, "'"));
     }
     if (shard.first != next || shard.count > spec.elements - next) {
-      return Invalid(spec, StrCat("expected shards in order, without gaps, received [", shard.first,
-                                  ", ", shard.first, " + ", shard.count, ") at ", next, " of ",
-                                  spec.elements, " elements"));
+      return InvalidParameter(spec, StrCat("expected shards in order, without gaps, received [",
+                                           shard.first, ", ", shard.first, " + ", shard.count,
+                                           ") at ", next, " of ", spec.elements, " elements"));
     }
     next += shard.count;
   }
   if (next != spec.elements) {
-    return Invalid(spec,
-                   StrCat("expected shards of ", spec.elements, " elements, received ", next));
+    return InvalidParameter(
+        spec, StrCat("expected shards of ", spec.elements, " elements, received ", next));
   }
   auto parameter = std::make_unique<Parameter>();
   parameter->shards.resize(spec.shards.size());

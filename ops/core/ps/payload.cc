@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kFirstBytes = 1 << 20;    // of a part whose size is only claimed
 constexpr uint64_t kAheadBytes = 256 << 10;  // parts are begun for so many bytes at once
-constexpr size_t kPieces = 64;
+constexpr size_t kPiecesOfPayload = 64;
 constexpr size_t kScratchBytes = 64 << 10;
 
 Status Outcome(ssize_t result, uint64_t* received) {
@@ -69,15 +69,15 @@ Status Payload::Receive(int socket, uint64_t* received) {
     discard_ -= *received;
     return status;
   }
-  std::array<iovec, kPieces> pieces;
+  std::array<iovec, kPiecesOfPayload> pieces;
   const size_t count = NextRoom(pieces.data(), pieces.size());
   const Status status = Outcome(readv(socket, pieces.data(), static_cast<int>(count)), received);
   Advance(*received);
   return status;
 }
 
-Status Payload::Copy(Borrowed* lent) {
-  std::array<iovec, kPieces> pieces;
+Status Payload::Copy(RemoteRead* lent) {
+  std::array<iovec, kPiecesOfPayload> pieces;
   while (!complete()) {
     const size_t count = NextRoom(pieces.data(), pieces.size());
     if (Status s = lent->Read(pieces.data(), count); !s.ok()) return s;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/peer_memory.h"
+#include "core/net/peer_memory.h"
 #include "core/ps/block.h"
 #include "core/status.h"
 
@@ -30,7 +30,7 @@ class Payload {
   // Reads once from a socket, as much as there is. `received` is 0 if nothing has come.
   Status Receive(int socket, uint64_t* received);
   // Reads all of it where it was lent.
-  Status Copy(Borrowed* lent);
+  Status Copy(RemoteRead* lent);
   std::vector<BlockPtr> Take();
 
  private:

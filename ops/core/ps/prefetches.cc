@@ -9,7 +9,7 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr uint64_t kMostSteps = 1;  // that rows may lack
+constexpr uint64_t kMostStepsBehind = 1;  // that rows may lack
 
 uint64_t HashOf(const std::vector<int64_t>& ids) {
   uint64_t hash = ids.size();
@@ -17,7 +17,7 @@ uint64_t HashOf(const std::vector<int64_t>& ids) {
   return hash;
 }
 
-Status Cancelled() { return Status(StatusCode::kCancelled, "a prefetch was cancelled"); }
+Status PrefetchCancelled() { return Status(StatusCode::kCancelled, "a prefetch was cancelled"); }
 
 }  // namespace
 
@@ -72,7 +72,7 @@ void Prefetches::Begin(const BatchPtr& batch, ps::Done done) {
       waits = batch->state == Batch::State::kWaiting;
     }
   }
-  if (done != nullptr) return done(Cancelled());
+  if (done != nullptr) return done(PrefetchCancelled());
   Ask(ready);
   if (waits) later_(patience_seconds_, [this, batch] { StopWaiting(batch); });
 }
@@ -99,7 +99,7 @@ void Prefetches::Cancel(const BatchPtr& batch) {
     waiting_.remove(batch);
     ready = TakeReady();
   }
-  if (begun != nullptr) begun(Cancelled());
+  if (begun != nullptr) begun(PrefetchCancelled());
   Ask(ready);
 }
 
@@ -222,7 +222,7 @@ void Prefetches::StepEnds() {
     ++step_;
     if (by_table_.empty()) return;
     for (auto next = by_table_.begin(); next != by_table_.end();) {
-      const bool stale = step_ - next->second->asked > kMostSteps;
+      const bool stale = step_ - next->second->asked > kMostStepsBehind;
       next = stale ? by_table_.erase(next) : std::next(next);
     }
     ready = TakeReady();

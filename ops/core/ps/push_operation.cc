@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMaxSteps = 256;  // that a message can tell apart
 
-Status Invalid(const ParameterSpec& spec, const std::string& what) {
+Status InvalidPush(const ParameterSpec& spec, const std::string& what) {
   return Status(StatusCode::kInvalidArgument,
                 StrCat("a push of parameter '", spec.name, "': ", what));
 }
@@ -39,7 +39,7 @@ Status PushOperation::AddGradient(const StepValues& step, const Gradient& gradie
   if (Status s = StepIndex(step, &index); !s.ok()) return s;
   if (gradient.width > 0) return AddRows(gradient, index);
   if (gradient.values.data == nullptr && spec.elements > 0) {
-    return Invalid(spec, "its gradient has no values");
+    return InvalidPush(spec, "its gradient has no values");
   }
   for (size_t i = 0; i < spec.shards.size(); ++i) {
     const ShardSpec& shard = spec.shards[i];
@@ -58,13 +58,13 @@ Status PushOperation::AddRows(const Gradient& gradient, uint8_t step) {
   const uint64_t width = gradient.width;
   for (const ShardSpec& shard : spec.shards) {
     if (shard.first % width == 0 && shard.count % width == 0) continue;
-    return Invalid(spec, StrCat("rows of ", width, " elements do not fit its shard of ",
-                                shard.count, " elements from ", shard.first));
+    return InvalidPush(spec, StrCat("rows of ", width, " elements do not fit its shard of ",
+                                    shard.count, " elements from ", shard.first));
   }
   for (const int64_t row : gradient.rows) {
     if (row >= 0 && static_cast<uint64_t>(row) < spec.elements / width) continue;
-    return Invalid(spec, StrCat("expected rows from 0 to ", spec.elements / width,
-                                " less 1, received row ", row));
+    return InvalidPush(spec, StrCat("expected rows from 0 to ", spec.elements / width,
+                                    " less 1, received row ", row));
   }
   for (size_t i = 0; i < spec.shards.size(); ++i) {
     const ShardSpec& shard = spec.shards[i];
@@ -134,7 +134,7 @@ Status PushOperation::AddChange(int parameter, const Memory& now, bool alone) {
                   StrCat("a push of parameter ", parameter, ", which was not added"));
   }
   if (spec.elements == 0) return Status();
-  if (now.data == nullptr) return Invalid(spec, "it has no value");
+  if (now.data == nullptr) return InvalidPush(spec, "it has no value");
   const Parameter then = table_->With(parameter, [](const Parameter& known) {
     Parameter copy;
     copy.pulled = known.pulled;

@@ -10,7 +10,7 @@ namespace tfdist::ps {
 namespace {
 
 // Rows that lie one behind the other, on average, for them to be sent from where they are.
-constexpr size_t kDirectRun = 8;
+constexpr size_t kDirectSendRun = 8;
 
 // The gradient of each id: where it is if the id occurs once, else the sum, which `owners` keep.
 class SummedRows {
@@ -97,7 +97,7 @@ Status PushOperation::AddTableRows(const StepValues& step,
     for (size_t i = 1; i <= places.size(); ++i) {
       if (i == places.size() || !sums->Follows(places[i - 1], places[i])) runs.push_back(i);
     }
-    if (wire == DType::kFloat32 && runs.size() * kDirectRun <= places.size()) {
+    if (wire == DType::kFloat32 && runs.size() * kDirectSendRun <= places.size()) {
       size_t begin = 0;
       for (const size_t end : runs) {
         AddPayload(server, sums->row(places[begin]), (end - begin) * row_bytes, sums);

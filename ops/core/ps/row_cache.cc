@@ -6,15 +6,15 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr int kCandidates = 8;               // looked at to evict one
-constexpr uint64_t kMostSteps = UINT32_MAX;  // that are told apart
+constexpr int kCacheCandidates = 8;              // looked at to evict one
+constexpr uint64_t kMostStepsKept = UINT32_MAX;  // that are told apart
 
 }  // namespace
 
 RowCache::RowCache(size_t width, size_t most_rows, uint64_t most_steps)
     : width_(width),
       most_rows_(most_rows),
-      most_steps_(std::min(most_steps, kMostSteps)),
+      most_steps_(std::min(most_steps, kMostStepsKept)),
       rows_(width * sizeof(float)) {}
 
 void RowCache::Get(const std::vector<int64_t>& ids, const std::vector<float*>& rows, uint64_t step,
@@ -56,7 +56,7 @@ void RowCache::Put(const std::vector<int64_t>& ids, const std::vector<float*>& r
 // Of some rows that are taken at random, one that is stale, or else the one used most seldom.
 void RowCache::EvictOne(uint64_t step) {
   Rows::Number victim = Rows::kNone;
-  for (int looked = 0; looked < kCandidates;) {
+  for (int looked = 0; looked < kCacheCandidates;) {
     const auto row =
         static_cast<Rows::Number>(MixId(static_cast<int64_t>(random_++)) % rows_.end());
     if (!rows_.in_use(row)) continue;

@@ -19,8 +19,8 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr char kMagic[] = "tfdist row log 1";
-constexpr size_t kMagicBytes = sizeof(kMagic) - 1;
+constexpr char kLogMagic[] = "tfdist row log 1";
+constexpr size_t kLogMagicBytes = sizeof(kLogMagic) - 1;
 enum Kind : uint32_t { kTable = 1, kPush = 2, kAssign = 3 };
 
 // Of each record; then come `meta`, and numbers as it says.
@@ -65,7 +65,7 @@ bool ReadAll(int file, void* to, size_t bytes) {
 }
 
 template <typename T>
-iovec Piece(const T* data, size_t count) {
+iovec ViewOf(const T* data, size_t count) {
   return {const_cast<T*>(data), count * sizeof(T)};
 }
 
@@ -198,8 +198,8 @@ void RowLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& applie
   for (const AppliedRows& one : applied) {
     meta.Put(NumberOf(one.table)).Put(one.now).Put(one.step.learning_rate).Put(one.step.step);
     meta.Put(uint64_t{one.count});
-    numbers.push_back(Piece(one.ids, one.count));
-    numbers.push_back(Piece(one.gradients, one.count * one.table->config().width));
+    numbers.push_back(ViewOf(one.ids, one.count));
+    numbers.push_back(ViewOf(one.gradients, one.count * one.table->config().width));
   }
   Write(kPush, meta.Take(), numbers);
 }
@@ -208,9 +208,10 @@ void RowLog::Append(Table* table, const SavedRowsView& rows) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!open_) return;
   const uint32_t number = NumberOf(table);
-  Write(kAssign, Writer().Put(number).Put(uint64_t{rows.count}).Take(),
-        {Piece(rows.ids, rows.count), Piece(rows.used, rows.count), Piece(rows.counts, rows.count),
-         Piece(rows.content, rows.count * table->content_floats())});
+  Write(
+      kAssign, Writer().Put(number).Put(uint64_t{rows.count}).Take(),
+      {ViewOf(rows.ids, rows.count), ViewOf(rows.used, rows.count), ViewOf(rows.counts, rows.count),
+       ViewOf(rows.content, rows.count * table->content_floats())});
 }
 
 uint32_t RowLog::NumberOf(Table* table) {
@@ -221,19 +222,20 @@ uint32_t RowLog::NumberOf(Table* table) {
 
 void RowLog::Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers) {
   if (!file_.valid() && open_) {
-    file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!file_.valid()) return Fail("cannot be made");
-    if (!WriteAll(file_.get(), {Piece(kMagic, kMagicBytes)})) return Fail("cannot be written");
+    if (!WriteAll(file_.get(), {ViewOf(kLogMagic, kLogMagicBytes)}))
+      return Fail("cannot be written");
   }
   if (!open_) return;  // it failed before, in this record's course
   Head head;
   head.kind = kind;
   head.meta_bytes = static_cast<uint32_t>(meta.size());
   for (const iovec& piece : numbers) head.number_bytes += piece.iov_len;
-  std::vector<iovec> pieces = {Piece(meta.data(), meta.size())};
+  std::vector<iovec> pieces = {ViewOf(meta.data(), meta.size())};
   pieces.insert(pieces.end(), numbers.begin(), numbers.end());
   head.checksum = ChecksumOf(head, pieces);
-  pieces.insert(pieces.begin(), Piece(&head, 1));
+  pieces.insert(pieces.begin(), ViewOf(&head, 1));
   if (!WriteAll(file_.get(), std::move(pieces))) return Fail("cannot be written");
   bytes_ += sizeof(head) + meta.size() + head.number_bytes;
 }
@@ -245,16 +247,16 @@ Status RowLog::Replay(const std::string& path, const Reader& reader, uint64_t* r
   struct stat about{};
   if (!file.valid() || fstat(file.get(), &about) != 0) return Failed(path, "cannot be read");
   auto left = static_cast<uint64_t>(about.st_size);
-  if (left < kMagicBytes) {  // its server was killed while it began
+  if (left < kLogMagicBytes) {  // its server was killed while it began
     *left_out = left;
     return Status();
   }
-  char magic[kMagicBytes];
-  if (!ReadAll(file.get(), magic, kMagicBytes)) return Failed(path, "cannot be read");
-  if (std::memcmp(magic, kMagic, kMagicBytes) != 0) {
+  char magic[kLogMagicBytes];
+  if (!ReadAll(file.get(), magic, kLogMagicBytes)) return Failed(path, "cannot be read");
+  if (std::memcmp(magic, kLogMagic, kLogMagicBytes) != 0) {
     return Status(StatusCode::kInvalidArgument, StrCat(path, ": not a log of rows"));
   }
-  left -= kMagicBytes;
+  left -= kLogMagicBytes;
   Replayer replayer(reader);
   std::string content;
   while (left > 0) {
@@ -266,7 +268,7 @@ Status RowLog::Replay(const std::string& path, const Reader& reader, uint64_t* r
     if (head.meta_bytes > left || head.number_bytes > left - head.meta_bytes) break;
     content.resize(head.meta_bytes + head.number_bytes);
     if (!ReadAll(file.get(), content.data(), content.size())) return Failed(path, "cannot be read");
-    if (ChecksumOf(head, {Piece(content.data(), content.size())}) != head.checksum) break;
+    if (ChecksumOf(head, {ViewOf(content.data(), content.size())}) != head.checksum) break;
     const std::string_view bytes = content;
     if (!replayer.Do(head.kind, bytes.substr(0, head.meta_bytes), bytes.substr(head.meta_bytes))) {
       break;

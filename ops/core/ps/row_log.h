@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/net/socket.h"
 #include "core/ps/optimizer.h"
 #include "core/ps/table.h"
-#include "core/socket.h"
 #include "core/status.h"
 
 namespace tfdist::ps {

@@ -13,16 +13,12 @@
 namespace {
 
 using namespace tfdist;  // NOLINT: what follows is C, and names nothing for others
+using ps::ClosedClient;
 
 Status Wait(const std::function<void(ps::Done)>& call) {
   std::promise<Status> told;
   call([&](const Status& status) { told.set_value(status); });
   return told.get_future().get();
-}
-
-Status Unknown(int64_t handle) {
-  return Status(StatusCode::kFailedPrecondition,
-                StrCat("parameter client ", handle, " was closed"));
 }
 
 }  // namespace
@@ -41,7 +37,7 @@ int tfdist_ps_dump_next(int64_t dump, int64_t client_handle, int table, int serv
   const std::shared_ptr<ps::Client> client = ps::FindClient(client_handle);
   const auto found = HandleTable<ps::RowDump>::Get().Find(dump);
   if (client == nullptr || found == nullptr) {
-    return Report(Unknown(client_handle), error, error_size);
+    return Report(ClosedClient(client_handle), error, error_size);
   }
   const Status status = Wait([&](ps::Done done) {
     client->Dump(table, server, most, slots, found.get(), std::move(done));
@@ -60,7 +56,7 @@ void tfdist_ps_dump_end(int64_t dump) { HandleTable<ps::RowDump>::Get().Remove(d
 int tfdist_ps_rows_assign(int64_t client_handle, int table, const tfdist_ps_rows* rows,
                           uint64_t floats, bool slots, char* error, size_t error_size) {
   const std::shared_ptr<ps::Client> client = ps::FindClient(client_handle);
-  if (client == nullptr) return Report(Unknown(client_handle), error, error_size);
+  if (client == nullptr) return Report(ClosedClient(client_handle), error, error_size);
   const ps::SavedRowsView view{rows->count,   0,      rows->ids, rows->used, rows->counts,
                                rows->content, nullptr};
   return Report(

@@ -10,12 +10,6 @@ namespace {
 constexpr size_t kSavedHead = 4;       // clock, slowest, dropped pushes, largest lead
 constexpr size_t kSavedPerWorker = 4;  // active, joined, clock, dropped pushes
 
-Clock::duration Seconds(double seconds) {
-  constexpr double kForever = 1e9;  // more would not fit into a time point
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(std::min(seconds, kForever)));
-}
-
 }  // namespace
 
 Schedule::Schedule(const ScheduleOptions& options, TimePoint now)

@@ -14,11 +14,12 @@
 #ifndef TFDIST_OPS_CORE_PS_SCHEDULE_H_
 #define TFDIST_OPS_CORE_PS_SCHEDULE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "core/socket.h"
+#include "core/net/socket.h"
 
 namespace tfdist::ps {
 
@@ -39,6 +40,12 @@ struct ScheduleOptions {
     return StrCat("worker ", rank - (has_chief ? 1 : 0));
   }
 };
+
+inline Clock::duration Seconds(double seconds) {
+  constexpr double kForever = 1e9;  // more would not fit into a time point
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(std::min(seconds, kForever)));
+}
 
 class Schedule {
  public:

@@ -4,54 +4,54 @@
 #include <random>
 #include <utility>
 
-#include "core/gate.h"
+#include "core/net/acceptor.h"
+#include "core/net/socket.h"
 #include "core/ps/server_thread.h"
 #include "core/ps/service.h"
 #include "core/ps/store.h"
 #include "core/ps/sweeper.h"
-#include "core/socket.h"
 
 namespace tfdist::ps {
 namespace {
 
 constexpr int kMostThreads = 64;
 
-Status Invalid(std::string message) {
-  return Status(StatusCode::kInvalidArgument, std::move(message));
-}
-
 Status Check(const ServerOptions& options) {
   const ScheduleOptions& schedule = options.schedule;
   const bool sync = schedule.mode == Mode::kSync;
   if (schedule.mode < Mode::kAsync || schedule.mode > Mode::kSsp ||
       options.compensation > Compensation::kAdaDelay) {
-    return Invalid(StrCat("unknown mode ", static_cast<int>(schedule.mode), " or compensation ",
-                          static_cast<int>(options.compensation)));
+    return InvalidArgument(StrCat("unknown mode ", static_cast<int>(schedule.mode),
+                                  " or compensation ", static_cast<int>(options.compensation)));
   }
   if (schedule.workers < 1) {
-    return Invalid(StrCat("expected at least 1 worker, received ", schedule.workers));
+    return InvalidArgument(StrCat("expected at least 1 worker, received ", schedule.workers));
   }
   if (sync && (schedule.num_aggregate < 1 || schedule.num_aggregate > schedule.workers)) {
-    return Invalid(StrCat("expected num_aggregate from 1 to ", schedule.workers,
-                          ", the number of workers, received ", schedule.num_aggregate));
+    return InvalidArgument(StrCat("expected num_aggregate from 1 to ", schedule.workers,
+                                  ", the number of workers, received ", schedule.num_aggregate));
   }
   if (schedule.staleness < 0) {
-    return Invalid(StrCat("expected a staleness of 0 or more, received ", schedule.staleness));
+    return InvalidArgument(
+        StrCat("expected a staleness of 0 or more, received ", schedule.staleness));
   }
   if (!(schedule.worker_timeout_seconds > 0) || !(schedule.start_timeout_seconds > 0)) {
-    return Invalid(StrCat("expected timeouts of more than 0 s, received ",
-                          schedule.worker_timeout_seconds, " and ",
-                          schedule.start_timeout_seconds));
+    return InvalidArgument(StrCat("expected timeouts of more than 0 s, received ",
+                                  schedule.worker_timeout_seconds, " and ",
+                                  schedule.start_timeout_seconds));
   }
   if (options.threads < 1 || options.threads > kMostThreads) {
-    return Invalid(StrCat("expected 1 to ", kMostThreads, " threads, received ", options.threads));
+    return InvalidArgument(
+        StrCat("expected 1 to ", kMostThreads, " threads, received ", options.threads));
   }
-  if (options.hogwild && sync) return Invalid("hogwild does not go with sync: updates have turns");
+  if (options.hogwild && sync)
+    return InvalidArgument("hogwild does not go with sync: updates have turns");
   if (options.compensation != Compensation::kNone && sync) {
-    return Invalid("a compensation does not go with sync: there is no delay");
+    return InvalidArgument("a compensation does not go with sync: there is no delay");
   }
   if (options.compensation == Compensation::kDcAsgd && options.hogwild) {
-    return Invalid("dc-asgd does not go with hogwild: what a worker has pulled is not kept");
+    return InvalidArgument(
+        "dc-asgd does not go with hogwild: what a worker has pulled is not kept");
   }
   return Status();
 }
@@ -65,12 +65,12 @@ uint64_t RandomNumber() {
 
 class Server::Impl : private Outlet {
  public:
-  Impl(const ServerOptions& options, Fd listener, int port)
-      : port_(port),
+  Impl(const ServerOptions& options, Listener listener)
+      : port_(listener.port()),
         incarnation_(RandomNumber()),
         store_(options),
         service_(options, incarnation_, &store_, this),
-        gate_(std::move(listener)),
+        acceptor_(std::move(listener)),
         workers_(options.schedule.workers) {
     for (int i = 0; i < options.threads; ++i) {
       threads_.push_back(std::make_unique<ServerThread>(&store_, &service_, &stats_));
@@ -95,21 +95,21 @@ class Server::Impl : private Outlet {
     return status;
   }
 
-  Status Start(const Token& token) {
+  Status Start(const Key& key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (started_ || closed_ || !restored_) {
       return Status(StatusCode::kFailedPrecondition,
                     "the server starts once, before it is closed, and with a whole image");
     }
     started_ = true;
-    gate_.Open(
-        threads_[0]->epoll(), token, incarnation_,
+    acceptor_.Open(
+        threads_[0]->epoll(), key, incarnation_, 0,
         [this](uint32_t rank) { return rank < static_cast<uint32_t>(workers_); },
-        [this](uint32_t rank, Fd socket) {
+        [this](uint32_t rank, PeerSocket socket) {
           const uint64_t session = next_session_++;
           ThreadOf(session)->Adopt(session, static_cast<int>(rank), std::move(socket));
         });
-    for (auto& thread : threads_) thread->Start(thread == threads_[0] ? &gate_ : nullptr);
+    for (auto& thread : threads_) thread->Start(thread == threads_[0] ? &acceptor_ : nullptr);
     sweeper_.Start();
     return Status();
   }
@@ -120,14 +120,14 @@ class Server::Impl : private Outlet {
     service_.events().Close();
     for (auto& thread : threads_) thread->Stop();
     sweeper_.Stop();
-    gate_.Close();
+    acceptor_.Close();
   }
 
   ServerStats stats() const {
     ServerStats stats = service_.stats();
     stats.bytes_sent = stats_.bytes_sent;
     stats.bytes_received = stats_.bytes_received;
-    stats.rejected_connections = gate_.rejected();
+    stats.rejected_connections = acceptor_.rejected();
     stats.broken_requests = stats_.broken_requests;
     stats.connections = stats_.connections;
     return stats;
@@ -152,7 +152,7 @@ class Server::Impl : private Outlet {
   Store store_;
   Service service_;
   TrafficStats stats_;
-  Gate gate_;
+  Acceptor acceptor_;
   const int workers_;
   uint64_t next_session_ = 1;  // the first thread's
   std::vector<std::unique_ptr<ServerThread>> threads_;
@@ -164,14 +164,14 @@ class Server::Impl : private Outlet {
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Server::~Server() = default;
 
-Status Server::Create(const ServerOptions& options, int port, std::unique_ptr<Server>* out) {
+Status Server::Create(const ServerOptions& options, const std::string& interface, int port,
+                      bool local, std::unique_ptr<Server>* out) {
   if (Status s = Check(options); !s.ok()) {
     return Status(s.code(), StrCat("parameter server ", options.index, ": ", s.message()));
   }
-  Fd listener;
-  int bound_port = 0;
-  if (Status s = Listen(port, &listener, &bound_port); !s.ok()) return s;
-  auto impl = std::make_unique<Impl>(options, std::move(listener), bound_port);
+  Listener listener;
+  if (Status s = Listener::Listen(interface, port, local, &listener); !s.ok()) return s;
+  auto impl = std::make_unique<Impl>(options, std::move(listener));
   if (Status s = impl->CreateThreads(); !s.ok()) return s;
   out->reset(new Server(std::move(impl)));
   return Status();
@@ -186,7 +186,7 @@ Status Server::ReplayLog(const std::string& path, uint64_t* records, uint64_t* l
   return impl_->BeforeStart([&] { return impl_->service().ReplayLog(path, records, left_out); });
 }
 void Server::BeginLog(const std::string& path) { impl_->service().BeginLog(path); }
-Status Server::Start(const Token& token) { return impl_->Start(token); }
+Status Server::Start(const Key& key) { return impl_->Start(key); }
 ServerImage Server::Freeze(bool changed_rows_only, const std::string& log_path) {
   return impl_->service().Freeze(changed_rows_only, log_path);
 }

@@ -79,9 +79,12 @@ struct ServerImage {
 
 class Server {
  public:
-  // Listens on `port` (0: the kernel chooses). Nobody is let in before Start; from then on, whose
-  // HELLO has its token, `incarnation()` as generation, and a worker's rank.
-  static Status Create(const ServerOptions& options, int port, std::unique_ptr<Server>* out);
+  // Listens on `port` (0: the kernel chooses) of `interface`, a numeric address of this host
+  // (empty: all there are), and with `local` for workers of this machine and user, with whom it
+  // reads each other's memory. Nobody is let in before Start; from then on a peer that proves its
+  // key, with `incarnation()` as generation and a worker's rank.
+  static Status Create(const ServerOptions& options, const std::string& interface, int port,
+                       bool local, std::unique_ptr<Server>* out);
   ~Server();
 
   int port() const;
@@ -89,7 +92,7 @@ class Server {
 
   // Before Start only, which after a failure is refused.
   Status Restore(const ServerImage& image);
-  Status Start(const Token& token);
+  Status Start(const Key& key);
 
   // A consistent image; takes no longer than to count references, or in Hogwild to copy all values.
   // Of tables' rows all, or those that changed since the last time. If there is a `log_path`, what

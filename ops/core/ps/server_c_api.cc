@@ -52,10 +52,12 @@ ps::ServerOptions ToOptions(const tfdist_ps_server_options& from) {
 
 extern "C" {
 
-int tfdist_ps_server_create(const tfdist_ps_server_options* options, int port, int64_t* handle,
-                            int* bound_port, char* error, size_t error_size) {
+int tfdist_ps_server_create(const tfdist_ps_server_options* options, const char* interface,
+                            int port, int local, int64_t* handle, int* bound_port, char* error,
+                            size_t error_size) {
   auto entry = std::make_shared<ps::ServerEntry>();
-  const Status status = Server::Create(ToOptions(*options), port, &entry->server);
+  const Status status =
+      Server::Create(ToOptions(*options), interface, port, local != 0, &entry->server);
   if (status.ok()) {
     *bound_port = entry->server->port();
     *handle = HandleTable<ps::ServerEntry>::Get().Add(std::move(entry));
@@ -64,11 +66,11 @@ int tfdist_ps_server_create(const tfdist_ps_server_options* options, int port, i
 }
 
 // Takes what was restored, and lets workers in.
-int tfdist_ps_server_start(int64_t handle, const uint8_t* token, char* error, size_t error_size) {
+int tfdist_ps_server_start(int64_t handle, const uint8_t* key, char* error, size_t error_size) {
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return Report(UnknownServer(handle), error, error_size);
-  Token bytes;
-  std::copy_n(token, bytes.size(), bytes.begin());
+  Key bytes;
+  std::copy_n(key, bytes.size(), bytes.begin());
   const std::lock_guard<std::mutex> lock(entry->mutex);
   Status status = entry->server->Restore(std::exchange(entry->restored, {}));
   if (status.ok()) status = entry->server->Start(bytes);

@@ -28,8 +28,8 @@ Status ServerThread::Create() {
   return Status();
 }
 
-void ServerThread::Start(Gate* gate) {
-  gate_ = gate;
+void ServerThread::Start(Acceptor* acceptor) {
+  acceptor_ = acceptor;
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -49,7 +49,7 @@ void ServerThread::Post(const Put& put) {
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
-void ServerThread::Adopt(uint64_t session, int worker, Fd socket) {
+void ServerThread::Adopt(uint64_t session, int worker, PeerSocket socket) {
   Post([&](Mail* mail) { mail->arrivals.push_back({session, worker, std::move(socket)}); });
 }
 
@@ -80,7 +80,7 @@ void ServerThread::Run() {
 int ServerThread::WaitMilliseconds() const {
   constexpr int64_t kMost = 3600 * 1000;
   TimePoint next = due_;
-  if (gate_ != nullptr) next = std::min(next, gate_->NextDeadline());
+  if (acceptor_ != nullptr) next = std::min(next, acceptor_->NextDeadline());
   if (next == TimePoint::max()) return kMost;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, kMost));
@@ -90,19 +90,17 @@ void ServerThread::HandleEvent(uint64_t tag, uint32_t events) {
   if (tag == kWakeTag) {
     uint64_t count;
     [[maybe_unused]] const ssize_t drained = read(wake_.get(), &count, sizeof(count));
-  } else if (tag == Gate::kListenerTag) {
-    gate_->OnListenerReady();
-  } else if (tag >= Gate::kFirstGuestTag) {
-    gate_->OnGuestReady(tag);
+  } else if (tag >= Acceptor::kFirstTag) {
+    acceptor_->OnReady(tag);
   } else {
     HandleSession(tag, events);
   }
 }
 
 void ServerThread::CheckTime() {
-  if (gate_ == nullptr) return;
+  if (acceptor_ == nullptr) return;
   const TimePoint now = Clock::now();
-  gate_->CheckTime(now);
+  acceptor_->CheckTime(now);
   if (due_ > now) return;
   service_->CheckTime(now);
   due_ = service_->NextDeadline();
@@ -159,11 +157,12 @@ Status ServerThread::OnRequest(Session* session, Incoming request) {
 
 void ServerThread::Flush(uint64_t id) {
   Owned& owned = sessions_.at(id);
+  // Before the worker has its answer, after which it may ask for these.
+  stats_->bytes_received += owned.session->bytes_received() - owned.bytes_received;
+  owned.bytes_received = owned.session->bytes_received();
   const Status status = owned.session->Flush();
   stats_->bytes_sent += owned.session->bytes_sent() - owned.bytes_sent;
-  stats_->bytes_received += owned.session->bytes_received() - owned.bytes_received;
   owned.bytes_sent = owned.session->bytes_sent();
-  owned.bytes_received = owned.session->bytes_received();
   if (!status.ok()) return End(id, status);
   Watch(id, true);
 }

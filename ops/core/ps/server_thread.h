@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/gate.h"
+#include "core/net/acceptor.h"
+#include "core/net/socket.h"
 #include "core/ps/service.h"
 #include "core/ps/session.h"
-#include "core/socket.h"
 
 namespace tfdist::ps {
 
@@ -31,25 +31,26 @@ class ServerThread {
   ~ServerThread();
 
   Status Create();
-  // The thread that has a gate is also the one that heeds the service's deadlines.
-  void Start(Gate* gate);
+  // The thread that has an acceptor is also the one that heeds the service's deadlines.
+  void Start(Acceptor* acceptor);
   void Stop();
 
   int epoll() const { return epoll_.get(); }
 
   // Any thread may call these.
-  void Adopt(uint64_t session, int worker, Fd socket);
+  void Adopt(uint64_t session, int worker, PeerSocket socket);
   void Deliver(uint64_t session, Answer answer);
   void Disconnect(uint64_t session);
   void WakeTimer();
 
  private:
-  static constexpr uint64_t kWakeTag = uint64_t{1} << 39;  // sessions have less, guests more
+  static constexpr uint64_t kWakeTag = uint64_t{1}
+                                       << 39;  // sessions have less, the acceptor's more
 
   struct Arrival {
     uint64_t session;
     int worker;
-    Fd socket;
+    PeerSocket socket;
   };
   struct Mail {
     std::vector<Arrival> arrivals;
@@ -78,7 +79,7 @@ class ServerThread {
   Store* const store_;
   Service* const service_;
   TrafficStats* const stats_;
-  Gate* gate_ = nullptr;
+  Acceptor* acceptor_ = nullptr;
   Fd epoll_, wake_;
   std::thread thread_;
 

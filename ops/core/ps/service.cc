@@ -4,16 +4,6 @@
 #include <utility>
 
 namespace tfdist::ps {
-namespace {
-
-Clock::duration Seconds(double seconds) {
-  constexpr double kForever = 1e9;  // more would not fit into a time point
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(std::min(seconds, kForever)));
-}
-
-}  // namespace
-
 Service::Service(const ServerOptions& options, uint64_t incarnation, Store* store, Outlet* outlet)
     : options_(options),
       incarnation_(incarnation),

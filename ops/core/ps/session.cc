@@ -15,13 +15,16 @@ namespace {
 constexpr size_t kMetaAhead = 64 << 10;  // meta's memory is taken as its bytes come
 constexpr size_t kMaxOutputs = 64;
 constexpr size_t kMaxLent = 64;  // answers; more are sent
-constexpr size_t kPieces = 256;
+constexpr size_t kPiecesOfWrite = 256;
 constexpr uint64_t kTurnBytes = 8 << 20;  // then the thread's other sessions have their turn
 
 }  // namespace
 
-Session::Session(uint64_t id, int worker, Fd socket, Store* store)
-    : socket_(std::move(socket)), store_(store), payload_(&store->pool()) {
+Session::Session(uint64_t id, int worker, PeerSocket socket, Store* store)
+    : process_(std::move(socket.process)),
+      socket_(std::move(socket.fd)),
+      store_(store),
+      payload_(&store->pool()) {
   caller_.session = id;
   caller_.worker = worker;
   FrameHeader welcome;
@@ -112,7 +115,7 @@ Status Session::CopyPayload(std::vector<iovec> lent) {
   }
   if (request_.refusal.ok()) {
     payload_.Expect(std::move(request_.parts));
-    Borrowed borrowed(*peer_, std::move(lent));
+    RemoteRead borrowed(*peer_, std::move(lent));
     const Status status = payload_.Copy(&borrowed);
     request_.payload = payload_.Take();
     if (status.code() == StatusCode::kFailedPrecondition) {
@@ -130,16 +133,15 @@ Status Session::CopyPayload(std::vector<iovec> lent) {
 Status Session::OnLend() {
   LendMessage message;
   if (Status s = Decode(meta_, &message); !s.ok()) return s;
-  if (header_.payload_bytes > 0) {
-    return Status(StatusCode::kInvalidArgument, "a LEND message with values");
-  }
-  if (lender_ == nullptr) lender_ = std::make_unique<Lender>();
+  if (header_.payload_bytes > 0) return InvalidArgument("a LEND message with values");
+  if (process_ == nullptr) return InvalidArgument("a LEND message over TCP");
+  if (exposed_ == nullptr) exposed_ = std::make_unique<ExposedMemory>();
   worker_reads_ = message.reads;
-  peer_.emplace(message.lender);
+  peer_.emplace(process_, message.canary);
   if (!peer_->IsReadable()) peer_.reset();
   Send({MessageType::kOk,
         header_.number,
-        Encode(LendMessage{lender_->info(), peer_.has_value()}),
+        Encode(LendMessage{exposed_->canary(), peer_.has_value()}),
         {}});
   ExpectHeader();
   return Status();
@@ -204,10 +206,10 @@ size_t Session::Gather(iovec* pieces, size_t most) const {
 
 Status Session::Flush() {
   while (!outputs_.empty()) {
-    iovec pieces[kPieces];
+    iovec pieces[kPiecesOfWrite];
     msghdr message{};
     message.msg_iov = pieces;
-    message.msg_iovlen = Gather(pieces, kPieces);
+    message.msg_iovlen = Gather(pieces, kPiecesOfWrite);
     const ssize_t sent = sendmsg(socket(), &message, MSG_NOSIGNAL);
     if (sent >= 0) {
       Advance(static_cast<size_t>(sent));

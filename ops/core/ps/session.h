@@ -14,8 +14,8 @@
 #include <optional>
 #include <string>
 
+#include "core/net/socket.h"
 #include "core/ps/incoming.h"
-#include "core/socket.h"
 
 namespace tfdist::ps {
 
@@ -31,7 +31,7 @@ class Session {
   // What has come, in order; it may answer with Send.
   using OnRequest = std::function<Status(Incoming request)>;
 
-  Session(uint64_t id, int worker, Fd socket, Store* store);
+  Session(uint64_t id, int worker, PeerSocket socket, Store* store);
 
   Caller* caller() { return &caller_; }
   int socket() const { return socket_.get(); }
@@ -70,6 +70,7 @@ class Session {
   void Advance(size_t bytes);
 
   Caller caller_;
+  const std::shared_ptr<const PeerProcess> process_;  // where the worker is on this machine
   Fd socket_;
   Store* const store_;
   State state_ = State::kHeader;
@@ -86,7 +87,7 @@ class Session {
 
   std::optional<PeerMemory> peer_;                  // if the worker lends
   std::map<uint64_t, std::vector<BlockPtr>> lent_;  // by answer, until the worker has copied it
-  std::unique_ptr<Lender> lender_;                  // goes before what is lent does
+  std::unique_ptr<ExposedMemory> exposed_;          // goes before what is lent does
   bool worker_reads_ = false;                       // what is lent
 };
 

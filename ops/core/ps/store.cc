@@ -5,14 +5,6 @@
 #include <utility>
 
 namespace tfdist::ps {
-namespace {
-
-Status Invalid(std::string message) {
-  return Status(StatusCode::kInvalidArgument, std::move(message));
-}
-
-}  // namespace
-
 std::optional<uint64_t> BytesOf(DType dtype, uint64_t elements) {
   const uint64_t size = ByteSize(dtype);
   if (elements > kMaxPayloadBytes / size) return std::nullopt;
@@ -56,9 +48,10 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply) {
       }
     } else if (Encode(TableRequest{{{"", entry.config}}}) !=
                Encode(TableRequest{{{"", tables_[known->second]->config()}}})) {
-      return Invalid(StrCat("table '", entry.name,
-                            "' was created with another configuration: all workers have to give "
-                            "the same width, optimizer, initializer, admission and eviction"));
+      return InvalidArgument(
+          StrCat("table '", entry.name,
+                 "' was created with another configuration: all workers have to give "
+                 "the same width, optimizer, initializer, admission and eviction"));
     }
   }
   reply->tables.clear();
@@ -105,8 +98,8 @@ Status Store::CheckCreate(const CreateRequest& request) const {
   std::unordered_map<std::string_view, const CreateRequest::Entry*> seen;
   for (const CreateRequest::Entry& entry : request.entries) {
     if (entry.name.size() > kMaxNameBytes) {
-      return Invalid(StrCat("the name of shard '", entry.name.substr(0, 64), "...' has ",
-                            entry.name.size(), " bytes, the limit is ", kMaxNameBytes));
+      return InvalidArgument(StrCat("the name of shard '", entry.name.substr(0, 64), "...' has ",
+                                    entry.name.size(), " bytes, the limit is ", kMaxNameBytes));
     }
     DType dtype = entry.dtype;
     uint64_t elements = entry.elements;
@@ -121,9 +114,9 @@ Status Store::CheckCreate(const CreateRequest& request) const {
       elements = first->second->elements;
     }
     if (dtype != entry.dtype || elements != entry.elements) {
-      return Invalid(StrCat("shard '", entry.name, "': expected ", Describe(dtype, elements),
-                            ", as it was created, received ",
-                            Describe(entry.dtype, entry.elements)));
+      return InvalidArgument(StrCat("shard '", entry.name, "': expected ",
+                                    Describe(dtype, elements), ", as it was created, received ",
+                                    Describe(entry.dtype, entry.elements)));
     }
   }
   return Status();
@@ -171,32 +164,33 @@ Status Store::Bind(const BindRequest& request, std::string* replaced) {
 
 Status Store::CheckBind(const OptimizerConfig& config, const BindRequest::Entry& entry) const {
   const Shard* shard = Find(entry.shard);
-  if (shard == nullptr) return Invalid(StrCat("there is no shard ", entry.shard, " to bind"));
+  if (shard == nullptr)
+    return InvalidArgument(StrCat("there is no shard ", entry.shard, " to bind"));
   if (!CanOptimize(shard->dtype)) {
-    return Invalid(StrCat("shard '", shard->name,
-                          "': expected float32 or float64 to run an optimizer on, received ",
-                          Describe(shard->dtype, shard->elements)));
+    return InvalidArgument(StrCat(
+        "shard '", shard->name, "': expected float32 or float64 to run an optimizer on, received ",
+        Describe(shard->dtype, shard->elements)));
   }
   const size_t expected = SlotCount(config);
   if (entry.slots.size() != expected) {
-    return Invalid(StrCat("shard '", shard->name, "': its optimizer has ", expected,
-                          " slots, received ", entry.slots.size()));
+    return InvalidArgument(StrCat("shard '", shard->name, "': its optimizer has ", expected,
+                                  " slots, received ", entry.slots.size()));
   }
   for (size_t i = 0; i < entry.slots.size(); ++i) {
     const Shard* slot = Find(entry.slots[i]);
     if (slot == nullptr) {
-      return Invalid(StrCat("shard '", shard->name, "': there is no shard ", entry.slots[i],
-                            " to be its slot"));
+      return InvalidArgument(StrCat("shard '", shard->name, "': there is no shard ", entry.slots[i],
+                                    " to be its slot"));
     }
     if (slot->dtype != shard->dtype || slot->elements != shard->elements) {
-      return Invalid(StrCat("shard '", shard->name, "': expected a slot of ",
-                            Describe(shard->dtype, shard->elements), ", received '", slot->name,
-                            "' of ", Describe(slot->dtype, slot->elements)));
+      return InvalidArgument(StrCat("shard '", shard->name, "': expected a slot of ",
+                                    Describe(shard->dtype, shard->elements), ", received '",
+                                    slot->name, "' of ", Describe(slot->dtype, slot->elements)));
     }
     const auto earlier = entry.slots.begin() + i;
     if (slot == shard || std::find(entry.slots.begin(), earlier, entry.slots[i]) != earlier) {
-      return Invalid(StrCat("shard '", shard->name, "': '", slot->name,
-                            "' can be only one of its value and its slots"));
+      return InvalidArgument(StrCat("shard '", shard->name, "': '", slot->name,
+                                    "' can be only one of its value and its slots"));
     }
   }
   return Status();

@@ -9,10 +9,6 @@
 namespace tfdist::ps {
 namespace {
 
-Status Invalid(std::string message) {
-  return Status(StatusCode::kInvalidArgument, std::move(message));
-}
-
 BlockPtr Copy(const BlockPtr& block, BlockPool* pool) {
   BlockPtr copy = pool->Take(block->bytes());
   std::memcpy(copy->data(), block->data(), block->bytes());
@@ -52,13 +48,13 @@ Status Store::Restore(const std::vector<SavedShard>& shards) {
   for (const SavedShard& saved : shards) {
     const std::optional<uint64_t> bytes = BytesOf(saved.dtype, saved.elements);
     if (saved.block == nullptr || bytes != saved.block->bytes()) {
-      return Invalid(StrCat("saved shard '", saved.name,
-                            "': ", Describe(saved.dtype, saved.elements), " does not fit ",
-                            saved.block == nullptr ? 0 : saved.block->bytes(), " bytes"));
+      return InvalidArgument(StrCat("saved shard '", saved.name,
+                                    "': ", Describe(saved.dtype, saved.elements), " does not fit ",
+                                    saved.block == nullptr ? 0 : saved.block->bytes(), " bytes"));
     }
     if (saved.name.size() > kMaxNameBytes || FindName(saved.name) != nullptr) {
-      return Invalid(StrCat("saved shard '", saved.name.substr(0, 64),
-                            "': its name is too long, or was there before"));
+      return InvalidArgument(StrCat("saved shard '", saved.name.substr(0, 64),
+                                    "': its name is too long, or was there before"));
     }
     Add(saved.name, saved.dtype, saved.elements,
         hogwild_ ? Copy(saved.block, &pool_) : saved.block);
@@ -83,7 +79,7 @@ Status Store::RestoreTables(const std::vector<std::shared_ptr<Table>>& tables) {
   for (const auto& table : tables) {
     const auto number = static_cast<uint32_t>(tables_.size());
     if (!table_numbers_.emplace(table->name(), number).second) {
-      return Invalid(StrCat("saved table '", table->name(), "' was there before"));
+      return InvalidArgument(StrCat("saved table '", table->name(), "' was there before"));
     }
     tables_.push_back(table);
   }
@@ -95,16 +91,17 @@ Status Store::CheckAside(const CreateRequest::Entry& entry) const {
   if (part == aside_parts_.end()) return Status();
   const auto found = aside_.find(entry.name);
   if (found == aside_.end()) {
-    return Invalid(StrCat("shard '", entry.name, "': the checkpoint of another number of servers ",
-                          "has '", part->second, "' instead: expected the variable to be split ",
-                          "into as many parts as it was then"));
+    return InvalidArgument(StrCat("shard '", entry.name,
+                                  "': the checkpoint of another number of servers ", "has '",
+                                  part->second, "' instead: expected the variable to be split ",
+                                  "into as many parts as it was then"));
   }
   const SavedShard& saved = found->second;
   if (saved.dtype == entry.dtype && saved.elements == entry.elements) return Status();
-  return Invalid(StrCat("shard '", entry.name, "': expected ",
-                        Describe(saved.dtype, saved.elements),
-                        ", as in the checkpoint of another number of servers, received ",
-                        Describe(entry.dtype, entry.elements)));
+  return InvalidArgument(StrCat("shard '", entry.name, "': expected ",
+                                Describe(saved.dtype, saved.elements),
+                                ", as in the checkpoint of another number of servers, received ",
+                                Describe(entry.dtype, entry.elements)));
 }
 
 void Store::PutAside(const std::vector<SavedShard>& shards) {

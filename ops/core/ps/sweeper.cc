@@ -6,13 +6,13 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr double kLeastSeconds = 1, kMostSeconds = 60;
+constexpr double kShortestPause = 1, kLongestPause = 60;
 
 }  // namespace
 
 double SweepSeconds(const TableConfig& config) {
-  if (config.ttl_seconds == 0) return config.min_norm == 0 ? 0 : kMostSeconds;
-  return std::clamp(config.ttl_seconds / 4, kLeastSeconds, kMostSeconds);
+  if (config.ttl_seconds == 0) return config.min_norm == 0 ? 0 : kLongestPause;
+  return std::clamp(config.ttl_seconds / 4, kShortestPause, kLongestPause);
 }
 
 void Sweeper::Start() {
@@ -31,7 +31,7 @@ void Sweeper::Stop() {
 void Sweeper::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   // As often as the most frequent, for tables may come at any time.
-  while (!stopping_.wait_for(lock, std::chrono::duration<double>(kLeastSeconds),
+  while (!stopping_.wait_for(lock, std::chrono::duration<double>(kShortestPause),
                              [this] { return stop_; })) {
     lock.unlock();
     for (const auto& table : store_->tables()) {

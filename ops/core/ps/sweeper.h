@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
+#include "core/net/socket.h"
 #include "core/ps/store.h"
-#include "core/socket.h"
 
 namespace tfdist::ps {
 

@@ -4,7 +4,7 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr int kCandidates = 16;  // looked at to evict one
+constexpr int kEvictionCandidates = 16;  // looked at to evict one
 // Rows that are swept while a lock is held.
 constexpr Rows::Number kSweptAtOnce = 10000;
 
@@ -14,7 +14,7 @@ constexpr Rows::Number kSweptAtOnce = 10000;
 void Table::EvictOne(Stripe* stripe, uint32_t spared) const {
   Rows& rows = stripe->rows;
   Rows::Number victim = Rows::kNone;
-  for (int looked = 0; looked < kCandidates;) {
+  for (int looked = 0; looked < kEvictionCandidates;) {
     const auto row =
         static_cast<Rows::Number>(MixId(static_cast<int64_t>(stripe->random++)) % rows.end());
     if (row == spared || !rows.in_use(row)) continue;

@@ -1,4 +1,4 @@
-#include "core/peer_memory.h"
+#include "core/net/peer_memory.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 namespace tfdist {
 namespace {
 
-constexpr size_t kPieces = 512;  // of a system call
+constexpr size_t kPiecesOfCall = 512;  // of a system call
 
 uint64_t Random() {
   std::random_device device;
@@ -26,50 +26,51 @@ iovec Cut(iovec* piece, size_t bytes) {
 
 }  // namespace
 
-Lender::Lender() {
-  info_.process = getpid();
-  info_.seal_address = reinterpret_cast<uint64_t>(seal_.data());
-  for (size_t i = 0; i < seal_.size(); ++i) {
-    info_.seal[i] = Random();
-    seal_[i].store(info_.seal[i], std::memory_order_relaxed);
+ExposedMemory::ExposedMemory() {
+  info_.address = reinterpret_cast<uint64_t>(canary_.data());
+  for (size_t i = 0; i < canary_.size(); ++i) {
+    info_.value[i] = Random();
+    canary_[i].store(info_.value[i], std::memory_order_relaxed);
   }
 }
 
-Lender::~Lender() {
+ExposedMemory::~ExposedMemory() {
   // Nothing that follows may come before it.
-  for (auto& word : seal_) word.exchange(0, std::memory_order_acq_rel);
+  for (auto& word : canary_) word.exchange(0, std::memory_order_acq_rel);
 }
 
-bool PeerMemory::IsReadable() const { return lender_.process > 0 && IsSealed(); }
+bool PeerMemory::IsReadable() const {
+  return process_ != nullptr && canary_.address != 0 && HasCanary();
+}
 
-bool PeerMemory::IsSealed() const {
-  Seal seal{};
-  const iovec here{seal.data(), sizeof(seal)};
-  const iovec there{reinterpret_cast<void*>(lender_.seal_address), sizeof(seal)};
-  return process_vm_readv(lender_.process, &here, 1, &there, 1, 0) == sizeof(seal) &&
-         seal == lender_.seal;
+bool PeerMemory::HasCanary() const {
+  CanaryInfo found;
+  const iovec here{found.value.data(), sizeof(found.value)};
+  const iovec there{reinterpret_cast<void*>(canary_.address), sizeof(found.value)};
+  return process_vm_readv(process_->id(), &here, 1, &there, 1, 0) == sizeof(found.value) &&
+         found.value == canary_.value && process_->IsAlive();
 }
 
 Status PeerMemory::Read(const std::vector<iovec>& to, const std::vector<iovec>& from) const {
   size_t bytes = 0;
   for (const iovec& piece : to) bytes += piece.iov_len;
   const ssize_t read =
-      process_vm_readv(lender_.process, to.data(), to.size(), from.data(), from.size(), 0);
+      process_vm_readv(process_->id(), to.data(), to.size(), from.data(), from.size(), 0);
   const int error = read < 0 ? errno : EFAULT;
-  if (!IsSealed()) return Status(StatusCode::kUnavailable, "what was lent was withdrawn");
+  if (!HasCanary()) return Status(StatusCode::kUnavailable, "the peer exposes its memory no more");
   if (read == static_cast<ssize_t>(bytes)) return Status();
   return Status(StatusCode::kFailedPrecondition,
-                StrCat("cannot read ", bytes, " bytes that process ", lender_.process,
-                       " has lent: ", std::strerror(error)));
+                StrCat("cannot read ", bytes, " bytes that process ", process_->id(),
+                       " exposes: ", std::strerror(error)));
 }
 
-Status Borrowed::Read(const iovec* to, size_t count) {
+Status RemoteRead::Read(const iovec* to, size_t count) {
   std::vector<iovec> here, there;
   for (size_t i = 0; i < count; ++i) {
     iovec rest = to[i];
     while (rest.iov_len > 0) {
       if (next_ == pieces_.size()) {
-        return Status(StatusCode::kInternal, "less was lent than is to be read");
+        return Status(StatusCode::kInternal, "the peer exposes less than is to be read");
       }
       iovec& piece = pieces_[next_];
       const size_t bytes = std::min(rest.iov_len, piece.iov_len);
@@ -78,7 +79,7 @@ Status Borrowed::Read(const iovec* to, size_t count) {
         there.push_back(Cut(&piece, bytes));
       }
       if (piece.iov_len == 0) ++next_;
-      if (here.size() < kPieces) continue;
+      if (here.size() < kPiecesOfCall) continue;
       if (Status s = peer_.Read(here, there); !s.ok()) return s;
       here.clear();
       there.clear();

@@ -1,0 +1,159 @@
+#include "core/net/acceptor.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <string_view>
+
+#include "core/net/authenticate.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kMaxPending = 256;
+constexpr auto kProofTimeout = std::chrono::seconds(10);
+constexpr auto kPause = std::chrono::seconds(1);
+
+void Add(int epoll, const Fd& fd, uint64_t tag) {
+  if (!fd.valid()) return;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = tag;
+  epoll_ctl(epoll, EPOLL_CTL_ADD, fd.get(), &event);
+}
+
+void Remove(int epoll, const Fd& fd) {
+  if (fd.valid()) epoll_ctl(epoll, EPOLL_CTL_DEL, fd.get(), nullptr);
+}
+
+}  // namespace
+
+void Acceptor::Open(int epoll, const Key& key, uint64_t generation, uint32_t to,
+                    Authorize authorize, Authorized authorized) {
+  epoll_ = epoll;
+  key_ = key;
+  generation_ = generation;
+  to_ = to;
+  authorize_ = std::move(authorize);
+  authorized_ = std::move(authorized);
+  Watch();
+}
+
+void Acceptor::Close() {
+  pending_.clear();
+  listener_.Close();
+}
+
+void Acceptor::OnReady(uint64_t tag) {
+  if (tag == kTcpTag) return AcceptAll(listener_.tcp());
+  if (tag == kLocalTag) return AcceptAll(listener_.local());
+  const auto found =
+      std::find_if(pending_.begin(), pending_.end(),
+                   [tag](const PendingConnection& pending) { return pending.tag == tag; });
+  if (found != pending_.end()) OnPending(found);
+}
+
+void Acceptor::AcceptAll(const Fd& listener) {
+  for (PeerSocket socket; Accept(listener, &socket);) {
+    if (!socket.fd.valid()) {
+      rejected_.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
+    if (pending_.size() == kMaxPending) Reject(pending_.begin());
+    pending_.emplace_back();
+    PendingConnection& pending = pending_.back();
+    pending.tag = next_tag_++;
+    pending.socket = std::move(socket);
+    pending.deadline = Clock::now() + kProofTimeout;
+    Add(epoll_, pending.socket.fd, pending.tag);
+  }
+  // Out of descriptors: who waits goes on waiting, and would wake us again and again.
+  if (errno == EMFILE || errno == ENFILE) Pause();
+}
+
+void Acceptor::OnPending(Position pending) {
+  bool whole = false;
+  if (!Receive(&*pending, &whole)) return Reject(pending);
+  if (!whole) return;
+  pending->received = 0;
+  if (!pending->challenged) {
+    if (!Challenge(&*pending)) Reject(pending);
+    return;
+  }
+  if (!IsAuthentic(*pending) || !authorize_(pending->hello.rank)) return Reject(pending);
+  Remove(epoll_, pending->socket.fd);
+  PeerSocket socket = std::move(pending->socket);
+  const uint32_t rank = pending->hello.rank;
+  pending_.erase(pending);
+  authorized_(rank, std::move(socket));
+}
+
+bool Acceptor::Receive(PendingConnection* pending, bool* whole) {
+  const FrameType type = pending->challenged ? FrameType::kProof : FrameType::kHello;
+  const size_t length = pending->challenged ? kProofBytes : kHelloBytes;
+  // Never more than one frame: what follows the proof belongs to the connection's owner.
+  const ssize_t read = recv(pending->socket.fd.get(), pending->bytes.data() + pending->received,
+                            kHeaderBytes + length - pending->received, 0);
+  if (read < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
+  if (read <= 0) return false;
+  pending->received += static_cast<size_t>(read);
+  if (pending->received < kHeaderBytes) return true;
+  FrameHeader header;
+  *whole = pending->received == kHeaderBytes + length;
+  return DecodeHeader(pending->bytes.data(), &header).ok() && header.type == type &&
+         header.length == length;
+}
+
+// Whatever the HELLO says: whoever has proven nothing learns nothing. False if it cannot be sent.
+bool Acceptor::Challenge(PendingConnection* pending) {
+  const std::string_view payload(pending->bytes.data() + kHeaderBytes, kHelloBytes);
+  Hello& hello = pending->hello;
+  if (!Decode(payload, &hello).ok()) return false;
+  const Nonce nonce = NewNonce();
+  pending->expected = DiallerProof(key_, hello, nonce);
+  pending->challenged = true;
+  const std::string challenge = EncodeFrame(
+      FrameType::kChallenge, Encode(tfdist::Challenge{nonce, AcceptorProof(key_, hello, nonce)}));
+  return send(pending->socket.fd.get(), challenge.data(), challenge.size(), MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(challenge.size());
+}
+
+bool Acceptor::IsAuthentic(const PendingConnection& pending) const {
+  Digest proof;
+  std::copy_n(pending.bytes.data() + kHeaderBytes, proof.size(), proof.begin());
+  return SameDigest(proof, pending.expected) && pending.hello.generation == generation_ &&
+         pending.hello.to == to_;
+}
+
+void Acceptor::Reject(Position pending) {
+  rejected_.fetch_add(1, std::memory_order_relaxed);
+  pending_.erase(pending);  // closes the socket, which also ends its watch
+}
+
+void Acceptor::Watch() {
+  Add(epoll_, listener_.tcp(), kTcpTag);
+  Add(epoll_, listener_.local(), kLocalTag);
+}
+
+void Acceptor::Pause() {
+  Remove(epoll_, listener_.tcp());
+  Remove(epoll_, listener_.local());
+  paused_until_ = Clock::now() + kPause;
+}
+
+void Acceptor::CheckTime(TimePoint now) {
+  if (paused_until_ <= now) {
+    paused_until_ = TimePoint::max();
+    Watch();
+  }
+  while (!pending_.empty() && pending_.front().deadline <= now) Reject(pending_.begin());
+}
+
+TimePoint Acceptor::NextDeadline() const {
+  return pending_.empty() ? paused_until_ : std::min(paused_until_, pending_.front().deadline);
+}
+
+}  // namespace tfdist

@@ -1,0 +1,63 @@
+#include "core/net/authenticate.h"
+
+#include <sys/random.h>
+
+#include <random>
+#include <string>
+#include <string_view>
+
+namespace tfdist {
+namespace {
+
+Digest Proof(const char* side, const Key& key, const Hello& hello, const Nonce& challenge) {
+  const std::string message =
+      StrCat("tfdist data connection, ", side, '\0') + Encode(hello) +
+      std::string(reinterpret_cast<const char*>(challenge.data()), challenge.size());
+  return HmacSha256({reinterpret_cast<const char*>(key.data()), key.size()}, message);
+}
+
+}  // namespace
+
+Nonce NewNonce() {
+  Nonce nonce;
+  if (getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) {
+    std::random_device device;
+    for (uint8_t& byte : nonce) byte = static_cast<uint8_t>(device());
+  }
+  return nonce;
+}
+
+Digest AcceptorProof(const Key& key, const Hello& hello, const Nonce& challenge) {
+  return Proof("acceptor", key, hello, challenge);
+}
+
+Digest DiallerProof(const Key& key, const Hello& hello, const Nonce& challenge) {
+  return Proof("dialler", key, hello, challenge);
+}
+
+Status Authenticate(const PeerSocket& socket, const Key& key, Hello hello, TimePoint deadline) {
+  hello.nonce = NewNonce();
+  const std::string greeting = EncodeFrame(FrameType::kHello, Encode(hello));
+  if (Status s = SendAll(socket.fd, greeting.data(), greeting.size(), deadline); !s.ok()) return s;
+  std::array<char, kHeaderBytes + kChallengeBytes> bytes;
+  if (Status s = ReceiveAll(socket.fd, bytes.data(), bytes.size(), deadline); !s.ok()) return s;
+  FrameHeader header;
+  if (Status s = DecodeHeader(bytes.data(), &header); !s.ok()) return s;
+  if (header.type != FrameType::kChallenge || header.length != kChallengeBytes) {
+    return Status(StatusCode::kInternal, StrCat("expected a CHALLENGE, received a frame of type ",
+                                                static_cast<int>(header.type)));
+  }
+  Challenge challenge;
+  const std::string_view payload(bytes.data() + kHeaderBytes, kChallengeBytes);
+  if (Status s = Decode(payload, &challenge); !s.ok()) return s;
+  if (!SameDigest(challenge.proof, AcceptorProof(key, hello, challenge.nonce))) {
+    return Status(StatusCode::kUnavailable,
+                  "the other side does not know this job's key: it is of another job");
+  }
+  const Digest proof = DiallerProof(key, hello, challenge.nonce);
+  const std::string answer =
+      EncodeFrame(FrameType::kProof, std::string(proof.begin(), proof.end()));
+  return SendAll(socket.fd, answer.data(), answer.size(), deadline);
+}
+
+}  // namespace tfdist
