@@ -18,6 +18,7 @@ import tfdist
 from tfdist.cluster import Cluster
 from tfdist.control import wire
 from tfdist.control.client import ControlClient
+from tfdist.ps import membership
 from tfdist.ps.serving import fingerprint
 
 BASE = 2**16
@@ -165,8 +166,9 @@ def train(
     Returns:
       `state_of` the model in the end, and "ends" as of `Pauses`.
     """
-    tfdist.init()
+    tfdist.init(checkpoint_dir=options.get("checkpoint_dir"))
     strategy = tfdist.ParameterServerStrategy(**options)
+    ctx.report("process", getattr(membership._membership._member, "identity", None))
     with strategy.scope():
         model = sloping_model(BASE**ctx.rank, optimizer and optimizer(), scale, weights)
     ctx.report("began with", state_of(model))
@@ -199,7 +201,8 @@ def checkpoint(ranks: Any, server: int, number: int) -> str:
     """Lets a server write snapshot `number`, as the chief does; returns the file."""
     cluster = Cluster.from_tf_config(ranks[0].assignment.environment["TF_CONFIG"])
     control = ControlClient(cluster, None, cluster.ps[server], f"ps {server}")
-    request = wire.Checkpoint(fingerprint(cluster), number, 10.0)
+    chief = ranks.wait_for(0, "process")
+    request = wire.Checkpoint(fingerprint(cluster), chief, number, 10.0)
     answer = control.call(wire.CHECKPOINT, request, 10.0, patient=True)
     control.close()
     assert answer["status"] == "written", answer

@@ -14,7 +14,7 @@ from tfdist import ops
 from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.placement import Placement
 
-TOKEN = bytes(range(16))
+KEY = bytes(range(32))
 CONFIG = SimpleNamespace(
     mode="async",
     workers=1,
@@ -48,8 +48,8 @@ class Job:
         self.servers = [ops.ParameterServer(i, CONFIG) for i in range(2)]
         self.client = ops.ParameterClient(0, 1, 1234, 2, timeout=20.0)
         for i, server in enumerate(self.servers):
-            server.start(TOKEN)
-            self.client.connect(i, f"127.0.0.1:{server.port}", TOKEN, server.incarnation, 20.0)
+            server.start(KEY)
+            self.client.connect(i, f"127.0.0.1:{server.port}", KEY, server.incarnation, 20.0)
         self.parameters = Parameters(self.client, Placement(2), is_chief=True)
         self.tables: list[Table] = []
 

@@ -12,7 +12,7 @@ from tfdist import ops
 from tfdist.ps.checkpoints import Checkpoints
 from tfdist.ps.config import PsConfig
 
-TOKEN = bytes(16)
+KEY = bytes(32)
 # Of a table's configuration.
 ADAGRAD = {
     "optimizer": ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD),
@@ -93,9 +93,9 @@ class Worker(Tables):
         super().__init__(ops.ParameterClient(rank, workers, 1000 + rank, len(servers)))
         for i, server in enumerate(servers):
             if start:
-                server.start(TOKEN)
+                server.start(KEY)
             address = f"127.0.0.1:{server.port}"
-            self.client.connect(i, address, TOKEN, server.incarnation, 10.0)
+            self.client.connect(i, address, KEY, server.incarnation, 10.0)
 
 
 def rows_of(server: ops.ParameterServer) -> dict[str, dict[int, bytes]]:

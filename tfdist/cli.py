@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tfdist._version import __version__
 from tfdist.arguments import seconds, whole_number
+from tfdist.errors import ClusterConfigError
 from tfdist.ps import stats_command
 
 _DESCRIPTION = "Distributed training for TensorFlow and Keras."
@@ -107,6 +108,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         metavar="S",
         help="stop the whole job after this many seconds, with exit code 124",
     )
+    run.add_argument(
+        "--job-file",
+        type=Path,
+        metavar="FILE",
+        help="keep the job's addresses and secret here while it runs, for 'tfdist ps stats --job' "
+        "(default: a new file of mode 600)",
+    )
     # One list: argparse then leaves everything from the script on alone, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     ps = subcommands.add_parser("ps", help="look at parameter servers", allow_abbrev=False)
@@ -145,11 +153,12 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         evaluator=chosen.evaluator,
         log_dir=chosen.log_dir,
         timeout=chosen.timeout,
+        job_file=chosen.job_file,
     )
     try:
         return launch.run(options)
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
+    except (OSError, ClusterConfigError) as error:
         print(f"tfdist run: error: {error}", file=sys.stderr)
         return 1

@@ -255,8 +255,10 @@ class Settings:
       rendezvous_timeout: seconds to wait for all ranks (`TFDIST_RENDEZVOUS_TIMEOUT`).
       data_port: port for data connections, 0 for any free one (`TFDIST_DATA_PORT`).
       exit_timeout: seconds an early finisher waits for the others (`TFDIST_EXIT_TIMEOUT`).
-      peer_memory: whether tasks on one machine may read each other's memory
+      peer_memory: whether tasks of one machine and user may share memory, and read each other's
         (`TFDIST_PEER_MEMORY`).
+      checkpoint_dir: where a `ps` task keeps snapshots whose script names no directory
+        (`TFDIST_CHECKPOINT_DIR`).
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -264,6 +266,7 @@ class Settings:
     data_port: int = 0
     exit_timeout: float = 300.0
     peer_memory: bool = True
+    checkpoint_dir: str | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -281,4 +284,5 @@ class Settings:
             data_port=validation.port(environ, "TFDIST_DATA_PORT", cls.data_port),
             exit_timeout=validation.seconds(environ, "TFDIST_EXIT_TIMEOUT", cls.exit_timeout),
             peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
+            checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
         )

@@ -3,7 +3,7 @@
 A group has its own connections and its own thread, so that what happens in one group neither
 waits for nor disturbs another. It is made over the job's communicator:
 
-    rank 0: [0, 2]?  port 4711, token  ┐
+    rank 0: [0, 2]?  port 4711, salt   ┐
     rank 1: [0, 2]?                    ├─ all_gather ─> all agree; 0 and 2 connect, 1 goes on
     rank 2: [0, 2]?  port 4713         ┘
 """
@@ -69,9 +69,9 @@ def new_group(
     answer: dict[str, Any] = {"ranks": [str(rank) for rank in listed], "name": name}
     if problem is None and everybody.rank in listed:
         try:
-            group = ops.Communicator(listed.index(everybody.rank), len(listed))
+            group = job.new_communicator(listed.index(everybody.rank), len(listed))
             answer["address"] = f"{_host()}:{group.port}"
-            answer["token"] = secrets.token_hex(16)
+            answer["salt"] = secrets.token_hex(16)
         except tf.errors.OpError as error:
             problem = error.message
     answer["problem"] = problem
@@ -147,5 +147,5 @@ def _connect(group: ops.Communicator, members: list[dict[str, Any]], timeout: fl
     forever = 10.0**9
     seconds = DEFAULT_TIMEOUT if timeout is None else timeout or forever
     addresses = [member["address"] for member in members]
-    # Every group has a secret of its own, so that nothing can arrive at another.
-    group.connect(bytes.fromhex(members[0]["token"]), 0, addresses, seconds)
+    # Every group has a key of its own, so that nothing can arrive at another.
+    group.connect(job.key_of_group(members[0]["salt"]), 0, addresses, seconds)

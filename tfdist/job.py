@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
+import threading
 
 from tfdist import world
 from tfdist.cluster import Cluster, Settings
-from tfdist.control import ControlPlane
+from tfdist.control import ControlPlane, interfaces
+from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError, NotInitializedError
 from tfdist.ops import Communicator
 from tfdist.ps import membership
+
+_log = logging.getLogger("tfdist")
+_LINE_INTERVAL = 10.0  # s
 
 
 class Job:
@@ -32,10 +38,19 @@ class Job:
         self.cluster = cluster
         self._process = os.getpid()
         self._open = True
+        self._closing = threading.Event()
         self._groups: list[Communicator] = []
+        self._interface = interfaces.interface(cluster, settings.secret)
+        self._shared_memory = settings.peer_memory
         self.control = ControlPlane(cluster, settings)
         try:
-            self.communicator = Communicator(cluster.rank, cluster.world_size, settings.data_port)
+            self.communicator = Communicator(
+                cluster.rank,
+                cluster.world_size,
+                settings.data_port,
+                interface=self._interface,
+                shared_memory=self._shared_memory,
+            )
             try:
                 self._connect(settings)
             except BaseException:
@@ -44,16 +59,37 @@ class Job:
         except BaseException:
             self.control.close()
             raise
+        threading.Thread(
+            target=self._tell_who_is_waited_for, name="tfdist-waiting", daemon=True
+        ).start()
 
     def _connect(self, settings: Settings) -> None:
         host = self.cluster.address.rpartition(":")[0]
         membership = self.control.rendezvous(f"{host}:{self.communicator.port}")
+        self._key = membership.key
         self.communicator.connect(
-            membership.token,
+            membership.key,
             membership.generation,
             membership.addresses,
             settings.rendezvous_timeout,
         )
+
+    def _tell_who_is_waited_for(self) -> None:
+        while not self._closing.wait(_LINE_INTERVAL):
+            for communicator in (self.communicator, *self._groups):
+                line = communicator.waiting(_LINE_INTERVAL)
+                if line is not None:
+                    _log.warning("%s", line)
+
+    def new_communicator(self, rank: int, size: int) -> Communicator:
+        """Makes a communicator that listens where this task's own does."""
+        return Communicator(
+            rank, size, interface=self._interface, shared_memory=self._shared_memory
+        )
+
+    def key_of_group(self, salt: str) -> bytes:
+        """Returns the key of a group's connections, which only ranks of this job can derive."""
+        return data_key(self._key, "group", salt)
 
     def adopt(self, group: Communicator) -> None:
         """Lets a group of some of the ranks end with the job."""
@@ -70,6 +106,7 @@ class Job:
         if not self._open or os.getpid() != self._process:
             return
         self._open = False
+        self._closing.set()
         communicators = [self.communicator, *self._groups]
         if failure is not None:
             for communicator in communicators:
@@ -123,6 +160,18 @@ class _Membership:
             )
         return self.join(cluster).communicator
 
+    def new_communicator(self, rank: int, size: int) -> Communicator:
+        return (
+            Communicator(rank, size)
+            if self._job is None
+            else self._job.new_communicator(rank, size)
+        )
+
+    def key_of_group(self, salt: str) -> bytes:
+        if self._job is None:
+            raise NotInitializedError("a process that trains alone has no groups of several ranks")
+        return self._job.key_of_group(salt)
+
     def adopt(self, group: Communicator) -> None:
         if self._job is not None:
             self._job.adopt(group)
@@ -168,6 +217,16 @@ def communicator(asked: str) -> Communicator:
       Exception: as `Job`.
     """
     return _membership.communicator(asked)
+
+
+def new_communicator(rank: int, size: int) -> Communicator:
+    """Makes a communicator that listens where this process's own does."""
+    return _membership.new_communicator(rank, size)
+
+
+def key_of_group(salt: str) -> bytes:
+    """Returns the key of a group's connections, which only ranks of the job can derive."""
+    return _membership.key_of_group(salt)
 
 
 def adopt(group: Communicator) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Settings
+from tfdist.job_file import JobFile
 from tfdist.launch_job import Job, TaskSpec
 from tfdist.launch_output import outlets
 from tfdist.ports import free_ports
@@ -33,6 +35,8 @@ class LaunchOptions:
       evaluator: start an evaluator too.
       log_dir: where each task's whole output is kept; nowhere if None.
       timeout: seconds the job may take; no limit if None.
+      job_file: where the job's addresses and secret are kept while it runs; by default in a new
+        file, which is told if there are parameter servers.
       stop_grace: seconds between SIGTERM and SIGKILL once a task has failed or time is up.
       signal_grace: seconds the tasks have to end after Ctrl-C or SIGTERM, before SIGKILL.
       ps_grace: seconds the parameter servers have to end by themselves after the training tasks.
@@ -46,6 +50,7 @@ class LaunchOptions:
     evaluator: bool = False
     log_dir: Path | None = None
     timeout: float | None = None
+    job_file: Path | None = None
     stop_grace: float = 10.0
     signal_grace: float = 30.0
     ps_grace: float = 5.0
@@ -107,20 +112,39 @@ def run(options: LaunchOptions) -> int:
       SIGHUP.
 
     Raises:
-      OSError: the log directory cannot be made, or a process cannot be started.
+      OSError: the log directory cannot be made, the job file exists, or a process does not start.
+      ClusterConfigError: the secret in the environment is unusable.
     """
     if options.log_dir is not None:
         options.log_dir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(options.script), *options.arguments]
+    tasks = plan(options)
+    environment = _with_secret(os.environ)
+    secret = Settings.from_environment(environment).secret
     job = Job(
-        plan(options),
+        tasks,
         command,
-        # The tasks inherit what the launcher was started with.
-        environment=os.environ,
+        environment=environment,
         outlets=outlets(),
         log_dir=options.log_dir,
         timeout=options.timeout,
         stop_grace=options.stop_grace,
         signal_grace=options.signal_grace,
     )
-    return job.run()
+    file = JobFile(tasks[0].tf_config, secret.decode("latin-1"))
+    with file.written(options.job_file) as path:
+        if options.ps and options.job_file is None:
+            print(
+                f"tfdist run: this job's file, for 'tfdist ps stats --job': {path}", file=sys.stderr
+            )
+        return job.run()
+
+
+def _with_secret(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that tasks inherit: those of the launcher, with a secret of the job's own.
+
+    On a machine with other users a loopback address is theirs, too.
+    """
+    if "TFDIST_SECRET" in environment or "TFDIST_SECRET_FILE" in environment:
+        return dict(environment)
+    return {**environment, "TFDIST_SECRET": secrets.token_hex(32)}

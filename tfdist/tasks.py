@@ -7,7 +7,7 @@ from tfdist.cluster import Cluster
 from tfdist.keras import compilation
 
 
-def init(cluster: Cluster | None = None) -> Cluster:
+def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -> Cluster:
     """Lets a `ps` task serve here until the job has ended; returns in every other task.
 
     From then on `tfdist.rank()`, `tfdist.size()` and collectives without a communicator know the
@@ -19,6 +19,8 @@ def init(cluster: Cluster | None = None) -> Cluster:
 
     Args:
       cluster: the job, by default that of `TF_CONFIG`.
+      checkpoint_dir: where a `ps` task keeps its snapshots, by default in `TFDIST_CHECKPOINT_DIR`,
+        or nowhere; the same as the strategy's, which a `ps` task that serves here never reaches.
 
     Returns:
       The cluster, in a task that trains or evaluates.
@@ -40,7 +42,7 @@ def init(cluster: Cluster | None = None) -> Cluster:
         # Not above: this imports TensorFlow.
         from tfdist.ps import membership
 
-        membership.serve(cluster)
+        membership.serve(cluster, checkpoint_dir)
     world.enter(cluster)
     compilation.keep_ops_from_xla()
     return cluster

@@ -6,15 +6,19 @@ Pure functions on values; `tfdist.cluster` decides what to check and reads the e
 from __future__ import annotations
 
 import json
+import logging
 import math
-import pathlib
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import ClusterConfigError
 
+_log = logging.getLogger("tfdist")
 ROLES = ("chief", "worker", "ps", "evaluator")
+SHORTEST_SECRET = 16  # bytes
 # What TensorFlow 1 called the chief; some schedulers still write it.
 _LEGACY_ROLES = {"master": "chief"}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d+)")
@@ -164,8 +168,8 @@ def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
 def secret(environ: Mapping[str, str]) -> bytes | None:
     """Returns the secret in TFDIST_SECRET or the file TFDIST_SECRET_FILE, None if neither is set.
 
-    An empty secret is an error, not "no secret": it is what a failed substitution leaves behind.
-    Messages never show the secret.
+    An empty secret is an error, not "no secret": it is what a failed substitution leaves behind. A
+    short one can be found by trying. Messages never show the secret.
     """
     text, path = environ.get("TFDIST_SECRET"), environ.get("TFDIST_SECRET_FILE")
     if text is not None and path is not None:
@@ -174,12 +178,21 @@ def secret(environ: Mapping[str, str]) -> bytes | None:
         )
     if path is not None:
         try:
-            value = pathlib.Path(path).read_bytes().strip()
+            with open(path, "rb") as file:
+                value = file.read().strip()
+                mode = os.fstat(file.fileno()).st_mode
         except OSError as error:
             raise ClusterConfigError(
                 f"TFDIST_SECRET_FILE: expected a readable file, received {path!r}: "
                 f"{error.strerror or error}"
             ) from None
+        if mode & 0o077:
+            _log.warning(
+                "TFDIST_SECRET_FILE: other users can read or write %s (mode %03o); expected "
+                "mode 600",
+                path,
+                stat.S_IMODE(mode),
+            )
         name = f"TFDIST_SECRET_FILE: expected a secret in {path!r}"
     elif text is not None:
         value, name = text.strip().encode(), "TFDIST_SECRET: expected a secret"
@@ -187,4 +200,9 @@ def secret(environ: Mapping[str, str]) -> bytes | None:
         return None
     if not value:
         raise ClusterConfigError(f"{name}, received nothing; unset it to run without a secret")
+    if len(value) < SHORTEST_SECRET:
+        raise ClusterConfigError(
+            f"{name} of at least {SHORTEST_SECRET} bytes, received {len(value)}; for instance "
+            "'openssl rand -hex 32' makes one"
+        )
     return value

@@ -152,9 +152,12 @@ def train_beside_a_module(ctx, **options):
     if tfdist.Cluster.from_environment().task_type != "ps":
         return train(ctx, **options)
     search = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "tfdist.server"], env={**os.environ, "PYTHONPATH": search}
-    ) as server:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": search,
+        "TFDIST_CHECKPOINT_DIR": options["checkpoint_dir"],
+    }
+    with subprocess.Popen([sys.executable, "-m", "tfdist.server"], env=environment) as server:
         try:
             return server.wait(100)
         finally:

@@ -54,10 +54,9 @@ def fit(ctx, strategy, steps=3):
             "num_aggregate 2 / 1",
         ),
         ({"worker_timeout": 5.0}, {"worker_timeout": 6.0}, "worker_timeout 6.0 / 5.0"),
-        ({}, {"checkpoint_dir": "/elsewhere"}, "checkpoint_dir '/elsewhere' / None"),
         ({"mode": "ssp", "staleness": 2}, {"mode": "ssp", "staleness": 3}, "staleness 3 / 2"),
     ],
-    ids=["mode", "num_aggregate", "worker_timeout", "checkpoint_dir", "staleness"],
+    ids=["mode", "num_aggregate", "worker_timeout", "staleness"],
 )
 @on_job(2, servers=2)
 def test_workers_that_want_different_things(ctx, theirs, ours, difference):
@@ -113,7 +112,7 @@ def test_a_server_whose_port_is_taken(ctx):
         assert fit(ctx, tfdist.ParameterServerStrategy())["weight"] == weight_after(3)
 
 
-@pytest.mark.parametrize("secret", ["wrong", None])
+@pytest.mark.parametrize("secret", ["another secret of the job", None])
 @on_job(2, env={"TFDIST_SECRET": "correct horse battery staple"})
 def test_a_worker_with_another_secret(ctx, secret):
     if served():
@@ -152,11 +151,28 @@ def test_a_server_that_never_comes(ctx):
             tfdist.ParameterServerStrategy()
 
 
+@on_job(2)
+def test_no_worker_decides_where_a_server_writes(ctx):
+    if served():
+        return
+    if ctx.rank == 0:
+        strategy = tfdist.ParameterServerStrategy()
+        hear(ctx, "refused")
+        assert fit(ctx, strategy, 3)["weight"] == weight_after(3)
+        return
+    elsewhere = ctx.tmp_path / "elsewhere"
+    expected = f"asks for snapshots in '{elsewhere}', but this server keeps none"
+    with pytest.raises(ClusterConfigError, match=expected):
+        tfdist.ParameterServerStrategy(checkpoint_dir=str(elsewhere))
+    assert not elsewhere.exists()
+    tell(ctx, "refused")
+
+
 @on_ranks(2, roles=("chief", "ps"))
 def test_a_checkpoint_dir_that_cannot_be_written(ctx):
     cluster = Cluster.from_environment()
     if cluster.task_name == "ps 0":
-        assert ServerTask(cluster, Settings.from_environment()).serve() == 1
+        assert ServerTask(cluster, Settings.from_environment(), "/proc/here").serve() == 1
         return
     expected = "checkpoint_dir: expected a place to write /proc/here/ps-0-of-1, received"
     with pytest.raises(TfdistError, match=expected):

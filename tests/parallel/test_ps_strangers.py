@@ -10,7 +10,6 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import keras
 import pytest
@@ -18,20 +17,28 @@ from known_gradient import BASE, endless, sloping_model, state_of, wait_until, w
 from ps_job import roles
 from ps_records import serve_and_tell
 from ranks import start_ranks
+from raw_data_peer import (
+    HELLO,
+    HELLO_BYTES,
+    MAGIC,
+    PROOF,
+    PROOF_BYTES,
+    Door,
+    find_door,
+    frame,
+    hello,
+    introduce,
+)
+from tiers import rounds
 
 import tfdist
-from tfdist.cluster import Cluster
-from tfdist.control import wire
-from tfdist.control.client import ControlClient
-from tfdist.ps.config import PsConfig
-from tfdist.ps.serving import fingerprint
 
-FRAMES = 100_000
+FRAMES = rounds(5_000, long=100_000)
 VISITS_PER_SECOND = 200
-SECONDS = 10.0
+SECONDS = rounds(2, long=10)
 WARM = 20
-FRAME_MAGIC, MESSAGE_MAGIC = 0x44465401, 0x50465401
-HELLO, OPEN, LAST_REQUEST, OK = 1, 1, 8, 64
+MESSAGE_MAGIC = 0x50465401
+OPEN, LAST_REQUEST, OK = 1, 8, 64
 
 
 class UntilTold(keras.callbacks.Callback):
@@ -73,35 +80,6 @@ def train(ctx):
     return state_of(model)
 
 
-class Door(NamedTuple):
-    """What a worker knows of a server before it connects."""
-
-    port: int
-    token: bytes
-    incarnation: int
-
-
-def find_door(ranks) -> Door:
-    """Asks a server as a worker does."""
-    cluster = Cluster.from_tf_config(ranks[1].assignment.environment["TF_CONFIG"])
-    control = ControlClient(cluster, None, cluster.ps[0], "ps 0")
-    request = wire.Attach(
-        wire.PROTOCOL, 1, 2, fingerprint(cluster), "stranger", PsConfig.make(2).text(), 10.0
-    )
-    answer = control.call(wire.ATTACH, request, 10.0, patient=True)
-    control.close()
-    return Door(answer["port"], bytes.fromhex(answer["token"]), int(answer["incarnation"]))
-
-
-def frame(kind: int, length: int, payload: bytes = b"", magic: int = FRAME_MAGIC) -> bytes:
-    """A frame as a connection begins with: 40 bytes of header, then the payload."""
-    return struct.pack("<IBBHIIQQQ", magic, kind, 0, 0, length, 0, 0, 0, 0) + payload
-
-
-def hello(token: bytes, incarnation: int, rank: int) -> bytes:
-    return frame(HELLO, 28, token + struct.pack("<QI", incarnation, rank))
-
-
 def message(kind: int, meta: bytes, payload_bytes: int = 0, magic: int = MESSAGE_MAGIC) -> bytes:
     """A message as it comes after the HELLO: 32 bytes of header, then its content."""
     return struct.pack("<IBBHIIQQ", magic, kind, 0, 0, len(meta), 0, payload_bytes, 7) + meta
@@ -112,12 +90,15 @@ def intrusion(source: random.Random, door: Door) -> bytes:
     bits, rank = source.getrandbits, source.randrange(2)
     content = [
         lambda: source.randbytes(source.randrange(1, 300)),
-        lambda: hello(source.randbytes(16), door.incarnation, rank),
-        lambda: hello(door.token, bits(64), rank),
-        lambda: hello(door.token, door.incarnation, 2 + bits(31)),
+        lambda: (
+            frame(HELLO, HELLO_BYTES, hello(door.incarnation, rank))
+            + frame(PROOF, PROOF_BYTES, source.randbytes(PROOF_BYTES))
+        ),
+        lambda: frame(HELLO, HELLO_BYTES, hello(bits(64), rank)),
+        lambda: frame(HELLO, HELLO_BYTES, hello(door.incarnation, 2 + bits(31))),
         lambda: frame(HELLO, bits(32)) + source.randbytes(60),
         lambda: frame(source.randrange(2, 20), 30) + source.randbytes(30),
-        lambda: frame(HELLO, 28, bytes(28), magic=FRAME_MAGIC + source.randrange(1, 256)),
+        lambda: frame(HELLO, HELLO_BYTES, bytes(32), magic=MAGIC + source.randrange(1, 256)),
         lambda: message(source.randrange(1, 9), source.randbytes(20)),
     ][source.randrange(8)]()
     return content[: source.randrange(len(content))] if source.randrange(2) else content
@@ -136,15 +117,17 @@ def madness(source: random.Random, door: Door) -> bytes:
     ][source.randrange(6)]()
 
 
-def visit(port: int, content: bytes, await_the_end: bool) -> None:
-    """Connects, says something, and leaves, or waits to be thrown out."""
+def visit(port: int, content: bytes, door: Door | None = None, rank: int = 0) -> None:
+    """Connects, says something, and leaves; or is let in by a door and waits to be thrown out."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         # Closing with a reset leaves nothing behind in the kernel.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         # Thrown out before it had finished.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            if door is not None:
+                introduce(connection, door.key, hello(door.incarnation, rank))
             connection.sendall(content)
-            while await_the_end and connection.recv(4096):
+            while door is not None and connection.recv(4096):
                 pass
 
 
@@ -154,11 +137,10 @@ def send_frames(door: Door) -> tuple[int, int]:
     rejected = mad = 0
     for turn in range(FRAMES):
         if turn % 10:
-            visit(door.port, intrusion(source, door), await_the_end=False)
+            visit(door.port, intrusion(source, door))
             rejected += 1
         else:
-            beginning = hello(door.token, door.incarnation, source.randrange(2))
-            visit(door.port, beginning + madness(source, door), await_the_end=True)
+            visit(door.port, madness(source, door), door, source.randrange(2))
             mad += 1
     return rejected, mad
 
@@ -169,7 +151,7 @@ def come_and_go(door: Door) -> int:
     begin = time.monotonic()
     for turn in range(visits):
         time.sleep(max(0.0, begin + turn / VISITS_PER_SECOND - time.monotonic()))
-        visit(door.port, b"", await_the_end=False)
+        visit(door.port, b"")
     return visits
 
 

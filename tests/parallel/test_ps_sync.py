@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import keras
 import models
 import numpy as np
@@ -40,6 +42,24 @@ def test_two_workers(ctx, name):
     )
     assert model.distribute_strategy.num_replicas_in_sync == 2
     assert int(model.optimizer.iterations.numpy()) == STEPS // (2 if name == "accumulation" else 1)
+    return _weights(model)
+
+
+@on_job(2, check=agree)
+def test_averages_that_the_chief_writes_late(ctx):
+    """Moving averages replace the variables at the end of `fit`, on servers by the chief alone."""
+    if served():
+        return None
+    late = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: time.sleep(0 if ctx.rank else 0.5)
+    )
+    make, tolerance = OPTIMIZERS["moving_average"]
+    model = train_like_alone(
+        lambda: classifier(make()),
+        lambda model: model.fit(models.dataset(64 * 4, 64), callbacks=[late], verbose=0),
+        tolerance,
+        mode="sync",
+    )
     return _weights(model)
 
 

@@ -60,7 +60,10 @@ def train(ctx, pauses, **options):
 def test_no_gradient_is_lost_or_applied_twice(tmp_path, saved):
     pauses = [30, 60, 120, 200]
     options = {"pauses": pauses, "checkpoint_dir": str(tmp_path / "snapshots")}
-    with start_ranks(train, WORKERS + SERVERS, kwargs=options, roles=roles(2, SERVERS)) as ranks:
+    env = {"TFDIST_CHECKPOINT_DIR": options["checkpoint_dir"]}
+    with start_ranks(
+        train, WORKERS + SERVERS, kwargs=options, roles=roles(2, SERVERS), env=env
+    ) as ranks:
         reach(ranks, 30, 0, 1)
         ranks.send(0, "go on", "checkpoint" if saved else None)
         if saved:
@@ -76,6 +79,9 @@ def test_no_gradient_is_lost_or_applied_twice(tmp_path, saved):
         go_on(ranks, 0, 1)
         outcomes = ranks.join(timeout=120)
     ended_well(outcomes, workers=WORKERS)
+    files = [file for file in (tmp_path / "snapshots").rglob("*") if file.is_file()]
+    assert files
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     expected = np.zeros([IDS, WIDTH])
     for rank in range(WORKERS):
         for step in range(1, pauses[-1] + 1):

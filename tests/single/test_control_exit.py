@@ -58,7 +58,7 @@ def test_rank_0_lingers_for_those_who_have_not_heard_of_a_rendezvous():
                     return plane.rendezvous(data_address(rank))
 
             calls = [Background(join, rank, member) for rank, member in enumerate(members)]
-            assert len({call.result().token for call in calls}) == 1
+            assert len({call.result().key for call in calls}) == 1
 
 
 def test_each_generation_has_its_own_barrier():

@@ -13,7 +13,8 @@ import grpc
 import pytest
 from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
-from tfdist.control import ControlPlane, meeting, wire
+from tfdist.control import ControlPlane, meeting, signing, wire
+from tfdist.control.signing import Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
 pytestmark = pytest.mark.timeout(60)
@@ -43,6 +44,20 @@ def join_body(cluster, **changes) -> bytes:
     return json.dumps(fields | changes).encode()
 
 
+def attach_body(**changes) -> bytes:
+    """An Attach, as a worker sends to a parameter server."""
+    fields = {
+        "protocol": wire.PROTOCOL,
+        "rank": 0,
+        "world_size": 2,
+        "fingerprint": "",
+        "process": "p",
+        "config": "{}",
+        "wait": 0.0,
+    }
+    return json.dumps(fields | changes).encode()
+
+
 @contextlib.contextmanager
 def undisturbed(secret: bytes | None = None):
     """Yields the cluster of a rank 0 that is waiting, and then lets the true worker 1 join it."""
@@ -58,7 +73,7 @@ def undisturbed(secret: bytes | None = None):
 
 def test_the_same_secret_meets():
     with planes(clusters(3), [SECRET] * 3) as members:
-        assert len({membership.token for membership in meet(members)}) == 1
+        assert len({membership.key for membership in meet(members)}) == 1
         calls = [Background(member.exit_barrier) for member in members]
         assert [c.result() for c in calls] == [True] * 3
 
@@ -87,7 +102,7 @@ def test_another_secret_is_refused_at_once_and_both_tasks_are_named(chiefs, work
             ControlPlane(members[2], settings(chiefs)),
         ]
         calls = [Background(o.rendezvous, data_address(i + 1)) for i, o in enumerate(others)]
-        assert len({c.result().token for c in (first, *calls)}) == 1
+        assert len({c.result().key for c in (first, *calls)}) == 1
         for other in others:
             other.close()
 
@@ -102,50 +117,123 @@ def test_the_timeout_repeats_who_was_refused():
             waiting.result()
 
 
+def challenge_of(cluster) -> str:
+    return json.loads(call(cluster.address, wire.CHALLENGE, b""))["challenge"]
+
+
+def refused(cluster, method: str, body: bytes, metadata) -> str:
+    """What a control server says to a request that it must not answer."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(cluster.address, method, body, metadata)
+    assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    return caught.value.details()
+
+
 def test_no_answer_without_the_secret():
     with undisturbed(SECRET) as cluster:
-        for sealer in (wire.Sealer(None), wire.Sealer(b"guess")):
+        for signer in (Signer(None), Signer(b"a guess that fails")):
             for method in (wire.JOIN, wire.EXIT):
-                metadata, _ = sealer.seal_request(method, join_body(cluster))
-                with pytest.raises(grpc.RpcError) as caught:
-                    call(cluster.address, method, join_body(cluster), metadata)
-                assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+                body = join_body(cluster)
+                refused(
+                    cluster, method, body, signer.sign_request(method, challenge_of(cluster), body)
+                )
 
 
-def test_a_seal_does_not_fit_another_body_method_or_nonce():
+def test_a_signature_does_not_fit_another_body_method_challenge_or_nonce():
     with undisturbed(SECRET) as cluster:
         body = join_body(cluster)
-        metadata, _ = wire.Sealer(SECRET).seal_request(wire.JOIN, body)
-        nonce, seal = (value for _, value in metadata)
+        challenge = challenge_of(cluster)
+        metadata = Signer(SECRET).sign_request(wire.JOIN, challenge, body)
+        values = dict(metadata)
         forged = [
             (wire.JOIN, join_body(cluster, data_address="6.6.6.6:667"), metadata),
             (wire.EXIT, body, metadata),
-            (wire.JOIN, body, (("tfdist-nonce", "0" * 32), ("tfdist-seal", seal))),
-            (wire.JOIN, body, (("tfdist-nonce", "x"), ("tfdist-seal", seal))),
-            (wire.JOIN, body, (("tfdist-nonce", nonce),)),
-            (wire.JOIN, body, (("tfdist-seal", seal),)),
+            *(
+                (wire.JOIN, body, tuple((values | changed).items()))
+                for changed in (
+                    {"tfdist-nonce": "0" * 32},
+                    {"tfdist-nonce": "x"},
+                    {"tfdist-challenge": challenge_of(cluster)},
+                    {"tfdist-challenge": "x"},
+                    {"tfdist-signature": "0" * 64},
+                )
+            ),
+            *(
+                (wire.JOIN, body, tuple(pair for pair in metadata if pair[0] != left_out))
+                for left_out in values
+            ),
         ]
         for method, text, pairs in forged:
-            with pytest.raises(grpc.RpcError) as caught:
-                call(cluster.address, method, text, pairs)
-            assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+            refused(cluster, method, text, pairs)
+
+
+def test_a_recorded_request_is_worth_nothing():
+    """Sent again, to the same task or to one of another job, it is refused."""
+    with undisturbed(SECRET) as cluster, undisturbed(SECRET) as another:
+        body = json.dumps({"protocol": wire.PROTOCOL, "wait": 0.0}).encode()
+        metadata = Signer(SECRET).sign_request(wire.STATS, challenge_of(cluster), body)
+        assert json.loads(call(cluster.address, wire.STATS, body, metadata))["status"] == "refused"
+        for where in (cluster, another):
+            assert "another call, another task" in refused(where, wire.STATS, body, metadata)
+
+
+def test_challenges_expire(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(signing.time, "monotonic", lambda: now)
+    challenges = signing.Challenges()
+    early, late = challenges.new(), challenges.new()
+    assert early != late and challenges.use(early) and not challenges.use(early)
+    now += signing.CHALLENGE_LIFETIME + 1
+    assert not challenges.use(early) and not challenges.use(late)
+    assert challenges.use(challenges.new())
+    assert len(challenges._used) == 1  # what has expired is forgotten
+    assert not signing.Challenges().use(challenges.new())
+    for odd in ("", ".", "..", "x" * 100, challenges.new() + "0"):
+        assert not challenges.use(odd)
+
+
+def test_the_data_key_is_derived():
+    key = signing.data_key(SECRET, "job", "1", "salt")
+    assert len(key) == 32 and key == signing.data_key(SECRET, "job", "1", "salt")
+    others = [
+        signing.data_key(None, "job", "1", "salt"),
+        signing.data_key(SECRET + b"!", "job", "1", "salt"),
+        signing.data_key(SECRET, "job", "2", "salt"),
+        signing.data_key(SECRET, "job", "1", "pepper"),
+        signing.data_key(SECRET, "job1", "", "salt"),
+    ]
+    assert len({key, *others}) == 6
 
 
 def test_an_answer_without_proof_of_the_secret_is_not_believed():
     reply = wire.encode({"status": "complete"})
-    sealer = wire.Sealer(SECRET)
-    metadata, nonce = sealer.seal_request(wire.JOIN, b"{}")
-    good = sealer.seal_answer(wire.JOIN, metadata, reply)
-    assert sealer.problem_with_answer(wire.JOIN, nonce, good, reply) is None
-    assert "no proof" in sealer.problem_with_answer(wire.JOIN, nonce, (), reply)
-    for method, number, body in (
-        (wire.EXIT, nonce, reply),
-        (wire.JOIN, "0" * 32, reply),
-        (wire.JOIN, nonce, reply + b" "),
+    signer = Signer(SECRET)
+    request = signer.sign_request(wire.JOIN, signer.new_challenge(), b"{}")
+    good = signer.sign_answer(wire.JOIN, request, reply)
+    assert signer.problem_with_answer(wire.JOIN, request, good, reply) is None
+    assert "no proof" in signer.problem_with_answer(wire.JOIN, request, (), reply)
+    other = signer.sign_request(wire.JOIN, signer.new_challenge(), b"{}")
+    for method, said, body in (
+        (wire.EXIT, request, reply),
+        (wire.JOIN, other, reply),
+        (wire.JOIN, request, reply + b" "),
     ):
-        assert "different" in sealer.problem_with_answer(method, number, good, body)
-    # The request's own seal sent back is no answer.
-    assert sealer.problem_with_answer(wire.JOIN, nonce, metadata, b"{}") is not None
+        assert "different" in signer.problem_with_answer(method, said, good, body)
+    # The request's own signature sent back is no answer.
+    assert signer.problem_with_answer(wire.JOIN, request, request, b"{}") is not None
+
+
+def test_a_stranger_learns_neither_addresses_nor_names():
+    """One that knows host and port alone, of a job without a secret."""
+    with undisturbed() as cluster:
+        for method, body in (
+            (wire.JOIN, join_body(cluster, fingerprint="0" * 16)),
+            (wire.ATTACH, attach_body(fingerprint="0" * 16)),
+            (wire.STATS, json.dumps({"protocol": wire.PROTOCOL, "wait": 0.0}).encode()),
+        ):
+            answer = call(cluster.address, method, body).decode()
+            assert json.loads(answer)["status"] == "refused"
+            assert "127.0.0.1" not in answer and "worker" not in answer, answer
 
 
 @pytest.mark.parametrize(
@@ -175,7 +263,7 @@ def test_malformed_messages_are_refused(body, detail):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 999}, "the caller speaks control protocol 999, this task 1"),
+        ({"protocol": 999}, "the caller speaks control protocol 999, this task 2"),
         ({"world_size": 7}, "the caller counts 7 training tasks, this task counts 2"),
         ({"fingerprint": "x"}, "the caller has other training addresses than this task"),
         ({"rank": 2}, r"the caller says rank 2, expected a rank in \[0, 2\)"),

@@ -86,6 +86,6 @@ def test_a_communicator_checks_its_rank_and_its_port():
         with pytest.raises(tf.errors.FailedPreconditionError, match="before Connect"):
             ops.all_reduce(tf.constant(1.0), first)
         with pytest.raises(tf.errors.DeadlineExceededError, match="rank 1 "):
-            first.connect(b"0123456789abcdef", 1, ["127.0.0.1:1", "127.0.0.1:2"], 0.2)
-        with pytest.raises(ValueError, match="16 bytes, received 3"):
+            first.connect(bytes(32), 1, ["127.0.0.1:1", "127.0.0.1:2"], 0.2)
+        with pytest.raises(ValueError, match="32 bytes, received 3"):
             first.connect(b"abc", 1, ["127.0.0.1:1", "127.0.0.1:2"], 0.2)

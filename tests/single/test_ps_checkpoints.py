@@ -148,7 +148,7 @@ def test_a_push_that_is_sent_again_is_applied_once(tmp_path):
         worker.push(table, [1], [[1.0]])
     store.close()
     copy, _ = restored(tmp_path)
-    copy.start(bytes(16))
+    copy.start(bytes(32))
     # The same process comes back, and sends what it has sent last once more.
     again = Worker([copy], start=False)
     table = again.table("t", 1)

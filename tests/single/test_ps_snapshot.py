@@ -43,6 +43,7 @@ def test_what_is_written_is_read(tmp_path):
     written = snapshot.write(folder, _snapshot(5))
     assert written["file"] == f"{tmp_path}/job/ps-1-of-3/snapshot-00000005.npz"
     assert written["bytes"] == os.path.getsize(written["file"])
+    assert os.stat(written["file"]).st_mode & 0o777 == 0o600
     _assert_same(snapshot.read_latest(folder), _snapshot(5))
 
 

@@ -10,19 +10,28 @@ from tfdist.errors import ClusterConfigError
 pytestmark = pytest.mark.timeout(30)
 
 
-def test_settings_defaults_and_values(tmp_path, monkeypatch):
+def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
     assert Settings.from_environment({}) == Settings(None, 300.0, 0, 300.0, True)
     given = {
-        "TFDIST_SECRET": " s3cret\n",
+        "TFDIST_SECRET": " s3cret of 16 byte\n",
         "TFDIST_RENDEZVOUS_TIMEOUT": "2.5",
         "TFDIST_DATA_PORT": "4711",
         "TFDIST_EXIT_TIMEOUT": "7",
         "TFDIST_PEER_MEMORY": "0",
+        "TFDIST_CHECKPOINT_DIR": "/snapshots",
     }
-    assert Settings.from_environment(given) == Settings(b"s3cret", 2.5, 4711, 7.0, False)
+    expected = Settings(b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots")
+    assert Settings.from_environment(given) == expected
     file = tmp_path / "secret"
-    file.write_bytes(b"from a file\n")
-    assert Settings.from_environment({"TFDIST_SECRET_FILE": str(file)}).secret == b"from a file"
+    file.write_bytes(b"32 bytes from openssl rand -hex\n")
+    file.chmod(0o600)
+    found = Settings.from_environment({"TFDIST_SECRET_FILE": str(file)})
+    assert found.secret == b"32 bytes from openssl rand -hex" and not caplog.messages
+    file.chmod(0o640)
+    Settings.from_environment({"TFDIST_SECRET_FILE": str(file)})
+    assert caplog.messages == [
+        f"TFDIST_SECRET_FILE: other users can read or write {file} (mode 640); expected mode 600"
+    ]
     monkeypatch.setenv("TFDIST_DATA_PORT", "12")
     assert Settings.from_environment().data_port == 12
 
@@ -43,6 +52,7 @@ def test_settings_do_not_show_the_secret():
         ({"TFDIST_DATA_PORT": "x"}, "TFDIST_DATA_PORT: expected a port number"),
         ({"TFDIST_PEER_MEMORY": "no"}, "TFDIST_PEER_MEMORY: expected 0 or 1, received 'no'"),
         ({"TFDIST_SECRET": ""}, "TFDIST_SECRET: expected a secret, received nothing"),
+        ({"TFDIST_SECRET": "15 bytes are no"}, "a secret of at least 16 bytes, received 15"),
         ({"TFDIST_SECRET": "a", "TFDIST_SECRET_FILE": "b"}, "expected one of .* received both"),
         ({"TFDIST_SECRET_FILE": "/no/such"}, "TFDIST_SECRET_FILE: .*'/no/such': No such file"),
         ({"TFDIST_SECRET_FILE": "/dev/null"}, "TFDIST_SECRET_FILE: .* received nothing"),

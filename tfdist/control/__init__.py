@@ -7,16 +7,16 @@ Every task listens with gRPC on its own address. The ranks meet at rank 0, with 
     |--- Join -------->|                  |       "I am rank 1 of 3, my data port is b:4711"
     |<-- waiting: 2 ---|                  |       a long poll: held until complete or for a while
     |--- Join -------->|<-------- Join ---|
-    |<-- complete -----|-- complete ----->|       generation, token, everybody's data address
+    |<-- complete -----|-- complete ----->|       generation, salt, everybody's data address
     |                  |                  |
-    |      ... training on data connections, which the token admits ...
+    |      ... training on data connections, proven by a key ...
     |                  |                  |
     |--- Exit -------->|<-------- Exit ---|       nobody leaves while others still work
     |<-- complete -----|-- complete ----->|
 ```
 
-Messages are small JSON objects on generic gRPC handlers. With a shared secret, requests and
-answers carry a keyed hash (`wire`). `meeting` is what rank 0 keeps, free of gRPC; `server` and
+Messages are small JSON objects (`wire`) on generic gRPC handlers. With a shared secret, requests
+and answers are signed (`signing`). `meeting` is what rank 0 keeps, free of gRPC; `server` and
 `client` carry it over the network; `plane` is what the rest of tfdist uses.
 """
 

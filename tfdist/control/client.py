@@ -10,6 +10,7 @@ import grpc
 
 from tfdist.cluster import Cluster
 from tfdist.control import wire
+from tfdist.control.signing import Metadata, Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError
 
 _OPTIONS = [
@@ -54,10 +55,11 @@ class ControlClient:
     def __init__(self, cluster: Cluster, secret: bytes | None, address: str, name: str) -> None:
         self._cluster = cluster
         self._name = name
-        self._sealer = wire.Sealer(secret)
+        self._signer = Signer(secret)
         # With the scheme written out, no host name can be taken for another scheme.
         self._channel = grpc.insecure_channel(f"dns:///{address}", options=_OPTIONS)
-        self._calls = {method: self._channel.unary_unary(method) for method in wire.REQUESTS}
+        methods = (*wire.REQUESTS, wire.CHALLENGE)
+        self._calls = {method: self._channel.unary_unary(method) for method in methods}
 
     def close(self) -> None:
         """Closes the connection; calls under way raise UnreachableError."""
@@ -95,32 +97,42 @@ class ControlClient:
     def _call(
         self, method: str, request: Any, deadline: float, *, wait_for_ready: bool
     ) -> dict[str, Any]:
+        def send(method: str, body: bytes, metadata: Metadata = ()) -> tuple[bytes, Any]:
+            try:
+                reply, call = self._calls[method].with_call(
+                    body,
+                    timeout=max(0.0, deadline - time.monotonic()),
+                    metadata=metadata,
+                    wait_for_ready=wait_for_ready,
+                )
+            except grpc.RpcError as error:
+                raise self._translate(error) from None
+            except ValueError as error:  # the channel was closed by another thread
+                raise UnreachableError(str(error)) from None
+            return reply, call.trailing_metadata()
+
+        challenge = ""
+        if self._signer.has_secret:
+            challenge = str(self._decode(send(wire.CHALLENGE, b"")[0]).get("challenge"))
         body = wire.encode(request)
-        metadata, nonce = self._sealer.seal_request(method, body)
-        try:
-            reply, call = self._calls[method].with_call(
-                body,
-                timeout=max(0.0, deadline - time.monotonic()),
-                metadata=metadata,
-                wait_for_ready=wait_for_ready,
-            )
-        except grpc.RpcError as error:
-            raise self._translate(error) from None
-        except ValueError as error:  # the channel was closed by another thread
-            raise UnreachableError(str(error)) from None
-        problem = self._sealer.problem_with_answer(method, nonce, call.trailing_metadata(), reply)
+        signed = self._signer.sign_request(method, challenge, body)
+        reply, metadata = send(method, body, signed)
+        problem = self._signer.problem_with_answer(method, signed, metadata, reply)
         if problem:
             raise self._not_authentic(problem)
-        try:
-            answer = wire.decode_object(reply)
-        except wire.WireError as error:
-            raise self._not_tfdist(str(error)) from None
+        answer = self._decode(reply)
         if answer.get("status") == "refused":
             raise ClusterConfigError(
                 f"{self._both()}: refused: {answer.get('reason')} (this task's training addresses: "
                 f"{', '.join(self._cluster.training_addresses)})"
             )
         return answer
+
+    def _decode(self, reply: bytes) -> dict[str, Any]:
+        try:
+            return wire.decode_object(reply)
+        except wire.WireError as error:
+            raise self._not_tfdist(str(error)) from None
 
     def _translate(self, error: grpc.RpcError) -> Exception:
         if error.code() == grpc.StatusCode.PERMISSION_DENIED:

@@ -1,9 +1,9 @@
 """What rank 0 knows: who has joined, who is still missing, who has finished. No networking here.
 
 A *set* of joined ranks is open until it holds every rank. Completing it starts the next
-*generation*: all its members get the same number, a fresh admission token and everybody's data
-address, and the next set opens. Calls wait inside `join` and `exit`, each no longer than its caller
-asked.
+*generation*: all its members get the same number, a fresh salt for the data key and everybody's
+data address, and the next set opens. Calls wait inside `join` and `exit`, each no longer than its
+caller asked.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Meeting:
           caller: if its connection breaks, its rank is not present any more.
 
         Returns:
-          {"status": "complete", "meeting", "generation", "token", "addresses"},
+          {"status": "complete", "meeting", "generation", "salt", "addresses"},
           {"status": "waiting", "missing": [ranks]}, {"status": "refused", "reason"} or
           {"status": "closed"}.
         """
@@ -181,10 +181,7 @@ class Meeting:
         if join.world_size != size:
             return f"the caller counts {join.world_size} training tasks, this task counts {size}"
         if join.fingerprint != self._fingerprint:
-            return (
-                "the caller has other training addresses than this task "
-                f"({', '.join(self._cluster.training_addresses)})"
-            )
+            return "the caller has other training addresses than this task"
         if not 0 <= join.rank < size:
             return f"the caller says rank {join.rank}, expected a rank in [0, {size})"
         problem = validation.address_problem(join.data_address)
@@ -233,7 +230,7 @@ class Meeting:
             "status": "complete",
             "meeting": self.id,
             "generation": self._generation,
-            "token": secrets.token_bytes(16).hex(),
+            "salt": secrets.token_hex(16),
             "addresses": [p.join.data_address for _, p in sorted(self._open.items())],
         }
         self._unanswered = set(self._open)

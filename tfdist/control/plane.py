@@ -18,6 +18,7 @@ from tfdist.control import wire
 from tfdist.control.client import ControlClient, SilentError, UnreachableError
 from tfdist.control.meeting import Caller, Meeting
 from tfdist.control.server import ControlServer
+from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.control")
@@ -37,12 +38,13 @@ class Membership:
 
     Args:
       generation: 1 for the first set of ranks that was complete, one more for each new one.
-      token: 16 random bytes that admit data connections of this generation.
+      key: 32 bytes that the data connections of this generation are proven with. With a secret
+        they are derived from it, on each rank, and never sent.
       addresses: data addresses, "host:port", in rank order.
     """
 
     generation: int
-    token: bytes = dataclasses.field(repr=False)
+    key: bytes = dataclasses.field(repr=False)
     addresses: tuple[str, ...]
 
 
@@ -125,7 +127,7 @@ class ControlPlane:
         timeout = self._settings.rendezvous_timeout if timeout is None else timeout
         if self._cluster.is_local:
             self._generation += 1
-            return Membership(self._generation, secrets.token_bytes(16), (data_address,))
+            return Membership(self._generation, secrets.token_bytes(32), (data_address,))
         start = time.monotonic()
         deadline, next_log = start + timeout, start + log_interval
         attempt = uuid.uuid4().hex
@@ -268,9 +270,10 @@ class ControlPlane:
     def _enter(self, answer: dict[str, Any]) -> Membership:
         self._generation = answer["generation"]
         self._meeting_id = answer["meeting"]
-        return Membership(
-            self._generation, bytes.fromhex(answer["token"]), tuple(answer["addresses"])
+        key = data_key(
+            self._settings.secret, answer["meeting"], str(self._generation), answer["salt"]
         )
+        return Membership(self._generation, key, tuple(answer["addresses"]))
 
     def _training_rank(self) -> int:
         if self._closed.is_set():

@@ -18,8 +18,9 @@ from typing import Any
 import grpc
 
 from tfdist.cluster import Cluster
-from tfdist.control import wire
+from tfdist.control import interfaces, wire
 from tfdist.control.meeting import Caller
+from tfdist.control.signing import Signer
 from tfdist.errors import AddressInUseError, TfdistError
 
 _log = logging.getLogger("tfdist.control")
@@ -109,6 +110,7 @@ class ControlServer:
 
     Raises:
       AddressInUseError: another process listens on the port.
+      ClusterConfigError: the address is none of this host, and there is no secret.
       TfdistError: the port cannot be opened for another reason.
     """
 
@@ -117,7 +119,7 @@ class ControlServer:
     ) -> None:
         self._name = f"{cluster.task_name} at {cluster.address}"
         self._cluster = cluster
-        self._sealer = wire.Sealer(secret)
+        self._signer = Signer(secret)
         self._answers = answers
         self._said: dict[str, None] = {}  # in order
         self._pool = DaemonPool(2 * cluster.world_size + 8)
@@ -126,10 +128,13 @@ class ControlServer:
             method.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._handler(method))
             for method in wire.REQUESTS
         }
+        handlers[wire.CHALLENGE.rpartition("/")[2]] = grpc.unary_unary_rpc_method_handler(
+            lambda body, context: wire.encode({"challenge": self._signer.new_challenge()})
+        )
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(wire.SERVICE, handlers)]
         )
-        self._listen(int(cluster.address.rpartition(":")[2]))
+        self._listen(interfaces.interface(cluster, secret), int(cluster.address.rpartition(":")[2]))
         self._server.start()
 
     @property
@@ -146,18 +151,20 @@ class ControlServer:
             self._server.stop(None)
         self._pool.shutdown()
 
-    def _listen(self, port: int) -> None:
+    def _listen(self, interface: str, port: int) -> None:
         # gRPC is content with one of IPv4 and IPv6, would then miss that the other is taken, and
         # tells the reason to stderr only.
-        for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-            error = _bind_error(family, host, port)
+        hosts = ("::", "0.0.0.0") if interface == interfaces.EVERY else (interface,)
+        for host in hosts:
+            error = _bind_error(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
             if error is not None and error.errno == errno.EADDRINUSE:
                 raise AddressInUseError(error.errno, self._in_use(port))
             if error is not None and error.errno == errno.EACCES:
                 raise TfdistError(f"{self._name}: cannot listen on port {port}: {error.strerror}")
-        for host in ("[::]", "0.0.0.0"):
+        for host in hosts:
             try:
-                if self._server.add_insecure_port(f"{host}:{port}") == port:
+                name = f"[{host}]" if ":" in host else host
+                if self._server.add_insecure_port(f"{name}:{port}") == port:
                     return
             except RuntimeError:
                 continue
@@ -173,7 +180,7 @@ class ControlServer:
     def _handler(self, method: str) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
             metadata = context.invocation_metadata()
-            problem = self._sealer.problem_with_request(method, metadata, body)
+            problem = self._signer.problem_with_request(method, metadata, body)
             if problem:
                 self._warn(f"refused {self._who(body, context)}: {problem}")
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
@@ -185,7 +192,7 @@ class ControlServer:
             if answer["status"] == "refused":
                 self._warn(f"refused {self._who(body, context)}: {answer['reason']}")
             reply = wire.encode(answer)
-            context.set_trailing_metadata(self._sealer.seal_answer(method, metadata, reply))
+            context.set_trailing_metadata(self._signer.sign_answer(method, metadata, reply))
             return reply
 
         return handle
@@ -194,7 +201,7 @@ class ControlServer:
         request = wire.decode(wire.REQUESTS[method], body)
         answer = self._answers.get(method)
         if answer is None:
-            return {"status": "refused", "reason": f"this is {self._name}, {self._place(method)}"}
+            return {"status": "refused", "reason": self._place(method, request)}
         caller = Caller()
         answered = False
 
@@ -209,10 +216,16 @@ class ControlServer:
         finally:
             answered = True
 
-    def _place(self, method: str) -> str:
-        if method in (wire.JOIN, wire.EXIT):
-            return f"but ranks meet at {self._cluster.describe_rank(0)}"
-        return "not a parameter server"
+    def _place(self, method: str, request: Any) -> str:
+        """Says who this is; to a caller that has proven nothing only that it is the wrong task."""
+        own = wire.fingerprint(self._cluster.training_addresses)
+        known = self._signer.has_secret or getattr(request, "fingerprint", None) == own
+        who = f"this is {self._name}, " if known else "this task is "
+        if method not in (wire.JOIN, wire.EXIT):
+            return f"{who}not a parameter server"
+        if not known:
+            return f"{who}not rank 0 of its job"
+        return f"{who}but ranks meet at {self._cluster.describe_rank(0)}"
 
     def _who(self, body: bytes, context: grpc.ServicerContext) -> str:
         """Names the caller by what it claims to be and where it calls from."""

@@ -1,36 +1,24 @@
-"""What control messages look like on the wire, and how a shared secret seals them.
-
-A message is a JSON object. With a secret, metadata carries `tfdist-nonce` (random, chosen by the
-caller) and `tfdist-seal`, a keyed hash over direction, method, nonce and body. The answer's seal
-covers the request's nonce, so an answer cannot be forged, nor taken from another call. Nothing is
-encrypted.
-"""
+"""What control messages look like on the wire: JSON objects. `signing` says how they are proven."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import hmac
 import json
-import re
-import secrets
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-PROTOCOL = 1
+PROTOCOL = 2
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
 ATTACH = f"/{SERVICE}/Attach"
 CHECKPOINT = f"/{SERVICE}/Checkpoint"
 STATS = f"/{SERVICE}/Stats"
+CHALLENGE = f"/{SERVICE}/Challenge"  # empty; answered with "challenge", see `signing`
 LARGEST_REQUEST = 64 * 1024
 LARGEST_ANSWER = 16 * 1024 * 1024
-_NONCE = "tfdist-nonce"
-_SEAL = "tfdist-seal"
-_NONCE_FORM = re.compile("[0-9a-f]{32}")
 
-Metadata = tuple[tuple[str, str], ...]
 Request = TypeVar("Request")
 
 
@@ -85,9 +73,10 @@ class Attach:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """The chief wants a parameter server to write its part of checkpoint `number`."""
+    """The chief, `process`, wants a parameter server to write its part of checkpoint `number`."""
 
     fingerprint: str
+    process: str
     number: int
     wait: float
 
@@ -141,67 +130,3 @@ def decode(kind: type[Request], body: bytes) -> Request:
 def fingerprint(addresses: Iterable[str]) -> str:
     """Returns 16 hex digits that differ, for all practical purposes, between different lists."""
     return hashlib.sha256(json.dumps(list(addresses)).encode()).hexdigest()[:16]
-
-
-class Sealer:
-    """Seals messages with the shared secret and checks the seals of others.
-
-    Args:
-      secret: the shared secret, or None to neither seal nor accept sealed messages: a secret known
-        to one side only is a mistake that should show at once.
-    """
-
-    def __init__(self, secret: bytes | None) -> None:
-        self._secret = secret
-
-    def _seal(self, direction: str, method: str, nonce: str, body: bytes) -> str:
-        assert self._secret is not None
-        # None of the parts before the body can contain a zero byte, so the whole is unambiguous.
-        text = b"\0".join([direction.encode(), method.encode(), nonce.encode(), body])
-        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
-
-    def seal_request(self, method: str, body: bytes) -> tuple[Metadata, str]:
-        """Returns a request's metadata, and the nonce that its answer has to be sealed with."""
-        nonce = secrets.token_hex(16)
-        if self._secret is None:
-            return (), nonce
-        return ((_NONCE, nonce), (_SEAL, self._seal("request", method, nonce, body))), nonce
-
-    def problem_with_request(self, method: str, metadata: Any, body: bytes) -> str | None:
-        """Returns why a request must be refused, or None if it is to be trusted."""
-        values = {key: value for key, value in metadata or ()}
-        nonce, seal = values.get(_NONCE), values.get(_SEAL)
-        if self._secret is None:
-            return None if seal is None else "the caller has a shared secret, this task has none"
-        if not isinstance(nonce, str) or not isinstance(seal, str):
-            return "this task has a shared secret, the caller sent no proof of one"
-        if not _NONCE_FORM.fullmatch(nonce) or not self._matches(
-            seal, self._seal("request", method, nonce, body)
-        ):
-            return "the two tasks have different shared secrets"
-        return None
-
-    def seal_answer(self, method: str, request_metadata: Any, body: bytes) -> Metadata:
-        """Returns metadata to send with the answer to a request that was found in order."""
-        if self._secret is None:
-            return ()
-        nonce = {key: value for key, value in request_metadata}[_NONCE]
-        return ((_SEAL, self._seal("answer", method, nonce, body)),)
-
-    def problem_with_answer(
-        self, method: str, nonce: str, metadata: Any, body: bytes
-    ) -> str | None:
-        """Returns why an answer must not be trusted, or None if it is to be."""
-        if self._secret is None:
-            return None
-        seal = {key: value for key, value in metadata or ()}.get(_SEAL)
-        if not isinstance(seal, str):
-            return "the caller has a shared secret, the answer carries no proof of one"
-        if not self._matches(seal, self._seal("answer", method, nonce, body)):
-            return "the two tasks have different shared secrets"
-        return None
-
-    @staticmethod
-    def _matches(received: str, expected: str) -> bool:
-        # Bytes, because compare_digest refuses text that is not ASCII.
-        return hmac.compare_digest(received.encode(), expected.encode())

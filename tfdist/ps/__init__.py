@@ -3,7 +3,7 @@
 ```
   worker                               ps
     |--- Attach(rank, PsConfig) -------->|   control plane; the first one makes the store, from the
-    |<-- address, token, incarnation ----|   latest snapshot if there is one
+    |<-- address, salt, incarnation -----|   latest snapshot if there is one
     |=== data connection ===============>|   tfdist.ops: pulls and pushes, in C++
     |            ...                     |
     |--- Checkpoint (the chief) -------->|   each server writes its file, the chief the manifest

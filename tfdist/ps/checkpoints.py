@@ -90,6 +90,13 @@ class Checkpoints:
                 return {"file": path, "bytes": tf.io.gfile.stat(path).length}
             return self._save(number, full)
 
+    def expected_numbers(self) -> tuple[int, int]:
+        """Returns the first and the last number that `save` may be asked for.
+
+        The latest may be asked for again; the next one may be on another server already.
+        """
+        return self._latest, snapshot.next_number(self._root, self._servers)
+
     def save_now(self) -> dict[str, Any]:
         """Writes a snapshot of the number that comes next."""
         with self._lock:

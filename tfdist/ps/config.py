@@ -11,6 +11,8 @@ from tfdist.errors import ClusterConfigError
 
 MODES = ("async", "sync", "ssp")
 COMPENSATIONS = ("dc-asgd", "adadelay")
+_MOST_STALENESS = 2**31 - 1
+_MOST_TRACE_EVENTS = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,22 @@ class PsConfig:
         )
 
     def __post_init__(self) -> None:
+        _expect(_is_whole(self.workers) and self.workers >= 1, "workers", "1 or more", self.workers)
+        _expect(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
+        for name, most in (("staleness", _MOST_STALENESS), ("num_aggregate", self.workers)):
+            value = getattr(self, name)
+            _expect(_is_whole(value) and 0 <= value <= most, name, f"0 to {most}", value)
+        sync = self.num_aggregate >= 1 if self.mode == "sync" else self.num_aggregate == 0
+        _expect(sync, "num_aggregate", "1 or more with mode='sync', else 0", self.num_aggregate)
+        _expect(
+            _is_whole(self.trace_events) and 0 <= self.trace_events <= _MOST_TRACE_EVENTS,
+            "trace_events",
+            f"0 to {_MOST_TRACE_EVENTS}",
+            self.trace_events,
+        )
+        _expect(isinstance(self.hogwild, bool), "hogwild", "True or False", self.hogwild)
+        root = self.checkpoint_dir
+        _expect(isinstance(root, str | None), "checkpoint_dir", "a path or None", root)
         delayed = self.mode != "sync"
         _expect(
             self.compensation is None or (self.compensation in COMPENSATIONS and delayed),
@@ -101,7 +119,7 @@ class PsConfig:
         )
         for name in ("compensation_lambda", "worker_timeout", "start_timeout"):
             value = getattr(self, name)
-            _expect(_is_number(value) and value > 0, name, "a positive number", value)
+            _expect(_is_number(value) and 0 < value < math.inf, name, "a positive number", value)
 
     def text(self) -> str:
         """Returns JSON from which `parse` makes an equal configuration."""
@@ -115,8 +133,13 @@ class PsConfig:
           ClusterConfigError: it is not what `text()` of this version of tfdist returns.
         """
         try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
+            fields = json.loads(text)
+            expected = {field.name for field in dataclasses.fields(cls)}
+            if not isinstance(fields, dict) or set(fields) != expected:
+                raise ValueError(f"expected the fields {', '.join(sorted(expected))}")
+            return cls(**fields)
+        # RecursionError: thousands of nested brackets.
+        except (TypeError, ValueError, RecursionError) as error:
             raise ClusterConfigError(
                 f"expected a parameter-server configuration, received {text[:200]!r}: {error}"
             ) from None
@@ -125,6 +148,10 @@ class PsConfig:
         """Returns what differs, such as "mode 'sync' / 'async'"; empty if nothing does."""
         mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
         return ", ".join(f"{k} {mine[k]!r} / {theirs[k]!r}" for k in mine if mine[k] != theirs[k])
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:

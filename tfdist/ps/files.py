@@ -18,15 +18,17 @@ def is_local(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def create(path: str, in_order: bool = False) -> Iterator[BinaryIO]:
+def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[BinaryIO]:
     """A new file, which is on the disk afterwards, as far as its file system can tell.
 
     Args:
       path: where.
       in_order: it is only written to, from its beginning to its end, and need not fit in memory.
+      private: no other user may read it, if it is one of the operating system's.
     """
     if is_local(path):
-        with open(path, "wb") as file:
+        mode = 0o600 if private else 0o666
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

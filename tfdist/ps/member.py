@@ -14,6 +14,7 @@ from tfdist import ops
 from tfdist.cluster import Cluster, Settings
 from tfdist.control import wire
 from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.control.signing import data_key
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 from tfdist.ps import server_stats, snapshot
 from tfdist.ps.config import PsConfig
@@ -49,7 +50,8 @@ class Member:
         self.closed = threading.Event()
         self._leaving = threading.Event()
         self.process = os.getpid()
-        self._identity = secrets.randbits(63)
+        identity = secrets.randbits(63)
+        self.identity = str(identity)
         self._incarnations: dict[int, int] = {}
         self._control = [
             ControlClient(cluster, settings.secret, address, self._name(server))
@@ -58,7 +60,7 @@ class Member:
         self.client = ops.ParameterClient(
             cluster.rank,
             cluster.world_size,
-            self._identity,
+            identity,
             len(cluster.ps),
             lend=settings.peer_memory,
         )
@@ -154,17 +156,17 @@ class Member:
             rank=self.cluster.rank,
             world_size=self.cluster.world_size,
             fingerprint=fingerprint(self.cluster),
-            process=str(self._identity),
+            process=self.identity,
             config=self.config.text(),
             wait=wait,
         )
 
     def _connect(self, server: int, answer: dict, timeout: float) -> None:
         host = self.cluster.ps[server].rpartition(":")[0]
-        token = bytes.fromhex(answer["token"])
         address = f"{host}:{answer['port']}"
         incarnation = int(answer["incarnation"])
-        self.client.connect(server, address, token, incarnation, timeout)
+        key = data_key(self._settings.secret, "ps", str(server), answer["salt"])
+        self.client.connect(server, address, key, incarnation, timeout)
         before = self._incarnations.setdefault(server, incarnation)
         self._incarnations[server] = incarnation
         if before != incarnation and self.config.checkpoint_dir is None:
@@ -190,7 +192,7 @@ class Member:
         raise CheckpointError(f"{self._name(server)} did not finish its snapshot in time")
 
     def _ask_to_save(self, server: int, number: int, wait: float) -> dict[str, object]:
-        request = wire.Checkpoint(fingerprint(self.cluster), number, wait)
+        request = wire.Checkpoint(fingerprint(self.cluster), self.identity, number, wait)
         try:
             answer = self._control[server].call(wire.CHECKPOINT, request, wait, patient=True)
         except UnreachableError as error:
@@ -206,8 +208,14 @@ class Member:
 
     def _keep(self) -> None:
         """Connects again to servers whose connection broke, until this member leaves."""
+        next_line = time.monotonic() + _LOG_INTERVAL
         while not self.closed.is_set():
             server = self.client.wait_for_lost(1.0)
+            if time.monotonic() >= next_line:
+                next_line += _LOG_INTERVAL
+                line = self.client.waiting(_LOG_INTERVAL)
+                if line is not None:
+                    _log.warning("%s: %s", self.cluster.task_name, line)
             if server is None or self._leaving.is_set() or self.closed.is_set():
                 continue
             threading.Thread(target=self._return_to, args=(server,), daemon=True).start()
@@ -238,12 +246,12 @@ class LocalMember:
         self.trainings: dict[str, int] = {}
         self.closed = threading.Event()
         self.process = os.getpid()
-        token = secrets.token_bytes(16)
+        key = secrets.token_bytes(32)
         self._store = ops.ParameterServer(0, config)
-        self._store.start(token)
+        self._store.start(key)
         self.client = ops.ParameterClient(0, 1, secrets.randbits(63), servers=1)
         address = f"127.0.0.1:{self._store.port}"
-        self.client.connect(0, address, token, self._store.incarnation, _LONG_POLL)
+        self.client.connect(0, address, key, self._store.incarnation, _LONG_POLL)
 
     def readings(self) -> list[Reading | None]:
         """As of `Member`."""

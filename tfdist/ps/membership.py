@@ -129,10 +129,14 @@ def leave() -> None:
     _membership.leave()
 
 
-def serve(cluster: Cluster) -> NoReturn:
+def serve(cluster: Cluster, checkpoint_dir: str | None = None) -> NoReturn:
     """Serves as a `ps` task until the job has ended, then ends this process.
+
+    Args:
+      cluster: the job.
+      checkpoint_dir: where snapshots go; `None`: to `TFDIST_CHECKPOINT_DIR`, or nowhere.
 
     Raises:
       SystemExit: always; see `ServerTask.serve` for its code.
     """
-    raise SystemExit(ServerTask(cluster, Settings.from_environment()).serve())
+    raise SystemExit(ServerTask(cluster, Settings.from_environment(), checkpoint_dir).serve())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tfdist import ops
 from tfdist.cluster import Cluster
 
+_LINE_INTERVAL = 10.0  # s
+
 
 class Presence:
     """Which workers are there, and whether the job has ended.
@@ -18,6 +20,7 @@ class Presence:
     def __init__(self, cluster: Cluster, timeout: float, now: float) -> None:
         self._cluster = cluster
         self._timeout = timeout
+        self._next_line = now + _LINE_INTERVAL
         self._here: set[int] = set()
         self._left: set[int] = set()
         # When those whose connection broke count as gone for good. Without the chief nothing
@@ -33,6 +36,18 @@ class Presence:
             self._lost[event.worker] = now + self._timeout
         else:
             (self._here if event.kind == "came" else self._left).add(event.worker)
+
+    def line(self, now: float) -> str | None:
+        """Returns a line for the log that names those who are waited for, every ten seconds."""
+        if now < self._next_line:
+            return None
+        self._next_line = now + _LINE_INTERVAL
+        waited = [
+            f"{self._cluster.describe_rank(rank)} (gone for good in {deadline - now:.0f} s)"
+            for rank, deadline in sorted(self._lost.items())
+            if deadline > now
+        ]
+        return f"waiting for {', '.join(waited)}" if waited else None
 
     def verdict(self, now: float) -> str | None:
         """Returns `None` while the job goes on, "" when it is done, else why it has failed."""

@@ -12,9 +12,10 @@ from typing import Any
 
 from tfdist import ops
 from tfdist.cluster import Cluster, Settings
-from tfdist.control import wire
+from tfdist.control import interfaces, wire
 from tfdist.control.meeting import Caller
 from tfdist.control.server import ControlServer
+from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError
 from tfdist.ps import server_stats
 from tfdist.ps.checkpoints import Checkpoints
@@ -31,14 +32,17 @@ class ServerTask:
 
     Args:
       cluster: the job; this process is one of its `ps` tasks.
-      settings: secret, data port and timeouts.
+      settings: secret, data port, timeouts, and where snapshots go if the script does not say.
+      checkpoint_dir: where this task's own script wants snapshots; no worker decides that.
 
     Raises:
       ClusterConfigError: this process is no `ps` task.
       AddressInUseError: this task's port is taken.
     """
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: Settings, checkpoint_dir: str | None = None
+    ) -> None:
         if cluster.task_type != "ps":
             raise ClusterConfigError(
                 f"expected a ps task to serve, received {cluster.task_name}: only tasks that "
@@ -46,14 +50,16 @@ class ServerTask:
             )
         self._cluster = cluster
         self._settings = settings
+        self._root = settings.checkpoint_dir if checkpoint_dir is None else checkpoint_dir
         self._fingerprint = fingerprint(cluster)
         self._lock = threading.Lock()
         self._config: PsConfig | None = None
         self._opening: threading.Thread | None = None
         self._problem: Exception | None = None
         self._store: ops.ParameterServer | None = None
-        self._token = secrets.token_bytes(16)
+        self._salt = secrets.token_hex(16)
         self._checkpoints: Checkpoints | None = None
+        self._chief: str | None = None  # the process of rank 0 that attached last
         self._written: dict[int, Any] = {}
         self._shortening: _Writing | None = None
         self._stop = threading.Event()
@@ -109,6 +115,9 @@ class ServerTask:
             else:
                 self._take_in(self._store.wait_for_event(_LOOK), presence)
                 self._shorten_log()
+            line = presence.line(time.monotonic())
+            if line is not None:
+                _log.warning("%s: %s", self._cluster.task_name, line)
             verdict = presence.verdict(time.monotonic())
             if verdict is not None:
                 break
@@ -138,6 +147,8 @@ class ServerTask:
                 self._config = PsConfig.parse(request.config)
                 self._opening = threading.Thread(target=self._open, name="tfdist-ps-open")
                 self._opening.start()
+            if request.rank == 0:
+                self._chief = request.process
         self._opening.join(request.wait)
         if self._problem is not None:
             return {"status": "refused", "reason": str(self._problem)}
@@ -146,7 +157,7 @@ class ServerTask:
         return {
             "status": "attached",
             "port": self._store.port,
-            "token": self._token.hex(),
+            "salt": self._salt,
             "incarnation": str(self._store.incarnation),
         }
 
@@ -157,13 +168,26 @@ class ServerTask:
                 ": expected the same tfdist version on every task"
             )
         if request.fingerprint != self._fingerprint:
-            return f"the caller has another cluster than this task ({self._cluster.as_dict()})"
+            return "the caller has another cluster than this task"
         if not 0 <= request.rank < self._cluster.world_size:
             return f"there is no rank {request.rank} among {self._cluster.world_size}"
         try:
             config = PsConfig.parse(request.config)
         except ClusterConfigError as error:
             return str(error)
+        if config.workers != self._cluster.world_size:
+            return (
+                f"expected a strategy of {self._cluster.world_size} workers, as the cluster has, "
+                f"received one of {config.workers}"
+            )
+        if config.checkpoint_dir not in (None, self._root):
+            return (
+                f"{self._cluster.name_of_rank(request.rank)} asks for snapshots in "
+                f"{config.checkpoint_dir!r}, but this server keeps "
+                + ("none" if self._root is None else "them elsewhere")
+                + ": expected the same checkpoint_dir in its own script, or in "
+                "TFDIST_CHECKPOINT_DIR where it has none"
+            )
         with self._lock:
             if self._config is not None and config != self._config:
                 return (
@@ -180,9 +204,11 @@ class ServerTask:
                 self._config,
                 self._settings.data_port,
                 has_chief=bool(self._cluster.chief),
+                interface=interfaces.interface(self._cluster, self._settings.secret),
+                peer_memory=self._settings.peer_memory,
             )
-            root = self._config.checkpoint_dir
-            if root is not None:
+            root = self._root
+            if root is not None and self._config.checkpoint_dir is not None:
                 checkpoints = Checkpoints(
                     store, root, self._cluster.task_index, len(self._cluster.ps)
                 )
@@ -190,7 +216,9 @@ class ServerTask:
                 if origin is not None:
                     _log.warning("%s: goes on from %s", self._cluster.task_name, origin)
                 self._checkpoints = checkpoints
-            store.start(self._token)
+            store.start(
+                data_key(self._settings.secret, "ps", str(self._cluster.task_index), self._salt)
+            )
             self._store = store
         except Exception as error:  # told to whoever attaches, and by the serving thread
             self._problem = error
@@ -200,9 +228,15 @@ class ServerTask:
             return {"status": "refused", "reason": "the caller has another cluster"}
         if self._store is None or self._checkpoints is None:
             return {"status": "refused", "reason": "there is nothing to write, or nowhere"}
+        if request.process != self._chief:
+            return {"status": "refused", "reason": "only the chief that is attached may ask for it"}
         with self._lock:
             job = self._written.get(request.number)
             if job is None:
+                first, last = self._checkpoints.expected_numbers()
+                if not first <= request.number <= last:
+                    reason = f"expected snapshot {first} to {last}, received {request.number}"
+                    return {"status": "refused", "reason": reason}
                 self._written.clear()
                 job = self._written[request.number] = _Writing(
                     lambda: self._checkpoints.save(request.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from tfdist.arguments import seconds
 
@@ -11,6 +12,8 @@ Asks the parameter servers of a running job what they hold and what they do, per
 readings. With TFDIST_SECRET, or TFDIST_SECRET_FILE, as the job has it."""
 EPILOG = """\
 examples:
+  tfdist ps stats --job /tmp/tfdist-1000/4711.json
+      a job that 'tfdist run' has started, which has told this file
   tfdist ps stats --cluster host1:2222,host2:2222
       two servers, read twice within a second
   TF_CONFIG=... tfdist ps stats --watch 10
@@ -30,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the variable TF_CONFIG)",
     )
     parser.add_argument(
+        "--job",
+        type=Path,
+        metavar="FILE",
+        help="the job file of a 'tfdist run', with addresses and secret, instead of --cluster",
+    )
+    parser.add_argument(
         "--interval",
         type=seconds,
         default=1.0,
@@ -45,4 +54,4 @@ def run(chosen: argparse.Namespace) -> int:
     """Prints the statistics; returns the exit code."""
     from tfdist.ps import stats_report
 
-    return stats_report.run(chosen.cluster, chosen.interval, chosen.watch)
+    return stats_report.run(chosen.cluster, chosen.interval, chosen.watch, chosen.job)

@@ -9,11 +9,13 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from tfdist import validation
 from tfdist.cluster import Cluster, Settings
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import ClusterConfigError, TfdistError
+from tfdist.job_file import JobFile
 from tfdist.ps import server_stats
 from tfdist.ps.server_stats import Reading, ServerRates
 
@@ -30,20 +32,28 @@ class _Observer:
     training_addresses: Sequence[str] = ()
 
 
-def run(cluster: str | None, interval: float, watch: float | None) -> int:
+def run(cluster: str | None, interval: float, watch: float | None, job: Path | None = None) -> int:
     """Prints the statistics.
 
     Args:
       cluster: as of `servers_of`.
       interval: seconds between two readings.
       watch: seconds between two reports; `None` ends after the first.
+      job: a job file, which says cluster and secret.
 
     Returns:
       The exit code.
     """
     try:
-        addresses = servers_of(cluster)
-        secret = Settings.from_environment().secret
+        if job is None:
+            addresses = servers_of(cluster)
+            secret = Settings.from_environment().secret
+        elif cluster is not None:
+            raise ClusterConfigError("expected one of --cluster and --job, received both")
+        else:
+            file = JobFile.read(job)
+            addresses = servers_of(file.cluster)
+            secret = None if file.secret is None else file.secret.encode("latin-1")
     except ClusterConfigError as error:
         print(f"tfdist ps stats: error: {error}", file=sys.stderr)
         return 2

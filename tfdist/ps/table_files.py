@@ -48,7 +48,7 @@ def export_table(
       tf.errors.OpError, OSError: a server or the file system refused.
     """
     form = _format_of(path)
-    with _replaced(path) as scratch, files.create(scratch, in_order=True) as file:
+    with _replaced(path) as scratch, files.create(scratch, in_order=True, private=False) as file:
         return form.write(file, _columns_of(client, table, config.width, slots))
 
 

@@ -1,0 +1,99 @@
+"""On which of this host's addresses a task listens: on its own, as the cluster names it.
+
+Where that name is no address of this host, as behind a NAT, or one that only this host can reach,
+as Debian's 127.0.1.1 for the host's own name, a task listens on all addresses; but only with a
+shared secret.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import socket
+
+from tfdist.cluster import Cluster
+from tfdist.errors import ClusterConfigError
+
+_log = logging.getLogger("tfdist.control")
+EVERY = ""
+
+
+def interface(cluster: Cluster, secret: bytes | None) -> str:
+    """Returns the numeric address on which this task listens; EVERY for all there are.
+
+    Args:
+      cluster: the cluster, in which this task has an address.
+      secret: the shared secret or None.
+
+    Raises:
+      ClusterConfigError: the task would have to listen on all addresses, without a secret.
+    """
+    host = host_of(cluster.address)
+    own = [address for address in resolve(host) if is_of_this_host(address)]
+    reachable = [address for address in own if not ipaddress.ip_address(address).is_loopback]
+    others = {host_of(address) for tasks in cluster.as_dict().values() for address in tasks}
+    if others <= {host} or _is_loopback_name(host):
+        chosen, problem = own, f"'{host}' is no address of this host"
+    else:
+        chosen = reachable
+        problem = (
+            f"'{host}' is {', '.join(own)} here, which no other host can reach"
+            if own
+            else f"'{host}' is no address of this host"
+        )
+    if not chosen and secret is None:
+        raise ClusterConfigError(
+            f"{cluster.task_name} at {cluster.address}: {problem}, so that this task would have to "
+            "listen on all addresses; expected an address of this host in the cluster (see "
+            "/etc/hosts), or a shared secret (TFDIST_SECRET_FILE) on every task"
+        )
+    if secret is None and not all(ipaddress.ip_address(a).is_loopback for a in chosen):
+        _warn_of_strangers(cluster.task_name, host)
+    # With several, IPv4 first: callers try all, in the order that they know.
+    return min(chosen, key=lambda a: ipaddress.ip_address(a).version) if chosen else EVERY
+
+
+def host_of(address: str) -> str:
+    """Returns the host of "host:port", without an IPv6 address's brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def resolve(host: str) -> list[str]:
+    """Returns the numeric addresses of a host; none if nobody knows it."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(entry[4][0].partition("%")[0] for entry in found))
+
+
+def is_of_this_host(address: str) -> bool:
+    """Whether a numeric address is one of this host's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _is_loopback_name(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+@functools.cache
+def _warn_of_strangers(task: str, host: str) -> None:
+    _log.warning(
+        "%s\n  %s listens on %s without a shared secret: whoever reaches that address can read and "
+        "\n  change what is trained. Give all tasks the same TFDIST_SECRET_FILE; see "
+        "docs/security.md.\n%s",
+        "*" * 80,
+        task,
+        host,
+        "*" * 80,
+    )

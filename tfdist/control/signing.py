@@ -1,0 +1,170 @@
+"""How tasks prove to each other that they hold the same secret, which itself never travels.
+
+Each side contributes something new to every call, so that what was recorded is worth nothing in
+another call, to another task or in another job:
+
+```
+    caller                                    server
+      |--- Challenge ----------------------->|
+      |<-- challenge ------------------------|   good for one request, for a minute, here only
+      |--- nonce, signature(request) ------->|   HMAC-SHA256 (RFC 2104) with the secret, over
+      |<-- signature(answer) ----------------|   method, challenge, nonce and body
+```
+
+Nothing is encrypted. Without a secret nothing is signed, and signed requests are refused: a secret
+known to one side only is a mistake that should show at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import threading
+import time
+from typing import Any
+
+CHALLENGE_LIFETIME = 60.0  # s
+_CHALLENGE, _NONCE, _SIGNATURE = "tfdist-challenge", "tfdist-nonce", "tfdist-signature"
+_NONCE_FORM = re.compile("[0-9a-f]{32}")
+_KEY_BYTES = 32
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def data_key(secret: bytes | None, *context: str) -> bytes:
+    """Returns the key of a job's data connections.
+
+    Args:
+      secret: the shared secret; without one the key is as public as the context.
+      context: what makes the key this one, such as a generation and a random salt; may be public.
+
+    Returns:
+      32 bytes.
+    """
+    return _mac(secret or b"", "data key", *context, body=b"").digest()
+
+
+class Challenges:
+    """The challenges of one server: each is good for one request, and expires.
+
+    Unproven callers cost no memory: a challenge carries its own time and a keyed hash of it. Only
+    those that were answered with a valid signature are remembered, until they expire.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._lock = threading.Lock()
+        self._used: dict[str, float] = {}  # when, in order
+
+    def new(self) -> str:
+        """Returns a challenge that was never given before."""
+        text = f"{int(time.monotonic() * 1000):x}.{secrets.token_hex(16)}"
+        return f"{text}.{self._mark(text)}"
+
+    def use(self, challenge: str) -> bool:
+        """Takes a challenge; returns whether it is this server's, not expired and not used."""
+        text, _, mark = challenge.rpartition(".")
+        if not _same(mark, self._mark(text)):
+            return False
+        now = time.monotonic()
+        if now - int(text.partition(".")[0], 16) / 1000 > CHALLENGE_LIFETIME:
+            return False
+        with self._lock:
+            while self._used and now - next(iter(self._used.values())) > CHALLENGE_LIFETIME:
+                del self._used[next(iter(self._used))]
+            if challenge in self._used:
+                return False
+            self._used[challenge] = now
+        return True
+
+    def _mark(self, text: str) -> str:
+        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
+
+
+class Signer:
+    """Signs messages with the shared secret, and verifies the signatures of others.
+
+    Args:
+      secret: the shared secret, or None.
+    """
+
+    def __init__(self, secret: bytes | None) -> None:
+        self._secret = secret
+        self._challenges = Challenges()
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether messages are signed."""
+        return self._secret is not None
+
+    def new_challenge(self) -> str:
+        """Returns what a caller has to sign its next request with; empty without a secret."""
+        return self._challenges.new() if self.has_secret else ""
+
+    def sign_request(self, method: str, challenge: str, body: bytes) -> Metadata:
+        """Returns the metadata of a request; `new_challenge` of the other side was `challenge`."""
+        if not self.has_secret:
+            return ()
+        nonce = secrets.token_hex(16)
+        signature = self._sign("request", method, challenge, nonce, body)
+        return ((_CHALLENGE, challenge), (_NONCE, nonce), (_SIGNATURE, signature))
+
+    def problem_with_request(self, method: str, metadata: Any, body: bytes) -> str | None:
+        """Returns why a request must be refused, or None if it is authentic, and takes it once."""
+        values = dict(metadata or ())
+        given = [values.get(key) for key in (_CHALLENGE, _NONCE, _SIGNATURE)]
+        if not self.has_secret:
+            return (
+                None if given[2] is None else "the caller has a shared secret, this task has none"
+            )
+        if not all(isinstance(value, str) for value in given):
+            return "this task has a shared secret, the caller sent no proof of one"
+        challenge, nonce, signature = given
+        if not _NONCE_FORM.fullmatch(nonce) or not _same(
+            signature, self._sign("request", method, challenge, nonce, body)
+        ):
+            return "the two tasks have different shared secrets"
+        if not self._challenges.use(challenge):
+            return "the request was made for another call, another task, or more than a minute ago"
+        return None
+
+    def sign_answer(self, method: str, request_metadata: Any, body: bytes) -> Metadata:
+        """Returns the metadata of the answer to an authentic request."""
+        if not self.has_secret:
+            return ()
+        values = dict(request_metadata)
+        signature = self._sign("answer", method, values[_CHALLENGE], values[_NONCE], body)
+        return ((_SIGNATURE, signature),)
+
+    def problem_with_answer(
+        self, method: str, request_metadata: Metadata, metadata: Any, body: bytes
+    ) -> str | None:
+        """Returns why the answer to a request must not be trusted, or None if it is authentic."""
+        if not self.has_secret:
+            return None
+        signature = dict(metadata or ()).get(_SIGNATURE)
+        if not isinstance(signature, str):
+            return "the caller has a shared secret, the answer carries no proof of one"
+        request = dict(request_metadata)
+        if not _same(
+            signature, self._sign("answer", method, request[_CHALLENGE], request[_NONCE], body)
+        ):
+            return "the two tasks have different shared secrets"
+        return None
+
+    def _sign(self, direction: str, method: str, challenge: str, nonce: str, body: bytes) -> str:
+        assert self._secret is not None
+        return _mac(self._secret, direction, method, challenge, nonce, body=body).hexdigest()
+
+
+def _mac(key: bytes, *parts: str, body: bytes) -> hmac.HMAC:
+    # A part's length stands before it, so that no two lists of parts make the same text.
+    text = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
+    return hmac.new(key, text + body, hashlib.sha256)
+
+
+def _same(received: str, expected: str) -> bool:
+    # Bytes, because compare_digest refuses text that is not ASCII.
+    return hmac.compare_digest(received.encode(), expected.encode())

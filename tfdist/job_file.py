@@ -1,0 +1,88 @@
+"""The job file: where a running job's tasks are, and their secret, for commands that come later.
+
+`tfdist run` writes it for each job, readable by its user alone, and removes it at the job's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdist.errors import ClusterConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFile:
+    """What a job file says.
+
+    Args:
+      cluster: a TF_CONFIG of the job.
+      secret: the shared secret of its tasks, or `None`.
+    """
+
+    cluster: str
+    secret: str | None = dataclasses.field(default=None, repr=False)
+
+    @contextlib.contextmanager
+    def written(self, path: Path | None = None) -> Iterator[Path]:
+        """Writes the file, with mode 0600, and removes it on leaving.
+
+        Args:
+          path: where; a new file in a directory of this user's own if None.
+
+        Yields:
+          The file.
+
+        Raises:
+          OSError: it cannot be written, or exists already.
+        """
+        if path is None:
+            path = _own_directory() / f"{os.getpid()}.json"
+            path.unlink(missing_ok=True)  # of a process of the same number that was killed
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with open(descriptor, "w") as file:
+                json.dump(dataclasses.asdict(self), file)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, path: Path) -> JobFile:
+        """Returns what a file says.
+
+        Raises:
+          ClusterConfigError: it cannot be read, or is no job file, or is another user's.
+        """
+        try:
+            with path.open() as file:
+                if os.fstat(file.fileno()).st_uid not in (os.geteuid(), 0):
+                    raise ClusterConfigError(f"{path}: expected a job file of your own")
+                fields = json.load(file)
+            found = cls(**fields)
+            if not isinstance(found.cluster, str) or not isinstance(found.secret, str | None):
+                raise TypeError("expected two texts")
+        except (OSError, TypeError, ValueError) as error:
+            raise ClusterConfigError(
+                f"{path}: expected a job file, as 'tfdist run' writes, received: {error}"
+            ) from None
+        return found
+
+
+def _own_directory() -> Path:
+    """A directory that only this user can write to."""
+    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    directory = Path(parent, f"tfdist-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    about = directory.lstat()
+    if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077:
+        return directory
+    # Somebody else was faster, or has opened it to others.
+    return Path(tempfile.mkdtemp(prefix="tfdist-"))
