@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 if Path.cwd() == ROOT or importlib.util.find_spec("tfdist") is None:
     sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def close_servers_and_clients() -> Iterator[None]:
+    """Closes what `table_job` has opened for a test: a process has few descriptors."""
+    yield
+    if "table_job" in sys.modules:
+        sys.modules["table_job"].OPEN.close()
 
 
 def pytest_report_header() -> str:

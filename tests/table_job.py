@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -13,6 +14,8 @@ from tfdist.ps.checkpoints import Checkpoints
 from tfdist.ps.config import PsConfig
 
 KEY = bytes(32)
+# Closes every server and client that was made here; a fixture of all tests does so at their end.
+OPEN = contextlib.ExitStack()
 # Of a table's configuration.
 ADAGRAD = {
     "optimizer": ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD),
@@ -23,7 +26,9 @@ ADAGRAD = {
 
 def start_server(index: int = 0, workers: int = 1, **options) -> ops.ParameterServer:
     """Returns a server that nobody was let in to yet."""
-    return ops.ParameterServer(index, PsConfig.make(workers, **options))
+    server = ops.ParameterServer(index, PsConfig.make(workers, **options))
+    OPEN.callback(server.close)
+    return server
 
 
 class Tables:
@@ -91,6 +96,7 @@ class Worker(Tables):
         start: bool = True,
     ) -> None:
         super().__init__(ops.ParameterClient(rank, workers, 1000 + rank, len(servers)))
+        OPEN.callback(self.client.close)
         for i, server in enumerate(servers):
             if start:
                 server.start(KEY)
