@@ -69,6 +69,7 @@ class ParameterServer:
             staleness=config.staleness,
             hogwild=config.hogwild,
             compensation=_COMPENSATIONS[config.compensation],
+            refuse_unlogged=config.durability == "refuse",
             threads=_THREADS,
             has_chief=has_chief,
             worker_timeout_seconds=config.worker_timeout,
@@ -188,6 +189,10 @@ class ParameterServer:
         )
         with _held(image) as content:
             yield content
+
+    def saved(self) -> None:
+        """Says that what `checkpoint` gave last is on disk."""
+        SERVER.saved(self._handle)
 
     def wait_for_event(self, seconds: float) -> ServerEvent | None:
         """Returns what happens next, or `None` after `seconds`."""

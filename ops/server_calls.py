@@ -22,6 +22,7 @@ class Options(ctypes.Structure):
         ("staleness", ctypes.c_int32),
         ("hogwild", ctypes.c_int32),
         ("compensation", ctypes.c_int32),
+        ("refuse_unlogged", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         ("has_chief", ctypes.c_int32),
         ("worker_timeout_seconds", ctypes.c_double),
@@ -118,6 +119,7 @@ SERVER = library.CFunctions(
         "close": [Handle],
         "restore_nothing": [Handle],
         "begin_log": [Handle, ctypes.c_char_p],
+        "saved": [Handle],
     },
     returning={
         "incarnation": ([Handle], ctypes.c_uint64),

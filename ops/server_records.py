@@ -46,6 +46,7 @@ class ServerStats:
       value_bytes: their size.
       connections: workers that are connected.
       log_bytes: bytes of the log of what was applied to rows since they were saved.
+      log_failed: 1 if rows were changed that are neither saved nor in the log.
     """
 
     pulls: int
@@ -62,6 +63,7 @@ class ServerStats:
     value_bytes: int
     connections: int
     log_bytes: int
+    log_failed: int
 
 
 @dataclasses.dataclass(frozen=True)

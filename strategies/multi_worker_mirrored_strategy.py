@@ -63,6 +63,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         smaller on their way.
       checkpoint_dir: where parameter servers keep snapshots of embedding tables; `None` keeps none.
       checkpoint_every: seconds between such snapshots.
+      durability: as of `tfdist.ParameterServerStrategy`, for these tables.
 
     Raises:
       tfdist.errors.ClusterConfigError: a bad cluster, or the workers have different numbers of
@@ -89,6 +90,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         *,
         checkpoint_dir: str | None = None,
         checkpoint_every: float = 600.0,
+        durability: str = "warn",
     ) -> None:
         if cluster_resolver is None:
             cluster = Cluster.from_environment()
@@ -107,7 +109,9 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
             self, MultiWorkerMirroredExtended(self, cluster, cluster_resolver, options)
         )
         if cluster.rank is not None:
-            self.extended.tables = RemoteTables(cluster, checkpoint_dir, checkpoint_every)
+            self.extended.tables = RemoteTables(
+                cluster, checkpoint_dir, checkpoint_every, durability
+            )
 
     @property
     def is_chief(self) -> bool:

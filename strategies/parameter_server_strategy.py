@@ -66,6 +66,9 @@ class ParameterServerStrategy(StrategyBase):
       checkpoint_dir: where servers keep snapshots, from which a server that is started again goes
         on; a path that `tf.io.gfile` knows. `None` keeps none.
       checkpoint_every: seconds between snapshots.
+      durability: what servers do while what changes rows can be kept nowhere, as when the disk of
+        `checkpoint_dir` is full: "warn" says so and goes on, "refuse" refuses pushes, so that a
+        worker never trains on what a restart would lose.
 
     Raises:
       tfdist.errors.ClusterConfigError: a bad cluster or argument, or one that differs from the
@@ -100,6 +103,7 @@ class ParameterServerStrategy(StrategyBase):
         worker_timeout: float = 60.0,
         checkpoint_dir: str | None = None,
         checkpoint_every: float = 600.0,
+        durability: str = "warn",
     ) -> None:
         if cluster_resolver is None:
             cluster = Cluster.from_environment()
@@ -110,7 +114,8 @@ class ParameterServerStrategy(StrategyBase):
         world.enter(cluster)
         if cluster.task_type == "evaluator":
             # It evaluates what was saved, by itself.
-            cluster, num_aggregate, checkpoint_dir = Cluster.local(), None, None
+            cluster, num_aggregate = Cluster.local(), None
+            checkpoint_dir, durability = None, "warn"
         if not (cluster.ps or cluster.is_local):
             raise ClusterConfigError(
                 "ParameterServerStrategy: expected a task of a cluster with at least one ps, "
@@ -131,6 +136,7 @@ class ParameterServerStrategy(StrategyBase):
             hogwild=hogwild,
             worker_timeout=worker_timeout,
             checkpoint_dir=checkpoint_dir,
+            durability=durability,
         )
         keras.apply_repairs()
         member = membership.join(cluster, config, checkpoint_every)

@@ -28,16 +28,23 @@ class RemoteTables:
         it serves itself as soon as it makes a table.
       checkpoint_dir: where servers keep snapshots; `None` keeps none.
       checkpoint_every: seconds between snapshots.
+      durability: as of `tfdist.ParameterServerStrategy`.
 
     Raises:
       Exception: as `tfdist.ParameterServerStrategy`.
     """
 
     def __init__(
-        self, cluster: Cluster, checkpoint_dir: str | None, checkpoint_every: float
+        self,
+        cluster: Cluster,
+        checkpoint_dir: str | None,
+        checkpoint_every: float,
+        durability: str = "warn",
     ) -> None:
         self._cluster = cluster
-        self._config = PsConfig.make(cluster.world_size, "sync", checkpoint_dir=checkpoint_dir)
+        self._config = PsConfig.make(
+            cluster.world_size, "sync", checkpoint_dir=checkpoint_dir, durability=durability
+        )
         self._checkpoint_every = checkpoint_every
         self._parameters: Parameters | None = None
         if cluster.ps:

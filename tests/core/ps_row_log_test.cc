@@ -116,6 +116,37 @@ void TestRecords() {
   EXPECT(failures == 1 && !log.is_open());
 }
 
+// What a log could not keep is lost until the rows of a later moment are saved.
+void TestLoss() {
+  const Scratch file;
+  ps::RowLog log([](const Status&) {});
+  const auto table = Make(Constant(1, 0), "t");
+  Ids ids = {1};
+  Floats gradients = {1};
+  const auto append = [&] {
+    log.Append({}, {ps::ApplyRows(table.get(), {1, 1}, 1, ids.data(), gradients.data())});
+  };
+  log.Begin(file.path);
+  append();
+  EXPECT(!log.has_lost());
+  log.Begin("/dev/full");
+  EXPECT(!log.has_lost());
+  append();
+  EXPECT(log.has_lost() && !log.is_open());
+  log.Saved();  // of a moment before
+  EXPECT(log.has_lost());
+  log.Begin(file.path);  // and what was saved then never came to the disk
+  append();
+  EXPECT(log.has_lost() && log.is_open());
+  log.Begin("/dev/full");
+  append();
+  log.Saved();
+  EXPECT(log.has_lost());
+  log.Begin(file.path);
+  log.Saved();
+  EXPECT(!log.has_lost());
+}
+
 // Of a table that admits rows, those that have none lose their gradients for good.
 void TestLostGradients() {
   ps::TableConfig config = Constant(1, 0);
@@ -133,6 +164,7 @@ void TestLostGradients() {
 void Main() {
   TestChecksum();
   TestRecords();
+  TestLoss();
   TestLostGradients();
   std::puts("ps row log: ok");
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -283,3 +285,41 @@ def test_a_long_log_is_cut_by_a_snapshot(job, tmp_path, monkeypatch):
     copy, origin = restored(tmp_path)
     assert origin == f"snapshot 1 in {tmp_path}/ps-0-of-1"
     assert rows_of(copy) == rows_of(store)
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file of this process may grow."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_server_starts_on_a_full_disk(job, tmp_path, is_saved):
+    store, saved, worker, (a, _) = job
+    worker.push(a, [1, 2], np.ones([2, 3]))
+    if is_saved:
+        saved.save(1)
+    with full_disk():
+        copy, origin = restored(tmp_path)
+    expected = "snapshot 1 in " if is_saved else "1 pushes of rows in "
+    assert origin == f"{expected}{tmp_path}/ps-0-of-1"
+    assert rows_of(copy)["a"] == rows_of(store)["a"]
+    with full_disk(), pytest.raises(CheckpointError, match="expected a place to write"):
+        Checkpoints(start_server(), str(tmp_path / "new"), 0, 1)
+
+
+def test_a_snapshot_that_fails_leaves_nothing_behind(job, tmp_path):
+    _, saved, worker, (a, _) = job
+    worker.push(a, [1, 2], np.ones([2, 3]))
+    before = sorted(tmp_path.rglob("*"))
+    with full_disk(), pytest.raises((OSError, tf.errors.OpError)):
+        saved.save(1)
+    assert sorted(tmp_path.rglob("*")) == before
+    saved.save(1)
+    copy, origin = restored(tmp_path)
+    assert origin == f"snapshot 1 in {tmp_path}/ps-0-of-1" and rows_of(copy)["a"].keys() == {1, 2}

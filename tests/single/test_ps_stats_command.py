@@ -16,7 +16,13 @@ COUNTERS = (
 
 
 def reading(seconds, incarnation="7", pulls=0, pushes=0, **tables):
-    server = {"pulls": pulls, "pushes": pushes, "value_bytes": 500, "connections": 2}
+    server = {
+        "pulls": pulls,
+        "pushes": pushes,
+        "value_bytes": 500,
+        "connections": 2,
+        "log_failed": int(incarnation == "full"),
+    }
     return {
         "seconds": seconds,
         "incarnation": incarnation,
@@ -75,6 +81,14 @@ def test_what_is_printed():
         "\n"
         "ps 1 at b:2: no answer in time\n"
         "ps 2 at c:3: no worker has come yet\n"
+    )
+
+
+def test_a_log_that_has_failed_is_shown():
+    text = stats_report.describe(["a:1"], [None], [reading(1.0, incarnation="full")])
+    assert text.endswith(
+        "\n\nps 0 at a:1: log_failed: rows were changed that are neither in a snapshot nor in the "
+        "log\n"
     )
 
 

@@ -32,7 +32,7 @@ class Checkpoints:
       servers: how many the job has.
 
     Raises:
-      CheckpointError: nothing can be written there.
+      CheckpointError: nothing can be written there, and there is nothing to go on from.
     """
 
     def __init__(self, store: ops.ParameterServer, root: str, server: int, servers: int) -> None:
@@ -46,7 +46,12 @@ class Checkpoints:
         self._latest = 0
         self._log_number = 0
         self._saved_pushes = 0
-        snapshot.prepare(self._folder)
+        try:
+            snapshot.prepare(self._folder)
+        except CheckpointError as error:
+            if not (layout.numbers(self._folder) or layout.logs(self._folder, 0)):
+                raise
+            _log.error("%s; it goes on from what can be read", error)
 
     def restore(self) -> str | None:
         """Takes what was saved, before the store is started, and begins a log.
@@ -107,6 +112,10 @@ class Checkpoints:
         """Whether there is something that the latest snapshot lacks."""
         return self._store.stats().pushes > self._saved_pushes
 
+    def log_has_failed(self) -> bool:
+        """Whether something was applied to rows that is neither saved nor in the log."""
+        return self._store.stats().log_failed > 0
+
     def log_is_long(self) -> bool:
         """Whether reading the log would take longer than reading the rows."""
         size = self._store.stats().log_bytes
@@ -132,6 +141,7 @@ class Checkpoints:
                     number, image.shards, image.progress, image.aside, seal, self._log_number
                 ),
             )
+        self._store.saved()
         self._latest = number
         self._saved_pushes = pushes
         return result

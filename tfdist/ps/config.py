@@ -11,6 +11,7 @@ from tfdist.errors import ClusterConfigError
 
 MODES = ("async", "sync", "ssp")
 COMPENSATIONS = ("dc-asgd", "adadelay")
+DURABILITIES = ("warn", "refuse")
 _MOST_STALENESS = 2**31 - 1
 _MOST_TRACE_EVENTS = 10**6
 
@@ -30,6 +31,7 @@ class PsConfig:
       worker_timeout: seconds that workers wait for one that has fallen silent.
       start_timeout: the same, for one that has never come.
       checkpoint_dir: where servers keep their snapshots; `None` keeps none.
+      durability: "warn" or "refuse": what servers do while they cannot write there.
       trace_events: how many of the latest events each server remembers.
 
     Raises:
@@ -46,6 +48,7 @@ class PsConfig:
     worker_timeout: float = 60.0
     start_timeout: float = 300.0
     checkpoint_dir: str | None = None
+    durability: str = "warn"
     trace_events: int = 0
 
     @classmethod
@@ -103,6 +106,18 @@ class PsConfig:
         _expect(isinstance(self.hogwild, bool), "hogwild", "True or False", self.hogwild)
         root = self.checkpoint_dir
         _expect(isinstance(root, str | None), "checkpoint_dir", "a path or None", root)
+        _expect(
+            self.durability in DURABILITIES,
+            "durability",
+            f"one of {', '.join(DURABILITIES)}",
+            self.durability,
+        )
+        _expect(
+            self.durability == "warn" or root is not None,
+            "durability",
+            "'warn' without a checkpoint_dir",
+            self.durability,
+        )
         delayed = self.mode != "sync"
         _expect(
             self.compensation is None or (self.compensation in COMPENSATIONS and delayed),

@@ -21,6 +21,8 @@ def is_local(path: str) -> bool:
 def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[BinaryIO]:
     """A new file, which is on the disk afterwards, as far as its file system can tell.
 
+    Where that fails, it is removed if it is one of the operating system's.
+
     Args:
       path: where.
       in_order: it is only written to, from its beginning to its end, and need not fit in memory.
@@ -29,9 +31,13 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
     if is_local(path):
         mode = 0o600 if private else 0o666
         with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                os.unlink(path)  # a full disk is not to be filled with what nobody can use
+                raise
         return
     if in_order:
         with tf.io.gfile.GFile(path, "wb") as file:

@@ -17,7 +17,7 @@ from tfdist.control.meeting import Caller
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError
-from tfdist.ps import server_stats
+from tfdist.ps import files, server_stats
 from tfdist.ps.checkpoints import Checkpoints
 from tfdist.ps.config import PsConfig
 from tfdist.ps.presence import Presence
@@ -25,6 +25,8 @@ from tfdist.ps.presence import Presence
 _log = logging.getLogger("tfdist.ps")
 # How long one look at the store's events waits (s).
 _LOOK = 0.5
+# Between tries to write a snapshot that fails (s): at first, then twice as long each time, at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
 class ServerTask:
@@ -61,7 +63,9 @@ class ServerTask:
         self._checkpoints: Checkpoints | None = None
         self._chief: str | None = None  # the process of rank 0 that attached last
         self._written: dict[int, Any] = {}
-        self._shortening: _Writing | None = None
+        self._unasked: _Writing | None = None
+        self._pause = _FIRST_PAUSE
+        self._next_try = 0.0
         self._stop = threading.Event()
         self._control = ControlServer(
             cluster,
@@ -78,7 +82,7 @@ class ServerTask:
 
         Returns:
           The process's exit code: 0 once the chief and all other workers have left; 1 if the chief
-          or the snapshot is lost; 128 + number after SIGTERM or SIGINT.
+          or the last snapshot is lost; 128 + number after SIGTERM or SIGINT.
         """
         received: list[int] = []
 
@@ -114,7 +118,7 @@ class ServerTask:
                 self._stop.wait(_LOOK)
             else:
                 self._take_in(self._store.wait_for_event(_LOOK), presence)
-                self._shorten_log()
+                self._save_unasked(time.monotonic())
             line = presence.line(time.monotonic())
             if line is not None:
                 _log.warning("%s: %s", self._cluster.task_name, line)
@@ -123,10 +127,11 @@ class ServerTask:
                 break
         else:
             return 0
+        is_saved = True
         if verdict or (self._checkpoints is not None and self._checkpoints.unsaved()):
-            self._save_at_exit()
+            is_saved = self._save_at_exit()
         if not verdict:
-            return 0
+            return 0 if is_saved else 1
         _log.error("%s: %s", self._cluster.task_name, verdict)
         return 1
 
@@ -208,6 +213,11 @@ class ServerTask:
                 peer_memory=self._settings.peer_memory,
             )
             root = self._root
+            if self._config.durability == "refuse" and not files.is_local(root):
+                raise ClusterConfigError(
+                    "durability='refuse': expected a local checkpoint_dir, where there is a log of "
+                    f"rows, received {root!r}"
+                )
             if root is not None and self._config.checkpoint_dir is not None:
                 checkpoints = Checkpoints(
                     store, root, self._cluster.task_index, len(self._cluster.ps)
@@ -253,22 +263,42 @@ class ServerTask:
             return {"status": "waiting"}
         return {"status": "stats", **server_stats.reading(self._store)}
 
-    def _shorten_log(self) -> None:
-        """Writes a snapshot that nobody has asked for, if the log of rows has become long."""
-        if self._checkpoints is None or (self._shortening and not self._shortening.has_ended):
+    def _save_unasked(self, now: float) -> None:
+        """Writes a snapshot that nobody has asked for, if the log of rows is long or has failed."""
+        if self._checkpoints is None:
             return
-        if self._checkpoints.log_is_long():
-            self._shortening = _Writing(self._checkpoints.save_now)
+        if self._unasked is not None:
+            if not self._unasked.has_ended:
+                return
+            answer, self._unasked = self._unasked.answer(0), None
+            if answer["status"] == "written":
+                self._pause = _FIRST_PAUSE
+                _log.warning("%s: wrote %s", self._cluster.task_name, answer["file"])
+            else:
+                _log.error(
+                    "%s: no snapshot could be written, next try in %g s: %s",
+                    self._cluster.task_name,
+                    self._pause,
+                    answer["reason"],
+                )
+                self._next_try = now + self._pause
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        if now < self._next_try:
+            return
+        if self._checkpoints.log_has_failed() or self._checkpoints.log_is_long():
+            self._unasked = _Writing(self._checkpoints.save_now)
 
-    def _save_at_exit(self) -> None:
+    def _save_at_exit(self) -> bool:
+        """Returns whether there is nothing that is not saved."""
         if self._store is None or self._checkpoints is None:
-            return
+            return True
         try:
             written = self._checkpoints.save_now()
         except Exception:
             _log.exception("%s: the last snapshot failed", self._cluster.task_name)
-        else:
-            _log.warning("%s: wrote %s", self._cluster.task_name, written["file"])
+            return False
+        _log.warning("%s: wrote %s", self._cluster.task_name, written["file"])
+        return True
 
 
 class _Writing:

@@ -126,6 +126,11 @@ def describe(
             continue
         found = server_stats.rates(then if isinstance(then, dict) else None, now)
         lines.append(_server_line(name, found))
+        if now["server"]["log_failed"]:
+            notes.append(
+                f"{name} at {address}: log_failed: rows were changed that are neither in a "
+                "snapshot nor in the log"
+            )
         for table, numbers in sorted(found.tables.items()):
             of_tables.append(
                 (

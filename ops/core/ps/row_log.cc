@@ -180,11 +180,18 @@ void RowLog::Begin(const std::string& path) {
   path_ = path;
   bytes_ = 0;
   file_.Reset();
+  failed_ = false;
   open_ = true;
+}
+
+void RowLog::Saved() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failed_) has_lost_ = false;
 }
 
 void RowLog::Fail(const char* what) {
   open_ = false;  // what came behind half a record would not be read
+  failed_ = has_lost_ = true;
   on_failure_(Failed(path_, what));
 }
 

@@ -46,12 +46,17 @@ class RowLog {
  public:
   using OnFailure = std::function<void(const Status&)>;
 
-  // After a failure, nothing is kept until another file is begun.
+  // After a failure, nothing is kept until another file is begun; the loss lasts until what the
+  // rows were at that moment is saved.
   explicit RowLog(OnFailure on_failure) : on_failure_(std::move(on_failure)) {}
 
   // Goes on in a new file, which is made when there is something to keep.
   void Begin(const std::string& path);
   bool is_open() const { return open_; }
+  // Everything up to the last Begin is on disk in another way.
+  void Saved();
+  // Whether something was applied that is neither saved nor in a file.
+  bool has_lost() const { return has_lost_; }
   // What is in the file that was begun last.
   uint64_t bytes() const { return bytes_; }
 
@@ -78,11 +83,12 @@ class RowLog {
   uint32_t NumberOf(Table* table);
 
   const OnFailure on_failure_;
-  std::atomic<bool> open_{false};
+  std::atomic<bool> open_{false}, has_lost_{false};
   std::atomic<uint64_t> bytes_{0};
   std::mutex mutex_;  // guards the rest
   Fd file_;
   std::string path_;
+  bool failed_ = false;                                 // since the last Begin
   std::unordered_map<const Table*, uint32_t> numbers_;  // of those that the file has described
 };
 

@@ -186,6 +186,8 @@ Status Server::ReplayLog(const std::string& path, uint64_t* records, uint64_t* l
   return impl_->BeforeStart([&] { return impl_->service().ReplayLog(path, records, left_out); });
 }
 void Server::BeginLog(const std::string& path) { impl_->service().BeginLog(path); }
+
+void Server::Saved() { impl_->service().Saved(); }
 Status Server::Start(const Key& key) { return impl_->Start(key); }
 ServerImage Server::Freeze(bool changed_rows_only, const std::string& log_path) {
   return impl_->service().Freeze(changed_rows_only, log_path);

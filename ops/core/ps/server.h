@@ -27,6 +27,7 @@ struct ServerOptions {
   bool hogwild = false;  // no locks, and in place: what is pulled may mix old and new values
   Compensation compensation = Compensation::kNone;
   double compensation_lambda = 0.04;  // dc-asgd
+  bool refuse_unlogged = false;       // pushes, while what they change cannot be kept in the log
   int threads = 2;
   size_t trace_events = 0;  // the latest pushes and pulls are kept, for tests and inspection
 };
@@ -45,7 +46,8 @@ struct ServerStats {
   uint64_t shards = 0;
   uint64_t value_bytes = 0;
   uint64_t connections = 0;
-  uint64_t log_bytes = 0;  // of rows, since they were last saved
+  uint64_t log_bytes = 0;   // of rows, since they were last saved
+  uint64_t log_failed = 0;  // 1: rows were changed that are neither saved nor in the log
 };
 
 struct TraceEvent {
@@ -101,6 +103,8 @@ class Server {
   // Before Start: applies what such a file holds, as far as the image lacks it. `records`: what it
   // held; `left_out`: bytes that are not whole records.
   Status ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out);
+  // What Freeze returned last is on disk.
+  void Saved();
   // Before Start, as Freeze does.
   void BeginLog(const std::string& path);
 

@@ -18,7 +18,8 @@
 
 // The fields of ServerOptions and ScheduleOptions; enumerations and booleans as numbers.
 struct tfdist_ps_server_options {
-  int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, threads, has_chief;
+  int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
+      threads, has_chief;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
   uint64_t trace_events;
 };
@@ -43,6 +44,7 @@ ps::ServerOptions ToOptions(const tfdist_ps_server_options& from) {
   options.hogwild = from.hogwild != 0;
   options.compensation = static_cast<ps::Compensation>(from.compensation);
   options.compensation_lambda = from.compensation_lambda;
+  options.refuse_unlogged = from.refuse_unlogged != 0;
   options.threads = from.threads;
   options.trace_events = from.trace_events;
   return options;

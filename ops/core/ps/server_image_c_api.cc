@@ -183,6 +183,11 @@ int tfdist_ps_server_checkpoint(int64_t handle, bool changed_only, const char* l
   return 0;
 }
 
+// The image that was taken last is on disk.
+void tfdist_ps_server_saved(int64_t handle) {
+  if (const auto entry = FindServer(handle)) entry->server->Saved();
+}
+
 // Shards, and then those that are put aside.
 uint64_t tfdist_ps_image_count(int64_t image) {
   const auto found = FindImage(image);

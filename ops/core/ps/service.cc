@@ -11,8 +11,9 @@ Service::Service(const ServerOptions& options, uint64_t incarnation, Store* stor
       outlet_(outlet),
       log_([this](const Status& failure) {
         Tell(Server::Event::Kind::kLog, -1,
-             StrCat(failure.message(),
-                    "; until the next snapshot, what changes rows is lost with this process"));
+             StrCat(failure.message(), "; until a snapshot is written, ",
+                    options_.refuse_unlogged ? "pushes are refused"
+                                             : "what changes rows is lost with this process"));
       }),
       updater_(options_, &store->pool(), &log_),
       sums_(options.schedule.workers, &updater_, &store->pool(), &log_),
@@ -268,6 +269,7 @@ ServerStats Service::stats() const {
   stats.shards = store_->shard_count();
   stats.value_bytes = store_->value_bytes();
   stats.log_bytes = log_.bytes();
+  stats.log_failed = log_.has_lost() ? 1 : 0;
   const Lock lock(schedule_mutex_);
   stats.pushes = pushes_;
   stats.dropped_pushes = schedule_.dropped_pushes() + foreign_pushes_;

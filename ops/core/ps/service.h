@@ -52,6 +52,7 @@ class Service {
   Status Restore(const ServerImage& image);
   Status ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out);
   void BeginLog(const std::string& path) { log_.Begin(path); }
+  void Saved() { log_.Saved(); }
 
   Events& events() { return events_; }
   std::vector<TraceEvent> trace() const { return trace_.Copy(); }
@@ -121,6 +122,8 @@ class Service {
   Status RestoreProgress(const std::vector<uint64_t>& progress);
   // With the schedule's lock.
   void WarnOfStranger(int worker, const PushRequest& push);
+  // Fails while pushes are to be refused because the log does not keep them.
+  Status CheckLog() const;
   void Tell(Server::Event::Kind kind, int worker, const std::string& text);
   // The timer has to go off at `deadline`, if not before.
   void Arm(TimePoint deadline);

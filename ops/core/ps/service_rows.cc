@@ -48,8 +48,9 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const DumpReq
       {BlockOf(rows.ids), BlockOf(rows.used), BlockOf(rows.counts), BlockOf(rows.content)});
 }
 
-std::optional<Answer> Service::Do(Caller*, uint64_t number, const AssignRowsRequest& assign,
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const AssignRowsRequest& assign,
                                   Incoming* request) {
+  if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
   const auto sharing = store_->Share();
   Table* const table = store_->FindTable(assign.table);
   const std::vector<BlockPtr>& parts = request->payload;
@@ -67,6 +68,7 @@ std::optional<Answer> Service::Do(Caller*, uint64_t number, const AssignRowsRequ
     table->Restore(rows);
     log_.Append(table, rows);
   }
+  if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
   return OkAnswer(number);
 }
 

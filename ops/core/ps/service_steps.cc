@@ -127,6 +127,7 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
   const auto sharing = store_->Share();
   std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), store_);
   if (Status s = CheckRows(updates); !s.ok()) return Refuse(*caller, number, s);
+  if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   {
     const Lock lock(schedule_mutex_);
@@ -172,7 +173,17 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
     trace_.Add(Trace::kPush, rank, schedule_.clock_of(rank), schedule_.slowest_clock());
   }
   Release(&lock);
+  // This push may have been the first that the log could not keep.
+  if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
   return OkAnswer(number, PushReply{false});
+}
+
+Status Service::CheckLog() const {
+  if (!options_.refuse_unlogged || !log_.has_lost()) return Status();
+  return Status(StatusCode::kFailedPrecondition,
+                "a push, while nothing keeps what it changes (durability='refuse'): the log of "
+                "rows cannot be written, as the server's own messages say; pushes are taken again "
+                "once a snapshot is written");
 }
 
 void Service::WarnOfStranger(int worker, const PushRequest& push) {
