@@ -51,6 +51,8 @@ LONG_CASES = {
     r"|group_ftrl)\]|test_of_model\[3-ranks-(clipnorm|clipvalue|accumulation|loss_scale_factor|schedule)\]"
     r"|test_beside_all_reduce\[4-ranks-loss_scale\]|test_two_workers_in_sync\[4-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-global_clipnorm\]|beside_all_reduce\[3-ranks-loss_scale\]",
+    # Half a minute of waiting; here the timers that end it.
+    "parallel/test_lost_machine.py": r"test_both_sides",
     "parallel/test_ps_front_ends.py": r"test_tf_keras_in_sync\[3-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-(sgd|momentum)\]|test_embedding_in_sync\[3-ranks-(Adam|SGD)\]"
     r"|test_an_optimizer_that\w+\[3-ranks-Nadam\]|test_custom_loop\[2-ranks-(sgd|momentum)\]",

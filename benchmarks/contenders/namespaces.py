@@ -95,6 +95,10 @@ class Network:
         shown = _run("tc", "-n", self.hosts[host], "-s", "-j", "qdisc", "show", "dev", "eth0")
         return json.loads(shown)[0]["bytes"]
 
+    def set_link(self, host: int, state: str) -> None:
+        """Pulls a host's cable ("down"), at the switch, or plugs it in again ("up")."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{host}", state)
+
     def close(self) -> None:
         """Removes the namespaces. What runs inside has to be ended before."""
         while self._made:

@@ -22,8 +22,9 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
-    # Training may leave the connection silent for hours; firewalls forget such connections.
-    ("grpc.keepalive_time_ms", 30000),
+    # Training may leave the connection silent for hours: firewalls forget such connections, and a
+    # machine that is gone says nothing.
+    ("grpc.keepalive_time_ms", 10000),
     ("grpc.keepalive_timeout_ms", 10000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),

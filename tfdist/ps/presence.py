@@ -34,11 +34,15 @@ class Presence:
         self._lost.pop(event.worker, None)
         if event.kind == "lost":
             self._lost[event.worker] = now + self._timeout
+            self._next_line = now
         else:
             (self._here if event.kind == "came" else self._left).add(event.worker)
 
     def line(self, now: float) -> str | None:
-        """Returns a line for the log that names those who are waited for, every ten seconds."""
+        """Returns a line for the log that names those who are waited for.
+
+        As soon as one of them is lost, and every ten seconds.
+        """
         if now < self._next_line:
             return None
         self._next_line = now + _LINE_INTERVAL
