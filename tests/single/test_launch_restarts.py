@@ -275,7 +275,7 @@ def test_restarted_tasks_end_with_a_launcher_that_is_killed(launch, tmp_path):
         """,
         *("--workers", "2", "--ps", "1", "--restarts", "3"),
     )
-    launched.read_lines(3)
+    assert launched.read_lines(3) == {"[chief] ready", "[worker 0] ready", "[ps 0] ready"}
     launched.process.kill()
     for path in tmp_path.glob("pid *"):
         wait_until_gone(int(path.read_text()))
