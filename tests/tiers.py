@@ -60,6 +60,8 @@ LONG_CASES = {
     r"|test_three_workers_and_two_servers\[5-ranks-sgd\]",
     "parallel/test_tf_keras.py": r"test_fit_evaluate_predict\[2-ranks-(sgd|momentum)\]"
     r"|test_embedding\[2-ranks-(sgd|adagrad)\]",
+    # The chief comes back as a worker does; test_ps_faults.py has servers without snapshots.
+    "parallel/test_restarted_jobs.py": r"\[(chief 0|no_checkpoint_dir)\]",
     "parallel/test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-momentum\]",
     # LSTM, and classifiers and regressors of each kind.
     "single/test_estimator_canned.py": r"test_recurrent\[(gru|simple_rnn|own)\]"

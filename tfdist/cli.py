@@ -22,7 +22,7 @@ example:
 _RUN_DESCRIPTION = """\
 Starts the tasks of a training job on this machine: each runs the script with its own TF_CONFIG.
 Their output is shown with a prefix such as "[worker 1]". When one task fails, the others are
-stopped and the first failure is reported."""
+stopped and the first failure is reported, or with --restarts the job goes on."""
 _RUN_EPILOG = """\
 Everything after the script is passed to it unchanged, options too.
 
@@ -31,6 +31,8 @@ examples:
       two workers; --epochs 3 is an option of train.py
   tfdist run --workers 3 --log-dir logs --timeout 3600 train.py
       three workers, for an hour at most; logs/worker-0.log etc. keep all output
+  tfdist run --workers 2 --restarts 3 train.py
+      when a worker fails, all start again, three times at most
 
 exit code:
   0 when all went well; else that of the first task that failed (128 + n if signal n ended it);
@@ -109,6 +111,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="stop the whole job after this many seconds, with exit code 124",
     )
     run.add_argument(
+        "--restarts",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="start again what fails, N times in all: with --ps the task that failed, else all "
+        "tasks (default: 0)",
+    )
+    run.add_argument(
         "--job-file",
         type=Path,
         metavar="FILE",
@@ -153,6 +163,7 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         evaluator=chosen.evaluator,
         log_dir=chosen.log_dir,
         timeout=chosen.timeout,
+        restarts=chosen.restarts,
         job_file=chosen.job_file,
     )
     try:

@@ -1,8 +1,9 @@
 """`tfdist run`: all tasks of a job on one machine.
 
 The launcher gives every task a free loopback port and its `TF_CONFIG`, shows their output with a
-prefix, and ends them together: when one fails, at a time limit, or on Ctrl-C. It starts
-processes on this machine only; on many machines a scheduler sets `TF_CONFIG` instead.
+prefix, and ends them together: when one fails, at a time limit, or on Ctrl-C. If it may, it starts
+again what has failed. It starts processes on this machine only; on many machines a scheduler sets
+`TF_CONFIG` instead.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class LaunchOptions:
       evaluator: start an evaluator too.
       log_dir: where each task's whole output is kept; nowhere if None.
       timeout: seconds the job may take; no limit if None.
+      restarts: how many failures lead to a restart, in all: of all tasks, or of the failed task
+        alone if the job has parameter servers or the task is an evaluator.
       job_file: where the job's addresses and secret are kept while it runs; by default in a new
         file, which is told if there are parameter servers.
       stop_grace: seconds between SIGTERM and SIGKILL once a task has failed or time is up.
@@ -50,6 +53,7 @@ class LaunchOptions:
     evaluator: bool = False
     log_dir: Path | None = None
     timeout: float | None = None
+    restarts: int = 0
     job_file: Path | None = None
     stop_grace: float = 10.0
     signal_grace: float = 30.0
@@ -93,6 +97,7 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
             TaskSpec(
                 name=member.task_name,
                 trains=member.rank is not None,
+                serves=role == "ps",
                 tf_config=member.tf_config(),
                 grace=graces.get(role, 0.0),
             )
@@ -128,6 +133,7 @@ def run(options: LaunchOptions) -> int:
         outlets=outlets(),
         log_dir=options.log_dir,
         timeout=options.timeout,
+        restarts=options.restarts,
         stop_grace=options.stop_grace,
         signal_grace=options.signal_grace,
     )

@@ -1,7 +1,9 @@
 """The life of a launched job: one loop that reads output, notices ends and signals, and decides.
 
-    running --first failure--> stopping (SIGTERM, later SIGKILL) --all ended--> report
-       |  \\--time limit------> stopping                                          code
+    running --failure---------> stopping (SIGTERM, later SIGKILL) --all ended--> report
+       |  |                        \\--all ended, restarts were left--> running     code
+       |  \\--failure of a task that can be replaced, restarts left--> running
+       |  \\--time limit------> stopping
        |  \\--Ctrl-C, SIGTERM-> stopping (the same signal, later SIGKILL)
        \\--training tasks done--> lingering: ps and evaluator end by themselves or are told to
 
@@ -37,7 +39,9 @@ class Job:
       environment: the variables they inherit.
       outlets: where their stdout and stderr are shown; our own messages go to the second.
       log_dir: where each task's output is kept, or None.
-      timeout: seconds the job may take, or None.
+      timeout: seconds the job may take, restarts included, or None.
+      restarts: how many failures lead to a restart, in all: of the failed task where it can be
+        replaced alone, else of the whole job.
       stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
       signal_grace: seconds from a signal that was passed on to SIGKILL.
     """
@@ -51,6 +55,7 @@ class Job:
         outlets: tuple[Outlet, Outlet],
         log_dir: Path | None = None,
         timeout: float | None = None,
+        restarts: int = 0,
         stop_grace: float = 10.0,
         signal_grace: float = 30.0,
     ) -> None:
@@ -60,56 +65,92 @@ class Job:
         self._outlets = outlets
         self._log_dir = log_dir
         self._timeout = timeout
+        self._restarts = restarts
+        self._restarts_left = restarts
+        self._has_servers = any(spec.serves for spec in specs)
         self._stop_grace = stop_grace
         self._signal_grace = signal_grace
         self._tasks: list[Task] = []
         self._first_failure: Task | None = None
         self._verdict = ""
         self._stopping = False
+        # All tasks are being stopped, and are then started again.
+        self._restarting = False
+        # Servers that may be started again for a replaced task, without counting as restarts.
+        self._owed: set[str] = set()
         self._code: int | None = None
         self._ended: list[Task] = []
         self._signals: list[int] = []
         # What is due, by name: when, and what to do then.
         self._due: dict[str, tuple[float, Callable[[], None]]] = {}
         self._reading: list[TaskOutput] = []
-        self._started_at = 0.0
+        self._guard = -1
 
     def run(self) -> int:
         """Starts the tasks and returns the job's exit code; no process of the job is left then."""
         with contextlib.ExitStack() as stack:
             wake = stack.enter_context(self._signals_handled())
-            guard = stack.enter_context(guarded())
-            stack.callback(self._end_all, guard)
-            self._started_at = time.monotonic()
-            self._start(guard)
+            self._guard = stack.enter_context(guarded())
+            stack.callback(self._end_all)
             if self._timeout is not None:
-                self._due["limit"] = (self._started_at + self._timeout, self._time_is_up)
-            while any(task.exit is None for task in self._tasks):
-                self._step(wake)
-            self._decide()
-            self._end_all(guard)
+                self._due["limit"] = (time.monotonic() + self._timeout, self._time_is_up)
+            self._start()
+            while self._ended or not self._all_ended():
+                while not self._all_ended():
+                    self._step(wake)
+                self._decide()
+                if self._restarting:
+                    self._start_again()
+            self._end_all()
             self._report()
             self._flush(wake)
         return self._code or 0
 
-    def _start(self, guard: int) -> None:
-        for number, spec in enumerate(self._specs):
-            try:
-                task = Task(
-                    spec,
-                    number,
-                    self._command,
-                    self._environment,
-                    self._outlets,
-                    self._log_dir,
-                    guard,
-                )
-            except OSError as error:
-                raise OSError(error.errno, f"cannot start {spec.name}: {error}") from error
-            self._tasks.append(task)
-            self._reading.extend(task.outputs)
+    def _all_ended(self) -> bool:
+        return all(task.exit is not None for task in self._tasks)
+
+    def _start(self) -> None:
+        for number in range(len(self._specs)):
+            self._tasks.append(self._new_task(number))
         # Those that ended before they were in the list.
         self._note_ends()
+
+    def _new_task(self, number: int, replaces: Task | None = None) -> Task:
+        spec = self._specs[number]
+        try:
+            task = Task(
+                spec,
+                number,
+                self._command,
+                self._environment,
+                self._outlets,
+                self._log_dir,
+                self._guard,
+                replaces,
+            )
+        except OSError as error:
+            raise OSError(error.errno, f"cannot start {spec.name}: {error}") from error
+        self._reading.extend(task.outputs)
+        return task
+
+    def _start_again(self) -> None:
+        """Starts all tasks again, after all former processes have ended."""
+        self._restarting = self._stopping = False
+        self._due.pop("kill", None)
+        self._end_all()
+        for number, task in enumerate(self._tasks):
+            self._report_log(task)
+            self._tasks[number] = self._new_task(number, task)
+        self._note_ends()
+
+    def _replace(self, task: Task) -> Task:
+        """Starts one task again, after its former processes have ended."""
+        self._end(task)
+        self._report_log(task)
+        number = self._tasks.index(task)
+        new = self._tasks[number] = self._new_task(number, task)
+        self._note_ends()
+        return new
 
     def _step(self, wake: int) -> None:
         """Waits for the next thing to happen, draws conclusions and does what is due."""
@@ -153,32 +194,95 @@ class Job:
                 self._failed(task)
         while self._signals:
             self._interrupted(self._signals.pop(0))
-        training = [task for task in self._tasks if task.spec.trains]
-        if self._code is None and all(task.exit is not None for task in training):
+        self._expect_servers()
+        if self._code is None and not self._stopping and self._is_trained():
             self._code = 0
             self._linger()
 
     def _failed(self, task: Task) -> None:
+        # A signal to the launcher may have gone to the tasks, too. A server is of no use any more
+        # when training is done.
+        useful = not (task.spec.serves and self._is_trained())
+        if self._restarts_left and useful and not self._signals:
+            self._restarts_left -= 1
+            if self._has_servers or not task.spec.trains:
+                self._restart(task)
+            else:
+                self._restart_all(task)
+            return
         self._first_failure = task
         self._code = task.exit.shell_code
-        others = [task.spec.name for task in self._tasks if task.exit is None]
-        stopping = f"; stopping {_listed(others)}" if others else ""
-        self._say(f"{task.spec.name} failed: {task.exit}{stopping}")
+        stopping = f"; stopping {_listed(self._running())}" if self._running() else ""
+        none_left = "; no restarts left" if self._restarts and not self._restarts_left else ""
+        self._say(f"{task.spec.name} failed: {task.exit}{none_left}{stopping}")
         self._stop(signal.SIGTERM, self._stop_grace)
 
+    def _is_trained(self) -> bool:
+        """Whether all training tasks have done their work."""
+        training = [task for task in self._tasks if task.spec.trains]
+        return all(task.exit is not None and task.exit.code == 0 for task in training)
+
+    def _restart(self, task: Task) -> None:
+        left = f"restarts left: {self._restarts_left}"
+        self._say(f"{task.spec.name} failed: {task.exit}; starting it again ({left})")
+        new = self._replace(task)
+        if task.spec.trains:
+            self._owed = {spec.name for spec in self._specs if spec.serves}
+        if self._code is not None:
+            self._give_time(new)
+
+    def _expect_servers(self) -> None:
+        """Has servers return that ended too early, because of a task that was restarted.
+
+        For the servers a worker that calls `sys.exit` has finished, whatever the code; after the
+        last worker they end. They also do when the restarted task has finished. The difference:
+        in that case its process ends soon, too.
+        """
+        for task in self._tasks:
+            name = f"return {task.spec.name}"
+            if name not in self._due and self._is_missed(task):
+                until = time.monotonic() + task.spec.grace
+                self._due[name] = (until, lambda task=task: self._bring_back(task))
+
+    def _is_missed(self, task: Task) -> bool:
+        if task.exit is None or task.spec.name not in self._owed or self._stopping:
+            return False
+        return any(t.exit is None and t.is_replacement and t.spec.trains for t in self._tasks)
+
+    def _bring_back(self, task: Task) -> None:
+        if self._is_missed(task):
+            self._owed.discard(task.spec.name)
+            self._say(f"{task.spec.name} has ended while tasks still train; starting it again")
+            self._replace(task)
+
+    def _restart_all(self, task: Task) -> None:
+        running = self._running()
+        first = f"stopping {_listed(running)}, then " if running else ""
+        left = f"restarts left: {self._restarts_left}"
+        self._say(f"{task.spec.name} failed: {task.exit}; {first}starting all again ({left})")
+        limit = self._due.get("limit")
+        self._stop(signal.SIGTERM, self._stop_grace)
+        if limit is not None:
+            self._due["limit"] = limit
+        self._restarting = True
+
+    def _running(self) -> list[str]:
+        return [task.spec.name for task in self._tasks if task.exit is None]
+
     def _time_is_up(self) -> None:
-        running = [task.spec.name for task in self._tasks if task.exit is None]
+        self._restarting = False
         self._code = TIMEOUT_CODE
         self._verdict = f"stopped at the limit of {self._timeout:g} s; still running then: "
-        self._verdict += _listed(running)
+        self._verdict += _listed(self._running())
         self._stop(signal.SIGTERM, self._stop_grace)
 
     def _interrupted(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._stopping:
+        if self._stopping and not self._restarting:
             self._say(f"{name}: killing all tasks")
             self._kill()
             return
+        self._restarting = False
         self._code = 128 + number
         self._verdict = f"stopped by {name}"
         self._say(f"{name}: passed on to all tasks, waiting for them; once more kills them")
@@ -186,12 +290,15 @@ class Job:
 
     def _linger(self) -> None:
         """The training tasks are done: the others have a little time to end by themselves."""
-        now = time.monotonic()
         self._due.pop("limit", None)
         for task in self._tasks:
             if task.exit is None:
-                self._say(f"training is done; {task.spec.name} has {task.spec.grace:g} s to end")
-                self._due[task.spec.name] = (now + task.spec.grace, lambda t=task: self._retire(t))
+                self._give_time(task)
+
+    def _give_time(self, task: Task) -> None:
+        self._say(f"training is done; {task.spec.name} has {task.spec.grace:g} s to end")
+        until = time.monotonic() + task.spec.grace
+        self._due[task.spec.name] = (until, lambda: self._retire(task))
 
     def _retire(self, task: Task) -> None:
         task.signal(signal.SIGTERM)
@@ -211,19 +318,22 @@ class Job:
             if task.exit is None:
                 task.signal(signal.SIGKILL)
 
-    def _end_all(self, guard: int) -> None:
-        self._reading.clear()
+    def _end_all(self) -> None:
         for task in self._tasks:
-            task.close(guard)
+            self._end(task)
+
+    def _end(self, task: Task) -> None:
+        """Ends what is left of a task and takes its last output."""
+        self._reading = [output for output in self._reading if output not in task.outputs]
+        task.close(self._guard)
 
     def _report(self) -> None:
         """The last lines of the launcher: why the job ended as it did."""
         for task in self._tasks:
-            if task.log is not None and task.log.error is not None:
-                self._say(f"{task.spec.name}: its log is incomplete: {task.log.error}")
+            self._report_log(task)
         task = self._first_failure
         if task is not None:
-            seconds = task.exit.at - self._started_at
+            seconds = task.exit.at - task.started_at
             self._say(f"{task.spec.name} failed first: {task.exit}, after {seconds:.1f} s")
             if task.log is not None:
                 self._say(f"its whole output: {task.log.path}")
@@ -232,6 +342,10 @@ class Job:
                 self._outlets[1].line(b"    " + line.encode())
         if self._verdict:
             self._say(self._verdict)
+
+    def _report_log(self, task: Task) -> None:
+        if task.log is not None and task.log.error is not None:
+            self._say(f"{task.spec.name}: its log is incomplete: {task.log.error}")
 
     def _flush(self, wake: int) -> None:
         """Writes what is left; a reader that does not read is waited for until a signal comes."""

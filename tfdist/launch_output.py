@@ -215,12 +215,17 @@ class TaskOutput:
 
 
 class LogFile:
-    """A task's whole output, unchanged. A full disk ends the log, not the job."""
+    """A task's whole output, unchanged. A full disk ends the log, not the job.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+      path: where.
+      append: keep what the file has.
+    """
+
+    def __init__(self, path: Path, append: bool = False) -> None:
         self.path = path
         self.error: OSError | None = None
-        self._file: BinaryIO = path.open("wb", buffering=0)
+        self._file: BinaryIO = path.open("ab" if append else "wb", buffering=0)
 
     def write(self, data: bytes) -> None:
         """Appends; after an error it does nothing."""

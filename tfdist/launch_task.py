@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -23,6 +24,7 @@ from tfdist.launch_output import TAIL_LINES, LogFile, Outlet, TaskOutput, termin
 
 _PR_SET_PDEATHSIG = 1
 _GUARD_TIMEOUT = 10.0
+_GROUP_TIMEOUT = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +34,14 @@ class TaskSpec:
     Attributes:
       name: what messages call it: "chief", "worker 1", "ps 0".
       trains: the job is done when all tasks that train are.
+      serves: it holds values for the training tasks, which can then be replaced one by one.
       tf_config: its TF_CONFIG.
       grace: seconds it has to end by itself once the training tasks are done.
     """
 
     name: str
     trains: bool
+    serves: bool
     tf_config: str
     grace: float
 
@@ -76,6 +80,7 @@ class Task:
       outlets: where its stdout and its stderr are shown.
       log_dir: where its output is kept, or None.
       guard: the pipe to the launcher's guard.
+      replaces: a task that has ended, in whose place this one is started.
 
     Raises:
       OSError: the log cannot be written or the process cannot be started.
@@ -90,14 +95,19 @@ class Task:
         outlets: tuple[Outlet, Outlet],
         log_dir: Path | None,
         guard: int,
+        replaces: Task | None = None,
     ) -> None:
         self.spec = spec
+        self.started_at = time.monotonic()
+        self.is_replacement = replaces is not None
         self.exit: Exit | None = None
         self.told_to_stop = False
         self._closed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         path = log_dir / f"{spec.name.replace(' ', '-')}.log" if log_dir is not None else None
-        self.log = LogFile(path) if path is not None else None
+        self.log = LogFile(path, append=self.is_replacement) if path is not None else None
+        if self.log is not None and replaces is not None:
+            self.log.write(f"tfdist run: {spec.name}: {replaces.exit}; restarted\n".encode())
         # Progress bars are drawn only on terminals: rank 0 gets one if we have one.
         self._terminal = number == 0 and outlets[0].is_terminal
         sources, theirs = self._streams(outlets)
@@ -195,6 +205,8 @@ class Task:
             return
         self._closed = True
         self.signal(signal.SIGKILL)
+        # Their ports must be free, and they must have left the job, before a replacement starts.
+        _wait_for_group(self.process.pid, _GROUP_TIMEOUT)
         for output in self.outputs:
             output.drain()
         code = self.process.wait()
@@ -204,6 +216,35 @@ class Task:
             os.write(guard, launch_guard.ENDED % self.process.pid)
         if self.log is not None:
             self.log.close()
+
+
+def _wait_for_group(group: int, timeout: float) -> None:
+    """Waits until all processes of a group that was sent SIGKILL have ended, reaped or not."""
+    deadline = time.monotonic() + timeout
+    for pid in _members(group):
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            continue  # it has ended, or the kernel has no pidfds
+        try:
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            ended.poll(1000 * max(0.0, deadline - time.monotonic()))
+        finally:
+            os.close(descriptor)
+
+
+def _members(group: int) -> list[int]:
+    """The processes of a group that have not ended, as far as /proc shows them."""
+    members = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = path.read_text("latin-1").rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(of) == group and state not in "ZX":
+            members.append(int(path.parent.name))
+    return members
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ def test_run_help_names_every_option(capsys):
     with pytest.raises(SystemExit):
         tfdist.cli.main(["run", "--help"])
     out = capsys.readouterr().out
-    for option in ("--workers", "--ps", "--evaluator", "--log-dir", "--timeout"):
+    for option in ("--workers", "--ps", "--evaluator", "--log-dir", "--timeout", "--restarts"):
         assert option in out
 
 
@@ -57,6 +57,9 @@ def test_without_a_command_it_explains_itself(capsys):
         (["run", "--workers", "-2", "x.py"], "expected a whole number, 1 or more, received '-2'"),
         (["run", "--workers", "two", "x.py"], "1 or more, received 'two'"),
         (["run", "--ps", "-1", "x.py"], "expected a whole number, 0 or more, received '-1'"),
+        (["run", "--restarts", "-1", "x.py"], "expected a whole number, 0 or more, received '-1'"),
+        (["run", "--restarts", "1.5", "x.py"], "a whole number, 0 or more, received '1.5'"),
+        (["run", "--restarts", "x.py"], "argument --restarts: expected a whole number, 0 or more"),
         (["run", "--timeout", "0", "x.py"], "expected seconds, more than 0, received '0'"),
         (["run", "--timeout", "inf", "x.py"], "expected seconds, more than 0, received 'inf'"),
         (["run", "--log-dir", __file__, __file__], "--log-dir: expected a directory, but"),
