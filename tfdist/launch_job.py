@@ -76,8 +76,6 @@ class Job:
         self._stopping = False
         # All tasks are being stopped, and are then started again.
         self._restarting = False
-        # Servers that may be started again for a replaced task, without counting as restarts.
-        self._owed: set[str] = set()
         self._code: int | None = None
         self._ended: list[Task] = []
         self._signals: list[int] = []
@@ -194,7 +192,6 @@ class Job:
                 self._failed(task)
         while self._signals:
             self._interrupted(self._signals.pop(0))
-        self._expect_servers()
         if self._code is None and not self._stopping and self._is_trained():
             self._code = 0
             self._linger()
@@ -226,34 +223,8 @@ class Job:
         left = f"restarts left: {self._restarts_left}"
         self._say(f"{task.spec.name} failed: {task.exit}; starting it again ({left})")
         new = self._replace(task)
-        if task.spec.trains:
-            self._owed = {spec.name for spec in self._specs if spec.serves}
         if self._code is not None:
             self._give_time(new)
-
-    def _expect_servers(self) -> None:
-        """Has servers return that ended too early, because of a task that was restarted.
-
-        For the servers a worker that calls `sys.exit` has finished, whatever the code; after the
-        last worker they end. They also do when the restarted task has finished. The difference:
-        in that case its process ends soon, too.
-        """
-        for task in self._tasks:
-            name = f"return {task.spec.name}"
-            if name not in self._due and self._is_missed(task):
-                until = time.monotonic() + task.spec.grace
-                self._due[name] = (until, lambda task=task: self._bring_back(task))
-
-    def _is_missed(self, task: Task) -> bool:
-        if task.exit is None or task.spec.name not in self._owed or self._stopping:
-            return False
-        return any(t.exit is None and t.is_replacement and t.spec.trains for t in self._tasks)
-
-    def _bring_back(self, task: Task) -> None:
-        if self._is_missed(task):
-            self._owed.discard(task.spec.name)
-            self._say(f"{task.spec.name} has ended while tasks still train; starting it again")
-            self._replace(task)
 
     def _restart_all(self, task: Task) -> None:
         running = self._running()

@@ -99,13 +99,12 @@ class Task:
     ) -> None:
         self.spec = spec
         self.started_at = time.monotonic()
-        self.is_replacement = replaces is not None
         self.exit: Exit | None = None
         self.told_to_stop = False
         self._closed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         path = log_dir / f"{spec.name.replace(' ', '-')}.log" if log_dir is not None else None
-        self.log = LogFile(path, append=self.is_replacement) if path is not None else None
+        self.log = LogFile(path, append=replaces is not None) if path is not None else None
         if self.log is not None and replaces is not None:
             self.log.write(f"tfdist run: {spec.name}: {replaces.exit}; restarted\n".encode())
         # Progress bars are drawn only on terminals: rank 0 gets one if we have one.

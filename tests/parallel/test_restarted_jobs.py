@@ -164,3 +164,25 @@ def test_a_killed_worker_comes_back_to_the_servers_values(run, tmp_path, victim)
     # Eight steps an epoch: it had made about eleven, and makes all its own again.
     assert end["before"] >= 10 and end["epochs"] == [0, 1, 2]
     assert end["after"] >= end["before"] + 24
+
+
+def test_a_worker_that_exits_with_a_failure_has_not_left(run, tmp_path):
+    code, out, err = run(
+        "victim = None\n",
+        SERVED,
+        """
+        tried = len((here / "pids chief 0").read_text().split()) > 1
+        def at(epoch, step):
+            if step == 2 and not tried: sys.exit(3)
+        before, after, epochs = train(at)
+        say(json.dumps({"before": before, "after": after}))
+        """,
+        options=("--workers", "1", "--ps", "1"),
+    )
+    assert code == 0, "\n".join(err)
+    assert lives(tmp_path) == {"chief 0": 2, "ps 0": 1}
+    assert restarts(err) == [
+        "tfdist run: chief failed: exit code 3; starting it again (restarts left: 0)"
+    ]
+    (end,) = told(out, "chief")
+    assert end["before"] >= 2 and end["after"] == end["before"] + 48

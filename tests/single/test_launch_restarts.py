@@ -231,27 +231,6 @@ def test_a_server_that_fails_after_training_is_a_failure(launch, tmp_path):
     assert starts(tmp_path) == {"chief 0": 1, "ps 0": 1}
 
 
-def test_servers_that_have_ended_come_back_for_a_task_that_was_started_again(launch, tmp_path):
-    code, _, err = launch(
-        """
-        if me == "ps 0":
-            if tries == 1: wait_for_file("start chief*", 2)
-        elif tries == 1:
-            wait_for_file("pid *", 2)
-            sys.exit(3)
-        else:
-            wait_for_file("start ps*", 2)
-        """,
-        workers=1,
-        ps=1,
-        restarts=1,
-        ps_grace=0.3,
-    ).finish()
-    assert code == 0, err
-    assert starts(tmp_path) == {"chief 0": 2, "ps 0": 2}
-    assert "ps 0 has ended while tasks still train; starting it again" in said(err)
-
-
 def test_logs_keep_what_all_tries_have_written(launch, tmp_path):
     code, _, _ = launch(
         """

@@ -42,7 +42,7 @@ class _Membership:
             self._member = LocalMember(cluster, config)
         else:
             self._member = Member(cluster, config, Settings.from_environment())
-        self._watch_for_exceptions()
+        self._watch_for_failures()
         atexit.register(self.leave)
         if cluster.is_chief and config.checkpoint_dir is not None:
             threading.Thread(
@@ -76,14 +76,20 @@ class _Membership:
         except Exception as error:  # training goes on, and the snapshots before this one exist
             _log.error("%s: %s", member.cluster.task_name, error)
 
-    def _watch_for_exceptions(self) -> None:
-        previous = sys.excepthook
+    def _watch_for_failures(self) -> None:
+        """Notes how the script ends, which nobody tells to whom `atexit` calls."""
+        excepthook, leave = sys.excepthook, sys.exit
 
-        def note_failure(kind, error, trace):
+        def note_exception(kind, error, trace):
             self._failed = True
-            previous(kind, error, trace)
+            excepthook(kind, error, trace)
 
-        sys.excepthook = note_failure
+        def note_exit(status=None, /):
+            if threading.current_thread() is threading.main_thread():
+                self._failed = status not in (None, 0)
+            leave(status)
+
+        sys.excepthook, sys.exit = note_exception, note_exit
 
 
 _membership = _Membership()
