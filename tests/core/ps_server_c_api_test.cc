@@ -28,7 +28,8 @@ uint64_t tfdist_ps_image_aside_count(int64_t);
 bool tfdist_ps_image_table(int64_t, uint64_t, tfdist_ps_saved_table*);
 bool tfdist_ps_image_next_rows(int64_t, uint64_t, uint64_t, tfdist_ps_rows*);
 struct tfdist_ps_server_options {
-  int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, threads, has_chief;
+  int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
+      threads, has_chief;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
   uint64_t trace_events;
 };
