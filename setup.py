@@ -153,6 +153,8 @@ setup(
     include_package_data=False,
     install_requires=[
         f"tensorflow=={SERIES}.*" if SERIES else TENSORFLOW,
+        # As tfdist/keras/__init__.py has it: the releases whose internals tfdist was tested with.
+        "keras>=3.8,<3.16",
         "numpy",
         "grpcio",
         "absl-py",

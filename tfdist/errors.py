@@ -10,7 +10,7 @@ TfdistError
 ├── CheckpointError              (ValueError)       a parameter server's snapshot is damaged
 ├── ModelDirError                (OSError)          an Estimator's model_dir cannot be written
 ├── OpLibraryError               (ImportError)      the C++ op library cannot be loaded
-├── UnsupportedKerasError        (ImportError)      Keras 3 is too old to train with a strategy
+├── UnsupportedKerasError        (ImportError)      Keras 3 is too old, or newer than tested
 └── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
 ```
 
@@ -59,7 +59,7 @@ class OpLibraryError(TfdistError, ImportError):
 
 
 class UnsupportedKerasError(TfdistError, ImportError):
-    """The installed Keras 3 is too old to train a model with one of tfdist's strategies."""
+    """The installed Keras 3 is too old to train a model with tfdist, or newer than any tested."""
 
 
 class UnsupportedTensorFlowError(TfdistError, ImportError):

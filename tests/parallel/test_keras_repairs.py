@@ -180,9 +180,8 @@ def test_a_strategy_repairs_and_an_import_does_not(ctx):
         assert len(wrappers) == len(set(wrappers))
 
 
-@pytest.mark.parametrize("version", ["3.7.0", "3.16.0", "4.0.1"])
-@on_ranks(1)
-def test_an_unknown_keras_is_left_alone_with_a_warning(ctx, version):
+def _warnings_of_repairs(version):
+    """What is logged when the installed Keras, if that were its version, is repaired twice."""
     from tfdist.keras import apply_repairs
 
     records = []
@@ -192,10 +191,32 @@ def test_an_unknown_keras_is_left_alone_with_a_warning(ctx, version):
     keras.__version__ = version
     apply_repairs()
     apply_repairs()
+    assert {record.levelno for record in records} == {logging.WARNING}
+    return [record.getMessage() for record in records]
+
+
+@on_ranks(1)
+def test_an_old_keras_is_left_alone_with_a_warning(ctx):
+    (warning,) = _warnings_of_repairs("3.7.0")
+    assert "Keras 3.7.0 is left as it is" in warning
     assert not any(_is_repaired(*place) for place in REPAIRED)
-    (record,) = records
-    assert record.levelno == logging.WARNING
-    assert f"Keras {version} is left as it is" in record.getMessage()
+
+
+@pytest.mark.parametrize("version", ["3.16.0", "4.0.1"])
+@on_ranks(1)
+def test_a_newer_keras_than_the_tested_ones_is_refused(ctx, version):
+    keras.__version__ = version
+    expected = rf"Keras 3\.8 to 3\.15, but Keras {version} is installed.*ALLOW_UNTESTED_KERAS=1"
+    for make in (tfdist.MirroredStrategy, tfdist.MultiWorkerMirroredStrategy):
+        with pytest.raises(UnsupportedKerasError, match=expected):
+            make()
+
+
+@on_ranks(1, env={"TFDIST_ALLOW_UNTESTED_KERAS": "1"})
+def test_a_newer_keras_is_tried_with_a_warning(ctx):
+    (warning,) = _warnings_of_repairs("3.16.0")
+    assert "not with 3.16.0; results may be wrong" in warning
+    assert all(_is_repaired(*place) for place in REPAIRED)
 
 
 @on_ranks(1)

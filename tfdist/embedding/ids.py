@@ -9,17 +9,25 @@ import tensorflow as tf
 COMBINERS = (None, "sum", "mean", "sqrtn")
 
 
+class IdTypeError(TypeError, NotImplementedError):
+    """Ids of a type that cannot be ids.
+
+    A Sequential without an Input takes its first layer's input for float32, and when the shapes
+    cannot be inferred from that (NotImplementedError) it waits for the real input.
+    """
+
+
 def as_int64(ids: tf.Tensor) -> tf.Tensor:
     """Returns ids as int64: integers as they are, strings as their 64-bit fingerprints.
 
     Raises:
-      TypeError: they are neither.
+      IdTypeError: they are neither.
     """
     if ids.dtype == tf.string:
         flat = tf.reshape(ids, [-1])
         return tf.reshape(tf.bitcast(tf.fingerprint(flat), tf.int64), tf.shape(ids))
     if not ids.dtype.is_integer:
-        raise TypeError(
+        raise IdTypeError(
             f"an embedding's ids: expected integers or strings, received {ids.dtype.name}. (A "
             "Keras model takes its input for float32 unless a keras.Input gives its dtype.)"
         )

@@ -9,7 +9,13 @@ devices).
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
+import os
+import sys
+
+from tfdist import validation
+from tfdist.errors import UnsupportedKerasError
 
 _log = logging.getLogger("tfdist")
 
@@ -19,24 +25,41 @@ _FIRST, _LAST = (3, 8), (3, 15)
 
 @functools.cache
 def apply_repairs() -> None:
-    """Repairs the installed Keras 3 where our strategies need it; later calls do nothing."""
+    """Repairs the installed Keras 3 where our strategies need it; later calls do nothing.
+
+    Raises:
+      UnsupportedKerasError: Keras is newer than the repairs, which nobody has tried with it, and
+        `TFDIST_ALLOW_UNTESTED_KERAS` is not 1.
+    """
     import keras
 
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if version[0] < 3 or keras.backend.backend() != "tensorflow":
         return
-    if not _FIRST <= version <= _LAST:
+    tested = "{}.{} to {}.{}".format(*_FIRST, *_LAST)
+    if version < _FIRST:
+        from tfdist.keras import refusal
+
         _log.warning(
-            "tfdist's repairs of Keras were written for %d.%d to %d.%d; Keras %s is left as it is",
-            *_FIRST,
-            *_LAST,
+            "tfdist repairs Keras %s; Keras %s is left as it is", tested, keras.__version__
+        )
+        refusal.refuse_to_compile(".".join(map(str, _FIRST)))
+        return
+    if version > _LAST:
+        if not validation.switch(os.environ, "TFDIST_ALLOW_UNTESTED_KERAS", False):
+            raise UnsupportedKerasError(
+                f"tfdist trains with Keras {tested}, but Keras {keras.__version__} is installed, "
+                "whose internals tfdist was not tested with: results could be wrong without an "
+                f"error. Install a tested one with `pip install 'keras<{_LAST[0]}.{_LAST[1] + 1}'`,"
+                " or a tfdist release that supports yours. TFDIST_ALLOW_UNTESTED_KERAS=1 goes on "
+                "all the same."
+            )
+        _log.warning(
+            "TFDIST_ALLOW_UNTESTED_KERAS: tfdist was tested with Keras %s, not with %s; results "
+            "may be wrong",
+            tested,
             keras.__version__,
         )
-        if version < _FIRST:
-            from tfdist.keras import refusal
-
-            refusal.refuse_to_compile(".".join(map(str, _FIRST)))
-        return
     # Not above: these import Keras, and a bare import of tfdist must not.
     from tfdist.keras import (
         callbacks,
@@ -76,3 +99,12 @@ def apply_repairs() -> None:
     servers.share_training_data_only()
     callbacks.checkpoint_on_chief()
     callbacks.back_up_on_chief()
+    _register_layers()
+
+
+def _register_layers() -> None:
+    """Makes tfdist's layers known to `load_model`, which needs a strategy to make them anyway."""
+    importlib.import_module("tfdist.layers.embedding")
+    importlib.import_module("tfdist.data_parallel.batch_normalization")
+    if "tf_keras" in sys.modules:
+        importlib.import_module("tfdist.layers.legacy")
