@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils, distribute_utils, values_util
-from tensorflow.python.distribute.cross_device_ops import get_devices_from
-from tensorflow.python.distribute.values import Mirrored, PerReplica
+from tensorflow.python.distribute.cross_device_ops import get_devices_from, simple_broadcast
+from tensorflow.python.distribute.values import Mirrored, PerReplica, SyncOnReadVariable
 from tensorflow.python.saved_model import save_context
 
 from tfdist import ops
@@ -29,6 +29,8 @@ class FusedAllReduce(tf.distribute.CrossDeviceOps):
         self._device = device
 
     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        if isinstance(per_replica_value, SyncOnReadVariable):
+            return self._read(reduce_op, per_replica_value, destinations)
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
@@ -45,6 +47,21 @@ class FusedAllReduce(tf.distribute.CrossDeviceOps):
             for i, value in zip(positions, mirrored, strict=True):
                 reduced[i] = value
         return reduced
+
+    def _read(self, reduce_op, variable, destinations):
+        """Reads a variable of which each replica has its own value.
+
+        With TensorFlow's own ops, so that a function that reads one may be saved: there all
+        replicas' values are the first one's, and a mean is as it should be. (TensorFlow keeps
+        functions that read sums from being saved.)
+        """
+        with tf.device(self._device):
+            value = tf.add_n([tf.convert_to_tensor(of_one) for of_one in variable.values])
+            if reduce_op == tf.distribute.ReduceOp.MEAN:
+                value = cross_device_utils.divide_by_n_tensors_or_indexed_slices(
+                    value, len(variable.values)
+                )
+        return simple_broadcast(value, destinations)
 
     def _gather_implementation(self, per_replica_value, destinations, axis, options):
         with tf.device(self._device):

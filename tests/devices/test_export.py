@@ -17,7 +17,7 @@ from replicas import make_strategy
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 KINDS = ("mirrored", "central")
-FORMS = ("export", "tf_keras_export", "saved_model", "module", "keras_file")
+FORMS = ("export", "tf_keras_export", "saved_model", "concrete", "module", "keras_file")
 ROWS = 10
 
 # Loads what each directory holds and writes down what it answers. Runs without tfdist.
@@ -83,6 +83,10 @@ def _save_all(kind: str, root: Path, rows: np.ndarray) -> dict[str, np.ndarray]:
     model = _trained(strategy)
     model.export(str(directories["export"]))
     tf.saved_model.save(model, str(directories["saved_model"]))
+    traced = tf.function(lambda rows: model(rows, training=False)).get_concrete_function(
+        tf.TensorSpec([None, models.COLUMNS])
+    )
+    tf.saved_model.save(model, str(directories["concrete"]), signatures=traced)
     directories["keras_file"].mkdir()
     model.save(directories["keras_file"] / "model.keras")
 
