@@ -87,6 +87,15 @@ class ParameterServerStrategy(StrategyBase):
     ```
     """
 
+    @property
+    def _cluster_coordinator(self) -> Any:
+        """What `tf.distribute.coordinator.ClusterCoordinator` looks for in a strategy."""
+        raise ClusterConfigError(
+            "ClusterCoordinator: expected TensorFlow's own ParameterServerStrategy, received "
+            "tfdist's, which has no coordinator: every worker runs the script, and strategy.run or "
+            "fit trains. docs/parameter_server.md ports a loop of schedule and join"
+        )
+
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,

@@ -9,6 +9,7 @@ import socket
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from known_gradient import (
     BASE,
     ended_well,
@@ -264,3 +265,27 @@ def test_a_process_has_one_strategy(ctx):
         ClusterConfigError, match="has joined a job as chief .* cannot join another"
     ):
         tfdist.ParameterServerStrategy(mode="sync")
+
+
+@on_job(1)
+def test_there_is_no_coordinator(ctx):
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy()
+    with pytest.raises(ClusterConfigError, match="expected TensorFlow's own ParameterServerStr"):
+        tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+@on_ranks(2, roles=("chief", "ps"))
+def test_a_tensorflow_server_where_a_server_should_be(ctx):
+    if ctx.rank == 1:
+        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+        server = tf.distribute.Server(cluster, "ps", 0)
+        ctx.barrier("serves")
+        ctx.barrier("asked")
+        del server
+        return
+    ctx.barrier("serves")
+    with pytest.raises(ClusterConfigError, match="another gRPC server, as tf.distribute.Server"):
+        tfdist.ParameterServerStrategy()
+    ctx.barrier("asked")

@@ -313,7 +313,10 @@ def test_a_server_that_is_not_ours_is_recognised():
             return grpc.unary_unary_rpc_method_handler(lambda body, context: b"<html>")
 
     members = clusters(2)
-    for handlers, detail in (([], "UNIMPLEMENTED"), ([Other()], "6 bytes of no JSON")):
+    for handlers, detail in (
+        ([], "another gRPC server, as tf.distribute.Server is"),
+        ([Other()], "6 bytes of no JSON"),
+    ):
         server = grpc.server(futures.ThreadPoolExecutor(1))
         server.add_generic_rpc_handlers(handlers)
         server.add_insecure_port(members[0].address)

@@ -142,6 +142,11 @@ class ControlClient:
             return SilentError("no answer in time")
         if error.code() in _GONE:
             return UnreachableError(error.details())
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            return self._not_tfdist(
+                "another gRPC server, as tf.distribute.Server is: with tfdist every task runs the "
+                "script, or python -m tfdist.server"
+            )
         return self._not_tfdist(f"{error.code().name}: {error.details()}")
 
     def _not_authentic(self, problem: str) -> AuthenticationError:
