@@ -25,6 +25,7 @@ CONFIG = SimpleNamespace(
     worker_timeout=20.0,
     start_timeout=20.0,
     compensation_lambda=0.04,
+    durability="warn",
     trace_events=0,
 )
 
