@@ -45,6 +45,7 @@ class ParameterServer:
       interface: numeric address of this host to listen on; "" for all there are.
       peer_memory: whether workers of this machine and user, and the server, read values out of each
         other's memory, where the system lets them.
+      memory: bytes that it may hold; 0: as many as there are.
 
     Raises:
       tf.errors.UnavailableError: the port cannot be bound.
@@ -59,6 +60,7 @@ class ParameterServer:
         *,
         interface: str = "127.0.0.1",
         peer_memory: bool = True,
+        memory: int = 0,
     ) -> None:
         handle, bound_port = server_calls.Handle(), ctypes.c_int()
         options = server_calls.Options(
@@ -76,6 +78,7 @@ class ParameterServer:
             start_timeout_seconds=config.start_timeout,
             compensation_lambda=config.compensation_lambda,
             trace_events=config.trace_events,
+            memory_budget=memory,
         )
         SERVER.create(
             *(ctypes.byref(options), interface.encode(), port, int(peer_memory)),
@@ -108,6 +111,7 @@ class ParameterServer:
                     array.nbytes,
                     aside,
                 )
+        SERVER.restore_time(self._handle, image.time)
         progress = np.ascontiguousarray(image.progress, np.uint64)
         SERVER.restore_progress(
             self._handle, progress.ctypes.data_as(server_calls.Long), progress.size
@@ -240,7 +244,11 @@ def _held(image: ctypes.c_int64) -> Iterator[ServerImage]:
         shards = _shards(image)
         split = len(shards) - IMAGE.aside_count(image)
         yield ServerImage(
-            dict(shards[:split]), _progress(image), dict(shards[split:]), saved_tables(image)
+            dict(shards[:split]),
+            _progress(image),
+            dict(shards[split:]),
+            saved_tables(image),
+            IMAGE.time(image),
         )
     finally:
         IMAGE.free(image)

@@ -259,6 +259,7 @@ class Settings:
         (`TFDIST_PEER_MEMORY`).
       checkpoint_dir: where a `ps` task keeps snapshots whose script names no directory
         (`TFDIST_CHECKPOINT_DIR`).
+      ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -267,6 +268,7 @@ class Settings:
     exit_timeout: float = 300.0
     peer_memory: bool = True
     checkpoint_dir: str | None = None
+    ps_memory: int = 0
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -285,4 +287,5 @@ class Settings:
             exit_timeout=validation.seconds(environ, "TFDIST_EXIT_TIMEOUT", cls.exit_timeout),
             peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
             checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
+            ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
         )

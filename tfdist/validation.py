@@ -157,6 +157,24 @@ def port(environ: Mapping[str, str], name: str, default: int) -> int:
     raise ClusterConfigError(f"{name}: expected a port number in 0..65535, received {text!r}")
 
 
+def size(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Returns the positive number of bytes in variable `name`, such as "8G", or `default`.
+
+    K, M, G and T stand for powers of 1024.
+    """
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([KMGT]?)", text)
+    value = int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")) if found else 0
+    if 0 < value < 2**63:
+        return value
+    raise ClusterConfigError(
+        f"{name}: expected a number of bytes such as 500M or 8G (K, M, G, T: powers of 1024), "
+        f"received {text!r}"
+    )
+
+
 def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     """Returns whether variable `name` is 1 rather than 0, or `default`."""
     text = environ.get(name, "").strip()

@@ -22,6 +22,8 @@ def reading(seconds, incarnation="7", pulls=0, pushes=0, **tables):
         "value_bytes": 500,
         "connections": 2,
         "log_failed": int(incarnation == "full"),
+        "memory_held": 6 << 20,
+        "memory_budget": 8 << 30 if incarnation == "limited" else 0,
     }
     return {
         "seconds": seconds,
@@ -72,8 +74,8 @@ def test_what_is_printed():
         ["a:1", "b:2", "c:3"], [BEFORE, None, None], [AFTER, "no answer in time", None]
     )
     assert text == (
-        "      workers  rows   bytes  pulls/s  pushes/s  lookups/s  hit rate\n"
-        "ps 0        2    35  4.2 MB     10.0       5.0       1500    83.3 %\n"
+        "      workers  rows   bytes  memory  pulls/s  pushes/s  lookups/s  hit rate\n"
+        "ps 0        2    35  4.2 MB    6.0M     10.0       5.0       1500    83.3 %\n"
         "\n"
         "               rows   bytes  lookups/s  hit rate  updates/s  evicted  lost\n"
         "items on ps 0     5  1.0 KB        500   100.0 %          0        0     0\n"
@@ -82,6 +84,12 @@ def test_what_is_printed():
         "ps 1 at b:2: no answer in time\n"
         "ps 2 at c:3: no worker has come yet\n"
     )
+
+
+def test_a_budget_is_shown():
+    text = stats_report.describe(["a:1"], [None], [reading(1.0, incarnation="limited")])
+    head, line = text.splitlines()
+    assert head.split()[3] == "memory" and "  6.0M of 8.0G  " in line
 
 
 def test_a_log_that_has_failed_is_shown():

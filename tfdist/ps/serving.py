@@ -211,6 +211,7 @@ class ServerTask:
                 has_chief=bool(self._cluster.chief),
                 interface=interfaces.interface(self._cluster, self._settings.secret),
                 peer_memory=self._settings.peer_memory,
+                memory=self._settings.ps_memory,
             )
             root = self._root
             if self._config.durability == "refuse" and not files.is_local(root):

@@ -45,6 +45,7 @@ class Snapshot:
       aside: as `shards`, of another number of servers, what was not created here yet.
       rows: the seal of the file of rows; `None` if there is none.
       log: the number of the first log of rows that this snapshot lacks.
+      time: when it was taken, in the time of its rows; 0: unknown, as before there was one.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Snapshot:
     aside: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     rows: int | None = None
     log: int = 0
+    time: float = 0.0
 
 
 def prepare(folder: str) -> None:
@@ -94,6 +96,7 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
         "aside": len(snapshot.aside),
         "rows": snapshot.rows,
         "log": snapshot.log,
+        "time": snapshot.time,
     }
     with files.create(scratch) as file:
         np.savez(file, about=_text(described), progress=snapshot.progress, **arrays)
@@ -155,6 +158,7 @@ def read(path: str) -> Snapshot:
                 dict(shards[split:]),
                 about.get("rows"),
                 about.get("log", 0),
+                about.get("time", 0.0),
             )
     except CheckpointError:
         raise

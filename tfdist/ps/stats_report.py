@@ -19,7 +19,7 @@ from tfdist.job_file import JobFile
 from tfdist.ps import server_stats
 from tfdist.ps.server_stats import Reading, ServerRates
 
-_HEAD = ("", "workers", "rows", "bytes", "pulls/s", "pushes/s", "lookups/s", "hit rate")
+_HEAD = ("", "workers", "rows", "bytes", "memory", "pulls/s", "pushes/s", "lookups/s", "hit rate")
 _TABLE_HEAD = ("", "rows", "bytes", "lookups/s", "hit rate", "updates/s", "evicted", "lost")
 
 
@@ -171,6 +171,7 @@ def _server_line(name: str, found: ServerRates) -> tuple[str, ...]:
         f"{found.workers}",
         f"{found.rows}",
         _size(found.bytes),
+        _memory(found),
         f"{found.pulls:.1f}",
         f"{found.pushes:.1f}",
         f"{found.lookups:.0f}",
@@ -196,6 +197,21 @@ def _size(count: int) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def _memory(found: ServerRates) -> str:
+    """What is held, and of what budget, as TFDIST_PS_MEMORY is written."""
+    held = _binary(found.memory_held)
+    return f"{held} of {_binary(found.memory_budget)}" if found.memory_budget else held
+
+
+def _binary(count: int) -> str:
+    size = count / 1024
+    for unit in "KMG":
+        if size < 1024:
+            return f"{size:.1f}{unit}"
+        size /= 1024
+    return f"{size:.1f}T"
 
 
 def _percent(part: float | None) -> str:

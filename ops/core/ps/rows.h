@@ -6,12 +6,14 @@
 #ifndef TFDIST_OPS_CORE_PS_ROWS_H_
 #define TFDIST_OPS_CORE_PS_ROWS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <vector>
 
+#include "core/ps/memory_budget.h"
 #include "core/ps/page_array.h"
 
 namespace tfdist::ps {
@@ -41,7 +43,13 @@ class Rows {
 
   // `hash` is MixId(id).
   Number Find(int64_t id, uint64_t hash) const;
-  // The id must not be there. Content and the rest of the head are undefined.
+  // Has `count` more rows need no memory when they are inserted. Throws std::bad_alloc, or
+  // OverBudget if that is asked for; all rows are as they were.
+  void Reserve(size_t count, bool within_budget);
+  // How many rows can be inserted without memory.
+  size_t spare() const { return std::min(spare_rows(), spare_buckets()); }
+  // The id must not be there. Content and the rest of the head are undefined. Throws as Reserve, if
+  // there is no spare row.
   Number Insert(int64_t id, uint64_t hash);
   void Erase(Number row);
 
@@ -50,12 +58,21 @@ class Rows {
 
   // Numbers below `end` are in use, or free.
   Number end() const { return end_; }
+  // Numbers of rows that have memory are below this.
+  size_t capacity() const { return slabs_.size() << slab_bits_; }
+  // How many get their memory together.
+  size_t slab_rows() const { return size_t{1} << slab_bits_; }
   bool in_use(Number row) const { return (used_[row / 64] >> row % 64 & 1) != 0; }
   // One bit for each number, in words of 64.
   const std::vector<uint64_t>& in_use() const { return used_; }
   size_t size() const { return size_; }
   // All memory that this holds.
   size_t bytes() const;
+  void CountIn(const std::shared_ptr<MemoryBudget>& budget) { charge_.SetBudget(budget); }
+  // What is counted: rows and index.
+  size_t counted_bytes() const { return charge_.bytes(); }
+  // Of Reserve, about.
+  size_t BytesToReserve(size_t count) const;
 
   // Has the processor fetch what Find will need, and so many bytes of the row's content.
   void PrefetchIndex(uint64_t hash) const;
@@ -67,8 +84,11 @@ class Rows {
   static uint8_t TagOf(uint64_t hash) { return static_cast<uint8_t>(hash >> 56) | 1; }
   size_t FindBucket(Number row, uint64_t hash) const;
   void Place(Number row, uint64_t hash);
-  void Grow();
-  void AddSlab();
+  size_t spare_rows() const { return free_count_ + capacity() - end_; }
+  // At most seven buckets of eight are taken.
+  size_t spare_buckets() const { return buckets_.size() / 8 * 7 - size_; }
+  void Grow(bool within_budget);
+  void AddSlab(bool within_budget);
 
   struct Free {
     void operator()(char* memory) const { std::free(memory); }
@@ -83,9 +103,12 @@ class Rows {
   PageArray<Number> buckets_;
   PageArray<uint8_t> tags_;  // 0: the bucket is empty
   std::vector<uint64_t> used_;
-  std::vector<Number> free_;
+  // Rows that were erased: the first, each of which has the number of the next as its id.
+  Number first_free_ = kNone;
+  size_t free_count_ = 0;
   Number end_ = 0;
   size_t size_ = 0;
+  MemoryCharge charge_{MemoryUse::kStays};  // of slabs and the index
 };
 
 }  // namespace tfdist::ps

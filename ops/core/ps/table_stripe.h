@@ -2,6 +2,7 @@
 #ifndef TFDIST_OPS_CORE_PS_TABLE_STRIPE_H_
 #define TFDIST_OPS_CORE_PS_TABLE_STRIPE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,12 +27,18 @@ inline uint32_t Ticks(double seconds) {
 struct Table::Stripe {
   Stripe(const TableConfig& config, size_t content_floats)
       : rows(content_floats * sizeof(float)), random(config.initializer.seed) {
-    if (config.min_count > 1) sightings = std::make_unique<Sightings>();
+    if (config.min_count > 1) {
+      sightings = std::make_unique<Sightings>();
+      charge.Grow(sightings->bytes(), /*within_budget=*/false);
+    }
   }
 
   std::mutex mutex;
   Rows rows;
-  std::unique_ptr<Sightings> sightings;  // of ids without a row
+  std::unique_ptr<Sightings> sightings;    // of ids without a row
+  MemoryCharge charge{MemoryUse::kStays};  // of sightings
+  // Of the spare rows, those that requests in progress may need.
+  std::atomic<uint64_t> promised{0};
   uint64_t random;
   TableStats stats;
 
@@ -42,6 +49,8 @@ struct Table::Stripe {
   RowBits needed;
   uint32_t cursor = 0;
   SavedRows kept;
+  bool copy_lacks_rows = false;     // there was no memory to keep one
+  bool removed_lacks_rows = false;  // the same of `removed`
 };
 
 }  // namespace tfdist::ps
