@@ -27,6 +27,7 @@ Rows::Rows(size_t content_bytes)
       tags_(kFirstBuckets) {
   while (row_bytes_ << (slab_bits_ + 1) <= kSlabBytes) ++slab_bits_;
   slab_mask_ = (size_t{1} << slab_bits_) - 1;
+  rows_together_ = std::max<size_t>(1, kPageBytes / (row_bytes_ << slab_bits_)) << slab_bits_;
   charge_.Grow(IndexBytes(kFirstBuckets), /*within_budget=*/false);
 }
 
@@ -42,7 +43,14 @@ Rows::Number Rows::Find(int64_t id, uint64_t hash) const {
 }
 
 void Rows::Reserve(size_t count, bool within_budget) {
-  if (count <= spare()) return;
+  const size_t before = spare();
+  if (count <= before) return;
+  // Also if it fails on its way.
+  struct Finally {
+    Rows* rows;
+    size_t before;
+    ~Finally() { rows->TakeBack(rows->spare() - before); }
+  } const finally{this, before};
   while (spare_buckets() < count) Grow(within_budget);
   while (spare_rows() < count) AddSlab(within_budget);
 }
@@ -55,16 +63,17 @@ Rows::Number Rows::Insert(int64_t id, uint64_t hash) {
     --free_count_;
   } else {
     row = end_++;
+    if (end_ % rows_together_ == 0) CollapseLastFull();
   }
   used_[row / 64] |= uint64_t{1} << row % 64;
-  ++size_;
+  SetSize(size() + 1);
+  unpromised_.fetch_sub(1, std::memory_order_relaxed);
   head(row) = {id, 0, 0};
   Place(row, hash);
   return row;
 }
 
-// Not zeroed: it may never be used. What is full becomes one huge page, else each row that is read
-// costs a walk through the page tables too; where there are none, all works as well.
+// Not zeroed: it may never be used.
 void Rows::AddSlab(bool within_budget) {
   const size_t slab_bytes = row_bytes_ << slab_bits_;
   const size_t bytes = std::max(kPageBytes, slab_bytes);
@@ -81,13 +90,20 @@ void Rows::AddSlab(bool within_budget) {
       charge_.Shrink(slab_bytes);
       throw std::bad_alloc();
     }
-    if (!memory_.empty()) madvise(memory_.back().get(), bytes, MADV_COLLAPSE);
     memory_.emplace_back(fresh);
     memory_used_ = 0;
   }
   slabs_.push_back(memory_.back().get() + memory_used_);
   memory_used_ += slab_bytes;
   used_.resize(words);
+}
+
+// What is full becomes one huge page, else each row that is read costs a walk through the page
+// tables too; where there are none, all works as well.
+void Rows::CollapseLastFull() {
+  const size_t slab_bytes = row_bytes_ << slab_bits_;
+  madvise(memory_[end_ / rows_together_ - 1].get(), std::max(kPageBytes, slab_bytes),
+          MADV_COLLAPSE);
 }
 
 void Rows::Place(Number row, uint64_t hash) {
@@ -121,7 +137,8 @@ void Rows::Erase(Number row) {
   head(row).id = first_free_;
   first_free_ = row;
   ++free_count_;
-  --size_;
+  SetSize(size() - 1);
+  TakeBack(1);
 }
 
 void Rows::Grow(bool within_budget) {
@@ -145,7 +162,7 @@ void Rows::Grow(bool within_budget) {
 size_t Rows::BytesToReserve(size_t count) const {
   if (count <= spare()) return 0;
   size_t buckets = buckets_.size();
-  while (buckets / 8 * 7 < size_ + count) buckets *= 2;
+  while (buckets / 8 * 7 < size() + count) buckets *= 2;
   // A new index and the old one are there at the same time.
   const size_t index = buckets == buckets_.size() ? 0 : IndexBytes(buckets);
   const size_t rows = count - std::min(count, spare_rows());

@@ -21,7 +21,7 @@ class Table::Room {
   Room() = default;
   ~Room() {
     for (size_t i = 0; i < kStripes; ++i) {
-      if (rows_[i] > 0) table_->stripes_[i]->promised -= rows_[i];
+      if (rows_[i] > 0) table_->stripes_[i]->rows.TakeBack(rows_[i]);
     }
   }
   Room(Room&& other) noexcept { Add(std::move(other)); }

@@ -44,29 +44,35 @@ std::unique_ptr<Table::Batch> Table::Prepare(const int64_t* ids, size_t count, M
 
 void Table::MakeRoom(size_t number, Makes makes, bool within_budget, Batch* batch) {
   Stripe* const stripe = stripes_[number].get();
-  const std::lock_guard<std::mutex> lock(stripe->mutex);
   // With a limit, rows are evicted when there is one more than that.
-  size_t most = SIZE_MAX;
+  size_t most = batch->count(number);
   if (config_.max_rows > 0) {
     const size_t limit = std::max<uint64_t>(1, config_.max_rows / kStripes);
-    most = limit + 1 - std::min<size_t>(limit, stripe->rows.size());
+    most = std::min(most, limit + 1 - std::min(limit, stripe->rows.size()));
   }
-  const auto promise = [&](size_t rows) {
-    rows = std::min(rows, most);
-    Reserve(stripe, rows + stripe->promised, within_budget);
-    stripe->promised += rows;
+  const auto promised = [&](size_t rows) {
+    if (!stripe->rows.Promise(rows)) return false;
     batch->room().rows_[number] += static_cast<uint32_t>(rows);
+    return true;
   };
-  // As if no id had a row, because it is costly to know. Where that takes little memory, a table
-  // that has stopped growing keeps this much room, and no request has to look again.
-  const size_t all = std::min(batch->count(number), most) + stripe->promised;
-  if (all <= stripe->rows.spare()) return promise(batch->count(number));
+  // As if no id had a row, because it is costly to know, and without the lock.
+  if (promised(most)) return;
+  const std::lock_guard<std::mutex> lock(stripe->mutex);
+  const auto spare_for = [&](size_t rows) {
+    return stripe->rows.spare() + rows - std::min<int64_t>(rows, stripe->rows.unpromised());
+  };
+  const auto promise = [&](size_t rows) {
+    while (!promised(rows)) Reserve(stripe, spare_for(rows), within_budget);
+  };
+  // Where it takes little memory, a table that has stopped growing keeps this much room, and no
+  // request has to look again.
+  const size_t all = spare_for(most);
   const bool is_little =
       all <= std::max(stripe->rows.slab_rows(), stripe->rows.size() / kPartAhead);
   if (is_little && (!within_budget || budget_ == nullptr ||
                     budget_->HasRoom(stripe->rows.BytesToReserve(all), MemoryUse::kStays))) {
     try {
-      return promise(batch->count(number));
+      return promise(most);
     } catch (const std::bad_alloc&) {  // perhaps fewer fit
     }
   }
@@ -75,7 +81,7 @@ void Table::MakeRoom(size_t number, Makes makes, bool within_budget, Batch* batc
     if (stripe->rows.Find(id, hash) != Rows::kNone) return;
     missing += makes == Makes::kAll || WouldAdmit(*stripe, hash) ? 1 : 0;
   });
-  if (missing > 0) promise(missing);
+  if (missing > 0) promise(std::min(missing, most));
 }
 
 void Table::Reserve(Stripe* stripe, size_t rows, bool within_budget) {

@@ -2,7 +2,6 @@
 #ifndef TFDIST_OPS_CORE_PS_TABLE_STRIPE_H_
 #define TFDIST_OPS_CORE_PS_TABLE_STRIPE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,8 +36,6 @@ struct Table::Stripe {
   Rows rows;
   std::unique_ptr<Sightings> sightings;    // of ids without a row
   MemoryCharge charge{MemoryUse::kStays};  // of sightings
-  // Of the spare rows, those that requests in progress may need.
-  std::atomic<uint64_t> promised{0};
   uint64_t random;
   TableStats stats;
 
