@@ -29,6 +29,8 @@ _COMPENSATIONS = {None: 0, "dc-asgd": 1, "adadelay": 2}
 _EVENTS = {1: "came", 2: "left", 3: "lost", 4: "log"}
 _TRACE_KINDS = {1: "pull", 2: "push", 3: "drop", 4: "close"}
 _TEXT_BYTES = 1024
+# Names are bytes to the store: those that are no text are saved and restored all the same.
+_ERRORS = "surrogateescape"
 _THREADS = 2
 
 
@@ -104,7 +106,7 @@ class ParameterServer:
                 array = np.ascontiguousarray(array)
                 SERVER.restore_shard(
                     self._handle,
-                    name.encode(),
+                    name.encode(errors=_ERRORS),
                     DTYPES[tf.as_dtype(array.dtype)],
                     array.size,
                     array.ctypes.data,
@@ -270,7 +272,7 @@ def _shards(image: ctypes.c_int64) -> list[tuple[str, np.ndarray]]:
         )
         memory = (ctypes.c_uint8 * size.value).from_address(data.value) if size.value else b""
         array = np.frombuffer(memory, _NUMPY_DTYPES[dtype.value])
-        shards.append((name.value.decode(), array))
+        shards.append((name.value.decode(errors=_ERRORS), array))
     return shards
 
 

@@ -114,7 +114,7 @@ def saved_tables(image: ctypes.c_int64) -> list[SavedTable]:
     while server_calls.IMAGE.table(image, len(tables), ctypes.byref(raw)):
         tables.append(
             SavedTable(
-                raw.name.decode(),
+                raw.name.decode(errors="surrogateescape"),
                 ctypes.string_at(raw.description, raw.description_bytes),
                 raw.content_floats,
                 raw.learning_rate,

@@ -94,7 +94,8 @@ class Cluster:
             return cls.local()
         try:
             config = json.loads(text)
-        except json.JSONDecodeError as error:
+        # RecursionError: thousands of nested brackets. ValueError: thousands of digits, too.
+        except (ValueError, RecursionError) as error:
             raise ClusterConfigError(
                 f"TF_CONFIG: expected JSON such as {_TF_CONFIG_EXAMPLE}, received {show(text)} "
                 f"({error})"

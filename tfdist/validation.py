@@ -57,7 +57,7 @@ def role_name(name: Any, source: str, where: str) -> str:
 
 def task_number(index: Any, source: str) -> int:
     """Returns a task index given as an int or a numeric string, else raises ClusterConfigError."""
-    if isinstance(index, str) and re.fullmatch(r"\s*-?[0-9]+\s*", index):
+    if isinstance(index, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", index):
         return int(index)
     if isinstance(index, int) and not isinstance(index, bool):
         return index
@@ -77,7 +77,7 @@ def address_problem(address: Any) -> str | None:
         if ":" in address.rpartition("]")[2]:
             return "the port is not a number"
         return "it has no port"
-    if not 1 <= int(match["port"]) <= 65535:
+    if len(match["port"]) > 5 or not 1 <= int(match["port"]) <= 65535:
         return "the port is outside 1..65535"
     return None
 

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from table_job import ADAGRAD, Worker, restored, rows_of, start_server, train
 
+from tfdist import ops
 from tfdist.errors import CheckpointError
 from tfdist.ps import checkpoints, layout, row_chain, rows_file, snapshot
 from tfdist.ps.checkpoints import Checkpoints
@@ -348,3 +349,14 @@ def test_a_snapshot_that_fails_leaves_nothing_behind(job, tmp_path):
     saved.save(1)
     copy, origin = restored(tmp_path)
     assert origin == f"snapshot 1 in {tmp_path}/ps-0-of-1" and rows_of(copy)["a"].keys() == {1, 2}
+
+
+def test_names_that_are_no_text_are_saved_and_restored(tmp_path):
+    store = start_server()
+    name = b"\x80 name".decode(errors="surrogateescape")
+    store.restore(ops.ServerImage({name: np.arange(3.0)}, np.array([], np.uint64)))
+    store.end_restore()
+    Checkpoints(store, str(tmp_path), 0, 1).save(1)
+    copy, _ = restored(tmp_path)
+    with copy.checkpoint(False, None) as image:
+        assert list(image.shards) == [name]

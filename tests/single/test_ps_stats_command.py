@@ -100,6 +100,35 @@ def test_a_log_that_has_failed_is_shown():
     )
 
 
+class _Answers:
+    """A control address that gives one answer."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def call(self, *_, **__):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return {"status": "stats", **self.answer}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, AFTER | {"tables": []}, AFTER | {"seconds": "soon"}, AFTER | {"server": {"pulls": 1}}],
+)
+def test_an_answer_of_something_else_is_a_line(answer):
+    assert "received" in stats_report._ask(_Answers(answer))
+
+
+def test_what_others_say_does_not_steer_the_terminal():
+    hostile = AFTER | {"tables": {"\x1b]0;owned\x07": AFTER["tables"]["users"]}}
+    refused = stats_report._ask(_Answers(ClusterConfigError("\x1b[2J")))
+    text = stats_report.describe(["a:1", "b:2"], [None] * 2, [hostile, refused])
+    shown = stats_report._printable(text)
+    assert "\x1b" in text and "\x1b" not in shown and "\\x1b]0;owned\\x07 on ps 0" in shown
+    assert len(stats_report._printable("x" * (2 << 20))) < 1.1 * (1 << 20)
+
+
 def test_which_servers(monkeypatch):
     assert stats_report.servers_of("a:1, b:2") == ["a:1", "b:2"]
     config = '{"cluster": {"worker": ["w:1"], "ps": ["a:1", "b:2"]}}'

@@ -20,6 +20,7 @@ from tfdist.ps import server_stats
 from tfdist.ps.server_stats import Reading, ServerRates
 
 _HEAD = ("", "workers", "rows", "bytes", "memory", "pulls/s", "pushes/s", "lookups/s", "hit rate")
+_MOST_SHOWN = 1 << 20  # characters of a report
 _TABLE_HEAD = ("", "rows", "bytes", "lookups/s", "hit rate", "updates/s", "evicted", "lost")
 
 
@@ -66,7 +67,7 @@ def run(cluster: str | None, interval: float, watch: float | None, job: Path | N
         while True:
             time.sleep(watch or interval)
             after = [_ask(control) for control in controls]
-            print(describe(addresses, before, after), flush=True)
+            print(_printable(describe(addresses, before, after)), flush=True)
             if watch is None:
                 return 1 if any(isinstance(reading, str) for reading in after) else 0
             before = after
@@ -151,9 +152,20 @@ def describe(
 
 def _ask(control: ControlClient) -> Reading | str | None:
     try:
-        return server_stats.ask(control)
+        reading = server_stats.ask(control)
+        if reading is not None:
+            describe([""], [None], [reading])  # or it cannot be shown
+        return reading
     except (UnreachableError, TfdistError) as error:
         return str(error)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        return f"expected what a parameter server of this release tells, received {error!r}"
+
+
+def _printable(text: str) -> str:
+    """What others have named, or said, is not to steer a terminal."""
+    shown = (c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:_MOST_SHOWN])
+    return "".join(shown) + (" ..." if len(text) > _MOST_SHOWN else "")
 
 
 def _ps_of(text: str, source: str) -> list[str]:

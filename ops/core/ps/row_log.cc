@@ -247,7 +247,7 @@ uint32_t RowLog::NumberOf(Table* table) {
 
 void RowLog::Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers) {
   if (!file_.valid() && open_) {
-    file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!file_.valid()) return Fail("cannot be made");
     if (!WriteAll(file_.get(), {ViewOf(kLogMagic, kLogMagicBytes)}))
       return Fail("cannot be written");
@@ -268,9 +268,12 @@ void RowLog::Write(uint32_t kind, const std::string& meta, const std::vector<iov
 Status RowLog::Replay(const std::string& path, const Reader& reader, uint64_t* records,
                       uint64_t* left_out) {
   *records = *left_out = 0;
-  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // it could be a pipe
   struct stat about{};
   if (!file.valid() || fstat(file.get(), &about) != 0) return Failed(path, "cannot be read");
+  if (!S_ISREG(about.st_mode)) {
+    return Status(StatusCode::kInvalidArgument, StrCat(path, ": not a log of rows"));
+  }
   auto left = static_cast<uint64_t>(about.st_size);
   if (left < kLogMagicBytes) {  // its server was killed while it began
     *left_out = left;
