@@ -29,6 +29,8 @@ _COMPENSATIONS = {None: 0, "dc-asgd": 1, "adadelay": 2}
 _EVENTS = {1: "came", 2: "left", 3: "lost", 4: "log"}
 _TRACE_KINDS = {1: "pull", 2: "push", 3: "drop", 4: "close"}
 _TEXT_BYTES = 1024
+# Names are bytes to the store: those that are no text are saved and restored all the same.
+_ERRORS = "surrogateescape"
 _THREADS = 2
 
 
@@ -45,6 +47,7 @@ class ParameterServer:
       interface: numeric address of this host to listen on; "" for all there are.
       peer_memory: whether workers of this machine and user, and the server, read values out of each
         other's memory, where the system lets them.
+      memory: bytes that it may hold; 0: as many as there are.
 
     Raises:
       tf.errors.UnavailableError: the port cannot be bound.
@@ -59,6 +62,7 @@ class ParameterServer:
         *,
         interface: str = "127.0.0.1",
         peer_memory: bool = True,
+        memory: int = 0,
     ) -> None:
         handle, bound_port = server_calls.Handle(), ctypes.c_int()
         options = server_calls.Options(
@@ -76,6 +80,7 @@ class ParameterServer:
             start_timeout_seconds=config.start_timeout,
             compensation_lambda=config.compensation_lambda,
             trace_events=config.trace_events,
+            memory_budget=memory,
         )
         SERVER.create(
             *(ctypes.byref(options), interface.encode(), port, int(peer_memory)),
@@ -101,13 +106,14 @@ class ParameterServer:
                 array = np.ascontiguousarray(array)
                 SERVER.restore_shard(
                     self._handle,
-                    name.encode(),
+                    name.encode(errors=_ERRORS),
                     DTYPES[tf.as_dtype(array.dtype)],
                     array.size,
                     array.ctypes.data,
                     array.nbytes,
                     aside,
                 )
+        SERVER.restore_time(self._handle, image.time)
         progress = np.ascontiguousarray(image.progress, np.uint64)
         SERVER.restore_progress(
             self._handle, progress.ctypes.data_as(server_calls.Long), progress.size
@@ -240,7 +246,11 @@ def _held(image: ctypes.c_int64) -> Iterator[ServerImage]:
         shards = _shards(image)
         split = len(shards) - IMAGE.aside_count(image)
         yield ServerImage(
-            dict(shards[:split]), _progress(image), dict(shards[split:]), saved_tables(image)
+            dict(shards[:split]),
+            _progress(image),
+            dict(shards[split:]),
+            saved_tables(image),
+            IMAGE.time(image),
         )
     finally:
         IMAGE.free(image)
@@ -262,7 +272,7 @@ def _shards(image: ctypes.c_int64) -> list[tuple[str, np.ndarray]]:
         )
         memory = (ctypes.c_uint8 * size.value).from_address(data.value) if size.value else b""
         array = np.frombuffer(memory, _NUMPY_DTYPES[dtype.value])
-        shards.append((name.value.decode(), array))
+        shards.append((name.value.decode(errors=_ERRORS), array))
     return shards
 
 

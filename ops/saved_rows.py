@@ -7,8 +7,12 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.ops import server_calls
+
+# Of `used`, in a second.
+_TICKS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +32,11 @@ class SavedRows:
     counts: np.ndarray
     content: np.ndarray
     removed: np.ndarray
+
+    def later(self, seconds: float) -> SavedRows:
+        """The same rows, used so many seconds later."""
+        ticks = np.uint32(round(seconds * _TICKS) % 2**32)
+        return dataclasses.replace(self, used=self.used + ticks)
 
     def as_c(self) -> server_calls.Rows:
         """The structure that C functions take; it points into these arrays."""
@@ -81,9 +90,20 @@ class SavedTable:
         )
 
     def bits(self, most: int = 1 << 16) -> Iterator[SavedRows]:
-        """Fetches its rows, about `most` at a time; each bit is valid until the next."""
+        """Fetches its rows, about `most` at a time; each bit is valid until the next.
+
+        Raises:
+          tf.errors.ResourceExhaustedError: the server has no memory for the copy.
+        """
         raw = server_calls.Rows()
-        while server_calls.IMAGE.next_rows(self._image, self._index, most, ctypes.byref(raw)):
+        while True:
+            found = server_calls.IMAGE.next_rows(self._image, self._index, most, ctypes.byref(raw))
+            if found < 0:
+                raise tf.errors.ResourceExhaustedError(
+                    None, None, f"out of memory: a copy of the rows of table '{self.name}'"
+                )
+            if not found:
+                return
             yield rows_from_c(raw, self.content_floats)
 
 
@@ -94,7 +114,7 @@ def saved_tables(image: ctypes.c_int64) -> list[SavedTable]:
     while server_calls.IMAGE.table(image, len(tables), ctypes.byref(raw)):
         tables.append(
             SavedTable(
-                raw.name.decode(),
+                raw.name.decode(errors="surrogateescape"),
                 ctypes.string_at(raw.description, raw.description_bytes),
                 raw.content_floats,
                 raw.learning_rate,

@@ -29,6 +29,7 @@ class Options(ctypes.Structure):
         ("start_timeout_seconds", ctypes.c_double),
         ("compensation_lambda", ctypes.c_double),
         ("trace_events", ctypes.c_uint64),
+        ("memory_budget", ctypes.c_uint64),
     ]
 
 
@@ -118,6 +119,7 @@ SERVER = library.CFunctions(
         "stats": [Handle, ctypes.POINTER(Stats)],
         "close": [Handle],
         "restore_nothing": [Handle],
+        "restore_time": [Handle, ctypes.c_double],
         "begin_log": [Handle, ctypes.c_char_p],
         "saved": [Handle],
     },
@@ -145,11 +147,12 @@ IMAGE = library.CFunctions(
     plain={"free": [Handle]},
     returning={
         "count": ([Handle], ctypes.c_uint64),
+        "time": ([Handle], ctypes.c_double),
         "aside_count": ([Handle], ctypes.c_uint64),
         "table": ([Handle, ctypes.c_uint64, ctypes.POINTER(SavedTable)], ctypes.c_bool),
         "next_rows": (
             [Handle, ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(Rows)],
-            ctypes.c_bool,
+            ctypes.c_int,
         ),
         "entry": (
             [

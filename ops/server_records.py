@@ -47,6 +47,8 @@ class ServerStats:
       connections: workers that are connected.
       log_bytes: bytes of the log of what was applied to rows since they were saved.
       log_failed: 1 if rows were changed that are neither saved nor in the log.
+      memory_held: bytes that are counted: values, rows of tables and buffers of requests.
+      memory_budget: what these may be at most; 0: there is no limit.
     """
 
     pulls: int
@@ -64,6 +66,8 @@ class ServerStats:
     connections: int
     log_bytes: int
     log_failed: int
+    memory_held: int
+    memory_budget: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +127,11 @@ class ServerImage:
       progress: opaque numbers, from which a server knows what it has applied.
       aside: of a job with another number of servers, by name, what was not created here yet.
       tables: of a checkpoint.
+      time: when it was taken, in the time of its rows (core/ps/row_clock.h); 0: unknown.
     """
 
     shards: Mapping[str, np.ndarray]
     progress: np.ndarray
     aside: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     tables: Sequence[SavedTable] = ()
+    time: float = 0.0

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.ps.config import PsConfig
 from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.placement import Placement
 
 KEY = bytes(range(32))
-CONFIG = SimpleNamespace(
-    mode="async",
-    workers=1,
-    num_aggregate=1,
-    staleness=0,
-    hogwild=False,
-    compensation=None,
-    worker_timeout=20.0,
-    start_timeout=20.0,
-    compensation_lambda=0.04,
-    trace_events=0,
-)
+CONFIG = PsConfig.make(1, worker_timeout=20.0, start_timeout=20.0)
 
 
 @dataclasses.dataclass(eq=False)

@@ -94,7 +94,8 @@ class Cluster:
             return cls.local()
         try:
             config = json.loads(text)
-        except json.JSONDecodeError as error:
+        # RecursionError: thousands of nested brackets. ValueError: thousands of digits, too.
+        except (ValueError, RecursionError) as error:
             raise ClusterConfigError(
                 f"TF_CONFIG: expected JSON such as {_TF_CONFIG_EXAMPLE}, received {show(text)} "
                 f"({error})"
@@ -259,6 +260,7 @@ class Settings:
         (`TFDIST_PEER_MEMORY`).
       checkpoint_dir: where a `ps` task keeps snapshots whose script names no directory
         (`TFDIST_CHECKPOINT_DIR`).
+      ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -267,6 +269,7 @@ class Settings:
     exit_timeout: float = 300.0
     peer_memory: bool = True
     checkpoint_dir: str | None = None
+    ps_memory: int = 0
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -285,4 +288,5 @@ class Settings:
             exit_timeout=validation.seconds(environ, "TFDIST_EXIT_TIMEOUT", cls.exit_timeout),
             peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
             checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
+            ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import stat
@@ -43,13 +44,18 @@ class JobFile:
           OSError: it cannot be written, or exists already.
         """
         if path is None:
-            path = _own_directory() / f"{os.getpid()}.json"
-            path.unlink(missing_ok=True)  # of a process of the same number that was killed
+            directory = _own_directory()
+            _remove_those_of_killed_launchers(directory)
+            path = directory / f"{os.getpid()}.json"
+            path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             with open(descriptor, "w") as file:
+                # Held while the job runs: see _remove_those_of_killed_launchers.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
                 json.dump(dataclasses.asdict(self), file)
-            yield path
+                file.flush()
+                yield path
         finally:
             path.unlink(missing_ok=True)
 
@@ -61,18 +67,30 @@ class JobFile:
           ClusterConfigError: it cannot be read, or is no job file, or is another user's.
         """
         try:
-            with path.open() as file:
-                if os.fstat(file.fileno()).st_uid not in (os.geteuid(), 0):
+            # A pipe of somebody else's would have us wait.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            with open(descriptor) as file:
+                about = os.fstat(descriptor)
+                if about.st_uid not in (os.geteuid(), 0) or not stat.S_ISREG(about.st_mode):
                     raise ClusterConfigError(f"{path}: expected a job file of your own")
                 fields = json.load(file)
             found = cls(**fields)
             if not isinstance(found.cluster, str) or not isinstance(found.secret, str | None):
                 raise TypeError("expected two texts")
-        except (OSError, TypeError, ValueError) as error:
+            (found.secret or "").encode("latin-1")
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             raise ClusterConfigError(
                 f"{path}: expected a job file, as 'tfdist run' writes, received: {error}"
             ) from None
         return found
+
+
+def _remove_those_of_killed_launchers(directory: Path) -> None:
+    """They hold secrets, and nobody else would remove them."""
+    for path in directory.glob("[0-9]*.json"):
+        with contextlib.suppress(OSError), path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _own_directory() -> Path:

@@ -217,6 +217,8 @@ class TaskOutput:
 class LogFile:
     """A task's whole output, unchanged. A full disk ends the log, not the job.
 
+    It is for this user alone, if it does not exist yet, and never written through a link.
+
     Args:
       path: where.
       append: keep what the file has.
@@ -225,7 +227,12 @@ class LogFile:
     def __init__(self, path: Path, append: bool = False) -> None:
         self.path = path
         self.error: OSError | None = None
-        self._file: BinaryIO = path.open("ab" if append else "wb", buffering=0)
+
+        def private(name: str, flags: int) -> int:
+            return os.open(name, flags | os.O_NOFOLLOW, 0o600)
+
+        mode = "ab" if append else "wb"
+        self._file: BinaryIO = open(path, mode, buffering=0, opener=private)
 
     def write(self, data: bytes) -> None:
         """Appends; after an error it does nothing."""

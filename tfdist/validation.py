@@ -57,7 +57,7 @@ def role_name(name: Any, source: str, where: str) -> str:
 
 def task_number(index: Any, source: str) -> int:
     """Returns a task index given as an int or a numeric string, else raises ClusterConfigError."""
-    if isinstance(index, str) and re.fullmatch(r"\s*-?[0-9]+\s*", index):
+    if isinstance(index, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", index):
         return int(index)
     if isinstance(index, int) and not isinstance(index, bool):
         return index
@@ -77,7 +77,7 @@ def address_problem(address: Any) -> str | None:
         if ":" in address.rpartition("]")[2]:
             return "the port is not a number"
         return "it has no port"
-    if not 1 <= int(match["port"]) <= 65535:
+    if len(match["port"]) > 5 or not 1 <= int(match["port"]) <= 65535:
         return "the port is outside 1..65535"
     return None
 
@@ -155,6 +155,24 @@ def port(environ: Mapping[str, str], name: str, default: int) -> int:
     if re.fullmatch("[0-9]{1,5}", text) and int(text) <= 65535:
         return int(text)
     raise ClusterConfigError(f"{name}: expected a port number in 0..65535, received {text!r}")
+
+
+def size(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Returns the positive number of bytes in variable `name`, such as "8G", or `default`.
+
+    K, M, G and T stand for powers of 1024.
+    """
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([KMGT]?)", text)
+    value = int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")) if found else 0
+    if 0 < value < 2**63:
+        return value
+    raise ClusterConfigError(
+        f"{name}: expected a number of bytes such as 500M or 8G (K, M, G, T: powers of 1024), "
+        f"received {text!r}"
+    )
 
 
 def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:

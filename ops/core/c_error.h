@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <new>
+#include <string>
 
 #include "core/status.h"
 
@@ -22,6 +24,16 @@ inline void CopyText(const std::string& text, char* out, size_t size) {
 inline int Report(const Status& status, char* error, size_t error_size) {
   CopyText(status.message(), error, error_size);
   return static_cast<int>(status.code());
+}
+
+// Does what may run out of memory, which Python is then told as of any other failure.
+template <typename Do>
+Status WithMemory(const char* what, const Do& act) {
+  try {
+    return act();
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::kResourceExhausted, StrCat("out of memory: ", what));
+  }
 }
 
 }  // namespace tfdist

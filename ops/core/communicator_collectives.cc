@@ -51,8 +51,8 @@ void Communicator::ReplayEarly(Collective* collective) {
       return Fail(s, s);
     }
   }
-  // A chunk that is still on its way in is handled when it is complete, and everything after it
-  // too.
+  // A chunk that is still on its way in is handled when it is complete. Other peers do not wait for
+  // it: they know that this rank has started, and may send more than an early chunk can be.
   std::unique_ptr<char[]> scratch;
   EarlyArrivals::Chunk chunk;
   while (early_.TakeChunk(collective->id(), &chunk)) {
@@ -241,7 +241,7 @@ Status Communicator::OnDataBegin(int peer, const FrameHeader& header, char* scra
   bytes_received_.fetch_add(header.length, std::memory_order_relaxed);
   const CollectiveId id{header.key, header.sequence};
   Collective* collective = Find(id);
-  if (collective != nullptr && !early_.HasChunks(id)) {
+  if (collective != nullptr && !early_.HasChunks(id, peer)) {
     return collective->Place(peer, header, scratch, target);
   }
   if (collective == nullptr && history_.HasStarted(id)) {

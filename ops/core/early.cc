@@ -1,5 +1,6 @@
 #include "core/early.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace tfdist {
@@ -68,9 +69,12 @@ const EarlyArrivals::Open* EarlyArrivals::FirstOpen(const CollectiveId& id) cons
                                                                 : &entry->second.opens.front();
 }
 
-bool EarlyArrivals::HasChunks(const CollectiveId& id) const {
+bool EarlyArrivals::HasChunks(const CollectiveId& id, int peer) const {
   const auto entry = entries_.find(id);
-  return entry != entries_.end() && !entry->second.chunks.empty();
+  if (entry == entries_.end()) return false;
+  const std::list<Chunk>& chunks = entry->second.chunks;
+  return std::any_of(chunks.begin(), chunks.end(),
+                     [peer](const Chunk& chunk) { return chunk.peer == peer; });
 }
 
 std::vector<EarlyArrivals::Open> EarlyArrivals::TakeOpens(const CollectiveId& id) {
@@ -86,9 +90,11 @@ bool EarlyArrivals::TakeChunk(const CollectiveId& id, Chunk* chunk) {
   const auto entry = entries_.find(id);
   if (entry == entries_.end()) return false;
   std::list<Chunk>& chunks = entry->second.chunks;
-  if (chunks.empty() || !chunks.front().complete) return false;
-  *chunk = std::move(chunks.front());
-  chunks.pop_front();
+  const auto next =
+      std::find_if(chunks.begin(), chunks.end(), [](const Chunk& kept) { return kept.complete; });
+  if (next == chunks.end()) return false;
+  *chunk = std::move(*next);
+  chunks.erase(next);
   bytes_ -= chunk->bytes.size();
   DropIfEmpty(entry);
   return true;

@@ -38,10 +38,11 @@ class EarlyArrivals {
   std::vector<CollectiveId> Opened() const;
   // The first OPEN of one that is kept, or null.
   const Open* FirstOpen(const CollectiveId& id) const;
-  bool HasChunks(const CollectiveId& id) const;
+  // Whether a chunk of this peer is kept.
+  bool HasChunks(const CollectiveId& id, int peer) const;
   std::vector<Open> TakeOpens(const CollectiveId& id);
-  // The next chunk in the order of arrival, if all of it is here; a collective takes them until
-  // there is none.
+  // The next chunk of which all is here, of each peer in the order of arrival; a collective takes
+  // them until there is none. What remains then are chunks on their way in, one of a peer.
   bool TakeChunk(const CollectiveId& id, Chunk* chunk);
   void Clear();
 

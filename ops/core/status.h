@@ -14,6 +14,7 @@ enum class StatusCode : int {
   kCancelled = 1,
   kInvalidArgument = 3,
   kDeadlineExceeded = 4,
+  kResourceExhausted = 8,
   kFailedPrecondition = 9,
   kInternal = 13,
   kUnavailable = 14,

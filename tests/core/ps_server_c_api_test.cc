@@ -26,12 +26,12 @@ bool tfdist_ps_server_table_stats(int64_t, uint64_t, char*, size_t, tfdist::ps::
 void tfdist_ps_server_of_ids(const int64_t*, uint64_t, int, int32_t*);
 uint64_t tfdist_ps_image_aside_count(int64_t);
 bool tfdist_ps_image_table(int64_t, uint64_t, tfdist_ps_saved_table*);
-bool tfdist_ps_image_next_rows(int64_t, uint64_t, uint64_t, tfdist_ps_rows*);
+int tfdist_ps_image_next_rows(int64_t, uint64_t, uint64_t, tfdist_ps_rows*);
 struct tfdist_ps_server_options {
   int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
       threads, has_chief;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
-  uint64_t trace_events;
+  uint64_t trace_events, memory_budget;
 };
 int tfdist_ps_server_create(const tfdist_ps_server_options*, const char*, int, int, int64_t*, int*,
                             char*, size_t);

@@ -59,6 +59,10 @@ class RawPeer {
     return SendAll(socket_, bytes.data(), bytes.size(), Deadline()).ok();
   }
   void Receive(char* data, size_t size) { EXPECT_OK(ReceiveAll(socket_, data, size, Deadline())); }
+  // Whether so much came before the other side closed.
+  bool TryReceive(char* data, size_t size) {
+    return ReceiveAll(socket_, data, size, Deadline()).ok();
+  }
   FrameHeader ReceiveHeader() {
     HeaderBytes bytes;
     Receive(bytes.data(), bytes.size());

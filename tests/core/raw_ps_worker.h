@@ -93,6 +93,14 @@ class RawPsWorker {
     Ask(MessageType::kSet, Encode(SetRequest{}));
     return answers_.count(number) != 0;
   }
+  // The answer of the request that was sent last, all others of which have come; false if the
+  // server has closed the connection instead.
+  bool TryAwait(RawAnswer* answer) {
+    char bytes[kMessageHeaderBytes];
+    if (!peer_.TryReceive(bytes, sizeof(bytes))) return false;
+    *answer = ReceiveRest(bytes);
+    return true;
+  }
   RawAnswer Try(MessageType type, const std::string& meta, const std::string& payload = "") {
     return Await(Request(type, meta, payload));
   }
@@ -192,6 +200,11 @@ class RawPsWorker {
     peer_.Receive(bytes, sizeof(bytes));
     MessageHeader header;
     EXPECT_OK(Decode(bytes, &header));
+    EXPECT(answers_.emplace(header.number, ReceiveRest(bytes)).second);
+  }
+  RawAnswer ReceiveRest(const char* bytes) {
+    MessageHeader header;
+    EXPECT_OK(Decode(bytes, &header));
     RawAnswer answer;
     answer.meta.resize(header.meta_bytes);
     answer.payload.resize(header.payload_bytes);
@@ -204,7 +217,7 @@ class RawPsWorker {
     } else {
       EXPECT(header.type == MessageType::kOk);
     }
-    EXPECT(answers_.emplace(header.number, std::move(answer)).second);
+    return answer;
   }
 
   RawPeer peer_;

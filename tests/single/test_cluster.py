@@ -182,6 +182,13 @@ def test_other_keys_and_numeric_strings_are_allowed():
             tf_config({"ps": ["a:1"]}, "ps", 0),
             "TF_CONFIG: expected a chief or at least one worker, received only ps",
         ),
+        ("[" * 100_000, "TF_CONFIG: expected JSON such as"),
+        ('{"task": {"index": ' + 5000 * "1" + "}}", "TF_CONFIG: expected JSON such as"),
+        (
+            tf_config({"worker": ["a:1"]}, "worker", 5000 * "1"),
+            "TF_CONFIG: expected task index to be a whole number",
+        ),
+        (tf_config({"worker": ["a:" + 5000 * "1"]}, "worker", 0), "the port is outside 1..65535"),
     ],
 )
 def test_bad_tf_config(text, message):

@@ -14,6 +14,7 @@ import pytest
 from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
 from tfdist.control import ControlPlane, meeting, signing, wire
+from tfdist.control import server as control_server
 from tfdist.control.signing import Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
@@ -293,6 +294,44 @@ def test_a_message_too_large_is_refused():
         with pytest.raises(grpc.RpcError) as caught:
             call(cluster.address, wire.JOIN, b" " * (wire.LARGEST_REQUEST + 1))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def half_open_call(path: str, stream: int) -> bytes:
+    """The HTTP/2 frame that begins a gRPC call, whose body is to follow; see RFC 9113 and 7541."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "x",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    texts = [text.encode() for field in fields.items() for text in field]
+    block = b"".join(
+        (b"" if i % 2 else b"\0") + bytes([len(text)]) + text for i, text in enumerate(texts)
+    )
+    return len(block).to_bytes(3, "big") + b"\x01\x04" + stream.to_bytes(4, "big") + block
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+
+
+@pytest.mark.parametrize("method", [wire.CHALLENGE, wire.JOIN])
+def test_calls_that_are_never_completed_hold_nobody_up(method, monkeypatch):
+    monkeypatch.setattr(control_server, "_BODY_TIMEOUT", 1.0)
+    with contextlib.ExitStack() as strangers:
+        with undisturbed(SECRET) as cluster:
+            host, _, port = cluster.address.rpartition(":")
+            for _ in range(10):
+                stranger = socket.create_connection((host, int(port)), timeout=5)
+                strangers.enter_context(stranger)
+                stranger.sendall(PREFACE)
+                for stream in range(1, 100, 2):
+                    stranger.sendall(half_open_call(method, stream))
+            # Its other end gives them up.
+            received = b""
+            while b"its body did not come" not in received:
+                received += stranger.recv(1 << 16)
 
 
 def test_garbage_bytes_on_the_port_disturb_nothing():

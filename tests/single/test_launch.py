@@ -193,6 +193,18 @@ def test_logs_keep_everything_unchanged(launch, tmp_path):
         )
 
 
+def test_logs_are_private_and_not_written_through_links(launch, tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    assert launch("", "--log-dir", str(tmp_path)).finish()[0] == 0
+    log = tmp_path / "worker-0.log"
+    assert log.stat().st_mode & 0o777 == 0o600
+    log.unlink()
+    log.symlink_to(tmp_path / "precious")
+    code, _, err = launch("", "--log-dir", str(tmp_path)).finish()
+    assert code != 0 and "worker-0.log" in err[-1]
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
 def test_on_a_terminal_rank_0_has_one_and_its_progress_bar_stays_last(launch, tmp_path):
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))

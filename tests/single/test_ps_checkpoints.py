@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import tensorflow as tf
 from table_job import ADAGRAD, Worker, restored, rows_of, start_server, train
 
+from tfdist import ops
 from tfdist.errors import CheckpointError
 from tfdist.ps import checkpoints, layout, row_chain, rows_file, snapshot
 from tfdist.ps.checkpoints import Checkpoints
@@ -104,6 +107,29 @@ def test_what_came_after_the_snapshot_is_in_the_log(job, tmp_path):
     expected = {t: {i: r[8:] for i, r in rows.items()} for t, rows in rows_of(store).items()}
     # Rows that have had no gradient begin as they do whenever somebody asks for them.
     assert content == expected
+
+
+def time_of(store) -> float:
+    with store.checkpoint(False, None) as image:
+        return image.time
+
+
+def test_the_time_of_rows_goes_on_where_it_was(job, tmp_path):
+    store, checkpoints, worker, (a, _) = job
+    worker.lookup(a, [1, 2])
+    checkpoints.save(1)
+    path = layout.path(f"{tmp_path}/ps-0-of-1", 1, "npz")
+    saved = snapshot.read(path)
+    assert abs(saved.time - time.time()) < 60
+    # The machine was without the server for a day: nobody could use its rows.
+    a_day_ago = dataclasses.replace(saved, time=saved.time - 86400)
+    snapshot.write(f"{tmp_path}/ps-0-of-1", a_day_ago)
+    copy, _ = restored(tmp_path)
+    assert 0 <= time_of(copy) - a_day_ago.time < 60
+    # What was saved by a version without it goes on from when a row was used last.
+    snapshot.write(f"{tmp_path}/ps-0-of-1", dataclasses.replace(saved, time=0.0))
+    copy, _ = restored(tmp_path)
+    assert abs(time_of(copy) - saved.time) < 60
 
 
 def test_a_server_that_never_saved_has_its_log(job, tmp_path):
@@ -323,3 +349,14 @@ def test_a_snapshot_that_fails_leaves_nothing_behind(job, tmp_path):
     saved.save(1)
     copy, origin = restored(tmp_path)
     assert origin == f"snapshot 1 in {tmp_path}/ps-0-of-1" and rows_of(copy)["a"].keys() == {1, 2}
+
+
+def test_names_that_are_no_text_are_saved_and_restored(tmp_path):
+    store = start_server()
+    name = b"\x80 name".decode(errors="surrogateescape")
+    store.restore(ops.ServerImage({name: np.arange(3.0)}, np.array([], np.uint64)))
+    store.end_restore()
+    Checkpoints(store, str(tmp_path), 0, 1).save(1)
+    copy, _ = restored(tmp_path)
+    with copy.checkpoint(False, None) as image:
+        assert list(image.shards) == [name]

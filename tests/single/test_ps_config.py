@@ -79,6 +79,16 @@ def _note(presence, now, kind, worker):
     presence.note(ServerEvent(kind, worker, ""), now)
 
 
+def test_a_worker_that_comes_and_goes_does_not_fill_the_log(presence):
+    lines = []
+    for i in range(100):
+        _note(presence, 1 + 0.1 * i, "came", 1)
+        _note(presence, 1 + 0.1 * i, "lost", 1)
+        lines.append(presence.line(1 + 0.1 * i))
+    assert lines[0].endswith("worker 0 at b:1 (gone for good in 10 s)")
+    assert 5 < sum(line is not None for line in lines) <= 11
+
+
 def test_a_job_ends_when_all_have_left(presence):
     for worker in (0, 1):
         _note(presence, 1, "came", worker)

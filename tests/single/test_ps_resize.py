@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -39,6 +41,29 @@ def test_another_number_of_servers(tmp_path, servers):
         assert sum(len(server[name]) for server in after) == len(expected)
         assert all(server[name] for server in after)
     assert snapshot.next_number(str(tmp_path), servers) == 3
+
+
+def test_rows_keep_their_age_though_servers_have_had_other_times(tmp_path):
+    stores = [start_server(i) for i in range(2)]
+    saved = [Checkpoints(store, str(tmp_path), i, 2) for i, store in enumerate(stores)]
+    for checkpoints in saved:
+        checkpoints.restore()
+    worker = Worker(stores)
+    worker.lookup(worker.table("a", 1), np.arange(100))
+    parts = [checkpoints.save(1) for checkpoints in saved]
+    snapshot.write_manifest(str(tmp_path), 1, parts)
+    # The first was away for an hour once: its time is behind, and so is that of its rows.
+    folder = layout.directory(str(tmp_path), 0, 2)
+    first = snapshot.read(layout.path(folder, 1, "npz"))
+    snapshot.write(folder, dataclasses.replace(first, time=first.time - 3600))
+    copy, _ = restored(tmp_path, 0, 1)
+    ticks = [
+        {int.from_bytes(row[:4], "little") for row in rows_of(store)["a"].values()}
+        for store in (*stores, copy)
+    ]
+    expected = {tick + 3600 * 16 for tick in ticks[0]} | ticks[1]
+    assert all(min(abs(tick - other) for other in expected) <= 16 for tick in ticks[2])
+    assert max(ticks[2]) - min(ticks[2]) > 3500 * 16
 
 
 def test_shards_go_where_workers_ask_for_them(tmp_path):

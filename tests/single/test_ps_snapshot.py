@@ -122,3 +122,45 @@ def test_manifest(tmp_path):
     assert path == f"{tmp_path}/manifest.json"
     assert json.loads(Path(path).read_text()) == {"number": 7, "servers": files}
     assert os.listdir(tmp_path) == ["manifest.json"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1", '"../../x"', "1" * 4000, "1" * 5000, "1.5"])
+def test_a_manifest_without_a_number_is_refused(tmp_path, number):
+    (tmp_path / "manifest.json").write_text(f'{{"number": {number}, "servers": []}}')
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        snapshot.recorded(str(tmp_path))
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        snapshot.recorded(str(tmp_path))
+
+
+def test_a_link_that_somebody_has_put_there_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    folder = tmp_path / "ps-0-of-1"
+    folder.mkdir()
+    (folder / "snapshot-00000001.npz.tmp").symlink_to(tmp_path / "precious")
+    written = Path(snapshot.write(str(folder), _snapshot(1))["file"])
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not written.is_symlink() and written.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_snapshot(tmp_path):
+    os.mkfifo(tmp_path / "snapshot-00000001.npz")
+    with pytest.raises(CheckpointError, match="expected a file, received something else"):
+        snapshot.read(f"{tmp_path}/snapshot-00000001.npz")
+
+
+def test_a_folder_that_others_can_change_is_said(tmp_path, caplog):
+    folder = tmp_path / "ps-0-of-1"
+    snapshot.prepare(str(folder))
+    assert folder.stat().st_mode & 0o777 == 0o700 and not caplog.messages
+    folder.chmod(0o777)
+    snapshot.prepare(str(folder))
+    assert caplog.messages == [f"checkpoint_dir: {folder} can be written by others (mode 777)"]
+
+
+def test_numbers_of_more_than_eight_digits(tmp_path):
+    snapshot.write(str(tmp_path), _snapshot(99_999_999))
+    snapshot.write(str(tmp_path), _snapshot(100_000_000))
+    assert snapshot.read_latest(str(tmp_path)).number == 100_000_000

@@ -22,6 +22,8 @@ def reading(seconds, incarnation="7", pulls=0, pushes=0, **tables):
         "value_bytes": 500,
         "connections": 2,
         "log_failed": int(incarnation == "full"),
+        "memory_held": 6 << 20,
+        "memory_budget": 8 << 30 if incarnation == "limited" else 0,
     }
     return {
         "seconds": seconds,
@@ -72,8 +74,8 @@ def test_what_is_printed():
         ["a:1", "b:2", "c:3"], [BEFORE, None, None], [AFTER, "no answer in time", None]
     )
     assert text == (
-        "      workers  rows   bytes  pulls/s  pushes/s  lookups/s  hit rate\n"
-        "ps 0        2    35  4.2 MB     10.0       5.0       1500    83.3 %\n"
+        "      workers  rows   bytes  memory  pulls/s  pushes/s  lookups/s  hit rate\n"
+        "ps 0        2    35  4.2 MB    6.0M     10.0       5.0       1500    83.3 %\n"
         "\n"
         "               rows   bytes  lookups/s  hit rate  updates/s  evicted  lost\n"
         "items on ps 0     5  1.0 KB        500   100.0 %          0        0     0\n"
@@ -84,12 +86,47 @@ def test_what_is_printed():
     )
 
 
+def test_a_budget_is_shown():
+    text = stats_report.describe(["a:1"], [None], [reading(1.0, incarnation="limited")])
+    head, line = text.splitlines()
+    assert head.split()[3] == "memory" and "  6.0M of 8.0G  " in line
+
+
 def test_a_log_that_has_failed_is_shown():
     text = stats_report.describe(["a:1"], [None], [reading(1.0, incarnation="full")])
     assert text.endswith(
         "\n\nps 0 at a:1: log_failed: rows were changed that are neither in a snapshot nor in the "
         "log\n"
     )
+
+
+class _Answers:
+    """A control address that gives one answer."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def call(self, *_, **__):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return {"status": "stats", **self.answer}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, AFTER | {"tables": []}, AFTER | {"seconds": "soon"}, AFTER | {"server": {"pulls": 1}}],
+)
+def test_an_answer_of_something_else_is_a_line(answer):
+    assert "received" in stats_report._ask(_Answers(answer))
+
+
+def test_what_others_say_does_not_steer_the_terminal():
+    hostile = AFTER | {"tables": {"\x1b]0;owned\x07": AFTER["tables"]["users"]}}
+    refused = stats_report._ask(_Answers(ClusterConfigError("\x1b[2J")))
+    text = stats_report.describe(["a:1", "b:2"], [None] * 2, [hostile, refused])
+    shown = stats_report._printable(text)
+    assert "\x1b" in text and "\x1b" not in shown and "\\x1b]0;owned\\x07 on ps 0" in shown
+    assert len(stats_report._printable("x" * (2 << 20))) < 1.1 * (1 << 20)
 
 
 def test_which_servers(monkeypatch):

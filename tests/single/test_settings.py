@@ -19,8 +19,9 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_EXIT_TIMEOUT": "7",
         "TFDIST_PEER_MEMORY": "0",
         "TFDIST_CHECKPOINT_DIR": "/snapshots",
+        "TFDIST_PS_MEMORY": "8G",
     }
-    expected = Settings(b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots")
+    expected = Settings(b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30)
     assert Settings.from_environment(given) == expected
     file = tmp_path / "secret"
     file.write_bytes(b"32 bytes from openssl rand -hex\n")
@@ -34,6 +35,20 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
     ]
     monkeypatch.setenv("TFDIST_DATA_PORT", "12")
     assert Settings.from_environment().data_port == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("", 0), ("1", 1), (" 500M ", 500 << 20), ("0.5K", 512), ("2T", 2 << 40), ("1.5G", 3 << 29)],
+)
+def test_size(text, size):
+    assert Settings.from_environment({"TFDIST_PS_MEMORY": text}).ps_memory == size
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "8g", "8GB", "8 G", "G", "1e9", "0.0001", "9" * 20])
+def test_what_is_no_size(text):
+    with pytest.raises(ClusterConfigError, match="TFDIST_PS_MEMORY: expected .* 8G .* received"):
+        Settings.from_environment({"TFDIST_PS_MEMORY": text})
 
 
 def test_settings_do_not_show_the_secret():

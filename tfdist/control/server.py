@@ -6,12 +6,14 @@ address list shows as a sentence and not as a timeout.
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -31,8 +33,14 @@ _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     # More often than clients send them; by default gRPC takes pings of a silent client for abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+    # What strangers may hold: calls on a connection, and connections without a call. Clients
+    # connect again when they have something to say.
+    ("grpc.max_concurrent_streams", 64),
+    ("grpc.max_connection_idle_ms", 20000),
 ]
 _STOP_GRACE = 2.0
+# Seconds in which the body of a call has to come.
+_BODY_TIMEOUT = 10.0
 # What is said at most once each; bounds what strangers can write into the log.
 _MOST_WARNINGS = 100
 
@@ -40,7 +48,7 @@ Answer = Callable[[Any, Caller], dict[str, Any]]
 
 
 class DaemonPool(futures.Executor):
-    """Threads for gRPC that keep serving while the interpreter shuts down.
+    """Threads for answers that keep serving while the interpreter shuts down.
 
     The standard pool stops taking work before `atexit` functions run, which is when an exit barrier
     has to be served. Threads are started when needed and kept.
@@ -103,6 +111,9 @@ class DaemonPool(futures.Executor):
 class ControlServer:
     """Listens on this task's address until closed.
 
+    Calls are received by one thread, and get one of a pool only when they have come whole and have
+    proven the secret: strangers who begin calls hold nobody up.
+
     Args:
       cluster: the cluster, in which this task has an address.
       secret: the shared secret or None.
@@ -123,19 +134,37 @@ class ControlServer:
         self._answers = answers
         self._said: dict[str, None] = {}  # in order
         self._pool = DaemonPool(2 * cluster.world_size + 8)
-        self._server = grpc.server(self._pool, options=_OPTIONS)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run_loop, name="tfdist-control-loop", daemon=True).start()
+        try:
+            self._server = self._in_loop(self._start(interfaces.interface(cluster, secret)))
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def _run_loop(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _in_loop(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+    async def _start(self, interface: str) -> grpc.aio.Server:
+        server = grpc.aio.server(options=_OPTIONS)
         handlers = {
-            method.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._handler(method))
-            for method in wire.REQUESTS
+            method.rpartition("/")[2]: grpc.stream_unary_rpc_method_handler(self._handler(method))
+            for method in (*wire.REQUESTS, wire.CHALLENGE)
         }
-        handlers[wire.CHALLENGE.rpartition("/")[2]] = grpc.unary_unary_rpc_method_handler(
-            lambda body, context: wire.encode({"challenge": self._signer.new_challenge()})
-        )
-        self._server.add_generic_rpc_handlers(
+        server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(wire.SERVICE, handlers)]
         )
-        self._listen(interfaces.interface(cluster, secret), int(cluster.address.rpartition(":")[2]))
-        self._server.start()
+        self._listen(server, interface, int(self._cluster.address.rpartition(":")[2]))
+        await server.start()
+        return server
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._pool.shutdown()
 
     @property
     def last_refusal(self) -> str | None:
@@ -143,15 +172,14 @@ class ControlServer:
         return next(reversed(self._said), None)
 
     def close(self) -> None:
-        """Stops listening; calls under way get a moment to finish."""
-        try:
-            self._server.stop(_STOP_GRACE).wait(_STOP_GRACE + 1)
-        except RuntimeError:
-            # A grace period needs a thread, and newer Pythons start none during shutdown.
-            self._server.stop(None)
-        self._pool.shutdown()
+        """Stops listening; calls under way get a moment to finish. May be called again."""
+        if not self._loop.is_running():
+            return
+        with contextlib.suppress(futures.TimeoutError):
+            self._in_loop(self._server.stop(_STOP_GRACE), _STOP_GRACE + 1)
+        self._end_loop()
 
-    def _listen(self, interface: str, port: int) -> None:
+    def _listen(self, server: grpc.aio.Server, interface: str, port: int) -> None:
         # gRPC is content with one of IPv4 and IPv6, would then miss that the other is taken, and
         # tells the reason to stderr only.
         hosts = ("::", "0.0.0.0") if interface == interfaces.EVERY else (interface,)
@@ -164,7 +192,7 @@ class ControlServer:
         for host in hosts:
             try:
                 name = f"[{host}]" if ":" in host else host
-                if self._server.add_insecure_port(f"{name}:{port}") == port:
+                if server.add_insecure_port(f"{name}:{port}") == port:
                     return
             except RuntimeError:
                 continue
@@ -177,18 +205,27 @@ class ControlServer:
             "to be free, since the cluster gives it to this task"
         )
 
-    def _handler(self, method: str) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
+    def _handler(self, method: str) -> Callable[..., Coroutine[Any, Any, bytes]]:
+        async def handle(bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+            # A call with one body is, on the wire, a stream of one.
+            try:
+                body = await asyncio.wait_for(anext(aiter(bodies)), _BODY_TIMEOUT)
+            except StopAsyncIteration:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without a body")
+            except asyncio.TimeoutError:
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its body did not come")
+            if method == wire.CHALLENGE:
+                return wire.encode({"challenge": self._signer.new_challenge()})
             metadata = context.invocation_metadata()
             problem = self._signer.problem_with_request(method, metadata, body)
             if problem:
                 self._warn(f"refused {self._who(body, context)}: {problem}")
-                context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             try:
-                answer = self._answer(method, body, context)
+                answer = await self._answer(method, body)
             except wire.WireError as error:
                 self._warn(f"refused a message from {_host(context)}: {error}")
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             if answer["status"] == "refused":
                 self._warn(f"refused {self._who(body, context)}: {answer['reason']}")
             reply = wire.encode(answer)
@@ -197,24 +234,18 @@ class ControlServer:
 
         return handle
 
-    def _answer(self, method: str, body: bytes, context: grpc.ServicerContext) -> dict[str, Any]:
+    async def _answer(self, method: str, body: bytes) -> dict[str, Any]:
         request = wire.decode(wire.REQUESTS[method], body)
         answer = self._answers.get(method)
         if answer is None:
             return {"status": "refused", "reason": self._place(method, request)}
         caller = Caller()
-        answered = False
-
-        def hang_up() -> None:
-            if not answered:
-                caller.hang_up()
-
-        if not context.add_callback(hang_up):
-            caller.gone = True
+        answering = self._loop.run_in_executor(self._pool, answer, request, caller)
         try:
-            return answer(request, caller)
-        finally:
-            answered = True
+            return await asyncio.shield(answering)
+        except asyncio.CancelledError:  # the connection broke
+            caller.hang_up()
+            raise
 
     def _place(self, method: str, request: Any) -> str:
         """Says who this is; to a caller that has proven nothing only that it is the wrong task."""
@@ -227,7 +258,7 @@ class ControlServer:
             return f"{who}not rank 0 of its job"
         return f"{who}but ranks meet at {self._cluster.describe_rank(0)}"
 
-    def _who(self, body: bytes, context: grpc.ServicerContext) -> str:
+    def _who(self, body: bytes, context: grpc.aio.ServicerContext) -> str:
         """Names the caller by what it claims to be and where it calls from."""
         try:
             rank = wire.decode_object(body).get("rank")
@@ -242,7 +273,7 @@ class ControlServer:
             _log.warning("%s: %s", self._name, text)
 
 
-def _host(context: grpc.ServicerContext) -> str:
+def _host(context: grpc.aio.ServicerContext) -> str:
     # "ipv4:10.0.0.7:51234": the port differs at each connection and says nothing.
     return context.peer().rpartition(":")[0].partition(":")[2] or context.peer()
 

@@ -17,6 +17,8 @@ _log = logging.getLogger("tfdist.ps")
 _LONGEST_CHAIN = 50
 # A log of this size (bytes), and of that of the rows, is long.
 _LONG_LOG = 1 << 30
+# All servers save their part of a checkpoint within this time (s).
+_SPREAD = 60.0
 
 
 class Checkpoints:
@@ -138,7 +140,13 @@ class Checkpoints:
             result = snapshot.write(
                 self._folder,
                 snapshot.Snapshot(
-                    number, image.shards, image.progress, image.aside, seal, self._log_number
+                    number,
+                    image.shards,
+                    image.progress,
+                    image.aside,
+                    seal,
+                    self._log_number,
+                    image.time,
                 ),
             )
         self._store.saved()
@@ -155,7 +163,9 @@ class Checkpoints:
         self._store.restore_nothing()
         if latest.rows is not None:
             self._restore_rows(self._folder, latest, 0, 1)
-        self._store.restore(ops.ServerImage(latest.shards, latest.progress, latest.aside))
+        self._store.restore(
+            ops.ServerImage(latest.shards, latest.progress, latest.aside, time=latest.time)
+        )
 
     def _restore_others(self, number: int, of_servers: int) -> None:
         """Takes from a checkpoint of another number of servers what belongs here.
@@ -164,18 +174,32 @@ class Checkpoints:
         pushed what was another job's.
         """
         aside = {}
-        for other in range(of_servers):
-            folder = layout.directory(self._root, other, of_servers)
-            part = snapshot.read(layout.path(folder, number, "npz"))
+        folders = [layout.directory(self._root, other, of_servers) for other in range(of_servers)]
+        parts = [snapshot.read(layout.path(folder, number, "npz")) for folder in folders]
+        # Each server had a time of its own; rows keep their age.
+        time = max(part.time for part in parts)
+        for folder, part in zip(folders, parts, strict=True):
             aside.update({**part.aside, **part.shards})
             if part.rows is not None:
-                self._restore_rows(folder, part, self._server, self._servers)
-        self._store.restore(ops.ServerImage({}, [], aside))
+                later = time - part.time if part.time else 0.0
+                later = later if later > _SPREAD else 0.0
+                self._restore_rows(folder, part, self._server, self._servers, later)
+        self._store.restore(ops.ServerImage({}, [], aside, time=time))
 
-    def _restore_rows(self, folder: str, of: snapshot.Snapshot, server: int, servers: int) -> None:
+    def _restore_rows(
+        self,
+        folder: str,
+        of: snapshot.Snapshot,
+        server: int,
+        servers: int,
+        later: float = 0.0,
+    ) -> None:
+        """Takes rows whose time is to be so many seconds later."""
         numbers = {}
         for table, rows in row_chain.read(folder, of.number, of.rows):
             if rows is not None:
+                if later:
+                    rows = rows.later(later)
                 self._store.restore_rows(numbers[table.name], rows, server, servers)
                 continue
             try:

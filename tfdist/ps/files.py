@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -30,7 +31,14 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
     """
     if is_local(path):
         mode = 0o600 if private else 0o666
-        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+
+        def opener(name: str, flags: int) -> int:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            # Not through a link that somebody has put there.
+            return os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+        with open(path, "wb", opener=opener) as file:
             try:
                 yield file
                 file.flush()
@@ -51,16 +59,50 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
 
 
 def open_whole(path: str) -> BinaryIO:
-    """An existing file, in which one can go to any position."""
+    """An existing file, in which one can go to any position.
+
+    Raises:
+      tf.errors.OpError, OSError: there is none, or it is a pipe or the like.
+    """
     if is_local(path):
-        return open(path, "rb")
+        return _open_regular(path)
     with tf.io.gfile.GFile(path, "rb") as file:
         return io.BytesIO(file.read())
 
 
 def open_in_order(path: str) -> BinaryIO:
-    """An existing file, to be read from its beginning to its end."""
-    return open(path, "rb") if is_local(path) else tf.io.gfile.GFile(path, "rb")
+    """An existing file, to be read from its beginning to its end; raises as `open_whole`."""
+    return _open_regular(path) if is_local(path) else tf.io.gfile.GFile(path, "rb")
+
+
+def make_folder(folder: str) -> str | None:
+    """Makes a folder, and those above it, for this user alone.
+
+    Returns:
+      Why others could change what is in it, as a sentence; `None` if they cannot, or if it is none
+      of the operating system's.
+    """
+    if not is_local(folder):
+        tf.io.gfile.makedirs(folder)
+        return None
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    about = os.stat(folder)
+    if about.st_uid not in (os.geteuid(), 0):
+        return (
+            f"{folder} belongs to another user (uid {about.st_uid}), who can change what is in it"
+        )
+    if about.st_mode & 0o022:
+        return f"{folder} can be written by others (mode {about.st_mode & 0o777:o})"
+    return None
+
+
+def _open_regular(path: str) -> BinaryIO:
+    # To open a pipe would wait for its other end.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path}: expected a file, received something else")
+    return file
 
 
 def sync_folder(folder: str) -> None:

@@ -6,9 +6,9 @@ import re
 
 import tensorflow as tf
 
-_SNAPSHOT = re.compile(r"snapshot-(\d{8})\.npz")
-_ROWS = re.compile(r"snapshot-(\d{8})\.rows")
-_LOG = re.compile(r"rows-(\d{8})\.log")
+_SNAPSHOT = re.compile(r"snapshot-(\d{8,12})\.npz")
+_ROWS = re.compile(r"snapshot-(\d{8,12})\.rows")
+_LOG = re.compile(r"rows-(\d{8,12})\.log")
 
 
 def directory(root: str, server: int, servers: int) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from tfdist import ops
 from tfdist.cluster import Cluster
 
 _LINE_INTERVAL = 10.0  # s
+# A worker that comes and goes again and again is not to fill the log.
+_LEAST_INTERVAL = 1.0
 
 
 class Presence:
@@ -21,6 +25,7 @@ class Presence:
         self._cluster = cluster
         self._timeout = timeout
         self._next_line = now + _LINE_INTERVAL
+        self._last_line = -math.inf
         self._here: set[int] = set()
         self._left: set[int] = set()
         # When those whose connection broke count as gone for good. Without the chief nothing
@@ -34,7 +39,7 @@ class Presence:
         self._lost.pop(event.worker, None)
         if event.kind == "lost":
             self._lost[event.worker] = now + self._timeout
-            self._next_line = now
+            self._next_line = min(self._next_line, max(now, self._last_line + _LEAST_INTERVAL))
         else:
             (self._here if event.kind == "came" else self._left).add(event.worker)
 
@@ -45,7 +50,7 @@ class Presence:
         """
         if now < self._next_line:
             return None
-        self._next_line = now + _LINE_INTERVAL
+        self._next_line, self._last_line = now + _LINE_INTERVAL, now
         waited = [
             f"{self._cluster.describe_rank(rank)} (gone for good in {deadline - now:.0f} s)"
             for rank, deadline in sorted(self._lost.items())

@@ -52,6 +52,8 @@ class ServerRates:
       pulls, pushes, lookups: per second.
       hit_rate: as of `TableRates`.
       workers: connections.
+      memory_held: bytes that the server counts: shards, tables and buffers of requests.
+      memory_budget: what these may be at most; 0: there is no limit.
       tables: by name.
     """
 
@@ -62,6 +64,8 @@ class ServerRates:
     lookups: float
     hit_rate: float | None
     workers: int
+    memory_held: int
+    memory_budget: int
     tables: dict[str, TableRates]
 
 
@@ -117,6 +121,8 @@ def rates(before: Reading | None, after: Reading) -> ServerRates:
             sum(_increase(before, after, name, "lookups") for name in tables),
         ),
         workers=now["connections"],
+        memory_held=now["memory_held"],
+        memory_budget=now["memory_budget"],
         tables=tables,
     )
 

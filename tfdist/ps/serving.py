@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import secrets
 import signal
 import threading
@@ -78,13 +79,16 @@ class ServerTask:
         )
 
     def serve(self) -> int:
-        """Serves until the job has ended.
+        """Serves until the job has ended, with as many descriptors as the system allows.
 
         Returns:
           The process's exit code: 0 once the chief and all other workers have left; 1 if the chief
           or the last snapshot is lost; 128 + number after SIGTERM or SIGINT.
         """
         received: list[int] = []
+        # Strangers' connections are not to leave none for snapshots.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
         def stop(number: int, frame: object) -> None:
             received.append(number)
@@ -211,6 +215,7 @@ class ServerTask:
                 has_chief=bool(self._cluster.chief),
                 interface=interfaces.interface(self._cluster, self._settings.secret),
                 peer_memory=self._settings.peer_memory,
+                memory=self._settings.ps_memory,
             )
             root = self._root
             if self._config.durability == "refuse" and not files.is_local(root):

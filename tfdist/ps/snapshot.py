@@ -31,6 +31,7 @@ from tfdist.ps.layout import directory
 
 _log = logging.getLogger("tfdist.ps")
 _KEPT = 2
+_MOST_NUMBER = 10**12
 _FORMAT = 1
 
 
@@ -45,6 +46,7 @@ class Snapshot:
       aside: as `shards`, of another number of servers, what was not created here yet.
       rows: the seal of the file of rows; `None` if there is none.
       log: the number of the first log of rows that this snapshot lacks.
+      time: when it was taken, in the time of its rows; 0: unknown, as before there was one.
     """
 
     number: int
@@ -53,6 +55,7 @@ class Snapshot:
     aside: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     rows: int | None = None
     log: int = 0
+    time: float = 0.0
 
 
 def prepare(folder: str) -> None:
@@ -63,7 +66,9 @@ def prepare(folder: str) -> None:
     """
     probe = f"{folder}/probe"
     try:
-        tf.io.gfile.makedirs(folder)
+        problem = files.make_folder(folder)
+        if problem is not None:
+            _log.warning("checkpoint_dir: %s", problem)
         with files.create(probe) as file:
             file.write(b"tfdist")
         tf.io.gfile.remove(probe)
@@ -94,6 +99,7 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
         "aside": len(snapshot.aside),
         "rows": snapshot.rows,
         "log": snapshot.log,
+        "time": snapshot.time,
     }
     with files.create(scratch) as file:
         np.savez(file, about=_text(described), progress=snapshot.progress, **arrays)
@@ -139,6 +145,9 @@ def read(path: str) -> Snapshot:
     try:
         with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
             about = json.loads(bytes(archive["about"]).decode())
+            for name in ("number", "log", "rows"):
+                if not isinstance(about.get(name, 0), int | None):
+                    raise CheckpointError(f"snapshot {path} is damaged: {name} is no number")
             if about.get("format") != _FORMAT:
                 raise CheckpointError(
                     f"snapshot {path}: expected format {_FORMAT}, received {about.get('format')}"
@@ -155,6 +164,7 @@ def read(path: str) -> Snapshot:
                 dict(shards[split:]),
                 about.get("rows"),
                 about.get("log", 0),
+                about.get("time", 0.0),
             )
     except CheckpointError:
         raise
@@ -184,8 +194,11 @@ def recorded(root: str) -> tuple[int, int]:
     try:
         with files.open_whole(path) as file:
             manifest = json.loads(file.read().decode())
-        return int(manifest["number"]), len(manifest["servers"])
-    except (ValueError, KeyError, TypeError) as error:
+        number = manifest["number"]
+        if not isinstance(number, int) or not 0 <= number < _MOST_NUMBER:
+            raise ValueError(f"expected a number from 0 to {_MOST_NUMBER}, received {number!r:.50}")
+        return number, len(manifest["servers"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 

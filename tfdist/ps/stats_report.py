@@ -19,7 +19,8 @@ from tfdist.job_file import JobFile
 from tfdist.ps import server_stats
 from tfdist.ps.server_stats import Reading, ServerRates
 
-_HEAD = ("", "workers", "rows", "bytes", "pulls/s", "pushes/s", "lookups/s", "hit rate")
+_HEAD = ("", "workers", "rows", "bytes", "memory", "pulls/s", "pushes/s", "lookups/s", "hit rate")
+_MOST_SHOWN = 1 << 20  # characters of a report
 _TABLE_HEAD = ("", "rows", "bytes", "lookups/s", "hit rate", "updates/s", "evicted", "lost")
 
 
@@ -66,7 +67,7 @@ def run(cluster: str | None, interval: float, watch: float | None, job: Path | N
         while True:
             time.sleep(watch or interval)
             after = [_ask(control) for control in controls]
-            print(describe(addresses, before, after), flush=True)
+            print(_printable(describe(addresses, before, after)), flush=True)
             if watch is None:
                 return 1 if any(isinstance(reading, str) for reading in after) else 0
             before = after
@@ -151,9 +152,20 @@ def describe(
 
 def _ask(control: ControlClient) -> Reading | str | None:
     try:
-        return server_stats.ask(control)
+        reading = server_stats.ask(control)
+        if reading is not None:
+            describe([""], [None], [reading])  # or it cannot be shown
+        return reading
     except (UnreachableError, TfdistError) as error:
         return str(error)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        return f"expected what a parameter server of this release tells, received {error!r}"
+
+
+def _printable(text: str) -> str:
+    """What others have named, or said, is not to steer a terminal."""
+    shown = (c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:_MOST_SHOWN])
+    return "".join(shown) + (" ..." if len(text) > _MOST_SHOWN else "")
 
 
 def _ps_of(text: str, source: str) -> list[str]:
@@ -171,6 +183,7 @@ def _server_line(name: str, found: ServerRates) -> tuple[str, ...]:
         f"{found.workers}",
         f"{found.rows}",
         _size(found.bytes),
+        _memory(found),
         f"{found.pulls:.1f}",
         f"{found.pushes:.1f}",
         f"{found.lookups:.0f}",
@@ -196,6 +209,21 @@ def _size(count: int) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def _memory(found: ServerRates) -> str:
+    """What is held, and of what budget, as TFDIST_PS_MEMORY is written."""
+    held = _binary(found.memory_held)
+    return f"{held} of {_binary(found.memory_budget)}" if found.memory_budget else held
+
+
+def _binary(count: int) -> str:
+    size = count / 1024
+    for unit in "KMG":
+        if size < 1024:
+            return f"{size:.1f}{unit}"
+        size /= 1024
+    return f"{size:.1f}T"
 
 
 def _percent(part: float | None) -> str:

@@ -14,6 +14,7 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kMaxPending = 256;
+constexpr int kMostAtOnce = 16;  // between them the thread has other things to do
 constexpr auto kProofTimeout = std::chrono::seconds(10);
 constexpr auto kPause = std::chrono::seconds(1);
 
@@ -48,16 +49,18 @@ void Acceptor::Close() {
 }
 
 void Acceptor::OnReady(uint64_t tag) {
-  if (tag == kTcpTag) return AcceptAll(listener_.tcp());
-  if (tag == kLocalTag) return AcceptAll(listener_.local());
+  if (tag == kTcpTag) return AcceptSome(listener_.tcp());
+  if (tag == kLocalTag) return AcceptSome(listener_.local());
   const auto found =
       std::find_if(pending_.begin(), pending_.end(),
                    [tag](const PendingConnection& pending) { return pending.tag == tag; });
   if (found != pending_.end()) OnPending(found);
 }
 
-void Acceptor::AcceptAll(const Fd& listener) {
-  for (PeerSocket socket; Accept(listener, &socket);) {
+void Acceptor::AcceptSome(const Fd& listener) {
+  PeerSocket socket;
+  errno = 0;
+  for (int i = 0; i < kMostAtOnce && Accept(listener, &socket); ++i) {
     if (!socket.fd.valid()) {
       rejected_.fetch_add(1, std::memory_order_relaxed);
       continue;

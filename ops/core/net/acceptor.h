@@ -58,7 +58,7 @@ class Acceptor {
   };
   using Position = std::list<PendingConnection>::iterator;
 
-  void AcceptAll(const Fd& listener);
+  void AcceptSome(const Fd& listener);
   void OnPending(Position pending);
   // Whether a whole frame of the type and size that must come next has come, and is not bad.
   bool Receive(PendingConnection* pending, bool* whole);

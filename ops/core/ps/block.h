@@ -12,6 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/ps/memory_budget.h"
+
 namespace tfdist::ps {
 
 // A run of bytes, aligned to a cache line.
@@ -20,6 +22,8 @@ class Block {
   explicit Block(size_t bytes);
   // Begins as one of fewer bytes than there is room for.
   Block(size_t bytes, size_t room);
+  // Throws OverBudget if it is to be within the budget, and there is no room for it.
+  Block(size_t bytes, size_t room, std::shared_ptr<MemoryBudget> budget, bool within_budget);
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -30,10 +34,13 @@ class Block {
   size_t room() const { return room_; }
   // Up to its room.
   void Resize(size_t bytes) { bytes_ = bytes; }
+  // Counts it, if it is not counted yet.
+  void CountIn(const std::shared_ptr<MemoryBudget>& budget);
 
  private:
-  char* data_;
+  MemoryCharge charge_{MemoryUse::kPasses};
   size_t bytes_, room_;
+  char* data_;
 };
 
 using BlockPtr = std::shared_ptr<Block>;
@@ -46,10 +53,13 @@ bool HeldAlone(const BlockPtr& block);
 // what is done with it. May go before its blocks do: they keep the shelves.
 class BlockPool {
  public:
-  BlockPool() : shelves_(std::make_shared<Shelves>()) {}
+  explicit BlockPool(std::shared_ptr<MemoryBudget> budget = nullptr);
   // Content is undefined.
   BlockPtr Take(size_t bytes);
+  // The same for a request that can still be refused: throws OverBudget if there is no room.
+  BlockPtr TakeWithinBudget(size_t bytes);
   // For sizes that hardly ever occur again: of blocks with room for about as much a few are kept.
+  // Within the budget.
   BlockPtr TakeRoughly(size_t bytes);
 
  private:
@@ -57,8 +67,10 @@ class BlockPool {
     std::mutex mutex;
     std::unordered_map<size_t, std::vector<std::unique_ptr<Block>>> by_room;
   };
-  BlockPtr Take(size_t bytes, size_t room, size_t most_kept);
+  static void Free(Shelves* shelves);
+  BlockPtr Take(size_t bytes, size_t room, size_t most_kept, bool within_budget);
 
+  const std::shared_ptr<MemoryBudget> budget_;
   std::shared_ptr<Shelves> shelves_;
 };
 

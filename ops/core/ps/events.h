@@ -32,7 +32,7 @@ class Trace {
  public:
   enum Kind : uint32_t { kPull = 1, kPush = 2, kDropped = 3, kClosed = 4 };
 
-  explicit Trace(size_t capacity) : capacity_(capacity) {}
+  explicit Trace(size_t capacity) : capacity_(capacity) { ring_.reserve(capacity); }
   void Add(Kind kind, int worker, uint64_t clock, uint64_t slowest);
   std::vector<TraceEvent> Copy() const;
 

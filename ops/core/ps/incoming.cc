@@ -1,5 +1,6 @@
 #include "core/ps/incoming.h"
 
+#include <type_traits>
 #include <utility>
 
 namespace tfdist::ps {
@@ -46,13 +47,18 @@ Status NoSuchShard(uint32_t number) {
   return InvalidArgument(StrCat("there is no shard ", number, "; it was never created here"));
 }
 
-Status LayOut(const MessageHeader& header, const CreateRequest& body, const Store&,
+Status LayOut(const MessageHeader& header, const CreateRequest& body, const Store& store,
               Incoming* request) {
   Layout layout;
+  uint64_t fresh_bytes = 0;
   for (const CreateRequest::Entry& entry : body.entries) {
-    if (entry.has_value) layout.AddClaimed(entry.dtype, entry.elements);
+    if (!entry.has_value) continue;
+    layout.AddClaimed(entry.dtype, entry.elements);
+    if (!store.Has(entry.name)) fresh_bytes += BytesOf(entry.dtype, entry.elements).value_or(0);
   }
-  return layout.Finish(header, request);
+  const Status status = layout.Finish(header, request);
+  if (status.ok()) store.memory().Check(fresh_bytes, MemoryUse::kStays);
+  return status;
 }
 
 // Whether this may be done to the shard.
@@ -109,7 +115,11 @@ Status LayOut(const MessageHeader& header, const LookupRequest& body, const Stor
     request->refusal =
         InvalidArgument(StrCat("a lookup of more than ", kMaxPayloadBytes, " bytes"));
   }
-  return layout.Finish(header, request);
+  const Status status = layout.Finish(header, request);
+  if (status.ok() && request->refusal.ok()) {
+    store.memory().Admit(header.payload_bytes + answer_bytes);
+  }
+  return status;
 }
 
 Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store& store,
@@ -216,12 +226,114 @@ Status ParseAs(const MessageHeader& header, std::string_view meta, const Store& 
   Body body;
   if (Status s = Decode(meta, &body); !s.ok()) return s;
   const auto sharing = store.Share();
-  const Status status = LayOut(header, body, store, request);
   request->body = std::move(body);
-  return status;
+  try {
+    const Status status = LayOut(header, std::get<Body>(request->body), store, request);
+    // Before any of it has come, and memory is taken for it.
+    if (!status.ok()) return status;
+    // A variable's first value stays: it is no measure of what requests need.
+    if constexpr (std::is_same_v<Body, CreateRequest>) {
+      store.memory().Check(header.payload_bytes, MemoryUse::kPasses);
+    } else {
+      store.memory().Admit(header.payload_bytes);
+    }
+    return status;
+  } catch (const OverBudget& error) {
+    request->refusal = OutOfMemory(*request, store, error);
+    return Status();
+  }
 }
 
+// Names of tables and variables, such as "table 'a' and 3 more".
+class Names {
+ public:
+  void Add(const char* kind, const std::string& name) {
+    if (count_++ == 0) first_ = StrCat(kind, " '", name.substr(0, 64), "'");
+  }
+  void AddTable(const Store& store, uint32_t number) {
+    if (const Table* table = store.FindTable(number)) Add("table", table->name());
+  }
+  void AddShard(const Store& store, uint32_t number) {
+    if (const Shard* shard = store.Find(number)) Add("variable", shard->name);
+  }
+  std::string text() const {
+    return count_ < 2 ? first_ : StrCat(first_, " and ", count_ - 1, " more");
+  }
+
+ private:
+  std::string first_;
+  size_t count_ = 0;
+};
+
+// What a request is about. Those that are not listed hardly need memory.
+struct SubjectOf {
+  const Store& store;
+  Names* names;
+
+  const char* operator()(const CreateRequest& body) const {
+    for (const auto& entry : body.entries) {
+      if (!store.Has(entry.name)) names->Add("variable", entry.name);
+    }
+    return "the creation of ";
+  }
+  const char* operator()(const TableRequest& body) const {
+    for (const auto& entry : body.entries) names->Add("table", entry.name);
+    return "the creation of ";
+  }
+  const char* operator()(const PullRequest& body) const {
+    for (const auto& entry : body.entries) names->AddShard(store, entry.shard);
+    return "a pull of ";
+  }
+  const char* operator()(const PushRequest& body) const {
+    for (const auto& entry : body.entries) {
+      if (entry.kind == UpdateKind::kTableRows) {
+        names->AddTable(store, entry.shard);
+      } else {
+        names->AddShard(store, entry.shard);
+      }
+    }
+    return "a push to ";
+  }
+  const char* operator()(const SetRequest& body) const {
+    for (const uint32_t shard : body.shards) names->AddShard(store, shard);
+    return "new values of ";
+  }
+  const char* operator()(const ReduceRequest& body) const {
+    names->Add("key", StrCat(body.key));
+    return "a reduction with ";
+  }
+  const char* operator()(const LookupRequest& body) const {
+    for (const auto& entry : body.entries) names->AddTable(store, entry.table);
+    return "a lookup in ";
+  }
+  const char* operator()(const DumpRequest& body) const {
+    names->AddTable(store, body.table);
+    return "a copy of rows of ";
+  }
+  const char* operator()(const AssignRowsRequest& body) const {
+    names->AddTable(store, body.table);
+    return "new rows of ";
+  }
+  template <typename Other>
+  const char* operator()(const Other&) const {
+    return "a request";
+  }
+};
+
 }  // namespace
+
+Status OutOfMemory(const Incoming& request, const Store& store, const std::bad_alloc& error) {
+  Names names;
+  const char* const what = std::visit(SubjectOf{store, &names}, request.body);
+  if (request.table != nullptr) {
+    names = {};
+    names.Add("table", *request.table);
+  }
+  const auto* const over = dynamic_cast<const OverBudget*>(&error);
+  return Status(StatusCode::kResourceExhausted,
+                StrCat("out of memory: ", what, names.text(), " ",
+                       over == nullptr ? "needs more than the system gives" : over->text()));
+}
 
 Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
              Incoming* request) {

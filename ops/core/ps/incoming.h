@@ -3,6 +3,7 @@
 #define TFDIST_OPS_CORE_PS_INCOMING_H_
 
 #include <cstdint>
+#include <new>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -26,12 +27,17 @@ struct Incoming {
   std::vector<PayloadPart> parts;
   Status refusal;
   std::vector<BlockPtr> payload;  // once it has come
+  // What is being done, for the message if memory runs out.
+  const std::string* table = nullptr;
 };
 
 // Reads a request's meta. Fails if it is malformed, or does not go with its payload's size. What is
 // well-formed and asks for something impossible is marked as refused.
 Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
              Incoming* request);
+
+// The refusal of a request for want of memory; names the tables or variables that it is about.
+Status OutOfMemory(const Incoming& request, const Store& store, const std::bad_alloc& error);
 
 struct Answer {
   MessageType type = MessageType::kOk;

@@ -219,6 +219,7 @@ Status Decode(std::string_view meta, ErrorReply* reply) {
     case StatusCode::kCancelled:
     case StatusCode::kInvalidArgument:
     case StatusCode::kDeadlineExceeded:
+    case StatusCode::kResourceExhausted:
     case StatusCode::kFailedPrecondition:
     case StatusCode::kInternal:
     case StatusCode::kUnavailable:

@@ -44,6 +44,17 @@ void Payload::Discard(uint64_t bytes) {
   discard_ = bytes;
 }
 
+void Payload::DiscardRest() {
+  uint64_t left = 0;
+  for (size_t part = part_; part < parts_.size(); ++part) left += parts_[part].bytes;
+  left -= filled_;
+  parts_.clear();
+  blocks_.clear();
+  part_ = 0;
+  filled_ = 0;
+  discard_ = left;
+}
+
 uint64_t Payload::Room(size_t part) const {
   return blocks_[part]->bytes() - (part == part_ ? filled_ : 0);
 }
@@ -52,7 +63,7 @@ uint64_t Payload::Room(size_t part) const {
 void Payload::MakeRoom(size_t part) {
   const uint64_t bytes = parts_[part].bytes;
   if (part == blocks_.size()) {
-    blocks_.push_back(parts_[part].of_shard ? pool_->Take(bytes)
+    blocks_.push_back(parts_[part].of_shard ? pool_->TakeWithinBudget(bytes)
                                             : pool_->TakeRoughly(std::min(bytes, kFirstBytes)));
   } else if (Room(part) == 0 && filled_ < bytes) {
     const BlockPtr larger = pool_->TakeRoughly(std::min(bytes, 2 * filled_));

@@ -25,9 +25,12 @@ class Payload {
   // Begins with a request's payload: its parts, or that many bytes to throw away.
   void Expect(std::vector<PayloadPart> parts);
   void Discard(uint64_t bytes);
+  // Throws the rest away, and what has come.
+  void DiscardRest();
 
   bool complete() const { return discard_ == 0 && part_ == parts_.size(); }
-  // Reads once from a socket, as much as there is. `received` is 0 if nothing has come.
+  // Reads once from a socket, as much as there is. `received` is 0 if nothing has come. As Copy, it
+  // throws OverBudget or std::bad_alloc if there is no memory for what comes.
   Status Receive(int socket, uint64_t* received);
   // Reads all of it where it was lent.
   Status Copy(RemoteRead* lent);

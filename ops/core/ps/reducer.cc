@@ -1,6 +1,7 @@
 #include "core/ps/reducer.h"
 
 #include <algorithm>
+#include <new>
 
 namespace tfdist::ps {
 namespace {
@@ -10,11 +11,13 @@ constexpr size_t kMostSums = 4096;
 
 }  // namespace
 
-Reducer::Reducer(int workers, IsActive is_active, Patience patience, Deliver deliver)
+Reducer::Reducer(int workers, IsActive is_active, Patience patience, Deliver deliver,
+                 Disconnect disconnect)
     : workers_(workers),
       is_active_(std::move(is_active)),
       patience_(std::move(patience)),
       deliver_(std::move(deliver)),
+      disconnect_(std::move(disconnect)),
       latest_(workers),
       returned_(workers) {}
 
@@ -36,13 +39,16 @@ void Reducer::Add(uint64_t session, int worker, uint64_t number, const ReduceReq
                           StrCat("too many reductions wait for other workers: ", sums_.size()));
       return deliver_(session, ErrorAnswer(number, status));
     }
-    sum = sums_.emplace(sums_.end());
+    Sums fresh(1);
+    sum = fresh.begin();
     sum->key = request.key;
     sum->sequence = request.sequence;
     sum->first = worker;
     sum->dtypes = request.dtypes;
     sum->elements = request.elements;
     sum->since = Clock::now();
+    sum->waiting.reserve(1);
+    sums_.splice(sums_.end(), fresh);  // whole, or not at all if there is no memory
   } else if (Status s = Compare(*sum, worker, request); !s.ok()) {
     return deliver_(session, ErrorAnswer(number, s));
   }
@@ -50,6 +56,7 @@ void Reducer::Add(uint64_t session, int worker, uint64_t number, const ReduceReq
     deliver_(session, {MessageType::kOk, number, "", sum->tensors});
     return Forget();
   }
+  std::set<int> contributor = {worker};
   sum->waiting.push_back({session, worker, number});
   if (sum->contributors.empty()) {
     sum->tensors = std::move(tensors);
@@ -59,7 +66,7 @@ void Reducer::Add(uint64_t session, int worker, uint64_t number, const ReduceReq
                   tensors[i]->data(), sum->elements[i]);
     }
   }
-  sum->contributors.insert(worker);
+  sum->contributors.merge(contributor);  // needs no memory
   FinishComplete();
 }
 
@@ -108,7 +115,11 @@ void Reducer::Finish(Sum* sum) {
   std::optional<uint64_t>& finished = keys_.at(sum->key).finished;
   finished = std::max(finished.value_or(0), sum->sequence);
   for (const Waiting& waiting : sum->waiting) {
-    deliver_(waiting.session, {MessageType::kOk, waiting.number, "", sum->tensors});
+    try {
+      deliver_(waiting.session, {MessageType::kOk, waiting.number, "", sum->tensors});
+    } catch (const std::bad_alloc&) {
+      disconnect_(waiting.session);  // the worker asks again, and the sum is kept for it
+    }
   }
   sum->waiting.clear();
 }

@@ -27,7 +27,11 @@ class Reducer {
   using Patience = std::function<Clock::duration(int worker)>;
   using Deliver = std::function<void(uint64_t session, Answer answer)>;
 
-  Reducer(int workers, IsActive is_active, Patience patience, Deliver deliver);
+  // Has the worker connect again, and ask again for what it waits for.
+  using Disconnect = std::function<void(uint64_t session)>;
+
+  Reducer(int workers, IsActive is_active, Patience patience, Deliver deliver,
+          Disconnect disconnect);
 
   // A contribution. It is answered by `deliver` when all have come, at once with an error if it
   // does not fit the others.
@@ -80,6 +84,7 @@ class Reducer {
   const IsActive is_active_;
   const Patience patience_;
   const Deliver deliver_;
+  const Disconnect disconnect_;
   mutable std::mutex mutex_;  // held while asking is_active_ and patience_; guards the rest
   Sums sums_;
   std::unordered_map<uint64_t, Key> keys_;

@@ -17,6 +17,11 @@ class RowBits {
   RowBits() = default;
   explicit RowBits(std::vector<uint64_t> words) : words_(std::move(words)) {}
 
+  // Has room for the rows below `rows`: to set them needs no memory.
+  void Cover(size_t rows) {
+    const size_t words = (rows + 63) / 64;
+    if (words > words_.size()) words_.resize(words);
+  }
   bool Get(uint32_t row) const {
     return row / 64 < words_.size() && (words_[row / 64] >> row % 64 & 1) != 0;
   }

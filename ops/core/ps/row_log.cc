@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -140,6 +141,7 @@ class Replayer {
     if (!fields.Finish("record").ok()) return false;
     const bool wanted = reader_.wants(pusher);
     for (const Entry& entry : entries) {
+      if (reader_.passes) reader_.passes(entry.now);
       if (entry.table >= tables_.size()) return false;
       Table* const table = tables_[entry.table];
       std::vector<int64_t> ids;
@@ -174,10 +176,10 @@ class Replayer {
 
 }  // namespace
 
-void RowLog::Begin(const std::string& path) {
+void RowLog::Begin(std::string path) {
   const std::lock_guard<std::mutex> lock(mutex_);
   numbers_.clear();
-  path_ = path;
+  path_ = std::move(path);
   bytes_ = 0;
   file_.Reset();
   failed_ = false;
@@ -192,33 +194,49 @@ void RowLog::Saved() {
 void RowLog::Fail(const char* what) {
   open_ = false;  // what came behind half a record would not be read
   failed_ = has_lost_ = true;
-  on_failure_(Failed(path_, what));
+  try {
+    on_failure_(Failed(path_, what));
+  } catch (const std::bad_alloc&) {  // the log lacks a line
+  }
+}
+
+template <typename Do>
+void RowLog::Record(const Do& write) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_) return;
+  try {
+    write();
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    Fail("cannot be written");
+  }
 }
 
 void RowLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& applied) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!open_ || applied.empty()) return;
-  Writer meta;
-  meta.Put(pusher.worker).Put(pusher.process).Put(pusher.sequence);
-  meta.Put(static_cast<uint32_t>(applied.size()));
-  std::vector<iovec> numbers;
-  for (const AppliedRows& one : applied) {
-    meta.Put(NumberOf(one.table)).Put(one.now).Put(one.step.learning_rate).Put(one.step.step);
-    meta.Put(uint64_t{one.count});
-    numbers.push_back(ViewOf(one.ids, one.count));
-    numbers.push_back(ViewOf(one.gradients, one.count * one.table->config().width));
-  }
-  Write(kPush, meta.Take(), numbers);
+  if (applied.empty()) return;
+  Record([&] {
+    Writer meta;
+    meta.Put(pusher.worker).Put(pusher.process).Put(pusher.sequence);
+    meta.Put(static_cast<uint32_t>(applied.size()));
+    std::vector<iovec> numbers;
+    for (const AppliedRows& one : applied) {
+      meta.Put(NumberOf(one.table)).Put(one.now).Put(one.step.learning_rate).Put(one.step.step);
+      meta.Put(uint64_t{one.count});
+      numbers.push_back(ViewOf(one.ids, one.count));
+      numbers.push_back(ViewOf(one.gradients, one.count * one.table->config().width));
+    }
+    Write(kPush, meta.Take(), numbers);
+  });
 }
 
 void RowLog::Append(Table* table, const SavedRowsView& rows) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!open_) return;
-  const uint32_t number = NumberOf(table);
-  Write(
-      kAssign, Writer().Put(number).Put(uint64_t{rows.count}).Take(),
-      {ViewOf(rows.ids, rows.count), ViewOf(rows.used, rows.count), ViewOf(rows.counts, rows.count),
-       ViewOf(rows.content, rows.count * table->content_floats())});
+  Record([&] {
+    const uint32_t number = NumberOf(table);
+    Write(kAssign, Writer().Put(number).Put(uint64_t{rows.count}).Take(),
+          {ViewOf(rows.ids, rows.count), ViewOf(rows.used, rows.count),
+           ViewOf(rows.counts, rows.count),
+           ViewOf(rows.content, rows.count * table->content_floats())});
+  });
 }
 
 uint32_t RowLog::NumberOf(Table* table) {
@@ -229,7 +247,7 @@ uint32_t RowLog::NumberOf(Table* table) {
 
 void RowLog::Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers) {
   if (!file_.valid() && open_) {
-    file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!file_.valid()) return Fail("cannot be made");
     if (!WriteAll(file_.get(), {ViewOf(kLogMagic, kLogMagicBytes)}))
       return Fail("cannot be written");
@@ -250,9 +268,12 @@ void RowLog::Write(uint32_t kind, const std::string& meta, const std::vector<iov
 Status RowLog::Replay(const std::string& path, const Reader& reader, uint64_t* records,
                       uint64_t* left_out) {
   *records = *left_out = 0;
-  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // it could be a pipe
   struct stat about{};
   if (!file.valid() || fstat(file.get(), &about) != 0) return Failed(path, "cannot be read");
+  if (!S_ISREG(about.st_mode)) {
+    return Status(StatusCode::kInvalidArgument, StrCat(path, ": not a log of rows"));
+  }
   auto left = static_cast<uint64_t>(about.st_size);
   if (left < kLogMagicBytes) {  // its server was killed while it began
     *left_out = left;

@@ -51,7 +51,7 @@ class RowLog {
   explicit RowLog(OnFailure on_failure) : on_failure_(std::move(on_failure)) {}
 
   // Goes on in a new file, which is made when there is something to keep.
-  void Begin(const std::string& path);
+  void Begin(std::string path);
   bool is_open() const { return open_; }
   // Everything up to the last Begin is on disk in another way.
   void Saved();
@@ -69,6 +69,8 @@ class RowLog {
     std::function<Table*(const std::string& name, const TableConfig& config)> find;
     // Whether this push is to be applied.
     std::function<bool(const Pusher& pusher)> wants;
+    // When it was applied.
+    std::function<void(double now)> passes;
   };
   // Applies what is in a file, up to the first record that is not whole. `records`: the pushes and
   // assignments in it; `left_out`: the bytes from there on. Fails if there is no such file, or it
@@ -79,6 +81,9 @@ class RowLog {
  private:
   // With the lock.
   void Fail(const char* what);
+  // A record; without memory the log fails.
+  template <typename Do>
+  void Record(const Do& write);
   void Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers);
   uint32_t NumberOf(Table* table);
 

@@ -6,12 +6,15 @@
 #ifndef TFDIST_OPS_CORE_PS_ROWS_H_
 #define TFDIST_OPS_CORE_PS_ROWS_H_
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <vector>
 
+#include "core/ps/memory_budget.h"
 #include "core/ps/page_array.h"
 
 namespace tfdist::ps {
@@ -41,7 +44,26 @@ class Rows {
 
   // `hash` is MixId(id).
   Number Find(int64_t id, uint64_t hash) const;
-  // The id must not be there. Content and the rest of the head are undefined.
+  // Has `count` more rows need no memory when they are inserted. Throws std::bad_alloc, or
+  // OverBudget if that is asked for; all rows are as they were.
+  void Reserve(size_t count, bool within_budget);
+  // How many rows can be inserted without memory.
+  size_t spare() const { return std::min(spare_rows(), spare_buckets()); }
+  // How many of them are promised to nobody; negative if more were inserted than were promised.
+  int64_t unpromised() const { return unpromised_.load(std::memory_order_relaxed); }
+  // Promises spare rows to a request, if there are so many. Any thread may call this, and take a
+  // promise back, while others change the rows.
+  bool Promise(size_t count) {
+    const auto rows = static_cast<int64_t>(count);
+    if (unpromised_.fetch_sub(rows, std::memory_order_relaxed) >= rows) return true;
+    TakeBack(count);
+    return false;
+  }
+  void TakeBack(size_t count) {
+    unpromised_.fetch_add(static_cast<int64_t>(count), std::memory_order_relaxed);
+  }
+  // The id must not be there. Content and the rest of the head are undefined. Throws as Reserve, if
+  // there is no spare row.
   Number Insert(int64_t id, uint64_t hash);
   void Erase(Number row);
 
@@ -50,12 +72,22 @@ class Rows {
 
   // Numbers below `end` are in use, or free.
   Number end() const { return end_; }
+  // Numbers of rows that have memory are below this.
+  size_t capacity() const { return slabs_.size() << slab_bits_; }
+  // How many get their memory together.
+  size_t slab_rows() const { return size_t{1} << slab_bits_; }
   bool in_use(Number row) const { return (used_[row / 64] >> row % 64 & 1) != 0; }
   // One bit for each number, in words of 64.
   const std::vector<uint64_t>& in_use() const { return used_; }
-  size_t size() const { return size_; }
+  // Any thread may call this.
+  size_t size() const { return size_.load(std::memory_order_relaxed); }
   // All memory that this holds.
   size_t bytes() const;
+  void CountIn(const std::shared_ptr<MemoryBudget>& budget) { charge_.SetBudget(budget); }
+  // What is counted: rows and index.
+  size_t counted_bytes() const { return charge_.bytes(); }
+  // Of Reserve, about.
+  size_t BytesToReserve(size_t count) const;
 
   // Has the processor fetch what Find will need, and so many bytes of the row's content.
   void PrefetchIndex(uint64_t hash) const;
@@ -67,8 +99,13 @@ class Rows {
   static uint8_t TagOf(uint64_t hash) { return static_cast<uint8_t>(hash >> 56) | 1; }
   size_t FindBucket(Number row, uint64_t hash) const;
   void Place(Number row, uint64_t hash);
-  void Grow();
-  void AddSlab();
+  size_t spare_rows() const { return free_count_ + capacity() - end_; }
+  // At most seven buckets of eight are taken.
+  size_t spare_buckets() const { return buckets_.size() / 8 * 7 - size(); }
+  void SetSize(size_t size) { size_.store(size, std::memory_order_relaxed); }
+  void Grow(bool within_budget);
+  void AddSlab(bool within_budget);
+  void CollapseLastFull();
 
   struct Free {
     void operator()(char* memory) const { std::free(memory); }
@@ -77,15 +114,20 @@ class Rows {
   const size_t row_bytes_;
   int slab_bits_ = 0;
   size_t slab_mask_ = 0;
+  size_t rows_together_ = 0;  // in one piece of `memory_`
   std::vector<char*> slabs_;
   std::vector<std::unique_ptr<char, Free>> memory_;  // of slabs
   size_t memory_used_ = 0;                           // of the last
   PageArray<Number> buckets_;
   PageArray<uint8_t> tags_;  // 0: the bucket is empty
   std::vector<uint64_t> used_;
-  std::vector<Number> free_;
+  // Rows that were erased: the first, each of which has the number of the next as its id.
+  Number first_free_ = kNone;
+  size_t free_count_ = 0;
   Number end_ = 0;
-  size_t size_ = 0;
+  std::atomic<size_t> size_{0};
+  std::atomic<int64_t> unpromised_{0};
+  MemoryCharge charge_{MemoryUse::kStays};  // of slabs and the index
 };
 
 }  // namespace tfdist::ps

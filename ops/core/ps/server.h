@@ -14,6 +14,7 @@
 #include "core/dtype.h"
 #include "core/frame.h"
 #include "core/ps/block.h"
+#include "core/ps/row_clock.h"
 #include "core/ps/schedule.h"
 #include "core/status.h"
 
@@ -29,7 +30,9 @@ struct ServerOptions {
   double compensation_lambda = 0.04;  // dc-asgd
   bool refuse_unlogged = false;       // pushes, while what they change cannot be kept in the log
   int threads = 2;
-  size_t trace_events = 0;  // the latest pushes and pulls are kept, for tests and inspection
+  size_t trace_events = 0;     // the latest pushes and pulls are kept, for tests and inspection
+  uint64_t memory_budget = 0;  // bytes that the server may hold; 0: as many as there are
+  TimeSources time;
 };
 
 struct ServerStats {
@@ -46,8 +49,10 @@ struct ServerStats {
   uint64_t shards = 0;
   uint64_t value_bytes = 0;
   uint64_t connections = 0;
-  uint64_t log_bytes = 0;   // of rows, since they were last saved
-  uint64_t log_failed = 0;  // 1: rows were changed that are neither saved nor in the log
+  uint64_t log_bytes = 0;      // of rows, since they were last saved
+  uint64_t log_failed = 0;     // 1: rows were changed that are neither saved nor in the log
+  uint64_t memory_held = 0;    // bytes that are counted: values, rows and buffers
+  uint64_t memory_budget = 0;  // 0: none
 };
 
 struct TraceEvent {
@@ -77,6 +82,9 @@ struct ServerImage {
   // A copy of that moment was begun of each, and can be taken bit by bit.
   std::vector<std::shared_ptr<Table>> tables;
   std::vector<uint64_t> progress;  // clocks, and who has pushed what: opaque numbers
+  // Of the rows, which goes on from here (row_clock.h); 0: unknown, as in images of before there
+  // was one: then it goes on from when a row was used last.
+  double time = 0;
 };
 
 class Server {
@@ -98,7 +106,8 @@ class Server {
 
   // A consistent image; takes no longer than to count references, or in Hogwild to copy all values.
   // Of tables' rows all, or those that changed since the last time. If there is a `log_path`, what
-  // is applied to rows from then on is kept in that file.
+  // is applied to rows from then on is kept in that file. Throws std::bad_alloc if there is no
+  // memory for it; the server goes on.
   ServerImage Freeze(bool changed_rows_only = false, const std::string& log_path = "");
   // Before Start: applies what such a file holds, as far as the image lacks it. `records`: what it
   // held; `left_out`: bytes that are not whole records.

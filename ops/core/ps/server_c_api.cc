@@ -21,7 +21,7 @@ struct tfdist_ps_server_options {
   int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
       threads, has_chief;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
-  uint64_t trace_events;
+  uint64_t trace_events, memory_budget;
 };
 
 namespace {
@@ -47,6 +47,7 @@ ps::ServerOptions ToOptions(const tfdist_ps_server_options& from) {
   options.refuse_unlogged = from.refuse_unlogged != 0;
   options.threads = from.threads;
   options.trace_events = from.trace_events;
+  options.memory_budget = from.memory_budget;
   return options;
 }
 

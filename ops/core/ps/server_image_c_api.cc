@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -89,7 +90,9 @@ int tfdist_ps_server_restore_table(int64_t handle, const tfdist_ps_saved_table* 
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return Report(UnknownServer(handle), error, error_size);
   const std::lock_guard<std::mutex> lock(entry->mutex);
-  return Report(AddTable(*saved, &entry->restored.tables, index), error, error_size);
+  const Status status =
+      WithMemory("a saved table", [&] { return AddTable(*saved, &entry->restored.tables, index); });
+  return Report(status, error, error_size);
 }
 
 // Rows of a restored table; of `servers`, those that belong to `server`.
@@ -103,10 +106,13 @@ int tfdist_ps_server_restore_rows(int64_t handle, int index, const tfdist_ps_row
     const Status status(StatusCode::kInvalidArgument, StrCat("there is no saved table ", index));
     return Report(status, error, error_size);
   }
-  tables[index]->Restore({rows->count, rows->removed_count, rows->ids, rows->used, rows->counts,
-                          rows->content, rows->removed},
-                         server, servers);
-  return 0;
+  const Status status = WithMemory("saved rows", [&] {
+    tables[index]->Restore({rows->count, rows->removed_count, rows->ids, rows->used, rows->counts,
+                            rows->content, rows->removed},
+                           server, servers);
+    return Status();
+  });
+  return Report(status, error, error_size);
 }
 
 // Forgets what was restored.
@@ -122,7 +128,10 @@ int tfdist_ps_server_restore_end(int64_t handle, char* error, size_t error_size)
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return Report(UnknownServer(handle), error, error_size);
   const std::lock_guard<std::mutex> lock(entry->mutex);
-  return Report(entry->server->Restore(std::exchange(entry->restored, {})), error, error_size);
+  const Status status = WithMemory("what was restored", [&] {
+    return entry->server->Restore(std::exchange(entry->restored, {}));
+  });
+  return Report(status, error, error_size);
 }
 
 // Applies a log of rows to what was restored.
@@ -130,7 +139,9 @@ int tfdist_ps_server_replay_log(int64_t handle, const char* path, uint64_t* reco
                                 uint64_t* left_out, char* error, size_t error_size) {
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return Report(UnknownServer(handle), error, error_size);
-  return Report(entry->server->ReplayLog(path, records, left_out), error, error_size);
+  const Status status = WithMemory(
+      "a log of rows", [&] { return entry->server->ReplayLog(path, records, left_out); });
+  return Report(status, error, error_size);
 }
 
 void tfdist_ps_server_begin_log(int64_t handle, const char* path) {
@@ -150,12 +161,23 @@ int tfdist_ps_server_restore_shard(int64_t handle, const char* name, int dtype, 
                         StrCat("saved shard '", name, "': unknown dtype ", dtype));
     return Report(status, error, error_size);
   }
-  auto block = std::make_shared<ps::Block>(bytes);
-  if (bytes > 0) std::memcpy(block->data(), data, bytes);
+  const Status status = WithMemory("a saved shard", [&] {
+    auto block = std::make_shared<ps::Block>(bytes);
+    if (bytes > 0) std::memcpy(block->data(), data, bytes);
+    const std::lock_guard<std::mutex> lock(entry->mutex);
+    auto& shards = aside ? entry->restored.aside : entry->restored.shards;
+    shards.push_back({name, static_cast<DType>(dtype), elements, std::move(block)});
+    return Status();
+  });
+  return Report(status, error, error_size);
+}
+
+// The time that restored rows are of, as tfdist_ps_image_time told it.
+void tfdist_ps_server_restore_time(int64_t handle, double time) {
+  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
+  if (entry == nullptr) return;
   const std::lock_guard<std::mutex> lock(entry->mutex);
-  auto& shards = aside ? entry->restored.aside : entry->restored.shards;
-  shards.push_back({name, static_cast<DType>(dtype), elements, std::move(block)});
-  return 0;
+  entry->restored.time = time;
 }
 
 int tfdist_ps_server_restore_progress(int64_t handle, const uint64_t* progress, uint64_t count,
@@ -174,13 +196,23 @@ int tfdist_ps_server_checkpoint(int64_t handle, bool changed_only, const char* l
                                 int64_t* image, char* error, size_t error_size) {
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return Report(UnknownServer(handle), error, error_size);
-  auto held = std::make_shared<Image>();
-  held->server = entry->server->Freeze(changed_only, log_path);
-  for (const auto& table : held->server.tables) {
-    held->descriptions.push_back(ps::Encode(ps::TableRequest{{{table->name(), table->config()}}}));
-  }
-  *image = HandleTable<Image>::Get().Add(std::move(held));
-  return 0;
+  const Status status = WithMemory("a snapshot", [&] {
+    auto held = std::make_shared<Image>();
+    held->server = entry->server->Freeze(changed_only, log_path);
+    for (const auto& table : held->server.tables) {
+      held->descriptions.push_back(
+          ps::Encode(ps::TableRequest{{{table->name(), table->config()}}}));
+    }
+    *image = HandleTable<Image>::Get().Add(std::move(held));
+    return Status();
+  });
+  return Report(status, error, error_size);
+}
+
+// When it was taken, in the time of its rows.
+double tfdist_ps_image_time(int64_t image) {
+  const auto found = FindImage(image);
+  return found == nullptr ? 0 : found->server.time;
 }
 
 // The image that was taken last is on disk.
@@ -212,20 +244,26 @@ bool tfdist_ps_image_table(int64_t image, uint64_t i, tfdist_ps_saved_table* out
 }
 
 // The next rows of a table, about `most`, in memory that stays until the next call for this image,
-// which one thread makes at a time. Returns whether there were any.
-bool tfdist_ps_image_next_rows(int64_t image, uint64_t i, uint64_t most, tfdist_ps_rows* out) {
+// which one thread makes at a time. 1: there were some, 0: there were none, -1: there was no memory
+// for them, and the image is of no use.
+int tfdist_ps_image_next_rows(int64_t image, uint64_t i, uint64_t most, tfdist_ps_rows* out) {
   const auto found = FindImage(image);
-  if (found == nullptr || i >= found->server.tables.size()) return false;
+  if (found == nullptr || i >= found->server.tables.size()) return 0;
   ps::SavedRows& rows = found->rows;
   rows.ids.clear();
   rows.used.clear();
   rows.counts.clear();
   rows.content.clear();
   rows.removed.clear();
-  if (!found->server.tables[i]->NextSave(most, &rows)) return false;
+  try {
+    if (!found->server.tables[i]->NextSave(most, &rows)) return 0;
+  } catch (const std::bad_alloc&) {
+    for (const auto& table : found->server.tables) table->EndSave();
+    return -1;
+  }
   *out = {rows.ids.size(),    rows.removed.size(), rows.ids.data(),    rows.used.data(),
           rows.counts.data(), rows.content.data(), rows.removed.data()};
-  return true;
+  return 1;
 }
 
 // Shard `i`; what the pointers point to stays until the image is freed. Returns whether there is

@@ -6,9 +6,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <new>
 
 namespace tfdist::ps {
+namespace {
+
+constexpr std::chrono::seconds kPause{1};  // before what failed for want of memory is tried again
+
+// Short, so that it needs no memory.
+Status NoMemory() { return Status(StatusCode::kUnavailable, "out of memory"); }
+
+}  // namespace
 
 ServerThread::ServerThread(Store* store, Service* service, TrafficStats* stats)
     : store_(store), service_(service), stats_(stats) {}
@@ -43,7 +53,11 @@ template <typename Put>
 void ServerThread::Post(const Put& put) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    put(&mail_);
+    try {
+      put(&mail_);
+    } catch (const std::bad_alloc&) {
+      mail_.lost = true;
+    }
   }
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
@@ -91,9 +105,16 @@ void ServerThread::HandleEvent(uint64_t tag, uint32_t events) {
     uint64_t count;
     [[maybe_unused]] const ssize_t drained = read(wake_.get(), &count, sizeof(count));
   } else if (tag >= Acceptor::kFirstTag) {
-    acceptor_->OnReady(tag);
+    try {
+      acceptor_->OnReady(tag);
+    } catch (const std::bad_alloc&) {  // whoever comes tries again
+    }
   } else {
-    HandleSession(tag, events);
+    try {
+      HandleSession(tag, events);
+    } catch (const std::bad_alloc&) {  // there was not even memory to refuse the request
+      End(tag, NoMemory());
+    }
   }
 }
 
@@ -102,8 +123,12 @@ void ServerThread::CheckTime() {
   const TimePoint now = Clock::now();
   acceptor_->CheckTime(now);
   if (due_ > now) return;
-  service_->CheckTime(now);
-  due_ = service_->NextDeadline();
+  try {
+    service_->CheckTime(now);
+    due_ = service_->NextDeadline();
+  } catch (const std::bad_alloc&) {
+    due_ = now + kPause;
+  }
 }
 
 bool ServerThread::ReadMail() {
@@ -113,23 +138,42 @@ bool ServerThread::ReadMail() {
     std::swap(mail, mail_);
   }
   for (Arrival& arrival : mail.arrivals) {
-    sessions_[arrival.session].session = std::make_unique<Session>(
-        arrival.session, arrival.worker, std::move(arrival.socket), store_);
-    ++stats_->connections;
-    Watch(arrival.session, false);
-    Flush(arrival.session);
+    try {
+      Adopt(&arrival);
+    } catch (const std::bad_alloc&) {  // the worker tries again
+      End(arrival.session, NoMemory());
+    }
   }
   for (auto& [id, answer] : mail.answers) {
     const auto found = sessions_.find(id);
     if (found == sessions_.end()) continue;
-    found->second.session->Send(std::move(answer));
-    Flush(id);
+    try {
+      found->second.session->Send(std::move(answer));
+      Flush(id);
+    } catch (const std::bad_alloc&) {
+      End(id, NoMemory());
+    }
   }
   for (const uint64_t id : mail.disconnected) {
     End(id, Status(StatusCode::kUnavailable, "the worker has connected anew"));
   }
+  if (mail.lost) EndAll();
   if (mail.timer) due_ = service_->NextDeadline();
   return !mail.stop;
+}
+
+void ServerThread::Adopt(Arrival* arrival) {
+  auto session = std::make_unique<Session>(arrival->session, arrival->worker,
+                                           std::move(arrival->socket), store_);
+  sessions_[arrival->session].session = std::move(session);
+  ++stats_->connections;
+  Watch(arrival->session, false);
+  Flush(arrival->session);
+}
+
+// Workers then connect again, and ask again for what they wait for.
+void ServerThread::EndAll() {
+  while (!sessions_.empty()) End(sessions_.begin()->first, NoMemory());
 }
 
 void ServerThread::HandleSession(uint64_t id, uint32_t events) {
@@ -181,7 +225,10 @@ void ServerThread::Watch(uint64_t id, bool added) {
 void ServerThread::End(uint64_t id, const Status& why) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
-  service_->Gone(*found->second.session->caller(), why.message());
+  try {
+    service_->Gone(*found->second.session->caller(), why.message());
+  } catch (const std::bad_alloc&) {  // the worker's loss is told when it connects again
+  }
   sessions_.erase(found);  // closes the socket, which also ends its watch
   --stats_->connections;
 }

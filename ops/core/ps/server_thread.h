@@ -57,6 +57,7 @@ class ServerThread {
     std::vector<std::pair<uint64_t, Answer>> answers;
     std::vector<uint64_t> disconnected;
     bool timer = false;
+    bool lost = false;  // there was no memory for some of it
     bool stop = false;
   };
 
@@ -71,6 +72,8 @@ class ServerThread {
   bool ReadMail();
   void CheckTime();
   void HandleSession(uint64_t id, uint32_t events);
+  void EndAll();
+  void Adopt(Arrival* arrival);
   Status OnRequest(Session* session, Incoming request);
   void Flush(uint64_t id);
   void Watch(uint64_t id, bool added);

@@ -1,7 +1,11 @@
 #include "core/ps/service.h"
 
 #include <algorithm>
+#include <new>
+#include <stdexcept>
 #include <utility>
+
+#include "core/ps/table_batch.h"
 
 namespace tfdist::ps {
 Service::Service(const ServerOptions& options, uint64_t incarnation, Store* store, Outlet* outlet)
@@ -15,8 +19,8 @@ Service::Service(const ServerOptions& options, uint64_t incarnation, Store* stor
                     options_.refuse_unlogged ? "pushes are refused"
                                              : "what changes rows is lost with this process"));
       }),
-      updater_(options_, &store->pool(), &log_),
-      sums_(options.schedule.workers, &updater_, &store->pool(), &log_),
+      updater_(options_, store, &log_),
+      sums_(options.schedule.workers, &updater_, store, &log_),
       reducer_(
           options.schedule.workers,
           [this](int worker) {
@@ -28,9 +32,8 @@ Service::Service(const ServerOptions& options, uint64_t incarnation, Store* stor
             return Seconds(workers_[worker]->came ? options_.schedule.worker_timeout_seconds
                                                   : options_.schedule.start_timeout_seconds);
           },
-          [this](uint64_t session, Answer answer) {
-            outlet_->Deliver(session, std::move(answer));
-          }),
+          [this](uint64_t session, Answer answer) { outlet_->Deliver(session, std::move(answer)); },
+          [this](uint64_t session) { outlet_->Disconnect(session); }),
       trace_(options.trace_events),
       schedule_(options.schedule, Clock::now()) {
   for (int i = 0; i < options.schedule.workers; ++i) {
@@ -44,8 +47,21 @@ std::optional<Answer> Service::Execute(Caller* caller, Incoming request) {
     return std::nullopt;
   }
   if (!request.refusal.ok()) return Refuse(*caller, request.number, request.refusal);
-  return std::visit([&](const auto& body) { return Do(caller, request.number, body, &request); },
-                    request.body);
+  try {
+    return std::visit([&](const auto& body) { return Do(caller, request.number, body, &request); },
+                      request.body);
+  } catch (const std::bad_alloc& error) {
+    return RefuseForMemory(*caller, request, error);
+  } catch (const std::length_error&) {  // more than a container can hold
+    return RefuseForMemory(*caller, request, std::bad_alloc());
+  }
+}
+
+Answer Service::RefuseForMemory(const Caller& caller, const Incoming& request,
+                                const std::bad_alloc& error) const {
+  store_->memory().Reclaim();  // the answer needs some too
+  const auto sharing = store_->Share();
+  return Refuse(caller, request.number, OutOfMemory(request, *store_, error));
 }
 
 bool Service::IsCurrent(const Caller& caller) {
@@ -156,22 +172,35 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const TableRe
 std::optional<Answer> Service::Do(Caller*, uint64_t number, const LookupRequest& lookup,
                                   Incoming* request) {
   const auto sharing = store_->Share();
-  const double now = SecondsNow();
+  const double now = store_->clock().Now();
   Answer answer = OkAnswer(number);
+  // All that needs memory comes first: a lookup makes all of its rows or none.
+  answer.payload.reserve(lookup.entries.size());
+  std::vector<std::unique_ptr<Table::Batch>> batches;
+  batches.reserve(lookup.entries.size());
+  size_t most_to_narrow = 0;
   for (size_t i = 0; i < lookup.entries.size(); ++i) {
     const LookupRequest::Entry& entry = lookup.entries[i];
     Table* const table = store_->FindTable(entry.table);
+    request->table = &table->name();
+    batches.push_back(table->Prepare(
+        reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
+        lookup.training ? Table::Makes::kAdmitted : Table::Makes::kNone, /*within_budget=*/true));
     const size_t elements = entry.count * table->config().width;
-    BlockPtr rows = store_->pool().TakeRoughly(elements * sizeof(float));
-    auto* const wide = reinterpret_cast<float*>(rows->data());
-    table->Lookup(now, reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
-                  lookup.training, wide);
-    if (entry.wire != DType::kFloat32) {
-      BlockPtr narrow = store_->pool().TakeRoughly(elements * ByteSize(entry.wire));
-      Narrow(entry.wire, wide, narrow->data(), elements);
-      rows = std::move(narrow);
+    answer.payload.push_back(store_->pool().TakeRoughly(elements * ByteSize(entry.wire)));
+    if (entry.wire != DType::kFloat32) most_to_narrow = std::max(most_to_narrow, elements);
+  }
+  const BlockPtr wide = store_->pool().TakeRoughly(most_to_narrow * sizeof(float));
+  for (size_t i = 0; i < lookup.entries.size(); ++i) {
+    const LookupRequest::Entry& entry = lookup.entries[i];
+    Table* const table = store_->FindTable(entry.table);
+    Block* const out = answer.payload[i].get();
+    const bool narrows = entry.wire != DType::kFloat32;
+    auto* const rows = reinterpret_cast<float*>(narrows ? wide->data() : out->data());
+    table->Lookup(now, *batches[i], lookup.training, rows);
+    if (narrows) {
+      Narrow(entry.wire, rows, out->data(), entry.count * table->config().width);
     }
-    answer.payload.push_back(std::move(rows));
   }
   return answer;
 }
@@ -263,6 +292,13 @@ void Service::Tell(Server::Event::Kind kind, int worker, const std::string& text
   events_.Add({kind, worker, text});
 }
 
+void Service::Warn(const std::string& text) {
+  try {
+    Tell(Server::Event::Kind::kLog, -1, text);
+  } catch (const std::bad_alloc&) {  // the log lacks a line
+  }
+}
+
 ServerStats Service::stats() const {
   ServerStats stats;
   stats.pulls = pulls_;
@@ -270,6 +306,8 @@ ServerStats Service::stats() const {
   stats.value_bytes = store_->value_bytes();
   stats.log_bytes = log_.bytes();
   stats.log_failed = log_.has_lost() ? 1 : 0;
+  stats.memory_held = store_->memory().held();
+  stats.memory_budget = store_->memory().limit();
   const Lock lock(schedule_mutex_);
   stats.pushes = pushes_;
   stats.dropped_pushes = schedule_.dropped_pushes() + foreign_pushes_;

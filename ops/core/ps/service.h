@@ -7,6 +7,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -85,6 +86,8 @@ class Service {
   bool sync() const { return options_.schedule.mode == Mode::kSync; }
   bool IsCurrent(const Caller& caller);
   Answer Refuse(const Caller& caller, uint64_t number, const Status& status) const;
+  Answer RefuseForMemory(const Caller& caller, const Incoming& request,
+                         const std::bad_alloc& error) const;
 
   std::optional<Answer> Do(Caller* caller, uint64_t number, const OpenRequest& open, Incoming*);
   std::optional<Answer> Do(Caller* caller, uint64_t number, const CreateRequest& create,
@@ -117,6 +120,8 @@ class Service {
   void Drop(int worker);
   // What it pulled last is not needed any more.
   void ForgetPulled(int worker);
+  // Rows that were restored are of this time.
+  void GoOnFrom(double time);
   uint64_t pushes() const;
   std::vector<uint64_t> SaveProgress() const;
   Status RestoreProgress(const std::vector<uint64_t>& progress);
@@ -125,6 +130,8 @@ class Service {
   // Fails while pushes are to be refused because the log does not keep them.
   Status CheckLog() const;
   void Tell(Server::Event::Kind kind, int worker, const std::string& text);
+  // A line for the log, if there is memory for it.
+  void Warn(const std::string& text);
   // The timer has to go off at `deadline`, if not before.
   void Arm(TimePoint deadline);
 
@@ -147,6 +154,7 @@ class Service {
   Acquaintance acquaintance_;
   uint64_t pushes_ = 0, foreign_pushes_ = 0, repeated_pushes_ = 0;
 
+  bool knows_time_ = false;  // before the start
   std::atomic<uint64_t> pulls_{0};
   std::atomic<TimePoint::rep> armed_{TimePoint::max().time_since_epoch().count()};
 };

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/ps/service.h"
+#include "core/ps/table_batch.h"
 
 namespace tfdist::ps {
 namespace {
@@ -55,6 +56,8 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const AssignR
   Table* const table = store_->FindTable(assign.table);
   const std::vector<BlockPtr>& parts = request->payload;
   const auto* const ids = As<int64_t>(parts[0]);
+  const std::unique_ptr<Table::Batch> room =
+      table->Prepare(ids, assign.rows, Table::Makes::kAll, /*within_budget=*/true);
   if (assign.slots) {
     const SavedRowsView rows{
         assign.rows,         0,      ids, As<uint32_t>(parts[1]), As<uint32_t>(parts[2]),
@@ -62,7 +65,8 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const AssignR
     table->Restore(rows);
     log_.Append(table, rows);
   } else {
-    const SavedRows made = table->NewRows(SecondsNow(), ids, assign.rows, As<float>(parts[1]));
+    const SavedRows made =
+        table->NewRows(store_->clock().Now(), ids, assign.rows, As<float>(parts[1]));
     const SavedRowsView rows{assign.rows,         0,      ids, made.used.data(), made.counts.data(),
                              made.content.data(), nullptr};
     table->Restore(rows);

@@ -1,5 +1,6 @@
 // The steps of training: pulls and pushes, and what a restart of the server has to know of them.
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "core/ps/service.h"
@@ -115,8 +116,12 @@ void Service::Release(Lock* lock) {
   Arm(schedule_.NextDeadline());
   if (!sync()) lock->unlock();
   for (const Parked& parked : ready) {
-    outlet_->Deliver(parked.caller.session,
-                     Gather(parked.caller, parked.number, parked.pull, parked.clock));
+    try {
+      outlet_->Deliver(parked.caller.session,
+                       Gather(parked.caller, parked.number, parked.pull, parked.clock));
+    } catch (const std::bad_alloc&) {  // the worker connects again and asks once more
+      outlet_->Disconnect(parked.caller.session);
+    }
   }
 }
 
@@ -128,6 +133,7 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
   std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), store_);
   if (Status s = CheckRows(updates); !s.ok()) return Refuse(*caller, number, s);
   if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
+  TakeMemory(options_, &store_->pool(), &updates, &request->table);
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   {
     const Lock lock(schedule_mutex_);
@@ -144,7 +150,10 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
     }
     pusher.process = worker.rows_process;
     if (!sync()) worker.rows_sequence = std::max(worker.rows_sequence, push.sequence);
-    WarnOfStranger(rank, push);
+    try {
+      WarnOfStranger(rank, push);
+    } catch (const std::bad_alloc&) {  // the log lacks a line
+    }
     if (sync()) {
       const bool foreign = push.incarnation != incarnation_;
       if (foreign) ++foreign_pushes_;
@@ -158,11 +167,8 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
     }
     ++pushes_;
   }
-  if (sync()) {
-    sums_.Collect(rank, std::move(updates));
-  } else {
-    updater_.Apply(pusher, std::move(updates));
-  }
+  const NotApplied missed =
+      sync() ? sums_.Collect(rank, std::move(updates)) : updater_.Apply(pusher, std::move(updates));
   Lock lock(schedule_mutex_);
   if (sync()) {
     --collecting_;
@@ -173,6 +179,7 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
     trace_.Add(Trace::kPush, rank, schedule_.clock_of(rank), schedule_.slowest_clock());
   }
   Release(&lock);
+  if (!missed.empty()) return Refuse(*caller, number, missed.status());
   // This push may have been the first that the log could not keep.
   if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
   return OkAnswer(number, PushReply{false});
@@ -204,7 +211,9 @@ void Service::WarnOfStranger(int worker, const PushRequest& push) {
 
 void Service::CloseIfComplete() {
   if (!sync() || collecting_ > 0 || !schedule_.StepIsComplete()) return;
-  sums_.Close(schedule_.contributions());
+  if (const NotApplied missed = sums_.Close(schedule_.contributions()); !missed.empty()) {
+    Warn(missed.status().message());
+  }
   trace_.Add(Trace::kClosed, 0, schedule_.clock(), schedule_.slowest_clock());
   schedule_.CloseStep();
 }
@@ -212,6 +221,8 @@ void Service::CloseIfComplete() {
 ServerImage Service::Freeze(bool changed_rows_only, const std::string& log_path) {
   const auto exclusive = store_->Exclude();
   ServerImage image;
+  std::string log = log_path;  // what needs memory comes before the log is begun
+  image.time = store_->clock().Now();
   image.shards = store_->Save();
   image.progress = SaveProgress();
   // Workers have created all of their variables before they train.
@@ -219,7 +230,7 @@ ServerImage Service::Freeze(bool changed_rows_only, const std::string& log_path)
   image.aside = store_->SaveAside();
   image.tables = store_->SaveTables(changed_rows_only);
   // What a push does is all in the image, or all in the file.
-  if (!log_path.empty()) log_.Begin(log_path);
+  if (!log.empty()) log_.Begin(std::move(log));
   return image;
 }
 
@@ -242,8 +253,16 @@ Status Service::ReplayLog(const std::string& path, uint64_t* records, uint64_t* 
     }
     return is_newer;
   };
+  reader.passes = [&](double now) { GoOnFrom(now); };
   const Status read = RowLog::Replay(path, reader, records, left_out);
   return read.ok() ? status : read;
+}
+
+// The first that is known of the rows' time sets the clock, which else is that of the machine.
+void Service::GoOnFrom(double time) {
+  if (!std::exchange(knows_time_, true) || time > store_->clock().Now()) {
+    store_->clock().GoOnFrom(time);
+  }
 }
 
 uint64_t Service::pushes() const {
@@ -268,6 +287,10 @@ std::vector<uint64_t> Service::SaveProgress() const {
 }
 
 Status Service::Restore(const ServerImage& image) {
+  if (image.time > 0) GoOnFrom(image.time);
+  for (const auto& table : image.tables) {
+    if (image.time == 0) GoOnFrom(table->LatestUse(store_->clock().Now()));
+  }
   if (Status s = store_->Restore(image.shards); !s.ok()) return s;
   if (Status s = store_->RestoreTables(image.tables); !s.ok()) return s;
   store_->PutAside(image.aside);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "core/frame.h"
@@ -96,11 +97,13 @@ Status Session::BeginPayload() {
   if (Status s = TakeLent(header_, &meta, &lent); !s.ok()) return s;
   if (Status s = Parse(header_, meta, *store_, &request_); !s.ok()) return s;
   if (header_.lent > 0) return CopyPayload(std::move(lent));
-  if (request_.refusal.ok()) {
+  if (!request_.refusal.ok()) request_.parts.clear();
+  try {
     payload_.Expect(std::move(request_.parts));
-  } else {
-    payload_.Discard(header_.payload_bytes);
+  } catch (const std::bad_alloc& error) {
+    RefuseForMemory(error);
   }
+  if (!request_.refusal.ok()) payload_.Discard(header_.payload_bytes);
   state_ = State::kPayload;
   if (!payload_.complete()) return Status();
   request_.payload = payload_.Take();
@@ -114,9 +117,15 @@ Status Session::CopyPayload(std::vector<iovec> lent) {
     return Status(StatusCode::kInvalidArgument, "a request lends its values, but no LEND has come");
   }
   if (request_.refusal.ok()) {
-    payload_.Expect(std::move(request_.parts));
-    RemoteRead borrowed(*peer_, std::move(lent));
-    const Status status = payload_.Copy(&borrowed);
+    Status status;
+    try {
+      payload_.Expect(std::move(request_.parts));
+      RemoteRead borrowed(*peer_, std::move(lent));
+      status = payload_.Copy(&borrowed);
+    } catch (const std::bad_alloc& error) {
+      RefuseForMemory(error);
+      payload_.Discard(0);  // it was never on its way
+    }
     request_.payload = payload_.Take();
     if (status.code() == StatusCode::kFailedPrecondition) {
       Send({MessageType::kResend, header_.number, "", {}});
@@ -124,7 +133,7 @@ Status Session::CopyPayload(std::vector<iovec> lent) {
       return Status();
     }
     if (!status.ok()) return status;
-    bytes_received_ += header_.payload_bytes;
+    if (request_.refusal.ok()) bytes_received_ += header_.payload_bytes;
   }
   whole_ = true;
   return Status();
@@ -162,12 +171,25 @@ void Session::ExpectHeader() {
 }
 
 Status Session::ReceivePayload(uint64_t* received) {
-  const Status status = payload_.Receive(socket(), received);
+  Status status;
+  try {
+    status = payload_.Receive(socket(), received);
+  } catch (const std::bad_alloc& error) {
+    RefuseForMemory(error);
+  }
   bytes_received_ += *received;
   if (!status.ok() || !payload_.complete()) return status;
   request_.payload = payload_.Take();
   whole_ = true;
   return Status();
+}
+
+// The request is answered once all of it has come; what it brings is thrown away.
+void Session::RefuseForMemory(const std::bad_alloc& error) {
+  payload_.DiscardRest();
+  store_->memory().Reclaim();
+  const auto sharing = store_->Share();
+  request_.refusal = OutOfMemory(request_, *store_, error);
 }
 
 void Session::Send(Answer answer) {

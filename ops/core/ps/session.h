@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 
@@ -63,6 +64,7 @@ class Session {
   Status ReceivePayload(uint64_t* received);
   Status BeginPayload();
   Status CopyPayload(std::vector<iovec> lent);
+  void RefuseForMemory(const std::bad_alloc& error);
   Status OnLend();
   Status OnCopied();
   void ExpectHeader();

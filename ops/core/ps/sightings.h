@@ -30,6 +30,15 @@ class Sightings {
     for (uint16_t* cell : cells) *cell = std::max(*cell, least);
     return least;
   }
+  // How many there were.
+  uint16_t Count(uint64_t hash) const {
+    uint16_t least = UINT16_MAX;
+    const uint64_t second = hash >> 32 | 1;
+    for (size_t i = 0; i < kHashes; ++i) {
+      least = std::min(least, counts_[i * kCounts + (hash + i * second) % kCounts]);
+    }
+    return least;
+  }
   size_t bytes() const { return counts_.size() * sizeof(uint16_t); }
 
  private:

@@ -1,5 +1,6 @@
 #include "core/ps/step_sums.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -52,8 +53,12 @@ void AddTo(BlockPtr* sum, BlockPtr values, const Shard& shard) {
 
 }  // namespace
 
-void StepSums::Collect(int worker, std::vector<Update> updates) {
-  for (Update& update : updates) Collect(worker, &update);
+NotApplied StepSums::Collect(int worker, std::vector<Update> updates) {
+  NotApplied missed;
+  for (Update& update : updates) {
+    if (!store_->TryTwice([&] { Collect(worker, &update); })) missed.Add(update);
+  }
+  return missed;
 }
 
 void StepSums::Collect(int worker, Update* update) {
@@ -82,7 +87,7 @@ void StepSums::Collect(int worker, Update* update) {
     return AddTo(&sums.gradient, std::move(update->values), *shard);
   }
   if (sums.gradient == nullptr) {
-    sums.gradient = pool_->Take(shard->bytes);
+    sums.gradient = store_->pool().Take(shard->bytes);
     std::memset(sums.gradient->data(), 0, shard->bytes);
   }
   ScatterAdd(*update, sums.gradient->data());
@@ -93,6 +98,16 @@ void StepSums::CollectRows(int worker, const Update& update) {
   const auto* gradient = reinterpret_cast<const float*>(update.values->data());
   const std::lock_guard<std::mutex> lock(mutex_);
   RowSums& sums = of_rows_[update.table];
+  sums.charge.SetBudget(store_->shared_memory());
+  // Before anything is added, as much as it can become.
+  const size_t most = (sums.ids.ids().size() + update.row_count()) * width;
+  const size_t capacity = sums.gradients.capacity();
+  if (most > capacity) {
+    sums.gradients.reserve(std::max(most, 2 * capacity));
+    sums.charge.Grow((sums.gradients.capacity() - capacity) * sizeof(float),
+                     /*within_budget=*/false);
+  }
+  sums.ids.Reserve(update.row_count());
   if (sums.ids.places().empty() || worker < sums.worker) {
     sums.worker = worker;
     sums.step = update.step;
@@ -106,7 +121,8 @@ void StepSums::CollectRows(int worker, const Update& update) {
   }
 }
 
-void StepSums::Close(int contributions) {
+NotApplied StepSums::Close(int contributions) {
+  NotApplied missed;
   std::vector<Shard*> touched;
   std::map<Table*, RowSums> of_rows;
   {
@@ -114,40 +130,50 @@ void StepSums::Close(int contributions) {
     touched.swap(touched_);
     of_rows.swap(of_rows_);
   }
-  for (Shard* shard : touched) Apply(shard, contributions);
+  for (Shard* shard : touched) {
+    if (!Apply(shard, contributions)) missed.Add(shard->name);
+  }
   std::vector<AppliedRows> applied;
   std::vector<std::vector<int64_t>> ids;  // as long as they are in `applied`
-  ids.reserve(of_rows.size());
   for (auto& [table, sums] : of_rows) {
-    ids.push_back(sums.ids.ids());
     if (contributions != workers_) {
       Scale(DType::kFloat32, sums.gradients.data(), sums.gradients.size(),
             static_cast<double>(workers_) / contributions);
     }
-    applied.push_back(
-        ApplyRows(table, sums.step, ids.back().size(), ids.back().data(), sums.gradients.data()));
+    const bool done = store_->TryTwice([&, table = table, &sums = sums] {
+      ids.reserve(of_rows.size());
+      applied.reserve(of_rows.size());
+      std::vector<int64_t> own = sums.ids.ids();
+      applied.push_back(ApplyRows(table, sums.step, own.size(), own.data(), sums.gradients.data(),
+                                  store_->clock().Now()));
+      ids.push_back(std::move(own));
+    });
+    if (!done) missed.Add(table->name());
   }
   log_->Append({}, applied);
+  return missed;
 }
 
-void StepSums::Apply(Shard* shard, int contributions) {
+bool StepSums::Apply(Shard* shard, int contributions) {
   Sums sums;
   {
     const std::lock_guard<std::mutex> lock(shard->mutex);
     std::swap(sums, shard->sums);
   }
+  bool done = true;
   if (sums.assigned != nullptr) updater_->Assign(shard, std::move(sums.assigned));
   if (sums.gradient != nullptr) {
     if (contributions != workers_) {
       Scale(shard->dtype, sums.gradient->data(), shard->elements,
             static_cast<double>(workers_) / contributions);
     }
-    updater_->Gradient(-1, shard, sums.step, sums.gradient);
+    done = store_->TryTwice([&] { updater_->Gradient(-1, shard, sums.step, sums.gradient); });
   }
   if (sums.delta != nullptr) {
     MakeMean(shard->dtype, sums.delta->data(), shard->elements, contributions);
-    updater_->Delta(shard, sums.delta);
+    done = store_->TryTwice([&] { updater_->Delta(shard, sums.delta); }) && done;
   }
+  return done;
 }
 
 }  // namespace tfdist::ps

@@ -18,30 +18,32 @@ struct RowSums {
   int worker = 0;
   UniqueIds ids;
   std::vector<float> gradients;
+  MemoryCharge charge{MemoryUse::kPasses};  // of the gradients
 };
 
 class StepSums {
  public:
   // `workers`: of the job. Each has divided its loss by that number.
-  StepSums(int workers, Updater* updater, BlockPool* pool, RowLog* log)
-      : workers_(workers), updater_(updater), pool_(pool), log_(log) {}
+  StepSums(int workers, Updater* updater, Store* store, RowLog* log)
+      : workers_(workers), updater_(updater), store_(store), log_(log) {}
 
   // Several threads may do so at once.
-  void Collect(int worker, std::vector<Update> updates);
+  NotApplied Collect(int worker, std::vector<Update> updates);
 
   // Applies the step that `contributions` workers have contributed to; nobody collects meanwhile.
   // A gradient is what it would be if all workers had contributed the same on average; a change is
   // the mean of theirs.
-  void Close(int contributions);
+  NotApplied Close(int contributions);
 
  private:
   void Collect(int worker, Update* update);
   void CollectRows(int worker, const Update& update);
-  void Apply(Shard* shard, int contributions);
+  // Whether there was memory for it.
+  bool Apply(Shard* shard, int contributions);
 
   const int workers_;
   Updater* const updater_;
-  BlockPool* const pool_;
+  Store* const store_;
   RowLog* const log_;
   std::mutex mutex_;
   std::vector<Shard*> touched_;        // have sums; guarded by mutex_

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <new>
 #include <utility>
 
 namespace tfdist::ps {
@@ -13,7 +15,10 @@ std::optional<uint64_t> BytesOf(DType dtype, uint64_t elements) {
 
 Store::Store(const ServerOptions& options)
     : watched_workers_(options.compensation == Compensation::kNone ? 0 : options.schedule.workers),
-      hogwild_(options.hogwild) {}
+      hogwild_(options.hogwild),
+      memory_(std::make_shared<MemoryBudget>(options.memory_budget)),
+      pool_(memory_),
+      clock_(options.time) {}
 
 std::shared_lock<std::shared_mutex> Store::Share() const {
   // A shared mutex may let those who share pass those who exclude for ever.
@@ -54,13 +59,26 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply) {
                  "the same width, optimizer, initializer, admission and eviction"));
     }
   }
+  uint64_t bytes = 0;
+  for (const auto& table : made) bytes += table == nullptr ? 0 : table->counted_bytes();
+  if (bytes > 0) memory_->Check(bytes, MemoryUse::kStays);
   reply->tables.clear();
-  for (size_t i = 0; i < made.size(); ++i) {
-    const auto [known, is_new] =
-        table_numbers_.emplace(request.entries[i].name, static_cast<uint32_t>(tables_.size()));
-    if (is_new) tables_.push_back(std::move(made[i]));
-    reply->tables.push_back(known->second);
+  const size_t before = tables_.size();
+  try {
+    for (size_t i = 0; i < made.size(); ++i) {
+      const auto [known, is_new] =
+          table_numbers_.emplace(request.entries[i].name, static_cast<uint32_t>(tables_.size()));
+      if (is_new) tables_.push_back(std::move(made[i]));
+      reply->tables.push_back(known->second);
+    }
+  } catch (const std::bad_alloc&) {
+    tables_.resize(before);
+    for (auto known = table_numbers_.begin(); known != table_numbers_.end();) {
+      known = known->second < before ? std::next(known) : table_numbers_.erase(known);
+    }
+    throw;
   }
+  for (size_t i = before; i < tables_.size(); ++i) tables_[i]->CountIn(memory_);
   return Status();
 }
 
@@ -78,19 +96,27 @@ Status Store::Create(const CreateRequest& request, const std::vector<BlockPtr>& 
                      CreateReply* reply) {
   const auto lock = Exclude();
   if (Status s = CheckCreate(request); !s.ok()) return s;
-  size_t value = 0;
-  for (const CreateRequest::Entry& entry : request.entries) {
-    const Shard* shard = FindName(entry.name);
-    if (const auto aside = aside_.find(entry.name); shard == nullptr && aside != aside_.end()) {
-      shard = Add(entry.name, entry.dtype, entry.elements, std::move(aside->second.block));
-      aside_.erase(aside);
+  const size_t before = shards_.size();
+  try {
+    size_t value = 0;
+    for (const CreateRequest::Entry& entry : request.entries) {
+      const Shard* shard = FindName(entry.name);
+      if (const auto aside = aside_.find(entry.name); shard == nullptr && aside != aside_.end()) {
+        shard = Add(entry.name, entry.dtype, entry.elements, aside->second.block);
+      }
+      if (shard == nullptr && entry.has_value) {
+        // Its memory is held already, by the request.
+        memory_->CheckKept(values[value]->bytes());
+        shard = Add(entry.name, entry.dtype, entry.elements, values[value]);
+      }
+      if (entry.has_value) ++value;
+      reply->shards.push_back(shard == nullptr ? kNoShard : shard->number);
     }
-    if (shard == nullptr && entry.has_value) {
-      shard = Add(entry.name, entry.dtype, entry.elements, values[value]);
-    }
-    if (entry.has_value) ++value;
-    reply->shards.push_back(shard == nullptr ? kNoShard : shard->number);
+  } catch (const std::bad_alloc&) {
+    Remove(before);
+    throw;
   }
+  for (size_t i = before; i < shards_.size(); ++i) aside_.erase(shards_[i]->name);
   return Status();
 }
 
@@ -131,11 +157,28 @@ Shard* Store::Add(const std::string& name, DType dtype, uint64_t elements, Block
   shard->bytes = block->bytes();
   shard->block = std::move(block);
   shard->seen.resize(watched_workers_);
-  by_name_.emplace(name, shard.get());
   shards_.push_back(std::move(shard));
+  Shard* const added = shards_.back().get();
+  try {
+    by_name_.emplace(name, added);
+  } catch (const std::bad_alloc&) {
+    shards_.pop_back();
+    throw;
+  }
   ++count_;
-  value_bytes_ += shards_.back()->bytes;
-  return shards_.back().get();
+  value_bytes_ += added->bytes;
+  memory_->Keep(added->bytes);
+  return added;
+}
+
+void Store::Remove(size_t count) {
+  for (; shards_.size() > count; shards_.pop_back()) {
+    const Shard& last = *shards_.back();
+    by_name_.erase(last.name);
+    --count_;
+    value_bytes_ -= last.bytes;
+    memory_->Unkeep(last.bytes);
+  }
 }
 
 Status Store::Bind(const BindRequest& request, std::string* replaced) {
@@ -148,17 +191,21 @@ Status Store::Bind(const BindRequest& request, std::string* replaced) {
   };
   size_t count = 0;
   replaced->clear();
+  std::vector<Binding> bindings;
   for (const BindRequest::Entry& entry : request.entries) {
-    Shard* const shard = Find(entry.shard);
-    Binding binding{request.config, entry.weight_decay, {}};
-    for (const uint32_t slot : entry.slots) binding.slots.push_back(Find(slot));
-    const std::optional<Binding> before = std::exchange(shard->binding, std::move(binding));
+    const Shard* const shard = Find(entry.shard);
+    bindings.push_back({request.config, entry.weight_decay, {}});
+    for (const uint32_t slot : entry.slots) bindings.back().slots.push_back(Find(slot));
+    const std::optional<Binding>& before = shard->binding;
     if (before.has_value() &&
         says(before->config, before->weight_decay) != says(request.config, entry.weight_decay)) {
       if (count++ == 0) *replaced = StrCat("'", shard->name, "'");
     }
   }
   if (count > 1) *replaced += StrCat(" and ", count - 1, " more");
+  for (size_t i = 0; i < bindings.size(); ++i) {
+    Find(request.entries[i].shard)->binding = std::move(bindings[i]);
+  }
   return Status();
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <shared_mutex>
 #include <string>
@@ -19,8 +20,10 @@
 #include <vector>
 
 #include "core/ps/block.h"
+#include "core/ps/memory_budget.h"
 #include "core/ps/message.h"
 #include "core/ps/optimizer.h"
+#include "core/ps/row_clock.h"
 #include "core/ps/server.h"
 #include "core/ps/table.h"
 
@@ -75,9 +78,10 @@ class Store {
 
   // Under Share; null if there is no such shard.
   Shard* Find(uint32_t number) const;
+  bool Has(const std::string& name) const { return FindName(name) != nullptr; }
 
-  // Each takes Exclude itself, and does all of it or nothing. `values` are of the entries that have
-  // one, in order.
+  // Each takes Exclude itself, and does all of it or nothing, also where it throws OverBudget or
+  // std::bad_alloc. `values` are of the entries that have one, in order.
   Status Create(const CreateRequest& request, const std::vector<BlockPtr>& values,
                 CreateReply* reply);
   // `replaced` names what had another optimizer before; empty if nothing had.
@@ -99,7 +103,7 @@ class Store {
 
   // Under Share; null if there is no such table.
   Table* FindTable(uint32_t number) const;
-  // Takes Exclude itself, and creates those that do not exist, or none.
+  // Takes Exclude itself, and creates those that do not exist, or none; throws as Create.
   Status CreateTables(const TableRequest& request, TableReply* reply);
   // All of them; takes Share itself.
   std::vector<std::shared_ptr<Table>> tables() const;
@@ -111,6 +115,24 @@ class Store {
   uint64_t shard_count() const { return count_.load(std::memory_order_relaxed); }
   uint64_t value_bytes() const { return value_bytes_.load(std::memory_order_relaxed); }
   BlockPool& pool() { return pool_; }
+  MemoryBudget& memory() const { return *memory_; }
+  const std::shared_ptr<MemoryBudget>& shared_memory() const { return memory_; }
+  // Carries out what changes nothing if there is no memory for it; again without what the pool
+  // holds in reserve. Returns whether it was done.
+  template <typename Do>
+  bool TryTwice(const Do& act) const {
+    for (int tries = 0; tries < 2; ++tries) {
+      try {
+        act();
+        return true;
+      } catch (const std::bad_alloc&) {
+        memory_->Reclaim();
+      }
+    }
+    return false;
+  }
+  RowClock& clock() { return clock_; }
+  const RowClock& clock() const { return clock_; }
 
  private:
   Shard* FindName(const std::string& name) const;
@@ -118,6 +140,8 @@ class Store {
   Status CheckAside(const CreateRequest::Entry& entry) const;
   Status CheckBind(const OptimizerConfig& config, const BindRequest::Entry& entry) const;
   Shard* Add(const std::string& name, DType dtype, uint64_t elements, BlockPtr block);
+  // Takes back what was added behind the first `count` shards.
+  void Remove(size_t count);
 
   const size_t watched_workers_;  // whose last pulls are remembered
   const bool hogwild_;
@@ -130,7 +154,9 @@ class Store {
   std::vector<std::shared_ptr<Table>> tables_;                // by number
   std::unordered_map<std::string, uint32_t> table_numbers_;
   std::atomic<uint64_t> count_{0}, value_bytes_{0};
+  const std::shared_ptr<MemoryBudget> memory_;
   BlockPool pool_;
+  RowClock clock_;
 };
 
 }  // namespace tfdist::ps

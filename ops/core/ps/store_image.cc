@@ -1,6 +1,7 @@
 // What a store saves and goes on from.
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -56,6 +57,7 @@ Status Store::Restore(const std::vector<SavedShard>& shards) {
       return InvalidArgument(StrCat("saved shard '", saved.name.substr(0, 64),
                                     "': its name is too long, or was there before"));
     }
+    if (!hogwild_) saved.block->CountIn(memory_);
     Add(saved.name, saved.dtype, saved.elements,
         hogwild_ ? Copy(saved.block, &pool_) : saved.block);
   }
@@ -70,8 +72,13 @@ void Store::RestoreUpdates(const std::vector<uint64_t>& updates) {
 }
 
 std::vector<std::shared_ptr<Table>> Store::SaveTables(bool changed_only) {
-  for (const auto& table : tables_) table->BeginSave(changed_only);
-  return tables_;
+  try {
+    for (const auto& table : tables_) table->BeginSave(changed_only);
+    return tables_;
+  } catch (const std::bad_alloc&) {
+    for (const auto& table : tables_) table->EndSave();
+    throw;
+  }
 }
 
 Status Store::RestoreTables(const std::vector<std::shared_ptr<Table>>& tables) {
@@ -82,6 +89,7 @@ Status Store::RestoreTables(const std::vector<std::shared_ptr<Table>>& tables) {
       return InvalidArgument(StrCat("saved table '", table->name(), "' was there before"));
     }
     tables_.push_back(table);
+    table->CountIn(memory_);
   }
   return Status();
 }
@@ -107,6 +115,7 @@ Status Store::CheckAside(const CreateRequest::Entry& entry) const {
 void Store::PutAside(const std::vector<SavedShard>& shards) {
   const auto lock = Exclude();
   for (const SavedShard& shard : shards) {
+    shard.block->CountIn(memory_);
     aside_[shard.name] = shard;
     aside_parts_[VariableOf(shard.name)] = shard.name;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 namespace tfdist::ps {
 namespace {
@@ -34,18 +35,25 @@ void Sweeper::Run() {
   while (!stopping_.wait_for(lock, std::chrono::duration<double>(kShortestPause),
                              [this] { return stop_; })) {
     lock.unlock();
-    for (const auto& table : store_->tables()) {
-      const double seconds = SweepSeconds(table->config());
-      if (seconds == 0) continue;
-      const TimePoint now = Clock::now();
-      const auto next =
-          now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-      const auto [due, is_new] = due_.emplace(table.get(), next);
-      if (is_new || due->second > now) continue;
-      table->Sweep(SecondsNow());
-      due->second = next;
+    try {
+      SweepDue();
+    } catch (const std::bad_alloc&) {  // it looks again soon
     }
     lock.lock();
+  }
+}
+
+void Sweeper::SweepDue() {
+  for (const auto& table : store_->tables()) {
+    const double seconds = SweepSeconds(table->config());
+    if (seconds == 0) continue;
+    const TimePoint now = Clock::now();
+    const auto next =
+        now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    const auto [due, is_new] = due_.emplace(table.get(), next);
+    if (is_new || due->second > now) continue;
+    table->Sweep(store_->clock().Now());
+    due->second = next;
   }
 }
 

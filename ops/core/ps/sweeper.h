@@ -26,6 +26,7 @@ class Sweeper {
 
  private:
   void Run();
+  void SweepDue();
 
   const Store* const store_;
   std::thread thread_;

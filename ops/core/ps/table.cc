@@ -1,22 +1,21 @@
-// Making a table, looking up and updating. Eviction is in table_eviction.cc, copies of a table and
-// rows that are put in place in table_copies.cc.
+// Making a table, looking up and updating. Its memory is in table_memory.cc, eviction in
+// table_eviction.cc, copies of a table and rows that are put in place in table_copies.cc.
 #include "core/ps/table.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <numeric>
+#include <new>
 #include <utility>
 
 #include "core/ps/row_steps.h"
+#include "core/ps/table_batch.h"
 #include "core/ps/table_stripe.h"
 
 namespace tfdist::ps {
 namespace {
 
-constexpr size_t kAhead = 8;  // rows fetched ahead of the one that is worked on
 constexpr uint32_t kMaxWidth = 1 << 16;
 
 // How many slots a row has, and how many floats they and its value are.
@@ -45,42 +44,6 @@ Status Expected(const char* what, double received) {
 }
 
 }  // namespace
-
-// The ids of a request by stripe.
-class Table::Batch {
- public:
-  Batch(const int64_t* ids, size_t count) : ids_(ids), hashes_(count), order_(count) {
-    for (size_t i = 0; i < count; ++i) {
-      hashes_[i] = MixId(ids[i]);
-      ++ends_[StripeOf(hashes_[i]) + 1];
-    }
-    std::partial_sum(ends_.begin(), ends_.end(), ends_.begin());
-    std::array<size_t, kStripes> next;
-    std::copy_n(ends_.begin(), kStripes, next.begin());
-    for (size_t i = 0; i < count; ++i) order_[next[StripeOf(hashes_[i])]++] = i;
-  }
-
-  // Calls use(place in the request, id, hash) for each id of a stripe, whose lock is held; it will
-  // use so many floats of each row.
-  template <typename Use>
-  void Each(size_t stripe, const Rows& rows, size_t floats, const Use& use) const {
-    const size_t begin = ends_[stripe], end = ends_[stripe + 1];
-    for (size_t i = begin; i < end; ++i) {
-      if (i + 2 * kAhead < end) rows.PrefetchIndex(hashes_[order_[i + 2 * kAhead]]);
-      if (i + kAhead < end) {
-        rows.PrefetchRow(hashes_[order_[i + kAhead]], floats * sizeof(float));
-      }
-      use(order_[i], ids_[order_[i]], hashes_[order_[i]]);
-    }
-  }
-  bool Has(size_t stripe) const { return ends_[stripe] < ends_[stripe + 1]; }
-
- private:
-  const int64_t* const ids_;
-  std::vector<uint64_t> hashes_;
-  std::vector<size_t> order_;
-  std::array<size_t, kStripes + 1> ends_{};
-};
 
 Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std::string name) {
   if (config.width == 0 || config.width > kMaxWidth) {
@@ -113,8 +76,12 @@ float* Table::Content(Stripe* stripe, uint32_t row) const {
 }
 
 void Table::Lookup(double now, const int64_t* ids, size_t count, bool training, float* rows) {
+  const Makes makes = training ? Makes::kAdmitted : Makes::kNone;
+  Lookup(now, *Prepare(ids, count, makes, /*within_budget=*/false), training, rows);
+}
+
+void Table::Lookup(double now, const Batch& batch, bool training, float* rows) {
   const uint32_t ticks = Ticks(now);
-  const Batch batch(ids, count);
   for (size_t i = 0; i < kStripes; ++i) {
     if (!batch.Has(i)) continue;
     Stripe* const stripe = stripes_[i].get();
@@ -140,19 +107,28 @@ void Table::Lookup(double now, const int64_t* ids, size_t count, bool training, 
   }
 }
 
+Table::Makes Table::apply_makes() const {
+  return config_.min_count <= 1 && config_.probability == 1 ? Makes::kAll : Makes::kNone;
+}
+
 void Table::Apply(double now, const int64_t* ids, size_t count, const float* gradients,
                   const StepValues& step, std::vector<size_t>* lost) {
-  const bool admits_all = config_.min_count <= 1 && config_.probability == 1;
-  Apply(now, ids, count, gradients, step, admits_all, lost);
+  Apply(now, *Prepare(ids, count, apply_makes(), /*within_budget=*/false), gradients, step, lost);
+}
+
+void Table::Apply(double now, const Batch& batch, const float* gradients, const StepValues& step,
+                  std::vector<size_t>* lost) {
+  Apply(now, batch, gradients, step, apply_makes() == Makes::kAll, lost);
 }
 
 void Table::Repeat(double now, const int64_t* ids, size_t count, const float* gradients,
                    const StepValues& step) {
-  Apply(now, ids, count, gradients, step, /*makes_all=*/true, nullptr);
+  const std::unique_ptr<Batch> batch = Prepare(ids, count, Makes::kAll, /*within_budget=*/false);
+  Apply(now, *batch, gradients, step, /*makes_all=*/true, nullptr);
 }
 
-void Table::Apply(double now, const int64_t* ids, size_t count, const float* gradients,
-                  const StepValues& step, bool makes_all, std::vector<size_t>* lost) {
+void Table::Apply(double now, const Batch& batch, const float* gradients, const StepValues& step,
+                  bool makes_all, std::vector<size_t>* lost) {
   const uint32_t ticks = Ticks(now);
   if (config_.rule == RowRule::kExactAdam) {
     learning_rate_ = step.learning_rate;
@@ -160,7 +136,6 @@ void Table::Apply(double now, const int64_t* ids, size_t count, const float* gra
     while (last < step.step && !last_step_.compare_exchange_weak(last, step.step)) {
     }
   }
-  const Batch batch(ids, count);
   for (size_t i = 0; i < kStripes; ++i) {
     if (!batch.Has(i)) continue;
     Stripe* const stripe = stripes_[i].get();
@@ -169,7 +144,7 @@ void Table::Apply(double now, const int64_t* ids, size_t count, const float* gra
       Rows::Number row = stripe->rows.Find(id, hash);
       if (row == Rows::kNone && makes_all) {
         row = Make(stripe, id, hash);
-        stripe->rows.head(row).used = ticks;
+        if (row != Rows::kNone) stripe->rows.head(row).used = ticks;
       }
       if (row == Rows::kNone) {
         ++stripe->stats.lost_updates;
@@ -237,7 +212,16 @@ bool Table::Admits(Stripe* stripe, uint64_t hash) const {
   return static_cast<double>(random >> 11) * 0x1p-53 < config_.probability;
 }
 
+// Without memory there is none: kNone. Requests have prepared for it; only where another request
+// has evicted rows since may they need more.
 uint32_t Table::Make(Stripe* stripe, int64_t id, uint64_t hash) {
+  if (stripe->rows.spare() == 0) {
+    try {
+      Reserve(stripe, 1, /*within_budget=*/false);
+    } catch (const std::bad_alloc&) {
+      return Rows::kNone;
+    }
+  }
   const Rows::Number row = stripe->rows.Insert(id, hash);
   float* const content = Content(stripe, row);
   config_.initializer.Fill(id, config_.width, content);

@@ -7,13 +7,13 @@
 #define TFDIST_OPS_CORE_PS_TABLE_H_
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/ps/memory_budget.h"
 #include "core/ps/table_config.h"
 #include "core/status.h"
 
@@ -44,11 +44,6 @@ struct SavedRowsView {
   const int64_t* removed = nullptr;
 };
 
-// Seconds since 1970, so that rows keep their age when a server is started again.
-inline double SecondsNow() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 class Table {
  public:
   // Fails if `config` asks for something impossible; the message says what was expected.
@@ -60,15 +55,37 @@ class Table {
   const TableConfig& config() const { return config_; }
   size_t content_floats() const { return content_floats_; }  // of a row: its value, then its slots
 
+  // Counts its memory from now on, before others use it.
+  void CountIn(std::shared_ptr<MemoryBudget> budget);
+  // What is counted.
+  uint64_t counted_bytes() const;
+
+  // The ids of a request, in the order of stripes.
+  class Batch;
+  // Spare rows that are kept for a request.
+  class Room;
+  // What a request does with ids that have no rows.
+  enum class Makes { kNone, kAdmitted, kAll };
+  // Of `within_budget`, throws OverBudget if the rows that are to be made do not fit;
+  // std::bad_alloc if there is no memory. Nothing has changed then; else, as long as the batch or
+  // its room lives, they can be made.
+  std::unique_ptr<Batch> Prepare(const int64_t* ids, size_t count, Makes makes, bool within_budget);
+  // Whether a gradient of an id without a row makes one.
+  Makes apply_makes() const;
+
   // Times are in seconds since any moment, and never fall by much.
 
   // The rows of `count` ids, `width` floats each; of an id without a row, what it would begin as.
   // If it is for `training`, ids are counted as seen, and get rows when they are admitted.
   void Lookup(double now, const int64_t* ids, size_t count, bool training, float* rows);
+  void Lookup(double now, const Batch& batch, bool training, float* rows);
   // Makes one step with the gradients of ids, each of which occurs once. An id without a row gets
   // one, unless it would have to be admitted: then its place is appended to `lost`.
   void Apply(double now, const int64_t* ids, size_t count, const float* gradients,
              const StepValues& step, std::vector<size_t>* lost = nullptr);
+  // `lost` has capacity for all ids.
+  void Apply(double now, const Batch& batch, const float* gradients, const StepValues& step,
+             std::vector<size_t>* lost);
   // The same of gradients that were applied before: each id gets a row.
   void Repeat(double now, const int64_t* ids, size_t count, const float* gradients,
               const StepValues& step);
@@ -83,10 +100,16 @@ class Table {
   // was begun. Nobody looks up or applies meanwhile.
   void BeginSave(bool changed_only);
   // Appends about `most` rows to `rows`; false if there were no more. Others go on meanwhile.
+  // Throws std::bad_alloc if there is no memory, or was none to keep a row for the copy; then what
+  // comes next is to be a copy of all rows.
   bool NextSave(size_t most, SavedRows* rows);
+  // Gives the copy up.
+  void EndSave();
   // The last step that the copy has seen; a restored table goes on from there.
   StepValues saved_step() const { return saved_step_; }
   void RestoreStep(const StepValues& step);
+  // When a row was used last, in seconds of a clock that shows about `now`; that if there is none.
+  double LatestUse(double now) const;
 
   // What rows of these ids and values would be if they were made now.
   SavedRows NewRows(double now, const int64_t* ids, size_t count, const float* values) const;
@@ -99,13 +122,14 @@ class Table {
 
  private:
   struct Stripe;
-  class Batch;
 
   Table(const TableConfig& config, std::string name);
 
-  void Apply(double now, const int64_t* ids, size_t count, const float* gradients,
-             const StepValues& step, bool makes_all, std::vector<size_t>* lost);
-
+  void Apply(double now, const Batch& batch, const float* gradients, const StepValues& step,
+             bool makes_all, std::vector<size_t>* lost);
+  void MakeRoom(size_t stripe, Makes makes, bool within_budget, Batch* batch);
+  void Reserve(Stripe* stripe, size_t rows, bool within_budget);
+  bool WouldAdmit(const Stripe& stripe, uint64_t hash) const;
   float* Content(Stripe* stripe, uint32_t row) const;
   uint32_t Make(Stripe* stripe, int64_t id, uint64_t hash);
   void FillSlots(float* slots) const;
@@ -127,6 +151,7 @@ class Table {
   std::atomic<int64_t> last_step_{0};
   std::atomic<double> learning_rate_{0};
   StepValues saved_step_;
+  std::shared_ptr<MemoryBudget> budget_;  // null: memory is not counted
 };
 
 }  // namespace tfdist::ps

@@ -1,6 +1,7 @@
 // Copies of a table's rows, and rows that are put in place.
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "core/ps/table_stripe.h"
@@ -8,6 +9,21 @@
 
 namespace tfdist::ps {
 namespace {
+
+// Throws if there is no memory; `all` is as it was then.
+template <typename T>
+void Reserve(size_t more, std::vector<T>* all) {
+  const size_t needed = all->size() + more;
+  if (needed > all->capacity()) all->reserve(std::max(needed, 2 * all->size()));
+}
+
+void Reserve(size_t more, size_t floats, size_t more_removed, SavedRows* rows) {
+  Reserve(more, &rows->ids);
+  Reserve(more, &rows->used);
+  Reserve(more, &rows->counts);
+  Reserve(more * floats, &rows->content);
+  Reserve(more_removed, &rows->removed);
+}
 
 template <typename T>
 void AppendTo(std::vector<T>* all, const std::vector<T>& more) {
@@ -38,15 +54,23 @@ SavedRows Table::NewRows(double now, const int64_t* ids, size_t count, const flo
   return rows;
 }
 
-// Keeps the row for the copy that is being taken.
+// Keeps the row for the copy that is being taken. Without memory it is the copy that fails, not the
+// request that changes the row.
 void Table::WillChange(Stripe* stripe, uint32_t row) const {
   stripe->changed.Set(row);
   if (!stripe->needed.Get(row)) return;
-  stripe->needed.Clear(row);
-  Keep(stripe, row, &stripe->kept);
+  try {
+    Keep(stripe, row, &stripe->kept);
+    stripe->needed.Clear(row);
+  } catch (const std::bad_alloc&) {
+    stripe->needed = {};
+    stripe->kept = {};
+    stripe->copy_lacks_rows = true;
+  }
 }
 
 void Table::Keep(Stripe* stripe, uint32_t row, SavedRows* rows) const {
+  tfdist::ps::Reserve(1, content_floats_, 0, rows);
   const Rows::Head& head = stripe->rows.head(row);
   rows->ids.push_back(head.id);
   rows->used.push_back(head.used);
@@ -59,33 +83,52 @@ void Table::BeginSave(bool changed_only) {
   saved_step_ = {learning_rate_, last_step_};
   for (const auto& stripe : stripes_) {
     const std::lock_guard<std::mutex> lock(stripe->mutex);
+    const bool all = !changed_only || !stripe->is_saved;
+    // What may fail comes first.
+    RowBits fresh, in_use;
+    fresh.Cover(stripe->rows.capacity());
+    if (all) in_use = RowBits(stripe->rows.in_use());
     stripe->kept = {};
     stripe->cursor = 0;
-    RowBits changed = std::exchange(stripe->changed, {});
-    if (changed_only && stripe->is_saved) {
+    stripe->copy_lacks_rows = !all && stripe->removed_lacks_rows;
+    RowBits changed = std::exchange(stripe->changed, std::move(fresh));
+    if (all) {
+      stripe->needed = std::move(in_use);
+      stripe->removed.clear();
+      stripe->removed_lacks_rows = false;
+    } else {
       stripe->needed = std::move(changed);
       stripe->kept.removed = std::exchange(stripe->removed, {});
-    } else {
-      stripe->needed = RowBits(stripe->rows.in_use());
-      stripe->removed.clear();
     }
     stripe->is_saved = true;
+  }
+}
+
+void Table::EndSave() {
+  for (const auto& stripe : stripes_) {
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    stripe->needed = {};
+    stripe->kept = {};
   }
 }
 
 bool Table::NextSave(size_t most, SavedRows* rows) {
   for (const auto& stripe : stripes_) {
     const std::lock_guard<std::mutex> lock(stripe->mutex);
-    if (!stripe->kept.ids.empty() || !stripe->kept.removed.empty()) {
-      Append(std::exchange(stripe->kept, {}), rows);
+    if (stripe->copy_lacks_rows) throw std::bad_alloc();
+    const SavedRows& kept = stripe->kept;
+    if (!kept.ids.empty() || !kept.removed.empty()) {
+      tfdist::ps::Reserve(kept.ids.size(), content_floats_, kept.removed.size(), rows);
+      Append(kept, rows);
+      stripe->kept = {};
       return true;
     }
     size_t count = 0;
     for (; count < most; ++count) {
       stripe->cursor = stripe->needed.Next(stripe->cursor);
       if (stripe->cursor == Rows::kNone) break;
-      stripe->needed.Clear(stripe->cursor);
       Keep(stripe.get(), stripe->cursor, rows);
+      stripe->needed.Clear(stripe->cursor);
     }
     if (count > 0) return true;
   }
@@ -111,6 +154,21 @@ bool Table::Dump(size_t most, uint64_t* cursor, SavedRows* rows) const {
     *cursor = ((*cursor >> 32) + 1) << 32;
   }
   return rows->ids.size() > before;
+}
+
+double Table::LatestUse(double now) const {
+  const uint32_t ticks = Ticks(now);
+  bool found = false;
+  int32_t latest = INT32_MIN;
+  for (const auto& stripe : stripes_) {
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    for (Rows::Number row = 0; row < stripe->rows.end(); ++row) {
+      if (!stripe->rows.in_use(row)) continue;
+      found = true;
+      latest = std::max(latest, static_cast<int32_t>(stripe->rows.head(row).used - ticks));
+    }
+  }
+  return found ? now + latest / kTicks : now;
 }
 
 void Table::RestoreStep(const StepValues& step) {

@@ -1,4 +1,6 @@
 // Rows that go: for want of room, of use, or of size.
+#include <new>
+
 #include "core/ps/table_stripe.h"
 
 namespace tfdist::ps {
@@ -67,7 +69,14 @@ bool Table::Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) const {
 void Table::Erase(Stripe* stripe, uint32_t row) const {
   WillChange(stripe, row);
   stripe->changed.Clear(row);
-  if (stripe->is_saved) stripe->removed.push_back(stripe->rows.head(row).id);
+  if (stripe->is_saved && !stripe->removed_lacks_rows) {
+    try {
+      stripe->removed.push_back(stripe->rows.head(row).id);
+    } catch (const std::bad_alloc&) {  // the next copy of what has changed would lack it
+      stripe->removed = {};
+      stripe->removed_lacks_rows = true;
+    }
+  }
   stripe->rows.Erase(row);
 }
 

@@ -26,12 +26,16 @@ inline uint32_t Ticks(double seconds) {
 struct Table::Stripe {
   Stripe(const TableConfig& config, size_t content_floats)
       : rows(content_floats * sizeof(float)), random(config.initializer.seed) {
-    if (config.min_count > 1) sightings = std::make_unique<Sightings>();
+    if (config.min_count > 1) {
+      sightings = std::make_unique<Sightings>();
+      charge.Grow(sightings->bytes(), /*within_budget=*/false);
+    }
   }
 
   std::mutex mutex;
   Rows rows;
-  std::unique_ptr<Sightings> sightings;  // of ids without a row
+  std::unique_ptr<Sightings> sightings;    // of ids without a row
+  MemoryCharge charge{MemoryUse::kStays};  // of sightings
   uint64_t random;
   TableStats stats;
 
@@ -42,6 +46,8 @@ struct Table::Stripe {
   RowBits needed;
   uint32_t cursor = 0;
   SavedRows kept;
+  bool copy_lacks_rows = false;     // there was no memory to keep one
+  bool removed_lacks_rows = false;  // the same of `removed`
 };
 
 }  // namespace tfdist::ps

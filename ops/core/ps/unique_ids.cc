@@ -1,5 +1,7 @@
 #include "core/ps/unique_ids.h"
 
+#include <algorithm>
+
 #include "core/ps/rows.h"
 
 namespace tfdist::ps {
@@ -20,6 +22,16 @@ void UniqueIds::Grow(size_t ids) {
     while (buckets_[bucket] != 0) bucket = (bucket + 1) & (buckets - 1);
     buckets_[bucket] = static_cast<uint32_t>(place + 1);
   }
+}
+
+void UniqueIds::Reserve(size_t count) {
+  const auto reserve = [count](auto* list) {
+    const size_t needed = list->size() + count;
+    if (needed > list->capacity()) list->reserve(std::max(needed, 2 * list->capacity()));
+  };
+  reserve(&ids_);
+  reserve(&places_);
+  Grow(ids_.size() + count);
 }
 
 void UniqueIds::Add(const int64_t* ids, size_t count) {

@@ -151,10 +151,16 @@ void ScatterAdd(const Update& update, char* into) {
 }
 
 AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
-                      float* gradients) {
-  AppliedRows applied{table, SecondsNow(), step, 0, ids, gradients};
+                      float* gradients, double now, const Table::Batch* batch) {
+  AppliedRows applied{table, now, step, 0, ids, gradients};
   std::vector<size_t> lost;
-  table->Apply(applied.now, ids, count, gradients, step, &lost);
+  lost.reserve(count);
+  std::unique_ptr<Table::Batch> own;
+  if (batch == nullptr) {
+    own = table->Prepare(ids, count, table->apply_makes(), /*within_budget=*/false);
+    batch = own.get();
+  }
+  table->Apply(applied.now, *batch, gradients, step, &lost);
   std::sort(lost.begin(), lost.end());
   const size_t width = table->config().width;
   auto next_lost = lost.begin();
@@ -172,41 +178,78 @@ AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_
   return applied;
 }
 
-void Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
-  const int worker = static_cast<int>(pusher.worker);
+// Each update happens as a whole or not at all.
+NotApplied Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
+  NotApplied missed;
   std::vector<AppliedRows> applied;
   for (Update& update : updates) {
-    switch (update.kind) {
-      case UpdateKind::kGradient:
-        Gradient(worker, update.shard, update.step, update.values);
-        break;
-      case UpdateKind::kRows:
-        Rows(worker, update);
-        break;
-      case UpdateKind::kDelta:
-        Delta(update.shard, update.values);
-        break;
-      case UpdateKind::kAssign:
-        Assign(update.shard, std::move(update.values));
-        break;
-      case UpdateKind::kTableRows:
-        applied.push_back(ApplyRows(update.table, update.step, update.row_count(),
-                                    update.row_numbers(),
-                                    reinterpret_cast<float*>(update.values->data())));
-        break;
-    }
+    const bool done = store_->TryTwice([&] {
+      applied.reserve(updates.size());
+      Apply(static_cast<int>(pusher.worker), &update, &applied);
+    });
+    if (!done) missed.Add(update);
   }
   log_->Append(pusher, applied);
+  return missed;
+}
+
+void Updater::Apply(int worker, Update* update, std::vector<AppliedRows>* applied) {
+  switch (update->kind) {
+    case UpdateKind::kGradient:
+      return Gradient(worker, update->shard, update->step, update->values);
+    case UpdateKind::kRows:
+      return Rows(worker, *update);
+    case UpdateKind::kDelta:
+      return Delta(update->shard, update->values);
+    case UpdateKind::kAssign:
+      return Assign(update->shard, std::move(update->values));
+    case UpdateKind::kTableRows:
+      applied->push_back(ApplyRows(update->table, update->step, update->row_count(),
+                                   update->row_numbers(),
+                                   reinterpret_cast<float*>(update->values->data()),
+                                   store_->clock().Now(), update->batch.get()));
+      return;
+  }
+}
+
+Status NotApplied::status() const {
+  return Status(StatusCode::kResourceExhausted,
+                StrCat("out of memory: a push was applied, but not to '", *first_, "'",
+                       count_ > 1 ? StrCat(" and ", count_ - 1, " more") : "",
+                       ", for which the system gives no more memory"));
+}
+
+void TakeMemory(const ServerOptions& options, BlockPool* pool, std::vector<Update>* updates,
+                const std::string** table) {
+  // Blocks for values that somebody else holds go back to the pool, where applying finds them.
+  std::vector<BlockPtr> spare;
+  const auto take_for = [&](Shard* shard) {
+    const std::lock_guard<std::mutex> lock(shard->mutex);
+    if (!HeldAlone(shard->block)) spare.push_back(pool->TakeWithinBudget(shard->bytes));
+  };
+  const bool replaces = !options.hogwild && options.schedule.mode != Mode::kSync;
+  for (Update& update : *updates) {
+    if (update.table != nullptr) {
+      *table = &update.table->name();
+      update.batch = update.table->Prepare(update.row_numbers(), update.row_count(),
+                                           update.table->apply_makes(), /*within_budget=*/true);
+      *table = nullptr;
+    } else if (replaces && update.kind != UpdateKind::kAssign) {
+      take_for(update.shard);
+      if (update.kind == UpdateKind::kDelta || !update.shard->binding) continue;
+      for (Shard* slot : update.shard->binding->slots) take_for(slot);
+    }
+  }
 }
 
 void Updater::Gradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient) {
   const Locks locks(shard, options_.hogwild);
   const Binding& binding = *shard->binding;
+  NextStep next(shard, options_.hogwild, /*copy=*/false, pool_);
   if (const Block* then = PulledBy(worker, *shard)) {
     CompensateDelay(shard->dtype, shard->elements, options_.compensation_lambda,
                     shard->block->data(), then->data(), gradient->data());
   }
-  NextStep next(shard, options_.hogwild, /*copy=*/false, pool_);
   Optimize(binding.config, Delayed(worker, *shard, step), binding.weight_decay, shard->dtype,
            shard->elements, next.runs(gradient->data()));
   next.Finish();

@@ -1,0 +1,47 @@
+// The time that tables' rows are of: when each was used, and how long it has been unused.
+//
+// It goes on steadily while the server runs, whatever happens to the clock of the machine, and goes
+// on where it was when a server is started again: rows do not age while nobody could use them. A
+// new server begins at the time of the machine, so that servers of a job agree about it.
+#ifndef TFDIST_OPS_CORE_PS_ROW_CLOCK_H_
+#define TFDIST_OPS_CORE_PS_ROW_CLOCK_H_
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <utility>
+
+namespace tfdist::ps {
+
+// Where a RowClock has its time from, in seconds; tests have sources of their own.
+struct TimeSources {
+  // Never falls or leaps.
+  std::function<double()> steady = [] { return Seconds(std::chrono::steady_clock::now()); };
+  // Since 1970, as the machine has it.
+  std::function<double()> wall = [] { return Seconds(std::chrono::system_clock::now()); };
+
+ private:
+  template <typename Time>
+  static double Seconds(Time time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
+  }
+};
+
+// Any thread may call it.
+class RowClock {
+ public:
+  explicit RowClock(TimeSources sources)
+      : steady_(std::move(sources.steady)), offset_(sources.wall() - steady_()) {}
+
+  double Now() const { return steady_() + offset_.load(std::memory_order_relaxed); }
+  // Goes on from `now`. Before rows are used.
+  void GoOnFrom(double now) { offset_ = now - steady_(); }
+
+ private:
+  const std::function<double()> steady_;
+  std::atomic<double> offset_;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_ROW_CLOCK_H_
