@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent
 VERSION = runpy.run_path(str(ROOT / "tfdist" / "_version.py"))
 OLDEST, NEWEST = VERSION["MIN_TENSORFLOW"], VERSION["MAX_TENSORFLOW"]
 TENSORFLOW = f"tensorflow>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+MIN_KERAS, MAX_KERAS = VERSION["MIN_KERAS"], VERSION["MAX_KERAS"]
+KERAS = f"keras>={MIN_KERAS[0]}.{MIN_KERAS[1]},<{MAX_KERAS[0]}.{MAX_KERAS[1] + 1}"
 FOLDERS = {"tfdist": "tfdist", "tfdist.strategies": "strategies", "tfdist.ops": "ops"}
 
 
@@ -153,8 +155,7 @@ setup(
     include_package_data=False,
     install_requires=[
         f"tensorflow=={SERIES}.*" if SERIES else TENSORFLOW,
-        # As tfdist/keras/__init__.py has it: the releases whose internals tfdist was tested with.
-        "keras>=3.8,<3.16",
+        KERAS,
         "numpy",
         "grpcio",
         "absl-py",

@@ -174,7 +174,7 @@ class Communicator:
         return False
 
     def waiting(self, seconds: float) -> str | None:
-        """Returns what has been waiting for longer than that, for how long and for whom, if any."""
+        """Names the oldest collective that waits for longer, and the missing ranks; or `None`."""
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         _C.waiting(self.handle, seconds, text, _TEXT_BYTES)
         return text.value.decode(errors="replace") or None

@@ -34,7 +34,7 @@ class SavedRows:
     removed: np.ndarray
 
     def later(self, seconds: float) -> SavedRows:
-        """The same rows, used so many seconds later."""
+        """The same rows with their time of use moved by `seconds`."""
         ticks = np.uint32(round(seconds * _TICKS) % 2**32)
         return dataclasses.replace(self, used=self.used + ticks)
 

@@ -41,7 +41,7 @@ def proof(side: str, key: bytes, said: bytes, nonce: bytes) -> bytes:
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes; EOFError if the connection ends before."""
+    """Reads exactly `size` bytes; EOFError if the connection ends before."""
     content = b""
     while len(content) < size:
         part = connection.recv(size - len(content))

@@ -86,7 +86,7 @@ class JobFile:
 
 
 def _remove_those_of_killed_launchers(directory: Path) -> None:
-    """They hold secrets, and nobody else would remove them."""
+    """Removes job files without a running launcher: they hold secrets."""
     for path in directory.glob("[0-9]*.json"):
         with contextlib.suppress(OSError), path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -113,8 +113,8 @@ class Communicator : private FrameHandler, private ChunkSender {
   // `done`.
   void Close();
 
-  // Which collective has been waiting for longer than `seconds`, for how long and for whom, in a
-  // sentence; the oldest one. Empty if none does.
+  // A sentence that names the oldest collective, its age and the missing ranks, if it has waited
+  // for longer than `seconds`; else empty.
   std::string Waiting(double seconds);
 
   // The failure that ended this communicator, or OK.

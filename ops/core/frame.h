@@ -55,7 +55,7 @@ inline constexpr size_t kMaxControlBytes = 8 * 1024;  // the most that any other
 inline constexpr size_t kMaxBlocks = 800;             // the most that an OPEN tells of
 inline constexpr size_t kMaxLentPieces = 256;         // of one LEND frame
 
-// What the ranks of a generation know, and nobody else.
+// A secret that only the ranks of a generation know.
 using Key = std::array<uint8_t, 32>;
 using Nonce = std::array<uint8_t, 16>;
 

@@ -239,7 +239,7 @@ void TestProofs() {
     const Challenge challenge = challenge_of(peer, other);
     refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), other, challenge.nonce)));
   }
-  {  // a PROOF that nobody asked for
+  {  // a PROOF without a CHALLENGE
     RawPeer peer(comm->port());
     refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), hello, recorded)));
   }

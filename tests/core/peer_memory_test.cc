@@ -188,7 +188,7 @@ void TestPeers() {
   EXPECT(accepted.process->id() == getpid());
   dialled.fd.Reset();  // who has hung up may be anybody by now
   EXPECT(PeerProcess::Of(accepted.fd) == nullptr);
-  // A name of this machine where nobody listens any more: TCP says so.
+  // A local name without a listener: TCP reports the error.
   listener.Close();
   EXPECT(!Dial(address, true, deadline, &dialled).ok());
   // Listening on all addresses is found by each of them.

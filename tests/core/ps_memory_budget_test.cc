@@ -24,40 +24,42 @@ bool IsRefused(const Do& act) {
 
 void TestBudget() {
   ps::MemoryBudget budget(800);
-  budget.Take(600, ps::MemoryUse::kStays);
+  budget.Take(600, ps::MemoryUse::kPersistent);
   // An eighth is left to what passes.
-  EXPECT(budget.HasRoom(100, ps::MemoryUse::kStays));
-  EXPECT(IsRefused([&] { budget.Take(101, ps::MemoryUse::kStays); }));
-  EXPECT(IsRefused([&] { budget.Check(101, ps::MemoryUse::kStays); }));
+  EXPECT(budget.HasRoom(100, ps::MemoryUse::kPersistent));
+  EXPECT(IsRefused([&] { budget.Take(101, ps::MemoryUse::kPersistent); }));
+  EXPECT(IsRefused([&] { budget.Check(101, ps::MemoryUse::kPersistent); }));
   EXPECT(budget.held() == 600);
-  budget.Take(200, ps::MemoryUse::kPasses);
-  EXPECT(IsRefused([&] { budget.Take(1, ps::MemoryUse::kPasses); }));
-  EXPECT(IsRefused([&] { budget.Take(UINT64_MAX, ps::MemoryUse::kPasses); }));
-  budget.Add(50, ps::MemoryUse::kPasses);  // what cannot be refused is counted all the same
+  budget.Take(200, ps::MemoryUse::kTransient);
+  EXPECT(IsRefused([&] { budget.Take(1, ps::MemoryUse::kTransient); }));
+  EXPECT(IsRefused([&] { budget.Take(UINT64_MAX, ps::MemoryUse::kTransient); }));
+  budget.Add(50, ps::MemoryUse::kTransient);  // what cannot be refused is counted all the same
   EXPECT(budget.held() == 850);
-  budget.Remove(50, ps::MemoryUse::kPasses);
+  budget.Remove(50, ps::MemoryUse::kTransient);
   // What is not in use goes before anything is refused.
   int reclaimed = 0;
   budget.SetReclaim([&] {
-    if (reclaimed++ == 0) budget.Remove(200, ps::MemoryUse::kPasses);
+    if (reclaimed++ == 0) budget.Remove(200, ps::MemoryUse::kTransient);
   });
-  budget.Take(150, ps::MemoryUse::kPasses);
+  budget.Take(150, ps::MemoryUse::kTransient);
   EXPECT(reclaimed == 1 && budget.held() == 750);
   // As much as requests have needed together is left to them, up to half.
   ps::MemoryBudget busy(800);
-  busy.Take(100, ps::MemoryUse::kStays);
+  busy.Take(100, ps::MemoryUse::kPersistent);
   EXPECT(IsRefused([&] { busy.Admit(701); }));
-  EXPECT(busy.HasRoom(600, ps::MemoryUse::kStays));
+  EXPECT(busy.HasRoom(600, ps::MemoryUse::kPersistent));
   busy.Admit(200);
-  EXPECT(busy.HasRoom(500, ps::MemoryUse::kStays) && !busy.HasRoom(501, ps::MemoryUse::kStays));
+  EXPECT(busy.HasRoom(500, ps::MemoryUse::kPersistent) &&
+         !busy.HasRoom(501, ps::MemoryUse::kPersistent));
   busy.Admit(700);
-  EXPECT(busy.HasRoom(300, ps::MemoryUse::kStays) && !busy.HasRoom(301, ps::MemoryUse::kStays));
+  EXPECT(busy.HasRoom(300, ps::MemoryUse::kPersistent) &&
+         !busy.HasRoom(301, ps::MemoryUse::kPersistent));
   EXPECT(busy.held() == 100);
   EXPECT_CONTAINS(ps::OverBudget(3 << 20, 30 << 20, 32 << 20).text(),
                   "needs 3.0M more, while 30.0M of its memory budget of 32.0M");
 
   ps::MemoryBudget unlimited(0);
-  unlimited.Take(uint64_t{1} << 60, ps::MemoryUse::kStays);
+  unlimited.Take(uint64_t{1} << 60, ps::MemoryUse::kPersistent);
   EXPECT(unlimited.held() == uint64_t{1} << 60);
 }
 
@@ -83,7 +85,7 @@ void TestTable() {
   const auto budget = std::make_shared<ps::MemoryBudget>(0);
   {
     const auto table = Make(Constant(kWidth, 0), "t");
-    table->CountIn(budget);
+    table->ChargeTo(budget);
     const uint64_t before = budget->held();
     EXPECT(before == table->counted_bytes() && before > 0);
     Ids ids(100000);
@@ -100,13 +102,13 @@ void TestTable() {
   EXPECT(budget->held() == 0);
 }
 
-// Where a table may keep only so many rows, room for one more is all that it needs.
+// A table with max_rows needs room for one row more than that.
 void TestTableThatEvicts() {
   const auto budget = std::make_shared<ps::MemoryBudget>(16 * kMegabyte);
   ps::TableConfig config = Constant(kWidth, 0);
   config.max_rows = 16 * 300;
   const auto table = Make(config, "t");
-  table->CountIn(budget);
+  table->ChargeTo(budget);
   for (int64_t first = 0; first < 200000; first += 5000) {
     Ids ids(5000);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = first + static_cast<int64_t>(i);

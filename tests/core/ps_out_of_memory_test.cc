@@ -253,7 +253,7 @@ void TestRequests(Mode mode) {
       }
       EXPECT(failed || is_ok);
       EXPECT(one.is_done(job) || !is_ok);
-      // All else goes on, with whatever locks that needs.
+      // Other requests go on: no lock was left held.
       job.Lookup({1, 2, 3, 20});
       job.worker().Pull({0, 1});
       EXPECT(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));

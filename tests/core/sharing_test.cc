@@ -276,7 +276,7 @@ void TestFalseCanary() {
   EXPECT(shared.joined && !shared.reads);
 }
 
-// Over TCP nobody names an address here: LEND, SHARED and RETURN end the connection.
+// Over TCP a peer cannot name an address: LEND, SHARED and RETURN end the connection.
 void TestNothingIsLentOverTcp() {
   std::vector<float> theirs(kCount, 2);
   char* const bytes = reinterpret_cast<char*>(theirs.data());

@@ -1,4 +1,4 @@
-// Who is waited for, in a sentence, and that to ask disturbs nobody.
+// The sentence that names the missing ranks; asking for it does not disturb the collectives.
 #include <atomic>
 
 #include "calls.h"

@@ -81,7 +81,7 @@ def two_jobs(ctx, hosts, addresses):
 
 
 def reduce(ctx):
-    """Worker 1 waits, with nothing on its way; worker 0 sends what nobody acknowledges."""
+    """Worker 1 waits, with nothing on its way; worker 0 has unacknowledged data."""
     job.join(Cluster.from_environment())
     ops.all_reduce(tf.ones([]))
     ctx.report("ready")

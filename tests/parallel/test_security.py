@@ -99,7 +99,7 @@ def children(pid: int) -> set[int]:
 
 
 @pytest.mark.timeout(150)
-def test_a_job_of_tfdist_run_is_nobody_elses(tmp_path):
+def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
     (tmp_path / "train.py").write_text(TRAINS)
     job_file, enough = tmp_path / "job.json", tmp_path / "enough"
     tasks = ["--workers", "2", "--ps", "1", "--job-file", str(job_file)]

@@ -317,7 +317,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 
 
 @pytest.mark.parametrize("method", [wire.CHALLENGE, wire.JOIN])
-def test_calls_that_are_never_completed_hold_nobody_up(method, monkeypatch):
+def test_calls_that_are_never_completed_do_not_block_others(method, monkeypatch):
     monkeypatch.setattr(control_server, "_BODY_TIMEOUT", 1.0)
     with contextlib.ExitStack() as strangers:
         with undisturbed(SECRET) as cluster:

@@ -121,7 +121,7 @@ def test_the_time_of_rows_goes_on_where_it_was(job, tmp_path):
     path = layout.path(f"{tmp_path}/ps-0-of-1", 1, "npz")
     saved = snapshot.read(path)
     assert abs(saved.time - time.time()) < 60
-    # The machine was without the server for a day: nobody could use its rows.
+    # The machine was without the server for a day: its rows could not be used.
     a_day_ago = dataclasses.replace(saved, time=saved.time - 86400)
     snapshot.write(f"{tmp_path}/ps-0-of-1", a_day_ago)
     copy, _ = restored(tmp_path)

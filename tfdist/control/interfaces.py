@@ -60,7 +60,7 @@ def host_of(address: str) -> str:
 
 
 def resolve(host: str) -> list[str]:
-    """Returns the numeric addresses of a host; none if nobody knows it."""
+    """Returns the numeric addresses of a host; none if it cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -89,7 +89,7 @@ def _is_loopback_name(host: str) -> bool:
 @functools.cache
 def _warn_of_strangers(task: str, host: str) -> None:
     _log.warning(
-        "%s\n  %s listens on %s without a shared secret: whoever reaches that address can read and "
+        "%s\n  %s listens on %s without a shared secret: any process that reaches it can read and "
         "\n  change what is trained. Give all tasks the same TFDIST_SECRET_FILE; see "
         "docs/security.md.\n%s",
         "*" * 80,

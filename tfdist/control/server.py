@@ -112,7 +112,7 @@ class ControlServer:
     """Listens on this task's address until closed.
 
     Calls are received by one thread, and get one of a pool only when they have come whole and have
-    proven the secret: strangers who begin calls hold nobody up.
+    proven the secret: a stranger that begins calls does not block others.
 
     Args:
       cluster: the cluster, in which this task has an address.

@@ -15,12 +15,10 @@ import os
 import sys
 
 from tfdist import validation
+from tfdist._version import MAX_KERAS, MIN_KERAS
 from tfdist.errors import UnsupportedKerasError
 
 _log = logging.getLogger("tfdist")
-
-# The Keras releases that the repairs were written and tested for, both ends included.
-_FIRST, _LAST = (3, 8), (3, 15)
 
 
 @functools.cache
@@ -28,7 +26,7 @@ def apply_repairs() -> None:
     """Repairs the installed Keras 3 where our strategies need it; later calls do nothing.
 
     Raises:
-      UnsupportedKerasError: Keras is newer than the repairs, which nobody has tried with it, and
+      UnsupportedKerasError: Keras is newer than the newest tested release, and
         `TFDIST_ALLOW_UNTESTED_KERAS` is not 1.
     """
     import keras
@@ -36,23 +34,23 @@ def apply_repairs() -> None:
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if version[0] < 3 or keras.backend.backend() != "tensorflow":
         return
-    tested = "{}.{} to {}.{}".format(*_FIRST, *_LAST)
-    if version < _FIRST:
+    tested = "{}.{} to {}.{}".format(*MIN_KERAS, *MAX_KERAS)
+    if version < MIN_KERAS:
         from tfdist.keras import refusal
 
         _log.warning(
             "tfdist repairs Keras %s; Keras %s is left as it is", tested, keras.__version__
         )
-        refusal.refuse_to_compile(".".join(map(str, _FIRST)))
+        refusal.refuse_to_compile(".".join(map(str, MIN_KERAS)))
         return
-    if version > _LAST:
+    if version > MAX_KERAS:
         if not validation.switch(os.environ, "TFDIST_ALLOW_UNTESTED_KERAS", False):
             raise UnsupportedKerasError(
                 f"tfdist trains with Keras {tested}, but Keras {keras.__version__} is installed, "
                 "whose internals tfdist was not tested with: results could be wrong without an "
-                f"error. Install a tested one with `pip install 'keras<{_LAST[0]}.{_LAST[1] + 1}'`,"
-                " or a tfdist release that supports yours. TFDIST_ALLOW_UNTESTED_KERAS=1 goes on "
-                "all the same."
+                "error. Install a tested one with "
+                f"`pip install 'keras<{MAX_KERAS[0]}.{MAX_KERAS[1] + 1}'`, or a tfdist release "
+                "that supports yours. TFDIST_ALLOW_UNTESTED_KERAS=1 goes on all the same."
             )
         _log.warning(
             "TFDIST_ALLOW_UNTESTED_KERAS: tfdist was tested with Keras %s, not with %s; results "

@@ -194,7 +194,7 @@ class Checkpoints:
         servers: int,
         later: float = 0.0,
     ) -> None:
-        """Takes rows whose time is to be so many seconds later."""
+        """Restores rows with their time of use moved by `later` seconds."""
         numbers = {}
         for table, rows in row_chain.read(folder, of.number, of.rows):
             if rows is not None:

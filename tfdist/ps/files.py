@@ -44,7 +44,7 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
                 file.flush()
                 os.fsync(file.fileno())
             except BaseException:
-                os.unlink(path)  # a full disk is not to be filled with what nobody can use
+                os.unlink(path)  # an incomplete file would only fill the disk
                 raise
         return
     if in_order:

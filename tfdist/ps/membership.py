@@ -77,7 +77,7 @@ class _Membership:
             _log.error("%s: %s", member.cluster.task_name, error)
 
     def _watch_for_failures(self) -> None:
-        """Notes how the script ends, which nobody tells to whom `atexit` calls."""
+        """Records whether the script fails; functions of `atexit` are not told."""
         excepthook, leave = sys.excepthook, sys.exit
 
         def note_exception(kind, error, trace):

@@ -269,7 +269,7 @@ class ServerTask:
         return {"status": "stats", **server_stats.reading(self._store)}
 
     def _save_unasked(self, now: float) -> None:
-        """Writes a snapshot that nobody has asked for, if the log of rows is long or has failed."""
+        """Writes a snapshot without a request, if the log of rows is long or has failed."""
         if self._checkpoints is None:
             return
         if self._unasked is not None:

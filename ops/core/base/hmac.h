@@ -14,7 +14,7 @@ using Digest = std::array<uint8_t, 32>;
 Digest Sha256(std::string_view message);
 Digest HmacSha256(std::string_view key, std::string_view message);
 
-// Takes the same time wherever the first difference is.
+// Takes the same time for any two digests.
 bool SameDigest(const Digest& a, const Digest& b);
 
 }  // namespace tfdist

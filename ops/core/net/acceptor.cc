@@ -110,7 +110,7 @@ bool Acceptor::Receive(PendingConnection* pending, bool* whole) {
          header.length == length;
 }
 
-// Whatever the HELLO says: whoever has proven nothing learns nothing. False if it cannot be sent.
+// Sent for any HELLO, so that a peer without the key learns nothing. False if it cannot be sent.
 bool Acceptor::Challenge(PendingConnection* pending) {
   const std::string_view payload(pending->bytes.data() + kHeaderBytes, kHelloBytes);
   Hello& hello = pending->hello;

@@ -4,7 +4,7 @@
 //
 // The reader learns from the kernel which process it reads (PeerProcess), and from the peer, over
 // that same socket, where: the address of a canary, which is random bytes in the peer's memory, and
-// with each message the addresses of what it exposes. Over a network nobody can name either.
+// with each message the addresses of what it exposes. No peer can name either over a network.
 //
 // A process that wants its memory back breaks the canary first. The reader compares the canary
 // after each read: an unbroken one says that what was read was still exposed.

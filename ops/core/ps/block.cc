@@ -36,7 +36,7 @@ Block::Block(size_t bytes, size_t room, std::shared_ptr<MemoryBudget> budget, bo
 
 Block::~Block() { ::operator delete(data_, kAlignment); }
 
-void Block::CountIn(const std::shared_ptr<MemoryBudget>& budget) {
+void Block::ChargeTo(const std::shared_ptr<MemoryBudget>& budget) {
   if (!charge_.is_counted()) charge_.SetBudget(budget);
 }
 

@@ -35,10 +35,10 @@ class Block {
   // Up to its room.
   void Resize(size_t bytes) { bytes_ = bytes; }
   // Counts it, if it is not counted yet.
-  void CountIn(const std::shared_ptr<MemoryBudget>& budget);
+  void ChargeTo(const std::shared_ptr<MemoryBudget>& budget);
 
  private:
-  MemoryCharge charge_{MemoryUse::kPasses};
+  MemoryCharge charge_{MemoryUse::kTransient};
   size_t bytes_, room_;
   char* data_;
 };

@@ -57,7 +57,7 @@ Status LayOut(const MessageHeader& header, const CreateRequest& body, const Stor
     if (!store.Has(entry.name)) fresh_bytes += BytesOf(entry.dtype, entry.elements).value_or(0);
   }
   const Status status = layout.Finish(header, request);
-  if (status.ok()) store.memory().Check(fresh_bytes, MemoryUse::kStays);
+  if (status.ok()) store.memory().Check(fresh_bytes, MemoryUse::kPersistent);
   return status;
 }
 
@@ -233,7 +233,7 @@ Status ParseAs(const MessageHeader& header, std::string_view meta, const Store& 
     if (!status.ok()) return status;
     // A variable's first value stays: it is no measure of what requests need.
     if constexpr (std::is_same_v<Body, CreateRequest>) {
-      store.memory().Check(header.payload_bytes, MemoryUse::kPasses);
+      store.memory().Check(header.payload_bytes, MemoryUse::kTransient);
     } else {
       store.memory().Admit(header.payload_bytes);
     }

@@ -34,7 +34,7 @@ std::string OverBudget::text() const {
 
 bool MemoryBudget::HasRoom(uint64_t held, uint64_t kept, uint64_t bytes, MemoryUse use) const {
   if (limit_ == 0 || bytes == 0) return true;
-  if (use == MemoryUse::kStays && !MayKeep(kept, bytes)) return false;
+  if (use == MemoryUse::kPersistent && !MayKeep(kept, bytes)) return false;
   // A server that was restored with more than it may keep serves that nevertheless.
   const uint64_t room = limit_ - std::min(kept, limit_ - limit_ / kLeastPart);
   const uint64_t passing = held - std::min(kept, held);
@@ -54,7 +54,7 @@ void MemoryBudget::CheckKept(uint64_t bytes) const {
 bool MemoryBudget::TryTake(uint64_t bytes, MemoryUse use) {
   const uint64_t held = held_.fetch_add(bytes, std::memory_order_relaxed);
   uint64_t kept = 0;
-  if (use == MemoryUse::kStays) kept = kept_.fetch_add(bytes, std::memory_order_relaxed);
+  if (use == MemoryUse::kPersistent) kept = kept_.fetch_add(bytes, std::memory_order_relaxed);
   if (HasRoom(held, kept, bytes, use)) return true;
   Remove(bytes, use);
   return false;
@@ -74,7 +74,7 @@ void MemoryBudget::Check(uint64_t bytes, MemoryUse use) const {
 
 void MemoryBudget::Admit(uint64_t bytes) {
   if (limit_ == 0) return;
-  Check(bytes, MemoryUse::kPasses);
+  Check(bytes, MemoryUse::kTransient);
   const uint64_t now = held(), stays = kept();
   const uint64_t passing = bytes + now - std::min(stays, now);
   uint64_t most = most_passing_.load(std::memory_order_relaxed);
@@ -84,12 +84,12 @@ void MemoryBudget::Admit(uint64_t bytes) {
 
 void MemoryBudget::Add(uint64_t bytes, MemoryUse use) {
   held_.fetch_add(bytes, std::memory_order_relaxed);
-  if (use == MemoryUse::kStays) kept_.fetch_add(bytes, std::memory_order_relaxed);
+  if (use == MemoryUse::kPersistent) kept_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 void MemoryBudget::Remove(uint64_t bytes, MemoryUse use) {
   held_.fetch_sub(bytes, std::memory_order_relaxed);
-  if (use == MemoryUse::kStays) kept_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (use == MemoryUse::kPersistent) kept_.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
 void MemoryCharge::SetBudget(std::shared_ptr<MemoryBudget> budget) {

@@ -34,7 +34,7 @@ class OverBudget : public std::bad_alloc {
 };
 
 // Whether memory is allocated for good, or until a request has been answered.
-enum class MemoryUse { kStays, kPasses };
+enum class MemoryUse { kPersistent, kTransient };
 
 // Any thread may call it.
 class MemoryBudget {
@@ -54,7 +54,7 @@ class MemoryBudget {
   // The same of what a request needs until it has been answered; remembers the most that requests
   // have needed together.
   void Admit(uint64_t bytes);
-  // What is allocated whatever the budget says: where a request cannot be refused any more.
+  // Counts without a check: for a request that cannot be refused any more.
   void Add(uint64_t bytes, MemoryUse use);
   void Remove(uint64_t bytes, MemoryUse use);
   // What was counted as passing stays from now on; whether there is room for that; and back again.

@@ -1,8 +1,8 @@
 // The time that tables' rows are of: when each was used, and how long it has been unused.
 //
-// It goes on steadily while the server runs, whatever happens to the clock of the machine, and goes
-// on where it was when a server is started again: rows do not age while nobody could use them. A
-// new server begins at the time of the machine, so that servers of a job agree about it.
+// It follows the steady clock, so that setting the machine's clock has no effect, and a restarted
+// server resumes where it stopped: rows do not age while the server is down. A new server starts at
+// the machine's time, so that the servers of a job agree.
 #ifndef TFDIST_OPS_CORE_PS_ROW_CLOCK_H_
 #define TFDIST_OPS_CORE_PS_ROW_CLOCK_H_
 
@@ -34,8 +34,8 @@ class RowClock {
       : steady_(std::move(sources.steady)), offset_(sources.wall() - steady_()) {}
 
   double Now() const { return steady_() + offset_.load(std::memory_order_relaxed); }
-  // Goes on from `now`. Before rows are used.
-  void GoOnFrom(double now) { offset_ = now - steady_(); }
+  // Sets the time to `now`, before rows are used.
+  void ResumeFrom(double now) { offset_ = now - steady_(); }
 
  private:
   const std::function<double()> steady_;

@@ -49,10 +49,10 @@ class Rows {
   void Reserve(size_t count, bool within_budget);
   // How many rows can be inserted without memory.
   size_t spare() const { return std::min(spare_rows(), spare_buckets()); }
-  // How many of them are promised to nobody; negative if more were inserted than were promised.
+  // The spare rows without a promise; negative if more were inserted than were promised.
   int64_t unpromised() const { return unpromised_.load(std::memory_order_relaxed); }
-  // Promises spare rows to a request, if there are so many. Any thread may call this, and take a
-  // promise back, while others change the rows.
+  // Promises `count` spare rows to a request; false if fewer are free. Thread-safe, as TakeBack is,
+  // also while rows are inserted and erased.
   bool Promise(size_t count) {
     const auto rows = static_cast<int64_t>(count);
     if (unpromised_.fetch_sub(rows, std::memory_order_relaxed) >= rows) return true;
@@ -83,7 +83,7 @@ class Rows {
   size_t size() const { return size_.load(std::memory_order_relaxed); }
   // All memory that this holds.
   size_t bytes() const;
-  void CountIn(const std::shared_ptr<MemoryBudget>& budget) { charge_.SetBudget(budget); }
+  void ChargeTo(const std::shared_ptr<MemoryBudget>& budget) { charge_.SetBudget(budget); }
   // What is counted: rows and index.
   size_t counted_bytes() const { return charge_.bytes(); }
   // Of Reserve, about.
@@ -127,7 +127,7 @@ class Rows {
   Number end_ = 0;
   std::atomic<size_t> size_{0};
   std::atomic<int64_t> unpromised_{0};
-  MemoryCharge charge_{MemoryUse::kStays};  // of slabs and the index
+  MemoryCharge charge_{MemoryUse::kPersistent};  // of slabs and the index
 };
 
 }  // namespace tfdist::ps

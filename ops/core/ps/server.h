@@ -90,9 +90,9 @@ struct ServerImage {
 class Server {
  public:
   // Listens on `port` (0: the kernel chooses) of `interface`, a numeric address of this host
-  // (empty: all there are), and with `local` for workers of this machine and user, with whom it
-  // reads each other's memory. Nobody is let in before Start; from then on a peer that proves its
-  // key, with `incarnation()` as generation and a worker's rank.
+  // (empty: all there are). With `local` also on a unix socket, for workers of this machine and
+  // user; server and worker then read each other's memory. No peer is admitted before Start; then
+  // those that prove the key, with `incarnation()` as generation and a worker's rank.
   static Status Create(const ServerOptions& options, const std::string& interface, int port,
                        bool local, std::unique_ptr<Server>* out);
   ~Server();

@@ -107,7 +107,7 @@ void ServerThread::HandleEvent(uint64_t tag, uint32_t events) {
   } else if (tag >= Acceptor::kFirstTag) {
     try {
       acceptor_->OnReady(tag);
-    } catch (const std::bad_alloc&) {  // whoever comes tries again
+    } catch (const std::bad_alloc&) {  // the peer connects again
     }
   } else {
     try {

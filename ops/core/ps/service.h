@@ -121,7 +121,7 @@ class Service {
   // What it pulled last is not needed any more.
   void ForgetPulled(int worker);
   // Rows that were restored are of this time.
-  void GoOnFrom(double time);
+  void ResumeFrom(double time);
   uint64_t pushes() const;
   std::vector<uint64_t> SaveProgress() const;
   Status RestoreProgress(const std::vector<uint64_t>& progress);

@@ -253,15 +253,15 @@ Status Service::ReplayLog(const std::string& path, uint64_t* records, uint64_t* 
     }
     return is_newer;
   };
-  reader.passes = [&](double now) { GoOnFrom(now); };
+  reader.passes = [&](double now) { ResumeFrom(now); };
   const Status read = RowLog::Replay(path, reader, records, left_out);
   return read.ok() ? status : read;
 }
 
 // The first that is known of the rows' time sets the clock, which else is that of the machine.
-void Service::GoOnFrom(double time) {
+void Service::ResumeFrom(double time) {
   if (!std::exchange(knows_time_, true) || time > store_->clock().Now()) {
-    store_->clock().GoOnFrom(time);
+    store_->clock().ResumeFrom(time);
   }
 }
 
@@ -287,9 +287,9 @@ std::vector<uint64_t> Service::SaveProgress() const {
 }
 
 Status Service::Restore(const ServerImage& image) {
-  if (image.time > 0) GoOnFrom(image.time);
+  if (image.time > 0) ResumeFrom(image.time);
   for (const auto& table : image.tables) {
-    if (image.time == 0) GoOnFrom(table->LatestUse(store_->clock().Now()));
+    if (image.time == 0) ResumeFrom(table->LatestUse(store_->clock().Now()));
   }
   if (Status s = store_->Restore(image.shards); !s.ok()) return s;
   if (Status s = store_->RestoreTables(image.tables); !s.ok()) return s;

@@ -56,7 +56,7 @@ void AddTo(BlockPtr* sum, BlockPtr values, const Shard& shard) {
 NotApplied StepSums::Collect(int worker, std::vector<Update> updates) {
   NotApplied missed;
   for (Update& update : updates) {
-    if (!store_->TryTwice([&] { Collect(worker, &update); })) missed.Add(update);
+    if (!store_->TryWithReclaim([&] { Collect(worker, &update); })) missed.Add(update);
   }
   return missed;
 }
@@ -140,7 +140,7 @@ NotApplied StepSums::Close(int contributions) {
       Scale(DType::kFloat32, sums.gradients.data(), sums.gradients.size(),
             static_cast<double>(workers_) / contributions);
     }
-    const bool done = store_->TryTwice([&, table = table, &sums = sums] {
+    const bool done = store_->TryWithReclaim([&, table = table, &sums = sums] {
       ids.reserve(of_rows.size());
       applied.reserve(of_rows.size());
       std::vector<int64_t> own = sums.ids.ids();
@@ -167,11 +167,11 @@ bool StepSums::Apply(Shard* shard, int contributions) {
       Scale(shard->dtype, sums.gradient->data(), shard->elements,
             static_cast<double>(workers_) / contributions);
     }
-    done = store_->TryTwice([&] { updater_->Gradient(-1, shard, sums.step, sums.gradient); });
+    done = store_->TryWithReclaim([&] { updater_->Gradient(-1, shard, sums.step, sums.gradient); });
   }
   if (sums.delta != nullptr) {
     MakeMean(shard->dtype, sums.delta->data(), shard->elements, contributions);
-    done = store_->TryTwice([&] { updater_->Delta(shard, sums.delta); }) && done;
+    done = store_->TryWithReclaim([&] { updater_->Delta(shard, sums.delta); }) && done;
   }
   return done;
 }

@@ -18,7 +18,7 @@ struct RowSums {
   int worker = 0;
   UniqueIds ids;
   std::vector<float> gradients;
-  MemoryCharge charge{MemoryUse::kPasses};  // of the gradients
+  MemoryCharge charge{MemoryUse::kTransient};  // of the gradients
 };
 
 class StepSums {

@@ -61,7 +61,7 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply) {
   }
   uint64_t bytes = 0;
   for (const auto& table : made) bytes += table == nullptr ? 0 : table->counted_bytes();
-  if (bytes > 0) memory_->Check(bytes, MemoryUse::kStays);
+  if (bytes > 0) memory_->Check(bytes, MemoryUse::kPersistent);
   reply->tables.clear();
   const size_t before = tables_.size();
   try {
@@ -78,7 +78,7 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply) {
     }
     throw;
   }
-  for (size_t i = before; i < tables_.size(); ++i) tables_[i]->CountIn(memory_);
+  for (size_t i = before; i < tables_.size(); ++i) tables_[i]->ChargeTo(memory_);
   return Status();
 }
 

@@ -120,7 +120,7 @@ class Store {
   // Carries out what changes nothing if there is no memory for it; again without what the pool
   // holds in reserve. Returns whether it was done.
   template <typename Do>
-  bool TryTwice(const Do& act) const {
+  bool TryWithReclaim(const Do& act) const {
     for (int tries = 0; tries < 2; ++tries) {
       try {
         act();

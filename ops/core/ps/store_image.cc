@@ -57,7 +57,7 @@ Status Store::Restore(const std::vector<SavedShard>& shards) {
       return InvalidArgument(StrCat("saved shard '", saved.name.substr(0, 64),
                                     "': its name is too long, or was there before"));
     }
-    if (!hogwild_) saved.block->CountIn(memory_);
+    if (!hogwild_) saved.block->ChargeTo(memory_);
     Add(saved.name, saved.dtype, saved.elements,
         hogwild_ ? Copy(saved.block, &pool_) : saved.block);
   }
@@ -89,7 +89,7 @@ Status Store::RestoreTables(const std::vector<std::shared_ptr<Table>>& tables) {
       return InvalidArgument(StrCat("saved table '", table->name(), "' was there before"));
     }
     tables_.push_back(table);
-    table->CountIn(memory_);
+    table->ChargeTo(memory_);
   }
   return Status();
 }
@@ -115,7 +115,7 @@ Status Store::CheckAside(const CreateRequest::Entry& entry) const {
 void Store::PutAside(const std::vector<SavedShard>& shards) {
   const auto lock = Exclude();
   for (const SavedShard& shard : shards) {
-    shard.block->CountIn(memory_);
+    shard.block->ChargeTo(memory_);
     aside_[shard.name] = shard;
     aside_parts_[VariableOf(shard.name)] = shard.name;
   }

@@ -56,7 +56,7 @@ class Table {
   size_t content_floats() const { return content_floats_; }  // of a row: its value, then its slots
 
   // Counts its memory from now on, before others use it.
-  void CountIn(std::shared_ptr<MemoryBudget> budget);
+  void ChargeTo(std::shared_ptr<MemoryBudget> budget);
   // What is counted.
   uint64_t counted_bytes() const;
 

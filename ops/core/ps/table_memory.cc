@@ -13,10 +13,10 @@ constexpr size_t kPartAhead = 16;  // of a stripe's rows, this part may be spare
 
 }  // namespace
 
-void Table::CountIn(std::shared_ptr<MemoryBudget> budget) {
+void Table::ChargeTo(std::shared_ptr<MemoryBudget> budget) {
   for (const auto& stripe : stripes_) {
     const std::lock_guard<std::mutex> lock(stripe->mutex);
-    stripe->rows.CountIn(budget);
+    stripe->rows.ChargeTo(budget);
     stripe->charge.SetBudget(budget);
   }
   budget_ = std::move(budget);
@@ -70,7 +70,7 @@ void Table::MakeRoom(size_t number, Makes makes, bool within_budget, Batch* batc
   const bool is_little =
       all <= std::max(stripe->rows.slab_rows(), stripe->rows.size() / kPartAhead);
   if (is_little && (!within_budget || budget_ == nullptr ||
-                    budget_->HasRoom(stripe->rows.BytesToReserve(all), MemoryUse::kStays))) {
+                    budget_->HasRoom(stripe->rows.BytesToReserve(all), MemoryUse::kPersistent))) {
     try {
       return promise(most);
     } catch (const std::bad_alloc&) {  // perhaps fewer fit

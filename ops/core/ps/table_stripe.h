@@ -34,8 +34,8 @@ struct Table::Stripe {
 
   std::mutex mutex;
   Rows rows;
-  std::unique_ptr<Sightings> sightings;    // of ids without a row
-  MemoryCharge charge{MemoryUse::kStays};  // of sightings
+  std::unique_ptr<Sightings> sightings;         // of ids without a row
+  MemoryCharge charge{MemoryUse::kPersistent};  // of sightings
   uint64_t random;
   TableStats stats;
 

@@ -13,7 +13,7 @@ int ServerOfId(int64_t id, int servers);
 
 class UniqueIds {
  public:
-  // Has so many more need no memory when they are added.
+  // Allocates for `count` more ids.
   void Reserve(size_t count);
   // Counts on: places go on from those of ids that were added before.
   void Add(const int64_t* ids, size_t count);

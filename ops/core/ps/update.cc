@@ -183,7 +183,7 @@ NotApplied Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
   NotApplied missed;
   std::vector<AppliedRows> applied;
   for (Update& update : updates) {
-    const bool done = store_->TryTwice([&] {
+    const bool done = store_->TryWithReclaim([&] {
       applied.reserve(updates.size());
       Apply(static_cast<int>(pusher.worker), &update, &applied);
     });
