@@ -150,6 +150,14 @@ void TestSync() {
   for (Ending& step : next) EXPECT_OK(Wait(step));
   // One step of Adagrad from nothing is of length 1, whatever the gradient.
   EXPECT(Look(*b, table, {1, 2, 3}, 2, false) == Floats(6, -1));
+  // A worker whose batch has no rows makes the step too.
+  Stage(*a, table, {7}, {1, 1});
+  EXPECT_OK(a->PushStaged());
+  Stage(*b, table, {}, {});
+  EXPECT_OK(b->PushStaged());
+  Ending last[] = {a->StartPull({}), b->StartPull({})};
+  for (Ending& step : last) EXPECT_OK(Wait(step));
+  EXPECT(Look(*b, table, {7}, 2, false) == Floats(2, -1));
 }
 
 // Two workers push rows of the same ids for the same step, each served by a thread of its own.

@@ -56,7 +56,8 @@ class PushOperation : public Operation {
   // Adds what differs from what was pulled last, which `now` becomes: as values to put in place if
   // the worker is `alone`, else as values to be added.
   Status AddChange(int parameter, const Memory& now, bool alone);
-  bool empty() const { return entries_ == 0; }
+  // Whether there was no step. One whose gradients have no rows is one: other workers wait for it.
+  bool empty() const { return entries_ == 0 && steps_.empty(); }
 
   Status Meta(const Request& request, const ServerView& view, std::string* meta) override;
   Status OnAnswer(const Request& request, ServerView* view, std::string_view meta,
