@@ -13,7 +13,9 @@ from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arra
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
+from tensorflow.python.distribute.values import PerReplicaSpec
 from tensorflow.python.eager import context
+from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 from tfdist.keras.workers import communicator_of, count_of, has_copies, replica_with_copies
 
@@ -33,15 +35,16 @@ def build_from_local_batch() -> None:
 
     To learn the shapes of a batch, `_maybe_symbolic_build` reduces the whole nested batch over all
     workers, which `tf.distribute.Strategy.reduce` does not take, and which would average strings
-    and labels. The first local replica's batch has the same shapes. A Python generator loses the
-    batch that is looked at, and those that were read ahead with it.
+    and labels. A dataset tells the shapes without a batch. To look at one would open the dataset
+    once more, after which a `shuffle` has another order than without a strategy, and a Python
+    generator has lost a batch.
     """
     original = TensorFlowTrainer._maybe_symbolic_build
 
     @functools.wraps(original)
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         if self._distribute_strategy is not None and iterator is not None:
-            data_batch = _first_local_batch(self._distribute_strategy, iterator)
+            data_batch = _shapes_of_replica(self._distribute_strategy, iterator)
             iterator = None
         return original(self, iterator=iterator, data_batch=data_batch)
 
@@ -70,13 +73,14 @@ def warn_of_different_orders() -> None:
     TensorFlowTrainer.fit = fit
 
 
-def _first_local_batch(strategy, epoch_iterator):
-    # What Python yields cannot be read again: there its shapes and types must do.
-    signature = getattr(epoch_iterator.data_adapter, "_output_signature", None)
-    if signature is not None:
-        return tree.map_structure(
-            lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, signature
-        )
+def _shapes_of_replica(strategy, epoch_iterator):
+    """What has the shapes and dtypes of a replica's batch: specs, or such a batch."""
+    # Not `element_spec`, which fails where each of several workers has one device.
+    specs = tree.map_structure(_spec_of_replica, epoch_iterator._distributed_dataset._element_spec)
+    # What Python yields cannot be read again.
+    yields_once = hasattr(epoch_iterator.data_adapter, "_output_signature")
+    if yields_once or all(s.shape.rank is not None for s in tree.flatten(specs) if s is not None):
+        return specs
     # Before the iterator come one or two numbers, which depends on the release of Keras.
     for *_, iterator in epoch_iterator:
         return tree.map_structure(
@@ -88,6 +92,13 @@ def _first_local_batch(strategy, epoch_iterator):
             next(iterator),
         )
     return None
+
+
+def _spec_of_replica(spec):
+    if isinstance(spec, PerReplicaSpec):
+        spec = spec._value_specs[0]
+    # There are no sample weights, or no labels.
+    return None if isinstance(spec, tf.OptionalSpec | NoneTensorSpec) else spec
 
 
 def log_metrics_of_all_replicas() -> None:
