@@ -25,6 +25,8 @@ def test_load_model_in_a_process_that_has_not_imported_the_layer(ctx):
         with tfdist.ParameterServerStrategy().scope():
             model = keras.models.load_model(path)
         assert model.layers[0].output_dim == 4
+        expected = np.load(ctx.tmp_path / "expected.npy")
+        np.testing.assert_array_equal(model.predict(IDS, verbose=0), expected)
         return
     with tfdist.ParameterServerStrategy().scope():
         model = keras.Sequential(
@@ -34,6 +36,9 @@ def test_load_model_in_a_process_that_has_not_imported_the_layer(ctx):
                 keras.layers.Dense(1),
             ]
         )
+    model.compile("sgd", "mse")
+    model.fit(IDS, np.ones([2, 1]), verbose=0)
+    np.save(ctx.tmp_path / "expected.npy", model.predict(IDS, verbose=0))
     model.save(path)
     ctx.barrier("saved")
 

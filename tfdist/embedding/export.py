@@ -10,12 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.embedding import saved_tables
 from tfdist.embedding.static_table import StaticTable
 from tfdist.embedding.table import EmbeddingTable
 from tfdist.layers.remote_embedding import RemoteEmbedding
 
 
-def export_for_serving(model: Any, path: str) -> None:
+def export_for_serving(model: Any, path: str, input_signature: Any = None) -> None:
     """Writes a model as a plain SavedModel, with the rows that its tables have now.
 
     It runs wherever TensorFlow runs, and answers what `model.predict` answers: each table becomes
@@ -26,6 +27,7 @@ def export_for_serving(model: Any, path: str) -> None:
       model: a Keras 3 or tf_keras model that was built, with `tfdist.layers.Embedding` layers, or
         `EmbeddingTable`s among the attributes of its layers.
       path: the directory to write.
+      input_signature: specs of the inputs, as of Keras's `model.export`; `None`: the model's.
 
     Raises:
       ValueError: the model has no table that was used, or an input of it is ragged.
@@ -61,7 +63,28 @@ def export_for_serving(model: Any, path: str) -> None:
             replaced.enter_context(table.replaced_by(static))
         is_of_tf_keras = isinstance(model, tf.Module)
         archive_of = _archive_of_tf_keras if is_of_tf_keras else _archive_of_keras
-        archive_of(model, statics).write_out(path)
+        archive_of(model, statics, input_signature).write_out(path)
+
+
+def export_small(
+    model: Any, path: str, verbose: bool | None = None, input_signature: Any = None
+) -> None:
+    """As `export_for_serving`, for who may not know that the model has tables.
+
+    Args:
+      model: as of `export_for_serving`.
+      path: likewise.
+      verbose: whether to say where it is.
+      input_signature: as of `export_for_serving`.
+
+    Raises:
+      ValueError: the rows take more than `saved_tables.MAX_BYTES`.
+    """
+    for table in tables_of(model):
+        saved_tables.check_size(table)
+    export_for_serving(model, path, input_signature)
+    if verbose or verbose is None:
+        print(f"Saved artifact at '{path}'.")
 
 
 def tables_of(model: Any) -> list[EmbeddingTable]:
@@ -78,24 +101,24 @@ def _layers(model: Any) -> Iterator[Any]:
     return model._flatten_layers()
 
 
-def _archive_of_keras(model: Any, statics: list[StaticTable]) -> Any:
+def _archive_of_keras(model: Any, statics: list[StaticTable], signature: Any) -> Any:
     from keras.export import ExportArchive
     from keras.src.export.export_utils import get_input_signature
 
     archive = ExportArchive()
     for static in statics:
         archive.track(static)
-    archive.track_and_add_endpoint("serve", model, get_input_signature(model))
+    archive.track_and_add_endpoint("serve", model, signature or get_input_signature(model))
     return archive
 
 
-def _archive_of_tf_keras(model: Any, statics: list[StaticTable]) -> Any:
+def _archive_of_tf_keras(model: Any, statics: list[StaticTable], signature: Any) -> Any:
     from tf_keras.export import ExportArchive
 
     archive = ExportArchive()
     for resource in (model, *statics):
         archive.track(resource)
     inputs = [tf.TensorSpec(x.shape, x.dtype, x.name) for x in model.inputs]
-    signature = [inputs] if len(inputs) > 1 else inputs
+    signature = signature or ([inputs] if len(inputs) > 1 else inputs)
     archive.add_endpoint("serve", model.__call__, signature)
     return archive

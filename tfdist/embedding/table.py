@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.embedding import initializers, optimizers
+from tfdist.embedding import initializers, optimizers, saved_tables
 from tfdist.ps import table_files
 from tfdist.strategies.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies.table_variable import ROWS, TableVariable
@@ -56,6 +56,8 @@ class EmbeddingTable:
       cache_steps: for so many of the worker's steps a row that stayed is used again, without what
         others, or the worker itself, have changed (bounded staleness, Ho et al. 2013). Such
         lookups do not count for `min_count` and `eviction`.
+      save_rows: whether what Keras and TensorFlow save of a model has the table's rows, of which
+        there may be 1 GB then; else they are only in the servers' snapshots and in exports.
 
     Raises:
       ValueError: an argument makes no sense; says what was expected.
@@ -79,6 +81,7 @@ class EmbeddingTable:
         wire_dtype: str = "float32",
         cache_rows: int = 0,
         cache_steps: int = 8,
+        save_rows: bool = True,
     ) -> None:
         self.name = name
         self._expect(_is_count(output_dim), "output_dim", "a whole number from 1 on", output_dim)
@@ -105,6 +108,7 @@ class EmbeddingTable:
             self.learning_rate = self.optimizer.learning_rate
         self.wire_dtype = tf.as_dtype(wire_dtype)
         self.cache_rows, self.cache_steps = cache_rows, cache_steps
+        self.save_rows = save_rows
         self._arguments = {
             "name": name,
             "output_dim": output_dim,
@@ -121,6 +125,7 @@ class EmbeddingTable:
             "wire_dtype": self.wire_dtype.name,
             "cache_rows": cache_rows,
             "cache_steps": cache_steps,
+            "save_rows": save_rows,
         }
         self.config()  # says now what is wrong with the initializer
         self.strategy = tf.distribute.get_strategy()
@@ -175,6 +180,11 @@ class EmbeddingTable:
         return self._weight
 
     @property
+    def is_used(self) -> bool:
+        """Whether there is a variable that stands for the table."""
+        return self._weight is not None
+
+    @property
     def rows(self) -> TableVariable:
         """The variable that receives the table's gradient, float32[0, output_dim].
 
@@ -209,7 +219,7 @@ class EmbeddingTable:
         Raises:
           Exception: as `tfdist.ps.table_files.export_table`.
         """
-        return table_files.export_table(*self._on_servers(), path, slots)
+        return table_files.export_table(*self.on_servers(), path, slots)
 
     def import_table(self, path: str) -> int:
         """Puts the rows of a file into the table, and returns how many there are.
@@ -221,11 +231,11 @@ class EmbeddingTable:
         Raises:
           Exception: as `tfdist.ps.table_files.import_table`.
         """
-        return table_files.import_table(*self._on_servers(), path)
+        return table_files.import_table(*self.on_servers(), path)
 
     def fetch(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all ids that have a row, int64[n], and the rows, float32[n, output_dim]."""
-        return table_files.fetch(*self._on_servers())
+        return table_files.fetch(*self.on_servers())
 
     @contextlib.contextmanager
     def replaced_by(self, static: Any) -> Iterator[None]:
@@ -236,7 +246,16 @@ class EmbeddingTable:
         finally:
             self.static = None
 
-    def _on_servers(self) -> tuple[ops.ParameterClient, int, ops.TableConfig]:
+    def columns(self) -> dict[str, np.ndarray]:
+        """The rows for what Keras and TensorFlow save; see `saved_tables.columns_of`."""
+        return saved_tables.columns_of(self)
+
+    def restore(self, columns: Mapping[str, np.ndarray], source: str) -> None:
+        """Puts saved rows in place; see `saved_tables.restore`."""
+        saved_tables.restore(self, columns, source)
+
+    def on_servers(self) -> tuple[ops.ParameterClient, int, ops.TableConfig]:
+        """What `tfdist.ps.table_files` wants: the connections, the table's number, its config."""
         rows = self.rows
         return rows.parameters.client, rows.table, self.config()
 

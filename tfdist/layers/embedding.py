@@ -9,11 +9,41 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.embedding.table import EmbeddingTable
-from tfdist.layers.remote_embedding import RemoteEmbedding
+from tfdist.layers.remote_embedding import (
+    ROWS_OF_TABLE,
+    RemoteEmbedding,
+    load_rows,
+    save_rows,
+)
 from tfdist.strategies.table_variable import ROWS
 
 _TABLE = "table"
 keras.saving.register_keras_serializable("tfdist")(EmbeddingTable)
+
+
+class _SharedRows(keras.layers.Layer):
+    """Part of all layers that share a table, so that Keras saves its rows once."""
+
+    def __init__(self, table: EmbeddingTable) -> None:
+        super().__init__(name="shared_rows")
+        self.table = table
+        self.built = True
+
+    @classmethod
+    def of(cls, table: EmbeddingTable) -> _SharedRows:
+        """Returns the one of a table."""
+        if not hasattr(table, "shared_rows"):
+            table.shared_rows = cls(table)
+        return table.shared_rows
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the rows, which the servers are asked for."""
+        if self.table.is_used:
+            save_rows(store, self.table)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Gives the servers the rows."""
+        load_rows(store, self.table)
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -70,17 +100,20 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
         return super().from_config(config)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves which table it is; the rows are in the snapshots of the servers."""
+        """Saves which table it is, and its rows, which the servers are asked for."""
         super().save_own_variables(store)
         if self._own_table is not None:
             store[_TABLE] = np.frombuffer(self._own_table.name.encode(), np.uint8)
+            save_rows(store, self._own_table)
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the table that was saved, with the rows that the servers have."""
-        variables = {name: store[name] for name in store.keys() if name != _TABLE}  # noqa: SIM118
-        super().load_own_variables(variables)
-        if _TABLE in store.keys() and self._shared_table is None:  # noqa: SIM118
+        """Takes the table that was saved, and gives the servers its rows."""
+        names = list(store.keys())
+        own = (_TABLE, ROWS_OF_TABLE)
+        super().load_own_variables({n: store[n] for n in names if not n.startswith(own)})
+        if _TABLE in names and self._shared_table is None:
             self._use_table(bytes(np.array(store[_TABLE])).decode())
+            load_rows(store, self._own_table)
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
         return self.add_weight(
@@ -95,6 +128,9 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
     def _make_shared_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
         with keras.name_scope(self._shared_table.name):
             return keras.Variable("zeros", shape, "float32", name=name, autocast=False)
+
+    def _share(self, table: EmbeddingTable) -> None:
+        self.shared_rows = _SharedRows.of(table)
 
     def _variable(self) -> tf.Variable | None:
         return self.rows._value

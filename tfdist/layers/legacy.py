@@ -8,7 +8,12 @@ import tensorflow as tf
 import tf_keras
 
 from tfdist.keras import legacy_tables
-from tfdist.layers.remote_embedding import RemoteEmbedding
+from tfdist.layers.remote_embedding import (
+    ROWS_OF_TABLE,
+    RemoteEmbedding,
+    load_rows,
+    save_rows,
+)
 from tfdist.strategies.table_variable import ROWS
 
 legacy_tables.send_rows_to_servers()
@@ -29,6 +34,21 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """As `tfdist.layers.Embedding.call`."""
         return self._look_up(inputs, weights, training)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the layer's rows, which the servers are asked for, in a `.keras` file."""
+        super().save_own_variables(store)
+        if self.has_table and self.table.is_used:
+            save_rows(store, self.table)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Gives the servers the rows that were saved."""
+        names = [name for name in store.keys() if not name.startswith(ROWS_OF_TABLE)]  # noqa: SIM118
+        super().load_own_variables({name: store[name] for name in names})
+        if len(names) < len(store.keys()):
+            if not self.has_table:
+                self._use_table(self._name_of_table(self._variable()))
+            load_rows(store, self.table)
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> tf.Variable:
         return self.add_weight(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.embedding import ids as id_kinds
@@ -13,6 +14,9 @@ from tfdist.embedding.lookup import rows_of
 from tfdist.embedding.table import EmbeddingTable
 from tfdist.strategies.table_variable import ROWS
 
+# What a saved layer calls the columns of its table.
+ROWS_OF_TABLE = "rows_"
+
 # The arguments of a table that a layer passes on.
 _OF_TABLE = tuple(
     name
@@ -20,6 +24,20 @@ _OF_TABLE = tuple(
     if parameter.kind == parameter.KEYWORD_ONLY
     and name not in ("input_dim", "optimizer", "initializer")
 )
+
+
+def save_rows(store: Any, table: EmbeddingTable) -> None:
+    """Puts a table's rows into what Keras saves of a layer."""
+    for name, column in table.columns().items():
+        store[ROWS_OF_TABLE + name] = column
+
+
+def load_rows(store: Any, table: EmbeddingTable) -> None:
+    """Gives the servers the rows that `save_rows` has saved, if it has."""
+    names = [name for name in store.keys() if name.startswith(ROWS_OF_TABLE)]  # noqa: SIM118
+    columns = {name.removeprefix(ROWS_OF_TABLE): np.array(store[name]) for name in names}
+    if columns and len(columns["ids"]):
+        table.restore(columns, f"embedding table {table.name!r}, as it was saved")
 
 
 class RemoteEmbedding:
@@ -77,7 +95,9 @@ class RemoteEmbedding:
             **of_table,
         }
         self._own_table: EmbeddingTable | None = None
-        if table is None:
+        if table is not None:
+            self._share(table)
+        else:
             self._make_table(self.name)  # says now what is wrong with its arguments
 
     @property
@@ -96,6 +116,9 @@ class RemoteEmbedding:
         if table is None:
             raise ValueError(f"embedding layer {self.name!r}: it has no table until it is built")
         return table
+
+    def _share(self, table: EmbeddingTable) -> None:
+        """Notes that the layer's table may be that of others, too."""
 
     def _make_table(self, name: str) -> EmbeddingTable:
         return EmbeddingTable(name, self.output_dim, **self._arguments)

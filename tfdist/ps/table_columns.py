@@ -19,6 +19,15 @@ COLUMNS = {  # dtype, and whether a row has several
 WITHOUT_SLOTS = ("ids", "values")
 
 
+def no_rows(width: int) -> dict[str, np.ndarray]:
+    """The columns of a table without rows, nor slots."""
+    widths = {"values": width, "slots": 0}
+    return {
+        name: np.zeros([0, widths[name]] if several else [0], dtype)
+        for name, (dtype, several) in COLUMNS.items()
+    }
+
+
 def check_names(names: Sequence[str], path: str) -> None:
     """Raises CheckpointError unless a file has all that it has to have."""
     extra = [name for name in names if name not in WITHOUT_SLOTS]

@@ -10,7 +10,7 @@ All rows of all servers go through the process that calls this, some at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 import numpy as np
@@ -49,7 +49,7 @@ def export_table(
     """
     form = _format_of(path)
     with _replaced(path) as scratch, files.create(scratch, in_order=True, private=False) as file:
-        return form.write(file, _columns_of(client, table, config.width, slots))
+        return form.write(file, columns_of(client, table, config.width, slots))
 
 
 def import_table(
@@ -75,23 +75,46 @@ def import_table(
       tf.errors.OpError: a server refused.
     """
     form = _format_of(path)
-    count = 0
-    for columns in form.read(path):
-        values = _checked(columns, config.width, path)
-        content = values
-        if "slots" in columns:
-            content = np.concatenate([values, columns["slots"]], axis=1)
-        none = np.zeros(len(values), np.uint32)
-        rows = ops.SavedRows(
-            np.ascontiguousarray(columns["ids"]),
-            np.ascontiguousarray(columns.get("used", none)),
-            np.ascontiguousarray(columns.get("counts", none)),
-            np.ascontiguousarray(content),
-            _NO_IDS,
-        )
-        ops.assign_rows(client, table, rows, "used" in columns)
-        count += len(values)
-    return count
+    return sum(assign(client, table, config, columns, source=path) for columns in form.read(path))
+
+
+def assign(
+    client: ops.ParameterClient,
+    table: int,
+    config: ops.TableConfig,
+    columns: Mapping[str, np.ndarray],
+    source: str,
+) -> int:
+    """Puts rows into a table; rows of other ids stay.
+
+    Args:
+      client: a worker's connections.
+      table: its number.
+      config: its configuration.
+      columns: `ids` and `values`, and, to restore slots, `slots`, `used` and `counts`.
+      source: where they come from, for error messages.
+
+    Returns:
+      How many rows.
+
+    Raises:
+      CheckpointError: they are of another width, or of different lengths.
+      tf.errors.OpError: a server refused.
+    """
+    values = _checked(columns, config.width, source)
+    content = values
+    if "slots" in columns:
+        content = np.concatenate([values, columns["slots"]], axis=1)
+    none = np.zeros(len(values), np.uint32)
+    rows = ops.SavedRows(
+        np.ascontiguousarray(columns["ids"]),
+        np.ascontiguousarray(columns.get("used", none)),
+        np.ascontiguousarray(columns.get("counts", none)),
+        np.ascontiguousarray(content),
+        _NO_IDS,
+    )
+    ops.assign_rows(client, table, rows, "used" in columns)
+    return len(values)
 
 
 def fetch(
@@ -105,7 +128,7 @@ def fetch(
       config: its configuration.
     """
     ids, rows = [], []
-    for columns in _columns_of(client, table, config.width, slots=False):
+    for columns in columns_of(client, table, config.width, slots=False):
         ids.append(columns["ids"].copy())
         rows.append(columns["values"].copy())
     # A row that was evicted and made again meanwhile came twice.
@@ -123,9 +146,10 @@ def _format_of(path: str) -> ModuleType:
     )
 
 
-def _columns_of(
+def columns_of(
     client: ops.ParameterClient, table: int, width: int, slots: bool
 ) -> Iterator[dict[str, np.ndarray]]:
+    """Fetches a table, some rows at a time, which are valid until the next; at least once."""
     count = 0
     for server in range(client.servers):
         for rows in ops.dump_rows(client, table, server, slots, AT_ONCE):
@@ -140,7 +164,7 @@ def _columns_of(
         yield {"ids": _NO_IDS, "values": np.zeros([0, width], np.float32)}
 
 
-def _checked(columns: dict[str, np.ndarray], width: int, path: str) -> np.ndarray:
+def _checked(columns: Mapping[str, np.ndarray], width: int, path: str) -> np.ndarray:
     values = columns["values"]
     if values.ndim != 2 or values.shape[1] != width:
         raise CheckpointError(

@@ -1,0 +1,79 @@
+"""The rows of a table in what Keras and TensorFlow save of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tfdist.ps import table_files
+from tfdist.ps.table_columns import no_rows
+
+if TYPE_CHECKING:
+    from tfdist.embedding.table import EmbeddingTable
+
+# A saved model passes through one process's memory, several times over.
+MAX_BYTES = 1 << 30
+
+
+def columns_of(table: EmbeddingTable) -> dict[str, np.ndarray]:
+    """Fetches a table's rows from the servers, with what its optimizer keeps.
+
+    Args:
+      table: one that knows its servers. With `save_rows=False` it has no rows here.
+
+    Returns:
+      The columns: `ids` int64[n], each once; `values` float32[n, output_dim]; `slots`
+      float32[n, m]; `used` and `counts` uint32[n].
+
+    Raises:
+      ValueError: they take more than `MAX_BYTES`.
+      tf.errors.OpError: a server does not answer.
+    """
+    pieces = list(_pieces(table, slots=True)) if table.save_rows else []
+    if not pieces or len(pieces[0]["ids"]) == 0:
+        return no_rows(table.output_dim)
+    whole = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
+    # A row that was evicted and made again meanwhile came twice.
+    _, last = np.unique(whole["ids"][::-1], return_index=True)
+    latest = {name: column[::-1][last] for name, column in whole.items()}
+    return {"slots": np.zeros([len(last), 0], np.float32), **latest}
+
+
+def check_size(table: EmbeddingTable) -> None:
+    """Raises ValueError if a table's rows, without slots, take more than `MAX_BYTES`."""
+    for _ in _pieces(table, slots=False):
+        pass
+
+
+def _pieces(table: EmbeddingTable, slots: bool) -> Iterator[dict[str, np.ndarray]]:
+    client, number, config = table.on_servers()
+    size = 0
+    for columns in table_files.columns_of(client, number, config.width, slots):
+        size += sum(column.nbytes for column in columns.values())
+        if size > MAX_BYTES:
+            raise ValueError(
+                f"embedding table {table.name!r}: its rows take more than {MAX_BYTES} bytes, too "
+                "much for what Keras and TensorFlow save of a model. Write them with "
+                "table.export_table(path), or a model to serve with tfdist.export_for_serving; a "
+                "table or layer made with save_rows=False is saved without rows"
+            )
+        yield {name: column.copy() for name, column in columns.items()}
+
+
+def restore(table: EmbeddingTable, columns: Mapping[str, np.ndarray], source: str) -> None:
+    """Gives the servers the rows that were saved; only the chief does, for all workers.
+
+    Args:
+      table: one that knows its servers.
+      columns: as of `columns_of`.
+      source: what an error message calls them.
+
+    Raises:
+      CheckpointError: the rows are of another width, or the optimizer keeps something else.
+      tf.errors.OpError: a server does not answer.
+    """
+    parameters = table.rows.parameters
+    if len(columns["ids"]) and parameters.is_chief:
+        table_files.assign(*table.on_servers(), columns, source)
