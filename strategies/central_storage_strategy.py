@@ -21,6 +21,7 @@ from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadV
 from tfdist import keras
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.central_variable import CentralVariable
+from tfdist.strategies.communication_options import check_clip
 from tfdist.strategies.devices import check_device, check_devices, is_cpu
 from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas
 from tfdist.strategies.graph_variables import list_whole
@@ -42,10 +43,13 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
         "CPU:0".
       parameter_device: where the variables live; `None` takes the compute device if there is one,
         else "CPU:0".
+      clip: what an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or `clipvalue` clips:
+        "sum", the gradients' sum over all replicas, or "replica", each replica's before they are
+        summed.
 
     Raises:
       TypeError: `compute_devices` is not a list of device names, or `parameter_device` is none.
-      ValueError: no device, an unknown one, or one named twice.
+      ValueError: no device, an unknown one, or one named twice; or an unknown `clip`.
 
     Example:
 
@@ -62,15 +66,19 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
         self,
         compute_devices: Sequence[str] | None = None,
         parameter_device: str | None = None,
+        *,
+        clip: str = "sum",
     ) -> None:
         keras.apply_repairs()
         compute_devices = check_devices("CentralStorageStrategy", compute_devices)
         if parameter_device is not None:
             parameter_device = check_device("CentralStorageStrategy", parameter_device)
+        clip = check_clip("CentralStorageStrategy", clip)
         # Not our parent's constructor: it would make its own extended object.
         distribute_lib.Strategy.__init__(
             self, CentralStorageExtended(self, compute_devices, parameter_device)
         )
+        self.extended.clip = clip
 
     def experimental_distribute_dataset(self, dataset, options=None):
         """See `tf.distribute.Strategy.experimental_distribute_dataset`."""

@@ -23,6 +23,10 @@ class CommunicationOptions(collective_util.Options):
       compression: how gradients travel: "fp16", "bf16", "topk", "powersgd", or a method of
         `tfdist.compression`. `None` means as they are; where options are given to a single call it
         means what the strategy's say, and "none" means as they are.
+      clip: what an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or `clipvalue` clips:
+        "sum", the gradients' sum over all replicas, as one process with the whole batch does; or
+        "replica", each replica's gradients before they are summed, as Keras does by itself. Counts
+        in the strategy's options only.
 
     Raises:
       ValueError: an argument has an invalid value, or NCCL is to compress.
@@ -41,8 +45,10 @@ class CommunicationOptions(collective_util.Options):
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
         compression: str | Compression | None = None,
+        clip: str = "sum",
     ) -> None:
         super().__init__(bytes_per_pack, timeout_seconds, implementation)
+        self.clip = check_clip("CommunicationOptions", clip)
         self.compression = method_of(compression)
         self._refuse_compressed_nccl()
 
@@ -56,6 +62,7 @@ class CommunicationOptions(collective_util.Options):
         merged = super().merge(options)
         if getattr(options, "compression", None) is not None:
             merged.compression = options.compression
+        merged.clip = getattr(options, "clip", merged.clip)
         merged._refuse_compressed_nccl()
         return merged
 
@@ -70,6 +77,17 @@ class CommunicationOptions(collective_util.Options):
 
     def __str__(self) -> str:
         return f"{super().__str__()[:-1]}, compression={self.compression})"
+
+
+def check_clip(owner: str, clip: str) -> str:
+    """Returns `clip`, which says what optimizers clip: "sum" or "replica".
+
+    Raises:
+      ValueError: it is neither; names the `owner` of the argument.
+    """
+    if clip not in ("sum", "replica"):
+        raise ValueError(f"{owner}: expected clip to be 'sum' or 'replica', received {clip!r}")
+    return clip
 
 
 def is_variable(destination: object) -> bool:

@@ -12,6 +12,7 @@ from tensorflow.python.distribute import distribute_lib, distribute_utils, mirro
 
 from tfdist import keras
 from tfdist.strategies.base import StrategyBase
+from tfdist.strategies.communication_options import check_clip
 from tfdist.strategies.devices import check_devices, is_cpu
 from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas
 from tfdist.strategies.graph_variables import list_whole
@@ -30,10 +31,13 @@ class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
       devices: device names, such as `["GPU:0", "GPU:1"]`; `None` takes all GPUs, else all logical
         CPUs.
       cross_device_ops: a `tf.distribute.CrossDeviceOps` that reduces in place of ours.
+      clip: what an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or `clipvalue` clips:
+        "sum", the gradients' sum over all replicas, or "replica", each replica's before they are
+        summed.
 
     Raises:
       TypeError: `devices` is not a list of device names.
-      ValueError: no device, an unknown one, or one named twice.
+      ValueError: no device, an unknown one, or one named twice; or an unknown `clip`.
 
     Example:
 
@@ -50,11 +54,15 @@ class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
         self,
         devices: Sequence[str] | None = None,
         cross_device_ops: tf.distribute.CrossDeviceOps | None = None,
+        *,
+        clip: str = "sum",
     ) -> None:
         keras.apply_repairs()
         devices = check_devices("MirroredStrategy", devices)
+        clip = check_clip("MirroredStrategy", clip)
         # Not our parent's constructor: it would make its own extended object.
         distribute_lib.Strategy.__init__(self, MirroredExtended(self, devices, cross_device_ops))
+        self.extended.clip = clip
 
 
 class MirroredExtended(mirrored_strategy.MirroredExtended):

@@ -60,7 +60,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         into buckets that travel while others are still computed (0: of 4 MB); `timeout_seconds`
         bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO and RING mean
         tfdist's collectives, NCCL means TensorFlow's own, unchanged; `compression` makes gradients
-        smaller on their way.
+        smaller on their way; `clip` says what optimizers with `clipnorm` and the like clip.
       checkpoint_dir: where parameter servers keep snapshots of embedding tables; `None` keeps none.
       checkpoint_every: seconds between such snapshots.
       durability: as of `tfdist.ParameterServerStrategy`, for these tables.
@@ -168,6 +168,11 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         if self.communicator is None and self._local_device_type == "CPU":
             # As in MirroredStrategy. TensorFlow asserts its own class first.
             self._cross_device_ops = FusedAllReduce(self._devices[0])
+
+    @property
+    def clip(self) -> str:
+        """What optimizers clip: "sum" or "replica"."""
+        return self._communication_options.clip
 
     def _initialize_strategy(self, cluster_resolver, devices) -> None:
         if self._cluster.rank is None or self._cluster.world_size == 1:

@@ -18,6 +18,7 @@ from tfdist.errors import ClusterConfigError
 from tfdist.ps import membership
 from tfdist.ps.config import PsConfig
 from tfdist.strategies.base import StrategyBase
+from tfdist.strategies.communication_options import check_clip
 from tfdist.strategies.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies.parameters import Parameters
 from tfdist.strategies.placement import Placement
@@ -69,12 +70,16 @@ class ParameterServerStrategy(StrategyBase):
       durability: what servers do while what changes rows can be kept nowhere, as when the disk of
         `checkpoint_dir` is full: "warn" says so and goes on, "refuse" refuses pushes, so that a
         worker never trains on what a restart would lose.
+      clip: with "sync", what an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or
+        `clipvalue` clips: "sum", the gradients' sum over all workers, or "replica", each worker's
+        before they are summed. For "sum" the workers run the optimizer, and each gets the sum.
 
     Raises:
       tfdist.errors.ClusterConfigError: a bad cluster or argument, or one that differs from the
         other workers'.
       tfdist.errors.RendezvousTimeoutError: a parameter server did not answer in time.
       tfdist.errors.AuthenticationError: the tasks do not hold the same secret.
+      ValueError: an unknown `clip`.
 
     Example:
 
@@ -113,6 +118,7 @@ class ParameterServerStrategy(StrategyBase):
         checkpoint_dir: str | None = None,
         checkpoint_every: float = 600.0,
         durability: str = "warn",
+        clip: str = "sum",
     ) -> None:
         if cluster_resolver is None:
             cluster = Cluster.from_environment()
@@ -135,6 +141,7 @@ class ParameterServerStrategy(StrategyBase):
                 f"ParameterServerStrategy: expected ps_optimizer to be one of "
                 f"{', '.join(_OPTIMIZERS)}, received {ps_optimizer!r}"
             )
+        clip = check_clip("ParameterServerStrategy", clip)
         config = PsConfig.make(
             cluster.world_size,
             mode,
@@ -158,6 +165,7 @@ class ParameterServerStrategy(StrategyBase):
             trainings=member.trainings,
         )
         super().__init__(ParameterServerExtended(self, cluster, config, parameters, ps_optimizer))
+        self.extended.clip = clip
 
     @property
     def is_chief(self) -> bool:
@@ -249,14 +257,36 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
         values = [value for value, _ in value_destination_pairs]
         if self._num_replicas_in_sync == 1:
             return values
-        if self.config.num_aggregate < self.config.workers:
-            raise ValueError(
-                "ParameterServerStrategy: all_reduce needs all workers, but num_aggregate="
-                f"{self.config.num_aggregate} goes on without some. Use an optimizer that the "
-                "servers run (see ps_optimizer)."
-            )
+        self._expect_all_workers("all_reduce")
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         return self.parameters.all_reduce(values, self._num_replicas_in_sync if mean else None)
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        """What `Strategy.gather` and `ReplicaContext.all_gather` come to, over all workers."""
+        workers, rank = self._num_replicas_in_sync, self._replica_id
+        if workers == 1:
+            return value
+        self._expect_all_workers("all_gather")
+        # Each adds up the others' with zeros in the place of its own.
+        size = tf.shape(value, tf.int64)[axis]
+        sizes = self.parameters.all_reduce(tf.one_hot(rank, workers, dtype=tf.int64) * size, None)
+        around = tf.stack([tf.reduce_sum(sizes[:rank]), tf.reduce_sum(sizes[rank + 1 :])])
+        paddings = tf.one_hot(axis, tf.rank(value), dtype=tf.int64)[:, tf.newaxis] * around
+        gathered = self.parameters.all_reduce(tf.pad(value, paddings), None)
+        if isinstance(axis, int):
+            shape = value.shape.as_list()
+            shape[axis] = None
+            gathered = tf.ensure_shape(gathered, shape)
+        return gathered
+
+    def _expect_all_workers(self, what: str) -> None:
+        if self.config.num_aggregate < self.config.workers:
+            raise ValueError(
+                f"ParameterServerStrategy: {what} needs all workers, but num_aggregate="
+                f"{self.config.num_aggregate} goes on without some. Use an optimizer that the "
+                "servers run (see ps_optimizer); with clipnorm, global_clipnorm or clipvalue they "
+                "do with clip='replica'."
+            )
 
     @property
     def is_alone(self) -> bool:

@@ -175,6 +175,11 @@ class Parameters:
         return self._parameters[number]
 
     @property
+    def is_chief(self) -> bool:
+        """Whether the servers take from this worker what is changed outside of a step."""
+        return self._is_chief
+
+    @property
     def in_step(self) -> bool:
         """Whether this thread is within a step, or traces one."""
         return getattr(self._thread, "depth", 0) > 0

@@ -7,19 +7,28 @@ that goes to the servers, for the next push.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+# What a variable gives TensorFlow to save, as a tensor or as what makes one.
+from tensorflow.python.checkpoint.tensor_callable import Callable
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
 from tfdist import ops
-from tfdist.strategies.graphs import current_graph
+from tfdist.ps.table_columns import COLUMNS, no_rows
+from tfdist.strategies.base import StrategyBase
+from tfdist.strategies.graphs import current_graph, in_graph_of_tensorflow_1
 from tfdist.strategies.server_variable import ServerVariable
 
 # Whoever makes a variable of this name means a table.
 ROWS = "remote_rows"
+# What a checkpoint calls the columns of its table.
+_COLUMN = "rows_"
 _ROWS = re.compile(rf"(.*/)?{ROWS}(_\d+)?(#\d+)?")
 
 
@@ -36,20 +45,33 @@ class GradientIds:
     """
 
     def __init__(self) -> None:
-        self._eager: dict[int, tf.Tensor] = {}
+        self._eager: dict[int, tuple[tf.Tensor, bool]] = {}
 
-    def set(self, ids: tf.Tensor) -> None:
-        """Says which rows the gradient is of: int64[n]."""
-        self._of(current_graph())[_replica()] = ids
+    def set(self, ids: tf.Tensor, are_of_all: bool = False) -> None:
+        """Says which rows the gradient is of.
+
+        Args:
+          ids: int64[n].
+          are_of_all: the gradient is the sum over all replicas, which have the same.
+        """
+        self._of(current_graph())[_replica()] = (ids, are_of_all)
 
     def get(self) -> tf.Tensor:
         """Returns what was set last, here or around this graph."""
+        return self._last()[0]
+
+    @property
+    def are_of_all(self) -> bool:
+        """Whether the gradient is the sum over all replicas."""
+        return self._last()[1]
+
+    def _last(self) -> tuple[tf.Tensor, bool]:
         graph = current_graph()
         while graph is not None and _replica() not in self._of(graph):
             graph = getattr(graph, "outer_graph", None)
         return self._of(graph)[_replica()]
 
-    def _of(self, graph: tf.Graph | None) -> dict[int, tf.Tensor]:
+    def _of(self, graph: tf.Graph | None) -> dict[int, tuple[tf.Tensor, bool]]:
         if graph is None:
             return self._eager
         # Kept by the graph, whose tensors they are, so that they end with it.
@@ -78,6 +100,8 @@ class TableVariable(ServerVariable):
         # Whether there is a step that knows the table's number.
         adopted.is_used = False
         adopted._gradient_ids = GradientIds()
+        # Rows that were restored before it was known of which table.
+        adopted._restored: dict[str, np.ndarray] | None = None
         return adopted
 
     def attach(self, spec: Any) -> None:
@@ -100,6 +124,9 @@ class TableVariable(ServerVariable):
             self._spec = spec
             if spec.cache_rows:
                 self._parameters.client.set_cache(number, spec.cache_rows, spec.cache_steps)
+            if self._restored is not None:
+                restored, self._restored = self._restored, None
+                spec.restore(restored, "a checkpoint")
 
     @property
     def spec(self) -> Any:
@@ -151,6 +178,56 @@ class TableVariable(ServerVariable):
         """To which rows the gradient belongs that an optimizer works on."""
         return self._gradient_ids
 
+    def _serialize_to_tensors(self):
+        """The rows too, for `tf.train.Checkpoint`; asked for when they are written."""
+        if self._spec is not None and self._spec.static is not None:
+            return super()._serialize_to_tensors()
+        columns: dict[str, np.ndarray] = {}
+
+        def column(name: str) -> tf.Tensor:
+            # All of one moment; the next time they are asked for it is another one.
+            if name not in columns:
+                columns.update(self._columns())
+            return tf.constant(columns.pop(name))
+
+        rows = {
+            _COLUMN + name: Callable(
+                functools.partial(column, name), tf.as_dtype(dtype), self.device
+            )
+            for name, (dtype, _) in COLUMNS.items()
+        }
+        return {**super()._serialize_to_tensors(), **rows}
+
+    def _restore_from_tensors(self, restored_tensors):
+        # A checkpoint of before has no rows.
+        names = [name for name in COLUMNS if _COLUMN + name in restored_tensors]
+
+        def restore(*columns: np.ndarray) -> None:
+            restored = dict(zip(names, columns, strict=True))
+            if self._spec is None:
+                self._restored = restored
+            else:
+                self._spec.restore(restored, "a checkpoint")
+
+        if names:
+            # TensorFlow may restore in a function.
+            tf.numpy_function(restore, [restored_tensors[_COLUMN + name] for name in names], [])
+        return super()._restore_from_tensors(restored_tensors)
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        if self._spec is not None:
+            return self._spec.columns()
+        return self._restored or no_rows(self.width)
+
+    def _export_to_saved_model_graph(self, *args, **kwargs):
+        if self._spec is not None and self._spec.static is None:
+            raise ValueError(
+                f"tf.saved_model.save: expected a model without embedding tables, received one "
+                f"with {self._spec.name!r}, whose rows are on the parameter servers: save it with "
+                "tfdist.export_for_serving"
+            )
+        return super()._export_to_saved_model_graph(*args, **kwargs)
+
 
 def lookup(
     variables: Sequence[TableVariable], ids: Sequence[tf.Tensor], training: bool
@@ -187,10 +264,33 @@ def sum_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
         return ops.sum_rows(*flat_rows(gradient))
 
 
+def sum_over_replicas(rows: tf.Tensor, variable: TableVariable) -> tf.Tensor:
+    """Adds up the gradients of a table that the replicas of a synchronous step have.
+
+    Every replica gets all rows, which travel once more than without: for whoever must know the sum.
+
+    Args:
+      rows: float32[n, width], this replica's, whose ids `variable.gradient_ids` has.
+      variable: of the table; its `gradient_ids` become those of the sum.
+
+    Returns:
+      float32[m, width], each id's row once, the same in all replicas.
+    """
+
+    def gather(strategy, *values):
+        return [strategy.gather(value, axis=0) for value in values]
+
+    replica = tf.distribute.get_replica_context()
+    ids, rows = replica.merge_call(gather, args=(variable.gradient_ids.get(), rows))
+    ids, rows = sum_rows(tf.IndexedSlices(rows, ids))
+    variable.gradient_ids.set(ids, are_of_all=True)
+    return rows
+
+
 def stage(
     gradients: Sequence[tuple[tf.Tensor, TableVariable]], steps: Any, learning_rate: Any
 ) -> tf.Operation | None:
-    """Keeps gradients of rows for the push that ends the step.
+    """Keeps gradients of rows for the push that ends the step; outside of one, makes a step.
 
     Args:
       gradients: float[n, width], each with its variable, whose `gradient_ids` are the n ids of the
@@ -203,13 +303,33 @@ def stage(
     """
     variables = [variable for _, variable in gradients]
     parameters = variables[0].parameters
+    if not _is_of_step(parameters):
+        with parameters.step():  # nobody else would push
+            return stage(gradients, steps, learning_rate)
     with tf.device("/device:CPU:0"):
+        own = [_own_rows(gradient, variable) for gradient, variable in gradients]
         staged = parameters.stage_rows(
             variables,
-            [variable.gradient_ids.get() for variable in variables],
-            [gradient for gradient, _ in gradients],
+            [ids for ids, _ in own],
+            [rows for _, rows in own],
             [variable.learning_rate(steps, learning_rate) for variable in variables],
             steps + 1,
         )
     parameters.has_staged(variables)
     return staged
+
+
+def _is_of_step(parameters: Any) -> bool:
+    """Whether somebody pushes what is staged here."""
+    # A replica may have a thread of its own, which does not know of the step.
+    replica = tf.distribute.get_replica_context()
+    is_replica = replica is not None and isinstance(replica.strategy, StrategyBase)
+    return parameters.in_step or is_replica or in_graph_of_tensorflow_1()
+
+
+def _own_rows(gradient: tf.Tensor, variable: TableVariable) -> tuple[tf.Tensor, tf.Tensor]:
+    """The ids and rows that this replica pushes: the servers add up those of all replicas."""
+    ids = variable.gradient_ids.get()
+    if variable.gradient_ids.are_of_all and _replica() != 0:
+        return ids[:0], gradient[:0]
+    return ids, gradient

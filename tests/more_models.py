@@ -14,6 +14,18 @@ import tfdist
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 WORDS = ["north", "east", "south", "west"]
 
+_SGD = keras.optimizers.SGD
+# Most steps of a `classifier` exceed these limits.
+CLIPPED = {
+    "clipnorm": lambda: keras.optimizers.AdamW(weight_decay=0.01, clipnorm=0.1),
+    "global_clipnorm": lambda: _SGD(0.1, momentum=0.9, global_clipnorm=0.1),
+    "clipvalue": lambda: _SGD(0.1, momentum=0.9, clipvalue=0.01),
+    "accumulation": lambda: _SGD(0.1, gradient_accumulation_steps=2, global_clipnorm=0.1),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
+        _SGD(0.1, clipnorm=0.1), initial_scale=8.0, dynamic_growth_steps=3
+    ),
+}
+
 
 def nested_model() -> keras.Model:
     """Makes a compiled model of a dict and a tuple of inputs, with a dict of outputs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 import tfdist
@@ -14,14 +16,15 @@ tf.config.set_logical_device_configuration(
 )
 
 
-def make_strategy(kind: str, replicas: int) -> tf.distribute.Strategy:
+def make_strategy(kind: str, replicas: int, **options: Any) -> tf.distribute.Strategy:
     """Makes a strategy with `replicas` logical CPU devices.
 
     Args:
       kind: "mirrored", or "central" with the variables on CPU:0.
       replicas: how many devices compute.
+      **options: further arguments of the strategy.
     """
     devices = [f"CPU:{i}" for i in range(replicas)]
     if kind == "mirrored":
-        return tfdist.MirroredStrategy(devices)
-    return tfdist.CentralStorageStrategy(devices, "CPU:0")
+        return tfdist.MirroredStrategy(devices, **options)
+    return tfdist.CentralStorageStrategy(devices, "CPU:0", **options)

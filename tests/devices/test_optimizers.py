@@ -16,6 +16,7 @@ from models import (
     train_like_no_strategy,
 )
 from more_models import (
+    CLIPPED,
     embedding,
     ids_and_labels,
     loss_scaled_classifier,
@@ -74,8 +75,16 @@ def test_accumulators_hold_all_replicas_gradients(strategy):
     np.testing.assert_allclose(model.get_weights()[0], [[15.0]], rtol=1e-6)
 
 
-def test_clipping_is_by_replica(strategy):
-    """Keras clips what each replica found, before the sum."""
+@pytest.mark.parametrize("name", CLIPPED)
+def test_clipping(kind, name):
+    """The sum is clipped, as one process with the whole batch does."""
+    build = lambda: classifier(CLIPPED[name]())  # noqa: E731
+    train_like_no_strategy(make_strategy(kind, 3), build, _fit, ADAPTIVE)
+
+
+def test_clipping_by_replica(kind):
+    """Keras by itself clips what each replica found, before the sum."""
+    strategy = make_strategy(kind, 2, clip="replica")
     limit = 0.1
 
     def build(**options):

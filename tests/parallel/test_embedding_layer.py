@@ -283,3 +283,22 @@ def test_a_shared_table_says_what_it_is_like(ctx):
             layers.Embedding(output_dim=4, table=table)
         with pytest.raises(ValueError, match="'max_rows': 7"):
             layers.Embedding(table=table, max_rows=7)
+
+
+@on_ranks(1)
+def test_gradients_applied_outside_of_run(ctx):
+    """They make a step of their own, as those of dense variables do."""
+    strategy = alone()
+    with strategy.scope():
+        table = tfdist.EmbeddingTable("t", 2, optimizer="sgd", initializer="zeros")
+        optimizer = keras.optimizers.SGD(1.0)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tfdist.ops.embedding_lookup(table, ids))
+        optimizer.apply_gradients([(tape.gradient(loss, table.rows), table.rows)])
+
+    step(tf.constant([3, 5]))
+    tf.function(step)(tf.constant([3, 3]))
+    got = tfdist.ops.embedding_lookup(table, tf.constant([3, 5, 7]), training=False)
+    np.testing.assert_array_equal(got, [[-3, -3], [-1, -1], [0, 0]])

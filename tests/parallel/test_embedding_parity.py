@@ -116,6 +116,28 @@ def test_two_workers_in_sync(ctx, name):
     )
 
 
+CLIPPED = ["clipnorm", "global_clipnorm", "clipvalue", "clipped_accumulation"]
+
+
+@on_job(2, 2)
+def test_clipping_of_two_workers(ctx):
+    """Rows of all workers are added up before they are clipped, with the dense variables."""
+    if served():
+        return
+    for name in CLIPPED:
+        train_like_dense(tfdist.ParameterServerStrategy(mode="sync"), OF_MODEL[name], "sgd")
+
+
+@on_job(2, 2)
+def test_clipping_beside_all_reduce(ctx):
+    if served():
+        return
+    for name in CLIPPED:
+        train_like_dense(tfdist.MultiWorkerMirroredStrategy(), OF_MODEL[name], "sgd")
+    of_tf_keras = lambda: tf_keras.optimizers.SGD(0.1, global_clipnorm=0.01)  # noqa: E731
+    train_like_dense(tfdist.MultiWorkerMirroredStrategy(), of_tf_keras, "sgd", tf_keras)
+
+
 @pytest.mark.parametrize("name", ["adagrad", "global_clipnorm"])
 @on_job(1)
 def test_tf_keras(ctx, name):

@@ -7,6 +7,7 @@ import models
 import pytest
 from models import ADAPTIVE, EXACT, built_classifier, classifier, difference, examples, identical
 from more_models import (
+    CLIPPED,
     loss_scaled_classifier,
     overflow_on_one_of_two,
     train_embedding_like_one_process,
@@ -19,9 +20,25 @@ STEPS = 20
 
 
 @on_ranks(2, check=identical)
-def test_adamw_with_clipnorm(ctx):
-    """Keras clips what each worker found, before the sum: one process that does the same agrees."""
+def test_clipping(ctx):
+    """The sum is clipped, as one process with the whole batch does."""
+    results = []
+    for make in CLIPPED.values():
+        model = models.train_like_one_process(
+            ctx,
+            lambda make=make: classifier(make()),
+            lambda model: model.fit(models.dataset(64 * STEPS, 64), verbose=0),
+            ADAPTIVE,
+        )
+        results += model.get_weights()
+    return results
+
+
+@on_ranks(2, check=identical)
+def test_clipping_by_replica(ctx):
+    """Keras by itself clips what each worker found, before the sum."""
     limit = 0.1
+    options = tfdist.CommunicationOptions(clip="replica")
 
     def build(**options):
         return built_classifier(keras.optimizers.AdamW(weight_decay=0.01, **options))
@@ -31,7 +48,7 @@ def test_adamw_with_clipnorm(ctx):
     alone = build()
     if ctx.rank == 0:
         models.train_by_clipped_means(alone, models.batches(features, labels, 64), limit)
-    with tfdist.MultiWorkerMirroredStrategy().scope():
+    with tfdist.MultiWorkerMirroredStrategy(communication_options=options).scope():
         keras.utils.set_random_seed(ctx.rank)
         model = build(clipnorm=limit)
     model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)

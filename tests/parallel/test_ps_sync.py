@@ -8,8 +8,12 @@ import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import ADAPTIVE, EXACT, classifier, examples, identical, normalized_classifier
+from more_models import CLIPPED
 from ps_job import fit_dataset, on_job, served, train_like_alone
+
+import tfdist
 
 STEPS = 20
 OPTIMIZERS = {
@@ -43,6 +47,41 @@ def test_two_workers(ctx, name):
     assert model.distribute_strategy.num_replicas_in_sync == 2
     assert int(model.optimizer.iterations.numpy()) == STEPS // (2 if name == "accumulation" else 1)
     return _weights(model)
+
+
+@on_job(2, check=agree)
+def test_clipping(ctx):
+    """The sum is clipped, as one process with the whole batch does."""
+    if served():
+        return None
+    results = []
+    for make in CLIPPED.values():
+        model = train_like_alone(
+            lambda make=make: classifier(make()), fit_dataset(STEPS, 64), ADAPTIVE, mode="sync"
+        )
+        results += _weights(model)
+    return results
+
+
+@on_job(2)
+def test_gather(ctx):
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy(mode="sync")
+    rank = ctx.rank
+
+    @tf.function
+    def step():
+        replica = tf.distribute.get_replica_context()
+        rows = tf.fill([rank * 2 + 1, 2], float(rank + 1))
+        return replica.all_gather(rows, 0), replica.all_gather(tf.transpose(rows), 1)
+
+    rows, columns = strategy.run(step)
+    expected = np.repeat([1.0, 2.0], [1, 3])[:, np.newaxis] * np.ones(2)
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_array_equal(columns, expected.T)
+    nothing = strategy.gather(tf.zeros([0, 3]), axis=0)
+    assert nothing.shape == (0, 3)
 
 
 @on_job(2, check=agree)
@@ -100,8 +139,6 @@ def test_last_batch(ctx, rows):
     """A partial batch is split 19 + 18, or 1 + 0: gradients are means over the workers."""
     if served():
         return None
-    import tfdist
-
     features, labels = examples(rows)
     keras.utils.set_random_seed(0)
     alone = models.built_classifier(keras.optimizers.SGD(0.1))
@@ -127,8 +164,6 @@ def test_batch_normalization_is_by_worker(ctx):
     """Each worker normalizes its own share; the moving statistics are the workers' mean."""
     if served():
         return None
-    import tfdist
-
     features, labels = examples(64 * 5)
     keras.utils.set_random_seed(0)
     alone = normalized_classifier()
@@ -151,8 +186,6 @@ def test_loss_scale(ctx):
     if served():
         return None
     from more_models import loss_scaled_classifier, overflow_on_one_of_two
-
-    import tfdist
 
     keras.mixed_precision.set_global_policy("mixed_float16")
     with tfdist.ParameterServerStrategy(mode="sync").scope():

@@ -61,10 +61,12 @@ def apply_repairs() -> None:
     # Not above: these import Keras, and a bare import of tfdist must not.
     from tfdist.keras import (
         callbacks,
+        clipping,
         layers,
         legacy_tables,
         legacy_training,
         optimizers,
+        saving,
         server_optimizers,
         servers,
         table_gradients,
@@ -89,7 +91,10 @@ def apply_repairs() -> None:
     optimizers.tell_whose_gradients_are_reduced()
     server_optimizers.update_on_servers()
     table_gradients.send_rows_to_servers()
+    clipping.clip_sums()
     legacy_tables.send_rows_to_servers()
+    saving.export_rows()
+    saving.refuse_whole_hdf5()
     legacy_training.count_own_batches()
     servers.tell_paths()
     servers.accumulate_own_steps()

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from tfdist.keras import clipping
+from tfdist.keras.workers import replica_with_peers
 from tfdist.strategies import table_variable
 from tfdist.strategies.table_variable import TableVariable
 
@@ -58,6 +60,12 @@ def _keep_from_all_reduce(optimizer: type) -> None:
     @functools.wraps(original)
     def aggregate_gradients(self, grads_and_vars):
         dense, of_tables = _parted(grads_and_vars)
+        # What clips them clips sums, as of dense variables.
+        if clipping.clips(self) and replica_with_peers() is not None:
+            of_tables = [
+                (None if g is None else table_variable.sum_over_replicas(g, t), t)
+                for g, t in of_tables
+            ]
         return [*(original(self, dense) if dense else []), *of_tables]
 
     optimizer.aggregate_gradients = aggregate_gradients

@@ -12,6 +12,7 @@ from keras.src.backend import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
 from tfdist import ops
+from tfdist.keras import clipping
 from tfdist.keras.workers import decide_where_it_runs, replica_on_servers
 from tfdist.strategies.server_variable import ServerVariable
 
@@ -78,7 +79,7 @@ def runs_on_servers(optimizer: TFOptimizer, extended: Any, variables: Sequence) 
         )
     decided = extended.optimizer_places
     if id(optimizer) not in decided:
-        reason = _obstacle(optimizer, variables)
+        reason = _obstacle(optimizer, variables, extended)
         # The optimizer too, so that its id stays its own.
         decided[id(optimizer)] = (
             optimizer,
@@ -91,8 +92,12 @@ def _of_tensorflow(variables: Sequence) -> list[tf.Variable]:
     return [v.value if isinstance(v, Variable) else v for v in variables]
 
 
-def _obstacle(optimizer: TFOptimizer, variables: Sequence[tf.Variable]) -> str | None:
+def _obstacle(
+    optimizer: TFOptimizer, variables: Sequence[tf.Variable], extended: Any
+) -> str | None:
     """What keeps the servers from running the optimizer; `None` if nothing does."""
+    if clipping.clips(optimizer) and extended.shares_batches and extended.clip == "sum":
+        return "they do not clip the sum of the workers' gradients, which clip='sum' asks for"
     if type(optimizer) not in _KNOWN:
         return f"{type(optimizer).__name__} is none of those that they know"
     if optimizer.use_ema:
