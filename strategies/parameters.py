@@ -72,6 +72,7 @@ class Parameters:
         self._trainings = {} if trainings is None else trainings
         self._thread = threading.local()
         self._tables: dict[str, tuple[bytes, int]] = {}
+        self._agreements = 0
 
     def unique_name(self, name: str, graph: tf.Graph | None = None) -> str:
         """Returns `name`, with a number if `graph` has a variable of this name already.
@@ -162,6 +163,16 @@ class Parameters:
     def initial_value(self, number: int, value: tf.Tensor) -> tf.Tensor:
         """Returns the servers' value of a parameter, which is `value` if they had none."""
         return self.client.initial_value(number, value)
+
+    def first_of_all(self, value: int) -> int:
+        """Returns the value of the worker that called first.
+
+        All workers make as many calls; the n-th of each belong together.
+        """
+        name = f"first_of_all_{self._agreements}"
+        self._agreements += 1
+        given = tf.constant(value, tf.int64)
+        return int(self.initial_value(self.add(name, (), tf.int64), given))
 
     def adopt(
         self, variable: tf.Variable, number: int, kind: type[ServerVariable] = ServerVariable

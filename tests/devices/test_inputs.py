@@ -9,7 +9,7 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import EXACT, classifier, difference, train_like_no_strategy
+from models import EXACT, classifier, difference, examples, train_like_no_strategy
 from more_models import LOSS, nested_dataset, nested_model, reader_of_words, words
 from replicas import make_strategy
 
@@ -208,3 +208,13 @@ def test_metrics_after_each_batch(strategy):
     last = model.history.history["last"]  # before evaluate makes a history of its own
     evaluated = model.evaluate(models.dataset(rows, 64), verbose=0, return_dict=True)
     assert difference([evaluated[name] for name in sorted(evaluated)], last) <= EXACT
+
+
+def test_one_order(strategy):
+    """Each epoch has the batches that it has without a strategy."""
+
+    def fit(model):
+        shuffled = tf.data.Dataset.from_tensor_slices(examples(320)).shuffle(320, seed=3)
+        return model.fit(shuffled.batch(64), epochs=3, verbose=0)
+
+    train_like_no_strategy(strategy, lambda: classifier(keras.optimizers.SGD(0.1)), fit)

@@ -7,6 +7,7 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from models import classifier, examples, identical, train_like_one_process
 from more_models import WORDS, nested_dataset, nested_model, reader_of_words, words
 from ranks import on_ranks
@@ -127,3 +128,41 @@ def test_datasets_from_a_function(ctx):
 
     model = train_like_one_process(ctx, lambda: classifier(keras.optimizers.SGD(0.1)), fit)
     return model.get_weights()
+
+
+def _shuffled(rows):
+    return tf.data.Dataset.from_tensor_slices(examples(rows)).shuffle(rows, seed=3).batch(64)
+
+
+@on_ranks(2, check=identical)
+def test_one_order(ctx):
+    """Each epoch has the batches that it has in one process; of arrays with the chief's seed."""
+
+    def fit(model):
+        keras.utils.set_random_seed(7)
+        histories = [model.fit(_shuffled(320), epochs=3, verbose=0)]
+        keras.utils.set_random_seed(ctx.rank)
+        histories.append(model.fit(*examples(320), batch_size=64, epochs=2, verbose=0))
+        histories[0].history["loss"] += histories[1].history["loss"]
+        return histories[0]
+
+    model = train_like_one_process(ctx, lambda: classifier(keras.optimizers.SGD(0.1)), fit)
+    return model.get_weights()
+
+
+def _sum_of_means(library, scope, rows: np.ndarray) -> float:
+    """Trains for an epoch by a loss whose gradient is the mean of the rows."""
+    with scope:
+        kernel = library.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = library.Sequential([library.layers.Input((1,)), kernel])
+        model.compile(library.optimizers.SGD(1.0), lambda _, predicted: predicted)
+    model.fit(rows, rows, batch_size=8, verbose=0)
+    return -float(model.get_weights()[0][0, 0])
+
+
+@on_ranks(2)
+def test_arrays_without_a_seed_are_shared_out_completely(ctx):
+    rows = np.arange(64, dtype="float32")[:, np.newaxis] ** 2
+    for library in (keras, tf_keras):
+        scope = tfdist.MultiWorkerMirroredStrategy().scope()
+        assert _sum_of_means(library, scope, rows) == rows.sum() / 8

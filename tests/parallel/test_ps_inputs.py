@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from ps_job import meet, on_job, served
+from models import EXACT, classifier, examples
+from ps_job import meet, on_job, served, train_like_alone
 
 import tfdist
 
@@ -60,3 +61,24 @@ def test_tf_keras_trains_all_epochs(ctx, arrays, own):
     history = model.fit(*data, epochs=2, shuffle=False, callbacks=[ended], verbose=0)
     assert history.epoch == [0, 1]
     assert seen == 2 * list(range(own[ctx.rank]))
+
+
+@on_job(workers=2)
+def test_one_order(ctx):
+    """Each epoch has the batches that it has in one process; without a seed all rows come, too."""
+    if served():
+        return
+
+    def fit(model):
+        shuffled = tf.data.Dataset.from_tensor_slices(examples(320)).shuffle(320, seed=3)
+        return model.fit(shuffled.batch(64), epochs=3, verbose=0)
+
+    train_like_alone(lambda: classifier(keras.optimizers.SGD(0.1)), fit, EXACT, mode="sync")
+    tf.random.set_seed(None)
+    rows = np.arange(64, dtype="float32")[:, np.newaxis] ** 2
+    with tfdist.ParameterServerStrategy(mode="sync").scope():
+        kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), kernel])
+        model.compile(keras.optimizers.SGD(1.0), lambda _, predicted: predicted)
+    model.fit(rows, rows, batch_size=8, verbose=0)
+    assert -float(model.get_weights()[0][0, 0]) == rows.sum() / 8

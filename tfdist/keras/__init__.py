@@ -69,6 +69,7 @@ def apply_repairs() -> None:
         saving,
         server_optimizers,
         servers,
+        shuffling,
         table_gradients,
         training,
         variables,
@@ -77,7 +78,7 @@ def apply_repairs() -> None:
     if version == (3, 8):
         training.take_datasets_from_functions()
     training.build_from_local_batch()
-    training.warn_of_different_orders()
+    shuffling.shuffle_alike()
     training.log_metrics_of_all_replicas()
     training.copy_what_python_yields()
     training.predict_on_batch_once()

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import functools
-import logging
 
 import tensorflow as tf
 from keras import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
 from tensorflow.python.distribute.values import PerReplicaSpec
-from tensorflow.python.eager import context
 from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
-from tfdist.keras.workers import communicator_of, count_of, has_copies, replica_with_copies
-
-_log = logging.getLogger("tfdist")
+from tfdist.keras.workers import communicator_of, has_copies, replica_with_copies
 
 
 def take_datasets_from_functions() -> None:
@@ -49,28 +44,6 @@ def build_from_local_batch() -> None:
         return original(self, iterator=iterator, data_batch=data_batch)
 
     TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
-
-
-def warn_of_different_orders() -> None:
-    """Not a defect of Keras: `fit` shuffles arrays, and each worker takes a share of its own order.
-
-    Without a common seed some rows would go to two workers, and others to none.
-    """
-    original = TensorFlowTrainer.fit
-
-    @functools.wraps(original)
-    def fit(self, x=None, y=None, *args, **kwargs):
-        arrays = x is not None and can_convert_arrays(x)
-        unseeded = context.global_seed() is None
-        if arrays and unseeded and kwargs.get("shuffle", True) and count_of(self) > 1:
-            _log.warning(
-                "fit shuffles arrays, and no seed is set, so that each worker shuffles them in its "
-                "own way and some rows are left out: call keras.utils.set_random_seed, or pass "
-                "shuffle=False"
-            )
-        return original(self, x, y, *args, **kwargs)
-
-    TensorFlowTrainer.fit = fit
 
 
 def _shapes_of_replica(strategy, epoch_iterator):
