@@ -61,6 +61,7 @@ def apply_repairs() -> None:
     # Not above: these import Keras, and a bare import of tfdist must not.
     from tfdist.keras import (
         callbacks,
+        epoch_metrics,
         layers,
         legacy_tables,
         legacy_training,
@@ -95,6 +96,7 @@ def apply_repairs() -> None:
     servers.accumulate_own_steps()
     servers.wait_for_final_averages()
     servers.share_training_data_only()
+    epoch_metrics.log_metrics_of_all_workers()
     callbacks.checkpoint_on_chief()
     callbacks.back_up_on_chief()
     _register_layers()
