@@ -83,7 +83,11 @@ def test_one_that_is_gone_is_not_waited_for(kind, why):
     answer = job.answer(0, 1, 1, TRAINING)
     assert total(answer) == 101 and answer.ranks == (0, 2)
     assert list(answer.missing) == [1] and why in answer.missing[1]
+    # What a stranger says it is changes nothing.
+    job.rounds.attach(2, "a stranger")
+    assert job.post(0, 1, 1, END) is None
     assert job.answer(2, 1, 1, TRAINING) == answer
+    assert total(job.post(2, 1, 1, END)) == 101
 
 
 def test_one_that_is_late_is_waited_for_once():
@@ -269,7 +273,6 @@ def test_requests_that_make_no_sense():
     for changes, reason in [
         ({"rank": 2}, "there is no rank 2 among 2"),
         ({"rank": -1}, "there is no rank -1 among 2"),
-        ({"process": "b"}, "another process is attached as rank 0"),
         ({"phase": 3}, "there is no round"),
         ({"fit": 0}, "there is no round"),
         ({"part": 1}, "received part 1 of 1"),

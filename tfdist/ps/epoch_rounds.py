@@ -70,6 +70,7 @@ class _Round:
 @dataclasses.dataclass
 class _Worker:
     process: str = ""
+    attached: str = ""  # the process that has said last that it is this worker
     at: Key | None = None  # the last round it has posted in
     here: bool = False
     gone: str = "is not there"
@@ -93,24 +94,24 @@ class EpochRounds:
         self._stopped: set[int] = set()
 
     def attach(self, rank: int, process: str) -> None:
-        """Takes in which process a worker is now: a new one begins with its first epoch.
-
-        If no other worker is there, a job begins anew, and nothing of the one before counts.
-        """
-        worker = self._workers[rank]
-        if worker.process == process:
-            return
-        worker.process, worker.at = process, None
-        if not any(other.here for other in self._workers if other is not worker):
-            self._rounds.clear()
-            self._stopped.clear()
-            self._forgotten = None
+        """Takes in which process is about to connect as a worker."""
+        self._workers[rank].attached = process
 
     def note(self, kind: str, rank: int) -> None:
-        """Takes in that a worker "came", "left" or was "lost"."""
+        """Takes in that a worker "came", "left" or was "lost".
+
+        If it is the first to come of processes that have all been started again, a job begins anew,
+        and nothing of the one before counts.
+        """
         if not 0 <= rank < len(self._workers):
             return
         worker = self._workers[rank]
+        if kind == "came" and worker.process != worker.attached:
+            self._begin(worker, worker.attached)
+            if not any(other.here for other in self._workers if other is not worker):
+                self._rounds.clear()
+                self._stopped.clear()
+                self._forgotten = None
         worker.here = kind == "came"
         worker.gone = "has left the job" if kind == "left" else "is dead, or its connection broke"
 
@@ -125,8 +126,9 @@ class EpochRounds:
         Raises:
           StateError: the state does not fit those that others have posted.
         """
-        self.attach(rank, process)
         worker = self._workers[rank]
+        if worker.process != process:
+            self._begin(worker, process)
         if stop:
             self._stopped.add(key.fit)
         if self._forgotten is not None and key <= self._forgotten:
@@ -145,6 +147,11 @@ class EpochRounds:
         worker.at = key if worker.at is None else max(worker.at, key)
         self._forget()
         return None
+
+    @staticmethod
+    def _begin(worker: _Worker, process: str) -> None:
+        """A new process begins with its first epoch, whatever the one before has come to."""
+        worker.process, worker.at = process, None
 
     def has(self, key: Key, rank: int, process: str) -> bool:
         """Whether this process has posted in a round."""

@@ -34,15 +34,14 @@ class EpochService:
         self._workers = workers
         self._rounds = EpochRounds(workers, timeout, waits_for)
         self._changed = threading.Condition()
-        self._processes: dict[int, str] = {}
+        self._attached: set[int] = set()
         self._parts: dict[int, list[str]] = {}
 
     def attach(self, rank: int, process: str) -> None:
-        """Takes in which process a worker is now."""
+        """Takes in which process is about to connect as a worker."""
         with self._changed:
-            self._processes[rank] = process
+            self._attached.add(rank)
             self._rounds.attach(rank, process)
-            self._changed.notify_all()
 
     def note(self, kind: str, rank: int) -> None:
         """Takes in that a worker "came", "left" or was "lost"."""
@@ -57,7 +56,7 @@ class EpochService:
             return {"status": "refused", "reason": problem}
         key = Key(request.fit, request.epoch, request.phase)
         with self._changed:
-            if request.rank not in self._processes:  # this server was started again
+            if request.rank not in self._attached:  # this server was started again
                 return {"status": "missing"}
             if request.parts:
                 early = self._take(key, request)
@@ -70,8 +69,6 @@ class EpochService:
     def _problem(self, request: wire.Epoch) -> str:
         if not 0 <= request.rank < self._workers:
             return f"there is no rank {request.rank} among {self._workers}"
-        if self._processes.get(request.rank, request.process) != request.process:
-            return f"another process is attached as rank {request.rank}"
         if request.fit < 1 or request.epoch < 0 or not TRAINING <= request.phase <= END:
             return (
                 f"there is no round of fit {request.fit}, epoch {request.epoch} and phase "
