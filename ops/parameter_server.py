@@ -211,6 +211,10 @@ class ParameterServer:
             return None
         return ServerEvent(_EVENTS[kind.value], worker.value, text.value.decode(errors="replace"))
 
+    def waits_for(self, worker: int, other: int) -> bool:
+        """Whether a worker's step cannot go on before another worker's next one."""
+        return SERVER.waits_for(self._handle, worker, other)
+
     def stats(self) -> ServerStats:
         """The counters, also while workers are served."""
         raw = server_calls.Stats()

@@ -34,7 +34,8 @@ def prefetched(
     def ask(*batch):
         client, tables, ids = asked_by(*batch)
         client.prefetch(tables, ids, training)
-        return batch[0] if len(batch) == 1 else batch
+        # One component, or a tuple of one, which may be a tuple itself.
+        return batch if isinstance(dataset.element_spec, tuple) else batch[0]
 
     options = tf.data.Options()
     options.deterministic = True

@@ -140,6 +140,7 @@ SERVER = library.CFunctions(
             ctypes.c_bool,
         ),
         "trace": ([Handle, ctypes.POINTER(Event), ctypes.c_uint64], ctypes.c_uint64),
+        "waits_for": ([Handle, ctypes.c_int, ctypes.c_int], ctypes.c_bool),
     },
 )
 IMAGE = library.CFunctions(

@@ -64,6 +64,8 @@ class ParameterServerStrategy(StrategyBase):
         those that it knows.
       max_shard_bytes: larger variables are split by rows over the servers.
       worker_timeout: seconds that workers wait for one that has fallen silent.
+      epoch_timeout: seconds that workers wait for each other at the end of an epoch of `fit`, to
+        add up their metrics and to stop together; 0: they do not wait, and count those that came.
       checkpoint_dir: where servers keep snapshots, from which a server that is started again goes
         on; a path that `tf.io.gfile` knows. `None` keeps none.
       checkpoint_every: seconds between snapshots.
@@ -115,6 +117,7 @@ class ParameterServerStrategy(StrategyBase):
         ps_optimizer: str = "auto",
         max_shard_bytes: int = 32 * 2**20,
         worker_timeout: float = 60.0,
+        epoch_timeout: float = 60.0,
         checkpoint_dir: str | None = None,
         checkpoint_every: float = 600.0,
         durability: str = "warn",
@@ -151,6 +154,7 @@ class ParameterServerStrategy(StrategyBase):
             compensation_lambda=compensation_lambda,
             hogwild=hogwild,
             worker_timeout=worker_timeout,
+            epoch_timeout=epoch_timeout,
             checkpoint_dir=checkpoint_dir,
             durability=durability,
         )

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 _counts_own: contextvars.ContextVar[bool] = contextvars.ContextVar("counts_own", default=False)
+_of_metric: contextvars.ContextVar[bool] = contextvars.ContextVar("of_metric", default=False)
 _path: contextvars.ContextVar[str | None] = contextvars.ContextVar("path", default=None)
 
 # What is each worker's own, whatever its type. A shared learning rate would undo what a schedule or
@@ -43,6 +44,16 @@ def own_iterations() -> Iterator[None]:
         _counts_own.reset(token)
 
 
+@contextlib.contextmanager
+def of_metric() -> Iterator[None]:
+    """What is made within is a metric's, and each worker's own until metrics are put together."""
+    token = _of_metric.set(True)
+    try:
+        yield
+    finally:
+        _of_metric.reset(token)
+
+
 def full_name(name: str | None) -> str:
     """Returns the name of a variable that is about to be made, with the scopes it is made in."""
     if _path.get() is not None:
@@ -59,6 +70,8 @@ def is_shared(name: str, arguments: Mapping[str, Any]) -> bool:
       name: from `full_name`.
       arguments: of `tf.Variable`.
     """
+    if _of_metric.get():
+        return False
     on_read = arguments.get("synchronization") == tf.VariableSynchronization.ON_READ
     if on_read and arguments.get("aggregation") != tf.VariableAggregation.MEAN:
         return False  # metrics; what is read as a mean are moving statistics

@@ -167,7 +167,8 @@ def train(
       `state_of` the model in the end, and "ends" as of `Pauses`.
     """
     tfdist.init(checkpoint_dir=options.get("checkpoint_dir"))
-    strategy = tfdist.ParameterServerStrategy(**options)
+    # Workers make different numbers of steps, and none of them looks at metrics.
+    strategy = tfdist.ParameterServerStrategy(**{"epoch_timeout": 0.0, **options})
     ctx.report("process", getattr(membership._membership._member, "identity", None))
     with strategy.scope():
         model = sloping_model(BASE**ctx.rank, optimizer and optimizer(), scale, weights)

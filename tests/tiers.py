@@ -24,6 +24,9 @@ LONG_CASES = {
     "devices/test_parity.py": r"test_fit\[\w+-(\w+-3|(sgd|momentum)-4)\]"
     r"|test_fit\[central-(sgd|momentum)-2\]|test_last_batch\[central-"
     r"|test_evaluate_and_predict\[\w+-[24]\]|test_tf_keras\[\w+-(sgd|momentum)\]",
+    # One device does what none does; both strategies of several reduce with the same code.
+    "devices/test_models_on_devices.py": r"\[(OneDevice|CentralStorage)Strategy-"
+    r"(?!GAN|synchronized)",
     # Both strategies read with the same code; the mirrored one stands for it.
     "devices/test_inputs.py": r"test_\w+\[central(-(?!ragged)|\])",
     # One strategy with both ways of resuming.

@@ -15,6 +15,7 @@ void TestSspTime() {
   }
   EXPECT(schedule.Push(1, 0) == Verdict::kApply);
   EXPECT(!schedule.MayPull(0, At(20)));  // worker 2 is still at 0
+  EXPECT(schedule.WaitsFor(0, 2) && !schedule.WaitsFor(0, 1) && !schedule.WaitsFor(2, 0));
   EXPECT(schedule.NextDeadline() == At(70));
   const std::vector<std::string> lines = schedule.CheckTime(At(70));
   EXPECT(lines.size() == 1);

@@ -35,6 +35,21 @@ void TestSyncOfAll() {
   EXPECT(schedule.clock() == 5 && schedule.clock_of(2) == 5 && schedule.dropped_pushes() == 0);
 }
 
+void TestWhoWaitsForWhom() {
+  Schedule sync = Started(ScheduleFor(Mode::kSync, 3));
+  EXPECT(sync.Push(0, 0) == Verdict::kCollect && !sync.WaitsFor(0, 1));  // it still computes
+  EXPECT(!sync.MayPull(0, At(0)));
+  EXPECT(sync.WaitsFor(0, 1) && sync.WaitsFor(0, 2) && !sync.WaitsFor(1, 0));
+  EXPECT(sync.Push(1, 0) == Verdict::kCollect);
+  EXPECT(!sync.WaitsFor(0, 1) && sync.WaitsFor(0, 2));
+  sync.Leave(2);
+  EXPECT(sync.StepIsComplete() && !sync.WaitsFor(0, 2));
+
+  Schedule async = Started(ScheduleFor(Mode::kAsync, 2));
+  async.Push(0, 0);
+  EXPECT(async.MayPull(0, At(0)) && !async.WaitsFor(0, 1));
+}
+
 void TestTwoPushesOfOneStep() {
   Schedule schedule = Started(ScheduleFor(Mode::kSync, 2));
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect);
@@ -198,6 +213,7 @@ void TestSaveAndRestore() {
 void Main() {
   TestAsync();
   TestSyncOfAll();
+  TestWhoWaitsForWhom();
   TestTwoPushesOfOneStep();
   TestSyncOfTheFirst();
   TestLeaving();

@@ -138,12 +138,15 @@ def test_criteo_synthetic():
     assert 0.55 < learnt < possible < 0.9
 
 
-def test_the_program_for_parameter_servers_runs(tmp_path):
+def test_the_programs_for_parameter_servers_run(tmp_path):
     page = (ROOT / "docs/parameter_server.md").read_text()
     script = tmp_path / "train.py"
-    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    first, second, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    script.write_text(first + second)
     lines = tfdist_run(script, tasks="--workers 2 --ps 1")
-    assert any(line.startswith("[chief]") and "loss" in line for line in lines)
+    assert any(line.startswith("[chief]") and "- loss" in line for line in lines)
+    of_all = [line for line in lines if "loss of all rows" in line]
+    assert len(of_all) == 2 and len({line.partition("]")[2] for line in of_all}) == 1, of_all
 
 
 @pytest.mark.parametrize("options", [[], ["--loop", "--passes", "2"]], ids=["fit", "loop"])

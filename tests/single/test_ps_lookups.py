@@ -104,3 +104,17 @@ def test_prefetched_rows_are_one_step_old_at_most(job):
         job.update(table, [1, 2], ones)
     np.testing.assert_array_equal(look(), first - 3)
     assert job.client.stats().prefetch_hits == 1
+
+
+def test_prefetching_keeps_the_structure_of_a_batch():
+    """A dataset of one component that is a pair is none of features and labels."""
+
+    class Client:
+        def prefetch(self, *asked):
+            pass
+
+    numbers = tf.range(4, dtype=tf.int64)
+    for components in (((numbers, numbers),), (numbers, numbers), numbers, {"ids": numbers}):
+        dataset = tf.data.Dataset.from_tensor_slices(components)
+        asking = ops.prefetched(dataset, lambda *batch: (Client(), [], []))
+        assert asking.element_spec == dataset.element_spec

@@ -8,13 +8,14 @@ import json
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-PROTOCOL = 2
+PROTOCOL = 3
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
 ATTACH = f"/{SERVICE}/Attach"
 CHECKPOINT = f"/{SERVICE}/Checkpoint"
 STATS = f"/{SERVICE}/Stats"
+EPOCH = f"/{SERVICE}/Epoch"
 CHALLENGE = f"/{SERVICE}/Challenge"  # empty; answered with "challenge", see `signing`
 LARGEST_REQUEST = 64 * 1024
 LARGEST_ANSWER = 16 * 1024 * 1024
@@ -89,7 +90,37 @@ class Stats:
     wait: float
 
 
-REQUESTS = {JOIN: Join, EXIT: Exit, ATTACH: Attach, CHECKPOINT: Checkpoint, STATS: Stats}
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """A worker has come to the end of an epoch; `phase` and what it posts: see ps/epoch_rounds.py.
+
+    What it posts comes in `parts` requests, in each of which `data` is the next piece of the text.
+    The last is answered as a request of 0 parts is, which only asks for the round's answer: after
+    `wait` seconds without one, "waiting".
+    """
+
+    protocol: int
+    fingerprint: str
+    process: str
+    rank: int
+    fit: int
+    epoch: int
+    phase: int
+    stop: bool
+    part: int
+    parts: int
+    data: str
+    wait: float
+
+
+REQUESTS = {
+    JOIN: Join,
+    EXIT: Exit,
+    ATTACH: Attach,
+    CHECKPOINT: Checkpoint,
+    STATS: Stats,
+    EPOCH: Epoch,
+}
 
 
 def encode(message: Any) -> bytes:

@@ -20,6 +20,7 @@ from tfdist import ops
 from tfdist.estimator.chief_hooks import is_saver, saver_hooks, saving_in, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session, restore
+from tfdist.estimator.warm_start import warm_start
 
 v1 = tf.compat.v1
 
@@ -37,6 +38,9 @@ class AllReduceWorker:
         self._model_dir = model_dir
         self._scratch: tempfile.TemporaryDirectory | None = None
         self._batches: BatchAhead
+        # Whether the variables begin with another model's values; on the chief, what reads these.
+        self.is_warm = False
+        self.read_warm: tf.Operation | None = None
 
     def __enter__(self) -> AllReduceWorker:
         return self
@@ -82,9 +86,29 @@ class AllReduceWorker:
         self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
         return [saving_in(self._scratch.name, h) if is_saver(h) else h for h in hooks]
 
-    def begins_anew(self) -> bool:
-        """Whether there is no checkpoint; the same on all workers."""
-        return bool(self.chiefs(self.latest_checkpoint() is None)[0])
+    def warm_start(self, settings: Any) -> None:
+        """Lets all workers begin with what the chief is to begin with; all do it at the same time.
+
+        Args:
+          settings: this worker's `WarmStartSettings`, or `None`: `model_to_estimator` gives them to
+            the chief alone. The chief's count, unless it has a checkpoint of this model.
+
+        Raises:
+          ValueError: this worker has settings, and the chief has none.
+        """
+        # Not as each worker finds the model_dir: the chief may have saved a checkpoint by now.
+        has_settings, begins_anew = self.chiefs(
+            settings is not None, self.latest_checkpoint() is None
+        )
+        if settings is not None and not has_settings:
+            raise ValueError(
+                "warm_start_from: expected the chief's Estimator to have it if any worker's has, "
+                f"received {settings.ckpt_to_initialize_from!r} on rank "
+                f"{self._strategy.communicator.rank} and none on the chief"
+            )
+        self.is_warm = bool(has_settings and begins_anew)
+        if self.is_warm and self._strategy.is_chief:
+            self.read_warm = warm_start(settings)
 
     def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
         """Returns what makes the session."""
@@ -151,12 +175,45 @@ class _SessionCreator(SessionCreator):
         spread = self._worker.spread(v1.global_variables())
         checkpoint = self._worker.latest_checkpoint()
         (restores,) = self._worker.chiefs(checkpoint is not None)
-        session = initialized_session(self._scaffold, self._config, restores)
+        session = initialized_session(
+            self._scaffold, self._config, None if restores else self._give_first_values
+        )
         if checkpoint is not None:
             restore(self._scaffold, session, checkpoint)
-        if restores or self._scaffold.init_fn is not None:
+        if restores or self._worker.is_warm or self._scaffold.init_fn is not None:
             session.run(spread)
         return session
+
+    def _give_first_values(self, session: v1.Session) -> None:
+        if self._worker.read_warm is not None:
+            session.run(self._worker.read_warm)
+        if self._scaffold.init_fn is not None:
+            self._scaffold.init_fn(session)
+
+
+class WarmStartHook(v1.train.SessionRunHook):
+    """Gives an evaluation without a checkpoint the values that a training would begin with.
+
+    Args:
+      worker: that evaluates; all workers do.
+      settings: its `WarmStartSettings`, or `None`.
+    """
+
+    def __init__(self, worker: AllReduceWorker, settings: Any) -> None:
+        self._worker = worker
+        self._settings = settings
+
+    def begin(self) -> None:
+        """Adds to the graph what gives the values."""
+        self._worker.warm_start(self._settings)
+        self._spread = self._worker.spread(v1.global_variables())
+
+    def after_create_session(self, session: v1.Session, coord: Any) -> None:
+        """Gives the values."""
+        if self._worker.read_warm is not None:
+            session.run(self._worker.read_warm)
+        if self._worker.is_warm:
+            session.run(self._spread)
 
 
 class _ChiefsClock(v1.train.SecondOrStepTimer):

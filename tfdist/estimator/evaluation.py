@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.estimator.all_reduce import AllReduceWorker
+from tfdist.estimator.all_reduce import AllReduceWorker, WarmStartHook
 from tfdist.estimator.model_dir import end_of_training
 from tfdist.estimator.sessions import brief_failures
 from tfdist.strategies import MultiWorkerMirroredStrategy, ParameterServerStrategy
@@ -39,7 +39,13 @@ def _evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[An
     if not isinstance(strategy, MultiWorkerMirroredStrategy):
         return evaluate_distributed(mine, strategy, hooks)
     worker = AllReduceWorker(strategy, estimator.model_dir)
-    mine._actual_eval = functools.partial(_evaluate_the_chiefs, estimator._actual_eval, worker)
+    mine._warm_start_settings = None
+    mine._actual_eval = functools.partial(
+        _evaluate_the_chiefs,
+        functools.partial(type(mine)._actual_eval, mine),
+        worker,
+        estimator._warm_start_settings,
+    )
     if strategy.is_chief:
         return evaluate_distributed(mine, strategy, hooks)
     with tempfile.TemporaryDirectory(prefix="tfdist-") as directory:
@@ -52,9 +58,13 @@ def _evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[An
 
 
 def _evaluate_the_chiefs(
-    evaluate_it: Callable, worker: AllReduceWorker, *args: Any, **kwargs: Any
+    evaluate_it: Callable, worker: AllReduceWorker, warm_start: Any, *args: Any, **kwargs: Any
 ) -> Any:
     checkpoint = kwargs.pop("checkpoint_path", None) or worker.chiefs_checkpoint()
+    if checkpoint is None:
+        # Before the user's, which may look at the variables.
+        hooks = [WarmStartHook(worker, warm_start), *(kwargs.pop("hooks", None) or ())]
+        kwargs["hooks"] = hooks
     return evaluate_it(*args, checkpoint_path=checkpoint, **kwargs)
 
 

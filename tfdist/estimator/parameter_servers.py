@@ -20,6 +20,7 @@ from tfdist.estimator import server_optimizers, tables
 from tfdist.estimator.chief_hooks import is_saver, saver_hooks, summary_hooks
 from tfdist.estimator.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.sessions import SessionCreator, initialized_session, restore
+from tfdist.estimator.warm_start import warm_start
 from tfdist.estimator.worker_states import BeginHook, EndHook, WorkerStates
 from tfdist.strategies.parameters import Parameters
 
@@ -43,6 +44,7 @@ class ParameterServerWorker:
         self._batches: BatchAhead
         self._bindings: server_optimizers.Bindings
         self._creator: _SessionCreator
+        self._read_warm: tf.Operation | None = None
         self._training = 0
         self._last_step = math.inf
 
@@ -76,7 +78,13 @@ class ParameterServerWorker:
         """Returns what makes the session."""
         checkpoints = self._model_dir if self._strategy.is_chief else None
         self._creator = _SessionCreator(
-            self._strategy, scaffold, config, checkpoints, self._training, self._bindings
+            self._strategy,
+            scaffold,
+            config,
+            checkpoints,
+            self._training,
+            self._bindings,
+            self._read_warm,
         )
         return self._creator
 
@@ -115,9 +123,14 @@ class ParameterServerWorker:
     def _end(self, session: v1.Session) -> None:
         self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
 
-    def begins_anew(self) -> bool:
-        """Whether there is no checkpoint."""
-        return tf.train.latest_checkpoint(self._model_dir) is None
+    def warm_start(self, settings: Any) -> None:
+        """Lets the model begin with the values of a checkpoint, unless it has one of its own.
+
+        The chief gives them to the servers: what the others begin with are the servers' values.
+        """
+        begins_anew = tf.train.latest_checkpoint(self._model_dir) is None
+        if settings is not None and self._strategy.is_chief and begins_anew:
+            self._read_warm = warm_start(settings)
 
     def _save(self, hook: Any, session: v1.Session, step: int) -> Any:
         """Saves what the servers hold now, under the step that they have come to."""
@@ -160,6 +173,7 @@ class _SessionCreator(SessionCreator):
       checkpoints: the directory of those that the chief may begin with; `None` on other workers.
       training: which one of this model it is.
       bindings: what the servers optimize.
+      read_warm: gives the variables another model's values, if the chief is to begin with these.
     """
 
     def __init__(
@@ -170,6 +184,7 @@ class _SessionCreator(SessionCreator):
         checkpoints: str | None,
         training: int,
         bindings: server_optimizers.Bindings,
+        read_warm: tf.Operation | None,
     ) -> None:
         self._strategy = strategy
         self._scaffold = scaffold
@@ -177,6 +192,7 @@ class _SessionCreator(SessionCreator):
         self._checkpoints = checkpoints
         self._training = training
         self._bindings = bindings
+        self._read_warm = read_warm
         self.states: WorkerStates
 
     def create_session(self) -> v1.Session:
@@ -199,7 +215,7 @@ class _SessionCreator(SessionCreator):
             self.states = WorkerStates(self._strategy, self._training)
         self._pull = parameters.pull_all(of_step=False)
         self._step = v1.train.get_global_step().read_value()
-        session = initialized_session(self._scaffold, self._config, restores=True)
+        session = initialized_session(self._scaffold, self._config)
         session.run(create)
         self._bindings.bind(parameters)
         if self._checkpoints is None:
@@ -226,8 +242,11 @@ class _SessionCreator(SessionCreator):
         """
         path = tf.train.latest_checkpoint(checkpoints)
         step = session.run(self._step)
-        if path is None and step == 0 and self._scaffold.init_fn is not None:
-            self._scaffold.init_fn(session)
+        if path is None and step == 0 and (self._read_warm is not None or self._scaffold.init_fn):
+            if self._read_warm is not None:
+                session.run(self._read_warm)
+            if self._scaffold.init_fn is not None:
+                self._scaffold.init_fn(session)
             return True
         if path is None or tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP) < step:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,13 +16,16 @@ from tensorflow.python.training.session_manager import SessionManager
 __all__ = ["SessionCreator", "brief_failures", "initialized_session", "restore"]
 
 
-def initialized_session(scaffold: Any, config: Any, restores: bool = False) -> tf.compat.v1.Session:
+def initialized_session(
+    scaffold: Any, config: Any, init_fn: Callable[[tf.compat.v1.Session], None] | None = None
+) -> tf.compat.v1.Session:
     """Makes a session of the default graph, and initializes its variables.
 
     Args:
-      scaffold: a `tf.compat.v1.train.Scaffold`; it is finalized, and the graph with it.
+      scaffold: a `tf.compat.v1.train.Scaffold`; it is finalized, and the graph with it. Its own
+        `init_fn` is not called.
       config: a `ConfigProto`.
-      restores: a checkpoint follows, so that the scaffold's `init_fn` is not called.
+      init_fn: is called with the session before it is checked that all variables have values.
     """
     scaffold.finalize()
     manager = SessionManager(
@@ -36,7 +39,7 @@ def initialized_session(scaffold: Any, config: Any, restores: bool = False) -> t
         "",
         init_op=scaffold.init_op,
         init_feed_dict=scaffold.init_feed_dict,
-        init_fn=None if restores else scaffold.init_fn,
+        init_fn=init_fn,
         config=config,
     )
 

@@ -77,11 +77,8 @@ _Distributed.__name__ = "MultiWorkerMirroredStrategy"
 
 def _prepare(mine: Any, worker: Any, *arguments: Any) -> Any:
     """What the package does with every graph, and then the loop below."""
-    if mine._warm_start_settings:
-        # Not as each worker finds the model_dir: the chief may have saved a checkpoint by now.
-        if worker.begins_anew():
-            v1.train.warm_start(*mine._warm_start_settings)
-        mine._warm_start_settings = None
+    worker.warm_start(mine._warm_start_settings)
+    mine._warm_start_settings = None
     mine._train_distribution = _Distributed()
     if not mine._config.cluster_spec:
         mine._config = copy.copy(mine._config)

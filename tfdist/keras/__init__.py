@@ -62,6 +62,7 @@ def apply_repairs() -> None:
     from tfdist.keras import (
         callbacks,
         clipping,
+        epoch_metrics,
         layers,
         legacy_tables,
         legacy_training,
@@ -101,6 +102,7 @@ def apply_repairs() -> None:
     servers.accumulate_own_steps()
     servers.wait_for_final_averages()
     servers.share_training_data_only()
+    epoch_metrics.log_metrics_of_all_workers()
     callbacks.checkpoint_on_chief()
     callbacks.back_up_on_chief()
     _register_layers()

@@ -30,6 +30,7 @@ class PsConfig:
       hogwild: update without locks, in place.
       worker_timeout: seconds that workers wait for one that has fallen silent.
       start_timeout: the same, for one that has never come.
+      epoch_timeout: seconds that workers wait for each other at the end of an epoch; 0: not at all.
       checkpoint_dir: where servers keep their snapshots; `None` keeps none.
       durability: "warn" or "refuse": what servers do while they cannot write there.
       trace_events: how many of the latest events each server remembers.
@@ -47,6 +48,7 @@ class PsConfig:
     hogwild: bool = False
     worker_timeout: float = 60.0
     start_timeout: float = 300.0
+    epoch_timeout: float = 60.0
     checkpoint_dir: str | None = None
     durability: str = "warn"
     trace_events: int = 0
@@ -135,6 +137,12 @@ class PsConfig:
         for name in ("compensation_lambda", "worker_timeout", "start_timeout"):
             value = getattr(self, name)
             _expect(_is_number(value) and 0 < value < math.inf, name, "a positive number", value)
+        _expect(
+            _is_number(self.epoch_timeout) and 0 <= self.epoch_timeout < math.inf,
+            "epoch_timeout",
+            "a number of seconds, 0 or more",
+            self.epoch_timeout,
+        )
 
     def text(self) -> str:
         """Returns JSON from which `parse` makes an equal configuration."""

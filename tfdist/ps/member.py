@@ -18,6 +18,7 @@ from tfdist.control.signing import data_key
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 from tfdist.ps import server_stats, snapshot
 from tfdist.ps.config import PsConfig
+from tfdist.ps.epoch_client import EpochClient
 from tfdist.ps.server_stats import Reading
 from tfdist.ps.serving import fingerprint
 
@@ -70,6 +71,11 @@ class Member:
         except BaseException:
             self.close()
             raise
+        # Where the workers meet at the end of an epoch, and how many `fit`s have begun.
+        self.epochs = EpochClient(
+            cluster, self.identity, self._control[0], settings.rendezvous_timeout, self.closed
+        )
+        self.fits = 0
         self._keeper = threading.Thread(target=self._keep, name="tfdist-ps-keeper", daemon=True)
         self._keeper.start()
 
@@ -89,13 +95,21 @@ class Member:
                 "checkpoint: expected the chief of a job with a checkpoint_dir, received "
                 f"{self.cluster.task_name} with checkpoint_dir={root!r}"
             )
-        self.client.flush(self._settings.rendezvous_timeout)
+        self.flush()
         number = snapshot.next_number(root, len(self.cluster.ps))
         # All begin before one is waited for. No threads: the interpreter may be about to end.
         for server in range(len(self.cluster.ps)):
             self._ask_to_save(server, number, wait=0.0)
         files = [self._save(server, number) for server in range(len(self.cluster.ps))]
         return snapshot.write_manifest(root, number, files)
+
+    def flush(self) -> None:
+        """Waits until the servers have applied all that this worker has pushed.
+
+        Raises:
+          tf.errors.OpError: what a server answered.
+        """
+        self.client.flush(self._settings.rendezvous_timeout)
 
     def readings(self) -> list[Reading | None]:
         """What each server tells of itself; `None` of one that does not answer now."""

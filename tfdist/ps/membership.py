@@ -51,6 +51,10 @@ class _Membership:
         return self._member
 
     @property
+    def member(self) -> Member | LocalMember | None:
+        return self._member
+
+    @property
     def cluster(self) -> Cluster | None:
         return None if self._member is None else self._member.cluster
 
@@ -113,6 +117,13 @@ def join(
     member = _membership.join(cluster, config, checkpoint_every)
     _membership.has_variables = _membership.has_variables or variables
     return member
+
+
+def with_others() -> Member | None:
+    """Returns this process's membership, if it is one of several workers."""
+    member = _membership.member
+    several = isinstance(member, Member) and member.config.workers > 1
+    return member if several else None
 
 
 def joined() -> Cluster | None:

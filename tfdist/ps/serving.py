@@ -21,6 +21,7 @@ from tfdist.errors import ClusterConfigError
 from tfdist.ps import files, server_stats
 from tfdist.ps.checkpoints import Checkpoints
 from tfdist.ps.config import PsConfig
+from tfdist.ps.epoch_service import EpochService
 from tfdist.ps.presence import Presence
 
 _log = logging.getLogger("tfdist.ps")
@@ -63,6 +64,7 @@ class ServerTask:
         self._salt = secrets.token_hex(16)
         self._checkpoints: Checkpoints | None = None
         self._chief: str | None = None  # the process of rank 0 that attached last
+        self._epochs: EpochService | None = None
         self._written: dict[int, Any] = {}
         self._unasked: _Writing | None = None
         self._pause = _FIRST_PAUSE
@@ -75,6 +77,7 @@ class ServerTask:
                 wire.ATTACH: self._attach,
                 wire.CHECKPOINT: self._checkpoint,
                 wire.STATS: self._stats,
+                wire.EPOCH: self._epoch,
             },
         )
 
@@ -146,6 +149,7 @@ class ServerTask:
             _log.warning("%s: %s", self._cluster.task_name, event.text)
         else:
             presence.note(event, time.monotonic())
+            self._epochs.note(event.kind, event.worker)
 
     def _attach(self, request: wire.Attach, caller: Caller) -> dict[str, Any]:
         reason = self._reason_to_refuse(request)
@@ -154,10 +158,16 @@ class ServerTask:
         with self._lock:
             if self._opening is None:
                 self._config = PsConfig.parse(request.config)
+                self._epochs = EpochService(
+                    self._config.workers,
+                    self._config.epoch_timeout,
+                    lambda worker, other: self._store.waits_for(worker, other),
+                )
                 self._opening = threading.Thread(target=self._open, name="tfdist-ps-open")
                 self._opening.start()
             if request.rank == 0:
                 self._chief = request.process
+            self._epochs.attach(request.rank, request.process)
         self._opening.join(request.wait)
         if self._problem is not None:
             return {"status": "refused", "reason": str(self._problem)}
@@ -257,6 +267,13 @@ class ServerTask:
                     lambda: self._checkpoints.save(request.number)
                 )
         return job.answer(request.wait)
+
+    def _epoch(self, request: wire.Epoch, caller: Caller) -> dict[str, Any]:
+        if request.protocol != wire.PROTOCOL or request.fingerprint != self._fingerprint:
+            return {"status": "refused", "reason": "the caller is of another job, or version"}
+        if self._store is None:  # it was started again, and the caller has to attach first
+            return {"status": "missing"}
+        return self._epochs.answer(request, caller)
 
     def _stats(self, request: wire.Stats, caller: Caller) -> dict[str, Any]:
         if request.protocol != wire.PROTOCOL:

@@ -169,6 +169,15 @@ void Reducer::Gone(uint64_t session) {
   }
 }
 
+bool Reducer::WaitsFor(int worker, int other) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(sums_.begin(), sums_.end(), [=](const Sum& sum) {
+    return !sum.finished && IsMissing(sum, other) &&
+           std::any_of(sum.waiting.begin(), sum.waiting.end(),
+                       [worker](const Waiting& waiting) { return waiting.worker == worker; });
+  });
+}
+
 std::vector<int> Reducer::Late(TimePoint now) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::set<int> late;

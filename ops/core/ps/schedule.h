@@ -87,6 +87,9 @@ class Schedule {
   // When CheckTime is due next; TimePoint::max() if nobody waits.
   TimePoint NextDeadline() const;
 
+  // Whether `worker` waits for an answer that it gets only after `other` has gone on.
+  bool WaitsFor(int worker, int other) const { return WaitsFor(workers_[worker], workers_[other]); }
+
   bool is_active(int worker) const { return workers_[worker].active; }
   uint64_t clock() const;               // closed steps; without sync those that all have pushed
   uint64_t clock_of(int worker) const;  // ssp: pushes; otherwise accepted pushes

@@ -128,6 +128,10 @@ class Server {
   };
   bool WaitForEvent(double seconds, Event* event);
 
+  // Whether a worker's step cannot go on before another worker's next one: of a synchronous job, or
+  // with a bounded staleness.
+  bool WaitsFor(int worker, int other) const;
+
   ServerStats stats() const;
   std::vector<std::shared_ptr<Table>> tables() const;
   std::vector<TraceEvent> trace() const;

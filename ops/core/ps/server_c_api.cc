@@ -98,6 +98,12 @@ int tfdist_ps_server_wait_event(int64_t handle, double seconds, int* kind, int* 
   return 1;
 }
 
+// Whether a worker's step waits for another one's.
+bool tfdist_ps_server_waits_for(int64_t handle, int worker, int other) {
+  const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
+  return entry != nullptr && entry->server->WaitsFor(worker, other);
+}
+
 void tfdist_ps_server_stats(int64_t handle, ps::ServerStats* stats) {
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
   *stats = entry == nullptr ? ps::ServerStats() : entry->server->stats();

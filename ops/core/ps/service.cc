@@ -299,6 +299,16 @@ void Service::Warn(const std::string& text) {
   }
 }
 
+bool Service::WaitsFor(int worker, int other) const {
+  const int workers = options_.schedule.workers;
+  if (worker < 0 || other < 0 || worker >= workers || other >= workers) return false;
+  {
+    const Lock lock(schedule_mutex_);
+    if (schedule_.WaitsFor(worker, other)) return true;
+  }
+  return reducer_.WaitsFor(worker, other);
+}
+
 ServerStats Service::stats() const {
   ServerStats stats;
   stats.pulls = pulls_;

@@ -55,6 +55,9 @@ class Service {
   void BeginLog(const std::string& path) { log_.Begin(path); }
   void Saved() { log_.Saved(); }
 
+  // Whether a worker's step waits for another one's.
+  bool WaitsFor(int worker, int other) const;
+
   Events& events() { return events_; }
   std::vector<TraceEvent> trace() const { return trace_.Copy(); }
   // What the service knows of it.

@@ -1,0 +1,41 @@
+"""Models of many kinds on two workers come to what one process does with the same batches."""
+
+from __future__ import annotations
+
+import functools
+
+import parity_models
+from models import identical
+from parity_models import CASES
+from ps_job import meet, on_job, served
+from ranks import on_ranks
+
+import tfdist
+
+
+def like_alone(strategy, results):
+    """A `check`: all workers have the same, and it is what one process has."""
+    results = [result for result in results if result is not None]
+    for name in CASES:
+        of_workers = [result[name] for result in results]
+        identical([[*one.weights, *one.slots, *one.history.values()] for one in of_workers])
+        parity_models.assert_like_alone(strategy, name, of_workers[0], parity_models.alone(name))
+
+
+# One job trains all of them: to start one takes longer than to train a model.
+@on_ranks(2, timeout=150.0, check=functools.partial(like_alone, "MultiWorkerMirroredStrategy"))
+def test_all_reduce(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    return {name: parity_models.train(case, strategy) for name, case in CASES.items()}
+
+
+@on_job(2, timeout=150.0, check=functools.partial(like_alone, "ParameterServerStrategy, sync"))
+def test_sync(ctx):
+    if served():
+        return None
+    strategy = tfdist.ParameterServerStrategy(mode="sync")
+    return {
+        # Only the chief's weights reach the servers, and no step may come before them.
+        name: parity_models.train(case, strategy, functools.partial(meet, ctx, name))
+        for name, case in CASES.items()
+    }
