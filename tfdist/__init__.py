@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
     from tfdist.groups import new_group
+    from tfdist.objects import all_gather_object, broadcast_object
     from tfdist.ops import join
+    from tfdist.rank_ops import local_rank_op, local_size_op, rank_op, size_op
     from tfdist.resolver import ClusterResolver
     from tfdist.strategies import (
         CentralStorageStrategy,
@@ -52,6 +54,8 @@ _HOMES = {
     "OneDeviceStrategy": "tfdist.strategies",
     "ParameterServerStrategy": "tfdist.strategies",
     "SyncBatchNormalization": "tfdist.data_parallel.batch_normalization",
+    "all_gather_object": "tfdist.objects",
+    "broadcast_object": "tfdist.objects",
     "broadcast_variables": "tfdist.variables",
     "export_for_serving": "tfdist.embedding.export",
     "init": "tfdist.tasks",
@@ -59,10 +63,14 @@ _HOMES = {
     "join": "tfdist.ops",
     "load_model": "tfdist.data_parallel.optimizer",
     "local_rank": "tfdist.world",
+    "local_rank_op": "tfdist.rank_ops",
     "local_size": "tfdist.world",
+    "local_size_op": "tfdist.rank_ops",
     "new_group": "tfdist.groups",
     "rank": "tfdist.world",
+    "rank_op": "tfdist.rank_ops",
     "size": "tfdist.world",
+    "size_op": "tfdist.rank_ops",
 }
 _MODULES = ("callbacks", "compression", "embedding", "errors", "layers", "ops")
 
@@ -80,6 +88,8 @@ __all__ = [
     "ParameterServerStrategy",
     "SyncBatchNormalization",
     "__version__",
+    "all_gather_object",
+    "broadcast_object",
     "broadcast_variables",
     "callbacks",
     "compression",
@@ -92,11 +102,15 @@ __all__ = [
     "layers",
     "load_model",
     "local_rank",
+    "local_rank_op",
     "local_size",
+    "local_size_op",
     "new_group",
     "ops",
     "rank",
+    "rank_op",
     "size",
+    "size_op",
 ]
 
 
