@@ -17,8 +17,13 @@ _compatibility.check_tensorflow()
 if TYPE_CHECKING:
     from tfdist import callbacks, compression, embedding, errors, layers, ops
     from tfdist.cluster import Cluster
+    from tfdist.compression.casts import Compression
     from tfdist.data_parallel.batch_normalization import SyncBatchNormalization
     from tfdist.data_parallel.optimizer import DistributedOptimizer, load_model
+    from tfdist.data_parallel.partial import (
+        PartialDistributedGradientTape,
+        PartialDistributedOptimizer,
+    )
     from tfdist.data_parallel.tape import DistributedGradientTape
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
@@ -29,11 +34,13 @@ if TYPE_CHECKING:
     from tfdist.resolver import ClusterResolver
     from tfdist.strategies import (
         CentralStorageStrategy,
+        CollectiveAllReduceStrategy,
         CommunicationOptions,
         MirroredStrategy,
         MultiWorkerMirroredStrategy,
         OneDeviceStrategy,
         ParameterServerStrategy,
+        TPUStrategy,
     )
     from tfdist.tasks import init
     from tfdist.variables import broadcast_variables
@@ -45,6 +52,8 @@ _HOMES = {
     "CentralStorageStrategy": "tfdist.strategies",
     "Cluster": "tfdist.cluster",
     "ClusterResolver": "tfdist.resolver",
+    "CollectiveAllReduceStrategy": "tfdist.strategies",
+    "Compression": "tfdist.compression.casts",
     "DistributedGradientTape": "tfdist.data_parallel.tape",
     "DistributedOptimizer": "tfdist.data_parallel.optimizer",
     "EmbeddingTable": "tfdist.embedding",
@@ -53,7 +62,10 @@ _HOMES = {
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
     "OneDeviceStrategy": "tfdist.strategies",
     "ParameterServerStrategy": "tfdist.strategies",
+    "PartialDistributedGradientTape": "tfdist.data_parallel.partial",
+    "PartialDistributedOptimizer": "tfdist.data_parallel.partial",
     "SyncBatchNormalization": "tfdist.data_parallel.batch_normalization",
+    "TPUStrategy": "tfdist.strategies",
     "all_gather_object": "tfdist.objects",
     "broadcast_object": "tfdist.objects",
     "broadcast_variables": "tfdist.variables",
@@ -78,7 +90,9 @@ __all__ = [
     "CentralStorageStrategy",
     "Cluster",
     "ClusterResolver",
+    "CollectiveAllReduceStrategy",
     "CommunicationOptions",
+    "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "EmbeddingTable",
@@ -86,7 +100,10 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
     "SyncBatchNormalization",
+    "TPUStrategy",
     "__version__",
     "all_gather_object",
     "broadcast_object",
