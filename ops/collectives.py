@@ -14,6 +14,8 @@ from tfdist.ops.calls import (
     resolve,
 )
 from tfdist.ops.communicator import Communicator
+from tfdist.ops.rows import all_reduce_rows, check_rows
+from tfdist.ops.scaling import check_factor, scaled
 
 REDUCE_OPS = ("sum", "mean", "min", "max", "product")
 REDUCIBLE = (
@@ -35,6 +37,8 @@ def all_reduce(
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     label: str = "all_reduce",
     timeout: float | None = None,
 ):
@@ -45,20 +49,27 @@ def all_reduce(
     Args:
       tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int8, int16,
         int32, int64, uint8 or bool; the same shapes on every rank. Tensors of one dtype travel
-        together.
+        together. Or `tf.IndexedSlices` of float16, bfloat16, float32, float64, int32 or int64, with
+        any number of rows on each rank, which travel as rows.
       communicator: the ranks; `None` means those of the job.
       reduce_op: "sum", "mean", "min", "max" or "product". Integers wrap; their mean truncates
         toward zero, as `tf.reduce_mean` does. Of bools "sum" and "max" mean "or", "min" and
-        "product" mean "and", and there is no mean.
+        "product" mean "and", and there is no mean. For `tf.IndexedSlices` "sum" or "mean".
+      prescale_factor: what values are multiplied by before they are reduced; the same on all ranks.
+        Integers are multiplied as such by an integral factor; by another one in float64, and the
+        product truncated toward zero.
+      postscale_factor: what the results are multiplied by, likewise.
       label: how error messages call it.
       timeout: seconds after which the op fails; `None` means 600, 0 means never.
 
     Returns:
       Tensors of the same structure, shapes and dtypes: the same values on every rank, bit for bit.
+      Of `tf.IndexedSlices` the rows that any rank has, each index once; a mean is over all ranks.
 
     Raises:
-      TypeError: a dtype that cannot be reduced.
-      ValueError: an unknown `reduce_op`.
+      TypeError: a dtype that cannot be reduced or scaled; a factor that is no number.
+      ValueError: an unknown `reduce_op`, or one that `tf.IndexedSlices` do not have; a factor that
+        is not finite.
       tfdist.errors.NotInitializedError: no communicator is given, and the process has no job yet.
       tf.errors.InvalidArgumentError: the ranks disagree on the collective, its shapes or dtypes;
         names both.
@@ -66,15 +77,29 @@ def all_reduce(
       tf.errors.DeadlineExceededError: a rank did not answer, or did not start the collective, in
         time.
     """
-    communicator = resolve(communicator, "all_reduce")
-    values = reducible(tensors, reduce_op, "all_reduce")
+    asked = "all_reduce"
+    communicator = resolve(communicator, asked)
+    check_factor(prescale_factor, "prescale_factor", asked)
+    check_factor(postscale_factor, "postscale_factor", asked)
+    values = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+    slices = {i: value for i, value in enumerate(values) if isinstance(value, tf.IndexedSlices)}
+    dense = [i for i in range(len(values)) if i not in slices]
+    given = reducible([values[i] for i in dense], reduce_op, asked)
+    for value in slices.values():
+        check_rows(value, reduce_op, asked)
 
     def reduce(inputs):
         return library.graph_ops().tfdist_all_reduce(
             inputs=inputs, reduce_op=reduce_op, **attributes(communicator, label, timeout)
         )
 
-    return like(tensors, reduced_by_dtype(values, reduce))
+    reduced = reduced_by_dtype(scaled(given, prescale_factor, asked), reduce)
+    results = dict(zip(dense, reduced, strict=True))
+    for i, value in slices.items():
+        (rows,) = scaled([value], prescale_factor, asked)
+        results[i] = all_reduce_rows(rows, communicator, reduce_op, label=label, timeout=timeout)
+    ordered = [results[i] for i in range(len(values))]
+    return like(tensors, scaled(ordered, postscale_factor, asked))
 
 
 def reduce(

@@ -23,7 +23,8 @@ import tensorflow as tf
 from tfdist.ops.calls import resolve
 from tfdist.ops.collectives import all_reduce
 from tfdist.ops.communicator import Communicator
-from tfdist.ops.rows import all_reduce_rows
+from tfdist.ops.rows import all_reduce_rows, check_rows
+from tfdist.ops.scaling import check_factor, scaled
 
 if TYPE_CHECKING:
     from tfdist.compression import Compressor
@@ -37,6 +38,8 @@ def fused_all_reduce(
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     bytes_per_pack: int = DEFAULT_BYTES_PER_PACK,
     label: str | None = None,
     timeout: float | None = None,
@@ -54,6 +57,8 @@ def fused_all_reduce(
         but for the rows of slices. Best in the order in which the variables were created.
       communicator: the ranks; `None` means those of the job.
       reduce_op: as for `all_reduce`. For `tf.IndexedSlices` "sum" or "mean".
+      prescale_factor: as for `all_reduce`; applied before a compressor sees the tensors.
+      postscale_factor: as for `all_reduce`.
       bytes_per_pack: a bucket is closed once it holds that many bytes. Each dtype has its own.
       label: how error messages call it; `None` names each bucket by its tensors.
       timeout: seconds after which a collective fails; `None` means 600, 0 means never.
@@ -74,8 +79,15 @@ def fused_all_reduce(
     """
     if bytes_per_pack <= 0:
         raise ValueError(f"expected a positive bytes_per_pack, received {bytes_per_pack}")
-    communicator = resolve(communicator, "fused_all_reduce")
+    asked = "fused_all_reduce"
+    communicator = resolve(communicator, asked)
+    check_factor(prescale_factor, "prescale_factor", asked)
+    check_factor(postscale_factor, "postscale_factor", asked)
     values = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tensors]
+    for value in values:
+        if isinstance(value, tf.IndexedSlices):
+            check_rows(value, reduce_op, asked)
+    values = scaled(values, prescale_factor, asked)
 
     def reduce(bucket: list[int]) -> list[tf.Tensor]:
         pack = [values[i] for i in bucket]
@@ -93,7 +105,7 @@ def fused_all_reduce(
                 results[i] = all_reduce_rows(
                     value, communicator, reduce_op, label=name, timeout=timeout
                 )
-    return results
+    return scaled(results, postscale_factor, asked)
 
 
 def _reduce_in_buckets(

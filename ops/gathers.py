@@ -8,6 +8,7 @@ from tfdist.ops import library
 from tfdist.ops.calls import as_list, attributes, like, reduced_by_dtype, resolve
 from tfdist.ops.collectives import reducible
 from tfdist.ops.communicator import Communicator
+from tfdist.ops.scaling import check_factor, scaled
 
 
 def all_gather(
@@ -134,6 +135,8 @@ def reduce_scatter(
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
     label: str = "reduce_scatter",
     timeout: float | None = None,
 ):
@@ -146,6 +149,8 @@ def reduce_scatter(
       tensors: as for `all_reduce`, of at least one dimension.
       communicator: the ranks; `None` means those of the job.
       reduce_op: as for `all_reduce`.
+      prescale_factor: as for `all_reduce`.
+      postscale_factor: as for `all_reduce`.
       label: how error messages call it.
       timeout: as for `all_reduce`.
 
@@ -155,8 +160,11 @@ def reduce_scatter(
     Raises:
       As `all_reduce`.
     """
-    communicator = resolve(communicator, "reduce_scatter")
-    values = reducible(tensors, reduce_op, "reduce_scatter")
+    asked = "reduce_scatter"
+    communicator = resolve(communicator, asked)
+    check_factor(prescale_factor, "prescale_factor", asked)
+    check_factor(postscale_factor, "postscale_factor", asked)
+    values = scaled(reducible(tensors, reduce_op, asked), prescale_factor, asked)
 
     def reduce(inputs):
         return library.graph_ops().tfdist_reduce_scatter(
@@ -168,7 +176,7 @@ def reduce_scatter(
 
     parts = reduced_by_dtype(values, reduce)
     results = [_own_part(*pair, communicator) for pair in zip(parts, values, strict=True)]
-    return like(tensors, results)
+    return like(tensors, scaled(results, postscale_factor, asked))
 
 
 def all_to_all(
@@ -186,19 +194,20 @@ def all_to_all(
         travels as one message.
       communicator: the ranks; `None` means those of the job.
       splits: int64 of shape `[size]`: how many rows go to each rank, in rank order; for a list of
-        tensors a list of them. `None` sends equally many to each; then the shapes are the same on
-        every rank, and the first dimension divides by their number.
+        tensors a list of them. `None` sends equally many to each; then the first dimension divides
+        by the number of ranks on each of them, and may differ between them.
       label: how error messages call it.
       timeout: as for `all_reduce`.
 
     Returns:
-      Without `splits` tensors of the same structure and shapes. With `splits` a pair: the tensors,
-      of shape `[received rows, ...]`, and for each of them int64 of shape `[size]`: how many rows
-      came from each rank.
+      Without `splits` tensors of the same structure, of shape `[received rows, ...]`. With `splits`
+      a pair: these tensors, and for each of them int64 of shape `[size]`: how many rows came from
+      each rank.
 
     Raises:
       ValueError: `splits` do not fit the tensors.
-      tf.errors.InvalidArgumentError: the splits do not add up to the rows; or as `all_reduce`.
+      tf.errors.InvalidArgumentError: the splits do not add up to the rows; on all ranks: one has a
+        number of rows that does not divide, and no splits; or as `all_reduce`.
       Others: as `all_reduce`.
     """
     communicator = resolve(communicator, "all_to_all")
@@ -210,13 +219,17 @@ def all_to_all(
         rows=_equally() if splits is None else _lines(tensors, splits, communicator),
         **attributes(communicator, label, timeout),
     )
+    exchanged = list(exchanged)
     if splits is None:
-        return like(tensors, list(exchanged))
+        if communicator.size == 1:
+            pairs = zip(exchanged, values, strict=True)
+            exchanged = [_with_rows(*pair, pair[1].shape[0]) for pair in pairs]
+        return like(tensors, exchanged)
     counts = [received[:, i] for i in range(len(values))]
     for count in counts:
         if tf.is_symbolic_tensor(count):
             count.set_shape([communicator.size])
-    return like(tensors, list(exchanged)), like(tensors, counts)
+    return like(tensors, exchanged), like(tensors, counts)
 
 
 def _equally() -> tf.Tensor:

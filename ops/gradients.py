@@ -5,6 +5,7 @@ through a collective, so that its gradient comes back through the collective tha
 way:
 
     all_reduce                  all_reduce
+    all_reduce of rows          all_reduce of the rows that came out, of which each takes its own
     reduce to a rank            broadcast from it
     broadcast from a rank       reduce to it
     all_gather                  reduce_scatter, by the rows that each rank gave
@@ -36,6 +37,22 @@ def _all_reduce(op, *grads):
     linear = reduce_op in ("sum", "mean")
     upstream = _all_reduced(op, _filled(op, grads), reduce_op if linear else "sum")
     return list(upstream) if linear else _selected(op, reduce_op, upstream, op.outputs)
+
+
+@tf.RegisterGradient("TfdistAllReduceRows")
+def _all_reduce_rows(op, _, grad):
+    """All ranks have the same rows in the same order, so their gradients add up as they are."""
+    own, reduced_ids = op.inputs[0], op.outputs[0]
+    if not op.outputs[1].dtype.is_floating:
+        return [None, None, None]
+    filled = tf.zeros_like(op.outputs[1]) if grad is None else tf.convert_to_tensor(grad)
+    (upstream,) = _all_reduced(op, [filled], _reduce_op(op))
+    order = tf.argsort(reduced_ids)
+    # Every own id is among the reduced ones. Not tf.searchsorted, which refuses no ids at all.
+    places = tf.raw_ops.LowerBound(
+        sorted_inputs=tf.gather(reduced_ids, order)[tf.newaxis], values=own[tf.newaxis]
+    )[0]
+    return [None, tf.gather(upstream, tf.gather(order, places)), None]
 
 
 @tf.RegisterGradient("TfdistReduce")
@@ -114,12 +131,11 @@ def _scatter(op, *grads):
 
 @tf.RegisterGradient("TfdistAllToAll")
 def _all_to_all(op, *grads):
-    equal = op.inputs[-1].shape.num_elements() == 0
-
     def back(positions, gradients):
-        rows = op.inputs[-1] if equal else tf.gather(op.outputs[-1], positions, axis=1)
         exchanged, _ = library.graph_ops().tfdist_all_to_all(
-            inputs=gradients, rows=rows, **_attributes(op)
+            inputs=gradients,
+            rows=tf.gather(op.outputs[-1], positions, axis=1),
+            **_attributes(op),
         )
         return exchanged
 

@@ -8,6 +8,32 @@ from tfdist.ops import library
 from tfdist.ops.calls import attributes, resolve
 from tfdist.ops.communicator import Communicator
 
+_REDUCIBLE_ROWS = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+def check_rows(slices: tf.IndexedSlices, reduce_op: str, asked: str) -> None:
+    """Refuses slices whose rows cannot be reduced so.
+
+    Args:
+      slices: what is to be reduced.
+      reduce_op: the reduction.
+      asked: the call, for messages.
+
+    Raises:
+      TypeError: rows of another dtype.
+      ValueError: another `reduce_op` than "sum" or "mean".
+    """
+    if reduce_op not in ("sum", "mean"):
+        raise ValueError(
+            f"{asked}: expected reduce_op 'sum' or 'mean' for tf.IndexedSlices, whose missing rows "
+            f"are zeros, received {reduce_op!r}; tf.convert_to_tensor makes a dense tensor of them"
+        )
+    if slices.dtype not in _REDUCIBLE_ROWS:
+        expected = ", ".join(dtype.name for dtype in _REDUCIBLE_ROWS)
+        raise TypeError(
+            f"{asked}: expected tf.IndexedSlices of {expected}, received {slices.dtype.name}"
+        )
+
 
 def all_reduce_rows(
     slices: tf.IndexedSlices,
@@ -19,6 +45,7 @@ def all_reduce_rows(
 ) -> tf.IndexedSlices:
     """Sums or averages, over all ranks, tensors of which every rank has some rows.
 
+    Gradients pass through to the rows: each gets the gradient of the row that it became part of.
     Rows of one index are added before they travel. What travels is rows and their indices, or the
     dense tensor where that is less; ops/kernels/all_reduce_rows_kernel.cc tells when.
 

@@ -6,12 +6,18 @@ from tfdist.strategies.mirrored_strategy import MirroredStrategy
 from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredStrategy
 from tfdist.strategies.one_device_strategy import OneDeviceStrategy
 from tfdist.strategies.parameter_server_strategy import ParameterServerStrategy
+from tfdist.strategies.tpu_strategy import TPUStrategy
+
+# The strategy's older name in TensorFlow.
+CollectiveAllReduceStrategy = MultiWorkerMirroredStrategy
 
 __all__ = [
     "CentralStorageStrategy",
+    "CollectiveAllReduceStrategy",
     "CommunicationOptions",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "TPUStrategy",
 ]

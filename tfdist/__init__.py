@@ -17,21 +17,30 @@ _compatibility.check_tensorflow()
 if TYPE_CHECKING:
     from tfdist import callbacks, compression, embedding, errors, layers, ops
     from tfdist.cluster import Cluster
+    from tfdist.compression.casts import Compression
     from tfdist.data_parallel.batch_normalization import SyncBatchNormalization
     from tfdist.data_parallel.optimizer import DistributedOptimizer, load_model
+    from tfdist.data_parallel.partial import (
+        PartialDistributedGradientTape,
+        PartialDistributedOptimizer,
+    )
     from tfdist.data_parallel.tape import DistributedGradientTape
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
     from tfdist.groups import new_group
+    from tfdist.objects import all_gather_object, broadcast_object
     from tfdist.ops import join
+    from tfdist.rank_ops import local_rank_op, local_size_op, rank_op, size_op
     from tfdist.resolver import ClusterResolver
     from tfdist.strategies import (
         CentralStorageStrategy,
+        CollectiveAllReduceStrategy,
         CommunicationOptions,
         MirroredStrategy,
         MultiWorkerMirroredStrategy,
         OneDeviceStrategy,
         ParameterServerStrategy,
+        TPUStrategy,
     )
     from tfdist.tasks import init
     from tfdist.variables import broadcast_variables
@@ -43,6 +52,8 @@ _HOMES = {
     "CentralStorageStrategy": "tfdist.strategies",
     "Cluster": "tfdist.cluster",
     "ClusterResolver": "tfdist.resolver",
+    "CollectiveAllReduceStrategy": "tfdist.strategies",
+    "Compression": "tfdist.compression.casts",
     "DistributedGradientTape": "tfdist.data_parallel.tape",
     "DistributedOptimizer": "tfdist.data_parallel.optimizer",
     "EmbeddingTable": "tfdist.embedding",
@@ -51,7 +62,12 @@ _HOMES = {
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
     "OneDeviceStrategy": "tfdist.strategies",
     "ParameterServerStrategy": "tfdist.strategies",
+    "PartialDistributedGradientTape": "tfdist.data_parallel.partial",
+    "PartialDistributedOptimizer": "tfdist.data_parallel.partial",
     "SyncBatchNormalization": "tfdist.data_parallel.batch_normalization",
+    "TPUStrategy": "tfdist.strategies",
+    "all_gather_object": "tfdist.objects",
+    "broadcast_object": "tfdist.objects",
     "broadcast_variables": "tfdist.variables",
     "export_for_serving": "tfdist.embedding.export",
     "init": "tfdist.tasks",
@@ -59,10 +75,14 @@ _HOMES = {
     "join": "tfdist.ops",
     "load_model": "tfdist.data_parallel.optimizer",
     "local_rank": "tfdist.world",
+    "local_rank_op": "tfdist.rank_ops",
     "local_size": "tfdist.world",
+    "local_size_op": "tfdist.rank_ops",
     "new_group": "tfdist.groups",
     "rank": "tfdist.world",
+    "rank_op": "tfdist.rank_ops",
     "size": "tfdist.world",
+    "size_op": "tfdist.rank_ops",
 }
 _MODULES = ("callbacks", "compression", "embedding", "errors", "layers", "ops")
 
@@ -70,7 +90,9 @@ __all__ = [
     "CentralStorageStrategy",
     "Cluster",
     "ClusterResolver",
+    "CollectiveAllReduceStrategy",
     "CommunicationOptions",
+    "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "EmbeddingTable",
@@ -78,8 +100,13 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
     "SyncBatchNormalization",
+    "TPUStrategy",
     "__version__",
+    "all_gather_object",
+    "broadcast_object",
     "broadcast_variables",
     "callbacks",
     "compression",
@@ -92,11 +119,15 @@ __all__ = [
     "layers",
     "load_model",
     "local_rank",
+    "local_rank_op",
     "local_size",
+    "local_size_op",
     "new_group",
     "ops",
     "rank",
+    "rank_op",
     "size",
+    "size_op",
 ]
 
 

@@ -123,9 +123,16 @@ Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& host
         return TwoLevelAllReduce(rank, hosts, signature.elements, width);
       }
       return RingAllReduce(rank, size, EvenBounds(signature.elements, width, size));
-    case CollectiveKind::kBroadcast:
-      return algorithm == Algorithm::kTree ? TreeBroadcast(rank, size, root, bytes)
-                                           : ChainBroadcast(rank, size, root, bytes);
+    case CollectiveKind::kBroadcast: {
+      Plan plan = algorithm == Algorithm::kTree ? TreeBroadcast(rank, size, root, bytes)
+                                                : ChainBroadcast(rank, size, root, bytes);
+      // The root hears from every rank, also those that it sends nothing to: see AwaitsOpens.
+      if (rank != root) plan.AddPeer(root);
+      for (int peer = 0; rank == root && peer < size; ++peer) {
+        if (peer != root) plan.AddPeer(peer);
+      }
+      return plan;
+    }
     case CollectiveKind::kReduce:
       return algorithm == Algorithm::kTree ? TreeReduce(rank, size, root, bytes)
                                            : ChainReduce(rank, size, root, bytes);

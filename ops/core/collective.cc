@@ -1,5 +1,7 @@
 #include "core/collective.h"
 
+#include <algorithm>
+
 #include "core/combine.h"
 
 namespace tfdist {
@@ -90,6 +92,11 @@ bool Reduces(CollectiveKind kind) {
          kind == CollectiveKind::kReduceScatter;
 }
 
+bool AwaitsOpens(const Signature& signature, int rank) {
+  return static_cast<CollectiveKind>(signature.kind) == CollectiveKind::kBroadcast &&
+         static_cast<int>(signature.root) == rank;
+}
+
 std::string Describe(const Signature& signature) {
   const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
   std::string text = Title(signature);
@@ -121,5 +128,12 @@ bool BlocksAgree(const Signature& ours, int rank, const Signature& theirs, int p
 }
 
 std::string Collective::Title() const { return ::tfdist::Title(options_.signature); }
+
+int Collective::Unopened() const {
+  for (const int peer : Peers()) {
+    if (std::find(opened_by.begin(), opened_by.end(), peer) == opened_by.end()) return peer;
+  }
+  return -1;
+}
 
 }  // namespace tfdist

@@ -38,6 +38,11 @@ bool HasRoot(CollectiveKind kind);
 bool HasBlocks(CollectiveKind kind);  // of sizes that its callers give
 bool Reduces(CollectiveKind kind);
 
+// Whether `rank` ends this collective only when all its peers have opened it. The root of a
+// broadcast needs nothing from the others, and could have ended long before one of them turns out
+// to mean another collective; so it waits for their OPENs, which they send anyway.
+bool AwaitsOpens(const Signature& signature, int rank);
+
 // How a collective is carried out; each has a file of its own.
 enum class Algorithm : uint8_t {
   kAuto = 0,  // chosen by choose.h
@@ -126,6 +131,10 @@ class Collective {
   double timeout_seconds() const { return options_.timeout_seconds; }
   // "all_reduce 'dense/kernel'"
   std::string Title() const;
+  // Nothing is left to wait for on this rank, but chunks that have not been sent.
+  bool Complete() const { return Settled() && (!awaits_opens || Unopened() < 0); }
+  // The rank that it waits for, as long as it is not complete.
+  int Awaited() const { return Settled() ? Unopened() : WaitingFor(); }
   void Finish(const Status& status) { options_.done(status); }
 
   // Kept by the communicator.
@@ -134,9 +143,13 @@ class Collective {
   TimePoint next_check = TimePoint::max();  // when to ask whether the peers wait elsewhere
   size_t unsent_chunks = 0;
   std::vector<int> opened_by;
-  int cut_off_by = -1;  // a peer that closed its connection before it was sent everything
+  bool awaits_opens = false;  // see AwaitsOpens
+  int cut_off_by = -1;        // a peer that closed its connection before it was sent everything
 
  private:
+  // The first of its peers that has not opened it, or -1.
+  int Unopened() const;
+
   CollectiveOptions options_;
 };
 

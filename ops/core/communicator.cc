@@ -204,8 +204,8 @@ std::string Communicator::Waiting(double seconds) {
     const TimePoint now = Clock::now();
     for (const auto& collective : pending_) {
       const double waited = std::chrono::duration<double>(now - collective->started).count();
-      if (waited < seconds || collective->Settled()) continue;
-      const int peer = collective->WaitingFor();
+      if (waited < seconds || collective->Complete()) continue;
+      const int peer = collective->Awaited();
       const bool opened = std::find(collective->opened_by.begin(), collective->opened_by.end(),
                                     peer) != collective->opened_by.end();
       text = StrCat(Who(), ": ", collective->Title(), " has waited ", static_cast<int>(waited),

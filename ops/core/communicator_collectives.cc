@@ -23,6 +23,7 @@ void Communicator::Begin(std::unique_ptr<Collective> owned) {
     return;
   }
   Collective* collective = owned.get();
+  collective->awaits_opens = AwaitsOpens(collective->signature(), rank_);
   if (collective->id().key != kJoinKey) ++begun_;
   if (pending_.empty()) busy_since_ = collective->started;
   pending_.push_back(std::move(owned));
@@ -91,7 +92,7 @@ void Communicator::GiveUp(const Collective& collective) {
 }
 
 void Communicator::FinishIfComplete(Collective* collective) {
-  if (collective->Settled() && collective->unsent_chunks == 0) Finish(collective, Status());
+  if (collective->Complete() && collective->unsent_chunks == 0) Finish(collective, Status());
 }
 
 void Communicator::Finish(Collective* collective, const Status& status) {
@@ -151,9 +152,9 @@ void Communicator::CloseInquiry() {
   const std::string what =
       StrCat(Who(), ": ", collective->Title(), " ", collective->signature().shapes);
   if (collective->deadline <= Clock::now()) {
-    const Status status(StatusCode::kDeadlineExceeded,
-                        StrCat(what, " waited ", timeout, " s for ",
-                               inquiry.Culprit(collective->WaitingFor(), name)));
+    const Status status(
+        StatusCode::kDeadlineExceeded,
+        StrCat(what, " waited ", timeout, " s for ", inquiry.Culprit(collective->Awaited(), name)));
     return Fail(status, status);
   }
   const double interval = CheckSeconds(timeout);
@@ -185,8 +186,8 @@ Status Communicator::OnControl(int peer, const FrameHeader& header, std::string_
         if (const Status s = early_.AddOpen(id, {peer, std::move(theirs)}); !s.ok()) return s;
         StandIn(id);
       } else if (const Signature* ours = history_.Ended(id)) {
-        // It ended here without this peer, as a broadcast does on its root. It must have been the
-        // same all the same.
+        // It ended here without this peer, as a gather does on other ranks than its root. It must
+        // have been the same all the same.
         if (const Status s = Compare(*ours, peer, theirs); !s.ok()) Fail(s, s);
       }
       return Status();

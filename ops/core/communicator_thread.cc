@@ -154,7 +154,7 @@ void Communicator::PeerLeft(int peer) {
     const auto& opened = collective->opened_by;
     if (std::find(peers.begin(), peers.end(), peer) == peers.end()) continue;
     if (std::find(opened.begin(), opened.end(), peer) != opened.end()) continue;
-    if (collective->Settled()) continue;
+    if (collective->Complete()) continue;
     const Status status(StatusCode::kUnavailable,
                         StrCat(Who(), ": ", collective->Title(), " needs ", PeerName(peer),
                                ", which has finished its program"));
@@ -186,7 +186,7 @@ void Communicator::CheckGone() {
   if (!gone_) return;
   for (const auto& collective : pending_) {
     int peer = collective->cut_off_by;
-    if (peer < 0 && !collective->Settled()) peer = collective->WaitingFor();
+    if (peer < 0 && !collective->Complete()) peer = collective->Awaited();
     if (peer < 0 || links_[peer] != nullptr) continue;
     const Status status(StatusCode::kUnavailable,
                         StrCat(Who(), ": ", PeerName(peer),

@@ -18,10 +18,12 @@ void Plan::Combine(int step, int peer, Span own, Span into, size_t bytes, Finish
        finish});
 }
 
+void Plan::AddPeer(int peer) {
+  if (std::find(peers.begin(), peers.end(), peer) == peers.end()) peers.push_back(peer);
+}
+
 void Plan::Add(Transfer transfer) {
-  if (std::find(peers.begin(), peers.end(), transfer.peer) == peers.end()) {
-    peers.push_back(transfer.peer);
-  }
+  AddPeer(transfer.peer);
   if (transfer.bytes > 0) transfers.push_back(transfer);
 }
 

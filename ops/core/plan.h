@@ -46,6 +46,8 @@ struct Plan {
   void Receive(int step, int peer, Span into, size_t bytes);
   void Combine(int step, int peer, Span own, Span into, size_t bytes, Finish finish = Finish::kNo,
                Operands operands = Operands::kOwnFirst);
+  // Makes `peer` one with which the collective is checked, if it is not yet.
+  void AddPeer(int peer);
 
   // Each once, also those to which there is nothing to send: the ranks check that they agree.
   std::vector<int> peers;

@@ -10,8 +10,8 @@ namespace {
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-// Every rank sends a part of its tensors to each. If a rank decides how many rows each gets, it
-// first tells them.
+// Every rank sends a part of its tensors to each. Nobody knows how many rows the others have, so
+// they first tell each other how many each gets.
 class AllToAllKernel : public MovingKernel {
  public:
   using MovingKernel::MovingKernel;
@@ -24,24 +24,23 @@ class AllToAllKernel : public MovingKernel {
     const Tensor& given = context->input(count());
     auto sent = std::make_shared<Rows>(communicator.size(), count());
     if (given.NumElements() == 0) {
-      if (const absl::Status s = ShareEqually(inputs, sent.get()); !s.ok()) {
-        return End(context, *execution, s, done);
-      }
-      return Exchange(context, execution, *sent, *sent, false, done);
+      ShareEqually(inputs, sent.get());
+    } else {
+      absl::Status status = sent->Read(given, label());
+      if (status.ok()) status = sent->CheckTotals(inputs, label());
+      if (!status.ok()) return End(context, *execution, status, done);
     }
-    absl::Status status = sent->Read(given, label());
-    if (status.ok()) status = sent->CheckTotals(inputs, label());
-    if (!status.ok()) return End(context, *execution, status, done);
     auto received = std::make_shared<Rows>(communicator.size(), count());
     CollectiveOptions options;
     options.id = execution->id;
-    options.signature = DescribeParts(inputs, true);
+    options.signature = Describe(inputs, true);
     options.timeout_seconds = timeout_seconds();
     options.done = [this, context, execution, sent, received, done](const Status& status) {
       absl::Status result = ToTensorFlow(status);
+      if (result.ok()) result = CheckShared(*received);
       if (result.ok()) result = received->CheckReceived(label());
       if (!result.ok()) return End(context, *execution, result, done);
-      Exchange(context, execution, *sent, *received, true, done);
+      Exchange(context, execution, *sent, *received, done);
     };
     const std::vector<size_t> lines(communicator.size(), sent->line_bytes());
     communicator.AllToAll(std::move(options), DType::kInt64, lines, lines,
@@ -50,28 +49,34 @@ class AllToAllKernel : public MovingKernel {
   }
 
  private:
-  absl::Status ShareEqually(const std::vector<const Tensor*>& inputs, Rows* rows) const {
+  // A number of rows that the ranks cannot share equally is sent as what no number of rows can be,
+  // so that all ranks refuse it and none waits for the one that has it.
+  void ShareEqually(const std::vector<const Tensor*>& inputs, Rows* rows) const {
     for (int i = 0; i < count(); ++i) {
       const int64_t total = inputs[i]->dim_size(0);
-      if (total % rows->ranks() != 0) {
-        return absl::InvalidArgumentError(
-            StrCat("'", label(), "': expected a number of rows that ", rows->ranks(),
-                   " ranks can share equally, or splits, received ", total, " rows of tensor ", i));
+      if (total % rows->ranks() == 0) {
+        rows->Share(i, total);
+        continue;
       }
-      rows->Share(i, total);
+      for (int rank = 0; rank < rows->ranks(); ++rank) rows->at(rank, i) = -total;
+    }
+  }
+
+  absl::Status CheckShared(const Rows& received) const {
+    for (int rank = 0; rank < received.ranks(); ++rank) {
+      for (int i = 0; i < count(); ++i) {
+        if (received.at(rank, i) >= 0) continue;
+        return absl::InvalidArgumentError(
+            StrCat("'", label(), "': expected a number of rows that ", received.ranks(),
+                   " ranks can share equally, or splits, received ", -received.at(rank, i),
+                   " rows of tensor ", i, " on rank ", rank));
+      }
     }
     return absl::OkStatus();
   }
 
-  Signature DescribeParts(const std::vector<const Tensor*>& inputs, bool splits) const {
-    Signature signature = Describe(inputs, splits);
-    if (splits) signature.shapes += " with splits";
-    return signature;
-  }
-
   void Exchange(OpKernelContext* context, const std::shared_ptr<Execution>& execution,
-                const Rows& sent, const Rows& received, bool splits,
-                const DoneCallback& done) const {
+                const Rows& sent, const Rows& received, const DoneCallback& done) const {
     std::vector<const Tensor*> outputs;
     absl::Status status =
         AllocateRows(context, [&received](int i) { return received.Total(i); }, &outputs);
@@ -79,8 +84,8 @@ class AllToAllKernel : public MovingKernel {
     if (!status.ok()) return End(context, *execution, status, done);
     const std::vector<const Tensor*> inputs = Inputs(context);
     CollectiveOptions options = Options(context, execution, done);
-    if (splits) options.id = SecondPhase(execution->id);
-    options.signature = DescribeParts(inputs, splits);
+    options.id = SecondPhase(execution->id);
+    options.signature = Describe(inputs, true);
     execution->communicator->AllToAll(std::move(options), dtype(), BlockBytes(inputs, sent),
                                       BlockBytes(inputs, received), Blocks(inputs, sent),
                                       Blocks(outputs, received));

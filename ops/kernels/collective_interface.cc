@@ -136,20 +136,15 @@ REGISTER_COLLECTIVE("TfdistScatter")
     .Attr("root: int")
     .SetShapeFn([](InferenceContext* c) { return OtherRows(c, c->num_outputs()); });
 
-// `rows` is what this rank sends to each, `received` what each has sent to it.
+// `rows` is what this rank sends to each, `received` what each has sent to it. Of equal parts too
+// others may have sent other numbers of rows.
 REGISTER_COLLECTIVE("TfdistAllToAll")
     .Input("inputs: T")
     .Input("rows: int64")
     .Output("outputs: T")
     .Output("received: int64")
     .Attr("T: list(type) >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      const int count = c->num_outputs() - 1;
-      TF_RETURN_IF_ERROR(OtherRowsAndCounts(c));
-      if (InferenceContext::Value(c->NumElements(c->input(count))) != 0) return absl::OkStatus();
-      for (int i = 0; i < count; ++i) c->set_output(i, c->input(i));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(OtherRowsAndCounts);
 
 REGISTER_COLLECTIVE("TfdistBarrier").SetShapeFn(::tensorflow::shape_inference::NoOutputs);
 

@@ -63,6 +63,19 @@ Ending Broadcast(Communicator& comm, std::vector<T>& values, int root, const Wha
   return std::move(ending);
 }
 
+// Rank `root` has as many values for each rank as the others have room for. A root needs nothing of
+// the others and, with few values, may end before they start.
+template <typename T>
+Ending Scatter(Communicator& comm, std::vector<T>& values, int root, const What& what = {},
+               DType dtype = DType::kFloat32) {
+  auto [options, ending] = Prepare(comm, what);
+  const bool here = comm.rank() == root;
+  const size_t count = here ? values.size() / comm.size() : values.size(), width = sizeof(T);
+  comm.Scatter(std::move(options), dtype, std::vector<size_t>(comm.size(), count * width), root,
+               here ? View(values) : FlatView(), FlatView({{values.data(), count * width}}));
+  return std::move(ending);
+}
+
 // Every rank contributes as many values; this rank's are in place.
 template <typename T>
 Ending AllGather(Communicator& comm, std::vector<T>& values, const What& what = {},

@@ -96,7 +96,8 @@ void TestDisagreements() {
   TestDisagreement(a, gather, a_text, "all_gather 'd' float[10]");
 }
 
-// A root needs nothing from the others, so it may have finished before the disagreement shows.
+// What another rank takes for another root shows on every rank, at the latest in its next
+// collective: one that got the right data may have ended before.
 void TestDisagreementOnRoot(size_t count) {
   for (const int size : {2, 3, 4}) {
     auto comms = Connected(size);
@@ -114,7 +115,64 @@ void TestDisagreementOnRoot(size_t count) {
       EXPECT_CONTAINS(comms[rank]->status().message(), "broadcast 'from 0' (root 0)");
       EXPECT_CONTAINS(comms[rank]->status().message(),
                       StrCat("broadcast 'from ", size - 1, "' (root ", size - 1, ")"));
+      // Whoever is a root by its own account ends with it.
+      if (rank == 0 || rank == size - 1) EXPECT(!status.ok());
     }
+  }
+}
+
+// One rank receives something else than what is broadcast: it and the root end with the error, also
+// where the root sends it nothing itself; the others do so at the latest in their next collective.
+void TestBroadcastOfAnother(size_t count) {
+  for (const int size : {2, 3, 5}) {
+    for (int other = 1; other < size; ++other) {
+      auto comms = Connected(size);
+      std::vector<std::vector<float>> values(size, std::vector<float>(count, 1));
+      values[other].resize(count + 1);
+      std::vector<Ending> endings;
+      for (int rank = 0; rank < size; ++rank) {
+        const size_t own = values[rank].size();
+        endings.push_back(
+            Broadcast(*comms[rank], values[rank], 0, {7, "weights", StrCat("float[", own, "]")}));
+      }
+      std::vector<float> next(3);
+      for (int rank = 0; rank < size; ++rank) {
+        Status status = Wait(endings[rank]);
+        if (rank != 0 && rank != other && status.ok()) {
+          EXPECT(values[rank] == std::vector<float>(count, 1));
+          Ending ending = AllReduce(*comms[rank], next);
+          status = Wait(ending);
+        }
+        EXPECT_STATUS(status, StatusCode::kInvalidArgument);
+        EXPECT_CONTAINS(status.message(), "the ranks disagree on a collective");
+        for (const size_t shown : {count, count + 1}) {
+          EXPECT_CONTAINS(status.message(),
+                          StrCat("broadcast 'weights' (root 0) float[", shown, "]"));
+        }
+      }
+    }
+  }
+}
+
+// The root waits until all have started, and says for whom.
+void TestBroadcastWithout() {
+  for (const int size : {2, 5}) {
+    auto comms = Connected(size);
+    std::vector<std::vector<float>> values(size, std::vector<float>(10, 1));
+    std::vector<Ending> endings(size);
+    const auto broadcast = [&](int rank, double timeout) {
+      endings[rank] =
+          Broadcast(*comms[rank], values[rank], 0, {1, "weights", "float[10]", timeout});
+    };
+    for (int rank = 0; rank < size - 1; ++rank) broadcast(rank, 0);
+    EXPECT(Eventually(
+        [&] { return comms[0]->Waiting(0).find("for " + Rank(size - 1)) != std::string::npos; }));
+    broadcast(size - 1, 0);
+    for (Ending& ending : endings) EXPECT_OK(Wait(ending));
+    for (int rank = 0; rank < size - 1; ++rank) broadcast(rank, 0.2);
+    const Status status = Wait(endings[0]);
+    EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
+    EXPECT_CONTAINS(status.message(), "waited 0.2 s for " + Rank(size - 1));
   }
 }
 
@@ -169,6 +227,8 @@ void Main() {
   TestNoDeadline();
   TestDisagreements();
   for (const size_t count : {0, 10, 30000}) TestDisagreementOnRoot(count);
+  for (const size_t count : {0, 10, 30000}) TestBroadcastOfAnother(count);
+  TestBroadcastWithout();
   TestOppositeCollectives();
   TestSlowRank();
   TestBadRoot();

@@ -161,12 +161,13 @@ void TestAgainAndAgain(int size) {
   Ranks comms = Connected(size);
   OnRanks(size, [&](int rank) {
     for (int turn = 0; turn < 100; ++turn) {
-      // A root has finished a broadcast before the others have heard of it.
+      // A root has finished a scatter before the others have heard of it.
       std::vector<float> values(3, static_cast<float>(rank));
       const int root = turn % size;
       if (rank == root) {
-        Ending broadcast = Broadcast(*comms[rank], values, root, {1});
-        EXPECT_OK(Wait(broadcast));
+        std::vector<float> parts(size, 1);
+        Ending scatter = Scatter(*comms[rank], parts, root, {1});
+        EXPECT_OK(Wait(scatter));
       }
       auto joined = Join(*comms[rank]);
       EXPECT_OK(Wait(joined->ending));

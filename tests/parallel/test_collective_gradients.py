@@ -68,6 +68,11 @@ def gradients_of_reductions(ctx) -> None:
     share, more = divmod(shape[0], size)
     parts = np.concatenate([weights(r, (share + (r < more), 2)) for r in range(size)])
     check(ops.reduce_scatter, shape, rank, parts)
+    scales = {"prescale_factor": 0.5, "postscale_factor": 3.0}
+    scaled = lambda x: ops.all_reduce(x, **scales)  # noqa: E731
+    check(scaled, shape, rank, 1.5 * total)
+    scaled = lambda x: ops.reduce_scatter(x, reduce_op="mean", **scales)  # noqa: E731
+    check(scaled, shape, rank, 1.5 * parts / size)
     check(lambda x: ops.reduce_scatter(x, None, "mean"), shape, rank, parts / size)
 
 
@@ -121,7 +126,15 @@ def gradients_of_rows(ctx) -> None:
 
     equal = (2 * size, 2)
     back = [weights(r, equal)[2 * rank : 2 * rank + 2] for r in range(size)]
-    check(ops.all_to_all, equal, rank, np.concatenate(back))
+    as_many = lambda x: tf.ensure_shape(ops.all_to_all(x), equal)  # noqa: E731
+    check(as_many, equal, rank, np.concatenate(back))
+    # rank r has r + 1 rows for each rank
+    share = [r + 1 for r in range(size)]
+    come = (sum(share), 2)
+    before = slice(sum(share[:rank]), sum(share[: rank + 1]))
+    back = [weights(r, come)[before] for r in range(size)]
+    differing = lambda x: tf.ensure_shape(ops.all_to_all(x), come)  # noqa: E731
+    check(differing, (size * share[rank], 2), rank, np.concatenate(back))
     # rank r sends r + s rows to rank s
     splits = [rank + r for r in range(size)]
     sent = (sum(splits), 2)
@@ -135,6 +148,26 @@ def gradients_of_rows(ctx) -> None:
         count = sum(r + s for s in range(size))
         back.append(weights(r, (count, 2))[begin : begin + r + rank])
     check(uneven, sent, rank, np.concatenate(back))
+
+
+def gradients_of_rows_of_tables(ctx) -> None:
+    """Each row has the gradient of the reduced row that it became part of."""
+    rank, size = ctx.rank, ctx.size
+    table = (size + 3, 2)
+    # one that all have, one twice, and one that nobody else has; rank 0 has none
+    ids = [size, rank, size, size + 2][: 4 * min(rank, 1)]
+    slopes = sum(weights(r, table) for r in range(size))
+    for dtype in (tf.int32, tf.int64):
+        half_of_mean = {"reduce_op": "mean", "prescale_factor": 0.5}
+        for scale, options in ((1, {}), (0.5 / size, half_of_mean)):
+
+            def of_table(x, dtype=dtype, options=options):
+                own = tf.IndexedSlices(x, tf.constant(ids, dtype), tf.constant(table))
+                reduced = ops.all_reduce(own, **options)
+                # their order is the ranks' own affair
+                return tf.math.unsorted_segment_sum(reduced.values, reduced.indices, table[0])
+
+            check(of_table, (len(ids), 2), rank, slopes[np.array(ids, int)] * scale)
 
 
 @on_ranks(2)
@@ -195,4 +228,5 @@ def test_gradients_of_every_collective(ctx):
     gradients_of_reductions(ctx)
     gradients_of_extremes_and_products(ctx)
     gradients_of_rows(ctx)
+    gradients_of_rows_of_tables(ctx)
     gradients_through_loops_and_branches(ctx)

@@ -110,6 +110,16 @@ def rows_are_exchanged(ctx) -> None:
         mine = tf.cast(np.arange(size * 2)[:, None] * [1, 1] + 10 * rank, dtype)
         expected = [[2 * rank + i + 10 * other] * 2 for other in range(size) for i in range(2)]
         np.testing.assert_array_equal(ops.all_to_all(mine), tf.cast(expected, dtype))
+    # rank r has r times as many rows for each rank; of a list each has its own
+    mine = [tf.fill([rank * size, 2], rank), tf.fill([size], float(rank))]
+    uneven, even = ops.all_to_all(mine)
+    np.testing.assert_array_equal(uneven, np.repeat(range(size), range(size))[:, None] * [1, 1])
+    np.testing.assert_array_equal(even, range(size))
+    # all ranks hear of the one that has too few, and can go on
+    for bad in range(size):
+        problem = rf"'odd': .*that {size} ranks can share.* 1 rows of tensor 1 on rank {bad}"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=problem):
+            ops.all_to_all([mine[0], tf.zeros([1 if rank == bad else size])], label="odd")
     # rank r sends r + s rows to rank s
     splits = [rank + other for other in range(size)]
     targets = [other for other in range(size) for _ in range(rank + other)]
@@ -119,6 +129,69 @@ def rows_are_exchanged(ctx) -> None:
     np.testing.assert_array_equal(exchanged, expected)
     assert received.dtype == tf.int64
     np.testing.assert_array_equal(received, [rank + other for other in range(size)])
+
+
+def rows_of_tables_are_added(ctx) -> None:
+    """Each rank has a row of its own, twice one that all have, and rank 0 nothing at all."""
+    rank, size = ctx.rank, ctx.size
+    ids = [rank, 9, 9] if rank else []
+    total = np.zeros([10, 2])
+    for r in range(1, size):
+        np.add.at(total, [r, 9, 9], r + 1.0)
+    seen = [*range(1, size), 9]
+    for reduce_op, scale in (("sum", 1), ("mean", size)):
+        rows = tf.IndexedSlices(tf.fill([len(ids), 2], rank + 1.0), tf.constant(ids, tf.int64))
+        dense, slices = ops.all_reduce([tf.constant(1.0), rows], None, reduce_op)
+        assert float(dense) == size / scale
+        assert isinstance(slices, tf.IndexedSlices)
+        assert sorted(slices.indices.numpy()) == seen
+        np.testing.assert_allclose(slices.values, total[slices.indices.numpy()] / scale)
+        again = ops.all_reduce(rows, None, reduce_op, prescale_factor=0.5, postscale_factor=4.0)
+        np.testing.assert_array_equal(again.indices, slices.indices)
+        np.testing.assert_allclose(again.values, 2.0 * slices.values)
+    for reduce_op in ("max", "product"):
+        with pytest.raises(ValueError, match=f"'sum' or 'mean' for tf.IndexedSlices.*{reduce_op}"):
+            ops.all_reduce(rows, None, reduce_op)
+    small = tf.IndexedSlices(tf.ones([1, 2], tf.int8), [0])
+    for call in (ops.all_reduce, lambda slices: ops.fused_all_reduce([slices])):
+        with pytest.raises(TypeError, match="expected tf.IndexedSlices of float16.*int8"):
+            call(small)
+
+
+def factors_scale(ctx) -> None:
+    size, kinds = ctx.size, [dtype for dtype in DTYPES if dtype != "bool"]
+    for before, after in ((2.0, 1.0), (1, 3), (0.5, 2.0), (1.0, 0.4), (1 / 3, 1.0)):
+        mine = [tf.cast(tf.fill([size, 2], ctx.rank + 5), dtype) for dtype in kinds]
+        scaled = {"prescale_factor": before, "postscale_factor": after}
+        everywhere = ops.all_reduce(mine, **scaled)
+        parts = ops.reduce_scatter(mine, **scaled)
+        fused = ops.fused_all_reduce(mine, **scaled)
+        for dtype, *results in zip(kinds, everywhere, parts, fused, strict=True):
+            exact = tf.as_dtype(dtype).is_integer
+            cut = np.trunc if exact else np.asarray
+            total = sum(cut((rank + 5) * before) for rank in range(size))
+            for result in results:
+                assert result.dtype == dtype
+                np.testing.assert_allclose(
+                    result.numpy().astype("float64"), cut(total * after), rtol=0 if exact else 0.01
+                )
+    # float64 would not hold it
+    odd = tf.constant(2**53 + 1, tf.int64)
+    assert int(ops.all_reduce(odd, reduce_op="max", prescale_factor=2)) == 2**54 + 2
+    # 16 bits would not hold the factor
+    tiny = ops.all_reduce(tf.constant(1024.0, tf.float16), reduce_op="mean", prescale_factor=1e-8)
+    np.testing.assert_allclose(float(tiny), 1024e-8, rtol=1e-2)
+    assert bool(ops.all_reduce(tf.constant(True), postscale_factor=1.0))
+
+
+def numbers_of_ranks(ctx) -> None:
+    numbers = tf.function(lambda: (tfdist.rank_op(), tfdist.size_op(), tfdist.local_size_op()))
+    for found in (numbers(), (tfdist.rank_op(), tfdist.size_op(), tfdist.local_size_op())):
+        assert [int(n) for n in found] == [ctx.rank, ctx.size, ctx.size]
+    group = tfdist.new_group([1, 0])
+    if group is not None:
+        own = tf.function(lambda: tfdist.rank_op(group) + 10 * tfdist.size_op(group))
+        assert int(own()) == 1 - ctx.rank + 20
 
 
 def lists_travel_together(ctx) -> None:
@@ -199,6 +272,9 @@ def test_every_collective(ctx):
     reductions_of_every_dtype(ctx)
     rows_are_gathered_and_scattered(ctx)
     rows_are_exchanged(ctx)
+    rows_of_tables_are_added(ctx)
+    factors_scale(ctx)
+    numbers_of_ranks(ctx)
     lists_travel_together(ctx)
     strings(ctx)
 

@@ -200,7 +200,7 @@ def test_compression(ctx):
     labels = features @ random.normal(size=64).astype("float32") / 8
     own = [own_rows(array, ctx.rank, 2) for array in (features, labels)]
     results, sent, losses = [], [], []
-    for method in (None, "fp16", tfdist.compression.TopK(0.1, min_elements=512)):
+    for method in (None, tfdist.Compression.fp16, tfdist.compression.TopK(0.1, min_elements=512)):
         keras.utils.set_random_seed(0)
         model = keras.Sequential(
             [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)]

@@ -24,15 +24,15 @@ from tfdist.errors import (
 
 
 def finish_early(ctx):
-    """Rank 1 needs nothing from the others for its last broadcast, and comes to its end."""
+    """Rank 1 needs nothing from the others for its last collective, and comes to its end."""
     comm = tfdist.MultiWorkerMirroredStrategy().communicator
     for step in range(3):
         total = ops.all_reduce(tf.fill([5], float(step + ctx.rank)), comm)
         np.testing.assert_array_equal(total, [3.0 * step + 3] * 5)
     if ctx.rank != 1:
         ctx.wait_for("rank 1 has finished")
-    last = ops.broadcast(tf.fill([1000], float(ctx.rank)), comm, root=1)
-    np.testing.assert_array_equal(last, [1.0] * 1000)
+    last = ops.reduce(tf.fill([1000], float(ctx.rank)), comm, root=0)
+    np.testing.assert_array_equal(last, [3.0 if ctx.rank == 0 else 0.0] * 1000)
     ctx.report("done")
     if ctx.rank != 1:
         ctx.wait_for("leave")

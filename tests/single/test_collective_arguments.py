@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import ops, world
+from tfdist.cluster import Cluster
 from tfdist.errors import NotInitializedError
 
 
@@ -81,6 +82,17 @@ def test_what_is_refused(alone):
             call(tf.constant(["a"]), alone)
         with pytest.raises(TypeError, match="received complex64"):
             call(tf.constant([1j], tf.complex64), alone)
+    fused = lambda x, *ranks, **factor: ops.fused_all_reduce([x], *ranks, **factor)  # noqa: E731
+    for call in (ops.all_reduce, ops.reduce_scatter, fused):
+        for name in ("prescale_factor", "postscale_factor"):
+            for factor in ("2", None, True, 1j):
+                with pytest.raises(TypeError, match=f"{name} to be a number, received"):
+                    call(x, alone, **{name: factor})
+            for factor in (float("nan"), -float("inf")):
+                with pytest.raises(ValueError, match=f"{name} to be finite, received"):
+                    call(x, alone, **{name: factor})
+            with pytest.raises(TypeError, match="expected numbers to multiply by 0.5, .* bool"):
+                call(tf.constant([True]), alone, **{name: 0.5})
     with pytest.raises(TypeError, match="expected numbers for a mean, received bool"):
         ops.reduce(tf.constant(True), alone, reduce_op="mean")
     invalid = (tf.errors.InvalidArgumentError, ValueError)
@@ -109,6 +121,54 @@ def test_splits_that_do_not_fit(alone):
         ops.all_to_all(x, alone, [1, 1])
     with pytest.raises(ValueError, match="splits for each of 2 tensors"):
         ops.all_to_all([x, x], alone, [[2]])
+
+
+def test_ranks_are_looked_up_at_each_execution():
+    """A graph follows the job that this process belongs to."""
+    numbers = tf.function(
+        lambda: (
+            tfdist.rank_op(),
+            tfdist.size_op(),
+            tfdist.local_rank_op(),
+            tfdist.local_size_op(),
+        )
+    )
+    three = ("a:1", "b:1", "b:2")
+    try:
+        traced = None
+        for cluster, expected in (
+            (Cluster.local(), [0, 1, 0, 1]),
+            (Cluster(workers=three, task_index=2), [2, 3, 1, 2]),
+            (Cluster(workers=three[1:], task_index=0), [0, 2, 0, 2]),
+        ):
+            world.enter(cluster)
+            traced = traced or numbers.get_concrete_function()
+            assert [int(number) for number in traced()] == expected
+        assert all(o.dtype == tf.int32 and o.shape == () for o in traced.outputs)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            assert session.run(tfdist.size_op()) == 2
+        world.leave()
+        with pytest.raises(tf.errors.OpError, match="this process belongs to no job yet"):
+            traced()
+    finally:
+        world.leave()
+    with pytest.raises(TypeError, match="tfdist.rank_op: expected a tfdist.ops.Communicator"):
+        tfdist.rank_op(0)
+
+
+def test_objects_of_one_rank(alone):
+    thing = {"a": [1, 2]}
+    assert tfdist.broadcast_object(thing, communicator=alone) is thing
+    (copy,) = tfdist.all_gather_object(thing, communicator=alone)
+    assert copy == thing and copy is not thing
+    with tf.Graph().as_default():
+        assert tfdist.all_gather_object(None, communicator=alone) == [None]
+    with pytest.raises(ValueError, match="'it': rank 0 of 1 cannot pickle .*lambda"):
+        tfdist.broadcast_object(lambda: 0, communicator=alone, label="it")
+    with pytest.raises(ValueError, match="expected a root_rank from 0 to 0, received 1"):
+        tfdist.broadcast_object(thing, 1, communicator=alone)
+    with pytest.raises(RuntimeError, match="outside of tf.function"):
+        tf.function(lambda: tfdist.all_gather_object(1, communicator=alone))()
 
 
 def test_packed_strings_that_are_damaged():

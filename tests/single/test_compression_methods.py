@@ -48,6 +48,24 @@ def test_names_and_methods():
     assert len({FP16(), FP16(), FP16(min_elements=1)}) == 2
 
 
+def test_names_of_horovod():
+    """Classes with two static methods, which also name our methods."""
+    none, fp16 = tfdist.Compression.none, tfdist.Compression.fp16
+    assert method_of(none) == NoCompression() and compressor(fp16).method == FP16()
+    assert tfdist.CommunicationOptions(compression=fp16).compression == FP16()
+    x = tf.constant([0.1, 70000.0], tf.float64)
+    same, context = none.compress(x)
+    assert none.decompress(same, context) is same is x
+    small, context = fp16.compress(x)
+    assert small.dtype == tf.float16 and context == tf.float64
+    back = fp16.decompress(small, context)
+    assert back.dtype == tf.float64
+    np.testing.assert_array_equal(back, [float(np.float16(0.1)), np.inf])
+    whole, context = fp16.compress(tf.constant([1, 2**20]))
+    np.testing.assert_array_equal(fp16.decompress(whole, context), [1, 2**20])
+    assert whole.dtype == tf.int32
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

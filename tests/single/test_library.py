@@ -65,7 +65,10 @@ def test_import_is_light_and_every_public_name_resolves():
         "for name in tfdist.__all__: getattr(tfdist, name)\n"
         "import tensorflow as tf\n"
         "stock = tf.distribute.MultiWorkerMirroredStrategy\n"
-        "assert issubclass(tfdist.MultiWorkerMirroredStrategy, stock)"
+        "assert issubclass(tfdist.MultiWorkerMirroredStrategy, stock)\n"
+        "assert tfdist.CollectiveAllReduceStrategy is tfdist.MultiWorkerMirroredStrategy\n"
+        "assert issubclass(tfdist.TPUStrategy, tf.distribute.TPUStrategy)\n"
+        "assert 'never run' in tfdist.TPUStrategy.__doc__"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 

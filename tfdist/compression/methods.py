@@ -130,11 +130,12 @@ _NAMES = {
 }
 
 
-def method_of(compression: str | Compression | None) -> Compression | None:
+def method_of(compression: str | Compression | type | None) -> Compression | None:
     """Turns what users write into a method: "fp16" into `FP16()`.
 
     Args:
-      compression: "none", "fp16", "bf16", "topk", "powersgd", a `Compression`, or `None`.
+      compression: "none", "fp16", "bf16", "topk", "powersgd", a `Compression`, one of
+        `tfdist.Compression`, or `None`.
 
     Returns:
       The method; `None` for `None`.
@@ -146,13 +147,17 @@ def method_of(compression: str | Compression | None) -> Compression | None:
         return compression
     if isinstance(compression, str) and compression in _NAMES:
         return _NAMES[compression]()
+    from tfdist.compression.casts import Cast  # it stands on this module
+
+    if isinstance(compression, type) and issubclass(compression, Cast):
+        return compression.method()
     names = ", ".join(repr(name) for name in _NAMES)
     raise ValueError(
         f"compression: expected {names} or a method of tfdist.compression, received {compression!r}"
     )
 
 
-def compressor(compression: str | Compression | None) -> Compressor:
+def compressor(compression: str | Compression | type | None) -> Compressor:
     """Makes what compresses for one strategy or one optimizer, with a state of its own.
 
     Args:

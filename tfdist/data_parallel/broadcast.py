@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tfdist.data_parallel.callback import Callback
+from tfdist.data_parallel.local_variables import variable_of
+from tfdist.data_parallel.slots import identity, slots_of, variables_of
 from tfdist.variables import broadcast_variables
 
 
@@ -21,13 +24,26 @@ class BroadcastGlobalVariablesCallback(Callback):
       model.fit(data, callbacks=[tfdist.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
 
-    def __init__(self, root_rank: int = 0) -> None:
+    def __init__(self, root_rank: int = 0, local_variables: Iterable[Any] | None = None) -> None:
         """Makes the callback.
 
         Args:
           root_rank: whose values are taken.
+          local_variables: variables of the model that keep each rank's own values, and with them
+            what the optimizer has for them, such as their momentum. Their shapes may differ between
+            ranks.
+
+        Raises:
+          TypeError: something in `local_variables` is no variable.
         """
         super().__init__()
+        self._local = list(local_variables or ())
+        for variable in self._local:
+            if variable_of(variable) is None:
+                raise TypeError(
+                    f"tfdist.callbacks.{type(self).__name__}: expected variables as "
+                    f"local_variables, received {variable!r}"
+                )
         self._root_rank = root_rank
         self._done = False
 
@@ -47,9 +63,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         build = getattr(optimizer, "build", None)
         if build is not None and not getattr(optimizer, "built", False):
             build(self.model.trainable_variables)
-        broadcast_variables([*self.model.weights, *_variables(optimizer)], self._root_rank)
-
-
-def _variables(optimizer: Any) -> list:
-    variables = optimizer.variables  # a method of the optimizers of tf_keras.optimizers.legacy
-    return list(variables() if callable(variables) else variables)
+        everything = [*self.model.weights, *variables_of(optimizer)]
+        slots = [slot for variable in self._local for slot in slots_of(optimizer, variable)]
+        local = {identity(variable) for variable in (*self._local, *slots)}
+        broadcast_variables([v for v in everything if identity(v) not in local], self._root_rank)

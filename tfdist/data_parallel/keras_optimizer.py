@@ -43,17 +43,24 @@ class DistributedKerasOptimizer:
         else:
             self._accumulator.add(grads, variables, apply)
 
+    def register_local_var(self, variable: Any) -> None:
+        """Makes a variable local to each rank: its gradients are not reduced."""
+        self._reduction.local.register(variable)
+
     def get_config(self) -> dict[str, Any]:
         """What `from_config` needs."""
         plain = keras.optimizers.serialize(self._plain_class.from_config(super().get_config()))
-        return {"optimizer": plain, **self._options.get_config()}
+        return {"optimizer": plain, **front.saved(self._options, self._reduction)}
 
     @classmethod
     def from_config(cls, config, custom_objects=None) -> keras.Optimizer:
         """Makes the optimizer that was distributed, and distributes it."""
         options = copy.deepcopy(config)  # Keras changes it
         plain = keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
-        return distribute(plain, front.Options.from_config(options))
+        local = options.pop(front.LOCAL_VARIABLES, ())
+        distributed = distribute(plain, front.Options.from_config(options))
+        distributed._reduction.local.expect(local)
+        return distributed
 
 
 def distribute(

@@ -6,6 +6,7 @@ batch is N times larger, and so may the rate be, if it grows gradually in the fi
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ class LearningRateScheduleCallback(Callback):
     def __init__(
         self,
         initial_lr: float,
-        multiplier: Callable[[float], float],
+        multiplier: float | Callable[[float], float],
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,
@@ -35,7 +36,9 @@ class LearningRateScheduleCallback(Callback):
 
         Args:
           initial_lr: the rate that is multiplied.
-          multiplier: a function of the epoch, from 0.
+          multiplier: a function of the epoch, from 0; or a number m, which stands for
+            `lambda epoch: m ** (epoch - start_epoch)`: each epoch's rate is m times the one before.
+            So Horovod has it since 0.20; before, the number was the function's value.
           start_epoch: the first epoch, from 0, whose rate this sets.
           end_epoch: the first epoch after that; `None` means no end.
           staircase: whether to set it once an epoch. Otherwise before every batch, and the function
@@ -44,17 +47,19 @@ class LearningRateScheduleCallback(Callback):
           steps_per_epoch: batches in an epoch; `None` where `fit` knows.
 
         Raises:
-          TypeError: the multiplier is no function.
+          TypeError: the multiplier is neither.
         """
         super().__init__()
-        if not callable(multiplier):
+        is_number = isinstance(multiplier, numbers.Real) and not isinstance(multiplier, bool)
+        if not callable(multiplier) and not is_number:
             raise TypeError(
                 f"tfdist.callbacks.{type(self).__name__}: expected multiplier to be a function of "
-                f"the epoch, received {multiplier!r}, which Horovod's releases have taken for "
-                f"`lambda epoch: {multiplier!r}` or for `lambda epoch: {multiplier!r}**epoch`"
+                f"the epoch or a number, received {multiplier!r}"
             )
         self._initial_lr = initial_lr
-        self._multiplier = multiplier
+        self._multiplier = (
+            (lambda epoch: float(multiplier) ** (epoch - start_epoch)) if is_number else multiplier
+        )
         self._start_epoch = start_epoch
         self._end_epoch = float("inf") if end_epoch is None else end_epoch
         self._staircase = staircase

@@ -43,13 +43,17 @@ class DistributedLegacyOptimizer:
         self._accumulator.add(gradients, variables, apply)
         return self.iterations
 
+    def register_local_var(self, variable: Any) -> None:
+        """Makes a variable local to each rank: its gradients are not reduced."""
+        self._reduction.local.register(variable)
+
     def get_config(self) -> dict[str, Any]:
         """What `from_config` needs."""
         config = super().get_config()
         plain = tf_keras.optimizers.serialize(self._plain_class.from_config(dict(config)))
         # By this tf_keras knows how to read the rest.
         legacy = config.get("is_legacy_optimizer", True)
-        options = self._options.get_config()
+        options = front.saved(self._options, self._reduction)
         return {"optimizer": plain, "is_legacy_optimizer": legacy, **options}
 
     @classmethod
@@ -58,7 +62,10 @@ class DistributedLegacyOptimizer:
         options = copy.deepcopy(config)  # tf_keras changes it
         options.pop("is_legacy_optimizer")
         plain = tf_keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
-        return distribute(plain, front.Options.from_config(options))
+        local = options.pop(front.LOCAL_VARIABLES, ())
+        distributed = distribute(plain, front.Options.from_config(options))
+        distributed._reduction.local.expect(local)
+        return distributed
 
 
 def distribute(optimizer: Any, options: front.Options, name: str | None = None) -> Any:

@@ -13,6 +13,8 @@ from tfdist.data_parallel.accumulation import Accumulator
 from tfdist.data_parallel.reduction import Reduction, refuse_strategy
 
 ASKED = "tfdist.DistributedOptimizer"
+# In the config of an optimizer that has local variables: their names.
+LOCAL_VARIABLES = "local_variables"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Options:
     gradient_reduction: str = "mean"
     backward_passes_per_step: int = 1
     average_aggregated_gradients: bool = False
-    compression: str | Compression | None = None
+    compression: str | Compression | type | None = None
+    scale_local_gradients: bool = True
 
     def __post_init__(self) -> None:
         passes = self.backward_passes_per_step
@@ -53,7 +56,9 @@ class Options:
 
     def reduction(self) -> Reduction:
         """What is done to gradients."""
-        return Reduction(ASKED, self.gradient_reduction, self.compression)
+        return Reduction(
+            ASKED, self.gradient_reduction, self.compression, self.scale_local_gradients
+        )
 
     def accumulator(self) -> Accumulator | None:
         """Where gradients are summed before; None if each travels at once."""
@@ -62,13 +67,20 @@ class Options:
         return Accumulator(ASKED, self.backward_passes_per_step, self.average_aggregated_gradients)
 
 
+def saved(options: Options, reduction: Reduction) -> dict[str, Any]:
+    """What the config of a distributed optimizer has beside the plain one."""
+    names = reduction.local.names()
+    return options.get_config() | ({LOCAL_VARIABLES: names} if names else {})
+
+
 def DistributedOptimizer(  # noqa: N802, a class to its users
     optimizer: Any,
     gradient_reduction: str = "mean",
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-    compression: str | Compression | None = None,
+    compression: str | Compression | type | None = None,
     name: str | None = None,
+    scale_local_gradients: bool = True,
 ) -> Any:
     """Makes an optimizer apply the mean, or the sum, of the gradients of all ranks.
 
@@ -89,17 +101,20 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
       backward_passes_per_step: how many calls make one step.
       average_aggregated_gradients: whether the gradients of these calls are averaged, instead of
         added.
-      compression: how gradients travel: "fp16", "bf16", "topk", "powersgd" or a method of
-        `tfdist.compression`; `None` means as they are.
+      compression: how gradients travel: "fp16", "bf16", "topk", "powersgd", a method of
+        `tfdist.compression` or one of `tfdist.Compression`; `None` means as they are.
       name: the optimizer's new name.
+      scale_local_gradients: whether gradients of local variables are divided by the number of
+        ranks, as those that are averaged.
 
     Returns:
-      The optimizer.
+      The optimizer. Its method `register_local_var(variable)` makes a variable local to each rank:
+      its gradients are not reduced.
 
     Raises:
       ValueError: it is distributed already; it is used with a strategy, which reduces gradients
         itself; or an argument is none of the above.
-      TypeError: it is no optimizer.
+      TypeError: it is no optimizer; or `scale_local_gradients` is no bool.
       tfdist.errors.NotInitializedError: `tfdist.init()` comes first.
 
     Example:
@@ -111,7 +126,11 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
     ```
     """
     options = Options(
-        gradient_reduction, backward_passes_per_step, average_aggregated_gradients, compression
+        gradient_reduction,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        compression,
+        scale_local_gradients,
     )
     world.cluster(ASKED)
     refuse_strategy(ASKED)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import job, ops, world
 from tfdist.compression import Compressor, compressor
+from tfdist.data_parallel.local_variables import LocalVariables, variable_of
 
 
 class Reduction:
@@ -19,12 +20,24 @@ class Reduction:
       op: "mean" or "sum".
       compression: as for `tfdist.CommunicationOptions`; or what it makes, which keeps what is not
         sent for the next step.
+      scale_local_gradients: whether gradients of local variables are divided by the number of
+        ranks.
+
+    Attributes:
+      local: the variables whose gradients stay on this rank.
 
     Raises:
       ValueError: another `op` or `compression`.
+      TypeError: `scale_local_gradients` is no bool.
     """
 
-    def __init__(self, asked: str, op: str = "mean", compression: Any = None) -> None:
+    def __init__(
+        self,
+        asked: str,
+        op: str = "mean",
+        compression: Any = None,
+        scale_local_gradients: bool = True,
+    ) -> None:
         if op not in ("mean", "sum"):
             raise ValueError(
                 f'{asked}: expected gradient_reduction to be "mean" or "sum", received {op!r}'
@@ -33,6 +46,7 @@ class Reduction:
         self._op = op
         made = compression is None or isinstance(compression, Compressor)
         self._compressor: Compressor | None = compression if made else compressor(compression)
+        self.local = LocalVariables(asked, scale_local_gradients)
 
     def __call__(self, gradients: Sequence, variables: Sequence) -> list:
         """Reduces over the ranks of this process's job.
@@ -43,24 +57,30 @@ class Reduction:
           variables: what they are gradients of.
 
         Returns:
-          As many, the same on every rank; of slices each row once. Alone: what came.
+          As many, the same on every rank; of slices each row once. Those of local variables are
+          this rank's own. Alone: what came.
 
         Raises:
-          ValueError: a strategy would reduce them too.
+          ValueError: a strategy would reduce them too; or local variables of a saved optimizer
+            have not been registered again.
           tfdist.errors.NotInitializedError: this process belongs to no job.
           tf.errors.OpError: as `tfdist.ops.all_reduce`.
         """
         refuse_strategy(self._asked)
         gradients = list(gradients)
-        if world.cluster(self._asked).world_size == 1:
+        ranks = world.cluster(self._asked).world_size
+        if ranks == 1:
             return gradients
-        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        local = self.local.positions(variables)
+        for i in local:
+            gradients[i] = self.local.keep(gradients[i], ranks)
+        present = [i for i, g in enumerate(gradients) if g is not None and i not in local]
         reduced = ops.fused_all_reduce(
             [gradients[i] for i in present],
             job.communicator(self._asked),
             self._op,
             compressor=self._compressor,
-            variables=[_variable(variables[i]) for i in present],
+            variables=[variable_of(variables[i]) for i in present],
         )
         for i, gradient in zip(present, reduced, strict=True):
             gradients[i] = gradient
@@ -80,9 +100,3 @@ def refuse_strategy(asked: str) -> None:
             "which reduces over its replicas itself, so that it would be done twice: use one of "
             "the two"
         )
-
-
-def _variable(source: Any) -> tf.Variable | None:
-    """TensorFlow's variable behind a Keras variable; None for what is no variable."""
-    source = source if isinstance(source, tf.Variable) else getattr(source, "value", None)
-    return source if isinstance(source, tf.Variable) else None

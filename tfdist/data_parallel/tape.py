@@ -22,6 +22,8 @@ class DistributedGradientTape:
       compression: how gradients travel: "fp16", "bf16" or `None`, which means as they are. Other
         methods keep something for the next step, and tapes live for one: give them the same
         `tfdist.compression.compressor("topk")`.
+      scale_local_gradients: whether gradients of local variables are divided by the number of
+        ranks, as those that are averaged.
 
     Raises:
       ValueError: another `gradient_reduction` or `compression`; or a strategy is in use, which
@@ -43,7 +45,8 @@ class DistributedGradientTape:
         self,
         tape: tf.GradientTape,
         gradient_reduction: str = "mean",
-        compression: str | Compression | Compressor | None = None,
+        compression: str | Compression | Compressor | type | None = None,
+        scale_local_gradients: bool = True,
     ) -> None:
         asked = "tfdist.DistributedGradientTape"
         if not isinstance(compression, Compressor):
@@ -59,7 +62,7 @@ class DistributedGradientTape:
         if not isinstance(tape, tf.GradientTape):
             raise TypeError(f"{asked}: expected a tf.GradientTape, received {tape!r}")
         self._tape = tape
-        self._reduction = Reduction(asked, gradient_reduction, compression)
+        self._reduction = Reduction(asked, gradient_reduction, compression, scale_local_gradients)
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
@@ -73,6 +76,21 @@ class DistributedGradientTape:
             raise AttributeError(name)
         return getattr(self._tape, name)
 
+    def register_local_var(self, variable: Any) -> None:
+        """Makes a variable local to each rank: its gradients are not reduced.
+
+        Args:
+          variable: of TensorFlow or Keras, or a tensor that is a source of `gradient`.
+
+        Raises:
+          TypeError: something else.
+        """
+        self._reduction.local.register(variable)
+
+    def register_local_source(self, source: Any) -> None:
+        """As `register_local_var`, by the name that it has on Horovod's tape."""
+        self.register_local_var(source)
+
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
         """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over all ranks.
 
@@ -83,8 +101,9 @@ class DistributedGradientTape:
           **options: likewise.
 
         Returns:
-          The structure of `sources`, with the same values on every rank. What is unconnected to
-          the target is None. Gradients of embeddings are `tf.IndexedSlices`, each row once.
+          The structure of `sources`, with the same values on every rank, but for local variables.
+          What is unconnected to the target is None. Gradients of embeddings are `tf.IndexedSlices`,
+          each row once.
 
         Raises:
           tf.errors.OpError: as `tfdist.ops.all_reduce`.

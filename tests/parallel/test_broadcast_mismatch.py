@@ -1,0 +1,43 @@
+"""Ranks that mean other broadcasts: which of them get the error, and when."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+from ranks import on_ranks
+
+import tfdist
+from tfdist import ops
+
+# What the last rank broadcasts, besides float32[3] from rank 0 on all others.
+OTHERS = {
+    "dtype": (lambda x: tf.cast(x, tf.int32), 0, r"\(root 0\) int32\[3\]"),
+    "shape": (lambda x: tf.concat([x, x], 0), 0, r"\(root 0\) float\[6\]"),
+    "large": (lambda x: tf.tile(x, [10_000]), 0, r"\(root 0\) float\[30000\]"),
+    "root": (lambda x: x, -1, r"\(root {last}\) float\[3\]"),
+}
+
+
+@on_ranks(3)
+def test_every_rank_gets_the_error(ctx):
+    """Those that differ in the broadcast, one with the right data in its next collective."""
+    tfdist.init()
+    for size in (2, 3):
+        for label, (change, root, received) in OTHERS.items():
+            group = tfdist.new_group(range(size))  # an error ends it
+            if group is None:
+                continue
+            x, last = tf.constant([1.0, 2.0, 3.0]) + ctx.rank, size - 1
+            if ctx.rank == last:
+                x, root = change(x), root % size
+            else:
+                root = 0
+            received = received.format(last=last)
+            with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+                result = ops.broadcast(x, group, root, label=label)
+                assert ctx.rank not in (0, last)
+                assert result.numpy().tolist() == [1.0, 2.0, 3.0]
+                ops.all_reduce(x, group)
+            for said in (r"\(root 0\) float\[3\]", received):
+                raised.match(f"the ranks disagree.*broadcast '{label}' {said}")
+    assert float(ops.all_reduce(tf.constant(1.0))) == 3.0
