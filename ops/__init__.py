@@ -32,6 +32,7 @@ from tfdist.ops.server_records import (
     TableStats,
     TraceEvent,
 )
+from tfdist.ops.table_calls import EditKind
 from tfdist.ops.table_config import (
     EvictionPolicy,
     InitializerKind,
@@ -56,6 +57,7 @@ leave_tfdist_alone()
 __all__ = [
     "CommunicationStats",
     "Communicator",
+    "EditKind",
     "EvictionPolicy",
     "InitializerKind",
     "OptimizerConfig",

@@ -123,6 +123,70 @@ void TestPushThatIsSentAgain() {
   }
 }
 
+// Edits that were acknowledged are in the log, in their order with pushes; those that are sent
+// again after it was read are not carried out twice.
+void TestEdits() {
+  const ps::ServerOptions options = AsyncJob(2);
+  const Scratch file;
+  auto server = StartServer(options);
+  Worker first(0, 2);
+  first.Connect(*server);
+  int table = Create(first, "t", 1);
+  const auto edit = [&](Worker& worker, ps::EditKind kind, const Ids& ids, const Floats& values) {
+    ps::TableEdit edit;
+    edit.kind = kind;
+    edit.count = ids.size();
+    edit.ids = ids.data();
+    edit.content = values.data();
+    const uint64_t floats = values.empty() ? 0 : 1;
+    EXPECT_OK(Call(
+        [&](ps::Done done) { worker.client().EditRows(table, edit, floats, std::move(done)); }));
+  };
+  const auto push = [&](Worker& worker, const Ids& ids) {
+    EXPECT_OK(worker.Pull({}));
+    worker.client().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size(), 1))});
+    EXPECT_OK(worker.PushStaged());
+    EXPECT_OK(worker.client().Flush(kPatience));
+  };
+  edit(first, ps::EditKind::kUpsert, {1, 2, 3, 4}, {10, 20, 30, 40});
+  const ps::ServerImage image = CopyOf(server->Freeze(false, file.path));
+  push(first, {1, 2, 3, 9});
+  edit(first, ps::EditKind::kRemove, {2, 9}, {});
+  edit(first, ps::EditKind::kUpsert, {3, 5}, {33, 50});
+  push(first, {3});
+
+  const auto goes_on = [&] {
+    std::unique_ptr<ps::Server> copy;
+    EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
+    EXPECT_OK(copy->Restore(image));
+    uint64_t records = 0, left_out = 0;
+    EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
+    EXPECT(left_out == 0);
+    return copy;
+  };
+  const auto values = [](const ps::Server& of) {
+    Floats all;
+    for (const int64_t id : {1, 2, 3, 4, 5, 9}) all.push_back(ValueOf(*of.tables()[0], id));
+    return all;
+  };
+  auto copy = goes_on();
+  EXPECT(values(*copy) == Floats({9, 0, 32, 40, 50, 0}) && values(*server) == values(*copy));
+  EXPECT(copy->tables()[0]->row_count() == 4);
+  const ps::ServerImage again = CopyOf(copy->Freeze());
+  copy = StartServer(options, again);
+  // The same process, which counts its edits from the beginning.
+  Worker second(0, 2, 1, kPatience, 1000);
+  second.Connect(*copy);
+  table = Create(second, "t", 1);
+  for (int i = 0; i < 3; ++i) edit(second, ps::EditKind::kUpsert, {1}, {77});
+  EXPECT(ValueOf(*copy->tables()[0], 1) == 9);
+  edit(second, ps::EditKind::kUpsert, {1}, {77});
+  EXPECT(ValueOf(*copy->tables()[0], 1) == 77);
+
+  edit(first, ps::EditKind::kClear, {}, {});
+  EXPECT(goes_on()->tables()[0]->row_count() == 0);
+}
+
 // What the workers of a synchronous job have contributed to a step that was closed is not lost.
 void TestSynchronousSteps() {
   const ps::ServerOptions options = SyncJob(2);
@@ -176,6 +240,7 @@ void TestReplayOfAnotherTable() {
 void Main() {
   TestImageAndLog();
   TestPushThatIsSentAgain();
+  TestEdits();
   TestSynchronousSteps();
   TestReplayOfAnotherTable();
   std::puts("ps restored rows: ok");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,25 @@ COLUMNS = {  # dtype, and whether a row has several
     "counts": (np.uint32, False),
 }
 WITHOUT_SLOTS = ("ids", "values")
+# Where a file says what its slots are: how many numbers each has, by name, as JSON.
+SLOT_NAMES = "slot_names"
+
+
+def parse_slot_names(text: str, path: str) -> dict[str, int]:
+    """Reads what a file says of its slots.
+
+    Raises:
+      CheckpointError: it makes no sense.
+    """
+    try:
+        names = json.loads(text)
+        if isinstance(names, dict) and all(isinstance(n, int) for n in names.values()):
+            return names
+    except (ValueError, RecursionError):
+        pass
+    raise CheckpointError(
+        f"{path} is damaged: expected {SLOT_NAMES} to be counts by name, received {text[:100]!r}"
+    )
 
 
 def check_names(names: Sequence[str], path: str) -> None:

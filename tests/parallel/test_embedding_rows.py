@@ -1,0 +1,113 @@
+"""Rows that are written, removed and read by id, apart from training."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from embeddings import alone, held
+from ps_job import meet, on_job, served
+from ranks import on_ranks
+
+import tfdist
+from tfdist import ops
+
+
+@on_ranks(1)
+def test_upsert_remove_and_fetch(ctx):
+    strategy = alone()
+    with strategy.scope():
+        names = tfdist.EmbeddingTable("names", 2, optimizer="adagrad", initializer="ones")
+    assert names.size() == 0
+    names.upsert(["ann", "bob"], [[1, 2], [3, 4]])
+    names.upsert([["bob"], ["cid"]], np.array([[[5, 6]], [[7, 8]]]))
+    assert names.size() == 3 == held(names)["rows"]
+    assert names.contains([["ann", "dan"]]).numpy().tolist() == [[True, False]]
+    rows = names.fetch(["bob", "dan", "ann"])
+    assert rows.numpy().tolist() == [[5, 6], [1, 1], [1, 2]]
+    assert names.fetch(["dan", "ann"], default=-1).numpy().tolist() == [[-1, -1], [1, 2]]
+    assert names.fetch(["dan"], default=[8, 9]).numpy().tolist() == [[8, 9]]
+    assert names.size() == 3
+    names.remove(["ann", "eve"])
+    assert names.contains(["ann", "bob"]).numpy().tolist() == [False, True]
+    names.clear()
+    assert names.size() == 0
+    assert len(names.fetch()[0]) == 0
+
+    with pytest.raises(ValueError, match=r"'names': expected rows of shape \(2, 2\)"):
+        names.upsert(["ann", "bob"], [[1, 2, 3], [1, 2, 3]])
+    with pytest.raises(TypeError, match="expected integers or strings"):
+        names.remove([1.5])
+    with strategy.scope():
+        few = tfdist.EmbeddingTable("few", 1, input_dim=5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'few': expected ids from 0 to 4"):
+        few.upsert([5], [[0.0]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'few': expected ids from 0 to 4"):
+        few.contains([-1])
+
+
+@on_ranks(1)
+def test_in_functions_and_in_training(ctx):
+    strategy = alone()
+    with strategy.scope():
+        table = tfdist.EmbeddingTable(
+            "t", 1, optimizer="sgd", initializer="zeros", cache_rows=10, cache_steps=100
+        )
+        optimizer = keras.optimizers.SGD(1.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, None])])
+    def write_and_read(ids, rows):
+        before = ops.embedding_lookup(table, ids, training=False)
+        table.upsert(ids, rows)
+        written = table.fetch(ids)
+        size = table.size()
+        table.remove(ids[:1])
+        return before, written, size, table.contains(ids)
+
+    before, written, size, found = write_and_read([3, 4], [[5.0], [6.0]])
+    assert before.numpy().tolist() == [[0], [0]]
+    assert written.numpy().tolist() == [[5], [6]]
+    assert size == 2
+    assert found.numpy().tolist() == [False, True]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'t': expected rows of 1 numbers"):
+        write_and_read([3, 4], [[5.0, 1.0], [6.0, 1.0]])
+
+    @tf.function
+    def step(ids):
+        def of_replica():
+            with tf.GradientTape() as tape:
+                rows = ops.embedding_lookup(table, ids)
+                loss = tf.reduce_sum(rows)
+            optimizer.apply_gradients([(tape.gradient(loss, table.rows), table.rows)])
+            return rows
+
+        return strategy.run(of_replica)
+
+    ids = tf.constant([4, 9], tf.int64)
+    assert step(ids).numpy().tolist() == [[6], [0]]
+    assert step(ids).numpy().tolist() == [[6], [0]]  # cached
+    table.upsert([9], [[50.0]])
+    assert step(ids).numpy().tolist() == [[4], [50]]
+    assert table.fetch([4, 9]).numpy().tolist() == [[3], [49]]
+
+
+@on_job(2, 2)
+def test_two_workers_and_two_servers(ctx):
+    if served():
+        return
+    strategy = tfdist.ParameterServerStrategy()
+    with strategy.scope():
+        table = tfdist.EmbeddingTable("t", 2, initializer="zeros")
+    rank = strategy.extended.rank
+    ids = np.arange(100) + 100 * rank
+    table.upsert(ids, np.stack([ids, ids], 1))
+    meet(ctx, "written")
+    assert table.size() == 200
+    rows = table.fetch(np.arange(200))
+    np.testing.assert_array_equal(rows[:, 0], np.arange(200))
+    meet(ctx, "read")
+    table.remove(ids[::2])
+    meet(ctx, "removed")
+    assert table.size() == 100
+    assert not table.contains(np.arange(0, 200, 2)).numpy().any()
