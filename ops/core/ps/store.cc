@@ -80,7 +80,7 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply,
                            std::vector<std::shared_ptr<Table>>* replaced, bool is_replay) {
   const auto lock = Exclude();
   const size_t count = request.entries.size();
-  std::vector<std::unique_ptr<Table>> made(count);
+  std::vector<std::shared_ptr<Table>> made(count);
   for (size_t i = 0; i < count; ++i) {
     const TableRequest::Entry& entry = request.entries[i];
     const auto known = table_numbers_.find(entry.name);
@@ -90,9 +90,11 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply,
       if (SaysTheSame(entry.config, table.config())) continue;
       if (Status s = CheckTable(entry, known->second, is_replay); !s.ok()) return s;
     }
-    if (Status s = Table::Create(entry.config, &made[i], entry.name); !s.ok()) {
+    std::unique_ptr<Table> fresh;
+    if (Status s = Table::Create(entry.config, &fresh, entry.name); !s.ok()) {
       return Status(s.code(), StrCat("table '", entry.name, "': ", s.message()));
     }
+    made[i] = std::move(fresh);
     if (!is_new) CopyValues(*tables_[known->second], made[i].get(), memory_);
   }
   const size_t before = tables_.size();
