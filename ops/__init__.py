@@ -45,7 +45,7 @@ from tfdist.ops.table_rows import sum_rows
 
 def __getattr__(name: str):
     # They stand on the strategies, which stand on this package.
-    if name in ("embedding_lookup", "prefetch_rows"):
+    if name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
         from tfdist import embedding
 
         return getattr(embedding, name)
@@ -96,6 +96,7 @@ __all__ = [
     "prefetched",
     "reduce",
     "reduce_scatter",
+    "safe_embedding_lookup_sparse",
     "scatter",
     "sum_rows",
     "sum_taken",

@@ -4,7 +4,7 @@
 begin (`initializers`) and change (the optimizers below), and how ids of all kinds become rows.
 """
 
-from tfdist.embedding.lookup import embedding_lookup
+from tfdist.embedding.lookup import embedding_lookup, safe_embedding_lookup_sparse
 from tfdist.embedding.optimizers import (
     SGD,
     Adadelta,
@@ -44,4 +44,5 @@ __all__ = [
     "RowWiseAdagrad",
     "embedding_lookup",
     "prefetch_rows",
+    "safe_embedding_lookup_sparse",
 ]
