@@ -4,6 +4,7 @@
 begin (`initializers`) and change (the optimizers below), and how ids of all kinds become rows.
 """
 
+from tfdist.embedding.fields import field_ids
 from tfdist.embedding.lookup import embedding_lookup, safe_embedding_lookup_sparse
 from tfdist.embedding.optimizers import (
     SGD,
@@ -43,6 +44,7 @@ __all__ = [
     "RowOptimizer",
     "RowWiseAdagrad",
     "embedding_lookup",
+    "field_ids",
     "prefetch_rows",
     "safe_embedding_lookup_sparse",
 ]

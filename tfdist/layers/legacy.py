@@ -1,4 +1,4 @@
-"""The embedding layer for tf_keras."""
+"""The embedding layers for tf_keras."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tf_keras
 
 from tfdist.keras import legacy_tables
 from tfdist.layers.remote_embedding import RemoteEmbedding
+from tfdist.layers.remote_field_wise import RemoteFieldWise
 from tfdist.strategies.table_variable import ROWS
 
 legacy_tables.send_rows_to_servers()
@@ -41,3 +42,14 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
 
     def _variable(self) -> tf.Variable:
         return self.rows
+
+
+@tf_keras.saving.register_keras_serializable("tfdist")
+class FieldWiseEmbedding(RemoteFieldWise, Embedding):
+    """As `tfdist.layers.FieldWiseEmbedding`, for models of tf_keras."""
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the variables that stand for the tables."""
+        super().build(input_shape)
+        if self._slot_tables is not None:
+            self.rows_by_slot = [table.weight(self._make_rows) for table in self._slot_tables]
