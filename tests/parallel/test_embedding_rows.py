@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from embeddings import alone, held
-from ps_job import meet, on_job, served
-from ranks import on_ranks
+from ps_job import meet, on_job, roles, served
+from ranks import on_ranks, start_ranks
 
 import tfdist
 from tfdist import ops
@@ -111,3 +111,40 @@ def test_two_workers_and_two_servers(ctx):
     meet(ctx, "removed")
     assert table.size() == 100
     assert not table.contains(np.arange(0, 200, 2)).numpy().any()
+
+
+def make_table(ctx, arguments, folder):
+    """Returns the rows of a table that a checkpoint may have, or why there are none."""
+    if served():
+        return None
+    strategy = tfdist.ParameterServerStrategy(checkpoint_dir=folder)
+    results = []
+    for each in arguments:
+        with strategy.scope():
+            table = tfdist.EmbeddingTable("t", 2, **each)
+        try:
+            found, rows = table.fetch()
+            results.append(dict(zip(found.tolist(), rows.tolist(), strict=True)))
+        except ValueError as error:
+            results.append(str(error))
+    if results == [{}]:
+        table.upsert([7, 8], [[1, 2], [3, 4]])
+    return results
+
+
+def test_a_checkpoint_of_another_optimizer(tmp_path):
+    folder = str(tmp_path / "snapshots")
+
+    def run(*arguments):
+        options = {"arguments": arguments, "folder": folder}
+        env = {"TFDIST_CHECKPOINT_DIR": folder}
+        with start_ranks(make_table, 2, kwargs=options, roles=roles(1), env=env) as ranks:
+            outcomes = ranks.join(timeout=60)
+        assert outcomes[0].ok, outcomes[0]
+        return outcomes[0].result
+
+    assert run({}) == [{}]
+    refusal, rows = run({"optimizer": "adam"}, {"optimizer": "adam", "reset_slots": True})
+    assert "the slots accumulator (2); expected momentum (2), velocity (2)" in refusal
+    assert "with reset_slots=True its rows keep their values" in refusal
+    assert rows == {7: [1, 2], 8: [3, 4]}
