@@ -91,15 +91,43 @@ def test_in_functions_and_in_training(ctx):
     assert step(ids).numpy().tolist() == [[4], [50]]
     assert table.fetch([4, 9]).numpy().tolist() == [[3], [49]]
 
+    # In a step too lookups and edits come in the order of the program.
+    with strategy.scope():
+        other = tfdist.EmbeddingTable("other", 1, initializer="ones")
 
+    @tf.function
+    def count():
+        def of_replica():
+            rows = ops.embedding_lookup(other, ids)
+            other.upsert(ids, rows + 1)
+            written = ops.embedding_lookup(other, ids)
+            other.remove(ids)
+            return rows, written, ops.embedding_lookup(other, ids), other.size()
+
+        return strategy.run(of_replica)
+
+    for _ in range(3):
+        first, written, anew, size = count()
+        assert [x.numpy().tolist() for x in (first, written, anew)] == [
+            [[1], [1]],
+            [[2], [2]],
+            [[1], [1]],
+        ]
+        assert size == 2
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "all_reduce"])
 @on_job(2, 2)
-def test_two_workers_and_two_servers(ctx):
+def test_two_workers_and_two_servers(ctx, mode):
     if served():
         return
-    strategy = tfdist.ParameterServerStrategy()
+    if mode == "all_reduce":
+        strategy = tfdist.MultiWorkerMirroredStrategy()
+    else:
+        strategy = tfdist.ParameterServerStrategy(mode=mode)
     with strategy.scope():
         table = tfdist.EmbeddingTable("t", 2, initializer="zeros")
-    rank = strategy.extended.rank
+    rank = ctx.rank
     ids = np.arange(100) + 100 * rank
     table.upsert(ids, np.stack([ids, ids], 1))
     meet(ctx, "written")

@@ -181,10 +181,14 @@ class EmbeddingTable:
             make = make or _make_variable
             is_here = tf.distribute.get_strategy() is self.strategy
             scope = contextlib.nullcontext() if is_here else self.strategy.scope()
-            # A graph allows fewer characters in a scope than a table in its name.
-            with scope, tf.name_scope(re.sub(r"[^A-Za-z0-9_./-]", "_", self.name)):
+            with scope, tf.name_scope(self.scope_name):
                 self._weight = make((0, self.output_dim), ROWS)
         return self._weight
+
+    @property
+    def scope_name(self) -> str:
+        """The table's name as a graph allows it: with fewer characters."""
+        return re.sub(r"[^A-Za-z0-9_./-]", "_", self.name)
 
     @property
     def rows(self) -> TableVariable:

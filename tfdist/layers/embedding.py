@@ -99,7 +99,8 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
         """The variable that stands for a shared table."""
 
         def make(shape: tuple[int, int], name: str) -> keras.Variable:
-            with keras.name_scope(table.name):
+            # Keras allows no path in a scope's name.
+            with keras.name_scope(table.scope_name.replace("/", "_")):
                 return keras.Variable("zeros", shape, "float32", name=name, autocast=False)
 
         return table.weight(make)

@@ -7,6 +7,8 @@
 #include <new>
 #include <utility>
 
+#include "core/ps/table_batch.h"
+
 namespace tfdist::ps {
 namespace {
 
