@@ -32,6 +32,7 @@ from tfdist.ops.server_records import (
     TableStats,
     TraceEvent,
 )
+from tfdist.ops.table_calls import EditKind
 from tfdist.ops.table_config import (
     EvictionPolicy,
     InitializerKind,
@@ -44,7 +45,7 @@ from tfdist.ops.table_rows import sum_rows
 
 def __getattr__(name: str):
     # They stand on the strategies, which stand on this package.
-    if name in ("embedding_lookup", "prefetch_rows"):
+    if name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
         from tfdist import embedding
 
         return getattr(embedding, name)
@@ -56,6 +57,7 @@ leave_tfdist_alone()
 __all__ = [
     "CommunicationStats",
     "Communicator",
+    "EditKind",
     "EvictionPolicy",
     "InitializerKind",
     "OptimizerConfig",
@@ -94,6 +96,7 @@ __all__ = [
     "prefetched",
     "reduce",
     "reduce_scatter",
+    "safe_embedding_lookup_sparse",
     "scatter",
     "sum_rows",
     "sum_taken",

@@ -16,6 +16,8 @@ class OptimizerKind(enum.IntEnum):
     ADAMAX = 5
     FTRL = 6
     LION = 7
+    ADADELTA = 8
+    NADAM = 9
 
 
 class OptimizerConfig(ctypes.Structure):
@@ -36,4 +38,8 @@ class OptimizerConfig(ctypes.Structure):
         ("l2_regularization_strength", ctypes.c_double),
         ("l2_shrinkage_regularization_strength", ctypes.c_double),
         ("beta", ctypes.c_double),
+        ("beta_2_decay", ctypes.c_double),
+        ("epsilon_1", ctypes.c_double),
+        ("epsilon_2", ctypes.c_double),
+        ("clip_threshold", ctypes.c_double),
     ]

@@ -49,6 +49,7 @@ class ServerStats:
       log_failed: 1 if rows were changed that are neither saved nor in the log.
       memory_held: bytes that are counted: values, rows of tables and buffers of requests.
       memory_budget: what these may be at most; 0: there is no limit.
+      edits: edits of tables' rows (`EmbeddingTable.upsert` and the like) that were carried out.
     """
 
     pulls: int
@@ -68,6 +69,7 @@ class ServerStats:
     log_failed: int
     memory_held: int
     memory_budget: int
+    edits: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,23 +14,35 @@ from tfdist.ops.client_calls import CALLS
 from tfdist.ops.table_config import TableConfig
 
 
+class EditKind(enum.IntEnum):
+    """Numbered as `EditKind` in core/ps/table_edit.h; `assign_rows` makes the others."""
+
+    UPSERT = 3
+    REMOVE = 4
+    CLEAR = 5
+
+
 class TableCalls:
     """The part of `ParameterClient` that is about rows of tables."""
 
     handle: int
 
-    def create_table(self, name: str, config: TableConfig) -> int:
+    def create_table(self, name: str, config: TableConfig, resets_slots: bool = False) -> int:
         """Creates an embedding's table on all servers, unless they have it; returns its number.
 
         Args:
           name: the same in all workers.
           config: likewise.
+          resets_slots: a table of a checkpoint that has another configuration takes this one, if
+            its rows are as wide: they keep their values, and slots begin as those of new rows.
 
         Raises:
           tf.errors.InvalidArgumentError: it makes no sense, or differs from that of the table.
         """
         table = ctypes.c_int()
-        CALLS.create_table(self.handle, name.encode(), ctypes.byref(config), ctypes.byref(table))
+        CALLS.create_table(
+            self.handle, name.encode(), ctypes.byref(config), resets_slots, ctypes.byref(table)
+        )
         return table.value
 
     def lookup(
@@ -84,6 +97,58 @@ class TableCalls:
             tables=[table.table for table in tables],
             wires=_wires(tables),
             training=training,
+        )
+
+    def edit_rows(
+        self, table: Any, kind: EditKind, ids: tf.Tensor, rows: tf.Tensor
+    ) -> tf.Operation | None:
+        """Changes rows from outside of a step; done when the servers have acknowledged it.
+
+        Args:
+          table: as of `lookup`.
+          kind: UPSERT writes values: new rows have first slots, others keep theirs. REMOVE removes
+            rows. CLEAR removes all.
+          ids: int64; of CLEAR empty.
+          rows: float32, for each id of UPSERT a row; else empty.
+
+        Raises:
+          tf.errors.InvalidArgumentError: there are not as many rows as ids, or of another width.
+          tf.errors.OpError: a server refused, or does not answer.
+        """
+        return library.graph_ops().tfdist_ps_edit_rows(
+            variable=table.handle,
+            ids=ids,
+            rows=rows,
+            client=self.handle,
+            table=table.table,
+            kind=int(kind),
+        )
+
+    def find_rows(self, table: Any, ids: tf.Tensor, values: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """Tells which ids have a row, and makes none. It does not count as a use.
+
+        Args:
+          table: as of `lookup`.
+          ids: int64, of any shape.
+          values: bring rows too.
+
+        Returns:
+          bool of the shape of `ids`; and float32 of that shape and the table's width, of an id
+          without a row what it would begin as; empty without `values`.
+        """
+        return library.graph_ops().tfdist_ps_find_rows(
+            variable=table.handle,
+            ids=ids,
+            client=self.handle,
+            table=table.table,
+            width=table.width,
+            values=values,
+        )
+
+    def table_size(self, table: Any) -> tf.Tensor:
+        """Returns how many rows all servers together have of a table, int64."""
+        return library.graph_ops().tfdist_ps_table_size(
+            variable=table.handle, client=self.handle, table=table.table
         )
 
     def set_lookup_group(self, group: int, level: int, size: int) -> None:

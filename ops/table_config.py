@@ -17,6 +17,8 @@ class RowRule(enum.IntEnum):
     ROWWISE_ADAGRAD = 2
     GROUP_FTRL = 3
     EXACT_ADAM = 4
+    ADAFACTOR = 5
+    LAMB = 6
 
 
 class InitializerKind(enum.IntEnum):
@@ -53,6 +55,7 @@ class TableConfig(ctypes.Structure):
         ("width", ctypes.c_uint32),
         ("rule", ctypes.c_uint8),
         ("optimizer", OptimizerConfig),
+        ("weight_decay", ctypes.c_double),
         ("group_penalty", ctypes.c_double),
         ("first_slots", ctypes.c_double * _MAX_SLOTS),
         ("initializer", RowInitializer),
@@ -63,6 +66,19 @@ class TableConfig(ctypes.Structure):
         ("ttl_seconds", ctypes.c_double),
         ("min_norm", ctypes.c_double),
     ]
+
+    def slots(self) -> dict[str, int]:
+        """Returns what the servers keep of a row besides its value: how many numbers, by name.
+
+        What has the same name means the same, whichever optimizer keeps it.
+        """
+        if self.rule == RowRule.ROWWISE_ADAGRAD:
+            return {"row accumulator": 1}
+        names = _SLOTS_OF_RULES.get(self.rule) or _elementwise_slots(self.optimizer)
+        slots = dict.fromkeys(names, self.width)
+        if self.rule == RowRule.EXACT_ADAM:
+            slots["step"] = 1
+        return slots
 
     def __init__(self, **fields) -> None:
         whole = {
@@ -75,3 +91,31 @@ class TableConfig(ctypes.Structure):
             "policy": EvictionPolicy.LRU,
         }
         super().__init__(**{**whole, **fields})
+
+
+_SLOTS_OF_RULES = {
+    RowRule.GROUP_FTRL: ("accumulator", "linear"),
+    RowRule.EXACT_ADAM: ("momentum", "velocity"),
+    RowRule.ADAFACTOR: ("velocity",),
+    RowRule.LAMB: ("momentum", "velocity"),
+}
+
+
+def _elementwise_slots(optimizer: OptimizerConfig) -> list[str]:
+    """In the order of `SlotCount` in core/ps/optimizer.h; "change" has the learning rate in it."""
+    kind = OptimizerKind(optimizer.kind)
+    if kind == OptimizerKind.SGD:
+        return ["change"] if optimizer.momentum else []
+    if kind == OptimizerKind.RMSPROP:
+        names = {"velocity": True, "change": optimizer.momentum > 0, "mean": optimizer.centered}
+        return [name for name, is_kept in names.items() if is_kept]
+    if kind == OptimizerKind.ADAM:
+        return ["momentum", "velocity", *(["largest velocity"] if optimizer.amsgrad else [])]
+    return {
+        OptimizerKind.ADAGRAD: ["accumulator"],
+        OptimizerKind.ADAMAX: ["momentum", "norm"],
+        OptimizerKind.FTRL: ["accumulator", "linear"],
+        OptimizerKind.LION: ["momentum"],
+        OptimizerKind.ADADELTA: ["squared gradient", "squared change"],
+        OptimizerKind.NADAM: ["momentum", "velocity"],
+    }[kind]

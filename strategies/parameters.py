@@ -131,12 +131,13 @@ class Parameters:
         self._parameters[number] = Parameter(name, shape, dtype, placed_as)
         return number
 
-    def add_table(self, name: str, config: ops.TableConfig) -> int:
+    def add_table(self, name: str, config: ops.TableConfig, resets_slots: bool = False) -> int:
         """Makes an embedding's table known, which the servers create, and returns its number.
 
         Args:
           name: the same in all workers.
           config: likewise.
+          resets_slots: as of `ParameterClient.create_table`.
 
         Raises:
           ValueError: this process, or another worker, has another table of this name.
@@ -144,7 +145,7 @@ class Parameters:
         content = bytes(config)
         if name not in self._tables:
             try:
-                number = self.client.create_table(name, config)
+                number = self.client.create_table(name, config, resets_slots)
             except tf.errors.InvalidArgumentError as error:
                 # Not as it is: Keras wraps what layers raise, and cannot make another of these.
                 raise ValueError(

@@ -20,7 +20,7 @@ from tensorflow.python.checkpoint.tensor_callable import Callable
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
 from tfdist import ops
-from tfdist.ps.table_columns import COLUMNS, no_rows
+from tfdist.ps.table_columns import SAVED, no_rows
 from tfdist.strategies.base import StrategyBase
 from tfdist.strategies.graphs import current_graph, in_graph_of_tensorflow_1
 from tfdist.strategies.server_variable import ServerVariable
@@ -108,13 +108,13 @@ class TableVariable(ServerVariable):
         """Makes this the stand-in of a table, which is created on the servers.
 
         Args:
-          spec: the `EmbeddingTable`: its `name`, and `config()`.
+          spec: the `EmbeddingTable`: its `name`, `config()` and `reset_slots`.
 
         Raises:
           ValueError: there is another table of this name, or another one was used here.
         """
         if self._spec is not spec:
-            number = self._parameters.add_table(spec.name, spec.config())
+            number = self._parameters.add_table(spec.name, spec.config(), spec.reset_slots)
             if self.is_used and number != self._table:
                 raise ValueError(
                     f"embedding table {spec.name!r}: a step that was traced before uses table "
@@ -194,13 +194,13 @@ class TableVariable(ServerVariable):
             _COLUMN + name: Callable(
                 functools.partial(column, name), tf.as_dtype(dtype), self.device
             )
-            for name, (dtype, _) in COLUMNS.items()
+            for name, dtype in SAVED.items()
         }
         return {**super()._serialize_to_tensors(), **rows}
 
     def _restore_from_tensors(self, restored_tensors):
         # A checkpoint of before has no rows.
-        names = [name for name in COLUMNS if _COLUMN + name in restored_tensors]
+        names = [name for name in SAVED if _COLUMN + name in restored_tensors]
 
         def restore(*columns: np.ndarray) -> None:
             restored = dict(zip(names, columns, strict=True))
@@ -249,6 +249,36 @@ def lookup(
         variable.is_used = variable.is_used or parameters.in_step
     with tf.device("/device:CPU:0"):
         return parameters.lookup(variables, ids, training)
+
+
+def edit(
+    variable: TableVariable, kind: ops.EditKind, ids: tf.Tensor, rows: tf.Tensor
+) -> tf.Operation | None:
+    """Changes rows of a table at once, not at the end of a step; as `ParameterClient.edit_rows`."""
+    client = _prepared(variable)
+    with tf.device("/device:CPU:0"):
+        return client.edit_rows(variable, kind, ids, rows)
+
+
+def find(variable: TableVariable, ids: tf.Tensor, values: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `ParameterClient.find_rows`."""
+    client = _prepared(variable)
+    with tf.device("/device:CPU:0"):
+        return client.find_rows(variable, ids, values)
+
+
+def size(variable: TableVariable) -> tf.Tensor:
+    """As `ParameterClient.table_size`."""
+    client = _prepared(variable)
+    with tf.device("/device:CPU:0"):
+        return client.table_size(variable)
+
+
+def _prepared(variable: TableVariable) -> ops.ParameterClient:
+    variable.parameters.touch(variable, read=False)
+    # A function that is traced knows the table's number from now on.
+    variable.is_used = variable.is_used or current_graph() is not None
+    return variable.parameters.client
 
 
 def flat_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:

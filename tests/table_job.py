@@ -86,6 +86,7 @@ class Worker(Tables):
       rank: its own.
       workers: how many there are.
       start: the servers let nobody in yet.
+      process: the number of its process.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class Worker(Tables):
         rank: int = 0,
         workers: int = 1,
         start: bool = True,
+        process: int = 1000,
     ) -> None:
-        super().__init__(ops.ParameterClient(rank, workers, 1000 + rank, len(servers)))
+        super().__init__(ops.ParameterClient(rank, workers, process + rank, len(servers)))
         OPEN.callback(self.client.close)
         for i, server in enumerate(servers):
             if start:
@@ -115,6 +117,19 @@ def rows_of(server: ops.ParameterServer) -> dict[str, dict[int, bytes]]:
                     assert row not in rows
                     head = bit.used[i].tobytes() + bit.counts[i].tobytes()
                     rows[row] = head + bit.content[i].tobytes()
+    return found
+
+
+def dumped(worker: Tables, table) -> dict[int, bytes]:
+    """The rows of a table on the first server, as `rows_of` gives them, but as a worker reads them.
+
+    `rows_of` takes a copy, so that what the server saves next as changed is what changed since.
+    """
+    found = {}
+    for bit in ops.dump_rows(worker.client, table, 0, slots=True):
+        for i, row in enumerate(bit.ids.tolist()):
+            head = bit.used[i].tobytes() + bit.counts[i].tobytes()
+            found[row] = head + bit.content[i].tobytes()
     return found
 
 

@@ -149,6 +149,57 @@ REGISTER_OP("TfdistPsStageRows")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
+// Edits rows of a table on all servers that have them; done when they have acknowledged it. The
+// kind is that of core/ps/table_edit.h; `rows` are empty where it brings none. The variable is
+// named so that lookups come before or after it.
+REGISTER_OP("TfdistPsEditRows")
+    .Input("variable: resource")
+    .Input("ids: int64")
+    .Input("rows: float")
+    .Attr("client: int")
+    .Attr("table: int")
+    .Attr("kind: int")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(NoOutputs);
+
+// Which ids have rows; with `values` the rows too, or what they would begin as.
+REGISTER_OP("TfdistPsFindRows")
+    .Input("variable: resource")
+    .Input("ids: int64")
+    .Output("found: bool")
+    .Output("rows: float")
+    .Attr("client: int")
+    .Attr("table: int")
+    .Attr("width: int")
+    .Attr("values: bool")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      int width = 0;
+      bool values = false;
+      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
+      TF_RETURN_IF_ERROR(c->GetAttr("values", &values));
+      c->set_output(0, c->input(1));
+      ShapeHandle rows = c->Vector(0);
+      if (values) TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(width), &rows));
+      c->set_output(1, rows);
+      return absl::OkStatus();
+    });
+
+// How many rows a table has on all servers together.
+REGISTER_OP("TfdistPsTableSize")
+    .Input("variable: resource")
+    .Output("size: int64")
+    .Attr("client: int")
+    .Attr("table: int")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
 // Adds up rows of equal ids.
 REGISTER_OP("TfdistSumRows")
     .Input("ids: int64")

@@ -178,6 +178,116 @@ class StageRowsKernel : public TablesKernel {
   }
 };
 
+// A kernel of one table, whose variable is its first input.
+class TableKernel : public PsKernel {
+ public:
+  explicit TableKernel(OpKernelConstruction* context) : PsKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("table", &table_));
+  }
+
+ protected:
+  // The client, if it has the table; else null, and the context has its status.
+  std::shared_ptr<ps::Client> FindClientOfTable(OpKernelContext* context) const {
+    auto client = FindClient(context);
+    if (client == nullptr || client->HasTable(table_)) return client;
+    context->SetStatus(absl::InvalidArgumentError(StrCat("there is no table ", table_)));
+    return nullptr;
+  }
+  int table() const { return table_; }
+
+ private:
+  int table_ = 0;
+};
+
+class EditRowsKernel : public TableKernel {
+ public:
+  explicit EditRowsKernel(OpKernelConstruction* context) : TableKernel(context) {
+    int kind = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("kind", &kind));
+    kind_ = static_cast<ps::EditKind>(kind);
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto client = FindClientOfTable(context);
+    if (client == nullptr) return done();
+    const Tensor &ids = context->input(1), &rows = context->input(2);
+    const int64_t width = kind_ == ps::EditKind::kUpsert ? client->table_width(table()) : 0;
+    OP_REQUIRES_ASYNC(context, rows.NumElements() == ids.NumElements() * width,
+                      absl::InvalidArgumentError(StrCat(
+                          "embedding table '", client->table_name(table()), "': expected rows of ",
+                          width, " numbers for ids of shape ", ids.shape().DebugString(),
+                          ", received rows of shape ", rows.shape().DebugString())),
+                      done);
+    ps::TableEdit edit;
+    edit.kind = kind_;
+    edit.count = static_cast<size_t>(ids.NumElements());
+    edit.ids = ids.flat<int64_t>().data();
+    edit.content = rows.flat<float>().data();
+    client->EditRows(table(), edit, static_cast<uint64_t>(width),
+                     [context, done](const Status& status) {
+                       if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+                       done();
+                     });
+  }
+
+ private:
+  ps::EditKind kind_ = ps::EditKind::kRemove;
+};
+
+class FindRowsKernel : public TableKernel {
+ public:
+  explicit FindRowsKernel(OpKernelConstruction* context) : TableKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("values", &values_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto client = FindClientOfTable(context);
+    if (client == nullptr) return done();
+    const Tensor& ids = context->input(1);
+    tensorflow::TensorShape shape({0});
+    if (values_) {
+      shape = ids.shape();
+      OP_REQUIRES_OK_ASYNC(context, shape.AddDimWithStatus(client->table_width(table())), done);
+    }
+    Tensor *found = nullptr, *rows = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, ids.shape(), &found), done);
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(1, shape, &rows), done);
+    ps::FoundRows to;
+    to.found = reinterpret_cast<uint8_t*>(found->flat<bool>().data());
+    if (values_) to.rows = rows->flat<float>().data();
+    client->FindRows(table(), Ids(ids), to, [context, done](const Status& status) {
+      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+      done();
+    });
+  }
+
+ private:
+  bool values_ = false;
+};
+
+class TableSizeKernel : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto client = FindClientOfTable(context);
+    if (client == nullptr) return done();
+    Tensor* size = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &size), done);
+    const auto count = std::make_shared<uint64_t>(0);
+    ps::FoundRows to;
+    to.size = count.get();
+    client->FindRows(table(), {}, to, [context, size, count, done](const Status& status) {
+      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+      size->scalar<int64_t>()() = static_cast<int64_t>(*count);
+      done();
+    });
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfdistPsEditRows").Device(tensorflow::DEVICE_CPU), EditRowsKernel);
+REGISTER_KERNEL_BUILDER(Name("TfdistPsFindRows").Device(tensorflow::DEVICE_CPU), FindRowsKernel);
+REGISTER_KERNEL_BUILDER(Name("TfdistPsTableSize").Device(tensorflow::DEVICE_CPU), TableSizeKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsLookup").Device(tensorflow::DEVICE_CPU), LookupKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsPrefetch").Device(tensorflow::DEVICE_CPU), PrefetchKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsStageRows").Device(tensorflow::DEVICE_CPU), StageRowsKernel);

@@ -129,6 +129,10 @@ OptimizerConfig TestConfig() {
   config.l2_regularization_strength = 2;
   config.l2_shrinkage_regularization_strength = 3;
   config.beta = 4;
+  config.beta_2_decay = -0.75;
+  config.epsilon_1 = 5;
+  config.epsilon_2 = 6;
+  config.clip_threshold = 7;
   return config;
 }
 
@@ -161,7 +165,9 @@ void TestMetas(Random& random) {
   TestMeta(ReduceRequest{1, 2, {DType::kFloat16, DType::kInt64}, {3, 4}}, "REDUCE request", random);
   TestMeta(DumpRequest{3, 4, 5, 6, true}, "DUMP request", random);
   TestMeta(DumpReply{3, 4, true, 6}, "DUMP answer", random);
-  TestMeta(AssignRowsRequest{3, 4, 5, true}, "ASSIGN_ROWS request", random);
+  TestMeta(EditRowsRequest{3, EditKind::kUpsert, 4, 5, 6}, "EDIT_ROWS request", random);
+  TestMeta(FindRowsRequest{3, 4, true}, "FIND_ROWS request", random);
+  TestMeta(FindRowsReply{5}, "FIND_ROWS answer", random);
   TestMeta(ErrorReply{StatusCode::kFailedPrecondition, "why"}, "ERROR answer", random);
 }
 
@@ -176,6 +182,8 @@ void TestFieldsArrive() {
   EXPECT(bind.config.l1_regularization_strength == 1 &&
          bind.config.l2_regularization_strength == 2 &&
          bind.config.l2_shrinkage_regularization_strength == 3 && bind.config.beta == 4);
+  EXPECT(bind.config.beta_2_decay == -0.75 && bind.config.epsilon_1 == 5 &&
+         bind.config.epsilon_2 == 6 && bind.config.clip_threshold == 7);
   EXPECT(bind.entries[0].shard == 5 && bind.entries[0].weight_decay == 0.125);
   EXPECT(bind.entries[0].slots == std::vector<uint32_t>({6, 7}));
   PushRequest push;
@@ -222,7 +230,7 @@ void TestNonsense() {
   push.entries[0].kind = static_cast<UpdateKind>(6);
   EXPECT(!Decode(Encode(push), &push_decoded).ok());
   BindRequest bind, bind_decoded;
-  for (const int kind : {0, 8, 255}) {
+  for (const int kind : {0, 10, 255}) {
     bind.config.kind = static_cast<OptimizerKind>(kind);
     EXPECT(!Decode(Encode(bind), &bind_decoded).ok());
   }

@@ -55,6 +55,8 @@ std::vector<OptimizerConfig> AllConfigs() {
     });
   }
   add(OptimizerKind::kLion);
+  add(OptimizerKind::kAdadelta);
+  add(OptimizerKind::kNadam);
   return configs;
 }
 
@@ -125,6 +127,29 @@ void ReferenceStep(const OptimizerConfig& c, const StepValues& at, double weight
       const double direction = c.beta_1 * s[0] + (1 - c.beta_1) * g;
       value -= rate * (direction > 0 ? 1 : direction < 0 ? -1 : 0);
       s[0] = c.beta_2 * s[0] + (1 - c.beta_2) * g;
+      return;
+    }
+    case OptimizerKind::kAdadelta: {
+      s[0] = c.rho * s[0] + (1 - c.rho) * g * g;
+      const double change = std::sqrt(s[1] + c.epsilon) / std::sqrt(s[0] + c.epsilon) * g;
+      s[1] = c.rho * s[1] + (1 - c.rho) * change * change;
+      value -= rate * change;
+      return;
+    }
+    case OptimizerKind::kNadam: {
+      const double decay = static_cast<float>(0.96);
+      const auto schedule = [&](int64_t step, double base) {
+        return c.beta_1 * (1 - 0.5 * std::pow(base, step));
+      };
+      double product = 1;
+      for (int64_t step = 1; step <= at.step; ++step) product *= schedule(step, 0.96);
+      s[0] = c.beta_1 * s[0] + (1 - c.beta_1) * g;
+      s[1] = c.beta_2 * s[1] + (1 - c.beta_2) * g * g;
+      const double next = schedule(at.step + 1, decay);
+      const double ahead =
+          next * s[0] / (1 - product * next) + (1 - schedule(at.step, decay)) * g / (1 - product);
+      const double square = s[1] / (1 - std::pow(c.beta_2, at.step));
+      value -= rate * ahead / (std::sqrt(square) + c.epsilon);
       return;
     }
   }

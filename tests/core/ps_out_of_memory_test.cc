@@ -197,8 +197,16 @@ std::vector<Case> Cases() {
                    }});
   cases.push_back({"dump", MessageType::kDump, fixed(Encode(DumpRequest{0, 0, 0, 100, true})), "",
                    [](Job&) { return true; }});
-  cases.push_back({"assign", MessageType::kAssignRows,
-                   fixed(Encode(AssignRowsRequest{0, 3, 4, false})),
+  cases.push_back({"find", MessageType::kFindRows, fixed(Encode(FindRowsRequest{0, 3, true})),
+                   Raw(fresh), [](Job&) { return true; }});
+  cases.push_back({"upsert", MessageType::kEditRows,
+                   fixed(Encode(EditRowsRequest{0, EditKind::kUpsert, 3, 4, 0})),
+                   Raw(fresh) + Raw(Floats(12, 9)), [](Job& job) {
+                     EXPECT(job.rows(0) == 3 || job.rows(0) == 6);
+                     return job.rows(0) == 6;
+                   }});
+  cases.push_back({"assign", MessageType::kEditRows,
+                   fixed(Encode(EditRowsRequest{0, EditKind::kReplace, 3, 4, 0})),
                    Raw(fresh) + Raw(Floats(12, 9)), [](Job& job) {
                      EXPECT(job.rows(0) == 3 || job.rows(0) == 6);
                      return job.rows(0) == 6;

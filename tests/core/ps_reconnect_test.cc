@@ -99,6 +99,72 @@ void TestCutAtEveryByteOfAStep(bool in_place, size_t scale, int first) {
   EXPECT(route.server->stats().repeated_pushes > 0);
 }
 
+// An edit whose connection breaks is sent again, and carried out once: what another worker has done
+// to the row meanwhile stays.
+void TestCutOfAnEdit() {
+  const auto server = StartServer(AsyncJob(2));
+  Proxy proxy(server->port());
+  Worker unlucky(0, 2), other(1, 2);
+  const auto connect = [&] { EXPECT_OK(unlucky.Connect(0, proxy.port(), server->incarnation())); };
+  connect();
+  other.Connect(*server);
+  ps::TableConfig config;
+  int table = -1;
+  for (Worker* worker : {&unlucky, &other}) {
+    table = worker->client().AddTable("t", config);
+    EXPECT_OK(Call([&](ps::Done done) { worker->client().CreateTable(table, done); }));
+  }
+  const auto edit = [&](Worker& worker, float value) {
+    return Start([&](ps::Done done) {
+      const int64_t id = 3;
+      ps::TableEdit edit;
+      edit.kind = ps::EditKind::kUpsert;
+      edit.count = 1;
+      edit.ids = &id;
+      edit.content = &value;
+      worker.client().EditRows(table, edit, 1, std::move(done));
+    });
+  };
+  const auto value = [&] {
+    float row = 0;
+    uint8_t found = 0;
+    EXPECT_OK(Call([&](ps::Done done) {
+      other.client().FindRows(table, {3}, {&found, &row, nullptr}, std::move(done));
+    }));
+    return row;
+  };
+  proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kNone);
+  Ending whole = edit(unlucky, 1);
+  EXPECT_OK(Wait(whole));
+  uint64_t edits = 1;
+  float expected = 0;
+  for (const Proxy::Direction direction : kDirections) {
+    const uint64_t bytes = proxy.passed(direction);
+    EXPECT(bytes > 30 && bytes < 200);
+    for (uint64_t at = direction; at < bytes; at += share) {
+      proxy.Arm(direction, at, Proxy::Fault::kCut);
+      Ending cut = edit(unlucky, 100 + ++expected);
+      EXPECT(unlucky.client().WaitForLost(kPatience) == 0);
+      ++edits;
+      const bool is_done = server->stats().edits == edits;
+      EXPECT(is_done == (direction == Proxy::kToClient));
+      if (is_done) {
+        Ending next = edit(other, -expected);
+        EXPECT_OK(Wait(next));
+        ++edits;
+      }
+      connect();
+      EXPECT_OK(Wait(cut));
+      EXPECT(value() == (is_done ? -expected : 100 + expected));
+      EXPECT(server->stats().edits == edits);
+      proxy.Arm(direction, 0, Proxy::Fault::kNone);
+      Ending again = edit(unlucky, 1);
+      EXPECT_OK(Wait(again));
+      ++edits;
+    }
+  }
+}
+
 void TestCutWhileConnectingAgain() {
   Route route(AsyncJob(2));
   route.proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kNone);
@@ -226,6 +292,7 @@ void Main() {
     TestCutAtEveryByteOfAStep(false, scale, scale == 1 ? 0 : 2);
     TestCutAtEveryByteOfAStep(true, scale, scale == 1 ? 4 : 6);
   }
+  TestCutOfAnEdit();
   TestCutWhileConnectingAgain();
   TestCutOfASynchronousWorker();
   TestAnswersThatMakeNoSense();

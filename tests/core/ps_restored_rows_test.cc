@@ -46,12 +46,15 @@ void TestImageAndLog() {
     const auto server = StartServer(options);
     std::vector<std::thread> threads;
     std::atomic<int> pushed{0};
+    std::atomic<bool> has_image{false};
     for (int rank = 0; rank < 2; ++rank) {
       threads.emplace_back([&, rank] {
         Worker worker(rank, 2);
         worker.Connect(*server);
         const int table = Create(worker, "t", 1);
         for (int i = 0; i < 100; ++i, ++pushed) {
+          // The last push comes after it, also on a busy machine.
+          while (i == 99 && !has_image) std::this_thread::yield();
           Push(worker, table, {i % 7, 100 + i}, {1, 1});
         }
         EXPECT_OK(worker.client().Flush(kPatience));
@@ -59,6 +62,7 @@ void TestImageAndLog() {
     }
     while (pushed < 10 + 20 * round) std::this_thread::yield();
     const ps::ServerImage image = CopyOf(server->Freeze(false, file.path));
+    has_image = true;
     for (std::thread& thread : threads) thread.join();
 
     std::unique_ptr<ps::Server> copy;
@@ -123,6 +127,115 @@ void TestPushThatIsSentAgain() {
   }
 }
 
+// Edits that were acknowledged are in the log, in their order with pushes; those that are sent
+// again after it was read are not carried out twice.
+void TestEdits() {
+  const ps::ServerOptions options = AsyncJob(2);
+  const Scratch file;
+  auto server = StartServer(options);
+  Worker first(0, 2);
+  first.Connect(*server);
+  int table = Create(first, "t", 1);
+  const auto edit = [&](Worker& worker, ps::EditKind kind, const Ids& ids, const Floats& values) {
+    ps::TableEdit edit;
+    edit.kind = kind;
+    edit.count = ids.size();
+    edit.ids = ids.data();
+    edit.content = values.data();
+    const uint64_t floats = values.empty() ? 0 : 1;
+    EXPECT_OK(Call(
+        [&](ps::Done done) { worker.client().EditRows(table, edit, floats, std::move(done)); }));
+  };
+  const auto push = [&](Worker& worker, const Ids& ids) {
+    EXPECT_OK(worker.Pull({}));
+    worker.client().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size(), 1))});
+    EXPECT_OK(worker.PushStaged());
+    EXPECT_OK(worker.client().Flush(kPatience));
+  };
+  edit(first, ps::EditKind::kUpsert, {1, 2, 3, 4}, {10, 20, 30, 40});
+  const ps::ServerImage image = CopyOf(server->Freeze(false, file.path));
+  push(first, {1, 2, 3, 9});
+  edit(first, ps::EditKind::kRemove, {2, 9}, {});
+  edit(first, ps::EditKind::kUpsert, {3, 5}, {33, 50});
+  push(first, {3});
+
+  const auto goes_on = [&] {
+    std::unique_ptr<ps::Server> copy;
+    EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
+    EXPECT_OK(copy->Restore(image));
+    uint64_t records = 0, left_out = 0;
+    EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
+    EXPECT(left_out == 0);
+    return copy;
+  };
+  const auto values = [](const ps::Server& of) {
+    Floats all;
+    for (const int64_t id : {1, 2, 3, 4, 5, 9}) all.push_back(ValueOf(*of.tables()[0], id));
+    return all;
+  };
+  auto copy = goes_on();
+  EXPECT(values(*copy) == Floats({9, 0, 32, 40, 50, 0}) && values(*server) == values(*copy));
+  EXPECT(copy->tables()[0]->row_count() == 4);
+  const ps::ServerImage again = CopyOf(copy->Freeze());
+  copy = StartServer(options, again);
+  // The same process, which counts its edits from the beginning.
+  Worker second(0, 2, 1, kPatience, 1000);
+  second.Connect(*copy);
+  table = Create(second, "t", 1);
+  for (int i = 0; i < 3; ++i) edit(second, ps::EditKind::kUpsert, {1}, {77});
+  EXPECT(ValueOf(*copy->tables()[0], 1) == 9);
+  edit(second, ps::EditKind::kUpsert, {1}, {77});
+  EXPECT(ValueOf(*copy->tables()[0], 1) == 77);
+
+  edit(first, ps::EditKind::kClear, {}, {});
+  EXPECT(goes_on()->tables()[0]->row_count() == 0);
+}
+
+// One worker edits the rows that another one pushes to: the log has it all in the order in which it
+// happened.
+void TestEditsAmongPushes() {
+  const ps::ServerOptions options = AsyncJob(2);
+  const Scratch file;
+  const auto server = StartServer(options);
+  server->BeginLog(file.path);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Worker worker(rank, 2);
+      worker.Connect(*server);
+      const int table = Create(worker, "t", 1);
+      Ids all(2000);  // so that a push takes its time
+      for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+      for (int i = 0; i < 200; ++i) {
+        if (rank == 0) {
+          Push(worker, table, all, Floats(all.size(), 1));
+          continue;
+        }
+        const Ids ids = {i % 5};
+        const Floats values = {static_cast<float>(1000 * i)};
+        ps::TableEdit edit;
+        edit.kind = i % 2 == 0 ? ps::EditKind::kUpsert : ps::EditKind::kRemove;
+        edit.count = 1;
+        edit.ids = ids.data();
+        edit.content = values.data();
+        EXPECT_OK(Call([&](ps::Done done) {
+          worker.client().EditRows(table, edit, 1 - i % 2, std::move(done));
+        }));
+      }
+      EXPECT_OK(worker.client().Flush(kPatience));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::unique_ptr<ps::Server> copy;
+  EXPECT_OK(ps::Server::Create(options, "", 0, true, &copy));
+  uint64_t records = 0, left_out = 0;
+  EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
+  EXPECT(records == 400 && left_out == 0);
+  ps::Table &then = *server->tables()[0], &now = *copy->tables()[0];
+  for (int64_t id = 0; id < 6; ++id) EXPECT(ValueOf(then, id) == ValueOf(now, id));
+  EXPECT(then.row_count() == now.row_count() && ValueOf(then, 5) == -200);
+}
+
 // What the workers of a synchronous job have contributed to a step that was closed is not lost.
 void TestSynchronousSteps() {
   const ps::ServerOptions options = SyncJob(2);
@@ -176,6 +289,8 @@ void TestReplayOfAnotherTable() {
 void Main() {
   TestImageAndLog();
   TestPushThatIsSentAgain();
+  TestEdits();
+  for (int i = 0; i < Rounds(4); ++i) TestEditsAmongPushes();
   TestSynchronousSteps();
   TestReplayOfAnotherTable();
   std::puts("ps restored rows: ok");

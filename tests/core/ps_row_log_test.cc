@@ -46,11 +46,13 @@ struct Replayed {
     reader.wants = [this](const ps::Pusher& pusher) {
       return pusher.sequence == 0 || pusher.sequence > known;
     };
+    reader.wants_edit = [this](const ps::Pusher& editor) { return editor.sequence > known_edit; };
     status = ps::RowLog::Replay(file.path, reader, &records, &left_out);
   }
 
   std::map<std::string, std::unique_ptr<ps::Table>> tables;
   uint64_t known = 1;  // the sequence up to which pushes are not wanted
+  uint64_t known_edit = 5;
   uint64_t records = 0, left_out = 0;
   Status status;
 };
@@ -74,16 +76,29 @@ void TestRecords() {
   log.Append({}, {ps::ApplyRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
   log.Append({0, 7, 4}, {});
   const ps::SavedRows rows = a->NewRows(5, ids.data(), 1, Floats{9, 8}.data());
-  log.Append(a.get(), ps::SavedRowsView{1, 0, rows.ids.data(), rows.used.data(), rows.counts.data(),
-                                        rows.content.data(), nullptr});
+  ps::TableEdit edit;
+  edit.count = 1;
+  edit.ids = ids.data();
+  log.Append({0, 7, 5}, a.get(), edit);  // is not wanted
+  edit.kind = ps::EditKind::kRestore;
+  edit.used = rows.used.data();
+  edit.counts = rows.counts.data();
+  edit.content = rows.content.data();
+  log.Append({0, 7, 6}, a.get(), edit);
+  const Floats written = {3};
+  edit.kind = ps::EditKind::kUpsert;
+  edit.ids = ids.data() + 1;
+  edit.content = written.data();
+  log.Append({0, 7, 7}, b.get(), edit);
   EXPECT(failures == 0 && log.is_open());
 
   const Replayed whole(file);
   EXPECT_OK(whole.status);
-  EXPECT(whole.records == 5 && whole.left_out == 0);
+  EXPECT(whole.records == 7 && whole.left_out == 0);
   EXPECT(ValueOf(*whole.tables.at("a"), 1) == 9);
   EXPECT(ValueOf(*whole.tables.at("a"), 2) == -4);     // two of three pushes
   EXPECT(ValueOf(*whole.tables.at("b"), 1) == -2.0f);  // 2 * 0.5 and 1
+  EXPECT(ValueOf(*whole.tables.at("b"), 2) == 3);
   const std::string content = file.Read();
   EXPECT(log.bytes() + 16 == content.size());
 
@@ -93,17 +108,17 @@ void TestRecords() {
     file.Write(content.substr(0, size));
     const Replayed part(file);
     EXPECT_OK(part.status);
-    EXPECT(part.records >= last && part.records < 5);
+    EXPECT(part.records >= last && part.records < 7);
     last = part.records;
   }
-  EXPECT(last == 4);
+  EXPECT(last == 6);
   for (size_t at = 16; at < content.size(); ++at) {
     std::string altered = content;
     altered[at] = static_cast<char>(altered[at] ^ 0x20);
     file.Write(altered);
     const Replayed part(file);
     EXPECT_OK(part.status);
-    EXPECT(part.left_out > 0 && part.records < 5);
+    EXPECT(part.left_out > 0 && part.records < 7);
   }
   file.Write("something else entirely");
   EXPECT_CONTAINS(Replayed(file).status.message(), "not a log of rows");

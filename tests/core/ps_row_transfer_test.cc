@@ -38,12 +38,43 @@ struct Job {
     });
   }
   Status Assign(int table, const ps::SavedRows& rows, uint64_t floats, bool slots) {
-    const ps::SavedRowsView view{
-        rows.ids.size(),     0,      rows.ids.data(), rows.used.data(), rows.counts.data(),
-        rows.content.data(), nullptr};
-    return Call([&](ps::Done done) {
-      worker.client().AssignRows(table, view, floats, slots, std::move(done));
-    });
+    ps::TableEdit edit;
+    edit.kind = slots ? ps::EditKind::kRestore : ps::EditKind::kReplace;
+    edit.count = rows.ids.size();
+    edit.ids = rows.ids.data();
+    edit.used = rows.used.data();
+    edit.counts = rows.counts.data();
+    edit.content = rows.content.data();
+    return Call(
+        [&](ps::Done done) { worker.client().EditRows(table, edit, floats, std::move(done)); });
+  }
+  void Edit(int table, ps::EditKind kind, const Ids& ids, const Floats& content = {}) {
+    ps::TableEdit edit;
+    edit.kind = kind;
+    edit.count = ids.size();
+    edit.ids = ids.data();
+    edit.content = content.data();
+    const uint64_t floats = content.empty() ? 0 : content.size() / ids.size();
+    EXPECT_OK(Call(
+        [&](ps::Done done) { worker.client().EditRows(table, edit, floats, std::move(done)); }));
+  }
+  uint64_t Size(int table) {
+    uint64_t size = 0;
+    ps::FoundRows to;
+    to.size = &size;
+    EXPECT_OK(
+        Call([&](ps::Done done) { worker.client().FindRows(table, {}, to, std::move(done)); }));
+    return size;
+  }
+  // Which of these ids have a row; `rows` if they are asked for.
+  std::vector<uint8_t> Find(int table, const Ids& ids, Floats* rows = nullptr) {
+    std::vector<uint8_t> found(ids.size());
+    ps::FoundRows to;
+    to.found = found.data();
+    to.rows = rows == nullptr ? nullptr : rows->data();
+    EXPECT_OK(
+        Call([&](ps::Done done) { worker.client().FindRows(table, ids, to, std::move(done)); }));
+    return found;
   }
   // Content by id, of all servers.
   std::map<int64_t, Floats> All(int table, bool slots, uint64_t most = 100) {
@@ -113,6 +144,63 @@ void TestDumpAndAssign() {
   EXPECT_OK(to.Assign(other, {}, 3, false));
 }
 
+void TestEdits() {
+  Job job(3);
+  ps::TableConfig config = Adagrad(2);
+  config.initializer = {ps::InitializerKind::kConstant, 4, 0, 1};
+  const int table = job.Create(config);
+  const Ids ids = Fill(job, table, 100, 2);
+  EXPECT(job.Size(table) == 100);
+  const Ids some = {ids[3], 5, ids[99], 6, ids[3]};
+  Floats rows(10);
+  EXPECT(job.Find(table, some, &rows) == (std::vector<uint8_t>{1, 0, 1, 0, 1}));
+  const float trained = rows[0];
+  EXPECT(trained < 4 &&
+         rows == (Floats{trained, trained, 4, 4, trained, trained, 4, 4, trained, trained}));
+  EXPECT(job.Size(table) == 100);
+  job.Edit(table, ps::EditKind::kUpsert, {5, ids[3]}, {1, 2, 3, 4});
+  EXPECT(job.Size(table) == 101);
+  auto all = job.All(table, true);
+  EXPECT(all.at(5) == Floats({1, 2, 0.5f, 0.5f}) && all.at(ids[3]) == Floats({3, 4, 1.5f, 1.5f}));
+  job.Edit(table, ps::EditKind::kRemove, {5, 6, ids[0]});
+  EXPECT(job.Size(table) == 99);
+  EXPECT(job.Find(table, {5, ids[0], ids[1]}) == (std::vector<uint8_t>{0, 0, 1}));
+  job.Edit(table, ps::EditKind::kClear, {});
+  EXPECT(job.Size(table) == 0 && job.All(table, false).empty());
+  uint64_t edits = 0;
+  for (const auto& server : job.servers) edits += server->stats().edits;
+  EXPECT(edits > 5 && job.servers[0]->stats().pushes == 1);
+}
+
+// What the worker has cached of a table, or looks up ahead, is not used after an edit.
+void TestEditsAndCachedRows() {
+  Job job(2);
+  ps::TableConfig config = Adagrad(1);
+  config.initializer = {ps::InitializerKind::kConstant, 4, 0, 1};
+  const int table = job.Create(config);
+  ps::Client& client = job.worker.client();
+  EXPECT_OK(client.lookups().SetCache(table, 100, 1000));
+  const auto look = [&](const Ids& ids) {
+    auto rows = std::make_shared<Floats>(ids.size());
+    EXPECT_OK(Call([&](ps::Done done) {
+      client.Lookup({{table, ids, {reinterpret_cast<char*>(rows->data()), rows}}}, true,
+                    std::move(done));
+    }));
+    return *rows;
+  };
+  EXPECT(look({1, 2, 3}) == Floats({4, 4, 4}));
+  job.Edit(table, ps::EditKind::kUpsert, {1, 2}, {7, 8});
+  EXPECT(look({1, 2, 3}) == Floats({7, 8, 4}));
+  EXPECT(look({1, 2, 3}) == Floats({7, 8, 4}));
+  EXPECT(client.lookup_stats().cache_hits == 3);
+  Status status;
+  const auto batch = client.lookups().MakePrefetch(1, {{table, {1, 9}, {}}}, true, &status);
+  EXPECT_OK(Call([&](ps::Done done) { client.lookups().prefetches().Begin(batch, done); }));
+  job.Edit(table, ps::EditKind::kRemove, {1});
+  EXPECT(look({1, 9}) == Floats({4, 4}));
+  EXPECT(client.lookup_stats().prefetched == 1 && client.lookup_stats().prefetch_hits == 0);
+}
+
 void TestRefusals() {
   Job job(1);
   const int table = job.Create(Adagrad(3));
@@ -177,6 +265,8 @@ void TestShardsAside() {
 
 void Main() {
   TestDumpAndAssign();
+  TestEdits();
+  TestEditsAndCachedRows();
   TestRefusals();
   TestShardsAside();
   std::puts("ps row transfer: ok");

@@ -71,16 +71,22 @@ def test_strings_and_a_shared_table_serve(ctx):
     with strategy.scope():
         table = tfdist.EmbeddingTable("words", 2, optimizer="sgd", initializer="normal")
         unused = tfdist.EmbeddingTable("other", 3, initializer="truncated_normal")
+        other_words = tfdist.EmbeddingTable("more/words too", 2, optimizer="adamw")
         left, right = keras.Input((), dtype="string"), keras.Input((2,), dtype="string")
         rows = [
             layers.Embedding(table=table)(left),
             layers.Embedding(table=table, combiner="mean")(right),
         ]
         rows.append(layers.Embedding(table=unused)(left))
+        fields = [
+            layers.FieldWiseEmbedding(tables=[table, other_words])(right),
+            layers.FieldWiseEmbedding(3, [0, 0], max_norm=0.1)(right),
+        ]
+        rows += [keras.layers.Flatten()(each) for each in fields]
         model = keras.Model([left, right], keras.layers.Concatenate()(rows))
         model.compile("sgd", lambda _, y: tf.reduce_sum(y, -1))
     x = [np.array(["ann", "bob"]), np.array([["bob", "cid"], ["ann", "ann"]])]
-    model.train_on_batch([tf.constant(v) for v in x], np.zeros((2, 7)))
+    model.train_on_batch([tf.constant(v) for v in x], np.zeros((2, 14)))
     tfdist.export_for_serving(model, str(ctx.tmp_path / "served"))
     new = [np.array(["ann", "dan"]), np.array([["eve", "ann"], ["bob", "fay"]])]
     expected = model.predict([tf.constant(v) for v in new], verbose=0)

@@ -85,8 +85,7 @@ def test_rows_go_for_want_of_room(ctx):
     for part in np.split(all_ids, 20):
         model.train_on_batch(np.concatenate([often, part]), np.zeros((58, 2)))
     table = held(layer.table)
-    # Each of 16 parts of the table keeps a sixteenth of them.
-    assert table["rows"] <= 160
+    assert table["rows"] == 160
     assert table["evicted_for_room"] == table["created"] - table["rows"] >= 840
     rows, _ = layer.table.fetch()
     assert set(often) <= set(rows)

@@ -15,7 +15,7 @@ from tfdist import embedding, layers
         ({"output_dim": 0}, "output_dim to be a whole number from 1 on, received 0"),
         ({"input_dim": -2}, "input_dim to be a whole number from 1 on, or None, received -2"),
         ({"combiner": "max"}, "combiner to be one of"),
-        ({"optimizer": "adamax"}, "expected one of sgd"),
+        ({"optimizer": "adamaxx"}, "expected one of sgd"),
         ({"initializer": "glorot_uniform"}, "scales by the number of rows"),
         ({"min_count": 0}, "min_count to be"),
         ({"probability": 0.0}, "probability to be a number above 0"),
@@ -48,6 +48,7 @@ def test_a_table_tells_its_arguments():
         "wire_dtype": "bfloat16",
         "cache_rows": 9,
         "cache_steps": 4,
+        "reset_slots": True,
     }
     table = tfdist.EmbeddingTable(**arguments)
     told = table.get_config()

@@ -99,7 +99,7 @@ def test_other_ids_are_refused():
 
 def test_sparse_ids_need_a_combiner():
     ids = sparse(BAGS, tf.int64)
-    with pytest.raises(ValueError, match=r"two dimensions and a combiner, received .*None"):
+    with pytest.raises(ValueError, match=r"dimensions or more and a combiner, received .*None"):
         id_kinds.combined(ids, tf.gather(ROWS, ids.values), None, None)
 
 

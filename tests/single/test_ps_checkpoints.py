@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_job import ADAGRAD, Worker, restored, rows_of, start_server, train
+from table_job import ADAGRAD, Worker, dumped, restored, rows_of, start_server, train
 
 from tfdist import ops
 from tfdist.errors import CheckpointError
@@ -360,3 +360,60 @@ def test_names_that_are_no_text_are_saved_and_restored(tmp_path):
     copy, _ = restored(tmp_path)
     with copy.checkpoint(False, None) as image:
         assert list(image.shards) == [name]
+
+
+ADAM = {
+    "optimizer": ops.OptimizerConfig(
+        kind=ops.OptimizerKind.ADAM, beta_1=0.9, beta_2=0.999, epsilon=1e-7
+    )
+}
+
+
+def test_another_optimizer_than_the_checkpoints(job, tmp_path):
+    store, checkpoints, worker, (a, _) = job
+    train(worker, a, 1)
+    checkpoints.save(1)
+    train(worker, a, 2)  # in the log
+
+    def again():
+        store = start_server()
+        checkpoints = Checkpoints(store, str(tmp_path), 0, 1)
+        checkpoints.restore()
+        return store, checkpoints
+
+    store, checkpoints = again()
+    before = rows_of(store)["a"]
+    checkpoints.save(2)
+    worker = Worker([store])
+    config = ops.TableConfig(width=3, **ADAM)
+    message = (
+        "table 'a' was created with another configuration, whose rows have the slots accumulator "
+        r"\(3\); expected momentum \(3\), velocity \(3\), .* reset_slots=True"
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        worker.client.create_table("a", config)
+    other = Worker([store], start=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected a width of 3, received 4"):
+        other.client.create_table("a", ops.TableConfig(width=4), resets_slots=True)
+    worker = Worker([store], start=False)
+    number = worker.client.create_table("a", config, resets_slots=True)
+    after = dumped(worker, number)
+    assert after.keys() == before.keys()
+    for id_, row in after.items():  # times of use, counts and values; and Adam's slots
+        assert row == before[id_][: 8 + 12] + bytes(24)
+    # Who comes with the former arguments now would train another table.
+    former = Worker([store], start=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="all workers have to give"):
+        former.client.create_table("a", ops.TableConfig(width=3, **ADAGRAD))
+
+    worker = Worker([store], start=False, process=2000)
+    table = worker.table("a", 3, **ADAM)
+    worker.push(table, list(after)[:5], np.ones([5, 3]))
+    changed = dumped(worker, table.table)
+    assert changed != after
+    killed, _ = again()  # from the former snapshot, and a log of both tables
+    assert rows_of(killed)["a"] == changed
+    checkpoints.save(3)  # what has changed since one with the former slots: all of it
+    saved, _ = again()
+    assert rows_of(saved)["a"] == changed
+    Worker([saved]).table("a", 3, **ADAM)

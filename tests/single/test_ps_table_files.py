@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -60,7 +61,7 @@ def test_values_only(tmp_path, ending):
     table_files.export_table(worker.client, table.table, config, path)
     if ending == "npz":
         with np.load(path) as archive:
-            assert sorted(archive) == ["ids", "values"]
+            assert sorted(archive) == ["ids", "values"]  # without slots nothing names them
             ids, values = archive["ids"], archive["values"]
     else:
         read = pyarrow.parquet.read_table(path)
@@ -128,10 +129,10 @@ def test_a_path_that_only_tensorflow_knows(ending):
 def test_files_that_do_not_fit(tmp_path):
     _, worker, table, config = make(1, **ADAGRAD)
 
-    def refuse(message, kind=CheckpointError, **arrays):
+    def refuse(message, **arrays):
         path = f"{tmp_path}/a.npz"
         np.savez(path, **arrays)
-        with pytest.raises(kind, match=message):
+        with pytest.raises(CheckpointError, match=message):
             table_files.import_table(worker.client, table.table, config, path)
 
     ids, values = np.arange(4), np.zeros([4, 3], np.float32)
@@ -146,14 +147,42 @@ def test_files_that_do_not_fit(tmp_path):
     refuse("ids: expected int64 by rows, received float32", ids=values[:, 0], values=values)
     refuse("expected used, counts", ids=ids, values=values, slots=values)
     refuse(
-        "table 't': expected rows of 6 numbers, received 5",
-        tf.errors.InvalidArgumentError,
+        r"expected the slots accumulator \(3\), .* received 2 numbers without names; .*slots=False",
         ids=ids,
         values=values,
         slots=values[:, :2],
         used=ids.astype(np.uint32),
         counts=ids.astype(np.uint32),
     )
+
+
+@FORMATS
+def test_slots_of_another_optimizer(tmp_path, ending):
+    kinds = ops.OptimizerKind
+    others = {
+        # As many numbers, and of the same length.
+        "change": ops.OptimizerConfig(kind=kinds.SGD, momentum=0.5),
+        "momentum": ops.OptimizerConfig(kind=kinds.LION),
+        "accumulator (3), linear": ops.OptimizerConfig(kind=kinds.FTRL, learning_rate_power=-0.5),
+    }
+    stores, worker, table, config = filled(1, **ADAGRAD)
+    path = f"{tmp_path}/t.{ending}"
+    table_files.export_table(worker.client, table.table, config, path, slots=True)
+    for names, optimizer in others.items():
+        _, other, copied, config = make(1, optimizer=optimizer)
+        message = (
+            f"embedding table 'new': expected the slots {names} (3), as its optimizer keeps them, "
+            "received accumulator (3); import_table(path, slots=False) takes the values alone"
+        )
+        with pytest.raises(CheckpointError, match=re.escape(message)):
+            table_files.import_table(other.client, copied.table, config, path, name="new")
+        assert other.client.table_size(copied) == 0
+        count = table_files.import_table(other.client, copied.table, config, path, slots=False)
+        assert count == other.client.table_size(copied) == 3000
+        ids = list(rows_of(stores[0])["t"])
+        np.testing.assert_array_equal(
+            other.lookup(copied, ids, training=False), worker.lookup(table, ids, training=False)
+        )
 
 
 def test_damaged_files(tmp_path):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 import tf_keras
+from table_job import Worker, start_server
 
+import tfdist
 from tfdist import embedding, ops
 from tfdist.embedding import initializers, optimizers
 
@@ -18,6 +21,8 @@ from tfdist.embedding import initializers, optimizers
         ("rowwise_adagrad", embedding.RowWiseAdagrad()),
         ("exact_adam", embedding.Adam(exact_decay=True)),
         ("group_ftrl", embedding.GroupFtrl()),
+        ("lamb", embedding.Lamb()),
+        ("AdamW", embedding.AdamW(weight_decay=0.004)),
         ({"name": "adagrad", "epsilon": 0.5}, embedding.Adagrad(epsilon=0.5)),
     ],
 )
@@ -41,25 +46,32 @@ def test_a_schedule_stays_one(library):
 
 
 @pytest.mark.parametrize(
-    "made", [embedding.RowWiseAdagrad(epsilon=0.5), embedding.Adam(exact_decay=True, beta_1=0.5)]
+    "made",
+    [
+        embedding.RowWiseAdagrad(epsilon=0.5),
+        embedding.Adam(exact_decay=True, beta_1=0.5),
+        embedding.AdamW(weight_decay=0.5),
+        embedding.Adafactor(clip_threshold=0.5),
+    ],
 )
 def test_configuration_makes_an_equal_one(made):
     assert optimizers.get(made.get_config()) == made
 
 
 def test_defaults_are_those_of_keras():
-    for name in ("SGD", "Adagrad", "RMSprop", "Adam", "Ftrl"):
-        rate = keras.optimizers.get(name).get_config()["learning_rate"]
-        assert optimizers.get(getattr(keras.optimizers, name)()) == getattr(embedding, name)(
-            learning_rate=rate
-        )
+    elementwise = ("SGD", "Adagrad", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adadelta")
+    for name in (*elementwise, "Lion", "Ftrl", "Lamb", "Adafactor"):
+        of_keras = getattr(keras.optimizers, name)()
+        rate = of_keras.get_config()["learning_rate"]
+        assert optimizers.get(of_keras) == getattr(embedding, name)(learning_rate=rate)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ("adamax", "expected one of sgd, adagrad"),
-        (keras.optimizers.Nadam(), "received <keras"),
+        ("adamaxx", "expected one of sgd, adagrad"),
+        (type("Other", (keras.optimizers.SGD,), {})(), "received <"),
+        (keras.optimizers.Adam(weight_decay=0.5), "without weight_decay, received"),
         (keras.optimizers.Adam(clipnorm=1.0), "without clipnorm, received clipnorm=1.0"),
         (keras.optimizers.SGD(use_ema=True), "give it to the model's optimizer"),
         (3, "received 3"),
@@ -70,9 +82,53 @@ def test_unknown_optimizers(optimizer, message):
         optimizers.get(optimizer)
 
 
-def test_exact_decay_knows_no_amsgrad():
+def test_exact_decay_knows_neither_amsgrad_nor_weight_decay():
     with pytest.raises(ValueError, match="exact_decay or amsgrad"):
         embedding.Adam(exact_decay=True, amsgrad=True)
+    with pytest.raises(ValueError, match="expected exact_decay=False"):
+        embedding.AdamW(exact_decay=True)
+
+
+_optimizers = keras.optimizers
+LIKE_KERAS = {
+    "adadelta": lambda: _optimizers.Adadelta(0.5, rho=0.9, epsilon=1e-3),
+    "adamw": lambda: _optimizers.AdamW(0.01, weight_decay=0.3),
+    "adamw_amsgrad": lambda: _optimizers.AdamW(0.01, weight_decay=0.3, beta_2=0.9, amsgrad=True),
+    "adamax": lambda: _optimizers.Adamax(0.01, weight_decay=0.2),
+    "nadam": lambda: _optimizers.Nadam(0.01, weight_decay=0.2),
+    "lion": lambda: _optimizers.Lion(0.01, weight_decay=0.2),
+    "adafactor": lambda: _optimizers.Adafactor(0.2, weight_decay=0.2, clip_threshold=0.7),
+    "lamb": lambda: _optimizers.Lamb(0.05, weight_decay=0.2),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_KERAS)
+def test_rows_step_as_keras_steps_variables_of_one_row(name):
+    """The oracle: Keras with a variable for each row, given those that have a gradient."""
+    count, width, steps = 6, 5, 12
+    optimizer = LIKE_KERAS[name]()
+    table = tfdist.EmbeddingTable("t", width, optimizer=optimizer, initializer="normal")
+    config = table.config()
+    worker = Worker([start_server()])
+    fields = {field: getattr(config, field) for field, _ in config._fields_ if field != "width"}
+    made = worker.table("t", width, **fields)
+    ids = np.arange(count) * 1_000_003
+    variables = [keras.Variable(row) for row in worker.lookup(made, ids)]
+    optimizer.build(variables)
+    random = np.random.default_rng(5)
+    moved = 0.0
+    for step in range(steps):
+        # The last row has its first gradient late.
+        some = [0] + [i for i in range(1, count) if random.random() < 0.6 and (i < 5 or step > 8)]
+        gradients = random.normal(scale=0.5, size=[len(some), width]).astype(np.float32)
+        before = np.array([v.numpy() for v in variables])
+        optimizer.apply([*map(keras.ops.array, gradients)], [variables[i] for i in some])
+        worker.push(made, ids[some], gradients, rate=float(optimizer.learning_rate))
+        expected = np.array([v.numpy() for v in variables])
+        got = worker.lookup(made, ids, training=False)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=3e-6)
+        moved = max(moved, np.abs(expected - before).max())
+    assert moved > 1e-3
 
 
 KINDS = ops.InitializerKind

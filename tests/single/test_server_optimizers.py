@@ -56,6 +56,8 @@ OPTIMIZERS = {
     ),
     "lion": (7, lambda: optimizers.Lion(0.01)),
     "lion_decay": (7, lambda: optimizers.Lion(0.01, weight_decay=0.1)),
+    "adadelta": (8, lambda: optimizers.Adadelta(1.0, rho=0.9, epsilon=1e-3)),
+    "nadam": (9, lambda: optimizers.Nadam(0.01, beta_2=0.9)),
 }
 
 
@@ -78,6 +80,10 @@ class Config(ctypes.Structure):
                 "l2_regularization_strength",
                 "l2_shrinkage_regularization_strength",
                 "beta",
+                "beta_2_decay",
+                "epsilon_1",
+                "epsilon_2",
+                "clip_threshold",
             )
         ),
     ]
@@ -130,7 +136,8 @@ def test_a_servers_steps_are_those_of_keras(name, dtype):
     value = random.normal(scale=0.3, size=SHAPE).astype(dtype)
     variable = keras.Variable(value, dtype=dtype)
     optimizer.build([variable])
-    keras_slots = optimizer.variables[2:]  # after iterations and learning rate
+    # After iterations and learning rate; Nadam's product is no slot.
+    keras_slots = [v for v in optimizer.variables[2:] if v.shape == SHAPE]
     slots = [slot.numpy() for slot in keras_slots]
     # Compiled as in `fit`, because TensorFlow computes some powers differently outside of it.
     keras_step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))

@@ -4,13 +4,21 @@
 begin (`initializers`) and change (the optimizers below), and how ids of all kinds become rows.
 """
 
-from tfdist.embedding.lookup import embedding_lookup
+from tfdist.embedding.fields import field_ids
+from tfdist.embedding.lookup import embedding_lookup, safe_embedding_lookup_sparse
 from tfdist.embedding.optimizers import (
     SGD,
+    Adadelta,
+    Adafactor,
     Adagrad,
     Adam,
+    Adamax,
+    AdamW,
     Ftrl,
     GroupFtrl,
+    Lamb,
+    Lion,
+    Nadam,
     RMSprop,
     RowOptimizer,
     RowWiseAdagrad,
@@ -20,14 +28,23 @@ from tfdist.embedding.table import EmbeddingTable
 
 __all__ = [
     "SGD",
+    "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
+    "AdamW",
+    "Adamax",
     "EmbeddingTable",
     "Ftrl",
     "GroupFtrl",
+    "Lamb",
+    "Lion",
+    "Nadam",
     "RMSprop",
     "RowOptimizer",
     "RowWiseAdagrad",
     "embedding_lookup",
+    "field_ids",
     "prefetch_rows",
+    "safe_embedding_lookup_sparse",
 ]

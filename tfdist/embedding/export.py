@@ -92,7 +92,7 @@ def tables_of(model: Any) -> list[EmbeddingTable]:
     tables = []
     for layer in _layers(model):
         if isinstance(layer, RemoteEmbedding):
-            tables += [layer.table] if layer.has_table else []
+            tables += layer.tables
         tables += [value for value in vars(layer).values() if isinstance(value, EmbeddingTable)]
     return list(dict.fromkeys(tables))
 

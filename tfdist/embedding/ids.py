@@ -34,6 +34,22 @@ def as_int64(ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(ids, tf.int64)
 
 
+def checked(ids: tf.Tensor, input_dim: int | None, table: str) -> tf.Tensor:
+    """Returns the ids, of which each must be from 0 to `input_dim`, exclusive, if there is one.
+
+    Raises:
+      tf.errors.InvalidArgumentError: one is not; names the table.
+    """
+    if input_dim is None:
+        return ids
+    flat = tf.reshape(ids, [-1])
+    wrong = tf.boolean_mask(flat, (flat < 0) | (flat >= input_dim))
+    message = f"embedding table {table!r}: expected ids from 0 to {input_dim - 1}"
+    fits = tf.debugging.Assert(tf.size(wrong) == 0, [message, "received", wrong])
+    with tf.control_dependencies([fits]):
+        return tf.identity(ids)
+
+
 def flat_values(ids: Any) -> tf.Tensor:
     """The ids of a dense, ragged or sparse tensor, int64."""
     if isinstance(ids, tf.RaggedTensor):
@@ -43,11 +59,79 @@ def flat_values(ids: Any) -> tf.Tensor:
     return as_int64(ids)
 
 
+def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
+    """Scales rows of a larger Euclidean norm than `max_norm` down to it."""
+    return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
+
+
+def safe(
+    ids: Any, weights: Any, combiner: str, default_id: int | str | None, drops_negative: bool
+) -> tuple[tf.SparseTensor, tf.SparseTensor | None]:
+    """Leaves out ids that are not valid, and gives one to each example that then has none.
+
+    Args:
+      ids: sparse, or ragged of two dimensions.
+      weights: like `ids`, or `None`.
+      combiner: with "sum" weights that are not above 0 count like others.
+      default_id: of the examples that have none; `None`: they stay without.
+      drops_negative: negative ids are not valid.
+
+    Returns:
+      Ids, int64, and weights, float32, or `None` if there are none. With `default_id` they are of
+      two dimensions or more like the given ones.
+
+    Raises:
+      ValueError: weights are of another kind than ids.
+    """
+    _check_kinds(ids, weights)
+    if isinstance(ids, tf.RaggedTensor):
+        ids = ids.to_sparse()
+        weights = None if weights is None else weights.to_sparse()
+    flat = as_int64(ids.values)
+    of_each = None if weights is None else tf.cast(weights.values, tf.float32)
+    is_valid = tf.ones_like(flat, tf.bool)
+    if drops_negative:
+        is_valid &= flat >= 0
+    if of_each is not None and combiner != "sum":
+        is_valid &= of_each > 0
+    indices, shape = tf.boolean_mask(ids.indices, is_valid), ids.dense_shape
+    flat = tf.boolean_mask(flat, is_valid)
+    of_each = None if of_each is None else tf.boolean_mask(of_each, is_valid)
+    if default_id is not None:
+        default = as_int64(tf.constant(default_id))
+        empty = _empty_examples(indices, shape)
+        indices = tf.concat([indices, empty], 0)
+        flat = tf.concat([flat, tf.fill([tf.shape(empty)[0]], default)], 0)
+        if of_each is not None:
+            of_each = tf.concat([of_each, tf.ones([tf.shape(empty)[0]])], 0)
+        # An example needs room for its one id.
+        shape = tf.concat([shape[:-1], tf.maximum(shape[-1:], 1)], 0)
+    made = tf.SparseTensor(indices, flat, shape)
+    return made, None if of_each is None else tf.SparseTensor(indices, of_each, shape)
+
+
+def _empty_examples(indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """Indices of the first place of each example that has none."""
+    lead = shape[:-1]
+    count = tf.reduce_prod(lead)
+    examples = _segments(indices, shape)
+    present = tf.math.unsorted_segment_max(tf.ones_like(examples, tf.int32), examples, count) > 0
+    empty = tf.boolean_mask(tf.range(count), ~present)
+    places = tf.transpose(tf.unravel_index(empty, lead))
+    return tf.pad(tf.cast(places, tf.int64), [[0, 0], [0, 1]])
+
+
+def _segments(indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """The example of each id, counted through all dimensions but the last."""
+    strides = tf.math.cumprod(shape[:-1], exclusive=True, reverse=True)
+    return tf.reduce_sum(indices[:, :-1] * strides, 1)
+
+
 def combined(ids: Any, rows: tf.Tensor, weights: Any, combiner: str | None) -> Any:
     """Puts rows in the place of their ids, and adds up those of an example if asked to.
 
     Args:
-      ids: dense of any shape; ragged; or sparse of two dimensions.
+      ids: dense of any shape; ragged; or sparse of two dimensions or more.
       rows: of their `flat_values`, with the width as the last dimension.
       weights: a tensor like `ids`, which rows are multiplied with; `None`: 1.
       combiner: `None` leaves the rows apart; else those of the last dimension of ids are added up,
@@ -61,21 +145,17 @@ def combined(ids: Any, rows: tf.Tensor, weights: Any, combiner: str | None) -> A
     Raises:
       ValueError: sparse ids need a combiner; weights are of another kind than ids.
     """
+    _check_kinds(ids, weights)
     if weights is not None:
-        if type(weights) is not type(ids) and (_is_composite(ids) or _is_composite(weights)):
-            raise ValueError(
-                f"an embedding's weights: expected a {type(ids).__name__}, as its ids are, "
-                f"received a {type(weights).__name__}"
-            )
         weights = tf.cast(_values(weights), rows.dtype)
         rows = rows * weights[..., tf.newaxis]
     if isinstance(ids, tf.SparseTensor):
-        if combiner is None or ids.shape.rank not in (None, 2):
+        if combiner is None or ids.shape.rank == 1:
             raise ValueError(
-                "an embedding's sparse ids: expected two dimensions and a combiner, received "
-                f"shape {ids.shape} and combiner={combiner!r}"
+                "an embedding's sparse ids: expected two dimensions or more and a combiner, "
+                f"received shape {ids.shape} and combiner={combiner!r}"
             )
-        return _of_segments(rows, ids.indices[:, 0], ids.dense_shape[0], weights, combiner)
+        return _of_sparse(ids, rows, weights, combiner)
     if isinstance(ids, tf.RaggedTensor):
         if combiner is None:
             return ids.with_flat_values(rows)
@@ -90,6 +170,16 @@ def _of_dense(rows: tf.Tensor, weights: tf.Tensor | None, combiner: str) -> tf.T
     if weights is None:
         weights = tf.ones(tf.shape(rows)[:-1], rows.dtype)
     return tf.math.divide_no_nan(total, _divisor(weights, combiner, tf.reduce_sum)[..., tf.newaxis])
+
+
+def _of_sparse(ids: tf.SparseTensor, rows: tf.Tensor, weights: Any, combiner: str) -> tf.Tensor:
+    if ids.shape.rank == 2:
+        return _of_segments(rows, ids.indices[:, 0], ids.dense_shape[0], weights, combiner)
+    lead = ids.dense_shape[:-1]
+    segments, count = _segments(ids.indices, ids.dense_shape), tf.reduce_prod(lead)
+    flat = _of_segments(rows, segments, count, weights, combiner)
+    result = tf.reshape(flat, tf.concat([lead, [rows.shape[-1]]], 0))
+    return tf.ensure_shape(result, ids.shape[:-1].concatenate(rows.shape[-1:]))
 
 
 def _of_ragged(ids: tf.RaggedTensor, rows: tf.Tensor, weights: Any, combiner: str) -> Any:
@@ -122,6 +212,16 @@ def _divisor(weights: tf.Tensor, combiner: str, add: Any) -> tf.Tensor:
     if combiner == "mean":
         return add(weights, *axis)
     return tf.sqrt(add(tf.square(weights), *axis))
+
+
+def _check_kinds(ids: Any, weights: Any) -> None:
+    if weights is None or not (_is_composite(ids) or _is_composite(weights)):
+        return
+    if type(weights) is not type(ids):
+        raise ValueError(
+            f"an embedding's weights: expected a {type(ids).__name__}, as its ids are, received a "
+            f"{type(weights).__name__}"
+        )
 
 
 def _is_composite(value: Any) -> bool:

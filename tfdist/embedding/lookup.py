@@ -18,6 +18,8 @@ def embedding_lookup(
     weights: Any = None,
     combiner: str | None = None,
     training: bool = True,
+    *,
+    max_norm: float | None = None,
 ) -> Any:
     """Looks up rows of tables that are on the parameter servers.
 
@@ -27,12 +29,14 @@ def embedding_lookup(
     Args:
       tables: an `EmbeddingTable`, or several.
       ids: integers or strings, which are hashed: dense of any shape, ragged, or sparse of two
-        dimensions; a list of as many for several tables.
+        dimensions or more; a list of as many for several tables.
       weights: like `ids`; rows are multiplied with them.
       combiner: `None`, or "sum", "mean" or "sqrtn" over the last dimension of the ids; sparse ids
         need one.
       training: ids count as seen, and get rows; without, an id that has no row gives what it would
         begin as.
+      max_norm: rows of a larger Euclidean norm are scaled down to it before they are weighted and
+        combined, as in `tf.nn.embedding_lookup`; what the servers have stays as it is.
 
     Returns:
       float32 of the shape of `ids` and the table's width, without the last dimension of `ids` if
@@ -57,20 +61,77 @@ def embedding_lookup(
             f"embedding_lookup: expected combiner to be one of {id_kinds.COMBINERS}, received "
             f"{combiner!r}"
         )
+    check_max_norm("embedding_lookup", max_norm)
     if isinstance(tables, EmbeddingTable):
-        return _lookup([tables], [ids], [weights], combiner, training)[0]
+        return _lookup([tables], [ids], [weights], combiner, training, max_norm)[0]
     weights = [None] * len(tables) if weights is None else weights
     if not len(tables) == len(ids) == len(weights):
         raise ValueError(
             f"embedding_lookup: expected ids and weights for each of {len(tables)} tables, "
             f"received {len(ids)} and {len(weights)}"
         )
-    return _lookup(tables, ids, weights, combiner, training)
+    return _lookup(tables, ids, weights, combiner, training, max_norm)
 
 
-def _lookup(tables, ids, weights, combiner, training) -> list:
+def safe_embedding_lookup_sparse(
+    table: EmbeddingTable,
+    ids: Any,
+    weights: Any = None,
+    combiner: str = "mean",
+    default_id: int | str | None = None,
+    training: bool = True,
+    *,
+    max_norm: float | None = None,
+) -> tf.Tensor:
+    """Looks up and combines rows of sparse ids, of which some may be missing or not valid.
+
+    As `tf.nn.safe_embedding_lookup_sparse`: ids whose weight is not above 0 are left out (with the
+    combiners "mean" and "sqrtn"), and so are negative ones where the table has an `input_dim`;
+    without one they are ids like others. An example that has no ids then gets the row of
+    `default_id`, with the weight 1.
+
+    Args:
+      table: an `EmbeddingTable`.
+      ids: sparse of two dimensions or more, or ragged of two.
+      weights: like `ids`, or `None` for 1.
+      combiner: "mean", "sqrtn" or "sum" over the last dimension of the ids.
+      default_id: an id; `None`: an example without ids gives zeros.
+      training: as of `embedding_lookup`.
+      max_norm: likewise.
+
+    Returns:
+      float32 of the shape of `ids` without its last dimension, and the table's width.
+
+    Raises:
+      Exception: as `embedding_lookup`.
+    """
+    if combiner not in id_kinds.COMBINERS[1:]:
+        raise ValueError(
+            f"safe_embedding_lookup_sparse: expected combiner to be one of "
+            f"{id_kinds.COMBINERS[1:]}, received {combiner!r}"
+        )
+    if not isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
+        raise ValueError(
+            "safe_embedding_lookup_sparse: expected sparse or ragged ids, received a "
+            f"{type(ids).__name__}"
+        )
+    ids, weights = id_kinds.safe(ids, weights, combiner, default_id, table.input_dim is not None)
+    return embedding_lookup(table, ids, weights, combiner, training, max_norm=max_norm)
+
+
+def check_max_norm(who: str, max_norm: Any) -> None:
+    """Raises ValueError unless it is `None` or a positive number."""
+    is_number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool)
+    if max_norm is not None and not (is_number and max_norm > 0):
+        raise ValueError(
+            f"{who}: expected max_norm to be a positive number, or None, received {max_norm!r}"
+        )
+
+
+def _lookup(tables, ids, weights, combiner, training, max_norm) -> list:
     ids = [i if _is_tensor(i) else tf.convert_to_tensor(i) for i in ids]
     rows = rows_of(tables, [id_kinds.flat_values(i) for i in ids], training)
+    rows = [id_kinds.clipped(each, max_norm) for each in rows]
     return [
         id_kinds.combined(i, r, w, combiner) for i, r, w in zip(ids, rows, weights, strict=True)
     ]
@@ -80,21 +141,13 @@ def rows_of(
     tables: Sequence[EmbeddingTable], ids: Sequence[tf.Tensor], training: bool
 ) -> list[tf.Tensor]:
     """Returns the tables' rows of int64 ids of any shape, in one message for each server."""
-    ids = [_checked(table, of_table) for table, of_table in zip(tables, ids, strict=True)]
+    ids = [
+        id_kinds.checked(of_table, table.input_dim, table.name)
+        for table, of_table in zip(tables, ids, strict=True)
+    ]
     if tables[0].static is not None:
         return [table.static.lookup(each) for table, each in zip(tables, ids, strict=True)]
     return table_variable.lookup([table.rows for table in tables], ids, training)
-
-
-def _checked(table: EmbeddingTable, ids: tf.Tensor) -> tf.Tensor:
-    if table.input_dim is None:
-        return ids
-    flat = tf.reshape(ids, [-1])
-    wrong = tf.boolean_mask(flat, (flat < 0) | (flat >= table.input_dim))
-    message = f"embedding table {table.name!r}: expected ids from 0 to {table.input_dim - 1}"
-    fits = tf.debugging.Assert(tf.size(wrong) == 0, [message, "received", wrong])
-    with tf.control_dependencies([fits]):
-        return tf.identity(ids)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -1,7 +1,9 @@
 """How gradients change the rows of a table. Arguments are called, and default, as in Keras.
 
 A row's slots lie beside it on its server. Gradients of an id that occurs several times in a batch
-are added up first, as those of a dense variable are.
+are added up first, as those of a dense variable are. A step changes the rows that have a gradient
+in it, and no others: those neither decay nor move. The step that bias corrections count is the
+model's, not the row's.
 """
 
 from __future__ import annotations
@@ -145,6 +147,125 @@ class Adam(RowOptimizer):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019) of rows that have a gradient.
+
+    Args:
+      learning_rate: as of all.
+      beta_1: of the momentum.
+      beta_2: of the velocity.
+      epsilon: for stability.
+      amsgrad: use the largest velocity so far.
+      exact_decay: not with a weight decay: rows would have to decay in all steps too.
+      weight_decay: before a step a row loses this part of itself, times the learning rate.
+    """
+
+    weight_decay: float = 0.004
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.exact_decay:
+            raise ValueError("AdamW of rows: expected exact_decay=False, received True")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adamax(RowOptimizer):
+    """Adamax (Kingma and Ba 2015), lazy."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    weight_decay: float | None = None
+
+    _kind = _Kind.ADAMAX
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nadam(RowOptimizer):
+    """Adam with Nesterov's momentum (Dozat 2016), lazy.
+
+    The product of its schedule of momentum is over the model's steps, as for a dense variable.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    weight_decay: float | None = None
+
+    _kind = _Kind.NADAM
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adadelta(RowOptimizer):
+    """Adadelta (Zeiler 2012), lazy."""
+
+    rho: float = 0.95
+    epsilon: float = 1e-7
+    weight_decay: float | None = None
+
+    _kind = _Kind.ADADELTA
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lion(RowOptimizer):
+    """Lion (Chen et al. 2023), lazy."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    weight_decay: float | None = None
+
+    _kind = _Kind.LION
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lamb(RowOptimizer):
+    """Lamb (You et al. 2020), with a trust ratio for each row.
+
+    Keras, and the paper, divide the norm of a whole variable (a layer) by that of its update; here
+    each row is a layer of its own: its update is as long as the row, times the learning rate. A row
+    of zeros moves by Adam's update. Momentum and velocity are lazy.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    weight_decay: float | None = None
+
+    _kind = _Kind.ADAM
+    _rule = _Rule.LAMB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adafactor(RowOptimizer):
+    """Adafactor (Shazeer and Stern 2018) of each row as a vector of its own.
+
+    That is the paper's algorithm 5, for vectors: a second moment for each element, as Keras keeps
+    it for a variable of one dimension. Keras factors that of a matrix into rows and columns; a
+    column's would be shared by rows on all servers. Both root-mean-squares are the row's, where
+    Keras takes those of the whole variable: that of the row, by which the step size is multiplied,
+    and that of the update, which is clipped. The learning rate is at most one over the root of the
+    model's step.
+
+    Args:
+      learning_rate: as of all.
+      beta_2_decay: the exponent by which the second moment's decay approaches 1.
+      epsilon_1: added to squared gradients.
+      epsilon_2: the least root-mean-square of a row.
+      clip_threshold: the largest root-mean-square of an update.
+      weight_decay: as of `AdamW`; `None`: none.
+    """
+
+    beta_2_decay: float = -0.8
+    epsilon_1: float = 1e-30
+    epsilon_2: float = 1e-3
+    clip_threshold: float = 1.0
+    weight_decay: float | None = None
+
+    _kind = _Kind.RMSPROP
+    _rule = _Rule.ADAFACTOR
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Ftrl(RowOptimizer):
     """Ftrl-proximal (McMahan et al. 2013)."""
 
@@ -193,12 +314,19 @@ _BY_NAME: dict[str, tuple[type[RowOptimizer], dict[str, Any]]] = {
     "rmsprop": (RMSprop, {}),
     "adam": (Adam, {}),
     "exact_adam": (Adam, {"exact_decay": True}),
+    "adamw": (AdamW, {}),
+    "adamax": (Adamax, {}),
+    "nadam": (Nadam, {}),
+    "adadelta": (Adadelta, {}),
+    "adafactor": (Adafactor, {}),
+    "lamb": (Lamb, {}),
+    "lion": (Lion, {}),
     "ftrl": (Ftrl, {}),
     "group_ftrl": (GroupFtrl, {}),
 }
 _NAMES = {of: name for name, (of, fixed) in _BY_NAME.items() if not fixed}
-# By the class names of Keras 3 and tf_keras.
-_OF_KERAS = {of.__name__: of for of in (SGD, Adagrad, RMSprop, Adam, Ftrl)}
+# By the class names of Keras 3 and tf_keras, which lack these.
+_OF_KERAS = {of.__name__: of for of in _NAMES if of not in (RowWiseAdagrad, GroupFtrl)}
 
 
 def as_learning_rate(rate: Any) -> Any:
@@ -250,14 +378,14 @@ def get(optimizer: Any) -> RowOptimizer:
 
 def _from_keras(optimizer: Any) -> RowOptimizer:
     config = optimizer.get_config()
+    of = _OF_KERAS[type(optimizer).__name__]
+    names = {field.name for field in dataclasses.fields(of)} - {"learning_rate"}
     for name, harmless in _OF_THE_MODEL.items():
-        if config.get(name, harmless) not in (harmless, None):
+        if name not in names and config.get(name, harmless) not in (harmless, None):
             raise ValueError(
                 f"an embedding's optimizer: expected {type(optimizer).__name__} without {name}, "
                 f"received {name}={config[name]!r}: give it to the model's optimizer"
             )
-    of = _OF_KERAS[type(optimizer).__name__]
-    names = {field.name for field in dataclasses.fields(of)} - {"learning_rate"}
     rate = optimizer._learning_rate
     if not callable(rate) or hasattr(rate, "dtype"):
         rate = float(config["learning_rate"])

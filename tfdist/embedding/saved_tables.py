@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ def columns_of(table: EmbeddingTable) -> dict[str, np.ndarray]:
 
     Returns:
       The columns: `ids` int64[n], each once; `values` float32[n, output_dim]; `slots`
-      float32[n, m]; `used` and `counts` uint32[n].
+      float32[n, m]; `used` and `counts` uint32[n]; and `slot_names` uint8[k], JSON, which say what
+      numbers of the slots are what.
 
     Raises:
       ValueError: they take more than `MAX_BYTES`.
@@ -38,6 +40,7 @@ def columns_of(table: EmbeddingTable) -> dict[str, np.ndarray]:
     # A row that was evicted and made again meanwhile came twice.
     _, last = np.unique(whole["ids"][::-1], return_index=True)
     latest = {name: column[::-1][last] for name, column in whole.items()}
+    latest["slot_names"] = np.frombuffer(json.dumps(table.config().slots()).encode(), np.uint8)
     return {"slots": np.zeros([len(last), 0], np.float32), **latest}
 
 
@@ -75,5 +78,8 @@ def restore(table: EmbeddingTable, columns: Mapping[str, np.ndarray], source: st
       tf.errors.OpError: a server does not answer.
     """
     parameters = table.rows.parameters
-    if len(columns["ids"]) and parameters.is_chief:
-        table_files.assign(*table.on_servers(), columns, source)
+    if not len(columns["ids"]) or not parameters.is_chief:
+        return
+    columns = dict(columns)
+    slots = json.loads(bytes(columns.pop("slot_names")))
+    table_files.assign(*table.on_servers(), columns, source, described=slots, name=table.name)

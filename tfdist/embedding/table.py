@@ -6,13 +6,13 @@ import contextlib
 import contextvars
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.embedding import initializers, optimizers, saved_tables
+from tfdist.embedding import initializers, optimizers, row_access, saved_tables
 from tfdist.ps import table_files
 from tfdist.strategies.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies.table_variable import ROWS, TableVariable
@@ -37,16 +37,18 @@ class EmbeddingTable:
       output_dim: the rows' width.
       input_dim: ids must be from 0 to this, exclusive; `None`: any.
       optimizer: how gradients change rows: a name ("sgd", "adagrad", "rowwise_adagrad", "rmsprop",
-        "adam", "exact_adam", "ftrl", "group_ftrl"), an optimizer of `tfdist.embedding`, or one of
-        Keras.
+        "adam", "exact_adam", "adamw", "adamax", "nadam", "adadelta", "adafactor", "lamb", "lion",
+        "ftrl", "group_ftrl"), an optimizer of `tfdist.embedding`, or one of Keras.
       initializer: what rows begin as: a name such as "uniform" or "zeros", or a Keras initializer.
       learning_rate: a number or a Keras `LearningRateSchedule`; `None`: the `optimizer`'s, and if
         it has none, that of the model's optimizer in each step.
       min_count: an id gets a row when it is looked up this often in training (up to 65535, counted
         by a sketch that may count too many, never too few).
       probability: an id without a row gets one with this probability each time.
-      max_rows: about so many are kept: for a new one, one goes that was not used for long
-        (`eviction="lru"`) or seldom ("lfu"), out of some that are taken at random; `None`: all.
+      max_rows: the most rows that each server keeps; `None`: no limit. Nothing is evicted below it;
+        above, each new row evicts one: of a random sample the least recently (`eviction="lru"`) or
+        least frequently ("lfu") used. Evictions do not wait for each other, so that up to 15 rows
+        more may stand for a while. With n servers a table has n times as many.
       eviction: "lru" or "lfu".
       ttl_seconds: a row that was not looked up in training for longer goes; `None`: never.
       min_norm: a row of a smaller Euclidean norm goes; `None`: none.
@@ -58,6 +60,9 @@ class EmbeddingTable:
         lookups do not count for `min_count` and `eviction`.
       save_rows: whether what Keras and TensorFlow save of a model has the table's rows, of which
         there may be 1 GB then; else they are only in the servers' snapshots and in exports.
+      reset_slots: the servers may go on from a checkpoint whose table of this name has other
+        arguments, such as another optimizer, and the same `output_dim`: its rows keep their values,
+        and what the optimizer keeps of them begins anew. Without, such a checkpoint is refused.
 
     Raises:
       ValueError: an argument makes no sense; says what was expected.
@@ -82,6 +87,7 @@ class EmbeddingTable:
         cache_rows: int = 0,
         cache_steps: int = 8,
         save_rows: bool = True,
+        reset_slots: bool = False,
     ) -> None:
         self.name = name
         self._expect(_is_count(output_dim), "output_dim", "a whole number from 1 on", output_dim)
@@ -109,6 +115,7 @@ class EmbeddingTable:
         self.wire_dtype = tf.as_dtype(wire_dtype)
         self.cache_rows, self.cache_steps = cache_rows, cache_steps
         self.save_rows = save_rows
+        self.reset_slots = bool(reset_slots)
         self._arguments = {
             "name": name,
             "output_dim": output_dim,
@@ -126,10 +133,12 @@ class EmbeddingTable:
             "cache_rows": cache_rows,
             "cache_steps": cache_steps,
             "save_rows": save_rows,
+            "reset_slots": self.reset_slots,
         }
         self.config()  # says now what is wrong with the initializer
         self.strategy = tf.distribute.get_strategy()
         self._weight: Any = None
+        self._has_plain_weight = False
         self.static: Any = None
         if reader.get() is not None and in_graph_of_tensorflow_1():
             reader.get()(self)
@@ -142,6 +151,7 @@ class EmbeddingTable:
             width=self.output_dim,
             rule=self.optimizer.rule,
             optimizer=self.optimizer.config(),
+            weight_decay=getattr(self.optimizer, "weight_decay", None) or 0.0,
             group_penalty=getattr(self.optimizer, "l21_regularization_strength", 0.0),
             first_slots=(*slots, *[0.0] * (3 - len(slots))),
             initializer=initializers.get(
@@ -168,14 +178,15 @@ class EmbeddingTable:
         """The variable that stands for the table, made at first.
 
         Args:
-          make: makes it, given its shape and a name for it; by default a `tf.Variable`.
+          make: makes it, given its shape and a name for it; by default a `tf.Variable`, which
+            whoever gives a `make` later replaces: a layer needs a variable of its library.
         """
-        if self._weight is None:
+        if self._weight is None or (make is not None and self._has_plain_weight):
+            self._has_plain_weight = make is None
             make = make or _make_variable
             is_here = tf.distribute.get_strategy() is self.strategy
             scope = contextlib.nullcontext() if is_here else self.strategy.scope()
-            # A graph allows fewer characters in a scope than a table in its name.
-            with scope, tf.name_scope(re.sub(r"[^A-Za-z0-9_./-]", "_", self.name)):
+            with scope, tf.name_scope(self.scope_name):
                 self._weight = make((0, self.output_dim), ROWS)
         return self._weight
 
@@ -183,6 +194,11 @@ class EmbeddingTable:
     def is_used(self) -> bool:
         """Whether there is a variable that stands for the table."""
         return self._weight is not None
+
+    @property
+    def scope_name(self) -> str:
+        """The table's name as a graph allows it: with fewer characters."""
+        return re.sub(r"[^A-Za-z0-9_./-]", "_", self.name)
 
     @property
     def rows(self) -> TableVariable:
@@ -221,21 +237,119 @@ class EmbeddingTable:
         """
         return table_files.export_table(*self.on_servers(), path, slots)
 
-    def import_table(self, path: str) -> int:
+    def import_table(self, path: str, slots: bool = True) -> int:
         """Puts the rows of a file into the table, and returns how many there are.
 
         Args:
           path: of a file that `export_table` has written, or anybody else: of int64 `ids` and
             float32 `values`.
+          slots: take what the file has of the optimizer's slots; else the values alone, and slots
+            begin as those of new rows: for a file of a table with another optimizer.
 
         Raises:
           Exception: as `tfdist.ps.table_files.import_table`.
         """
-        return table_files.import_table(*self.on_servers(), path)
+        return table_files.import_table(*self.on_servers(), path, slots=slots, name=self.name)
 
-    def fetch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all ids that have a row, int64[n], and the rows, float32[n, output_dim]."""
-        return table_files.fetch(*self.on_servers())
+    def upsert(self, ids: Any, rows: Any) -> tf.Operation | None:
+        """Writes the values of rows; those that do not exist are made, whatever `min_count` says.
+
+        Here and below: what changes rows has been acknowledged by the servers when the call (in a
+        graph, the operation) has ended, and a killed server that is started again knows of it. It
+        takes place at once, also within a step, whose gradients come at its end. It is carried out
+        once, also where a connection broke. What this worker has cached of the table, or looked up
+        a batch ahead, is forgotten; other workers' caches are not.
+
+        Args:
+          ids: integers or strings of any shape, dense. Of an id that occurs twice the last row
+            counts.
+          rows: float32 of the shape of `ids` and `output_dim`. Rows that exist keep what the
+            optimizer has of them; in new ones that begins as in any new row.
+
+        Returns:
+          In a TensorFlow 1 graph the operation.
+
+        Raises:
+          ValueError: there is not a row of `output_dim` numbers for each id.
+          TypeError: ids are neither integers nor strings.
+          tf.errors.InvalidArgumentError: an id is not below `input_dim`.
+          tf.errors.OpError: a server refused, for example for want of memory, or does not answer.
+
+        Example:
+
+        ```python
+        users.upsert(["ann", "bob"], np.zeros([2, 16]))
+        ```
+        """
+        return row_access.upsert(self, ids, rows)
+
+    def remove(self, ids: Any) -> tf.Operation | None:
+        """Removes rows and what the optimizer has of them; ids without a row are passed over.
+
+        A gradient that is under way to a removed row makes it anew.
+
+        Args:
+          ids: as of `upsert`.
+
+        Returns:
+          As `upsert`.
+
+        Raises:
+          Exception: as `upsert`.
+        """
+        return row_access.remove(self, ids)
+
+    def clear(self) -> tf.Operation | None:
+        """Removes all rows, and forgets which ids were seen (`min_count`).
+
+        Returns:
+          As `upsert`.
+
+        Raises:
+          tf.errors.OpError: a server refused or does not answer.
+        """
+        return row_access.clear(self)
+
+    def size(self) -> tf.Tensor:
+        """Returns how many rows there are on all servers together: an int64 scalar.
+
+        Raises:
+          tf.errors.OpError: a server does not answer.
+        """
+        return row_access.size(self)
+
+    def contains(self, ids: Any) -> tf.Tensor:
+        """Returns which ids have a row: bool of the shape of `ids`, which are as of `upsert`.
+
+        Raises:
+          Exception: as `upsert`.
+        """
+        return row_access.contains(self, ids)
+
+    @overload
+    def fetch(self) -> tuple[np.ndarray, np.ndarray]: ...
+
+    @overload
+    def fetch(self, ids: Any, default: Any = None) -> tf.Tensor: ...
+
+    def fetch(self, ids: Any = None, default: Any = None) -> Any:
+        """Returns rows as the servers have them, without making any or counting as a use.
+
+        Args:
+          ids: as of `upsert`; `None`: all ids that have a row.
+          default: what an id without a row gives: a number or a row, float32[output_dim]; `None`:
+            what its row would begin as, by the table's initializer.
+
+        Returns:
+          float32 of the shape of `ids` and `output_dim`; without ids all of them, int64[n], and
+          their rows, float32[n, output_dim], as NumPy arrays.
+
+        Raises:
+          Exception: as `upsert`.
+        """
+        if ids is None:
+            return table_files.fetch(*self.on_servers())
+        return row_access.fetch(self, ids, default)
 
     @contextlib.contextmanager
     def replaced_by(self, static: Any) -> Iterator[None]:

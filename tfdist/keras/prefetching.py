@@ -44,7 +44,8 @@ def with_prefetch(model: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset] | 
         by_table: dict[Any, list] = {}
         ids = finder(batch[0])
         for i, (layer, _) in enumerate(found):
-            by_table.setdefault(layer.table, []).append(ids[str(i)])
+            for table, of_table in layer.ids_by_table(ids[str(i)]):
+                by_table.setdefault(table, []).append(of_table)
         return by_table
 
     return lambda dataset: prefetch_rows(dataset, ids_of)

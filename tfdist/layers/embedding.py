@@ -1,4 +1,4 @@
-"""The embedding layer for Keras 3."""
+"""The embedding layers for Keras 3."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tfdist.layers.remote_embedding import (
     load_rows,
     save_rows,
 )
+from tfdist.layers.remote_field_wise import RemoteFieldWise
 from tfdist.strategies.table_variable import ROWS
 
 _TABLE = "table"
@@ -73,7 +74,7 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
         if self._shared_table is None:
             self.rows = self._make_rows((0, self.output_dim), ROWS)
         else:
-            self.rows = self._shared_table.weight(self._make_shared_rows)
+            self.rows = self._rows_of(self._shared_table)
         self.built = True
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
@@ -93,11 +94,13 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Embedding:
         """Makes a layer of what `get_config` returns, also after Keras has saved it."""
-        config = dict(config)
-        if isinstance(config.get("table"), dict):
-            # Keras knows which layers of a model share it.
-            config["table"] = keras.saving.deserialize_keras_object(config["table"])
-        return super().from_config(config)
+        # Keras knows which layers of a model share a table.
+        shared = {
+            name: keras.saving.deserialize_keras_object(config[name])
+            for name in ("table", "tables")
+            if isinstance(config.get(name), dict | list | tuple)
+        }
+        return super().from_config({**config, **shared})
 
     def save_own_variables(self, store: Any) -> None:
         """Saves which table it is, and its rows, which the servers are asked for."""
@@ -125,12 +128,49 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
             autocast=False,
         )
 
-    def _make_shared_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
-        with keras.name_scope(self._shared_table.name):
-            return keras.Variable("zeros", shape, "float32", name=name, autocast=False)
+    def _rows_of(self, table: EmbeddingTable) -> keras.Variable:
+        """The variable that stands for a shared table."""
+
+        def make(shape: tuple[int, int], name: str) -> keras.Variable:
+            # Keras allows no path in a scope's name.
+            with keras.name_scope(table.scope_name.replace("/", "_")):
+                return keras.Variable("zeros", shape, "float32", name=name, autocast=False)
+
+        return table.weight(make)
 
     def _share(self, table: EmbeddingTable) -> None:
         self.shared_rows = _SharedRows.of(table)
 
     def _variable(self) -> tf.Variable | None:
         return self.rows._value
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class FieldWiseEmbedding(RemoteFieldWise, Embedding):
+    __doc__ = f"""Embeds several fields of categories that lie side by side in one tensor.
+
+    The input is ids of shape (batch, columns), integers or strings; the output is of shape (batch,
+    slots, output_dim): for each slot, the rows of its columns combined. Each slot has ids of its
+    own: in a table for each, or in one table, where an id stands for another row in each slot
+    (`tfdist.embedding.field_ids` says which). All rows travel in one message for each server.
+
+    {RemoteFieldWise.__doc__.partition("Args:")[1]}{RemoteFieldWise.__doc__.partition("Args:")[2]}
+    Raises:
+      ValueError: an argument makes no sense; says what was expected.
+
+    Example:
+
+    ```python
+    with strategy.scope():
+        categories = keras.Input((26,), dtype="int64")
+        rows = tfdist.layers.FieldWiseEmbedding(output_dim=16)(categories)  # (batch, 26, 16)
+    ```
+    """
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the variables that stand for the tables."""
+        if self._slot_tables is not None:
+            self.shared_rows_by_slot = [_SharedRows.of(table) for table in self._slot_tables]
+        super().build(input_shape)
+        if self._slot_tables is not None:
+            self.rows_by_slot = [self._rows_of(table) for table in self._slot_tables]

@@ -1,4 +1,4 @@
-"""The embedding layer for tf_keras."""
+"""The embedding layers for tf_keras."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tfdist.layers.remote_embedding import (
     load_rows,
     save_rows,
 )
+from tfdist.layers.remote_field_wise import RemoteFieldWise
 from tfdist.strategies.table_variable import ROWS
 
 legacy_tables.send_rows_to_servers()
@@ -38,8 +39,9 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         """Saves the layer's rows, which the servers are asked for, in a `.keras` file."""
         super().save_own_variables(store)
-        if self.has_table and self.table.is_used:
-            save_rows(store, self.table)
+        for number, table in enumerate(self.tables):
+            if table.is_used:
+                save_rows(store, table, f"{ROWS_OF_TABLE}{number}_")
 
     def load_own_variables(self, store: Any) -> None:
         """Gives the servers the rows that were saved."""
@@ -48,7 +50,8 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
         if len(names) < len(store.keys()):
             if not self.has_table:
                 self._use_table(self._name_of_table(self._variable()))
-            load_rows(store, self.table)
+            for number, table in enumerate(self.tables):
+                load_rows(store, table, f"{ROWS_OF_TABLE}{number}_")
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> tf.Variable:
         return self.add_weight(
@@ -61,3 +64,14 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
 
     def _variable(self) -> tf.Variable:
         return self.rows
+
+
+@tf_keras.saving.register_keras_serializable("tfdist")
+class FieldWiseEmbedding(RemoteFieldWise, Embedding):
+    """As `tfdist.layers.FieldWiseEmbedding`, for models of tf_keras."""
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the variables that stand for the tables."""
+        super().build(input_shape)
+        if self._slot_tables is not None:
+            self.rows_by_slot = [table.weight(self._make_rows) for table in self._slot_tables]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding import optimizers
-from tfdist.embedding.lookup import rows_of
+from tfdist.embedding.lookup import check_max_norm, rows_of
 from tfdist.embedding.table import EmbeddingTable
 from tfdist.strategies.table_variable import ROWS
 
@@ -26,16 +26,16 @@ _OF_TABLE = tuple(
 )
 
 
-def save_rows(store: Any, table: EmbeddingTable) -> None:
-    """Puts a table's rows into what Keras saves of a layer."""
+def save_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) -> None:
+    """Puts a table's rows into what Keras saves of a layer, under names with a prefix."""
     for name, column in table.columns().items():
-        store[ROWS_OF_TABLE + name] = column
+        store[prefix + name] = column
 
 
-def load_rows(store: Any, table: EmbeddingTable) -> None:
+def load_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) -> None:
     """Gives the servers the rows that `save_rows` has saved, if it has."""
-    names = [name for name in store.keys() if name.startswith(ROWS_OF_TABLE)]  # noqa: SIM118
-    columns = {name.removeprefix(ROWS_OF_TABLE): np.array(store[name]) for name in names}
+    names = [name for name in store.keys() if name.startswith(prefix)]  # noqa: SIM118
+    columns = {name.removeprefix(prefix): np.array(store[name]) for name in names}
     if columns and len(columns["ids"]):
         table.restore(columns, f"embedding table {table.name!r}, as it was saved")
 
@@ -53,6 +53,10 @@ class RemoteEmbedding:
         while this one is computed, so that they lack this worker's last step.
       table: an `EmbeddingTable` that several layers share, instead of the arguments that say what
         a table is like.
+      max_norm: rows of a larger Euclidean norm are scaled down to it, as in
+        `tf.nn.embedding_lookup`.
+      default_id: of sparse or ragged ids with a combiner: the id that an example without ids gets;
+        ids that are not valid are left out, as by `tfdist.ops.safe_embedding_lookup_sparse`.
       **kwargs: further arguments of `EmbeddingTable`, from `learning_rate` on, and of the library's
         `Layer`.
     """
@@ -67,6 +71,8 @@ class RemoteEmbedding:
         *,
         prefetch: bool = False,
         table: EmbeddingTable | None = None,
+        max_norm: float | None = None,
+        default_id: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         of_table = {name: kwargs.pop(name) for name in _OF_TABLE if name in kwargs}
@@ -84,7 +90,15 @@ class RemoteEmbedding:
                 f"like beside table={table.name!r}, which has its own, received input_dim="
                 f"{input_dim}, output_dim={output_dim}, {of_table}"
             )
+        check_max_norm(f"embedding layer {self.name!r}", max_norm)
+        if default_id is not None and combiner is None:
+            raise ValueError(
+                f"embedding layer {self.name!r}: expected a combiner with default_id="
+                f"{default_id!r}, received None"
+            )
         self.combiner = combiner
+        self.max_norm = max_norm
+        self.default_id = default_id
         self.prefetch = prefetch
         self.output_dim = output_dim if table is None else table.output_dim
         self._shared_table = table
@@ -120,6 +134,15 @@ class RemoteEmbedding:
     def _share(self, table: EmbeddingTable) -> None:
         """Notes that the layer's table may be that of others, too."""
 
+    @property
+    def tables(self) -> list[EmbeddingTable]:
+        """All tables of the layer; empty until it is known which."""
+        return [self.table] if self.has_table else []
+
+    def ids_by_table(self, inputs: Any) -> list[tuple[EmbeddingTable, Any]]:
+        """Which ids a call with these inputs looks up, for those who look them up ahead."""
+        return [(self.table, self._valid(inputs, None)[0])]
+
     def _make_table(self, name: str) -> EmbeddingTable:
         return EmbeddingTable(name, self.output_dim, **self._arguments)
 
@@ -139,22 +162,49 @@ class RemoteEmbedding:
 
     def _look_up(self, inputs: Any, weights: Any, training: bool | None) -> Any:
         variable = self._variable()
+        inputs, weights = self._valid(inputs, weights)
         flat = id_kinds.flat_values(inputs)
         if variable is None:
             # The model's shapes are being found out, before it has variables.
             rows = tf.zeros(tf.concat([tf.shape(flat), [self.output_dim]], 0))
             rows = tf.ensure_shape(rows, [*flat.shape, self.output_dim])
         else:
-            if self._shared_table is None and self._own_table is None:
-                self._use_table(self._name_of_table(variable))
-            counts = bool(training) and self.trainable
-            (rows,) = rows_of([self.table], [flat], counts)
-        rows = tf.cast(rows, self.compute_dtype)
+            self._find_table(variable)
+            (rows,) = rows_of([self.table], [flat], self._counts(training))
+        rows = tf.cast(id_kinds.clipped(rows, self.max_norm), self.compute_dtype)
         return id_kinds.combined(inputs, rows, weights, self.combiner)
+
+    def _valid(self, inputs: Any, weights: Any) -> tuple[Any, Any]:
+        """Ids and weights without those that are not to count, where the layer leaves some out."""
+        if self.default_id is None:
+            return inputs, weights
+        if not isinstance(inputs, tf.RaggedTensor | tf.SparseTensor):
+            raise ValueError(
+                f"embedding layer {self.name!r}: expected sparse or ragged ids with default_id="
+                f"{self.default_id!r}, received a {type(inputs).__name__}"
+            )
+        table = self._shared_table
+        input_dim = self._arguments["input_dim"] if table is None else table.input_dim
+        return id_kinds.safe(
+            inputs, weights, self.combiner, self.default_id, drops_negative=input_dim is not None
+        )
+
+    def _find_table(self, variable: tf.Variable) -> None:
+        if not self.has_table:
+            self._use_table(self._name_of_table(variable))
+
+    def _counts(self, training: bool | None) -> bool:
+        """Whether ids count as seen."""
+        return bool(training) and self.trainable
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, of which `from_config` makes an equal layer."""
-        own = {"combiner": self.combiner, "prefetch": self.prefetch}
+        own = {
+            "combiner": self.combiner,
+            "prefetch": self.prefetch,
+            "max_norm": self.max_norm,
+            "default_id": self.default_id,
+        }
         if self._shared_table is not None:
             return {**super().get_config(), **own, "table": self._shared_table}
         optimizer = {"optimizer": self._arguments["optimizer"].get_config()}

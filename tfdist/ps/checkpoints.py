@@ -47,7 +47,7 @@ class Checkpoints:
         self._chain: list[tuple[int, int, int]] = []  # number, seal, rows
         self._latest = 0
         self._log_number = 0
-        self._saved_pushes = 0
+        self._saved_changes = 0
         try:
             snapshot.prepare(self._folder)
         except CheckpointError as error:
@@ -112,7 +112,11 @@ class Checkpoints:
 
     def unsaved(self) -> bool:
         """Whether there is something that the latest snapshot lacks."""
-        return self._store.stats().pushes > self._saved_pushes
+        return self._changes() > self._saved_changes
+
+    def _changes(self) -> int:
+        stats = self._store.stats()
+        return stats.pushes + stats.edits
 
     def log_has_failed(self) -> bool:
         """Whether something was applied to rows that is neither saved nor in the log."""
@@ -126,7 +130,7 @@ class Checkpoints:
         return size > sum(table.bytes for table in self._store.table_stats().values())
 
     def _save(self, number: int, full: bool) -> dict[str, Any]:
-        pushes = self._store.stats().pushes
+        changes = self._changes()
         follows = None if full or self._is_long() else self._chain[-1][:2]
         chain, self._chain = self._chain, []  # if this fails, what changed until now is nowhere
         self._log_number += 1
@@ -151,7 +155,7 @@ class Checkpoints:
             )
         self._store.saved()
         self._latest = number
-        self._saved_pushes = pushes
+        self._saved_changes = changes
         return result
 
     def _is_long(self) -> bool:

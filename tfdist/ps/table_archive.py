@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 import zipfile
@@ -13,11 +14,13 @@ import numpy as np
 
 from tfdist.errors import CheckpointError
 from tfdist.ps import files
-from tfdist.ps.table_columns import AT_ONCE, COLUMNS, check_names
+from tfdist.ps.table_columns import AT_ONCE, COLUMNS, SLOT_NAMES, check_names, parse_slot_names
 
 
-def write(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
-    """Writes columns by name; returns how many rows."""
+def write(
+    file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]], slot_names: dict[str, int] | None
+) -> int:
+    """Writes columns by name, and what the slots are; returns how many rows."""
     # An array's header says how long it is, which shows in the end.
     with contextlib.ExitStack() as stack:
         parts: dict[str, BinaryIO] = {}
@@ -31,6 +34,9 @@ def write(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
                 parts[name].write(np.ascontiguousarray(column).tobytes())
             count += len(columns["ids"])
         with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+            if slot_names is not None:
+                with archive.open(f"{SLOT_NAMES}.npy", "w") as member:
+                    np.lib.format.write_array(member, np.array(json.dumps(slot_names)))
             for name, part in parts.items():
                 header = {
                     "descr": np.lib.format.dtype_to_descr(np.dtype(COLUMNS[name][0])),
@@ -42,6 +48,19 @@ def write(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
                     np.lib.format.write_array_header_1_0(member, header)
                     shutil.copyfileobj(part, member, 1 << 22)
     return count
+
+
+def slot_names(path: str) -> dict[str, int] | None:
+    """Returns what the file says of its slots; `None` if it does not."""
+    try:
+        with files.open_whole(path) as file, zipfile.ZipFile(file) as archive:
+            if f"{SLOT_NAMES}.npy" not in archive.namelist():
+                return None
+            with archive.open(f"{SLOT_NAMES}.npy") as member:
+                text = str(np.lib.format.read_array(member, allow_pickle=False))
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise CheckpointError(f"{path} is damaged, or no NumPy archive: {error}") from error
+    return parse_slot_names(text, path)
 
 
 def read(path: str) -> Iterator[dict[str, np.ndarray]]:

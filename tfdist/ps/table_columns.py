@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,16 +17,34 @@ COLUMNS = {  # dtype, and whether a row has several
     "used": (np.uint32, False),
     "counts": (np.uint32, False),
 }
+# What is saved with a model, as one tensor each.
+SAVED = {**{name: dtype for name, (dtype, _) in COLUMNS.items()}, "slot_names": np.uint8}
 WITHOUT_SLOTS = ("ids", "values")
+# Where a file says what its slots are: how many numbers each has, by name, as JSON.
+SLOT_NAMES = "slot_names"
+
+
+def parse_slot_names(text: str, path: str) -> dict[str, int]:
+    """Reads what a file says of its slots.
+
+    Raises:
+      CheckpointError: it makes no sense.
+    """
+    try:
+        names = json.loads(text)
+        if isinstance(names, dict) and all(isinstance(n, int) for n in names.values()):
+            return names
+    except (ValueError, RecursionError):
+        pass
+    raise CheckpointError(
+        f"{path} is damaged: expected {SLOT_NAMES} to be counts by name, received {text[:100]!r}"
+    )
 
 
 def no_rows(width: int) -> dict[str, np.ndarray]:
-    """The columns of a table without rows, nor slots."""
-    widths = {"values": width, "slots": 0}
-    return {
-        name: np.zeros([0, widths[name]] if several else [0], dtype)
-        for name, (dtype, several) in COLUMNS.items()
-    }
+    """What is saved of a table without rows."""
+    shapes = {"values": [0, width], "slots": [0, 0]}
+    return {name: np.zeros(shapes.get(name, [0]), dtype) for name, dtype in SAVED.items()}
 
 
 def check_names(names: Sequence[str], path: str) -> None:

@@ -1,8 +1,8 @@
 """Tables of embeddings in files that others read: NumPy archives and Parquet.
 
 They have `ids` (int64), `values` (float32, a row for each id) and, with slots, `slots` (float32),
-`used` and `counts` (uint32): arrays of an .npz, columns of a Parquet file. One that somebody else
-has made needs ids and values only.
+`used` and `counts` (uint32): arrays of an .npz, columns of a Parquet file. With slots they also say
+what these are (`slot_names`). One that somebody else has made needs ids and values only.
 
 All rows of all servers go through the process that calls this, some at a time.
 """
@@ -49,11 +49,18 @@ def export_table(
     """
     form = _format_of(path)
     with _replaced(path) as scratch, files.create(scratch, in_order=True, private=False) as file:
-        return form.write(file, columns_of(client, table, config.width, slots))
+        names = config.slots() if slots else None
+        return form.write(file, columns_of(client, table, config.width, slots), names)
 
 
 def import_table(
-    client: ops.ParameterClient, table: int, config: ops.TableConfig, path: str
+    client: ops.ParameterClient,
+    table: int,
+    config: ops.TableConfig,
+    path: str,
+    *,
+    slots: bool = True,
+    name: str = "",
 ) -> int:
     """Puts the rows of a file into a table; rows of other ids stay.
 
@@ -64,6 +71,9 @@ def import_table(
       table: its number.
       config: its configuration.
       path: of a file that `export_table` or somebody else has written.
+      slots: take what the file has of slots; else its values alone, and slots begin as those of new
+        rows.
+      name: of the table, for messages.
 
     Returns:
       How many rows.
@@ -71,11 +81,16 @@ def import_table(
     Raises:
       ValueError: the path does not end in ".npz" or ".parquet".
       ImportError: for Parquet, pyarrow is not installed.
-      CheckpointError: the file is something else, or of rows of another width.
+      CheckpointError: the file is something else, of rows of another width, or with the slots of
+        another optimizer; nothing was changed then.
       tf.errors.OpError: a server refused.
     """
     form = _format_of(path)
-    return sum(assign(client, table, config, columns, source=path) for columns in form.read(path))
+    described = form.slot_names(path) if slots else None
+    return sum(
+        assign(client, table, config, columns, path, slots=slots, described=described, name=name)
+        for columns in form.read(path)
+    )
 
 
 def assign(
@@ -84,6 +99,10 @@ def assign(
     config: ops.TableConfig,
     columns: Mapping[str, np.ndarray],
     source: str,
+    *,
+    slots: bool = True,
+    described: dict[str, int] | None = None,
+    name: str = "",
 ) -> int:
     """Puts rows into a table; rows of other ids stay.
 
@@ -93,17 +112,24 @@ def assign(
       config: its configuration.
       columns: `ids` and `values`, and, to restore slots, `slots`, `used` and `counts`.
       source: where they come from, for error messages.
+      slots: whether to restore slots, if there are any.
+      described: which slots they are; `None`: it is not known.
+      name: of the table, for messages.
 
     Returns:
       How many rows.
 
     Raises:
-      CheckpointError: they are of another width, or of different lengths.
+      CheckpointError: they are of another width, of different lengths, or with the slots of another
+        optimizer.
       tf.errors.OpError: a server refused.
     """
     values = _checked(columns, config.width, source)
     content = values
-    if "slots" in columns:
+    with_slots = slots and "used" in columns
+    if with_slots:
+        _check_slots(columns, described, config, source, name)
+    if with_slots and "slots" in columns:
         content = np.concatenate([values, columns["slots"]], axis=1)
     none = np.zeros(len(values), np.uint32)
     rows = ops.SavedRows(
@@ -113,7 +139,7 @@ def assign(
         np.ascontiguousarray(content),
         _NO_IDS,
     )
-    ops.assign_rows(client, table, rows, "used" in columns)
+    ops.assign_rows(client, table, rows, with_slots)
     return len(values)
 
 
@@ -179,6 +205,34 @@ def _checked(columns: Mapping[str, np.ndarray], width: int, path: str) -> np.nda
             f"{path}: expected slots of two dimensions, received {columns['slots'].ndim}"
         )
     return values
+
+
+def _check_slots(
+    columns: Mapping[str, np.ndarray],
+    described: dict[str, int] | None,
+    config: ops.TableConfig,
+    path: str,
+    name: str,
+) -> None:
+    """Raises CheckpointError unless the file's slots are those that the table's optimizer keeps."""
+    expected = config.slots()
+    count = columns["slots"].shape[1] if "slots" in columns else 0
+    if described is None:  # a file of somebody else's
+        fits, received = count == sum(expected.values()), f"{count} numbers without names"
+    else:
+        # Their order too.
+        fits = list(described.items()) == list(expected.items()) and count == sum(expected.values())
+        received = _slots_text(described)
+    if not fits:
+        raise CheckpointError(
+            f"{path}: embedding table {name!r}: expected the slots {_slots_text(expected)}, as its "
+            f"optimizer keeps them, received {received}; import_table(path, slots=False) takes the "
+            "values alone, and slots begin as those of new rows"
+        )
+
+
+def _slots_text(slots: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in slots.items()) or "(none)"
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from tfdist.errors import CheckpointError
 from tfdist.ps import files
-from tfdist.ps.table_columns import AT_ONCE, COLUMNS, check_names
+from tfdist.ps.table_columns import AT_ONCE, COLUMNS, SLOT_NAMES, check_names, parse_slot_names
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -23,8 +24,10 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def write(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
-    """Writes columns by name; returns how many rows."""
+def write(
+    file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]], slot_names: dict[str, int] | None
+) -> int:
+    """Writes columns by name, and what the slots are; returns how many rows."""
     arrow, parquet = _pyarrow()
     count, writer = 0, None
     try:
@@ -32,6 +35,8 @@ def write(file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]]) -> int:
             table = arrow.table(
                 {name: _to_arrow(arrow, column) for name, column in columns.items()}
             )
+            if slot_names is not None:
+                table = table.replace_schema_metadata({SLOT_NAMES: json.dumps(slot_names)})
             if writer is None:
                 writer = parquet.ParquetWriter(_Sink(file), table.schema)
             writer.write_table(table)
@@ -81,6 +86,17 @@ def _to_arrow(arrow: Any, column: np.ndarray) -> Any:
     return arrow.FixedSizeListArray.from_arrays(
         arrow.array(np.ascontiguousarray(column).reshape(-1)), column.shape[1]
     )
+
+
+def slot_names(path: str) -> dict[str, int] | None:
+    """Returns what the file says of its slots; `None` if it does not."""
+    arrow, parquet = _pyarrow()
+    try:
+        with files.open_whole(path) as file:
+            found = (parquet.read_schema(file).metadata or {}).get(SLOT_NAMES.encode())
+    except (arrow.ArrowException, OSError) as error:
+        raise CheckpointError(f"{path} is damaged, or no Parquet file: {error}") from error
+    return None if found is None else parse_slot_names(found.decode(errors="replace"), path)
 
 
 def read(path: str) -> Iterator[dict[str, np.ndarray]]:

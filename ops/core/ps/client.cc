@@ -46,6 +46,7 @@ Client::Client(const ClientOptions& options)
             thread_->CallLater(seconds, std::move(what));
           },
           options.timeout_seconds),
+      edits_(options.servers),
       connecting_(options.servers) {}
 
 Client::~Client() = default;
@@ -157,8 +158,8 @@ Memory Client::TakePulled(int parameter) {
   });
 }
 
-int Client::AddTable(const std::string& name, const TableConfig& config) {
-  return directory_.Add(name, config);
+int Client::AddTable(const std::string& name, const TableConfig& config, bool resets_slots) {
+  return directory_.Add(name, config, resets_slots);
 }
 
 void Client::CreateTable(int table, Done done) {
@@ -178,11 +179,21 @@ void Client::Dump(int table, int server, uint64_t most, bool slots, RowDump* dum
                                                   std::move(done)));
 }
 
-void Client::AssignRows(int table, const SavedRowsView& rows, uint64_t floats, bool slots,
-                        Done done) {
+void Client::EditRows(int table, const TableEdit& edit, uint64_t floats, Done done) {
   if (!directory_.Has(table)) return done(InvalidArgument(StrCat("there is no table ", table)));
-  thread_->Submit(std::make_shared<AssignRowsOperation>(&directory_, table, rows, floats, slots,
-                                                        std::move(done)));
+  thread_->Submit(std::make_shared<EditRowsOperation>(
+      &directory_, table, edit, floats, &edits_,
+      [this, table, done = std::move(done)](const Status& status) {
+        // Also where it failed, for some servers may have carried it out.
+        lookups_.Forget(table);
+        done(status);
+      }));
+}
+
+void Client::FindRows(int table, const std::vector<int64_t>& ids, const FoundRows& to, Done done) {
+  if (!directory_.Has(table)) return done(InvalidArgument(StrCat("there is no table ", table)));
+  thread_->Submit(
+      std::make_shared<FindRowsOperation>(&directory_, table, ids, to, std::move(done)));
 }
 
 void Client::StageRows(const StepValues& step, RowGradient gradient) {

@@ -105,9 +105,10 @@ class Client {
   Memory TakePulled(int parameter);
 
   // Makes an embedding's table known: its id, that of the table of this name if there is one.
-  int AddTable(const std::string& name, const TableConfig& config);
+  int AddTable(const std::string& name, const TableConfig& config, bool resets_slots = false);
   bool HasTable(int table) const { return directory_.Has(table); }
   int64_t table_width(int table) const { return directory_.config(table).width; }
+  const std::string& table_name(int table) const { return directory_.name(table); }
   // Creates it on all servers where it does not exist.
   void CreateTable(int table, Done done);
   // Brings rows. With `training` their ids count as seen, and get rows when they are admitted.
@@ -118,8 +119,11 @@ class Client {
   Lookups& lookups() { return lookups_; }
   // Fetches about `most` rows of one server, from where `dump` says; it stays until `done`.
   void Dump(int table, int server, uint64_t most, bool slots, RowDump* dump, Done done);
-  // Puts rows in place: see AssignRowsOperation.
-  void AssignRows(int table, const SavedRowsView& rows, uint64_t floats, bool slots, Done done);
+  // Changes rows from outside of a step, each with so many `floats`; nothing is kept of what `edit`
+  // points to. When done, what this worker has cached or looked up ahead of the table is forgotten.
+  void EditRows(int table, const TableEdit& edit, uint64_t floats, Done done);
+  // Tells which ids have rows, and copies these: see FindRowsOperation.
+  void FindRows(int table, const std::vector<int64_t>& ids, const FoundRows& to, Done done);
   // As Stage; gradients of the same ids are added up.
   void StageRows(const StepValues& step, RowGradient gradient);
 
@@ -175,6 +179,7 @@ class Client {
   Lookups lookups_;
   std::atomic<uint64_t> pushes_{0};
   ReduceCounts reduce_counts_;          // the thread's
+  std::vector<uint64_t> edits_;         // likewise: how many each server was sent
   std::vector<std::mutex> connecting_;  // by server
 
   mutable std::mutex mutex_;

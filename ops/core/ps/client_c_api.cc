@@ -101,12 +101,13 @@ int tfdist_ps_client_bind(int64_t handle, const ps::OptimizerConfig* config, int
   return Report(told.get_future().get(), error, error_size);
 }
 
-// Makes a table known, and creates it where it does not exist.
+// Makes a table known, and creates it where it does not exist. One of a checkpoint with other slots
+// keeps its values alone if it `resets_slots`.
 int tfdist_ps_client_create_table(int64_t handle, const char* name, const ps::TableConfig* config,
-                                  int* table, char* error, size_t error_size) {
+                                  bool resets_slots, int* table, char* error, size_t error_size) {
   const std::shared_ptr<Client> client = FindClient(handle);
   if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  *table = client->AddTable(name, *config);
+  *table = client->AddTable(name, *config, resets_slots);
   std::promise<Status> told;
   client->CreateTable(*table, [&](const Status& status) { told.set_value(status); });
   return Report(told.get_future().get(), error, error_size);

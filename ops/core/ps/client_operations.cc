@@ -14,6 +14,7 @@ void ClientThread::BeginWaiting() {
     const OperationPtr operation = waiting_.front();
     if (operation->kind() == Kind::kPull && pull_ != nullptr) return;
     if (operation->kind() == Kind::kPush && push_ != nullptr) return;
+    if (operation->kind() == Kind::kEdit && edit_ != nullptr) return;
     waiting_.pop_front();
     Begin(operation);
   }
@@ -21,6 +22,7 @@ void ClientThread::BeginWaiting() {
 
 void ClientThread::Begin(const OperationPtr& operation) {
   if (operation->kind() == Kind::kPush) push_ = operation;
+  if (operation->kind() == Kind::kEdit) edit_ = operation;
   if (operation->kind() == Kind::kPull) {
     pull_ = operation;
     operation->status = TakePushFailure();
@@ -93,6 +95,7 @@ void ClientThread::EndIfSettled(const OperationPtr& operation) {
   if (!operation->open.empty()) return;
   if (pull_ == operation) pull_ = nullptr;
   if (push_ == operation) push_ = nullptr;
+  if (edit_ == operation) edit_ = nullptr;
   operation->OnEnd(operation->status);
   if (operation->kind() == Kind::kPush) NotePushEnd();
 }

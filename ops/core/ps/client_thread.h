@@ -110,7 +110,7 @@ class ClientThread : private AnswerHandler {
   std::vector<Remote> remotes_;
   std::multimap<TimePoint, std::function<void()>> later_;
   std::deque<OperationPtr> waiting_;  // submitted, and not begun
-  OperationPtr pull_, push_;          // under way
+  OperationPtr pull_, push_, edit_;   // under way
   uint64_t next_number_ = 1;
   bool stop_ = false;
 };

@@ -130,28 +130,46 @@ Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store&
   return Layout().Finish(header, request);
 }
 
-Status LayOut(const MessageHeader& header, const AssignRowsRequest& body, const Store& store,
+Status LayOut(const MessageHeader& header, const EditRowsRequest& body, const Store& store,
               Incoming* request) {
   const Table* const table = store.FindTable(body.table);
   if (table == nullptr) {
     request->refusal =
-        InvalidArgument(StrCat("there is no table ", body.table, " to put rows into"));
-  } else {
-    const size_t floats = body.slots ? table->content_floats() : table->config().width;
-    if (body.floats != floats) {
-      request->refusal = InvalidArgument(StrCat("table '", table->name(), "': expected rows of ",
-                                                floats, " numbers, received ", body.floats));
-    }
+        InvalidArgument(StrCat("there is no table ", body.table, " whose rows could be edited"));
+  } else if (const size_t floats = table->EditFloats(body.kind); body.floats != floats) {
+    request->refusal = InvalidArgument(StrCat("table '", table->name(), "': expected rows of ",
+                                              floats, " numbers, received ", body.floats));
   }
   Layout layout;
   layout.AddClaimed(DType::kInt64, body.rows);
-  if (body.slots) {
+  if (body.kind == EditKind::kRestore) {
     layout.AddClaimed(DType::kInt32, body.rows);
     layout.AddClaimed(DType::kInt32, body.rows);
   }
   const bool fits = body.floats == 0 || body.rows <= kMaxPayloadBytes / body.floats;
   layout.AddClaimed(DType::kFloat32, fits ? body.rows * body.floats : UINT64_MAX);
   return layout.Finish(header, request);
+}
+
+Status LayOut(const MessageHeader& header, const FindRowsRequest& body, const Store& store,
+              Incoming* request) {
+  const Table* const table = store.FindTable(body.table);
+  uint64_t answer_bytes = 0;
+  if (table == nullptr) {
+    request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to search"));
+  } else if (body.count <= kMaxPayloadBytes / sizeof(int64_t)) {
+    answer_bytes = body.count * (1 + (body.values ? table->config().width * sizeof(float) : 0));
+  }
+  if (answer_bytes > kMaxPayloadBytes) {
+    request->refusal = InvalidArgument(StrCat("rows of more than ", kMaxPayloadBytes, " bytes"));
+  }
+  Layout layout;
+  layout.AddClaimed(DType::kInt64, body.count);
+  const Status status = layout.Finish(header, request);
+  if (status.ok() && request->refusal.ok()) {
+    store.memory().Admit(header.payload_bytes + answer_bytes);
+  }
+  return status;
 }
 
 Status LayOut(const MessageHeader& header, const PushRequest& body, const Store& store,
@@ -310,9 +328,14 @@ struct SubjectOf {
     names->AddTable(store, body.table);
     return "a copy of rows of ";
   }
-  const char* operator()(const AssignRowsRequest& body) const {
+  const char* operator()(const EditRowsRequest& body) const {
     names->AddTable(store, body.table);
-    return "new rows of ";
+    const bool removes = body.kind == EditKind::kRemove || body.kind == EditKind::kClear;
+    return removes ? "a removal of rows of " : "new rows of ";
+  }
+  const char* operator()(const FindRowsRequest& body) const {
+    names->AddTable(store, body.table);
+    return "a search in ";
   }
   template <typename Other>
   const char* operator()(const Other&) const {
@@ -362,8 +385,10 @@ Status Parse(const MessageHeader& header, std::string_view meta, const Store& st
       return ParseAs<LookupRequest>(header, meta, store, request);
     case MessageType::kDump:
       return ParseAs<DumpRequest>(header, meta, store, request);
-    case MessageType::kAssignRows:
-      return ParseAs<AssignRowsRequest>(header, meta, store, request);
+    case MessageType::kEditRows:
+      return ParseAs<EditRowsRequest>(header, meta, store, request);
+    case MessageType::kFindRows:
+      return ParseAs<FindRowsRequest>(header, meta, store, request);
     case MessageType::kLend:
     case MessageType::kCopied:  // these are the session's
     case MessageType::kOk:

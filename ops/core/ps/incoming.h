@@ -21,7 +21,7 @@ struct Incoming {
   uint64_t number = 0;
   std::variant<OpenRequest, CreateRequest, BindRequest, PullRequest, PushRequest, SetRequest,
                ReduceRequest, LeaveRequest, TableRequest, LookupRequest, DumpRequest,
-               AssignRowsRequest>
+               EditRowsRequest, FindRowsRequest>
       body;
   // What follows meta, unless the request is refused: then all of it is thrown away.
   std::vector<PayloadPart> parts;

@@ -59,6 +59,7 @@ LookupOperation::Group& LookupOperation::GroupOf(const TableLookup& lookup,
   group.wire = lookup.wire;
   group.width = directory_->config(lookup.table).width;
   if (caches != nullptr) group.cache = caches->Find(lookup.table);
+  if (group.cache != nullptr) group.cache_edition = group.cache->edition();
   groups_.push_back(std::move(group));
   return groups_.back();
 }
@@ -176,7 +177,7 @@ void LookupOperation::OnEnd(const Status& status) {
       std::memcpy(repeat.row, group.rows[repeat.place], group.width * sizeof(float));
     }
     if (group.cache != nullptr) {
-      group.cache->Put(group.unique.ids(), group.rows, group.missing, step_);
+      group.cache->Put(group.unique.ids(), group.rows, group.missing, step_, group.cache_edition);
     }
   }
   std::exchange(done_, nullptr)(status, counts_);

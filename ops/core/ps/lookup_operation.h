@@ -65,6 +65,7 @@ class LookupOperation : public Operation {
     DType wire = DType::kFloat32;
     size_t width = 0;
     std::shared_ptr<RowCache> cache;
+    uint64_t cache_edition = 0;
     UniqueIds unique;
     std::vector<float*> rows;  // of each unique id, for its first occurrence
     std::vector<Repeat> repeats;

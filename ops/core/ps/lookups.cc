@@ -125,6 +125,11 @@ Status Lookups::SetCache(int table, uint64_t rows, uint64_t steps) {
   return Status();
 }
 
+void Lookups::Forget(int table) {
+  if (const auto cache = caches_.Find(table)) cache->Clear();
+  prefetches_.Forget(table);
+}
+
 LookupStats Lookups::stats() const {
   const Prefetches::Counts prefetches = prefetches_.counts();
   const std::lock_guard<std::mutex> lock(mutex_);

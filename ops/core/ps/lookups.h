@@ -53,6 +53,8 @@ class Lookups {
 
   // A push begins.
   void StepEnds() { prefetches_.StepEnds(); }
+  // Rows of the table were edited: those that were cached or looked up ahead are not used any more.
+  void Forget(int table);
   LookupStats stats() const;
   // Nobody waits any more.
   void Close();

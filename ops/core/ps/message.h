@@ -16,7 +16,8 @@
 //   - TABLE: embeddings' tables by name, which are created; the answer gives each a number
 //   - LOOKUP: rows of tables by id
 //   - DUMP: some rows of a table, whichever come next
-//   - ASSIGN_ROWS: rows of a table to be put in place
+//   - EDIT_ROWS: rows of a table to be put in place or removed
+//   - FIND_ROWS: which ids have rows, and these, without making any; how many rows there are
 //   - LEAVE: the worker has finished its program
 //
 // Where both are on one machine, large payloads are lent (core/peer_memory.h): meta ends with the
@@ -39,6 +40,7 @@
 #include "core/net/peer_memory.h"
 #include "core/ps/optimizer.h"
 #include "core/ps/table_config.h"
+#include "core/ps/table_edit.h"
 #include "core/status.h"
 
 namespace tfdist::ps {
@@ -57,7 +59,8 @@ enum class MessageType : uint8_t {
   kTable = 11,
   kLookup = 12,
   kDump = 13,
-  kAssignRows = 14,
+  kEditRows = 14,
+  kFindRows = 15,
   kOk = 64,
   kError = 65,
   kResend = 66,
@@ -170,6 +173,8 @@ struct TableRequest {
   struct Entry {
     std::string name;
     TableConfig config;
+    // A table that was restored with another configuration takes this one, and slots begin anew.
+    bool resets_slots = false;
   };
   std::vector<Entry> entries;
 };
@@ -203,13 +208,24 @@ struct DumpReply {
   uint64_t rows = 0;
 };
 
-// The payload: ids; with slots also times of use and counts; and the rows. Without slots, these
-// begin as those of new rows.
-struct AssignRowsRequest {
+// The payload: ids; of kRestore times of use and counts; and the rows, if the kind has any.
+struct EditRowsRequest {
   uint32_t table = 0;
+  EditKind kind = EditKind::kRemove;
   uint64_t rows = 0;
-  uint64_t floats = 0;  // of a row
-  bool slots = false;
+  uint64_t floats = 0;    // of a row
+  uint64_t sequence = 0;  // of the edits of the worker's process on this server, counted from 1
+};
+
+// The payload: ids. The answer's: a byte for each, 1 if it has a row, and the rows if asked for; of
+// an id without one, what it would begin as.
+struct FindRowsRequest {
+  uint32_t table = 0;
+  uint64_t count = 0;
+  bool values = false;
+};
+struct FindRowsReply {
+  uint64_t rows = 0;  // of the table on this server
 };
 
 struct ErrorReply {
@@ -242,7 +258,9 @@ std::string Encode(const TableReply& reply);
 std::string Encode(const LookupRequest& request);
 std::string Encode(const DumpRequest& request);
 std::string Encode(const DumpReply& reply);
-std::string Encode(const AssignRowsRequest& request);
+std::string Encode(const EditRowsRequest& request);
+std::string Encode(const FindRowsRequest& request);
+std::string Encode(const FindRowsReply& reply);
 std::string Encode(const ErrorReply& reply);
 Status Decode(std::string_view meta, OpenRequest* request);
 Status Decode(std::string_view meta, OpenReply* reply);
@@ -261,7 +279,9 @@ Status Decode(std::string_view meta, TableReply* reply);
 Status Decode(std::string_view meta, LookupRequest* request);
 Status Decode(std::string_view meta, DumpRequest* request);
 Status Decode(std::string_view meta, DumpReply* reply);
-Status Decode(std::string_view meta, AssignRowsRequest* request);
+Status Decode(std::string_view meta, EditRowsRequest* request);
+Status Decode(std::string_view meta, FindRowsRequest* request);
+Status Decode(std::string_view meta, FindRowsReply* reply);
 Status Decode(std::string_view meta, ErrorReply* reply);
 
 }  // namespace tfdist::ps

@@ -32,10 +32,11 @@ inline void PutConfig(Writer* writer, const OptimizerConfig& c) {
       .Put(c.l2_regularization_strength)
       .Put(c.l2_shrinkage_regularization_strength)
       .Put(c.beta);
+  writer->Put(c.beta_2_decay).Put(c.epsilon_1).Put(c.epsilon_2).Put(c.clip_threshold);
 }
 
 inline void GetConfig(Reader* reader, OptimizerConfig* c) {
-  reader->GetEnum(&c->kind, OptimizerKind::kSgd, OptimizerKind::kLion);
+  reader->GetEnum(&c->kind, OptimizerKind::kSgd, OptimizerKind::kNadam);
   reader->GetBool(&c->nesterov).GetBool(&c->centered).GetBool(&c->amsgrad);
   reader->Get(&c->momentum).Get(&c->rho).Get(&c->beta_1).Get(&c->beta_2).Get(&c->epsilon);
   reader->Get(&c->learning_rate_power)
@@ -43,6 +44,7 @@ inline void GetConfig(Reader* reader, OptimizerConfig* c) {
       .Get(&c->l2_regularization_strength)
       .Get(&c->l2_shrinkage_regularization_strength)
       .Get(&c->beta);
+  reader->Get(&c->beta_2_decay).Get(&c->epsilon_1).Get(&c->epsilon_2).Get(&c->clip_threshold);
 }
 
 }  // namespace tfdist::ps

@@ -14,7 +14,7 @@ constexpr size_t kLentPieceBytes = 2 * sizeof(uint64_t);  // address and size
 
 bool IsKnown(uint8_t type) {
   return (type >= static_cast<uint8_t>(MessageType::kOpen) &&
-          type <= static_cast<uint8_t>(MessageType::kAssignRows)) ||
+          type <= static_cast<uint8_t>(MessageType::kFindRows)) ||
          (type >= static_cast<uint8_t>(MessageType::kOk) &&
           type <= static_cast<uint8_t>(MessageType::kResend));
 }

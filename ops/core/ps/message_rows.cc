@@ -8,16 +8,16 @@ namespace {
 void PutConfig(Writer* writer, const TableConfig& c) {
   writer->Put(c.width).Put(c.rule);
   PutConfig(writer, c.optimizer);
-  writer->Put(c.group_penalty).Put(c.first_slots);
+  writer->Put(c.weight_decay).Put(c.group_penalty).Put(c.first_slots);
   writer->Put(c.initializer.kind).Put(c.initializer.a).Put(c.initializer.b);
   writer->Put(c.initializer.seed).Put(c.min_count).Put(c.probability);
   writer->Put(c.max_rows).Put(c.policy).Put(c.ttl_seconds).Put(c.min_norm);
 }
 
 void GetConfig(Reader* reader, TableConfig* c) {
-  reader->Get(&c->width).GetEnum(&c->rule, RowRule::kElementwise, RowRule::kExactAdam);
+  reader->Get(&c->width).GetEnum(&c->rule, RowRule::kElementwise, RowRule::kLamb);
   GetConfig(reader, &c->optimizer);
-  reader->Get(&c->group_penalty).Get(&c->first_slots);
+  reader->Get(&c->weight_decay).Get(&c->group_penalty).Get(&c->first_slots);
   reader->GetEnum(&c->initializer.kind, InitializerKind::kConstant,
                   InitializerKind::kTruncatedNormal);
   reader->Get(&c->initializer.a).Get(&c->initializer.b);
@@ -34,6 +34,7 @@ std::string Encode(const TableRequest& request) {
   for (const TableRequest::Entry& entry : request.entries) {
     writer.PutString(entry.name);
     PutConfig(&writer, entry.config);
+    writer.Put(entry.resets_slots);
   }
   return writer.Take();
 }
@@ -44,6 +45,7 @@ Status Decode(std::string_view meta, TableRequest* request) {
   for (TableRequest::Entry& entry : request->entries) {
     reader.GetString(&entry.name);
     GetConfig(&reader, &entry.config);
+    reader.GetBool(&entry.resets_slots);
   }
   return reader.Finish("TABLE request");
 }
@@ -114,22 +116,42 @@ Status Decode(std::string_view meta, DumpReply* reply) {
       .Finish("DUMP answer");
 }
 
-std::string Encode(const AssignRowsRequest& request) {
+std::string Encode(const EditRowsRequest& request) {
   return Writer()
       .Put(request.table)
+      .Put(request.kind)
       .Put(request.rows)
       .Put(request.floats)
-      .Put(request.slots)
+      .Put(request.sequence)
       .Take();
 }
 
-Status Decode(std::string_view meta, AssignRowsRequest* request) {
+Status Decode(std::string_view meta, EditRowsRequest* request) {
   return Reader(meta)
       .Get(&request->table)
+      .GetEnum(&request->kind, EditKind::kRestore, EditKind::kClear)
       .Get(&request->rows)
       .Get(&request->floats)
-      .GetBool(&request->slots)
-      .Finish("ASSIGN_ROWS request");
+      .Get(&request->sequence)
+      .Finish("EDIT_ROWS request");
+}
+
+std::string Encode(const FindRowsRequest& request) {
+  return Writer().Put(request.table).Put(request.count).Put(request.values).Take();
+}
+
+Status Decode(std::string_view meta, FindRowsRequest* request) {
+  return Reader(meta)
+      .Get(&request->table)
+      .Get(&request->count)
+      .GetBool(&request->values)
+      .Finish("FIND_ROWS request");
+}
+
+std::string Encode(const FindRowsReply& reply) { return Writer().Put(reply.rows).Take(); }
+
+Status Decode(std::string_view meta, FindRowsReply* reply) {
+  return Reader(meta).Get(&reply->rows).Finish("FIND_ROWS answer");
 }
 
 }  // namespace tfdist::ps

@@ -57,6 +57,7 @@ class Operation {
   enum class Kind {
     kPull,   // one at a time
     kPush,   // one at a time; a failure is the next pull's
+    kEdit,   // one at a time
     kLeave,  // asks only servers that are connected
     kOther,
   };

@@ -95,6 +95,10 @@ void WithStep(const OptimizerConfig& config, const StepValues& at, const Use& us
       return use(FtrlStep<T, false>(config, at));
     case OptimizerKind::kLion:
       return use(LionStep<T>(config, at));
+    case OptimizerKind::kAdadelta:
+      return use(AdadeltaStep<T>(config, at));
+    case OptimizerKind::kNadam:
+      return use(NadamStep<T>(config, at));
   }
   std::abort();  // an unknown kind is refused before it gets here
 }
@@ -132,6 +136,8 @@ int SlotCount(const OptimizerConfig& config) {
       return config.amsgrad ? 3 : 2;
     case OptimizerKind::kAdamax:
     case OptimizerKind::kFtrl:
+    case OptimizerKind::kAdadelta:
+    case OptimizerKind::kNadam:
       return 2;
     case OptimizerKind::kAdagrad:
     case OptimizerKind::kLion:

@@ -20,8 +20,10 @@ enum class OptimizerKind : uint8_t {
   kRmsprop = 3,  // Tieleman and Hinton 2012
   kAdam = 4,     // Kingma and Ba 2015; AdamW is Adam with a weight decay
   kAdamax = 5,
-  kFtrl = 6,  // McMahan et al. 2013
-  kLion = 7,  // Chen et al. 2023
+  kFtrl = 6,      // McMahan et al. 2013
+  kLion = 7,      // Chen et al. 2023
+  kAdadelta = 8,  // Zeiler 2012
+  kNadam = 9,     // Dozat 2016
 };
 
 // What does not change between steps. Each kind reads its own fields, named as Keras names them.
@@ -40,6 +42,11 @@ struct OptimizerConfig {
   double l2_regularization_strength = 0;
   double l2_shrinkage_regularization_strength = 0;
   double beta = 0;
+  // Of Adafactor, which only rows have.
+  double beta_2_decay = 0;
+  double epsilon_1 = 0;
+  double epsilon_2 = 0;
+  double clip_threshold = 0;
 };
 
 // What a worker says with each push.
@@ -58,6 +65,8 @@ inline constexpr int kMaxSlots = 3;
 //   - Adamax: momentum, norm
 //   - Ftrl: accumulator, linear
 //   - Lion: momentum
+//   - Adadelta: accumulated gradient, accumulated change
+//   - Nadam: momentum, velocity
 int SlotCount(const OptimizerConfig& config);
 
 // A run of elements of a variable or slot, before and after. `out` is `in`, or overlaps no other

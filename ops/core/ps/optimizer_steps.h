@@ -5,9 +5,11 @@
 #ifndef TFDIST_OPS_CORE_PS_OPTIMIZER_STEPS_H_
 #define TFDIST_OPS_CORE_PS_OPTIMIZER_STEPS_H_
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 #include "core/ps/optimizer.h"
 
@@ -18,6 +20,9 @@ template <typename T>
 T Cast(double number) {
   return static_cast<T>(static_cast<float>(number));
 }
+
+// Of Nadam's schedule of momentum.
+inline constexpr double kNadamDecay = 0.96;
 
 // Each step is called as step(gradient, value, slots) and changes `value` and `slots`. What depends
 // on the configuration is decided by its type, so that a loop over it has no branches.
@@ -198,6 +203,76 @@ struct LionStep {
   }
 
   T learning_rate, beta_1, beta_2;
+};
+
+template <typename T>
+struct AdadeltaStep {
+  static constexpr size_t kSlots = 2;
+  AdadeltaStep(const OptimizerConfig& config, const StepValues& at)
+      : learning_rate(static_cast<T>(at.learning_rate)),
+        rho(static_cast<T>(config.rho)),
+        one_minus_rho(static_cast<T>(1 - config.rho)),
+        epsilon(static_cast<T>(config.epsilon)) {}
+
+  void operator()(T gradient, T& value, std::array<T, kSlots>& slots) const {
+    T& squares = slots[0];
+    T& changes = slots[1];
+    squares = rho * squares + one_minus_rho * (gradient * gradient);
+    const T change = std::sqrt(changes + epsilon) * gradient / std::sqrt(squares + epsilon);
+    changes = rho * changes + one_minus_rho * (change * change);
+    value -= learning_rate * change;
+  }
+
+  T learning_rate, rho, one_minus_rho, epsilon;
+};
+
+// The product over the first steps of what Nadam's schedule makes of beta_1, without beta_1 itself.
+// Its factors come so close to 1 that later ones change nothing.
+inline double NadamProduct(int64_t steps) {
+  constexpr size_t kFactors = 1024;
+  static const std::array<double, kFactors> products = [] {
+    std::array<double, kFactors> all{};
+    double product = 1, decay = 1;
+    for (double& each : all) {
+      each = product;
+      decay *= kNadamDecay;
+      product *= 1 - 0.5 * decay;
+    }
+    return all;
+  }();
+  return products[std::min<uint64_t>(static_cast<uint64_t>(std::max<int64_t>(steps, 0)),
+                                     kFactors - 1)];
+}
+
+template <typename T>
+struct NadamStep {
+  static constexpr size_t kSlots = 2;
+  NadamStep(const OptimizerConfig& config, const StepValues& at)
+      : learning_rate(static_cast<T>(at.learning_rate)),
+        one_minus_beta_1(1 - Cast<T>(config.beta_1)),
+        one_minus_beta_2(1 - Cast<T>(config.beta_2)),
+        epsilon(static_cast<T>(config.epsilon)) {
+    const T beta_1 = Cast<T>(config.beta_1), decay = Cast<T>(kNadamDecay);
+    const T now = beta_1 * (1 - std::pow(decay, static_cast<T>(at.step)) / 2);
+    const T next = beta_1 * (1 - std::pow(decay, static_cast<T>(at.step + 1)) / 2);
+    const T product = static_cast<T>(std::pow(config.beta_1, static_cast<double>(at.step)) *
+                                     NadamProduct(at.step));
+    of_momentum = next / (1 - product * next);
+    of_gradient = (1 - now) / (1 - product);
+    correction = 1 - std::pow(Cast<T>(config.beta_2), static_cast<T>(at.step));
+  }
+
+  void operator()(T gradient, T& value, std::array<T, kSlots>& slots) const {
+    T& momentum = slots[0];
+    T& velocity = slots[1];
+    momentum += (gradient - momentum) * one_minus_beta_1;
+    velocity += (gradient * gradient - velocity) * one_minus_beta_2;
+    const T ahead = of_momentum * momentum + of_gradient * gradient;
+    value -= ahead * learning_rate / (std::sqrt(velocity / correction) + epsilon);
+  }
+
+  T learning_rate, one_minus_beta_1, one_minus_beta_2, epsilon;
+  T of_momentum, of_gradient, correction;
 };
 
 }  // namespace tfdist::ps

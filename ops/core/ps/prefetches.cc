@@ -230,6 +230,19 @@ void Prefetches::StepEnds() {
   Ask(ready);
 }
 
+void Prefetches::Forget(int table) {
+  std::vector<BatchPtr> ready;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = by_table_.find(table);
+    if (found == by_table_.end()) return;
+    const BatchPtr batch = found->second;
+    GiveUp(batch);
+    ready = TakeReady();
+  }
+  Ask(ready);
+}
+
 void Prefetches::Close() {
   std::list<BatchPtr> waiting;
   {

@@ -52,6 +52,8 @@ class Prefetches {
   bool any() const { return any_.load(std::memory_order_relaxed); }
   // A step of this worker ends.
   void StepEnds();
+  // What was asked for of this table, and of others with it, is given up.
+  void Forget(int table);
   // Nobody waits any more, and nobody will.
   void Close();
 

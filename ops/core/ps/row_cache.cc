@@ -33,8 +33,9 @@ void RowCache::Get(const std::vector<int64_t>& ids, const std::vector<float*>& r
 }
 
 void RowCache::Put(const std::vector<int64_t>& ids, const std::vector<float*>& rows,
-                   const std::vector<uint32_t>& places, uint64_t step) {
+                   const std::vector<uint32_t>& places, uint64_t step, uint64_t edition) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (edition != edition_) return;
   for (const uint32_t place : places) {
     const uint64_t hash = MixId(ids[place]);
     Rows::Number row = rows_.Find(ids[place], hash);
@@ -50,6 +51,19 @@ void RowCache::Put(const std::vector<int64_t>& ids, const std::vector<float*>& r
       head.count = head.count / 2 + 1;  // what was used long ago counts less
     }
     std::memcpy(rows_.content(row), rows[place], width_ * sizeof(float));
+  }
+}
+
+uint64_t RowCache::edition() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return edition_;
+}
+
+void RowCache::Clear() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++edition_;
+  for (Rows::Number row = 0; row < rows_.end(); ++row) {
+    if (rows_.in_use(row)) rows_.Erase(row);
   }
 }
 

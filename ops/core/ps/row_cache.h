@@ -24,9 +24,14 @@ class RowCache {
   // Copies each row that it has to its place in `rows`; `missing` are the others' places.
   void Get(const std::vector<int64_t>& ids, const std::vector<float*>& rows, uint64_t step,
            std::vector<uint32_t>* missing);
-  // The rows at `places` were asked for in `step`.
+  // The rows at `places` were asked for in `step`, when the cache was of this `edition`. Nothing is
+  // kept of an earlier one.
   void Put(const std::vector<int64_t>& ids, const std::vector<float*>& rows,
-           const std::vector<uint32_t>& places, uint64_t step);
+           const std::vector<uint32_t>& places, uint64_t step, uint64_t edition);
+  // How often the cache was emptied.
+  uint64_t edition() const;
+  // Empties it: what was asked for until now is not to be used.
+  void Clear();
 
  private:
   bool IsStale(const Rows::Head& head, uint64_t step) const {
@@ -36,8 +41,9 @@ class RowCache {
 
   const size_t width_, most_rows_;
   const uint64_t most_steps_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Rows rows_;  // `used`: the step in which it was asked for
+  uint64_t edition_ = 0;
   uint64_t random_ = 0;
 };
 

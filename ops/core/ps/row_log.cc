@@ -20,9 +20,9 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr char kLogMagic[] = "tfdist row log 1";
+constexpr char kLogMagic[] = "tfdist row log 2";
 constexpr size_t kLogMagicBytes = sizeof(kLogMagic) - 1;
-enum Kind : uint32_t { kTable = 1, kPush = 2, kAssign = 3 };
+enum Kind : uint32_t { kTable = 1, kPush = 2, kEdit = 3 };
 
 // Of each record; then come `meta`, and numbers as it says.
 struct Head {
@@ -107,8 +107,8 @@ class Replayer {
         return AddTable(meta);
       case kPush:
         return Push(meta, Numbers(numbers));
-      case kAssign:
-        return Assign(meta, Numbers(numbers));
+      case kEdit:
+        return Edit(meta, Numbers(numbers));
       default:
         return false;
     }
@@ -157,17 +157,32 @@ class Replayer {
     return numbers.empty();
   }
 
-  bool Assign(std::string_view meta, Numbers numbers) {
+  bool Edit(std::string_view meta, Numbers numbers) {
+    Pusher editor;
     uint32_t number = 0;
+    TableEdit edit;
     uint64_t count = 0;
-    if (!tfdist::Reader(meta).Get(&number).Get(&count).Finish("record").ok()) return false;
+    tfdist::Reader fields(meta);
+    fields.Get(&editor.worker).Get(&editor.process).Get(&editor.sequence).Get(&number);
+    fields.GetEnum(&edit.kind, EditKind::kRestore, EditKind::kClear).Get(&edit.now).Get(&count);
+    if (!fields.Finish("record").ok() || number >= tables_.size()) return false;
+    Table* const table = tables_[number];
     SavedRows rows;
-    if (number >= tables_.size() || !numbers.Take(count, &rows.ids) ||
-        !numbers.Take(count, &rows.used) || !numbers.Take(count, &rows.counts) ||
-        !numbers.Take(count * tables_[number]->content_floats(), &rows.content)) {
+    const uint64_t uses = edit.kind == EditKind::kRestore ? count : 0;
+    if (!numbers.Take(count, &rows.ids) || !numbers.Take(uses, &rows.used) ||
+        !numbers.Take(uses, &rows.counts) ||
+        !numbers.Take(count * table->EditFloats(edit.kind), &rows.content) || !numbers.empty()) {
       return false;
     }
-    return numbers.empty() && tables_[number]->Restore(rows).ok();
+    if (reader_.passes) reader_.passes(edit.now);
+    if (!reader_.wants_edit(editor)) return true;
+    edit.count = count;
+    edit.ids = rows.ids.data();
+    edit.used = rows.used.data();
+    edit.counts = rows.counts.data();
+    edit.content = rows.content.data();
+    table->Edit(edit);
+    return true;
   }
 
   const RowLog::Reader& reader_;
@@ -179,6 +194,7 @@ class Replayer {
 void RowLog::Begin(std::string path) {
   const std::lock_guard<std::mutex> lock(mutex_);
   numbers_.clear();
+  described_ = 0;
   path_ = std::move(path);
   bytes_ = 0;
   file_.Reset();
@@ -229,19 +245,28 @@ void RowLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& applie
   });
 }
 
-void RowLog::Append(Table* table, const SavedRowsView& rows) {
+void RowLog::Append(const Pusher& editor, Table* table, const TableEdit& edit) {
   Record([&] {
-    const uint32_t number = NumberOf(table);
-    Write(kAssign, Writer().Put(number).Put(uint64_t{rows.count}).Take(),
-          {ViewOf(rows.ids, rows.count), ViewOf(rows.used, rows.count),
-           ViewOf(rows.counts, rows.count),
-           ViewOf(rows.content, rows.count * table->content_floats())});
+    Writer meta;
+    meta.Put(editor.worker).Put(editor.process).Put(editor.sequence).Put(NumberOf(table));
+    meta.Put(edit.kind).Put(edit.now).Put(uint64_t{edit.count});
+    const size_t uses = edit.kind == EditKind::kRestore ? edit.count : 0;
+    Write(kEdit, meta.Take(),
+          {ViewOf(edit.ids, edit.count), ViewOf(edit.used, uses), ViewOf(edit.counts, uses),
+           ViewOf(edit.content, edit.count * table->EditFloats(edit.kind))});
   });
 }
 
+void RowLog::Forget(const Table* table) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  numbers_.erase(table);
+}
+
 uint32_t RowLog::NumberOf(Table* table) {
-  const auto [known, is_new] = numbers_.emplace(table, static_cast<uint32_t>(numbers_.size()));
-  if (is_new) Write(kTable, Encode(TableRequest{{{table->name(), table->config()}}}), {});
+  const auto [known, is_new] = numbers_.emplace(table, described_);
+  if (!is_new) return known->second;
+  ++described_;
+  Write(kTable, Encode(TableRequest{{{table->name(), table->config(), false}}}), {});
   return known->second;
 }
 

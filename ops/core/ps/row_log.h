@@ -1,6 +1,6 @@
 // What has been applied to the rows of tables since they were last saved, in a file: a server that
-// is killed and started again applies it once more, so that no gradient it has acknowledged is
-// lost.
+// is killed and started again applies it once more, so that no gradient and no edit it has
+// acknowledged is lost.
 //
 // Records are handed to the operating system, which writes them even if this process is killed; not
 // if the machine is lost. Rows that lookups have made are not in it: they are made anew.
@@ -35,7 +35,8 @@ struct AppliedRows {
   const float* gradients = nullptr;
 };
 
-// Who has pushed them. A step of synchronous workers is nobody's, and has the sequence 0.
+// Who has pushed them, or edited rows, of which each worker has a sequence of its own. A step of
+// synchronous workers is nobody's, and has the sequence 0.
 struct Pusher {
   uint32_t worker = 0;
   uint64_t process = 0, sequence = 0;
@@ -61,19 +62,20 @@ class RowLog {
   uint64_t bytes() const { return bytes_; }
 
   void Append(const Pusher& pusher, const std::vector<AppliedRows>& applied);
-  // Rows that were put in place.
-  void Append(Table* table, const SavedRowsView& rows);
+  void Append(const Pusher& editor, Table* table, const TableEdit& edit);
+  // The table is about to go.
+  void Forget(const Table* table);
 
   struct Reader {
     // Finds or makes a table; null if it cannot be, which ends the reading.
     std::function<Table*(const std::string& name, const TableConfig& config)> find;
-    // Whether this push is to be applied.
-    std::function<bool(const Pusher& pusher)> wants;
+    // Whether this push is to be applied, or this edit.
+    std::function<bool(const Pusher& pusher)> wants, wants_edit;
     // When it was applied.
     std::function<void(double now)> passes;
   };
   // Applies what is in a file, up to the first record that is not whole. `records`: the pushes and
-  // assignments in it; `left_out`: the bytes from there on. Fails if there is no such file, or it
+  // edits in it; `left_out`: the bytes from there on. Fails if there is no such file, or it
   // is no log.
   static Status Replay(const std::string& path, const Reader& reader, uint64_t* records,
                        uint64_t* left_out);
@@ -95,6 +97,7 @@ class RowLog {
   std::string path_;
   bool failed_ = false;                                 // since the last Begin
   std::unordered_map<const Table*, uint32_t> numbers_;  // of those that the file has described
+  uint32_t described_ = 0;                              // how many it has
 };
 
 }  // namespace tfdist::ps

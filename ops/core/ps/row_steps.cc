@@ -4,6 +4,15 @@
 #include <cmath>
 
 namespace tfdist::ps {
+namespace {
+
+float RootMeanSquare(const float* values, size_t count) {
+  float squares = 0;
+  for (size_t i = 0; i < count; ++i) squares += values[i] * values[i];
+  return std::sqrt(squares / static_cast<float>(count));
+}
+
+}  // namespace
 
 void StepRowwiseAdagrad(const OptimizerConfig& config, const StepValues& step, size_t width,
                         const float* gradient, float* row, float* accumulator) {
@@ -37,6 +46,48 @@ void StepGroupFtrl(const OptimizerConfig& config, double group_penalty, const St
     const float beyond = std::copysign(std::max(0.0f, std::abs(linear[i]) - l1), linear[i]);
     row[i] = -shrunk * beyond / ((beta + std::sqrt(accumulator[i])) / rate + 2 * l2);
   }
+}
+
+void StepAdafactor(const OptimizerConfig& config, const StepValues& step, size_t width,
+                   const float* gradient, float* row, float* velocity) {
+  const auto at = static_cast<float>(step.step);
+  const float rate = std::min(static_cast<float>(step.learning_rate), 1 / std::sqrt(at));
+  const float alpha =
+      std::max(static_cast<float>(config.epsilon_2), RootMeanSquare(row, width)) * rate;
+  const float keep = 1 - std::pow(at, static_cast<float>(config.beta_2_decay));
+  const auto epsilon_1 = static_cast<float>(config.epsilon_1);
+  float squares = 0;
+  for (size_t i = 0; i < width; ++i) {
+    velocity[i] = keep * velocity[i] + (1 - keep) * (gradient[i] * gradient[i] + epsilon_1);
+    squares += gradient[i] * gradient[i] / velocity[i];
+  }
+  const float size = std::sqrt(squares / static_cast<float>(width));
+  const float scale = alpha / std::max(1.0f, size / static_cast<float>(config.clip_threshold));
+  for (size_t i = 0; i < width; ++i) row[i] -= scale * (gradient[i] / std::sqrt(velocity[i]));
+}
+
+void StepLamb(const OptimizerConfig& config, const StepValues& step, size_t width,
+              const float* gradient, float* row, float* momentum, float* velocity) {
+  const auto at = static_cast<float>(step.step);
+  const float correction_1 = 1 - std::pow(static_cast<float>(config.beta_1), at);
+  const float correction_2 = 1 - std::pow(static_cast<float>(config.beta_2), at);
+  const auto keep_1 = static_cast<float>(1 - config.beta_1);
+  const auto keep_2 = static_cast<float>(1 - config.beta_2);
+  const auto epsilon = static_cast<float>(config.epsilon);
+  const auto update = [&](size_t i) {
+    return momentum[i] / correction_1 / (std::sqrt(velocity[i] / correction_2) + epsilon);
+  };
+  float row_squares = 0, update_squares = 0;
+  for (size_t i = 0; i < width; ++i) {
+    momentum[i] += (gradient[i] - momentum[i]) * keep_1;
+    velocity[i] += (gradient[i] * gradient[i] - velocity[i]) * keep_2;
+    row_squares += row[i] * row[i];
+    update_squares += update(i) * update(i);
+  }
+  const bool has_both = row_squares > 0 && update_squares > 0;
+  const float ratio = has_both ? std::sqrt(row_squares) / std::sqrt(update_squares) : 1;
+  const float rate = ratio * static_cast<float>(step.learning_rate);
+  for (size_t i = 0; i < width; ++i) row[i] -= rate * update(i);
 }
 
 void CatchUpAdam(const OptimizerConfig& config, double learning_rate, int64_t last, int64_t until,

@@ -18,6 +18,15 @@ void StepGroupFtrl(const OptimizerConfig& config, double group_penalty, const St
                    size_t width, const float* gradient, float* row, float* accumulator,
                    float* linear);
 
+// Adafactor of a vector (Shazeer and Stern 2018, algorithm 5): a step as large as the row's
+// root-mean-square, of an update whose own is clipped.
+void StepAdafactor(const OptimizerConfig& config, const StepValues& step, size_t width,
+                   const float* gradient, float* row, float* velocity);
+
+// Adam's update, as long as the row times the learning rate (You et al. 2020).
+void StepLamb(const OptimizerConfig& config, const StepValues& step, size_t width,
+              const float* gradient, float* row, float* momentum, float* velocity);
+
 // Adam's steps after `last` up to and including `until` with a gradient of zero, at the learning
 // rate of `step`: what a dense variable goes through in steps in which this row was not used.
 void CatchUpAdam(const OptimizerConfig& config, double learning_rate, int64_t last, int64_t until,

@@ -76,45 +76,110 @@ Status DumpOperation::OnAnswer(const Request&, ServerView*, std::string_view met
   return Status();
 }
 
-AssignRowsOperation::AssignRowsOperation(const TableDirectory* directory, int table,
-                                         const SavedRowsView& rows, uint64_t floats, bool slots,
-                                         Done done)
-    : PlainOperation(Kind::kOther,
-                     StrCat("an assignment of rows of table '", directory->name(table), "'"),
+EditRowsOperation::EditRowsOperation(const TableDirectory* directory, int table,
+                                     const TableEdit& edit, uint64_t floats,
+                                     std::vector<uint64_t>* sequences, Done done)
+    : PlainOperation(Kind::kEdit, StrCat("an edit of rows of table '", directory->name(table), "'"),
                      std::move(done)),
       directory_(directory),
       table_(table),
+      kind_(edit.kind),
       floats_(floats),
-      slots_(slots),
-      counts_(directory->servers()) {
+      sequences_(sequences),
+      parts_(directory->servers()) {
   std::vector<std::vector<uint32_t>> places(directory->servers());
-  for (size_t i = 0; i < rows.count; ++i) {
-    places[ServerOfId(rows.ids[i], directory->servers())].push_back(static_cast<uint32_t>(i));
+  for (size_t i = 0; i < edit.count; ++i) {
+    places[ServerOfId(edit.ids[i], directory->servers())].push_back(static_cast<uint32_t>(i));
   }
   const auto append = [this](int server, const auto& values) {
-    Append(&To(server, MessageType::kAssignRows), values->data(),
+    Append(&To(server, MessageType::kEditRows), values->data(),
            values->size() * sizeof(values->front()), values);
   };
   for (int server = 0; server < directory->servers(); ++server) {
-    counts_[server] = places[server].size();
+    parts_[server].rows = places[server].size();
+    if (kind_ == EditKind::kClear) To(server, MessageType::kEditRows);
     if (places[server].empty()) continue;
-    append(server, Gather(rows.ids, places[server], 1));
-    if (slots) {
-      append(server, Gather(rows.used, places[server], 1));
-      append(server, Gather(rows.counts, places[server], 1));
+    append(server, Gather(edit.ids, places[server], 1));
+    if (kind_ == EditKind::kRestore) {
+      append(server, Gather(edit.used, places[server], 1));
+      append(server, Gather(edit.counts, places[server], 1));
     }
-    append(server, Gather(rows.content, places[server], floats));
+    if (floats > 0) append(server, Gather(edit.content, places[server], floats));
   }
 }
 
-Status AssignRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
-  AssignRowsRequest message;
-  message.rows = counts_[request.server];
+Status EditRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
+  Part& part = parts_[request.server];
+  EditRowsRequest message;
+  const Status status = directory_->NumberOf(request.server, table_, &message.table);
+  if (!status.ok()) return status;
+  if (part.sequence == 0) part.sequence = ++(*sequences_)[request.server];
+  message.kind = kind_;
+  message.rows = part.rows;
   message.floats = floats_;
-  message.slots = slots_;
+  message.sequence = part.sequence;
+  *meta = Encode(message);
+  return Status();
+}
+
+FindRowsOperation::FindRowsOperation(const TableDirectory* directory, int table,
+                                     const std::vector<int64_t>& ids, const FoundRows& to,
+                                     Done done)
+    : PlainOperation(Kind::kOther, StrCat("a search in table '", directory->name(table), "'"),
+                     std::move(done)),
+      directory_(directory),
+      table_(table),
+      width_(to.rows == nullptr ? 0 : directory->config(table).width),
+      to_(to),
+      parts_(directory->servers()) {
+  std::vector<IdsByServer::Part> by_server = IdsByServer(ids, directory->servers()).parts;
+  for (int server = 0; server < directory->servers(); ++server) {
+    parts_[server].places = std::move(by_server[server].places);
+    if (to.size != nullptr) To(server, MessageType::kFindRows);
+    if (parts_[server].places.empty()) continue;
+    auto asked = std::make_shared<std::vector<int64_t>>(std::move(by_server[server].ids));
+    Append(&To(server, MessageType::kFindRows), asked->data(), asked->size() * sizeof(int64_t),
+           asked);
+  }
+  if (to.size != nullptr) *to.size = 0;
+}
+
+Status FindRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
+  FindRowsRequest message;
+  message.count = parts_[request.server].places.size();
+  message.values = width_ > 0;
   const Status status = directory_->NumberOf(request.server, table_, &message.table);
   if (status.ok()) *meta = Encode(message);
   return status;
+}
+
+Status FindRowsOperation::OnAnswer(const Request& request, ServerView*, std::string_view meta,
+                                   uint64_t payload_bytes, std::vector<iovec>* target) {
+  Part& part = parts_[request.server];
+  FindRowsReply reply;
+  if (Status s = Decode(meta, &reply); !s.ok()) return s;
+  const size_t count = part.places.size();
+  const uint64_t expected = count * (1 + width_ * sizeof(float));
+  if (payload_bytes != expected) {
+    return Status(StatusCode::kInvalidArgument, StrCat("expected ", count, " rows of ", expected,
+                                                       " bytes, received ", payload_bytes));
+  }
+  part.size = reply.rows;
+  part.found.resize(count);
+  part.rows.resize(count * width_);
+  if (count > 0) target->push_back(PieceOf(&part.found));
+  if (width_ > 0 && count > 0) target->push_back(PieceOf(&part.rows));
+  return Status();
+}
+
+Status FindRowsOperation::OnPayload(const Request& request) {
+  Part& part = parts_[request.server];
+  for (size_t i = 0; i < part.places.size(); ++i) {
+    to_.found[part.places[i]] = part.found[i];
+    std::copy_n(part.rows.begin() + i * width_, width_, to_.rows + part.places[i] * width_);
+  }
+  if (to_.size != nullptr) *to_.size += part.size;
+  return Status();
 }
 
 }  // namespace tfdist::ps

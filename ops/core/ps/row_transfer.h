@@ -1,8 +1,9 @@
-// Rows of tables that a client takes out of servers and puts into them as they are.
+// Rows of tables that a client takes out of servers as they are, edits, and searches.
 #ifndef TFDIST_OPS_CORE_PS_ROW_TRANSFER_H_
 #define TFDIST_OPS_CORE_PS_ROW_TRANSFER_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,21 +41,61 @@ class DumpOperation : public PlainOperation {
   RowDump* const dump_;
 };
 
-class AssignRowsOperation : public PlainOperation {
+// Edits wait for each other, so that a server can tell by their sequence which it has carried out.
+class EditRowsOperation : public PlainOperation {
  public:
-  // `floats` of each row, which are all of it if there are `slots`; without, times of use and
-  // counts are not looked at. Nothing is kept of `rows`.
-  AssignRowsOperation(const TableDirectory* directory, int table, const SavedRowsView& rows,
-                      uint64_t floats, bool slots, Done done);
+  // Nothing is kept of what `edit` points to. `sequences` counts the edits that each server was
+  // sent: the caller's one and only counters.
+  EditRowsOperation(const TableDirectory* directory, int table, const TableEdit& edit,
+                    uint64_t floats, std::vector<uint64_t>* sequences, Done done);
 
   Status Meta(const Request& request, const ServerView& view, std::string* meta) override;
 
  private:
+  struct Part {
+    uint64_t rows = 0;
+    uint64_t sequence = 0;  // 0: not sent yet
+  };
+
   const TableDirectory* const directory_;
   const int table_;
+  const EditKind kind_;
   const uint64_t floats_;
-  const bool slots_;
-  std::vector<uint64_t> counts_;  // by server
+  std::vector<uint64_t>* const sequences_;
+  std::vector<Part> parts_;  // by server
+};
+
+// What servers have of some ids, without making rows for them.
+struct FoundRows {
+  uint8_t* found = nullptr;  // of each id, 1 if it has a row
+  float* rows = nullptr;     // null: they are not asked for
+  uint64_t* size = nullptr;  // rows of the table on all servers; null: not asked for
+};
+
+class FindRowsOperation : public PlainOperation {
+ public:
+  // What `to` points to stays until the operation has ended.
+  FindRowsOperation(const TableDirectory* directory, int table, const std::vector<int64_t>& ids,
+                    const FoundRows& to, Done done);
+
+  Status Meta(const Request& request, const ServerView& view, std::string* meta) override;
+  Status OnAnswer(const Request& request, ServerView* view, std::string_view meta,
+                  uint64_t payload_bytes, std::vector<iovec>* target) override;
+  Status OnPayload(const Request& request) override;
+
+ private:
+  struct Part {
+    std::vector<uint32_t> places;
+    uint64_t size = 0;
+    std::vector<uint8_t> found;
+    std::vector<float> rows;
+  };
+
+  const TableDirectory* const directory_;
+  const int table_;
+  const size_t width_;
+  const FoundRows to_;
+  std::vector<Part> parts_;  // by server
 };
 
 }  // namespace tfdist::ps

@@ -52,16 +52,21 @@ int tfdist_ps_dump_next(int64_t dump, int64_t client_handle, int table, int serv
 
 void tfdist_ps_dump_end(int64_t dump) { HandleTable<ps::RowDump>::Get().Remove(dump); }
 
-// Without slots, a row's content is its value.
+// Puts rows in place: with slots, or values only, whose slots then begin anew.
 int tfdist_ps_rows_assign(int64_t client_handle, int table, const tfdist_ps_rows* rows,
                           uint64_t floats, bool slots, char* error, size_t error_size) {
   const std::shared_ptr<ps::Client> client = ps::FindClient(client_handle);
   if (client == nullptr) return Report(ClosedClient(client_handle), error, error_size);
-  const ps::SavedRowsView view{rows->count,   0,      rows->ids, rows->used, rows->counts,
-                               rows->content, nullptr};
+  ps::TableEdit edit;
+  edit.kind = slots ? ps::EditKind::kRestore : ps::EditKind::kReplace;
+  edit.count = rows->count;
+  edit.ids = rows->ids;
+  edit.used = rows->used;
+  edit.counts = rows->counts;
+  edit.content = rows->content;
   return Report(
-      Wait([&](ps::Done done) { client->AssignRows(table, view, floats, slots, std::move(done)); }),
-      error, error_size);
+      Wait([&](ps::Done done) { client->EditRows(table, edit, floats, std::move(done)); }), error,
+      error_size);
 }
 
 }  // extern "C"

@@ -53,6 +53,7 @@ struct ServerStats {
   uint64_t log_failed = 0;     // 1: rows were changed that are neither saved nor in the log
   uint64_t memory_held = 0;    // bytes that are counted: values, rows and buffers
   uint64_t memory_budget = 0;  // 0: none
+  uint64_t edits = 0;          // of tables' rows, which are not pushes
 };
 
 struct TraceEvent {

@@ -1,4 +1,5 @@
 // What a parameter server saves and goes on from, for Python, through ctypes; as server_c_api.cc.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -56,17 +57,22 @@ Status AddTable(const tfdist_ps_saved_table& saved, std::vector<std::shared_ptr<
   if (!ps::Decode(description, &request).ok() || request.entries.size() != 1) {
     return Status(StatusCode::kInvalidArgument, "a saved table's description does not make sense");
   }
-  const auto& [name, config] = request.entries[0];
+  const std::string& name = request.entries[0].name;
+  const ps::TableConfig& config = request.entries[0].config;
   std::unique_ptr<ps::Table> table;
   for (size_t i = 0; i < tables->size(); ++i) {
     if ((*tables)[i]->name() != name) continue;
     *index = static_cast<int>(i);
     (*tables)[i]->RestoreStep({saved.learning_rate, saved.step});
-    if (ps::Encode(ps::TableRequest{{{name, (*tables)[i]->config()}}}) == description) {
+    if (ps::Encode(ps::TableRequest{{{name, (*tables)[i]->config(), false}}}) == description) {
       return Status();
     }
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat("saved table '", name, "' has two configurations"));
+    if ((*tables)[i]->config().width != config.width) {
+      return Status(StatusCode::kInvalidArgument,
+                    StrCat("saved table '", name, "' has two configurations"));
+    }
+    // Its slots were reset when the file before had been written: this one has all of its rows.
+    break;
   }
   if (Status s = ps::Table::Create(config, &table, name); !s.ok()) return s;
   if (table->content_floats() != saved.content_floats) {
@@ -75,8 +81,14 @@ Status AddTable(const tfdist_ps_saved_table& saved, std::vector<std::shared_ptr<
                          " numbers, received ", saved.content_floats));
   }
   table->RestoreStep({saved.learning_rate, saved.step});
-  *index = static_cast<int>(tables->size());
-  tables->push_back(std::move(table));
+  const auto former = std::find_if(tables->begin(), tables->end(),
+                                   [&](const auto& other) { return other->name() == name; });
+  *index = static_cast<int>(former - tables->begin());
+  if (former == tables->end()) {
+    tables->push_back(std::move(table));
+  } else {
+    *former = std::move(table);
+  }
   return Status();
 }
 
@@ -201,7 +213,7 @@ int tfdist_ps_server_checkpoint(int64_t handle, bool changed_only, const char* l
     held->server = entry->server->Freeze(changed_only, log_path);
     for (const auto& table : held->server.tables) {
       held->descriptions.push_back(
-          ps::Encode(ps::TableRequest{{{table->name(), table->config()}}}));
+          ps::Encode(ps::TableRequest{{{table->name(), table->config(), false}}}));
     }
     *image = HandleTable<Image>::Get().Add(std::move(held));
     return Status();

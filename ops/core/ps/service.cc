@@ -102,6 +102,10 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const OpenReq
       worker.rows_process = open.process;
       worker.rows_sequence = 0;
     }
+    if (worker.edit_process != open.process) {
+      worker.edit_process = open.process;
+      worker.edit_sequence = 0;
+    }
     worker.came = true;
     worker.left = false;
     if (new_process || !worker.present) Tell(Server::Event::Kind::kCame, rank, "");
@@ -164,8 +168,15 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const ReduceR
 std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const TableRequest& tables,
                                   Incoming*) {
   TableReply reply;
-  const Status status = store_->CreateTables(tables, &reply);
+  std::vector<std::shared_ptr<Table>> replaced;
+  const Status status = store_->CreateTables(tables, &reply, &replaced);
   if (!status.ok()) return Refuse(*caller, number, status);
+  for (const auto& table : replaced) {
+    log_.Forget(table.get());
+    Warn(StrCat("table '", table->name(), "' keeps the values of its checkpoint; its slots, ",
+                SlotsText(table->config()), ", are left out, as ",
+                options_.schedule.NameOf(caller->worker), " asks"));
+  }
   return OkAnswer(number, reply);
 }
 
@@ -322,6 +333,7 @@ ServerStats Service::stats() const {
   stats.pushes = pushes_;
   stats.dropped_pushes = schedule_.dropped_pushes() + foreign_pushes_;
   stats.repeated_pushes = repeated_pushes_;
+  stats.edits = edits_;
   stats.clock = schedule_.clock();
   stats.largest_lead = schedule_.largest_lead();
   return stats;

@@ -74,7 +74,8 @@ class Service {
     // The last push whose rows were applied, and by which process. The log of rows may be ahead of
     // the snapshot that everything else came from.
     uint64_t rows_process = 0, rows_sequence = 0;
-    bool came = false;     // since this server has started
+    uint64_t edit_process = 0, edit_sequence = 0;  // the same of edits of rows
+    bool came = false;                             // since this server has started
     bool present = false;  // its coming was told, and not its leaving or its loss
     bool left = false;
   };
@@ -107,7 +108,9 @@ class Service {
   std::optional<Answer> Do(Caller* caller, uint64_t number, const LookupRequest& lookup,
                            Incoming* request);
   std::optional<Answer> Do(Caller* caller, uint64_t number, const DumpRequest& dump, Incoming*);
-  std::optional<Answer> Do(Caller* caller, uint64_t number, const AssignRowsRequest& assign,
+  std::optional<Answer> Do(Caller* caller, uint64_t number, const EditRowsRequest& edit,
+                           Incoming* request);
+  std::optional<Answer> Do(Caller* caller, uint64_t number, const FindRowsRequest& find,
                            Incoming* request);
   std::optional<Answer> Do(Caller* caller, uint64_t number, const LeaveRequest&, Incoming*);
 
@@ -155,7 +158,7 @@ class Service {
   int collecting_ = 0;  // contributions that are not in the sums yet
   std::list<Parked> parked_;
   Acquaintance acquaintance_;
-  uint64_t pushes_ = 0, foreign_pushes_ = 0, repeated_pushes_ = 0;
+  uint64_t pushes_ = 0, foreign_pushes_ = 0, repeated_pushes_ = 0, edits_ = 0;
 
   bool knows_time_ = false;  // before the start
   std::atomic<uint64_t> pulls_{0};

@@ -1,4 +1,4 @@
-// Rows of tables that are taken out of a server and put into it as they are.
+// Rows of tables that are taken out of a server as they are, edited, and searched.
 #include <algorithm>
 #include <cstring>
 
@@ -49,31 +49,59 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const DumpReq
       {BlockOf(rows.ids), BlockOf(rows.used), BlockOf(rows.counts), BlockOf(rows.content)});
 }
 
-std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const AssignRowsRequest& assign,
-                                  Incoming* request) {
+// Nobody else changes rows meanwhile, so that the log has edits and pushes in the order in which
+// they happened: else a server that goes on from it could bring a removed row back.
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const EditRowsRequest& request,
+                                  Incoming* incoming) {
   if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
-  const auto sharing = store_->Share();
-  Table* const table = store_->FindTable(assign.table);
-  const std::vector<BlockPtr>& parts = request->payload;
-  const auto* const ids = As<int64_t>(parts[0]);
+  const auto excluding = store_->Exclude();
+  Worker& worker = *workers_[caller->worker];
+  Pusher editor{static_cast<uint32_t>(caller->worker), 0, request.sequence};
+  {
+    const Lock lock(schedule_mutex_);
+    const bool is_repeated = request.sequence != 0 && request.sequence <= worker.edit_sequence;
+    if (is_repeated) return OkAnswer(number);
+    editor.process = worker.edit_process;
+  }
+  Table* const table = store_->FindTable(request.table);
+  const std::vector<BlockPtr>& parts = incoming->payload;
+  TableEdit edit;
+  edit.kind = request.kind;
+  edit.now = store_->clock().Now();
+  edit.count = request.rows;
+  edit.ids = As<int64_t>(parts.front());
+  edit.content = As<float>(parts.back());
+  if (request.kind == EditKind::kRestore) {
+    edit.used = As<uint32_t>(parts[1]);
+    edit.counts = As<uint32_t>(parts[2]);
+  }
+  const bool makes = table->EditFloats(request.kind) > 0;
   const std::unique_ptr<Table::Batch> room =
-      table->Prepare(ids, assign.rows, Table::Makes::kAll, /*within_budget=*/true);
-  if (assign.slots) {
-    const SavedRowsView rows{
-        assign.rows,         0,      ids, As<uint32_t>(parts[1]), As<uint32_t>(parts[2]),
-        As<float>(parts[3]), nullptr};
-    table->Restore(rows);
-    log_.Append(table, rows);
-  } else {
-    const SavedRows made =
-        table->NewRows(store_->clock().Now(), ids, assign.rows, As<float>(parts[1]));
-    const SavedRowsView rows{assign.rows,         0,      ids, made.used.data(), made.counts.data(),
-                             made.content.data(), nullptr};
-    table->Restore(rows);
-    log_.Append(table, rows);
+      table->Prepare(edit.ids, edit.count, makes ? Table::Makes::kAll : Table::Makes::kNone,
+                     /*within_budget=*/true);
+  table->Edit(edit);
+  log_.Append(editor, table, edit);
+  {
+    const Lock lock(schedule_mutex_);
+    if (request.sequence != 0) worker.edit_sequence = request.sequence;
+    ++edits_;
   }
   if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
   return OkAnswer(number);
+}
+
+std::optional<Answer> Service::Do(Caller*, uint64_t number, const FindRowsRequest& find,
+                                  Incoming* request) {
+  const auto sharing = store_->Share();
+  Table* const table = store_->FindTable(find.table);
+  const auto batch = table->Prepare(As<int64_t>(request->payload[0]), find.count,
+                                    Table::Makes::kNone, /*within_budget=*/true);
+  const BlockPtr found = store_->pool().TakeRoughly(find.count);
+  const BlockPtr rows = store_->pool().TakeRoughly(
+      find.values ? find.count * table->config().width * sizeof(float) : 0);
+  table->Find(*batch, reinterpret_cast<uint8_t*>(found->data()),
+              find.values ? reinterpret_cast<float*>(rows->data()) : nullptr);
+  return OkAnswer(number, FindRowsReply{table->row_count()}, {found, rows});
 }
 
 }  // namespace tfdist::ps

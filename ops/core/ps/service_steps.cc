@@ -9,10 +9,19 @@ namespace tfdist::ps {
 namespace {
 
 constexpr int64_t kMostParked = 1024;  // pulls of one worker
-constexpr uint64_t kProgressVersion = 2;
+constexpr uint64_t kProgressVersion = 3;
 constexpr size_t kProgressHead = 3;  // version, workers, shards
-// Whether a process came, which, its last push, dropped; whose rows came last, with which push.
-constexpr size_t kProgressPerWorker = 6;
+// Whether a process came, which, its last push, dropped; whose rows came last, with which push; and
+// whose edit of rows, and which.
+constexpr size_t kProgressPerWorker = 8;
+
+// Whether a record of a log comes after what is known of its worker, which then becomes known.
+bool IsNewer(const Pusher& pusher, uint64_t* process, uint64_t* sequence) {
+  if (*process == pusher.process && *sequence >= pusher.sequence) return false;
+  *process = pusher.process;
+  *sequence = pusher.sequence;
+  return true;
+}
 
 }  // namespace
 
@@ -237,21 +246,21 @@ ServerImage Service::Freeze(bool changed_rows_only, const std::string& log_path)
 Status Service::ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out) {
   Status status;
   RowLog::Reader reader;
+  std::vector<std::shared_ptr<Table>> replaced;  // which the log's first records may be of
   reader.find = [&](const std::string& name, const TableConfig& config) -> Table* {
     TableReply reply;
-    status = store_->CreateTables({{{name, config}}}, &reply);
+    status = store_->CreateTables({{{name, config, false}}}, &reply, &replaced, /*is_replay=*/true);
     return status.ok() ? store_->FindTable(reply.tables[0]) : nullptr;
   };
   reader.wants = [&](const Pusher& pusher) {
     if (pusher.sequence == 0 || pusher.worker >= workers_.size()) return true;
     Worker& worker = *workers_[pusher.worker];
-    const bool is_newer =
-        worker.rows_process != pusher.process || worker.rows_sequence < pusher.sequence;
-    if (is_newer) {
-      worker.rows_process = pusher.process;
-      worker.rows_sequence = pusher.sequence;
-    }
-    return is_newer;
+    return IsNewer(pusher, &worker.rows_process, &worker.rows_sequence);
+  };
+  reader.wants_edit = [&](const Pusher& editor) {
+    if (editor.sequence == 0 || editor.worker >= workers_.size()) return true;
+    Worker& worker = *workers_[editor.worker];
+    return IsNewer(editor, &worker.edit_process, &worker.edit_sequence);
   };
   reader.passes = [&](double now) { ResumeFrom(now); };
   const Status read = RowLog::Replay(path, reader, records, left_out);
@@ -275,10 +284,10 @@ std::vector<uint64_t> Service::SaveProgress() const {
   const Lock lock(schedule_mutex_);
   std::vector<uint64_t> progress = {kProgressVersion, workers_.size(), updates.size()};
   for (const auto& worker : workers_) {
-    progress.insert(
-        progress.end(),
-        {uint64_t{worker->process.has_value()}, worker->process.value_or(0), worker->sequence,
-         uint64_t{worker->dropped}, worker->rows_process, worker->rows_sequence});
+    progress.insert(progress.end(),
+                    {uint64_t{worker->process.has_value()}, worker->process.value_or(0),
+                     worker->sequence, uint64_t{worker->dropped}, worker->rows_process,
+                     worker->rows_sequence, worker->edit_process, worker->edit_sequence});
   }
   progress.insert(progress.end(), updates.begin(), updates.end());
   const std::vector<uint64_t> clocks = schedule_.Save();
@@ -318,6 +327,8 @@ Status Service::RestoreProgress(const std::vector<uint64_t>& progress) {
     workers_[i]->dropped = next[3] != 0;
     workers_[i]->rows_process = next[4];
     workers_[i]->rows_sequence = next[5];
+    workers_[i]->edit_process = next[6];
+    workers_[i]->edit_sequence = next[7];
   }
   schedule_.Restore({clocks, progress.end()});
   return Status();

@@ -39,6 +39,8 @@ class Sightings {
     }
     return least;
   }
+  // Forgets all.
+  void Clear() { std::fill(counts_.begin(), counts_.end(), uint16_t{0}); }
   size_t bytes() const { return counts_.size() * sizeof(uint16_t); }
 
  private:

@@ -1,12 +1,49 @@
 #include "core/ps/store.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <new>
 #include <utility>
 
+#include "core/ps/table_batch.h"
+
 namespace tfdist::ps {
+namespace {
+
+constexpr size_t kCopiedAtOnce = 4096;  // rows
+
+bool SaysTheSame(const TableConfig& a, const TableConfig& b) {
+  return Encode(TableRequest{{{"", a, false}}}) == Encode(TableRequest{{{"", b, false}}});
+}
+
+// Fills a new table with the values of another one's rows, of the same width; slots begin anew.
+// Throws if there is no memory for them.
+void CopyValues(const Table& from, Table* to, const std::shared_ptr<MemoryBudget>& budget) {
+  to->ChargeTo(budget);
+  const size_t width = to->config().width, floats = from.content_floats();
+  uint64_t cursor = 0;
+  for (bool more = true; more;) {
+    SavedRows rows;
+    more = from.Dump(kCopiedAtOnce, &cursor, &rows);
+    const size_t count = rows.ids.size();
+    std::vector<float> values(count * width);
+    for (size_t i = 0; i < count; ++i) {
+      std::copy_n(rows.content.begin() + i * floats, width, values.begin() + i * width);
+    }
+    SavedRows fresh = to->NewRows(0, rows.ids.data(), count, values.data());
+    fresh.used = std::move(rows.used);
+    fresh.counts = std::move(rows.counts);
+    const auto room =
+        to->Prepare(fresh.ids.data(), count, Table::Makes::kAll, /*within_budget=*/true);
+    if (const Status status = to->Restore(fresh); !status.ok()) std::abort();  // they fit
+  }
+  to->EvictExcess();
+}
+
+}  // namespace
+
 std::optional<uint64_t> BytesOf(DType dtype, uint64_t elements) {
   const uint64_t size = ByteSize(dtype);
   if (elements > kMaxPayloadBytes / size) return std::nullopt;
@@ -41,45 +78,88 @@ Table* Store::FindTable(uint32_t number) const {
   return number < tables_.size() ? tables_[number].get() : nullptr;
 }
 
-Status Store::CreateTables(const TableRequest& request, TableReply* reply) {
+Status Store::CreateTables(const TableRequest& request, TableReply* reply,
+                           std::vector<std::shared_ptr<Table>>* replaced, bool is_replay) {
   const auto lock = Exclude();
-  std::vector<std::unique_ptr<Table>> made(request.entries.size());
-  for (size_t i = 0; i < made.size(); ++i) {
+  const size_t count = request.entries.size();
+  std::vector<std::shared_ptr<Table>> made(count);
+  for (size_t i = 0; i < count; ++i) {
     const TableRequest::Entry& entry = request.entries[i];
     const auto known = table_numbers_.find(entry.name);
-    if (known == table_numbers_.end()) {
-      if (Status s = Table::Create(entry.config, &made[i], entry.name); !s.ok()) {
-        return Status(s.code(), StrCat("table '", entry.name, "': ", s.message()));
-      }
-    } else if (Encode(TableRequest{{{"", entry.config}}}) !=
-               Encode(TableRequest{{{"", tables_[known->second]->config()}}})) {
-      return InvalidArgument(
-          StrCat("table '", entry.name,
-                 "' was created with another configuration: all workers have to give "
-                 "the same width, optimizer, initializer, admission and eviction"));
+    const bool is_new = known == table_numbers_.end();
+    if (!is_new) {
+      const Table& table = *tables_[known->second];
+      if (SaysTheSame(entry.config, table.config())) continue;
+      if (Status s = CheckTable(entry, known->second, is_replay); !s.ok()) return s;
     }
+    std::unique_ptr<Table> fresh;
+    if (Status s = Table::Create(entry.config, &fresh, entry.name); !s.ok()) {
+      return Status(s.code(), StrCat("table '", entry.name, "': ", s.message()));
+    }
+    made[i] = std::move(fresh);
+    if (!is_new) CopyValues(*tables_[known->second], made[i].get(), memory_);
   }
+  const size_t before = tables_.size();
   uint64_t bytes = 0;
-  for (const auto& table : made) bytes += table == nullptr ? 0 : table->counted_bytes();
+  for (size_t i = 0; i < count; ++i) {
+    const bool is_new = table_numbers_.count(request.entries[i].name) == 0;
+    if (is_new) bytes += made[i]->counted_bytes();  // the others are charged already
+  }
   if (bytes > 0) memory_->Check(bytes, MemoryUse::kPersistent);
   reply->tables.clear();
-  const size_t before = tables_.size();
   try {
-    for (size_t i = 0; i < made.size(); ++i) {
-      const auto [known, is_new] =
-          table_numbers_.emplace(request.entries[i].name, static_cast<uint32_t>(tables_.size()));
-      if (is_new) tables_.push_back(std::move(made[i]));
-      reply->tables.push_back(known->second);
+    reply->tables.reserve(count);
+    replaced->reserve(replaced->size() + count);
+    tables_.reserve(before + count);
+    for (const TableRequest::Entry& entry : request.entries) {
+      const auto next = static_cast<uint32_t>(table_numbers_.size());
+      reply->tables.push_back(table_numbers_.emplace(entry.name, next).first->second);
+      if (is_replay) unclaimed_tables_.insert(reply->tables.back());
     }
   } catch (const std::bad_alloc&) {
-    tables_.resize(before);
     for (auto known = table_numbers_.begin(); known != table_numbers_.end();) {
       known = known->second < before ? std::next(known) : table_numbers_.erase(known);
     }
     throw;
   }
-  for (size_t i = before; i < tables_.size(); ++i) tables_[i]->ChargeTo(memory_);
+  // Nothing fails from here on.
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t number = reply->tables[i];
+    if (!is_replay) unclaimed_tables_.erase(number);
+    if (made[i] == nullptr) continue;
+    if (number < before) {
+      replaced->push_back(std::exchange(tables_[number], std::move(made[i])));
+    } else if (number == tables_.size()) {  // else it was in the request before
+      tables_.push_back(std::move(made[i]));
+      tables_.back()->ChargeTo(memory_);
+    }
+  }
   return Status();
+}
+
+// Of a table that is there with another configuration: whether that may be replaced.
+Status Store::CheckTable(const TableRequest::Entry& entry, uint32_t number, bool is_replay) const {
+  const TableConfig& has = tables_[number]->config();
+  const bool is_unclaimed = unclaimed_tables_.count(number) > 0;
+  const bool may_replace = is_unclaimed && has.width == entry.config.width;
+  if (may_replace && (is_replay || entry.resets_slots)) return Status();
+  std::string what = StrCat("table '", entry.name, "' was created with another configuration");
+  const std::string slots = SlotsText(has), wanted = SlotsText(entry.config);
+  if (has.width != entry.config.width) {
+    return InvalidArgument(
+        StrCat(what, ": expected a width of ", has.width, ", received ", entry.config.width));
+  }
+  if (slots != wanted) {
+    what = StrCat(what, ", whose rows have the slots ", slots, "; expected ", wanted,
+                  ", as the optimizer keeps them that is asked for");
+  }
+  if (is_unclaimed) {
+    return InvalidArgument(StrCat(what,
+                                  ". It is from a checkpoint: with reset_slots=True its rows "
+                                  "keep their values, and slots begin anew"));
+  }
+  return InvalidArgument(StrCat(what, ": all workers have to give the same width, optimizer, ",
+                                "initializer, admission and eviction"));
 }
 
 std::vector<std::shared_ptr<Table>> Store::tables() const {

@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "core/ps/block.h"
@@ -103,8 +104,12 @@ class Store {
 
   // Under Share; null if there is no such table.
   Table* FindTable(uint32_t number) const;
-  // Takes Exclude itself, and creates those that do not exist, or none; throws as Create.
-  Status CreateTables(const TableRequest& request, TableReply* reply);
+  // Takes Exclude itself, and creates those that do not exist, or none; throws as Create. Tables
+  // that were restored with other slots, and that nobody has asked for since, are replaced if that
+  // is asked for: they are appended to `replaced`. A log that is read asks for nobody
+  // (`is_replay`), and has what was replaced then.
+  Status CreateTables(const TableRequest& request, TableReply* reply,
+                      std::vector<std::shared_ptr<Table>>* replaced, bool is_replay = false);
   // All of them; takes Share itself.
   std::vector<std::shared_ptr<Table>> tables() const;
   // Under Exclude.
@@ -136,6 +141,7 @@ class Store {
 
  private:
   Shard* FindName(const std::string& name) const;
+  Status CheckTable(const TableRequest::Entry& entry, uint32_t number, bool is_replay) const;
   Status CheckCreate(const CreateRequest& request) const;
   Status CheckAside(const CreateRequest::Entry& entry) const;
   Status CheckBind(const OptimizerConfig& config, const BindRequest::Entry& entry) const;
@@ -153,6 +159,7 @@ class Store {
   std::unordered_map<std::string, std::string> aside_parts_;  // one of them by its variable's name
   std::vector<std::shared_ptr<Table>> tables_;                // by number
   std::unordered_map<std::string, uint32_t> table_numbers_;
+  std::unordered_set<uint32_t> unclaimed_tables_;  // restored, and not asked for by a worker since
   std::atomic<uint64_t> count_{0}, value_bytes_{0};
   const std::shared_ptr<MemoryBudget> memory_;
   BlockPool pool_;

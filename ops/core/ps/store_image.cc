@@ -89,6 +89,8 @@ Status Store::RestoreTables(const std::vector<std::shared_ptr<Table>>& tables) {
       return InvalidArgument(StrCat("saved table '", table->name(), "' was there before"));
     }
     tables_.push_back(table);
+    unclaimed_tables_.insert(number);
+    table->EvictExcess();
     table->ChargeTo(memory_);
   }
   return Status();

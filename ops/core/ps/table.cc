@@ -1,5 +1,6 @@
 // Making a table, looking up and updating. Its memory is in table_memory.cc, eviction in
-// table_eviction.cc, copies of a table and rows that are put in place in table_copies.cc.
+// table_eviction.cc, edits in table_edits.cc, copies of a table and rows that are put in place in
+// table_copies.cc.
 #include "core/ps/table.h"
 
 #include <algorithm>
@@ -29,6 +30,10 @@ size_t SlotsOf(const TableConfig& config) {
       return 2;
     case RowRule::kExactAdam:
       return 3;  // momentum, velocity, and one number: the step that it has come to
+    case RowRule::kAdafactor:
+      return 1;
+    case RowRule::kLamb:
+      return 2;
   }
   std::abort();  // an unknown rule is refused before it gets here
 }
@@ -54,6 +59,9 @@ Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std
   }
   if (config.min_count > UINT16_MAX) return Expected("a min_count up to 65535", config.min_count);
   if (!(config.ttl_seconds >= 0)) return Expected("ttl_seconds from 0 on", config.ttl_seconds);
+  if (!(config.weight_decay >= 0)) {
+    return Expected("a weight_decay from 0 on", config.weight_decay);
+  }
   if (!(config.min_norm >= 0)) return Expected("a min_norm from 0 on", config.min_norm);
   out->reset(new Table(config, std::move(name)));
   return Status();
@@ -162,12 +170,21 @@ void Table::Apply(double now, const Batch& batch, const float* gradients, const 
 void Table::Step(float* content, const float* gradient, const StepValues& step) const {
   const size_t width = config_.width;
   float* const slots = content + width;
+  if (config_.weight_decay > 0) {
+    const auto decay = static_cast<float>(config_.weight_decay);
+    const auto rate = static_cast<float>(step.learning_rate);
+    for (size_t i = 0; i < width; ++i) content[i] -= content[i] * decay * rate;
+  }
   switch (config_.rule) {
     case RowRule::kElementwise: {
       StepRuns runs{gradient, {content, content}, {}};
       for (size_t i = 0; i < slots_; ++i) runs.slots[i] = {slots + i * width, slots + i * width};
       return Optimize(config_.optimizer, step, 0, DType::kFloat32, width, runs);
     }
+    case RowRule::kAdafactor:
+      return StepAdafactor(config_.optimizer, step, width, gradient, content, slots);
+    case RowRule::kLamb:
+      return StepLamb(config_.optimizer, step, width, gradient, content, slots, slots + width);
     case RowRule::kRowwiseAdagrad:
       return StepRowwiseAdagrad(config_.optimizer, step, width, gradient, content, slots);
     case RowRule::kGroupFtrl:
@@ -215,23 +232,26 @@ bool Table::Admits(Stripe* stripe, uint64_t hash) const {
 // Without memory there is none: kNone. Requests have prepared for it; only where another request
 // has evicted rows since may they need more.
 uint32_t Table::Make(Stripe* stripe, int64_t id, uint64_t hash) {
-  if (stripe->rows.spare() == 0) {
-    try {
-      Reserve(stripe, 1, /*within_budget=*/false);
-    } catch (const std::bad_alloc&) {
-      return Rows::kNone;
-    }
+  Rows::Number row = Rows::kNone;
+  try {
+    row = Insert(stripe, id, hash);
+  } catch (const std::bad_alloc&) {
+    return row;
   }
-  const Rows::Number row = stripe->rows.Insert(id, hash);
   float* const content = Content(stripe, row);
   config_.initializer.Fill(id, config_.width, content);
   FillSlots(content + config_.width);
   stripe->changed.Set(row);
   ++stripe->stats.created;
-  if (config_.max_rows > 0 &&
-      stripe->rows.size() > std::max<uint64_t>(1, config_.max_rows / kStripes)) {
-    EvictOne(stripe, row);
-  }
+  KeepBound(stripe, row);
+  return row;
+}
+
+// Throws std::bad_alloc if there is no memory.
+uint32_t Table::Insert(Stripe* stripe, int64_t id, uint64_t hash) {
+  if (stripe->rows.spare() == 0) Reserve(stripe, 1, /*within_budget=*/false);
+  const Rows::Number row = stripe->rows.Insert(id, hash);
+  row_count_.fetch_add(1, std::memory_order_relaxed);
   return row;
 }
 

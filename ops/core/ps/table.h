@@ -15,6 +15,7 @@
 
 #include "core/ps/memory_budget.h"
 #include "core/ps/table_config.h"
+#include "core/ps/table_edit.h"
 #include "core/status.h"
 
 namespace tfdist::ps {
@@ -35,7 +36,7 @@ struct SavedRows {
   std::vector<int64_t> removed;  // since the save before
 };
 
-// The same in somebody else's memory.
+// The same in memory of the caller's.
 struct SavedRowsView {
   size_t count = 0, removed_count = 0;
   const int64_t* ids = nullptr;
@@ -92,9 +93,23 @@ class Table {
   // Evicts what has been unused for too long or has too small a norm, in all stripes.
   void Sweep(double now);
 
+  // How many floats of each row an edit brings.
+  size_t EditFloats(EditKind kind) const;
+  // Carries out an edit, for whose rows Prepare has made room. Throws std::bad_alloc if others have
+  // taken it since; then some of the edit was done.
+  void Edit(const TableEdit& edit);
+  // Copies the rows of ids, as Lookup does if it is not for training; they do not count as used.
+  // `found` says which have a row. Without `rows` nothing is copied.
+  void Find(const Batch& batch, uint8_t* found, float* rows);
+  // Any thread may call this.
+  uint64_t row_count() const { return row_count_.load(std::memory_order_relaxed); }
+
   // Puts saved rows in their place, or removes them; of `servers`, those that belong to `server`.
+  // Evicts nothing: the parts of a snapshot are the rows of one moment only when all are there.
   void Restore(const SavedRowsView& rows, int server = 0, int servers = 1);
   Status Restore(const SavedRows& rows);
+  // Evicts rows that were restored beyond max_rows, as those of several servers may be.
+  void EvictExcess();
 
   // Begins a copy of this moment: of all rows, or of those that have changed since the last copy
   // was begun. Nobody looks up or applies meanwhile.
@@ -132,12 +147,21 @@ class Table {
   bool WouldAdmit(const Stripe& stripe, uint64_t hash) const;
   float* Content(Stripe* stripe, uint32_t row) const;
   uint32_t Make(Stripe* stripe, int64_t id, uint64_t hash);
+  uint32_t Insert(Stripe* stripe, int64_t id, uint64_t hash);
+  // While there are more rows than max_rows, evicts from this stripe what it has besides `spared`.
+  void KeepBound(Stripe* stripe, uint32_t spared);
+  // Takes one off the count of rows if it is above max_rows; whoever has done so evicts one.
+  bool TakeExcess();
+  void Upsert(const TableEdit& edit);
+  void Put(const SavedRowsView& rows);
+  void Clear();
   void FillSlots(float* slots) const;
   bool Admits(Stripe* stripe, uint64_t hash) const;
   void EvictOne(Stripe* stripe, uint32_t spared) const;
   // Of a part of a stripe, from a row on; false if it was the last.
-  bool Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) const;
-  void Erase(Stripe* stripe, uint32_t row) const;
+  bool Sweep(uint32_t ticks, uint32_t from, Stripe* stripe);
+  void Remove(Stripe* stripe, uint32_t row);
+  void Erase(Stripe* stripe, uint32_t row) const;  // without counting it off
   void WillChange(Stripe* stripe, uint32_t row) const;
   void Keep(Stripe* stripe, uint32_t row, SavedRows* rows) const;
   void Step(float* content, const float* gradient, const StepValues& step) const;
@@ -147,6 +171,7 @@ class Table {
   const TableConfig config_;
   const size_t slots_, content_floats_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
+  std::atomic<uint64_t> row_count_{0};  // of all stripes
   // Of the last step, for kExactAdam.
   std::atomic<int64_t> last_step_{0};
   std::atomic<double> learning_rate_{0};

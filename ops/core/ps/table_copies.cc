@@ -195,7 +195,7 @@ void Table::Restore(const SavedRowsView& rows, int server, int servers) {
     Stripe* const stripe = stripes_[StripeOf(hash)].get();
     const std::lock_guard<std::mutex> lock(stripe->mutex);
     const Rows::Number row = stripe->rows.Find(rows.removed[i], hash);
-    if (row != Rows::kNone) Erase(stripe, row);
+    if (row != Rows::kNone) Remove(stripe, row);
   }
   for (size_t i = 0; i < rows.count; ++i) {
     const int64_t id = rows.ids[i];
@@ -204,7 +204,7 @@ void Table::Restore(const SavedRowsView& rows, int server, int servers) {
     Stripe* const stripe = stripes_[StripeOf(hash)].get();
     const std::lock_guard<std::mutex> lock(stripe->mutex);
     Rows::Number row = stripe->rows.Find(id, hash);
-    if (row == Rows::kNone) row = stripe->rows.Insert(id, hash);
+    if (row == Rows::kNone) row = Insert(stripe, id, hash);
     WillChange(stripe, row);
     stripe->rows.head(row) = {id, rows.used[i], rows.counts[i]};
     std::memcpy(Content(stripe, row), rows.content + i * content_floats_,

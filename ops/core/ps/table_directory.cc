@@ -2,12 +2,14 @@
 
 namespace tfdist::ps {
 
-int TableDirectory::Add(const std::string& name, const TableConfig& config) {
+int TableDirectory::Add(const std::string& name, const TableConfig& config, bool resets_slots) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (tables_[i].name == name) return static_cast<int>(i);
+    if (tables_[i].name != name) continue;
+    tables_[i].resets_slots = tables_[i].resets_slots || resets_slots;
+    return static_cast<int>(i);
   }
-  tables_.push_back({name, config, std::vector<uint32_t>(servers_, kNoShard)});
+  tables_.push_back({name, config, resets_slots, std::vector<uint32_t>(servers_, kNoShard)});
   return static_cast<int>(tables_.size()) - 1;
 }
 
@@ -27,7 +29,9 @@ const TableConfig& TableDirectory::config(int table) const {
 }
 
 TableRequest TableDirectory::RequestFor(int table) const {
-  return {{{name(table), config(table)}}};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Known& known = tables_[table];
+  return {{{known.name, known.config, known.resets_slots}}};
 }
 
 TableRequest TableDirectory::RequestForAll(int server, std::vector<int>* tables) const {
@@ -36,7 +40,7 @@ TableRequest TableDirectory::RequestForAll(int server, std::vector<int>* tables)
   for (size_t i = 0; i < tables_.size(); ++i) {
     if (tables_[i].numbers[server] == kNoShard) continue;
     tables->push_back(static_cast<int>(i));
-    request.entries.push_back({tables_[i].name, tables_[i].config});
+    request.entries.push_back({tables_[i].name, tables_[i].config, tables_[i].resets_slots});
   }
   return request;
 }

@@ -19,7 +19,7 @@ class TableDirectory {
   explicit TableDirectory(int servers) : servers_(servers) {}
 
   // A table's id: that of the table of this name, if there is one.
-  int Add(const std::string& name, const TableConfig& config);
+  int Add(const std::string& name, const TableConfig& config, bool resets_slots = false);
   bool Has(int table) const;
   int servers() const { return servers_; }
   // Stay as they are.
@@ -37,6 +37,7 @@ class TableDirectory {
   struct Known {
     std::string name;
     TableConfig config;
+    bool resets_slots = false;
     std::vector<uint32_t> numbers;  // by server
   };
 

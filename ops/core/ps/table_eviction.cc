@@ -1,4 +1,10 @@
 // Rows that go: for want of room, of use, or of size.
+//
+// The bound max_rows is for the table, and a stripe evicts only rows of its own, so that no
+// insertion takes the lock of another one. A stripe whose first row is made while the table is full
+// has none to evict: at most one row for each stripe is above the bound, and goes when its stripe
+// inserts again.
+#include <algorithm>
 #include <new>
 
 #include "core/ps/table_stripe.h"
@@ -16,11 +22,11 @@ constexpr Rows::Number kSweptAtOnce = 10000;
 void Table::EvictOne(Stripe* stripe, uint32_t spared) const {
   Rows& rows = stripe->rows;
   Rows::Number victim = Rows::kNone;
-  for (int looked = 0; looked < kEvictionCandidates;) {
-    const auto row =
+  for (int looked = 0; looked < kEvictionCandidates; ++looked) {
+    auto row =
         static_cast<Rows::Number>(MixId(static_cast<int64_t>(stripe->random++)) % rows.end());
-    if (row == spared || !rows.in_use(row)) continue;
-    ++looked;
+    // On from there, for where most rows were erased few numbers are in use.
+    while (row == spared || !rows.in_use(row)) row = row + 1 == rows.end() ? 0 : row + 1;
     if (victim == Rows::kNone) {
       victim = row;
       continue;
@@ -35,6 +41,33 @@ void Table::EvictOne(Stripe* stripe, uint32_t spared) const {
   ++stripe->stats.evicted_for_room;
 }
 
+bool Table::TakeExcess() {
+  uint64_t count = row_count_.load(std::memory_order_relaxed);
+  while (count > config_.max_rows) {
+    if (row_count_.compare_exchange_weak(count, count - 1, std::memory_order_relaxed)) return true;
+  }
+  return false;
+}
+
+void Table::KeepBound(Stripe* stripe, uint32_t spared) {
+  if (config_.max_rows == 0) return;
+  while (stripe->rows.size() > 1 && TakeExcess()) EvictOne(stripe, spared);
+}
+
+void Table::EvictExcess() {
+  if (config_.max_rows == 0 || row_count() < config_.max_rows + kStripes) return;
+  // In turn, so that each stripe loses the same part.
+  for (bool evicts = true; evicts;) {
+    evicts = false;
+    for (const auto& stripe : stripes_) {
+      const std::lock_guard<std::mutex> lock(stripe->mutex);
+      if (stripe->rows.size() == 0 || !TakeExcess()) continue;
+      EvictOne(stripe.get(), Rows::kNone);
+      evicts = true;
+    }
+  }
+}
+
 void Table::Sweep(double now) {
   const uint32_t ticks = Ticks(now);
   for (const auto& stripe : stripes_) {
@@ -43,7 +76,7 @@ void Table::Sweep(double now) {
   }
 }
 
-bool Table::Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) const {
+bool Table::Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) {
   const std::lock_guard<std::mutex> lock(stripe->mutex);
   Rows& rows = stripe->rows;
   const Rows::Number end = std::min(rows.end(), from + kSweptAtOnce);
@@ -51,7 +84,7 @@ bool Table::Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) const {
     if (!rows.in_use(row)) continue;
     const double unused = static_cast<int32_t>(ticks - rows.head(row).used) / kTicks;
     if (config_.ttl_seconds > 0 && unused > config_.ttl_seconds) {
-      Erase(stripe, row);
+      Remove(stripe, row);
       ++stripe->stats.evicted_by_age;
       continue;
     }
@@ -60,10 +93,15 @@ bool Table::Sweep(uint32_t ticks, uint32_t from, Stripe* stripe) const {
     double squares = 0;
     for (size_t i = 0; i < config_.width; ++i) squares += static_cast<double>(value[i]) * value[i];
     if (squares >= config_.min_norm * config_.min_norm) continue;
-    Erase(stripe, row);
+    Remove(stripe, row);
     ++stripe->stats.evicted_by_norm;
   }
   return end < rows.end();
+}
+
+void Table::Remove(Stripe* stripe, uint32_t row) {
+  Erase(stripe, row);
+  row_count_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Table::Erase(Stripe* stripe, uint32_t row) const {

@@ -44,11 +44,10 @@ std::unique_ptr<Table::Batch> Table::Prepare(const int64_t* ids, size_t count, M
 
 void Table::MakeRoom(size_t number, Makes makes, bool within_budget, Batch* batch) {
   Stripe* const stripe = stripes_[number].get();
-  // With a limit, rows are evicted when there is one more than that.
+  // With a limit, rows are evicted when the table has one more than that.
   size_t most = batch->count(number);
   if (config_.max_rows > 0) {
-    const size_t limit = std::max<uint64_t>(1, config_.max_rows / kStripes);
-    most = std::min(most, limit + 1 - std::min(limit, stripe->rows.size()));
+    most = std::min<uint64_t>(most, config_.max_rows - std::min(config_.max_rows, row_count()) + 1);
   }
   const auto promised = [&](size_t rows) {
     if (!stripe->rows.Promise(rows)) return false;

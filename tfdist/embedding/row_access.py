@@ -1,0 +1,64 @@
+"""Reading and writing rows of a table by id, apart from training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.embedding import ids as id_kinds
+from tfdist.strategies import table_variable
+
+
+def upsert(table: Any, ids: Any, rows: Any) -> tf.Operation | None:
+    """As `EmbeddingTable.upsert`."""
+    ids = _ids(table, ids)
+    rows = tf.convert_to_tensor(rows, tf.float32)
+    expected = ids.shape.concatenate([table.output_dim])
+    if not rows.shape.is_compatible_with(expected):
+        raise ValueError(
+            f"embedding table {table.name!r}: expected rows of shape {expected} for ids of shape "
+            f"{ids.shape}, received {rows.shape}"
+        )
+    return table_variable.edit(table.rows, ops.EditKind.UPSERT, ids, rows)
+
+
+def remove(table: Any, ids: Any) -> tf.Operation | None:
+    """As `EmbeddingTable.remove`."""
+    return table_variable.edit(table.rows, ops.EditKind.REMOVE, _ids(table, ids), _no_rows())
+
+
+def clear(table: Any) -> tf.Operation | None:
+    """As `EmbeddingTable.clear`."""
+    no_ids = tf.zeros([0], tf.int64)
+    return table_variable.edit(table.rows, ops.EditKind.CLEAR, no_ids, _no_rows())
+
+
+def size(table: Any) -> tf.Tensor:
+    """As `EmbeddingTable.size`."""
+    return table_variable.size(table.rows)
+
+
+def contains(table: Any, ids: Any) -> tf.Tensor:
+    """As `EmbeddingTable.contains`."""
+    found, _ = table_variable.find(table.rows, _ids(table, ids), values=False)
+    return found
+
+
+def fetch(table: Any, ids: Any, default: Any) -> tf.Tensor:
+    """As `EmbeddingTable.fetch` of some ids."""
+    found, rows = table_variable.find(table.rows, _ids(table, ids), values=True)
+    if default is None:
+        return rows
+    default = tf.convert_to_tensor(default, tf.float32)
+    return tf.where(found[..., tf.newaxis], rows, default)
+
+
+def _ids(table: Any, ids: Any) -> tf.Tensor:
+    flat = id_kinds.as_int64(tf.convert_to_tensor(ids))
+    return id_kinds.checked(flat, table.input_dim, table.name)
+
+
+def _no_rows() -> tf.Tensor:
+    return tf.zeros([0], tf.float32)
