@@ -135,7 +135,8 @@ def train(task: dict) -> None:
     cluster = tfdist.init()
     keras.utils.set_random_seed(task["seed"])
     options = {key: task[key] for key in ("mode", "staleness", "compensation") if key in task}
-    strategy = tfdist.ParameterServerStrategy(**options)
+    # Who has the turn at the end of an epoch gives it up after `fit`.
+    strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0, **options)
     images = data.load_fashion_mnist(announce=False)
     x = images.train_images[: task["limit"]].reshape(-1, data.SIDE**2).astype("float32") / 255
     y = images.train_labels[: task["limit"]]

@@ -150,6 +150,14 @@ def test_sync(ctx):
     stopped = model.fit(
         models.dataset(128, 64), epochs=3, callbacks=[] if ctx.rank else stop, verbose=0
     )
+    assert stopped.epoch == [0]
+    # In the middle of an epoch: the other one's steps wait for the chief until this has left.
+    middle = LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(
+            model, "stop_training", ctx.rank == 0 and batch == 1
+        )
+    )
+    stopped = model.fit(models.dataset(64 * 6, 64), epochs=3, callbacks=[middle], verbose=0)
     assert stopped.epoch == [0] and time.monotonic() - start < 30
     return history
 
@@ -199,8 +207,8 @@ def test_epochs_of_different_lengths(ctx):
     assert len(missed) <= 1, missed
 
 
-def train_until_killed(ctx, epochs):
-    """Trains; the last worker stands still in its second epoch."""
+def stand_still(ctx, epochs):
+    """Trains; the last worker begins its second epoch when the test says so."""
     tfdist.init()
     log = Lines()
     with tfdist.ParameterServerStrategy().scope():
@@ -209,7 +217,7 @@ def train_until_killed(ctx, epochs):
     def begin(epoch, logs):
         if (ctx.rank, epoch) == (1, 1):
             ctx.report("stands still")
-            ctx.wait_for("never", timeout=240)
+            ctx.wait_for("go on", timeout=240)
 
     ended = []
 
@@ -217,7 +225,11 @@ def train_until_killed(ctx, epochs):
         ended.append(time.monotonic())
         ctx.report("ended", epoch)
 
-    callback = LambdaCallback(on_epoch_begin=begin, on_epoch_end=end)
+    callback = LambdaCallback(
+        on_epoch_begin=begin,
+        on_epoch_end=end,
+        on_train_batch_end=lambda batch, logs: ctx.report("batch", (len(ended), batch)),
+    )
     history = model.fit(
         *data(96), batch_size=16, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback]
     )
@@ -226,7 +238,7 @@ def train_until_killed(ctx, epochs):
 
 @pytest.mark.timeout(180)
 def test_a_worker_that_dies_is_left_out():
-    with start_ranks(train_until_killed, 3, kwargs={"epochs": 4}, roles=roles(2)) as ranks:
+    with start_ranks(stand_still, 3, kwargs={"epochs": 4}, roles=roles(2)) as ranks:
         ranks.wait_for(1, "stands still", timeout=90)
         ranks.wait_for(0, "ended", 0)
         assert ("ended", 1) not in ranks[0].reports
@@ -241,3 +253,19 @@ def test_a_worker_that_dies_is_left_out():
     assert len(lines) == 1, lines
     assert "epoch 2 of fit: its metrics are without worker 0" in lines[0], lines
     assert "which is dead, or its connection broke" in lines[0]
+
+
+@pytest.mark.timeout(180)
+def test_a_server_that_is_started_again_meanwhile():
+    """What was posted is lost with it, and is posted again."""
+    with start_ranks(stand_still, 3, kwargs={"epochs": 2}, roles=roles(2)) as ranks:
+        ranks.wait_for(1, "stands still", timeout=90)
+        ranks.wait_for(0, "batch", (1, 2))  # the last one: now it waits
+        ranks[2].kill()
+        ranks.restart(2)
+        ranks.send(1, "go on")
+        outcomes = ranks.join(timeout=90, only=[0, 1])
+    assert all(outcome.ok for outcome in outcomes), "\n".join(o.describe() for o in outcomes)
+    assert outcomes[0].result["history"] == outcomes[1].result["history"]
+    first, second = outcomes[0].result["history"]["loss"]
+    assert abs(first - second) <= EXACT  # which half of the rows would not have given

@@ -25,7 +25,7 @@ class Job:
     def __init__(self, workers):
         self.now = 0.0
         self.waiting = set()  # pairs: whose step waits for whose
-        self.rounds = EpochRounds(workers, TIMEOUT, lambda *pair: pair in self.waiting)
+        self.rounds = EpochRounds(workers, TIMEOUT, lambda *pair: pair in self.waiting, self.now)
         for rank in range(workers):
             self.rounds.attach(rank, f"process {rank}")
             self.rounds.note("came", rank)
@@ -136,6 +136,15 @@ def test_in_the_first_epoch_all_that_are_there_are_waited_for():
     assert total(job.answer(0, 2, 0, TRAINING)) == 1
     assert total(job.post(0, 2, 0, END)) == 1
     assert total(job.post(0, 2, 1, TRAINING)) == 1
+
+
+def test_while_the_server_is_young_all_are_expected_to_come():
+    rounds = EpochRounds(2, 60.0, lambda worker, other: False, now=0.0)
+    rounds.note("came", 0)
+    key = Key(1, 5, TRAINING)
+    rounds.post(key, 0, "a", state(1), False, 1.0)
+    assert rounds.answer(key, 0, 14.0) is None
+    assert total(rounds.answer(key, 0, 15.0)) == 1
 
 
 def test_a_worker_without_validation_data_is_not_waited_for_there():

@@ -10,7 +10,8 @@ that have posted get the same answer: the states put together, and whether a wor
             states, for its own answer
 
 Expected is a worker that is connected and was in the round before; in the first epoch of a `fit`,
-every one that is connected. A worker that waits in a step for one that has posted here is not
+every one that is connected, and while the server is young those that have not come yet: if it was
+started again, all connect again. A worker that waits in a step for one that has posted here is not
 waited for: its epoch is longer than the other's, and in a synchronous job or with bounded staleness
 neither could go on. No worker waits longer than `timeout` seconds.
 
@@ -29,6 +30,8 @@ TRAINING, VALIDATION, END = range(3)
 # Of those that have ended the latest are kept, for workers that come late: as many, and as large.
 _MOST_ROUNDS = 24
 _MOST_BYTES = 64 * 2**20
+# Seconds in which all workers can be expected to connect.
+_YOUTH = 15.0
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -73,6 +76,7 @@ class _Worker:
     attached: str = ""  # the process that has said last that it is this worker
     at: Key | None = None  # the last round it has posted in
     here: bool = False
+    came: bool = False  # at any time
     gone: str = "is not there"
 
 
@@ -83,11 +87,15 @@ class EpochRounds:
       workers: how many the job has.
       timeout: seconds for which a worker waits for the others.
       waits_for: whether a worker's step waits for another worker's.
+      now: the time, in seconds.
     """
 
-    def __init__(self, workers: int, timeout: float, waits_for: Callable[[int, int], bool]) -> None:
+    def __init__(
+        self, workers: int, timeout: float, waits_for: Callable[[int, int], bool], now: float
+    ) -> None:
         self._workers = [_Worker() for _ in range(workers)]
         self._timeout = timeout
+        self._grown_up = now + _YOUTH
         self._waits_for = waits_for
         self._rounds: dict[Key, _Round] = {}
         self._forgotten: Key | None = None
@@ -113,6 +121,7 @@ class EpochRounds:
                 self._stopped.clear()
                 self._forgotten = None
         worker.here = kind == "came"
+        worker.came = True
         worker.gone = "has left the job" if kind == "left" else "is dead, or its connection broke"
 
     def post(
@@ -170,25 +179,26 @@ class EpochRounds:
         if rank not in there.answers:
             waiting = [r for r in there.posts if r not in there.answers]
             late = now >= min(there.since[r] for r in waiting) + self._timeout
-            expected = self._expected(key, there)
+            expected = self._expected(key, there, now)
             if expected and not late:
                 return None
             self._end(key, there, waiting, late)
         return dataclasses.replace(there.answers[rank], stop=key.fit in self._stopped)
 
-    def _expected(self, key: Key, there: _Round) -> list[int]:
+    def _expected(self, key: Key, there: _Round, now: float) -> list[int]:
         """The workers that are waited for."""
         return [
             rank
             for rank in range(len(self._workers))
             if rank not in there.posts
-            and self._is_expected(key, rank)
+            and self._is_expected(key, rank, now)
             and not self._is_held_up(rank, there)
         ]
 
-    def _is_expected(self, key: Key, rank: int) -> bool:
+    def _is_expected(self, key: Key, rank: int, now: float) -> bool:
         worker = self._workers[rank]
-        if not worker.here or (worker.at is not None and worker.at > key):
+        may_come = worker.here or (not worker.came and now < self._grown_up)
+        if not may_come or (worker.at is not None and worker.at > key):
             return False
         before = self._before(key)
         if before is None:

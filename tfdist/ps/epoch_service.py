@@ -32,7 +32,7 @@ class EpochService:
 
     def __init__(self, workers: int, timeout: float, waits_for: Callable[[int, int], bool]) -> None:
         self._workers = workers
-        self._rounds = EpochRounds(workers, timeout, waits_for)
+        self._rounds = EpochRounds(workers, timeout, waits_for, time.monotonic())
         self._changed = threading.Condition()
         self._attached: set[int] = set()
         self._parts: dict[int, list[str]] = {}
