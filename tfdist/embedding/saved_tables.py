@@ -33,15 +33,16 @@ def columns_of(table: EmbeddingTable) -> dict[str, np.ndarray]:
       ValueError: they take more than `MAX_BYTES`.
       tf.errors.OpError: a server does not answer.
     """
-    pieces = list(_pieces(table, slots=True)) if table.save_rows else []
-    if not pieces or len(pieces[0]["ids"]) == 0:
-        return no_rows(table.output_dim)
+    none = no_rows(table.output_dim)
+    if not table.save_rows:
+        return none
+    pieces = list(_pieces(table, slots=True))
     whole = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
     # A row that was evicted and made again meanwhile came twice.
     _, last = np.unique(whole["ids"][::-1], return_index=True)
     latest = {name: column[::-1][last] for name, column in whole.items()}
     latest["slot_names"] = np.frombuffer(json.dumps(table.config().slots()).encode(), np.uint8)
-    return {"slots": np.zeros([len(last), 0], np.float32), **latest}
+    return {**none, "slots": np.zeros([len(last), 0], np.float32), **latest}
 
 
 def check_size(table: EmbeddingTable) -> None:
@@ -66,20 +67,24 @@ def _pieces(table: EmbeddingTable, slots: bool) -> Iterator[dict[str, np.ndarray
 
 
 def restore(table: EmbeddingTable, columns: Mapping[str, np.ndarray], source: str) -> None:
-    """Gives the servers the rows that were saved; only the chief does, for all workers.
+    """Gives the servers the saved rows in place of theirs; only the chief does, for all workers.
 
     Args:
       table: one that knows its servers.
-      columns: as of `columns_of`.
+      columns: as of `columns_of`. Those that were saved without rows change nothing.
       source: what an error message calls them.
 
     Raises:
       CheckpointError: the rows are of another width, or the optimizer keeps something else.
       tf.errors.OpError: a server does not answer.
     """
-    parameters = table.rows.parameters
-    if not len(columns["ids"]) or not parameters.is_chief:
-        return
     columns = dict(columns)
-    slots = json.loads(bytes(columns.pop("slot_names")))
-    table_files.assign(*table.on_servers(), columns, source, described=slots, name=table.name)
+    slot_names = bytes(columns.pop("slot_names"))
+    if not slot_names or not table.rows.parameters.is_chief:
+        return
+    table.clear()
+    if len(columns["ids"]):
+        described = json.loads(slot_names)
+        table_files.assign(
+            *table.on_servers(), columns, source, described=described, name=table.name
+        )

@@ -36,7 +36,7 @@ def load_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) ->
     """Gives the servers the rows that `save_rows` has saved, if it has."""
     names = [name for name in store.keys() if name.startswith(prefix)]  # noqa: SIM118
     columns = {name.removeprefix(prefix): np.array(store[name]) for name in names}
-    if columns and len(columns["ids"]):
+    if columns:
         table.restore(columns, f"embedding table {table.name!r}, as it was saved")
 
 
