@@ -152,6 +152,10 @@ def broadcast(
 ):
     """Gives every rank the values that tensors have on rank `root`.
 
+    It ends on the root when all ranks have started it, so that the root hears of ranks that mean
+    another broadcast. A rank that has received what it expected may have ended it before; it hears
+    of them in its next collective.
+
     Args:
       tensors: a tensor or a list of tensors, numeric, bool or string; the same shapes and dtypes on
         every rank. A list travels as one message, besides one for its strings.

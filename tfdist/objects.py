@@ -92,7 +92,7 @@ def all_gather_object(
 ) -> list:
     """Gives every rank the Python objects of all.
 
-    Objects travel as pickles; see `broadcast_object` for whom to trust.
+    Objects travel as pickles, among ranks that trust each other; see `broadcast_object`.
 
     Args:
       obj: anything that `pickle` can write; another one on each rank.

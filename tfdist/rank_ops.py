@@ -1,7 +1,8 @@
 """A process's rank and the number of ranks as tensors, looked up whenever they are computed.
 
 `tfdist.rank()` in a `tf.function` is a Python number, which becomes a constant of the graph. These
-stay right when a graph outlives what it was traced in.
+stay right when a graph outlives what it was traced in. They call back into Python: a SavedModel
+that holds one runs in this process only.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ namespace {
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-// Every rank sends a part of its tensors to each. Nobody knows how many rows the others have, so
-// they first tell each other how many each gets.
+// Every rank sends a part of its tensors to each. A rank does not know how many rows it will
+// receive, so the ranks first exchange these numbers.
 class AllToAllKernel : public MovingKernel {
  public:
   using MovingKernel::MovingKernel;

@@ -61,9 +61,11 @@ class UnpackStringsKernel : public tensorflow::OpKernel {
     TensorShape shape;
     std::vector<tstring> strings;
     bool first = true;
+    OP_REQUIRES(context, concatenate_ || at < end, OtherRoots("none"));
     while (first || at < end) {
       TensorShape block;
       OP_REQUIRES_OK(context, Take(&at, end, &block, &strings));
+      OP_REQUIRES(context, concatenate_ || first, OtherRoots("those of several"));
       OP_REQUIRES(context, !concatenate_ || block.dims() > 0,
                   absl::InvalidArgumentError(StrCat(
                       "'", label_, "': expected at least one dimension, received a scalar")));
@@ -79,6 +81,13 @@ class UnpackStringsKernel : public tensorflow::OpKernel {
  private:
   static absl::Status Damaged() {
     return absl::InvalidArgumentError("expected packed strings, received other bytes");
+  }
+
+  // A broadcast's strings are those of the one rank that takes itself for the root.
+  absl::Status OtherRoots(const std::string& received) const {
+    return absl::InvalidArgumentError(StrCat("the ranks disagree on broadcast '", label_,
+                                             "': expected the strings of one root, received ",
+                                             received, ": they name different roots"));
   }
 
   static absl::Status TakeNumber(const char** at, const char* end, int64_t* number) {

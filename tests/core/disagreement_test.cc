@@ -115,7 +115,7 @@ void TestDisagreementOnRoot(size_t count) {
       EXPECT_CONTAINS(comms[rank]->status().message(), "broadcast 'from 0' (root 0)");
       EXPECT_CONTAINS(comms[rank]->status().message(),
                       StrCat("broadcast 'from ", size - 1, "' (root ", size - 1, ")"));
-      // Whoever is a root by its own account ends with it.
+      // Both ranks that take themselves for the root end with it.
       if (rank == 0 || rank == size - 1) EXPECT(!status.ok());
     }
   }
@@ -154,7 +154,7 @@ void TestBroadcastOfAnother(size_t count) {
   }
 }
 
-// The root waits until all have started, and says for whom.
+// The root waits until all ranks have started, and names the one that has not.
 void TestBroadcastWithout() {
   for (const int size : {2, 5}) {
     auto comms = Connected(size);

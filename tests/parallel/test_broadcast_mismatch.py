@@ -40,4 +40,10 @@ def test_every_rank_gets_the_error(ctx):
                 ops.all_reduce(x, group)
             for said in (r"\(root 0\) float\[3\]", received):
                 raised.match(f"the ranks disagree.*broadcast '{label}' {said}")
+    # Strings are gathered from the ranks that take themselves for the root: here two, or none.
+    word = tf.constant(["of", f"rank {ctx.rank}"])
+    for root, received in ((min(ctx.rank, 1), "those of several"), ((ctx.rank + 1) % 3, "none")):
+        problem = f"the ranks disagree on broadcast 'words'.*one root, received {received}"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=problem):
+            ops.broadcast(word, None, root, label="words")
     assert float(ops.all_reduce(tf.constant(1.0))) == 3.0

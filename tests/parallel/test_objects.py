@@ -34,7 +34,7 @@ def test_objects(ctx):
     for root in range(3):
         got = tfdist.broadcast_object({"of": rank, "large": large}, root)
         assert got["of"] == root and got["large"].tolist() == list(range(100_000 * root))
-    # Nobody else has to have anything.
+    # The other ranks need not have an object.
     assert tfdist.broadcast_object("mine" if rank == 1 else None, 1) == "mine"
     everything = tfdist.all_gather_object([rank, "x" * rank])
     assert everything == [[r, "x" * r] for r in range(3)]
