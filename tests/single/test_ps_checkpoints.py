@@ -401,7 +401,7 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
     assert after.keys() == before.keys()
     for id_, row in after.items():  # times of use, counts and values; and Adam's slots
         assert row == before[id_][: 8 + 12] + bytes(24)
-    # Who comes with the former arguments now would train another table.
+    # A worker with the former arguments would train another table.
     former = Worker([store], start=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="all workers have to give"):
         former.client.create_table("a", ops.TableConfig(width=3, **ADAGRAD))

@@ -62,7 +62,7 @@ class EmbeddingTable:
         there may be 1 GB then; else they are only in the servers' snapshots and in exports.
       reset_slots: the servers may go on from a checkpoint whose table of this name has other
         arguments, such as another optimizer, and the same `output_dim`: its rows keep their values,
-        and what the optimizer keeps of them begins anew. Without, such a checkpoint is refused.
+        and what the optimizer keeps of them is reset. Without, such a checkpoint is refused.
 
     Raises:
       ValueError: an argument makes no sense; says what was expected.
@@ -179,7 +179,7 @@ class EmbeddingTable:
 
         Args:
           make: makes it, given its shape and a name for it; by default a `tf.Variable`, which
-            whoever gives a `make` later replaces: a layer needs a variable of its library.
+            a later call with a `make` replaces: a layer needs a variable of its library.
         """
         if self._weight is None or (make is not None and self._has_plain_weight):
             self._has_plain_weight = make is None
@@ -286,7 +286,7 @@ class EmbeddingTable:
     def remove(self, ids: Any) -> tf.Operation | None:
         """Removes rows and what the optimizer has of them; ids without a row are passed over.
 
-        A gradient that is under way to a removed row makes it anew.
+        A gradient that is under way to a removed row creates the row again.
 
         Args:
           ids: as of `upsert`.

@@ -140,7 +140,7 @@ class RemoteEmbedding:
         return [self.table] if self.has_table else []
 
     def ids_by_table(self, inputs: Any) -> list[tuple[EmbeddingTable, Any]]:
-        """Which ids a call with these inputs looks up, for those who look them up ahead."""
+        """The ids that a call with these inputs looks up; prefetching asks for them ahead."""
         return [(self.table, self._valid(inputs, None)[0])]
 
     def _make_table(self, name: str) -> EmbeddingTable:

@@ -89,7 +89,7 @@ class RemoteFieldWise:
         return super().tables if self._slot_tables is None else list(self._slot_tables)
 
     def ids_by_table(self, inputs: Any) -> list[tuple[EmbeddingTable, Any]]:
-        """Which ids a call with these inputs looks up, for those who look them up ahead."""
+        """The ids that a call with these inputs looks up; prefetching asks for them ahead."""
         ids, slots = self._columns(inputs)
         if self._slot_tables is None:
             return [(self.table, field_ids(ids, slots))]

@@ -173,7 +173,7 @@ struct TableRequest {
   struct Entry {
     std::string name;
     TableConfig config;
-    // A table that was restored with another configuration takes this one, and slots begin anew.
+    // A table that was restored with another configuration takes this one; its slots are reset.
     bool resets_slots = false;
   };
   std::vector<Entry> entries;

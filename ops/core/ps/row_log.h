@@ -35,8 +35,8 @@ struct AppliedRows {
   const float* gradients = nullptr;
 };
 
-// Who has pushed them, or edited rows, of which each worker has a sequence of its own. A step of
-// synchronous workers is nobody's, and has the sequence 0.
+// The worker that has pushed them or edited rows; pushes and edits have sequences of their own. A
+// step of synchronous workers is nobody's, and has the sequence 0.
 struct Pusher {
   uint32_t worker = 0;
   uint64_t process = 0, sequence = 0;

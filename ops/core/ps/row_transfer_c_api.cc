@@ -52,7 +52,7 @@ int tfdist_ps_dump_next(int64_t dump, int64_t client_handle, int table, int serv
 
 void tfdist_ps_dump_end(int64_t dump) { HandleTable<ps::RowDump>::Get().Remove(dump); }
 
-// Puts rows in place: with slots, or values only, whose slots then begin anew.
+// Puts rows in place: with slots, or values only, which resets the slots.
 int tfdist_ps_rows_assign(int64_t client_handle, int table, const tfdist_ps_rows* rows,
                           uint64_t floats, bool slots, char* error, size_t error_size) {
   const std::shared_ptr<ps::Client> client = ps::FindClient(client_handle);

@@ -49,8 +49,8 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const DumpReq
       {BlockOf(rows.ids), BlockOf(rows.used), BlockOf(rows.counts), BlockOf(rows.content)});
 }
 
-// Nobody else changes rows meanwhile, so that the log has edits and pushes in the order in which
-// they happened: else a server that goes on from it could bring a removed row back.
+// Excludes all other changes, so that the log has edits and pushes in the order in which
+// they happened: otherwise a server that is restored from it could resurrect a removed row.
 std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const EditRowsRequest& request,
                                   Incoming* incoming) {
   if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);

@@ -18,7 +18,7 @@ bool SaysTheSame(const TableConfig& a, const TableConfig& b) {
   return Encode(TableRequest{{{"", a, false}}}) == Encode(TableRequest{{{"", b, false}}});
 }
 
-// Fills a new table with the values of another one's rows, of the same width; slots begin anew.
+// Fills a new table with the values of another one's rows, of the same width, without its slots.
 // Throws if there is no memory for them.
 void CopyValues(const Table& from, Table* to, const std::shared_ptr<MemoryBudget>& budget) {
   to->ChargeTo(budget);
@@ -156,7 +156,7 @@ Status Store::CheckTable(const TableRequest::Entry& entry, uint32_t number, bool
   if (is_unclaimed) {
     return InvalidArgument(StrCat(what,
                                   ". It is from a checkpoint: with reset_slots=True its rows "
-                                  "keep their values, and slots begin anew"));
+                                  "keep their values, and slots are reset"));
   }
   return InvalidArgument(StrCat(what, ": all workers have to give the same width, optimizer, ",
                                 "initializer, admission and eviction"));

@@ -105,9 +105,9 @@ class Store {
   // Under Share; null if there is no such table.
   Table* FindTable(uint32_t number) const;
   // Takes Exclude itself, and creates those that do not exist, or none; throws as Create. Tables
-  // that were restored with other slots, and that nobody has asked for since, are replaced if that
-  // is asked for: they are appended to `replaced`. A log that is read asks for nobody
-  // (`is_replay`), and has what was replaced then.
+  // that were restored with another configuration and that no worker has created since are replaced
+  // if the request says so: they are appended to `replaced`. A log that is replayed
+  // (`is_replay`) creates tables for no worker, and repeats the replacements of its time.
   Status CreateTables(const TableRequest& request, TableReply* reply,
                       std::vector<std::shared_ptr<Table>>* replaced, bool is_replay = false);
   // All of them; takes Share itself.

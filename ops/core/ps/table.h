@@ -150,7 +150,7 @@ class Table {
   uint32_t Insert(Stripe* stripe, int64_t id, uint64_t hash);
   // While there are more rows than max_rows, evicts from this stripe what it has besides `spared`.
   void KeepBound(Stripe* stripe, uint32_t spared);
-  // Takes one off the count of rows if it is above max_rows; whoever has done so evicts one.
+  // Takes one off the count of rows if it is above max_rows; the caller then evicts one.
   bool TakeExcess();
   void Upsert(const TableEdit& edit);
   void Put(const SavedRowsView& rows);
