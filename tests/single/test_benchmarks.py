@@ -160,3 +160,18 @@ def test_the_script_that_runs_benchmarks_knows_their_names():
     assert finished.returncode == 1
     names = " ".join(sorted(file.stem for file in (ROOT / "benchmarks").glob("*.py")))
     assert f"no benchmark 'no_such'; there are: {names}" in finished.stderr
+
+
+@pytest.mark.timeout(120)
+def test_epochs_compare_with_keras_alone(tmp_path):
+    file = tmp_path / "epochs.json"
+    finished = run(
+        *(sys.executable, "benchmarks/epochs.py", "--epochs", "2", "--rounds", "1"),
+        *("--busy", "1", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["busy"] for row in rows] == [0, 1]
+    for row in rows:
+        assert list(row["epochs"]) == ["Keras", "tfdist", "devices, stock", "devices, tfdist"]
+        assert all(0 < e["median"] <= e["maximum"] for e in row["epochs"].values())
