@@ -64,7 +64,7 @@ def test_workers_that_want_different_things(ctx, theirs, ours, difference):
     if served():
         return
     if ctx.rank == 0:
-        strategy = tfdist.ParameterServerStrategy(**theirs)
+        strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0, **theirs)
         tell(ctx, "made")
         hear(ctx, "refused")
         if "mode" not in theirs:
@@ -72,7 +72,7 @@ def test_workers_that_want_different_things(ctx, theirs, ours, difference):
         return
     hear(ctx, "made")
     with pytest.raises(ClusterConfigError) as caught:
-        tfdist.ParameterServerStrategy(**ours)
+        tfdist.ParameterServerStrategy(epoch_timeout=0.0, **ours)
     message = str(caught.value)
     expected = f"another strategy than the job has (asked for / the job's): {difference} ("
     assert f"worker 0 asks for {expected}" in message
@@ -85,7 +85,7 @@ def test_a_worker_of_another_cluster(ctx):
     if served():
         return
     if ctx.rank == 0:
-        strategy = tfdist.ParameterServerStrategy()
+        strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0)
         tell(ctx, "made")
         hear(ctx, "refused")
         assert fit(ctx, strategy, 3)["weight"] == weight_after(3)
@@ -119,7 +119,7 @@ def test_a_worker_with_another_secret(ctx, secret):
     if served():
         return
     if ctx.rank == 0:
-        strategy = tfdist.ParameterServerStrategy()
+        strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0)
         tell(ctx, "made")
         hear(ctx, "trained")
         assert fit(ctx, strategy, 5)["weight"] == weight_after(5, 3)
@@ -133,7 +133,8 @@ def test_a_worker_with_another_secret(ctx, secret):
         tfdist.ParameterServerStrategy()
     # One that failed to join may try again.
     os.environ["TFDIST_SECRET"] = right
-    assert fit(ctx, tfdist.ParameterServerStrategy(), 3)["weight"] == weight_after(0, 3)
+    strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0)  # they train one after the other
+    assert fit(ctx, strategy, 3)["weight"] == weight_after(0, 3)
     tell(ctx, "trained")
 
 
@@ -157,14 +158,14 @@ def test_no_worker_decides_where_a_server_writes(ctx):
     if served():
         return
     if ctx.rank == 0:
-        strategy = tfdist.ParameterServerStrategy()
+        strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0)
         hear(ctx, "refused")
         assert fit(ctx, strategy, 3)["weight"] == weight_after(3)
         return
     elsewhere = ctx.tmp_path / "elsewhere"
     expected = f"asks for snapshots in '{elsewhere}', but this server keeps none"
     with pytest.raises(ClusterConfigError, match=expected):
-        tfdist.ParameterServerStrategy(checkpoint_dir=str(elsewhere))
+        tfdist.ParameterServerStrategy(checkpoint_dir=str(elsewhere), epoch_timeout=0.0)
     assert not elsewhere.exists()
     tell(ctx, "refused")
 

@@ -143,8 +143,8 @@ def test_while_the_server_is_young_all_are_expected_to_come():
     rounds.note("came", 0)
     key = Key(1, 5, TRAINING)
     rounds.post(key, 0, "a", state(1), False, 1.0)
-    assert rounds.answer(key, 0, 14.0) is None
-    assert total(rounds.answer(key, 0, 15.0)) == 1
+    assert rounds.answer(key, 0, 4.9) is None
+    assert total(rounds.answer(key, 0, 5.0)) == 1
 
 
 def test_a_worker_without_validation_data_is_not_waited_for_there():

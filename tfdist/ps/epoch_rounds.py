@@ -31,7 +31,7 @@ TRAINING, VALIDATION, END = range(3)
 _MOST_ROUNDS = 24
 _MOST_BYTES = 64 * 2**20
 # Seconds in which all workers can be expected to connect.
-_YOUTH = 15.0
+_YOUTH = 5.0
 
 
 @dataclasses.dataclass(frozen=True, order=True)
