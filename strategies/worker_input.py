@@ -27,9 +27,7 @@ def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.
         return dataset
     if split and _policy(dataset) in (_Policy.AUTO, _Policy.DATA):
         # Not TensorFlow's sharding: with it, workers come to the end at different steps.
-        return ops.before_asking(
-            dataset, lambda whole: whole.map(lambda *batch: _rows_of(batch, workers, rank))
-        )
+        return ops.before_asking(dataset, lambda whole: _cut(whole, workers, rank))
     return ops.before_asking(
         dataset, lambda whole: input_ops.auto_shard_dataset(whole, workers, rank)
     )
@@ -49,7 +47,14 @@ def _policy(dataset: tf.data.Dataset) -> _Policy:
     return dataset.options().experimental_distribute.auto_shard_policy
 
 
-def _rows_of(batch: tuple, workers: int, rank: int):
+def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
+    # Of a tuple `map` passes the components, and a tuple of one is something else than that one.
+    if isinstance(whole.element_spec, tuple):
+        return whole.map(lambda *batch: _rows_of(batch, workers, rank))
+    return whole.map(lambda batch: _rows_of(batch, workers, rank))
+
+
+def _rows_of(batch, workers: int, rank: int):
     """Splits as TensorFlow does: equal shares, the last ones short or empty."""
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     size = (rows + workers - 1) // workers
@@ -62,5 +67,4 @@ def _rows_of(batch: tuple, workers: int, rank: int):
             return tf.sparse.slice(value, tf.cast(start, tf.int64), tf.cast(shape, tf.int64))
         return value[first:last]
 
-    cut_batch = tf.nest.map_structure(cut, batch)
-    return cut_batch if len(cut_batch) > 1 else cut_batch[0]
+    return tf.nest.map_structure(cut, batch)
