@@ -34,8 +34,9 @@ def prefetched(
     def ask(*batch):
         client, tables, ids = asked_by(*batch)
         client.prefetch(tables, ids, training)
-        # One component, or a tuple of one, which may be a tuple itself.
-        return batch if isinstance(dataset.element_spec, tuple) else batch[0]
+        # One component, or a tuple of one, which may be a tuple itself. `map` takes named tuples
+        # for one component.
+        return batch if type(dataset.element_spec) is tuple else batch[0]
 
     options = tf.data.Options()
     options.deterministic = True

@@ -10,6 +10,7 @@ from tensorflow.python.distribute.collective_util import CommunicationImplementa
 from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist.compression import Compression, NoCompression, method_of
+from tfdist.ps.config import CLIPS
 
 
 class CommunicationOptions(collective_util.Options):
@@ -85,7 +86,7 @@ def check_clip(owner: str, clip: str) -> str:
     Raises:
       ValueError: it is neither; names the `owner` of the argument.
     """
-    if clip not in ("sum", "replica"):
+    if clip not in CLIPS:
         raise ValueError(f"{owner}: expected clip to be 'sum' or 'replica', received {clip!r}")
     return clip
 

@@ -193,7 +193,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
             cluster_resolver, worker_device=""
         )
         self.communicator = job.join(cluster).communicator
-        self._check_devices_of_workers(len(local_devices))
+        self._check_workers_agree(len(local_devices))
         self._cluster_spec = multi_worker_util.normalize_cluster_spec(cluster.as_dict())
         self._task_type = cluster.task_type
         self._task_id = cluster.task_index
@@ -210,14 +210,15 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         self._host_cross_device_ops = self._make_cross_device_ops((self._worker_device,))
         self._initialize_single_worker(local_devices)
 
-    def _check_devices_of_workers(self, count: int) -> None:
+    def _check_workers_agree(self, count: int) -> None:
         with eager_mode():
-            counts = ops.all_gather(
-                tf.constant([count]),
+            counts, by_replica = ops.all_gather(
+                [tf.constant([count]), tf.constant([self.clip == "replica"], tf.int32)],
                 self.communicator,
-                label="number of devices",
+                label="number of devices, and what is clipped",
                 timeout=self._communication_options.timeout_seconds,
-            ).numpy()
+            )
+            counts, by_replica = counts.numpy(), by_replica.numpy()
         if len(set(counts)) > 1:
             found = ", ".join(
                 f"{self._cluster.name_of_rank(rank)} has {n}" for rank, n in enumerate(counts)
@@ -225,6 +226,14 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
             raise ClusterConfigError(
                 "MultiWorkerMirroredStrategy: expected as many devices on every worker, but "
                 f"{found}"
+            )
+        if len(set(by_replica)) > 1:
+            found = ", ".join(
+                f"{self._cluster.name_of_rank(rank)} has {'replica' if r else 'sum'!r}"
+                for rank, r in enumerate(by_replica)
+            )
+            raise ClusterConfigError(
+                f"MultiWorkerMirroredStrategy: expected the same clip on every worker, but {found}"
             )
 
     def _make_cross_device_ops(self, devices: tuple[str, ...]) -> CollectiveAllReduce:

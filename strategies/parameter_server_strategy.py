@@ -157,6 +157,7 @@ class ParameterServerStrategy(StrategyBase):
             epoch_timeout=epoch_timeout,
             checkpoint_dir=checkpoint_dir,
             durability=durability,
+            clip=clip,
         )
         keras.apply_repairs()
         member = membership.join(cluster, config, checkpoint_every)

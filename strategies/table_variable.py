@@ -45,33 +45,34 @@ class GradientIds:
     """
 
     def __init__(self) -> None:
-        self._eager: dict[int, tuple[tf.Tensor, bool]] = {}
+        self._eager: dict[int, tuple[tf.Tensor, tf.Tensor | None]] = {}
 
-    def set(self, ids: tf.Tensor, are_of_all: bool = False) -> None:
+    def set(self, ids: tf.Tensor, pushed_here: tf.Tensor | None = None) -> None:
         """Says which rows the gradient is of.
 
         Args:
           ids: int64[n].
-          are_of_all: the gradient is the sum over all replicas, which have the same.
+          pushed_here: bool[n], if the gradient is the sum over all replicas, which have the same:
+            each row is pushed by one of them. `None`: it is this replica's own.
         """
-        self._of(current_graph())[_replica()] = (ids, are_of_all)
+        self._of(current_graph())[_replica()] = (ids, pushed_here)
 
     def get(self) -> tf.Tensor:
         """Returns what was set last, here or around this graph."""
         return self._last()[0]
 
     @property
-    def are_of_all(self) -> bool:
-        """Whether the gradient is the sum over all replicas."""
+    def pushed_here(self) -> tf.Tensor | None:
+        """As of `set`."""
         return self._last()[1]
 
-    def _last(self) -> tuple[tf.Tensor, bool]:
+    def _last(self) -> tuple[tf.Tensor, tf.Tensor | None]:
         graph = current_graph()
         while graph is not None and _replica() not in self._of(graph):
             graph = getattr(graph, "outer_graph", None)
         return self._of(graph)[_replica()]
 
-    def _of(self, graph: tf.Graph | None) -> dict[int, tuple[tf.Tensor, bool]]:
+    def _of(self, graph: tf.Graph | None) -> dict[int, tuple[tf.Tensor, tf.Tensor | None]]:
         if graph is None:
             return self._eager
         # Kept by the graph, whose tensors they are, so that they end with it.
@@ -126,12 +127,20 @@ class TableVariable(ServerVariable):
                 self._parameters.client.set_cache(number, spec.cache_rows, spec.cache_steps)
             if self._restored is not None:
                 restored, self._restored = self._restored, None
-                spec.restore(restored, "a checkpoint")
+                with tf.init_scope():  # now, and not whenever a function that is traced runs
+                    spec.restore(restored, "a checkpoint")
 
     @property
     def spec(self) -> Any:
         """The `EmbeddingTable` that it stands for; `None` until then."""
         return self._spec
+
+    def is_taken(self, name: str) -> bool:
+        """Whether another variable of this process stands for a table of this name."""
+        return any(
+            isinstance(v, TableVariable) and v is not self and v.spec and v.spec.name == name
+            for v in self._parameters.variables()
+        )
 
     @property
     def parameters(self) -> Any:
@@ -199,19 +208,15 @@ class TableVariable(ServerVariable):
         return {**super()._serialize_to_tensors(), **rows}
 
     def _restore_from_tensors(self, restored_tensors):
-        # A checkpoint of before has no rows.
-        names = [name for name in SAVED if _COLUMN + name in restored_tensors]
-
         def restore(*columns: np.ndarray) -> None:
-            restored = dict(zip(names, columns, strict=True))
+            restored = dict(zip(SAVED, columns, strict=True))
             if self._spec is None:
                 self._restored = restored
             else:
                 self._spec.restore(restored, "a checkpoint")
 
-        if names:
-            # TensorFlow may restore in a function.
-            tf.numpy_function(restore, [restored_tensors[_COLUMN + name] for name in names], [])
+        # TensorFlow may restore in a function.
+        tf.numpy_function(restore, [restored_tensors[_COLUMN + name] for name in SAVED], [])
         return super()._restore_from_tensors(restored_tensors)
 
     def _columns(self) -> dict[str, np.ndarray]:
@@ -307,14 +312,28 @@ def sum_over_replicas(rows: tf.Tensor, variable: TableVariable) -> tf.Tensor:
       float32[m, width], each id's row once, the same in all replicas.
     """
 
-    def gather(strategy, *values):
-        return [strategy.gather(value, axis=0) for value in values]
+    # In one tensor, so that nobody comes or goes between ids and rows; as integers, to which zeros
+    # may be added without changing what they stand for.
+    ids = variable.gradient_ids.get()
+    columns = [
+        tf.bitcast(ids, tf.int32),
+        tf.fill([tf.size(ids), 1], _replica()),
+        tf.bitcast(tf.cast(rows, tf.float32), tf.int32),
+    ]
+
+    def gather(strategy, own):
+        return strategy.gather(own, axis=0)
 
     replica = tf.distribute.get_replica_context()
-    ids, rows = replica.merge_call(gather, args=(variable.gradient_ids.get(), rows))
-    ids, rows = sum_rows(tf.IndexedSlices(rows, ids))
-    variable.gradient_ids.set(ids, are_of_all=True)
-    return rows
+    gathered = replica.merge_call(gather, args=(tf.concat(columns, 1),))
+    gathered = tf.ensure_shape(gathered, [None, 3 + variable.width])
+    ids, place = tf.unique(tf.bitcast(gathered[:, :2], tf.int64))
+    rows = tf.bitcast(gathered[:, 3:], tf.float32)
+    sums = tf.math.unsorted_segment_sum(rows, place, tf.size(ids))
+    # By the first that has it: none of those that are there needs the others for its own.
+    first = tf.math.unsorted_segment_min(tf.range(tf.size(place)), place, tf.size(ids))
+    variable.gradient_ids.set(ids, tf.gather(gathered[:, 2], first) == _replica())
+    return sums
 
 
 def stage(
@@ -359,7 +378,7 @@ def _is_of_step(parameters: Any) -> bool:
 
 def _own_rows(gradient: tf.Tensor, variable: TableVariable) -> tuple[tf.Tensor, tf.Tensor]:
     """The ids and rows that this replica pushes: the servers add up those of all replicas."""
-    ids = variable.gradient_ids.get()
-    if variable.gradient_ids.are_of_all and _replica() != 0:
-        return ids[:0], gradient[:0]
-    return ids, gradient
+    ids, here = variable.gradient_ids.get(), variable.gradient_ids.pushed_here
+    if here is None:
+        return ids, gradient
+    return tf.boolean_mask(ids, here), tf.boolean_mask(gradient, here)

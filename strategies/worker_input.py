@@ -48,8 +48,9 @@ def _policy(dataset: tf.data.Dataset) -> _Policy:
 
 
 def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
-    # Of a tuple `map` passes the components, and a tuple of one is something else than that one.
-    if isinstance(whole.element_spec, tuple):
+    # Of a tuple, but not of a named one, `map` passes the components; and a tuple of one is
+    # something else than that one.
+    if type(whole.element_spec) is tuple:
         return whole.map(lambda *batch: _rows_of(batch, workers, rank))
     return whole.map(lambda batch: _rows_of(batch, workers, rank))
 

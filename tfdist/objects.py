@@ -25,6 +25,9 @@ from tensorflow.python.eager.context import eager_mode
 from tfdist import ops
 from tfdist.ops.calls import resolve
 
+# What a rank that names no rank tells the others, so that all get the error.
+_NO_RANK = -2
+
 
 def broadcast_object(
     obj: Any = None,
@@ -71,10 +74,12 @@ def broadcast_object(
     asked = f"broadcast_object '{label}'"
     ranks = resolve(communicator, "broadcast_object")
     here = ranks.rank == root_rank
-    parts = _exchange(obj, here, root_rank, ranks, asked, label, timeout)
-    if not 0 <= root_rank < ranks.size:
+    is_rank = isinstance(root_rank, int | np.integer) and 0 <= root_rank < ranks.size
+    root = int(root_rank) if is_rank else _NO_RANK
+    parts = _exchange(obj, here, root, ranks, asked, label, timeout)
+    if not is_rank:
         raise ValueError(
-            f"{asked}: expected a root_rank from 0 to {ranks.size - 1}, received {root_rank}"
+            f"{asked}: expected a root_rank from 0 to {ranks.size - 1}, received {root_rank!r}"
         )
     if here:
         return obj
@@ -173,6 +178,8 @@ def _exchange(
 
 
 def _wish(root: int) -> str:
+    if root == _NO_RANK:
+        return "names no rank"
     return "gathers an object of each" if root < 0 else f"expects that of rank {root}"
 
 

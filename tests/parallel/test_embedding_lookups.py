@@ -165,3 +165,21 @@ def test_sparse_ids_of_three_dimensions(ctx):
         model_ids = keras.Input((3, 4), dtype="int64", sparse=True)
         rows = layers.Embedding(table=table, combiner="sum")(model_ids)
     assert rows.shape[1:] == (3, WIDTH)
+
+
+@on_ranks(1)
+def test_default_ids_where_every_example_has_ids_or_there_is_none(ctx):
+    _, table, dense = tables(input_dim=ROWS)
+    for indices, shape in (
+        ([[0, 0], [1, 0]], [2, 2]),
+        ([], [0, 2]),
+        ([], [2, 0, 3]),
+        ([[0, 1, 0]], [1, 2, 3]),
+    ):
+        indices = np.reshape(indices, [-1, len(shape)]).astype("int64")
+        ids = sparse(indices, np.arange(len(indices)), shape)
+        got = ops.safe_embedding_lookup_sparse(table, ids, default_id=4)
+        assert got.shape == (*shape[:-1], dense.shape[1])
+        if len(indices):
+            expected = tf.nn.safe_embedding_lookup_sparse(dense, ids, default_id=4)
+            np.testing.assert_allclose(got, expected, rtol=1e-5)

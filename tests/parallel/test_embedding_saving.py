@@ -56,6 +56,12 @@ def _load(strategy, form: str, folder, library):
     return model
 
 
+def _names_of_tables(file: h5py.File) -> list[str]:
+    found = []
+    file.visit(lambda name: found.append(name) if name.endswith("/table") else None)
+    return found
+
+
 def _saved_ids(file: h5py.File) -> list[h5py.Dataset]:
     found = []
     file.visititems(lambda name, item: found.append(item) if name.endswith("rows_ids") else None)
@@ -111,6 +117,27 @@ def test_layers_that_share_a_table_save_it_once(ctx):
     other = make()
     other.load_weights(path)
     np.testing.assert_array_equal(other.predict(ids, verbose=0), model.predict(ids, verbose=0))
+
+
+@on_ranks(1)
+def test_rows_of_another_optimizer_leave_the_table_as_it_is(ctx):
+    strategy = alone()
+    path = ctx.tmp_path / "it.weights.h5"
+    for optimizer in ("exact_adam", "adagrad"):
+        with strategy.scope():
+            layer = remote_embedding(optimizer, name="users")
+            model = model_with(layer, keras.optimizers.SGD(0.1))
+        model.fit(dataset(96, 16), verbose=0)
+        if optimizer == "exact_adam":
+            model.save_weights(path)
+    with h5py.File(path, "a") as file:  # the same table, made by another job
+        for name in _names_of_tables(file):
+            del file[name]
+            file[name] = np.frombuffer(layer.table.name.encode(), np.uint8)
+    before = layer.table.fetch()
+    with pytest.raises(ValueError, match=r"expected the slots accumulator \(4\)"):
+        model.load_weights(path)
+    np.testing.assert_array_equal(layer.table.fetch()[1], before[1])
 
 
 @on_ranks(1)

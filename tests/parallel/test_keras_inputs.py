@@ -166,3 +166,12 @@ def test_arrays_without_a_seed_are_shared_out_completely(ctx):
     for library in (keras, tf_keras):
         scope = tfdist.MultiWorkerMirroredStrategy().scope()
         assert _sum_of_means(library, scope, rows) == rows.sum() / 8
+    # And in another order in each epoch.
+    batches = []
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), lambda _, predicted: predicted)
+        model.set_weights([np.ones([1, 1]), np.zeros([1])])
+    note = keras.callbacks.LambdaCallback(on_batch_end=lambda _, logs: batches.append(logs["loss"]))
+    model.fit(rows, rows, batch_size=64 // 2, epochs=3, callbacks=[note], verbose=0)
+    assert len(set(batches[::2])) == 3

@@ -7,7 +7,6 @@ import os
 import socket
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from known_gradient import (
@@ -214,27 +213,6 @@ def test_a_model_made_out_of_the_scope_is_said_to_train_alone():
         outcomes = ranks.join(timeout=60)
     ended_well(outcomes, workers=1)
     assert "chief: fit trains model 'sequential' by itself" in outcomes[0].output
-
-
-def arrays_in_any_order(ctx, seeded):
-    if served():
-        return
-    if seeded:
-        keras.utils.set_random_seed(1)
-    with tfdist.ParameterServerStrategy().scope():
-        model = sloping_model(1.0)
-    one = np.ones([8, 1], "float32")
-    model.fit(one, one, batch_size=1, verbose=0)
-
-
-@pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "seeded"])
-def test_arrays_are_shuffled_alike_or_it_is_said(seeded):
-    kwargs = {"seeded": seeded}
-    with start_ranks(arrays_in_any_order, 3, kwargs=kwargs, roles=("chief", "worker", "ps")) as r:
-        outcomes = r.join(timeout=60)
-    ended_well(outcomes, workers=2)
-    for outcome in outcomes[:2]:
-        assert ("call keras.utils.set_random_seed" in outcome.output) != seeded
 
 
 @on_ranks(2, roles=("chief", "worker"))

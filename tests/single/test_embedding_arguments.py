@@ -48,6 +48,7 @@ def test_a_table_tells_its_arguments():
         "wire_dtype": "bfloat16",
         "cache_rows": 9,
         "cache_steps": 4,
+        "save_rows": False,
         "reset_slots": True,
     }
     table = tfdist.EmbeddingTable(**arguments)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.strategies import worker_input
 
+Named = collections.namedtuple("Named", ["x", "y"])
 X, Y = np.arange(10), np.arange(10.0)
 
 
 @pytest.mark.parametrize(
     "columns",
-    [X, (X,), (X, Y), ((X, Y),), {"x": X, "y": Y}, ({"x": X}, Y)],
-    ids=["tensor", "tuple of one", "pair", "tuple of a pair", "dict", "dict and tensor"],
+    [X, (X,), (X, Y), ((X, Y),), {"x": X, "y": Y}, ({"x": X}, Y), Named(X, Y)],
+    ids=["tensor", "tuple of one", "pair", "tuple of a pair", "dict", "dict and tensor", "named"],
 )
 def test_shares_have_the_structure_and_all_rows(columns):
     whole = tf.data.Dataset.from_tensor_slices(columns).batch(4)

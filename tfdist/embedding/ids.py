@@ -117,14 +117,18 @@ def _empty_examples(indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
     examples = _segments(indices, shape)
     present = tf.math.unsorted_segment_max(tf.ones_like(examples, tf.int32), examples, count) > 0
     empty = tf.boolean_mask(tf.range(count), ~present)
-    places = tf.transpose(tf.unravel_index(empty, lead))
-    return tf.pad(tf.cast(places, tf.int64), [[0, 0], [0, 1]])
+    # Not tf.unravel_index, which refuses to do nothing. Where a dimension is 0 nothing is empty.
+    places = empty[:, tf.newaxis] // tf.maximum(_strides(lead), 1) % tf.maximum(lead, 1)
+    return tf.pad(places, [[0, 0], [0, 1]])
 
 
 def _segments(indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
     """The example of each id, counted through all dimensions but the last."""
-    strides = tf.math.cumprod(shape[:-1], exclusive=True, reverse=True)
-    return tf.reduce_sum(indices[:, :-1] * strides, 1)
+    return tf.reduce_sum(indices[:, :-1] * _strides(shape[:-1]), 1)
+
+
+def _strides(shape: tf.Tensor) -> tf.Tensor:
+    return tf.math.cumprod(shape, exclusive=True, reverse=True)
 
 
 def combined(ids: Any, rows: tf.Tensor, weights: Any, combiner: str | None) -> Any:

@@ -82,9 +82,13 @@ def restore(table: EmbeddingTable, columns: Mapping[str, np.ndarray], source: st
     slot_names = bytes(columns.pop("slot_names"))
     if not slot_names or not table.rows.parameters.is_chief:
         return
+    client, number, config = table.on_servers()
+    of_table = {
+        "slots": not table.reset_slots,
+        "described": json.loads(slot_names),
+        "name": table.name,
+    }
+    table_files.check(columns, config, source, **of_table)  # before anything is lost
     table.clear()
     if len(columns["ids"]):
-        described = json.loads(slot_names)
-        table_files.assign(
-            *table.on_servers(), columns, source, described=described, name=table.name
-        )
+        table_files.assign(client, number, config, columns, source, **of_table)

@@ -63,7 +63,7 @@ def _keep_from_all_reduce(optimizer: type) -> None:
         # What clips them clips sums, as of dense variables.
         if clipping.clips(self) and replica_with_peers() is not None:
             of_tables = [
-                (None if g is None else table_variable.sum_over_replicas(g, t), t)
+                (None if g is None else table_variable.sum_over_replicas(_rows_of(g, t), t), t)
                 for g, t in of_tables
             ]
         return [*(original(self, dense) if dense else []), *of_tables]

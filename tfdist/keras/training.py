@@ -39,20 +39,27 @@ def build_from_local_batch() -> None:
     @functools.wraps(original)
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         if self._distribute_strategy is not None and iterator is not None:
-            data_batch = _shapes_of_replica(self._distribute_strategy, iterator)
+            data_batch = _shapes_of_replica(self, iterator)
             iterator = None
         return original(self, iterator=iterator, data_batch=data_batch)
 
     TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
 
 
-def _shapes_of_replica(strategy, epoch_iterator):
+def _shapes_of_replica(model, epoch_iterator):
     """What has the shapes and dtypes of a replica's batch: specs, or such a batch."""
+    strategy = model._distribute_strategy
     # Not `element_spec`, which fails where each of several workers has one device.
     specs = tree.map_structure(_spec_of_replica, epoch_iterator._distributed_dataset._element_spec)
     # What Python yields cannot be read again.
     yields_once = hasattr(epoch_iterator.data_adapter, "_output_signature")
-    if yields_once or all(s.shape.rank is not None for s in tree.flatten(specs) if s is not None):
+    shapes = [spec.shape for spec in tree.flatten(specs) if spec is not None]
+    ranks_known = all(shape.rank is not None for shape in shapes)
+    # Layers may be made for sizes that only a batch tells.
+    is_built = all(layer.built for layer in model._flatten_layers())
+    if yields_once or (
+        ranks_known and (is_built or all(None not in shape[1:].as_list() for shape in shapes))
+    ):
         return specs
     # Before the iterator come one or two numbers, which depends on the release of Keras.
     for *_, iterator in epoch_iterator:

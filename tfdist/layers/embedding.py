@@ -16,7 +16,7 @@ from tfdist.layers.remote_embedding import (
     save_rows,
 )
 from tfdist.layers.remote_field_wise import RemoteFieldWise
-from tfdist.strategies.table_variable import ROWS
+from tfdist.strategies.table_variable import ROWS, TableVariable
 
 _TABLE = "table"
 keras.saving.register_keras_serializable("tfdist")(EmbeddingTable)
@@ -115,7 +115,10 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
         own = (_TABLE, ROWS_OF_TABLE)
         super().load_own_variables({n: store[n] for n in names if not n.startswith(own)})
         if _TABLE in names and self._shared_table is None:
-            self._use_table(bytes(np.array(store[_TABLE])).decode())
+            name, variable = bytes(np.array(store[_TABLE])).decode(), self._variable()
+            if isinstance(variable, TableVariable) and variable.is_taken(name):
+                name = self._name_of_table(variable)  # the rows come, the other's stay its own
+            self._use_table(name)
             load_rows(store, self._own_table)
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:

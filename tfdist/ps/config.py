@@ -11,6 +11,7 @@ from tfdist.errors import ClusterConfigError
 
 MODES = ("async", "sync", "ssp")
 COMPENSATIONS = ("dc-asgd", "adadelay")
+CLIPS = ("sum", "replica")
 DURABILITIES = ("warn", "refuse")
 _MOST_STALENESS = 2**31 - 1
 _MOST_TRACE_EVENTS = 10**6
@@ -33,6 +34,7 @@ class PsConfig:
       epoch_timeout: seconds that workers wait for each other at the end of an epoch; 0: not at all.
       checkpoint_dir: where servers keep their snapshots; `None` keeps none.
       durability: "warn" or "refuse": what servers do while they cannot write there.
+      clip: "sum" or "replica": what workers' optimizers clip, which must be the same for all.
       trace_events: how many of the latest events each server remembers.
 
     Raises:
@@ -51,6 +53,7 @@ class PsConfig:
     epoch_timeout: float = 60.0
     checkpoint_dir: str | None = None
     durability: str = "warn"
+    clip: str = "sum"
     trace_events: int = 0
 
     @classmethod
@@ -120,6 +123,7 @@ class PsConfig:
             "'warn' without a checkpoint_dir",
             self.durability,
         )
+        _expect(self.clip in CLIPS, "clip", f"one of {', '.join(CLIPS)}", self.clip)
         delayed = self.mode != "sync"
         _expect(
             self.compensation is None or (self.compensation in COMPENSATIONS and delayed),

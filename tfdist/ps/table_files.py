@@ -124,11 +124,9 @@ def assign(
         optimizer.
       tf.errors.OpError: a server refused.
     """
-    values = _checked(columns, config.width, source)
-    content = values
     with_slots = slots and "used" in columns
-    if with_slots:
-        _check_slots(columns, described, config, source, name)
+    check(columns, config, source, slots=slots, described=described, name=name)
+    content = values = columns["values"]
     if with_slots and "slots" in columns:
         content = np.concatenate([values, columns["slots"]], axis=1)
     none = np.zeros(len(values), np.uint32)
@@ -190,7 +188,22 @@ def columns_of(
         yield {"ids": _NO_IDS, "values": np.zeros([0, width], np.float32)}
 
 
-def _checked(columns: Mapping[str, np.ndarray], width: int, path: str) -> np.ndarray:
+def check(
+    columns: Mapping[str, np.ndarray],
+    config: ops.TableConfig,
+    path: str,
+    *,
+    slots: bool = True,
+    described: dict[str, int] | None = None,
+    name: str = "",
+) -> None:
+    """Raises CheckpointError unless `assign`, whose arguments these are, can put rows in place."""
+    _check_shapes(columns, config.width, path)
+    if slots and "used" in columns:
+        _check_slots(columns, described, config, path, name)
+
+
+def _check_shapes(columns: Mapping[str, np.ndarray], width: int, path: str) -> None:
     values = columns["values"]
     if values.ndim != 2 or values.shape[1] != width:
         raise CheckpointError(
@@ -204,7 +217,6 @@ def _checked(columns: Mapping[str, np.ndarray], width: int, path: str) -> np.nda
         raise CheckpointError(
             f"{path}: expected slots of two dimensions, received {columns['slots'].ndim}"
         )
-    return values
 
 
 def _check_slots(
@@ -227,7 +239,8 @@ def _check_slots(
         raise CheckpointError(
             f"{path}: embedding table {name!r}: expected the slots {_slots_text(expected)}, as its "
             f"optimizer keeps them, received {received}; import_table(path, slots=False) takes the "
-            "values alone, and slots begin as those of new rows"
+            "values alone, and slots begin as those of new rows; so does, of a saved model, a table "
+            "that was made with reset_slots=True"
         )
 
 
