@@ -190,7 +190,6 @@ def test_a_model_that_is_loaded_beside_the_saved_one(ctx):
     with strategy.scope():
         loaded = keras.models.load_model(ctx.tmp_path / "model.keras")
     assert loaded.layers[0].table.name != layer.table.name
-    assert loaded.layers[0].get_config() == layer.get_config()
     np.testing.assert_allclose(loaded.predict(dataset(32, 16), verbose=0), predicted, rtol=1e-6)
     np.testing.assert_array_equal(model.predict(dataset(32, 16), verbose=0), before)
 

@@ -239,8 +239,8 @@ def _check_slots(
         raise CheckpointError(
             f"{path}: embedding table {name!r}: expected the slots {_slots_text(expected)}, as its "
             f"optimizer keeps them, received {received}; import_table(path, slots=False) takes the "
-            "values alone, and slots begin as those of new rows; so does, of a saved model, a table "
-            "that was made with reset_slots=True"
+            "values alone, and slots begin as those of new rows; of a saved model a table with "
+            "reset_slots=True does so"
         )
 
 
