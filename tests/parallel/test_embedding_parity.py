@@ -134,8 +134,10 @@ def test_clipping_beside_all_reduce(ctx):
         return
     for name in CLIPPED:
         train_like_dense(tfdist.MultiWorkerMirroredStrategy(), OF_MODEL[name], "sgd")
-    of_tf_keras = lambda: tf_keras.optimizers.SGD(0.1, global_clipnorm=0.01)  # noqa: E731
-    train_like_dense(tfdist.MultiWorkerMirroredStrategy(), of_tf_keras, "sgd", tf_keras)
+    clipped = lambda: tf_keras.optimizers.SGD(0.1, global_clipnorm=0.01)  # noqa: E731
+    scaled = lambda: tf_keras.mixed_precision.LossScaleOptimizer(clipped())  # noqa: E731
+    for of_tf_keras in (clipped, scaled):
+        train_like_dense(tfdist.MultiWorkerMirroredStrategy(), of_tf_keras, "sgd", tf_keras)
 
 
 @pytest.mark.parametrize("name", ["adagrad", "global_clipnorm"])
