@@ -218,11 +218,10 @@ class ParameterServer:
         Returns:
           By rank; in each number bit r is rank r's.
         """
-        ranks = range(self._workers)
-        return [
-            sum(1 << other for other in ranks if SERVER.waits_for(self._handle, rank, other))
-            for rank in ranks
-        ]
+        waits = np.zeros((self._workers, self._workers), bool)
+        SERVER.waits(self._handle, waits.ctypes.data_as(ctypes.POINTER(ctypes.c_bool)))
+        sets = np.packbits(waits, axis=1, bitorder="little")
+        return [int.from_bytes(row.tobytes(), "little") for row in sets]
 
     def stats(self) -> ServerStats:
         """The counters, also while workers are served."""
