@@ -87,6 +87,7 @@ class ParameterServer:
             *(ctypes.byref(handle), ctypes.byref(bound_port)),
         )
         self._handle = handle.value
+        self._workers = config.workers
         self._trace_events = config.trace_events
         self.port = bound_port.value
 
@@ -211,9 +212,16 @@ class ParameterServer:
             return None
         return ServerEvent(_EVENTS[kind.value], worker.value, text.value.decode(errors="replace"))
 
-    def waits_for(self, worker: int, other: int) -> bool:
-        """Whether a worker's step cannot go on before another worker's next one."""
-        return SERVER.waits_for(self._handle, worker, other)
+    def waits(self) -> list[int]:
+        """For each worker, the set of those without whose next step its own cannot go on.
+
+        Returns:
+          By rank; in each number bit r is rank r's.
+        """
+        waits = np.zeros((self._workers, self._workers), bool)
+        SERVER.waits(self._handle, waits.ctypes.data_as(ctypes.POINTER(ctypes.c_bool)))
+        sets = np.packbits(waits, axis=1, bitorder="little")
+        return [int.from_bytes(row.tobytes(), "little") for row in sets]
 
     def stats(self) -> ServerStats:
         """The counters, also while workers are served."""

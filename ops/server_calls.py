@@ -117,6 +117,7 @@ SERVER = library.CFunctions(
     },
     plain={
         "stats": [Handle, ctypes.POINTER(Stats)],
+        "waits": [Handle, ctypes.POINTER(ctypes.c_bool)],
         "close": [Handle],
         "restore_nothing": [Handle],
         "restore_time": [Handle, ctypes.c_double],
@@ -140,7 +141,6 @@ SERVER = library.CFunctions(
             ctypes.c_bool,
         ),
         "trace": ([Handle, ctypes.POINTER(Event), ctypes.c_uint64], ctypes.c_uint64),
-        "waits_for": ([Handle, ctypes.c_int, ctypes.c_int], ctypes.c_bool),
     },
 )
 IMAGE = library.CFunctions(

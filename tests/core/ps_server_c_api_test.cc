@@ -39,7 +39,7 @@ int tfdist_ps_server_restore_progress(int64_t, const uint64_t*, uint64_t, char*,
 int tfdist_ps_server_start(int64_t, const uint8_t*, char*, size_t);
 uint64_t tfdist_ps_server_incarnation(int64_t);
 int tfdist_ps_server_wait_event(int64_t, double, int*, int*, char*, size_t);
-bool tfdist_ps_server_waits_for(int64_t, int, int);
+void tfdist_ps_server_waits(int64_t, bool*);
 void tfdist_ps_server_stats(int64_t, tfdist::ps::ServerStats*);
 uint64_t tfdist_ps_server_trace(int64_t, tfdist::ps::TraceEvent*, uint64_t);
 void tfdist_ps_server_close(int64_t);
@@ -92,7 +92,9 @@ void TestLife() {
   const uint32_t w = worker.Create("w", DType::kFloat32, 2, "");
   EXPECT(worker.Value(w, true) == saved);
   for (int i = 0; i < 5; ++i) worker.Push(w, UpdateKind::kDelta, Floats{1, 1});
-  EXPECT(!tfdist_ps_server_waits_for(api.handle, 1, 0));
+  bool waits[4] = {true, true, true, true};
+  tfdist_ps_server_waits(api.handle, waits);
+  EXPECT(!waits[0] && !waits[1] && !waits[2] && !waits[3]);
   ServerStats stats;
   tfdist_ps_server_stats(api.handle, &stats);
   EXPECT(stats.pushes == 5 && stats.shards == 1 && stats.connections == 1);
@@ -156,7 +158,9 @@ void TestErrors() {
   EXPECT_CONTAINS(api.error, "was closed");
   EXPECT(tfdist_ps_server_wait_event(api.handle, 20, &kind, &rank, text, 1) == -1);
   EXPECT(tfdist_ps_server_incarnation(api.handle) == 0);
-  EXPECT(!tfdist_ps_server_waits_for(api.handle, 0, 0));
+  bool waits[1] = {false};
+  tfdist_ps_server_waits(api.handle, waits);
+  EXPECT(!waits[0]);
   EXPECT(tfdist_ps_server_trace(api.handle, nullptr, 0) == 0);
   EXPECT(tfdist_ps_image_count(77) == 0);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from unittest import mock
 
 import keras
 import models
@@ -16,6 +17,7 @@ from ps_job import meet, on_job, roles, served, train_like_alone
 from ranks import start_ranks
 
 import tfdist
+from tfdist.ops import tags
 
 BATCH = 16
 # Of seven batches rank 0 gets four; tf_keras makes the workers' shares of arrays equal.
@@ -205,6 +207,27 @@ def test_epochs_of_different_lengths(ctx):
     assert time.monotonic() - start < 20
     missed = [line for line in log.lines if "metrics are without" in line]
     assert len(missed) <= 1, missed
+
+
+@on_job(2, servers=2)
+def test_epochs_of_different_lengths_with_reductions(ctx):
+    """A worker that waits in a reduction on another server than the rounds' is not waited for."""
+    if served():
+        return
+    log = Lines()
+    with tfdist.ParameterServerStrategy(mode="sync", epoch_timeout=120.0).scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01, clipnorm=1.0), "mse")
+    start = time.monotonic()
+    steps, epochs = {0: (6, 1), 1: (3, 2)}[ctx.rank]
+    next_key = tags.next_key
+    with mock.patch.object(tags, "next_key", lambda among: next_key(among) | 1):  # modulo 2
+        history = model.fit(endless(), steps_per_epoch=steps, epochs=epochs, verbose=0)
+    assert history.epoch == [*range(epochs)]
+    assert time.monotonic() - start < 60
+    missed = [line for line in log.lines if "metrics are without" in line]
+    assert len(missed) == ctx.rank, missed
+    assert all("has steps left, which wait for the other workers" in line for line in missed)
 
 
 def stand_still(ctx, epochs):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from concurrent import futures
+
 import numpy as np
 import pytest
 
 from tfdist.control import wire
 from tfdist.control.meeting import Caller
-from tfdist.ps import metric_states
+from tfdist.ps import metric_states, step_waits
 from tfdist.ps.epoch_rounds import END, TRAINING, VALIDATION, EpochRounds, Key
 from tfdist.ps.epoch_service import EpochService
 from tfdist.ps.metric_states import State, StateError
@@ -25,7 +29,7 @@ class Job:
     def __init__(self, workers):
         self.now = 0.0
         self.waiting = set()  # pairs: whose step waits for whose
-        self.rounds = EpochRounds(workers, TIMEOUT, lambda *pair: pair in self.waiting, self.now)
+        self.rounds = EpochRounds(workers, TIMEOUT, self.now)
         for rank in range(workers):
             self.rounds.attach(rank, f"process {rank}")
             self.rounds.note("came", rank)
@@ -38,7 +42,12 @@ class Job:
         return posted or self.answer(rank, *key)
 
     def answer(self, rank, *key):
-        return self.rounds.answer(Key(*key), rank, self.now)
+        waits = [0] * len(self.rounds._workers)
+        for worker, other in self.waiting:
+            waits[worker] |= 1 << other
+        self.rounds.look(waits, self.now)
+        self.rounds.settle(self.now)
+        return self.rounds.answer(Key(*key), rank)
 
 
 def total(answer):
@@ -124,6 +133,18 @@ def test_one_whose_step_waits_for_another_is_not_waited_for():
     assert answer.ranks == (0, 2) and "steps left" in answer.missing[1]
 
 
+def test_a_look_says_nothing_of_who_has_posted_since():
+    """What a step waited for before may have come meanwhile."""
+    job = Job(2)
+    job.now = 2.0
+    job.rounds.post(Key(1, 0, TRAINING), 0, "process 0", state(1), False, job.now)
+    job.rounds.look([0, 0b01], began=1.9)
+    assert not job.rounds.settle(job.now)
+    job.rounds.look([0, 0b01], began=2.1)
+    assert job.rounds.settle(2.2)
+    assert "steps left" in job.rounds.answer(Key(1, 0, TRAINING), 0).missing[1]
+
+
 def test_in_the_first_epoch_all_that_are_there_are_waited_for():
     job = Job(2)
     assert job.post(0, 1, 7, TRAINING) is None
@@ -139,12 +160,12 @@ def test_in_the_first_epoch_all_that_are_there_are_waited_for():
 
 
 def test_while_the_server_is_young_all_are_expected_to_come():
-    rounds = EpochRounds(2, 60.0, lambda worker, other: False, now=0.0)
+    rounds = EpochRounds(2, 60.0, now=0.0)
     rounds.note("came", 0)
     key = Key(1, 5, TRAINING)
     rounds.post(key, 0, "a", state(1), False, 1.0)
-    assert rounds.answer(key, 0, 4.9) is None
-    assert total(rounds.answer(key, 0, 5.0)) == 1
+    assert not rounds.settle(4.9) and rounds.answer(key, 0) is None
+    assert rounds.settle(5.0) and total(rounds.answer(key, 0)) == 1
 
 
 def test_a_worker_without_validation_data_is_not_waited_for_there():
@@ -198,6 +219,23 @@ def test_what_is_forgotten_leaves_a_worker_its_own():
     assert answer.state is None and answer.stop
 
 
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_what_a_dead_worker_has_posted_is_forgotten(comes_again):
+    """Rank 2 stands where rank 1 has posted alone, and holds up nobody else."""
+    job = Job(3)
+    all_post(job, 1, 0, TRAINING)
+    assert job.post(1, 1, 0, VALIDATION) is None
+    job.rounds.note("lost", 1)
+    if comes_again:
+        job.rounds.attach(1, "another process")
+        job.rounds.note("came", 1)
+    job.waiting.add((2, 0))
+    for epoch in range(50):
+        for phase in (END, TRAINING) if epoch else (END,):
+            assert total(job.post(0, 1, epoch, phase)) == 1
+    assert len(job.rounds._rounds) < 30
+
+
 def test_a_worker_may_post_again():
     """Its connection broke before it was answered: it counts once."""
     job = Job(2)
@@ -207,13 +245,25 @@ def test_a_worker_may_post_again():
     assert total(job.post(1, 1, 0, TRAINING)) == 11
 
 
-def test_other_metrics_on_one_worker():
-    job = Job(2)
-    assert job.post(0, 1, 0, TRAINING) is None
-    other = State.of([np.zeros(3)], ["sum"])
-    expected = r'rank 0 has \[\["f", 1, "sum"\]\], received \[\["f", 3, "sum"\]\] from rank 1'
-    with pytest.raises(StateError, match=expected):
-        job.rounds.post(Key(1, 0, TRAINING), 1, "process 1", other, False, 0.0)
+@pytest.mark.parametrize("different", [0, 1, 2])
+def test_other_metrics_on_one_worker(different):
+    """Whoever comes first: those that match are put together, and all hear who differs."""
+    job = Job(3)
+    key = (1, 0, TRAINING)
+    for rank in range(3):
+        own = State.of([np.full(3, 7.0)], ["sum"]) if rank == different else state(10**rank)
+        job.rounds.post(Key(*key), rank, f"process {rank}", own, False, job.now)
+    alike = [rank for rank in range(3) if rank != different]
+    one, three = '[["f", 1, "sum"]]', '[["f", 3, "sum"]]'
+    for rank in alike:
+        answer = job.answer(rank, *key)
+        assert answer.ranks == tuple(alike) and total(answer) == sum(10**r for r in alike)
+        why = f"has other metrics: expected {one}, received {three}"
+        assert answer.missing == {different: why}
+    answer = job.answer(different, *key)
+    assert answer.ranks == (different,) and answer.state.arrays()[0].tolist() == [7.0] * 3
+    why = f"has other metrics: expected {three}, received {one}"
+    assert answer.missing == dict.fromkeys(alike, why)
 
 
 def test_states_are_merged_as_they_declare():
@@ -276,7 +326,7 @@ def request(**changes):
 
 
 def test_requests_that_make_no_sense():
-    service = EpochService(2, TIMEOUT, lambda worker, other: False)
+    service = EpochService(2, TIMEOUT, lambda: [0, 0])
     assert service.answer(request(), Caller()) == {"status": "missing"}  # not attached yet
     service.attach(0, "a")
     for changes, reason in [
@@ -296,7 +346,7 @@ def test_requests_that_make_no_sense():
 
 
 def test_a_state_that_comes_in_parts():
-    service = EpochService(1, TIMEOUT, lambda worker, other: False)
+    service = EpochService(1, TIMEOUT, lambda: [0])
     service.attach(0, "a")
     text = request().data
     assert service.answer(request(parts=3, data=text[:5]), Caller()) == {"status": "received"}
@@ -306,3 +356,49 @@ def test_a_state_that_comes_in_parts():
     answer = service.answer(request(part=2, parts=3, data=text[9:]), Caller())
     assert answer["status"] == "over" and answer["content"] == state(1).encoded()
     assert answer["ranks"] == [0] and answer["missing"] == {}
+
+
+def test_one_look_serves_all_that_wait():
+    """A thread of its own takes it, without the lock: it may ask other servers."""
+    workers = 6
+    looks, gate = [], threading.Semaphore(0)
+
+    def waits():
+        looks.append(threading.current_thread())
+        assert gate.acquire(timeout=30)
+        # In the end the last worker's step waits for rank 0's.
+        return [0] * (workers - 1) + [int(len(looks) > 3)]
+
+    service = EpochService(workers, 60.0, waits)
+    for rank in range(workers):
+        service.attach(rank, f"process {rank}")
+        service.note("came", rank)
+    try:
+        with futures.ThreadPoolExecutor(workers) as pool:
+            calls = [
+                pool.submit(
+                    service.answer,
+                    request(rank=rank, process=f"process {rank}", wait=30.0),
+                    Caller(),
+                )
+                for rank in range(workers - 1)
+            ]
+            gate.release(4)
+            answers = [call.result(30) for call in calls]
+    finally:
+        service.close()
+        gate.release(100)
+    assert {answer["status"] for answer in answers} == {"over"}
+    assert all(answer["ranks"] == [*range(workers - 1)] for answer in answers)
+    assert all("steps left" in answer["missing"]["5"] for answer in answers)
+    assert len(looks) <= 5 and len(set(looks)) == 1
+    assert looks[0] is not threading.current_thread()
+
+
+def test_what_steps_wait_for_on_the_way_between_servers():
+    waits = [0, 0b101, 1 << 200]
+    assert step_waits.decoded(json.loads(json.dumps(step_waits.encoded(waits))), 3) == waits
+    assert step_waits.decoded({"status": "waiting"}, 2) == [0, 0]
+    for answer in ({}, {"waits": ["0"]}, {"waits": [0, 0]}, {"waits": ["x", "0"]}, {"waits": "00"}):
+        with pytest.raises(ValueError, match="expected sets of 2 workers|invalid literal"):
+            step_waits.decoded(answer, 2)

@@ -16,6 +16,7 @@ ATTACH = f"/{SERVICE}/Attach"
 CHECKPOINT = f"/{SERVICE}/Checkpoint"
 STATS = f"/{SERVICE}/Stats"
 EPOCH = f"/{SERVICE}/Epoch"
+WAITS = f"/{SERVICE}/Waits"
 CHALLENGE = f"/{SERVICE}/Challenge"  # empty; answered with "challenge", see `signing`
 LARGEST_REQUEST = 64 * 1024
 LARGEST_ANSWER = 16 * 1024 * 1024
@@ -113,6 +114,15 @@ class Epoch:
     wait: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Waits:
+    """A parameter server wants to know which workers' steps wait for which others' on another."""
+
+    protocol: int
+    fingerprint: str
+    wait: float
+
+
 REQUESTS = {
     JOIN: Join,
     EXIT: Exit,
@@ -120,6 +130,7 @@ REQUESTS = {
     CHECKPOINT: Checkpoint,
     STATS: Stats,
     EPOCH: Epoch,
+    WAITS: Waits,
 }
 
 

@@ -3,6 +3,8 @@
 Each of them posts a state (metric_states.py) under the round's key, which is the number of its
 `fit`, the epoch and the phase. A round ends when every worker that is expected has posted. Then all
 that have posted get the same answer: the states put together, and whether a worker wants to stop.
+Only states of the same variables can be put together: a worker with other ones than the rest gets
+its own, and all are told so.
 
     rank 0  posts (1, 4, TRAINING) ......waits...... answer: ranks 0, 1
     rank 1  ................ posts (1, 4, TRAINING)  answer: ranks 0, 1
@@ -15,16 +17,16 @@ started again, all connect again. A worker that waits in a step for one that has
 waited for: its epoch is longer than the other's, and in a synchronous job or with bounded staleness
 neither could go on. No worker waits longer than `timeout` seconds.
 
-Pure bookkeeping: no threads, no network; times are arguments.
+Pure bookkeeping: no threads, no network; times and who waits in a step are arguments.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from tfdist.ps import metric_states
-from tfdist.ps.metric_states import State, StateError
+from tfdist.ps.metric_states import State
 
 TRAINING, VALIDATION, END = range(3)
 # Of those that have ended the latest are kept, for workers that come late: as many, and as large.
@@ -50,7 +52,8 @@ class Answer:
     Args:
       state: of all workers in `ranks`; `None` if the round is over and forgotten.
       ranks: whose states were put together.
-      missing: by rank, why the state of a worker is not among them that was there before.
+      missing: by rank, why the state of a worker is not among them that was there before, or has
+        other metrics.
       stop: whether a worker wants all to stop training.
     """
 
@@ -61,13 +64,22 @@ class Answer:
 
 
 @dataclasses.dataclass
+class _Post:
+    state: State
+    process: str
+    since: float
+    answer: Answer | None = None
+
+
+@dataclasses.dataclass
 class _Round:
-    posts: dict[int, State] = dataclasses.field(default_factory=dict)
-    since: dict[int, float] = dataclasses.field(default_factory=dict)
-    answers: dict[int, Answer] = dataclasses.field(default_factory=dict)
+    posts: dict[int, _Post] = dataclasses.field(default_factory=dict)
 
     def bytes(self) -> int:
-        return sum(len(state.content) for state in self.posts.values())
+        return sum(len(post.state.content) for post in self.posts.values())
+
+    def unanswered(self) -> list[int]:
+        return [rank for rank, post in self.posts.items() if post.answer is None]
 
 
 @dataclasses.dataclass
@@ -86,17 +98,15 @@ class EpochRounds:
     Args:
       workers: how many the job has.
       timeout: seconds for which a worker waits for the others.
-      waits_for: whether a worker's step waits for another worker's.
       now: the time, in seconds.
     """
 
-    def __init__(
-        self, workers: int, timeout: float, waits_for: Callable[[int, int], bool], now: float
-    ) -> None:
+    def __init__(self, workers: int, timeout: float, now: float) -> None:
         self._workers = [_Worker() for _ in range(workers)]
         self._timeout = timeout
         self._grown_up = now + _YOUTH
-        self._waits_for = waits_for
+        self._waits: Sequence[int] = [0] * workers
+        self._looked = now
         self._rounds: dict[Key, _Round] = {}
         self._forgotten: Key | None = None
         self._stopped: set[int] = set()
@@ -124,6 +134,16 @@ class EpochRounds:
         worker.came = True
         worker.gone = "has left the job" if kind == "left" else "is dead, or its connection broke"
 
+    def look(self, waits: Sequence[int], began: float) -> None:
+        """Takes in whose steps wait for whose.
+
+        Args:
+          waits: for each worker the set of those for which its step waits: bit r is rank r's.
+          began: when this was asked, in seconds. A step that then waited for a worker which has
+            posted since may go on by what that worker has done in between.
+        """
+        self._waits, self._looked = waits, began
+
     def post(
         self, key: Key, rank: int, process: str, state: State, stop: bool, now: float
     ) -> Answer | None:
@@ -131,9 +151,6 @@ class EpochRounds:
 
         Returns:
           The answer, if the round is over already and forgotten.
-
-        Raises:
-          StateError: the state does not fit those that others have posted.
         """
         worker = self._workers[rank]
         if worker.process != process:
@@ -142,17 +159,7 @@ class EpochRounds:
             self._stopped.add(key.fit)
         if self._forgotten is not None and key <= self._forgotten:
             return Answer(None, stop=key.fit in self._stopped)
-        first = next(iter(self._rounds[key].posts.items()), None) if key in self._rounds else None
-        if first is not None and first[1].fields != state.fields:
-            raise StateError(
-                f"expected the same metrics on all workers, as rank {first[0]} has "
-                f"{first[1].description()[:200]}, received {state.description()[:200]} from rank "
-                f"{rank}"
-            )
-        there = self._rounds.setdefault(key, _Round())
-        there.posts[rank] = state
-        there.since[rank] = now
-        there.answers.pop(rank, None)
+        self._rounds.setdefault(key, _Round()).posts[rank] = _Post(state, process, now)
         worker.at = key if worker.at is None else max(worker.at, key)
         self._forget()
         return None
@@ -167,33 +174,35 @@ class EpochRounds:
         there = self._rounds.get(key)
         return there is not None and rank in there.posts and self._workers[rank].process == process
 
-    def answer(self, key: Key, rank: int, now: float) -> Answer | None:
-        """Returns a worker's answer; `None` while it has to wait.
+    def settle(self, now: float) -> bool:
+        """Ends the rounds in which nobody is waited for any more.
 
-        Args:
-          key: of a round in which it has posted.
-          rank: the worker's.
-          now: the time, in seconds.
+        Returns:
+          Whether there was one.
         """
-        there = self._rounds[key]
-        if rank not in there.answers:
-            waiting = [r for r in there.posts if r not in there.answers]
-            late = now >= min(there.since[r] for r in waiting) + self._timeout
-            expected = self._expected(key, there, now)
-            if expected and not late:
-                return None
-            self._end(key, there, waiting, late)
-        return dataclasses.replace(there.answers[rank], stop=key.fit in self._stopped)
+        has_ended = False
+        for key, there in self._rounds.items():
+            waiting = there.unanswered()
+            if not waiting:
+                continue
+            late = now >= min(there.posts[rank].since for rank in waiting) + self._timeout
+            if late or not self._is_anyone_expected(key, there, now):
+                self._end(key, there, waiting, late)
+                has_ended = True
+        return has_ended
 
-    def _expected(self, key: Key, there: _Round, now: float) -> list[int]:
-        """The workers that are waited for."""
-        return [
-            rank
-            for rank in range(len(self._workers))
-            if rank not in there.posts
+    def answer(self, key: Key, rank: int) -> Answer | None:
+        """Returns the answer to what a worker has posted; `None` until the round has ended."""
+        answer = self._rounds[key].posts[rank].answer
+        return answer and dataclasses.replace(answer, stop=key.fit in self._stopped)
+
+    def _is_anyone_expected(self, key: Key, there: _Round, now: float) -> bool:
+        return any(
+            rank not in there.posts
             and self._is_expected(key, rank, now)
             and not self._is_held_up(rank, there)
-        ]
+            for rank in range(len(self._workers))
+        )
 
     def _is_expected(self, key: Key, rank: int, now: float) -> bool:
         worker = self._workers[rank]
@@ -213,11 +222,12 @@ class EpochRounds:
         return Key(key.fit, max(known), END) if known else None
 
     def _is_held_up(self, rank: int, there: _Round) -> bool:
-        return any(self._waits_for(rank, poster) for poster in there.posts)
+        return any(
+            self._waits[rank] >> poster & 1 and post.since <= self._looked
+            for poster, post in there.posts.items()
+        )
 
     def _end(self, key: Key, there: _Round, waiting: list[int], late: bool) -> None:
-        ranks = tuple(sorted(there.posts))
-        state = metric_states.merge([there.posts[rank] for rank in ranks])
         # Who never came is not missed, nor who has no such round.
         missing = {
             rank: self._why_missing(rank, there, late)
@@ -226,8 +236,18 @@ class EpochRounds:
             and (worker.at is not None or worker.here)
             and (worker.at is None or worker.at < key)
         }
-        for rank in waiting:
-            there.answers[rank] = Answer(state, ranks, missing)
+        for fields in {there.posts[rank].state.fields for rank in waiting}:
+            alike = {r: p for r, p in sorted(there.posts.items()) if p.state.fields == fields}
+            state = metric_states.merge([post.state for post in alike.values()])
+            others = {
+                rank: f"has other metrics: expected {state.description()[:200]}, received "
+                f"{post.state.description()[:200]}"
+                for rank, post in there.posts.items()
+                if rank not in alike
+            }
+            answer = Answer(state, tuple(alike), missing | others)
+            for rank in alike.keys() & set(waiting):
+                alike[rank].answer = answer
 
     def _why_missing(self, rank: int, there: _Round, late: bool) -> str:
         worker = self._workers[rank]
@@ -246,7 +266,12 @@ class EpochRounds:
         ):
             oldest = min(self._rounds)
             there = self._rounds[oldest]
-            if any(rank not in there.answers for rank in there.posts):
-                return  # somebody waits there
+            if any(self._is_waiting(rank, there.posts[rank]) for rank in there.unanswered()):
+                return
             del self._rounds[oldest]
             self._forgotten = oldest
+
+    def _is_waiting(self, rank: int, post: _Post) -> bool:
+        """Whether the process that has posted is still there, to be answered."""
+        worker = self._workers[rank]
+        return worker.here and worker.process == post.process

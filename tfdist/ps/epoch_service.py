@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.control import wire
@@ -17,8 +17,12 @@ from tfdist.ps.metric_states import StateError
 PART = 48_000
 _MOST_PARTS = 256
 _LONGEST_WAIT = 30.0
-# How often a waiting call looks at who waits in a step, and at the time (s).
-_LOOK = 0.1
+# How often a look is taken at who waits in a step, and at the time (s): the pause after a look is a
+# multiple of what that took, within bounds.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+_PAUSE_PER_LOOK = 4
+# How often a waiting call looks whether its caller is still there (s).
+_CHECK_CALLER = 1.0
 
 
 class EpochService:
@@ -27,12 +31,17 @@ class EpochService:
     Args:
       workers: how many the job has.
       timeout: seconds for which a worker waits for the others.
-      waits_for: whether a worker's step waits for another worker's.
+      waits: gives, for each worker, the set of those for which its step waits: bit r is rank r's.
+        While any call waits it is asked again and again, by one thread for all of them.
     """
 
-    def __init__(self, workers: int, timeout: float, waits_for: Callable[[int, int], bool]) -> None:
+    def __init__(self, workers: int, timeout: float, waits: Callable[[], Sequence[int]]) -> None:
         self._workers = workers
-        self._rounds = EpochRounds(workers, timeout, waits_for, time.monotonic())
+        self._rounds = EpochRounds(workers, timeout, time.monotonic())
+        self._waits = waits
+        self._waiting_calls = 0
+        self._looker: threading.Thread | None = None
+        self._closed = threading.Event()
         self._changed = threading.Condition()
         self._attached: set[int] = set()
         self._parts: dict[int, list[str]] = {}
@@ -47,7 +56,12 @@ class EpochService:
         """Takes in that a worker "came", "left" or was "lost"."""
         with self._changed:
             self._rounds.note(kind, rank)
-            self._changed.notify_all()
+            self._rounds.settle(time.monotonic())
+            self._changed.notify_all()  # also if the rounds of a job before are gone
+
+    def close(self) -> None:
+        """Looks no more; calls under way wait at most until their own deadlines."""
+        self._closed.set()
 
     def answer(self, request: wire.Epoch, caller: Caller) -> dict[str, Any]:
         """Answers a worker's request."""
@@ -100,22 +114,53 @@ class EpochService:
             )
         except StateError as error:
             return {"status": "differs", "reason": str(error)}
-        self._changed.notify_all()
+        self._settle()
         return None if over is None else _told(over)
 
     def _await(self, key: Key, request: wire.Epoch, caller: Caller) -> dict[str, Any]:
         deadline = time.monotonic() + min(request.wait, _LONGEST_WAIT)
-        while True:
-            now = time.monotonic()
-            if not self._rounds.has(key, request.rank, request.process):
-                return {"status": "missing"}
-            answer = self._rounds.answer(key, request.rank, now)
-            if answer is not None:
-                self._changed.notify_all()
-                return _told(answer)
-            if caller.gone or now >= deadline:
-                return {"status": "waiting"}
-            self._changed.wait(min(_LOOK, deadline - now))
+        self._waiting_calls += 1
+        try:
+            while True:
+                if not self._rounds.has(key, request.rank, request.process):
+                    return {"status": "missing"}
+                answer = self._rounds.answer(key, request.rank)
+                if answer is not None:
+                    return _told(answer)
+                left = deadline - time.monotonic()
+                if caller.gone or left <= 0:
+                    return {"status": "waiting"}
+                if self._looker is None and not self._closed.is_set():
+                    self._looker = threading.Thread(
+                        target=self._look, name="tfdist-ps-epochs", daemon=True
+                    )
+                    self._looker.start()
+                self._changed.wait(min(_CHECK_CALLER, left))
+        finally:
+            self._waiting_calls -= 1
+
+    def _settle(self) -> None:
+        if self._rounds.settle(time.monotonic()):
+            self._changed.notify_all()
+
+    def _look(self) -> None:
+        """Looks at who waits in a step for as long as any call waits for a round."""
+        try:
+            while not self._closed.is_set():
+                began = time.monotonic()
+                waits = self._waits()  # without the lock: it may ask other servers
+                took = time.monotonic() - began
+                with self._changed:
+                    self._rounds.look(waits, began)
+                    self._settle()
+                    if self._waiting_calls == 0:
+                        self._looker = None
+                        return
+                self._closed.wait(min(max(_SHORTEST_PAUSE, _PAUSE_PER_LOOK * took), _LONGEST_PAUSE))
+        except BaseException:
+            with self._changed:
+                self._looker = None  # the next waiting call begins again
+            raise
 
 
 def _told(answer: Answer) -> dict[str, Any]:

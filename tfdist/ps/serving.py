@@ -18,11 +18,12 @@ from tfdist.control.meeting import Caller
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError
-from tfdist.ps import files, server_stats
+from tfdist.ps import files, server_stats, step_waits
 from tfdist.ps.checkpoints import Checkpoints
 from tfdist.ps.config import PsConfig
 from tfdist.ps.epoch_service import EpochService
 from tfdist.ps.presence import Presence
+from tfdist.ps.step_waits import StepWaits
 
 _log = logging.getLogger("tfdist.ps")
 # How long one look at the store's events waits (s).
@@ -65,6 +66,7 @@ class ServerTask:
         self._checkpoints: Checkpoints | None = None
         self._chief: str | None = None  # the process of rank 0 that attached last
         self._epochs: EpochService | None = None
+        self._waits = StepWaits(cluster, settings, self._fingerprint, lambda: self._store.waits())
         self._written: dict[int, Any] = {}
         self._unasked: _Writing | None = None
         self._pause = _FIRST_PAUSE
@@ -78,6 +80,7 @@ class ServerTask:
                 wire.CHECKPOINT: self._checkpoint,
                 wire.STATS: self._stats,
                 wire.EPOCH: self._epoch,
+                wire.WAITS: self._step_waits,
             },
         )
 
@@ -112,6 +115,9 @@ class ServerTask:
     def close(self) -> None:
         """Stops answering and frees what is held."""
         self._control.close()
+        if self._epochs is not None:
+            self._epochs.close()
+        self._waits.close()
         if self._store is not None:
             self._store.close()
 
@@ -159,9 +165,7 @@ class ServerTask:
             if self._opening is None:
                 self._config = PsConfig.parse(request.config)
                 self._epochs = EpochService(
-                    self._config.workers,
-                    self._config.epoch_timeout,
-                    lambda worker, other: self._store.waits_for(worker, other),
+                    self._config.workers, self._config.epoch_timeout, self._waits.ask
                 )
                 self._opening = threading.Thread(target=self._open, name="tfdist-ps-open")
                 self._opening.start()
@@ -274,6 +278,13 @@ class ServerTask:
         if self._store is None:  # it was started again, and the caller has to attach first
             return {"status": "missing"}
         return self._epochs.answer(request, caller)
+
+    def _step_waits(self, request: wire.Waits, caller: Caller) -> dict[str, Any]:
+        if request.protocol != wire.PROTOCOL or request.fingerprint != self._fingerprint:
+            return {"status": "refused", "reason": "the caller is of another job, or version"}
+        if self._store is None:
+            return {"status": "waiting"}
+        return step_waits.encoded(self._store.waits())
 
     def _stats(self, request: wire.Stats, caller: Caller) -> dict[str, Any]:
         if request.protocol != wire.PROTOCOL:

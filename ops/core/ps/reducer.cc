@@ -169,13 +169,15 @@ void Reducer::Gone(uint64_t session) {
   }
 }
 
-bool Reducer::WaitsFor(int worker, int other) const {
+void Reducer::AddWaits(bool* waits) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return std::any_of(sums_.begin(), sums_.end(), [=](const Sum& sum) {
-    return !sum.finished && IsMissing(sum, other) &&
-           std::any_of(sum.waiting.begin(), sum.waiting.end(),
-                       [worker](const Waiting& waiting) { return waiting.worker == worker; });
-  });
+  for (const Sum& sum : sums_) {
+    if (sum.finished) continue;
+    for (int other = 0; other < workers_; ++other) {
+      if (!IsMissing(sum, other)) continue;
+      for (const Waiting& waiting : sum.waiting) waits[waiting.worker * workers_ + other] = true;
+    }
+  }
 }
 
 std::vector<int> Reducer::Late(TimePoint now) const {

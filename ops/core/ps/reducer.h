@@ -46,8 +46,9 @@ class Reducer {
   // Nobody is there to be answered.
   void Gone(uint64_t session);
 
-  // Whether `worker` waits for a sum to which `other` has to contribute yet.
-  bool WaitsFor(int worker, int other) const;
+  // Sets waits[worker * workers + other] where `worker` waits for a sum to which `other` has to
+  // contribute yet.
+  void AddWaits(bool* waits) const;
   // Active workers for whom others have waited for too long.
   std::vector<int> Late(TimePoint now) const;
   TimePoint NextDeadline() const;

@@ -195,9 +195,7 @@ ServerImage Server::Freeze(bool changed_rows_only, const std::string& log_path) 
 bool Server::WaitForEvent(double seconds, Event* event) {
   return impl_->service().events().Wait(seconds, event);
 }
-bool Server::WaitsFor(int worker, int other) const {
-  return impl_->service().WaitsFor(worker, other);
-}
+void Server::Waits(bool* waits) const { impl_->service().Waits(waits); }
 ServerStats Server::stats() const { return impl_->stats(); }
 std::vector<std::shared_ptr<Table>> Server::tables() const { return impl_->store().tables(); }
 std::vector<TraceEvent> Server::trace() const { return impl_->service().trace(); }

@@ -129,9 +129,9 @@ class Server {
   };
   bool WaitForEvent(double seconds, Event* event);
 
-  // Whether a worker's step cannot go on before another worker's next one: of a synchronous job, or
-  // with a bounded staleness.
-  bool WaitsFor(int worker, int other) const;
+  // Sets each waits[worker * workers + other] to whether the worker's step cannot go on before the
+  // other one's next: in a synchronous job, or with a bounded staleness.
+  void Waits(bool* waits) const;
 
   ServerStats stats() const;
   std::vector<std::shared_ptr<Table>> tables() const;

@@ -98,10 +98,10 @@ int tfdist_ps_server_wait_event(int64_t handle, double seconds, int* kind, int* 
   return 1;
 }
 
-// Whether a worker's step waits for another one's.
-bool tfdist_ps_server_waits_for(int64_t handle, int worker, int other) {
+// As Server::Waits; of a server that was closed nothing is set.
+void tfdist_ps_server_waits(int64_t handle, bool* waits) {
   const std::shared_ptr<ps::ServerEntry> entry = FindServer(handle);
-  return entry != nullptr && entry->server->WaitsFor(worker, other);
+  if (entry != nullptr) entry->server->Waits(waits);
 }
 
 void tfdist_ps_server_stats(int64_t handle, ps::ServerStats* stats) {

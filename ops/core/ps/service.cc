@@ -310,14 +310,15 @@ void Service::Warn(const std::string& text) {
   }
 }
 
-bool Service::WaitsFor(int worker, int other) const {
+void Service::Waits(bool* waits) const {
   const int workers = options_.schedule.workers;
-  if (worker < 0 || other < 0 || worker >= workers || other >= workers) return false;
   {
     const Lock lock(schedule_mutex_);
-    if (schedule_.WaitsFor(worker, other)) return true;
+    for (int i = 0; i < workers * workers; ++i) {
+      waits[i] = schedule_.WaitsFor(i / workers, i % workers);
+    }
   }
-  return reducer_.WaitsFor(worker, other);
+  reducer_.AddWaits(waits);
 }
 
 ServerStats Service::stats() const {

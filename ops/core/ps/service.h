@@ -56,7 +56,7 @@ class Service {
   void Saved() { log_.Saved(); }
 
   // Whether a worker's step waits for another one's.
-  bool WaitsFor(int worker, int other) const;
+  void Waits(bool* waits) const;
 
   Events& events() { return events_; }
   std::vector<TraceEvent> trace() const { return trace_.Copy(); }

@@ -1,0 +1,111 @@
+"""Whose steps wait for whose, on all parameter servers of a job.
+
+A worker waits for others in a pull or a read on any server, and in a reduction on one of them. The
+server that has to know asks the others. What each worker waits for is a set of ranks, a number in
+which bit r is rank r's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.cluster import Cluster, Settings
+from tfdist.control import wire
+from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.errors import TfdistError
+
+_log = logging.getLogger("tfdist.ps")
+
+
+class StepWaits:
+    """What one server knows, together with what the others tell.
+
+    Args:
+      cluster: the job; this process is one of its `ps` tasks.
+      settings: the secret.
+      fingerprint: the job's, as the other servers know it.
+      own: gives what this server knows; for each worker a set.
+    """
+
+    def __init__(
+        self, cluster: Cluster, settings: Settings, fingerprint: str, own: Callable[[], list[int]]
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._fingerprint = fingerprint
+        self._own = own
+        self._others: dict[str, ControlClient] | None = None
+        self._warned: set[str] = set()
+
+    def ask(self) -> list[int]:
+        """Returns for each worker the set of those for which its step waits on any server.
+
+        A server that does not answer adds nothing; the log says so once, until it answers again.
+        One thread may ask at a time.
+        """
+        waits = self._own()
+        if self._others is None:
+            self._others = self._connect()
+        for name, control in self._others.items():
+            try:
+                told = self._told_by(control, len(waits))
+            except (UnreachableError, TfdistError, ValueError) as error:
+                self._warn(name, error)
+            else:
+                self._warned.discard(name)
+                waits = [mine | others for mine, others in zip(waits, told, strict=True)]
+        return waits
+
+    def close(self) -> None:
+        """Closes the connections; may be called again."""
+        for control in (self._others or {}).values():
+            control.close()
+
+    def _connect(self) -> dict[str, ControlClient]:
+        clients = {}
+        for server, address in enumerate(self._cluster.ps):
+            if server != self._cluster.task_index:
+                name = f"ps {server} at {address}"
+                clients[name] = ControlClient(self._cluster, self._settings.secret, address, name)
+        return clients
+
+    def _told_by(self, control: ControlClient, workers: int) -> list[int]:
+        request = wire.Waits(protocol=wire.PROTOCOL, fingerprint=self._fingerprint, wait=0.0)
+        answer = control.call(wire.WAITS, request, 0.0, patient=False)
+        return decoded(answer, workers)
+
+    def _warn(self, name: str, error: Exception) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            _log.warning(
+                "%s: %s does not say which steps wait there for another worker's, so workers that "
+                "have ended an epoch may wait for epoch_timeout: %s",
+                self._cluster.task_name,
+                name,
+                error,
+            )
+
+
+def encoded(waits: list[int]) -> dict[str, Any]:
+    """Returns an answer that says what each worker waits for."""
+    return {"status": "waits", "waits": [f"{others:x}" for others in waits]}
+
+
+def decoded(answer: dict[str, Any], workers: int) -> list[int]:
+    """Returns what an answer says that each of `workers` waits for.
+
+    Raises:
+      ValueError: it is no such answer.
+    """
+    if answer.get("status") == "waiting":  # no worker has come to that server yet
+        return [0] * workers
+    waits = answer.get("waits")
+    if (
+        not isinstance(waits, list)
+        or len(waits) != workers
+        or not all(isinstance(others, str) for others in waits)
+    ):
+        raise ValueError(f"expected sets of {workers} workers, received {str(answer)[:80]}")
+    return [int(others, 16) for others in waits]
