@@ -74,8 +74,9 @@ def find_door(ranks: Any) -> Door:
     """Asks ps 0 of two workers without a secret, as worker 0 beside a chief does."""
     cluster = Cluster.from_tf_config(ranks[1].assignment.environment["TF_CONFIG"])
     control = ControlClient(cluster, None, cluster.ps[0], "ps 0")
+    config = PsConfig.make(2, epoch_timeout=0.0)  # as of `known_gradient`
     request = wire.Attach(
-        wire.PROTOCOL, 1, 2, fingerprint(cluster), "stranger", PsConfig.make(2).text(), 10.0
+        wire.PROTOCOL, 1, 2, fingerprint(cluster), "stranger", config.text(), 10.0
     )
     answer = control.call(wire.ATTACH, request, 10.0, patient=True)
     control.close()

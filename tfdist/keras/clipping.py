@@ -26,24 +26,22 @@ def clips(optimizer: Any) -> bool:
     return any(limit is not None and limit > 0 for limit in limits)
 
 
+def are_reduced() -> bool:
+    """Whether the gradients that this thread's optimizer works on are sums already."""
+    return getattr(_thread, "are_reduced", False)
+
+
 def clip_sums() -> None:
     """Not a defect of Keras: it clips what each replica found, and sums afterwards.
 
     The step then depends on the number of replicas. A strategy with `clip="sum"` reduces first.
     """
     clip = BaseOptimizer._clip_gradients
-    reduce = TFOptimizer._all_reduce_sum_gradients
     update = TFOptimizer._backend_update_step
 
     @functools.wraps(clip)
     def _clip_gradients(self, grads):
         return grads if _clips_sums(self) else clip(self, grads)
-
-    @functools.wraps(reduce)
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        if getattr(_thread, "are_reduced", False):
-            return list(grads_and_vars)
-        return reduce(self, grads_and_vars)
 
     @functools.wraps(update)
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
@@ -55,7 +53,6 @@ def clip_sums() -> None:
             return update(self, clipped, trainable_variables, learning_rate)
 
     BaseOptimizer._clip_gradients = _clip_gradients
-    TFOptimizer._all_reduce_sum_gradients = _all_reduce_sum_gradients
     TFOptimizer._backend_update_step = _backend_update_step
 
 

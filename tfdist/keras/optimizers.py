@@ -15,6 +15,7 @@ from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist import ops as collectives
 from tfdist import world
+from tfdist.keras import clipping
 from tfdist.keras.workers import replica_of_ours, replica_with_copies, replica_with_peers
 
 # What a strategy with several devices makes of a variable.
@@ -111,12 +112,15 @@ def accumulate_all_gradients() -> None:
 def tell_whose_gradients_are_reduced() -> None:
     """Keras 3 reduces gradients without saying whose they are, as tf_keras does.
 
-    What compression keeps of a gradient is kept for its variable.
+    What compression keeps of a gradient is kept for its variable. And what was reduced before it
+    was clipped is not reduced again.
     """
     original = TFOptimizer._all_reduce_sum_gradients
 
     @functools.wraps(original)
     def _all_reduce_sum_gradients(self, grads_and_vars):
+        if clipping.are_reduced():
+            return list(grads_and_vars)
         replica = replica_with_peers()
         if replica is None or getattr(replica.strategy, "communicator", None) is None:
             return original(self, grads_and_vars)
