@@ -74,7 +74,7 @@ def find_door(ranks: Any) -> Door:
     """Asks ps 0 of two workers without a secret, as worker 0 beside a chief does."""
     cluster = Cluster.from_tf_config(ranks[1].assignment.environment["TF_CONFIG"])
     control = ControlClient(cluster, None, cluster.ps[0], "ps 0")
-    config = PsConfig.make(2, epoch_timeout=0.0)  # as of `known_gradient`
+    config = PsConfig.make(2, epoch_timeout=0.0)  # as of the jobs that are attacked
     request = wire.Attach(
         wire.PROTOCOL, 1, 2, fingerprint(cluster), "stranger", config.text(), 10.0
     )

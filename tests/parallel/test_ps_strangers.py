@@ -69,7 +69,7 @@ def train(ctx):
     records = serve_and_tell()
     if records is not None:
         return records.stats
-    strategy = tfdist.ParameterServerStrategy()
+    strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0)
     with strategy.scope():
         model = sloping_model(BASE**ctx.rank)
     callback = UntilTold(ctx)
