@@ -183,7 +183,7 @@ setup(
             "tf_keras",
         ],
     },
-    entry_points={"console_scripts": ["tfdist = tfdist.cli:main"]},
+    entry_points={"console_scripts": ["tfdist = tfdist.launch.cli:main"]},
     cmdclass=COMMANDS,
     distclass=PlatformDistribution,
     zip_safe=False,

@@ -38,8 +38,8 @@ from contenders.all_reducers import NoOpRank, StockRank, TfdistRank
 from contenders.processes import Remote, call
 from reporting import charts, results
 
-from tfdist.cluster import Cluster
-from tfdist.ports import free_ports
+from tfdist.config.cluster import Cluster
+from tfdist.launch.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = flags.DEFINE_integer("workers", 2, "processes of each contender", lower_bound=2)

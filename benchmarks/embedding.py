@@ -43,8 +43,8 @@ from contenders.parameter_servers import StockServer, TfdistServer
 from contenders.processes import Remote
 from reporting import charts, results
 
-from tfdist.cluster import Cluster
-from tfdist.ports import free_ports
+from tfdist.config.cluster import Cluster
+from tfdist.launch.ports import free_ports
 
 ROWS = flags.DEFINE_integer("rows", 1_000_000, "of the one table", lower_bound=10)
 WIDTH = flags.DEFINE_integer("width", 64, "of its rows", lower_bound=4)

@@ -29,8 +29,8 @@ from contenders.epoch_fits import Fitter
 from contenders.processes import Remote, call
 from reporting import charts, results
 
-from tfdist.cluster import Cluster
-from tfdist.ports import free_ports
+from tfdist.config.cluster import Cluster
+from tfdist.launch.ports import free_ports
 
 EPOCHS = flags.DEFINE_integer("epochs", 60, "of a fit", lower_bound=2)
 ROUNDS = flags.DEFINE_integer("rounds", 3, "fits of each contender", lower_bound=1)

@@ -48,7 +48,7 @@ from reporting import charts, results
 # What a strategy hands to a CrossDeviceOps; it has no public name.
 from tensorflow.python.distribute.values import PerReplica
 
-from tfdist.strategies.fused_all_reduce import FusedAllReduce
+from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce
 
 # TensorFlow's HierarchicalCopyAllReduce leaves a device out where their number is odd.
 DEVICES = flags.DEFINE_multi_integer("devices", [2, 4], "logical devices, an even number")
@@ -222,7 +222,7 @@ def compare(count: int) -> list[dict]:
     # A process's collectives serve one set of devices under each key.
     tf.distribute.MirroredStrategy._collective_key_base += 1000
     contenders = {
-        "tfdist": FusedAllReduce(devices[0]),
+        "tfdist": LocalAllReduce(devices[0]),
         "stock default": tf.distribute.MirroredStrategy(devices).extended._cross_device_ops,
         "ReductionToOneDevice": tf.distribute.ReductionToOneDevice(),
         "HierarchicalCopyAllReduce": tf.distribute.HierarchicalCopyAllReduce(),

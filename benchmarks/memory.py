@@ -22,8 +22,8 @@ from contenders.memory_rank import MemoryRank
 from contenders.processes import Remote, call
 from reporting import charts, results
 
-from tfdist.cluster import Cluster
-from tfdist.ports import free_ports
+from tfdist.config.cluster import Cluster
+from tfdist.launch.ports import free_ports
 
 WORKERS = flags.DEFINE_integer("workers", 2, "processes", lower_bound=2)
 STEPS = flags.DEFINE_integer("steps", 20_000, "in all", lower_bound=20)

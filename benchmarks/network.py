@@ -49,7 +49,7 @@ from contenders.processes import Remote, call
 from contenders.training_steps import StockSteps, TfdistSteps, vgg16
 from reporting import network_report, results
 
-from tfdist.cluster import Cluster
+from tfdist.config.cluster import Cluster
 
 HOSTS = flags.DEFINE_integer("hosts", 4, "namespaces", lower_bound=2)
 PER_HOST = flags.DEFINE_integer("per_host", 1, "ranks on each", lower_bound=1)

@@ -43,7 +43,7 @@ class TimedRank(TrainingRank):
     def _time_buckets(self) -> None:
         import tensorflow as tf
 
-        from tfdist.ops import fused
+        from tfdist.ops.collectives import fused
 
         original = fused.all_reduce
         self._times = tf.Variable(tf.zeros([MOST, 2], tf.float64))

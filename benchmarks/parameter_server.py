@@ -42,8 +42,8 @@ from contenders.parameter_servers import (
 from contenders.processes import BareSocket, Remote
 from reporting import charts, results
 
-from tfdist.cluster import Cluster
-from tfdist.ports import free_ports
+from tfdist.config.cluster import Cluster
+from tfdist.launch.ports import free_ports
 
 VARIABLES = flags.DEFINE_integer("variables", 100, "of the model", lower_bound=1)
 MEGABYTES = flags.DEFINE_float("megabytes", 25, "of all variables together", lower_bound=0.01)

@@ -30,8 +30,8 @@ from contenders.fit_workers import SKIPPED, StockWorker, TfdistWorker
 from contenders.processes import Remote, call
 from reporting import charts, results
 
-from tfdist.cluster import Cluster
-from tfdist.ports import free_ports
+from tfdist.config.cluster import Cluster
+from tfdist.launch.ports import free_ports
 
 ROUNDS = flags.DEFINE_integer("rounds", 5, "counted rounds of each contender", lower_bound=1)
 STEPS = flags.DEFINE_integer("steps", 20, "of a round", lower_bound=SKIPPED + 2)

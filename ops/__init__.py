@@ -4,43 +4,43 @@ Collectives with their communicator, what replicas of one process share, and bot
 parameter servers.
 """
 
-from tfdist.ops import gradients as _gradients  # noqa: F401, registers them
 from tfdist.ops.autograph import leave_tfdist_alone
-from tfdist.ops.collectives import all_reduce, barrier, broadcast, join, reduce
-from tfdist.ops.communicator import CommunicationStats, Communicator
-from tfdist.ops.compressed import (
+from tfdist.ops.collectives import gradients as _gradients  # noqa: F401, registers them
+from tfdist.ops.collectives.communicator import CommunicationStats, Communicator
+from tfdist.ops.collectives.compressed import (
+    cast16_all_reduce,
     multiply_transposed,
-    narrow_all_reduce,
     orthonormalize,
-    sum_taken,
-    take_largest,
+    scatter_add_top_k,
+    top_k,
 )
-from tfdist.ops.fused import fused_all_reduce
-from tfdist.ops.gathers import all_gather, all_to_all, gather, reduce_scatter, scatter
-from tfdist.ops.hand_over import hand_over
-from tfdist.ops.local_reduce import local_reduce
-from tfdist.ops.optimizer_config import OptimizerConfig, OptimizerKind
-from tfdist.ops.parameter_client import ParameterClient, ParameterClientStats
-from tfdist.ops.parameter_server import ParameterServer
-from tfdist.ops.prefetched import before_asking, prefetched
-from tfdist.ops.row_transfer import assign_rows, dump_rows
-from tfdist.ops.saved_rows import SavedRows, SavedTable
-from tfdist.ops.server_records import (
+from tfdist.ops.collectives.fused import fused_all_reduce
+from tfdist.ops.collectives.gathers import all_gather, all_to_all, gather, reduce_scatter, scatter
+from tfdist.ops.collectives.reductions import all_reduce, barrier, broadcast, join, reduce
+from tfdist.ops.local.copy_to_devices import copy_to_devices
+from tfdist.ops.local.local_reduce import local_reduce
+from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
+from tfdist.ops.ps.parameter_client import ParameterClient, ParameterClientStats
+from tfdist.ops.ps.parameter_server import ParameterServer
+from tfdist.ops.ps.prefetched import before_asking, prefetched
+from tfdist.ops.ps.row_transfer import import_rows, scan_rows
+from tfdist.ops.ps.saved_rows import SavedRows, SavedTable
+from tfdist.ops.ps.server_records import (
     ServerEvent,
-    ServerImage,
+    ServerSnapshot,
     ServerStats,
     TableStats,
     TraceEvent,
 )
-from tfdist.ops.table_calls import EditKind
-from tfdist.ops.table_config import (
+from tfdist.ops.ps.table_calls import EditKind
+from tfdist.ops.ps.table_config import (
     EvictionPolicy,
     InitializerKind,
     RowInitializer,
     RowRule,
     TableConfig,
 )
-from tfdist.ops.table_rows import sum_rows
+from tfdist.ops.ps.table_rows import sum_rows
 
 
 def __getattr__(name: str):
@@ -70,7 +70,7 @@ __all__ = [
     "SavedRows",
     "SavedTable",
     "ServerEvent",
-    "ServerImage",
+    "ServerSnapshot",
     "ServerStats",
     "TableConfig",
     "TableStats",
@@ -78,19 +78,19 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
-    "assign_rows",
+    "import_rows",
     "barrier",
     "before_asking",
     "broadcast",
-    "dump_rows",
+    "scan_rows",
     "embedding_lookup",
     "fused_all_reduce",
     "gather",
-    "hand_over",
+    "copy_to_devices",
     "join",
     "local_reduce",
     "multiply_transposed",
-    "narrow_all_reduce",
+    "cast16_all_reduce",
     "orthonormalize",
     "prefetch_rows",
     "prefetched",
@@ -99,6 +99,6 @@ __all__ = [
     "safe_embedding_lookup_sparse",
     "scatter",
     "sum_rows",
-    "sum_taken",
-    "take_largest",
+    "scatter_add_top_k",
+    "top_k",
 ]

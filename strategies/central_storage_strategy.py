@@ -19,12 +19,12 @@ from tensorflow.python.distribute.input_lib import InputWorkers
 from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
 
 from tfdist import keras
-from tfdist.strategies.base import StrategyBase
-from tfdist.strategies.central_variable import CentralVariable
+from tfdist.strategies._base import StrategyBase
+from tfdist.strategies._devices import check_device, check_devices, is_cpu
+from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, of_replicas
+from tfdist.strategies._variables.central_variable import CentralVariable
+from tfdist.strategies._variables.graph_variables import list_whole
 from tfdist.strategies.communication_options import check_clip
-from tfdist.strategies.devices import check_device, check_devices, is_cpu
-from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas
-from tfdist.strategies.graph_variables import list_whole
 
 
 class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralStorageStrategy):
@@ -109,7 +109,7 @@ class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyEx
         self._compute_devices = tuple(self._compute_devices)
         self._variable_device = device_util.canonicalize(self._variable_device)
         self._parameter_devices = (self._variable_device,)
-        self._cross_device_ops = FusedAllReduce(
+        self._cross_device_ops = LocalAllReduce(
             self._variable_device if is_cpu(self._variable_device) else self._worker_device
         )
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, distribute_utils, mirrored_strategy
 
 from tfdist import keras
-from tfdist.strategies.base import StrategyBase
+from tfdist.strategies._base import StrategyBase
+from tfdist.strategies._devices import check_devices, is_cpu
+from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, of_replicas
+from tfdist.strategies._variables.graph_variables import list_whole
 from tfdist.strategies.communication_options import check_clip
-from tfdist.strategies.devices import check_devices, is_cpu
-from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas
-from tfdist.strategies.graph_variables import list_whole
 
 
 class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
@@ -75,7 +75,7 @@ class MirroredExtended(mirrored_strategy.MirroredExtended):
         # TensorFlow's collectives among CPU devices serve one set of devices per process: a second
         # strategy's meet the first one's (tensorflow/tensorflow#62790).
         if all(map(is_cpu, self._devices)):
-            return FusedAllReduce(self._devices[0])
+            return LocalAllReduce(self._devices[0])
         return super()._make_collective_ops_with_fallbacks()
 
     def _get_cross_device_ops(self, value):
@@ -102,4 +102,4 @@ class MirroredExtended(mirrored_strategy.MirroredExtended):
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _is_fused(self) -> bool:
-        return isinstance(self._cross_device_ops, FusedAllReduce)
+        return isinstance(self._cross_device_ops, LocalAllReduce)

@@ -21,19 +21,20 @@ from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
-from tfdist import job, keras, ops, world
-from tfdist.cluster import Cluster
+from tfdist import keras, ops
+from tfdist.config.cluster import Cluster
+from tfdist.config.resolver import ClusterResolver
 from tfdist.errors import ClusterConfigError
+from tfdist.job import job, process
 from tfdist.ps import membership
-from tfdist.resolver import ClusterResolver
-from tfdist.strategies.base import StrategyBase
-from tfdist.strategies.collective_cross_device_ops import CollectiveAllReduce
+from tfdist.strategies._base import StrategyBase
+from tfdist.strategies._collective_cross_device_ops import CollectiveAllReduce
+from tfdist.strategies._input.single_device_input import SingleDeviceInput
+from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, of_replicas, placed
+from tfdist.strategies._variables.graph_variables import list_whole
+from tfdist.strategies._variables.remote_tables import RemoteTables
+from tfdist.strategies._variables.table_variable import TableVariable
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
-from tfdist.strategies.fused_all_reduce import FusedAllReduce, of_replicas, placed
-from tfdist.strategies.graph_variables import list_whole
-from tfdist.strategies.remote_tables import RemoteTables
-from tfdist.strategies.single_device_input import SingleDeviceInput
-from tfdist.strategies.table_variable import TableVariable
 
 
 class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirroredStrategy):
@@ -98,7 +99,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
             cluster = Cluster.from_resolver(cluster_resolver)
         if cluster.task_type == "ps":
             membership.serve(cluster, checkpoint_dir)
-        world.enter(cluster)
+        process.enter(cluster)
         keras.apply_repairs()
         options = CommunicationOptions.of(communication_options)
         if options.implementation == CommunicationImplementation.NCCL:
@@ -167,7 +168,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         super().__init__(strategy, resolver, options)
         if self.communicator is None and self._local_device_type == "CPU":
             # As in MirroredStrategy. TensorFlow asserts its own class first.
-            self._cross_device_ops = FusedAllReduce(self._devices[0])
+            self._cross_device_ops = LocalAllReduce(self._devices[0])
 
     @property
     def clip(self) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist import keras
-from tfdist.strategies.base import StrategyBase
-from tfdist.strategies.devices import check_device
+from tfdist.strategies._base import StrategyBase
+from tfdist.strategies._devices import check_device
 
 
 class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):

@@ -12,21 +12,22 @@ import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
-from tfdist import keras, ops, world
-from tfdist.cluster import Cluster
+from tfdist import keras, ops
+from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
+from tfdist.job import process
 from tfdist.ps import membership
 from tfdist.ps.config import PsConfig
-from tfdist.strategies.base import StrategyBase
+from tfdist.strategies._base import StrategyBase
+from tfdist.strategies._input.shared_input import SharedInput
+from tfdist.strategies._input.single_device_input import SingleDeviceInput
+from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
+from tfdist.strategies._variables.parameters import Parameters
+from tfdist.strategies._variables.placement import Placement
+from tfdist.strategies._variables.roles import full_name, is_shared
+from tfdist.strategies._variables.server_variable import ServerVariable
+from tfdist.strategies._variables.table_variable import TableVariable, is_rows
 from tfdist.strategies.communication_options import check_clip
-from tfdist.strategies.graphs import in_graph_of_tensorflow_1
-from tfdist.strategies.parameters import Parameters
-from tfdist.strategies.placement import Placement
-from tfdist.strategies.server_variable import ServerVariable
-from tfdist.strategies.shared_input import SharedInput
-from tfdist.strategies.single_device_input import SingleDeviceInput
-from tfdist.strategies.table_variable import TableVariable, is_rows
-from tfdist.strategies.variable_roles import full_name, is_shared
 
 _OPTIMIZERS = ("auto", "server", "worker")
 
@@ -129,7 +130,7 @@ class ParameterServerStrategy(StrategyBase):
             cluster = Cluster.from_resolver(cluster_resolver)
         if cluster.task_type == "ps":
             membership.serve(cluster, checkpoint_dir)
-        world.enter(cluster)
+        process.enter(cluster)
         if cluster.task_type == "evaluator":
             # It evaluates what was saved, by itself.
             cluster, num_aggregate = Cluster.local(), None

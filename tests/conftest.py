@@ -17,8 +17,10 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
-if str(TESTS) not in sys.path:
-    sys.path.insert(0, str(TESTS))
+SUPPORT = str(TESTS / "support")
+
+if SUPPORT not in sys.path:
+    sys.path.insert(0, SUPPORT)
 if Path.cwd() == ROOT or importlib.util.find_spec("tfdist") is None:
     sys.path.insert(0, str(ROOT))
 

@@ -16,22 +16,25 @@ _compatibility.check_tensorflow()
 
 if TYPE_CHECKING:
     from tfdist import callbacks, compression, embedding, errors, layers, ops
-    from tfdist.cluster import Cluster
     from tfdist.compression.casts import Compression
-    from tfdist.data_parallel.batch_normalization import SyncBatchNormalization
-    from tfdist.data_parallel.optimizer import DistributedOptimizer, load_model
-    from tfdist.data_parallel.partial import (
+    from tfdist.config.cluster import Cluster
+    from tfdist.config.resolver import ClusterResolver
+    from tfdist.embedding import EmbeddingTable
+    from tfdist.embedding.export import export_for_serving
+    from tfdist.horovod.batch_normalization import SyncBatchNormalization
+    from tfdist.horovod.optimizer import DistributedOptimizer, load_model
+    from tfdist.horovod.partial import (
         PartialDistributedGradientTape,
         PartialDistributedOptimizer,
     )
-    from tfdist.data_parallel.tape import DistributedGradientTape
-    from tfdist.embedding import EmbeddingTable
-    from tfdist.embedding.export import export_for_serving
-    from tfdist.groups import new_group
-    from tfdist.objects import all_gather_object, broadcast_object
+    from tfdist.horovod.tape import DistributedGradientTape
+    from tfdist.job.groups import new_group
+    from tfdist.job.init import init
+    from tfdist.job.objects import all_gather_object, broadcast_object
+    from tfdist.job.process import is_initialized, local_rank, local_size, rank, size
+    from tfdist.job.rank_ops import local_rank_op, local_size_op, rank_op, size_op
+    from tfdist.job.variables import broadcast_variables
     from tfdist.ops import join
-    from tfdist.rank_ops import local_rank_op, local_size_op, rank_op, size_op
-    from tfdist.resolver import ClusterResolver
     from tfdist.strategies import (
         CentralStorageStrategy,
         CollectiveAllReduceStrategy,
@@ -42,47 +45,44 @@ if TYPE_CHECKING:
         ParameterServerStrategy,
         TPUStrategy,
     )
-    from tfdist.tasks import init
-    from tfdist.variables import broadcast_variables
-    from tfdist.world import is_initialized, local_rank, local_size, rank, size
 
 # Where each public name lives; looked up on first use, because the modules behind most of them
 # import TensorFlow.
 _HOMES = {
     "CentralStorageStrategy": "tfdist.strategies",
-    "Cluster": "tfdist.cluster",
-    "ClusterResolver": "tfdist.resolver",
+    "Cluster": "tfdist.config.cluster",
+    "ClusterResolver": "tfdist.config.resolver",
     "CollectiveAllReduceStrategy": "tfdist.strategies",
     "Compression": "tfdist.compression.casts",
-    "DistributedGradientTape": "tfdist.data_parallel.tape",
-    "DistributedOptimizer": "tfdist.data_parallel.optimizer",
+    "DistributedGradientTape": "tfdist.horovod.tape",
+    "DistributedOptimizer": "tfdist.horovod.optimizer",
     "EmbeddingTable": "tfdist.embedding",
     "CommunicationOptions": "tfdist.strategies",
     "MirroredStrategy": "tfdist.strategies",
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
     "OneDeviceStrategy": "tfdist.strategies",
     "ParameterServerStrategy": "tfdist.strategies",
-    "PartialDistributedGradientTape": "tfdist.data_parallel.partial",
-    "PartialDistributedOptimizer": "tfdist.data_parallel.partial",
-    "SyncBatchNormalization": "tfdist.data_parallel.batch_normalization",
+    "PartialDistributedGradientTape": "tfdist.horovod.partial",
+    "PartialDistributedOptimizer": "tfdist.horovod.partial",
+    "SyncBatchNormalization": "tfdist.horovod.batch_normalization",
     "TPUStrategy": "tfdist.strategies",
-    "all_gather_object": "tfdist.objects",
-    "broadcast_object": "tfdist.objects",
-    "broadcast_variables": "tfdist.variables",
+    "all_gather_object": "tfdist.job.objects",
+    "broadcast_object": "tfdist.job.objects",
+    "broadcast_variables": "tfdist.job.variables",
     "export_for_serving": "tfdist.embedding.export",
-    "init": "tfdist.tasks",
-    "is_initialized": "tfdist.world",
+    "init": "tfdist.job.init",
+    "is_initialized": "tfdist.job.process",
     "join": "tfdist.ops",
-    "load_model": "tfdist.data_parallel.optimizer",
-    "local_rank": "tfdist.world",
-    "local_rank_op": "tfdist.rank_ops",
-    "local_size": "tfdist.world",
-    "local_size_op": "tfdist.rank_ops",
-    "new_group": "tfdist.groups",
-    "rank": "tfdist.world",
-    "rank_op": "tfdist.rank_ops",
-    "size": "tfdist.world",
-    "size_op": "tfdist.rank_ops",
+    "load_model": "tfdist.horovod.optimizer",
+    "local_rank": "tfdist.job.process",
+    "local_rank_op": "tfdist.job.rank_ops",
+    "local_size": "tfdist.job.process",
+    "local_size_op": "tfdist.job.rank_ops",
+    "new_group": "tfdist.job.groups",
+    "rank": "tfdist.job.process",
+    "rank_op": "tfdist.job.rank_ops",
+    "size": "tfdist.job.process",
+    "size_op": "tfdist.job.rank_ops",
 }
 _MODULES = ("callbacks", "compression", "embedding", "errors", "layers", "ops")
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist.data_parallel.broadcast import BroadcastGlobalVariablesCallback
-from tfdist.data_parallel.callback import Callback
-from tfdist.data_parallel.learning_rate import (
+from tfdist.horovod.broadcast import BroadcastGlobalVariablesCallback
+from tfdist.horovod.callback import Callback
+from tfdist.horovod.learning_rate import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
 )
-from tfdist.data_parallel.metrics import MetricAverageCallback
-from tfdist.ps import membership, server_stats
-from tfdist.ps.server_stats import Reading
+from tfdist.horovod.metrics import MetricAverageCallback
+from tfdist.ps import membership
+from tfdist.ps.stats import rates
+from tfdist.ps.stats.rates import Reading
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -95,12 +96,12 @@ class PsStats(Callback):
         with self._writer.as_default(step=self._step), tf.summary.record_if(True):
             for i, (before, after) in enumerate(zip(self._before, now, strict=True)):
                 if after is not None:
-                    _write_server(f"ps/{i}", server_stats.rates(before, after))
+                    _write_server(f"ps/{i}", rates.rates(before, after))
         self._writer.flush()
         self._before = now
 
 
-def _write_server(prefix: str, found: server_stats.ServerRates) -> None:
+def _write_server(prefix: str, found: rates.ServerRates) -> None:
     scalars = {
         "rows": found.rows,
         "bytes": found.bytes,

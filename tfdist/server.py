@@ -1,7 +1,7 @@
 """`python -m tfdist.server`: a parameter server that needs no script.
 
 The task is a `ps` of the cluster in `TF_CONFIG`. It serves until the job has ended; see
-`tfdist.ps.serving.ServerTask.serve` for its exit code.
+`tfdist.ps.server.ServerTask.serve` for its exit code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from tfdist.cluster import Cluster
+from tfdist.config.cluster import Cluster
 from tfdist.errors import TfdistError
 from tfdist.ps import membership
 

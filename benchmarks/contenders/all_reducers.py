@@ -22,8 +22,8 @@ Reduction = Callable[[tuple], Sequence]
 def join(tf_config: str):
     """Joins tfdist's job; returns the communicator."""
     os.environ["TF_CONFIG"] = tf_config
-    from tfdist import job
-    from tfdist.cluster import Cluster
+    from tfdist.config.cluster import Cluster
+    from tfdist.job import job
 
     return job.join(Cluster.from_environment()).communicator
 

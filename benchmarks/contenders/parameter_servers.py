@@ -110,7 +110,7 @@ class TfdistWorker:
         def pull():
             begin = tf.timestamp()
             with tf.control_dependencies([begin]):
-                pulled = self._client.pull(variables, of_step=True)
+                pulled = self._client.pull(variables, begins_step=True)
             with tf.control_dependencies([pulled]):
                 return tf.timestamp() - begin
 

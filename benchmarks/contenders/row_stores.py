@@ -157,7 +157,7 @@ class TfdistServer:
 
     def save(self, folder: str) -> tuple[int, float]:
         """Writes a snapshot of all rows; returns its bytes, and seconds until it is on the disk."""
-        from tfdist.ps.checkpoints import Checkpoints
+        from tfdist.ps.checkpoint.checkpoint import Checkpoints
 
         checkpoints = Checkpoints(self._store, folder, 0, 1)
         start = time.perf_counter()
@@ -189,7 +189,7 @@ class TfdistClient(_Store):
         import tensorflow as tf
 
         from tfdist import ops
-        from tfdist.strategies.placement import Placement
+        from tfdist.strategies._variables.placement import Placement
 
         self.width = width
         self._client = client = ops.ParameterClient(0, 1, process=1, servers=1)
@@ -210,7 +210,7 @@ class TfdistClient(_Store):
         )
 
         def update(ids):
-            client.pull([table], of_step=True)
+            client.pull([table], begins_step=True)
             gradients = tf.fill([tf.size(ids), width], GRADIENT)
             client.stage_rows([table], [ids], [gradients], [tf.constant(LEARNING_RATE)], 1)
             client.push([table])

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.cluster import Cluster
-from tfdist.ports import free_ports
+from tfdist.config.cluster import Cluster
+from tfdist.launch.ports import free_ports
 
 WORKERS = 2
 PER_WORKER = 32  # examples of a batch

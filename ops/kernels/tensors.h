@@ -4,7 +4,7 @@
 
 #include <sys/uio.h>
 
-#include "core/dtype.h"
+#include "core/math/dtype.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfdist {

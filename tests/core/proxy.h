@@ -13,7 +13,7 @@
 #include <string>
 #include <thread>
 
-#include "calls.h"
+#include "collectives/calls.h"
 #include "core/net/socket.h"
 
 namespace tfdist::testing {

@@ -2,6 +2,7 @@
 #ifndef TFDIST_TESTS_CORE_TESTING_H_
 #define TFDIST_TESTS_CORE_TESTING_H_
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -12,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/communicator.h"
+#include "core/collectives/communicator.h"
 
 namespace tfdist::testing {
 
@@ -57,9 +58,19 @@ inline std::map<std::string, std::function<void()>>& Tests() {
   return tests;
 }
 
-// Makes `run` the test `name`. Test files are compiled together: each has a namespace of its own.
-#define REGISTER_TEST(name, run) \
-  [[maybe_unused]] const bool registered = ::tfdist::testing::Tests().emplace(#name, run).second
+// "../tests/core/ps/client_test.cc" -> "ps_client".
+inline std::string TestName(std::string path) {
+  const std::string folder = "tests/core/", suffix = "_test.cc";
+  const size_t begin = path.rfind(folder) + folder.size();
+  path = path.substr(begin, path.size() - begin - suffix.size());
+  std::replace(path.begin(), path.end(), '/', '_');
+  return path;
+}
+
+// Makes `run` the test of this file. Files are compiled together: each has a namespace of its own.
+#define REGISTER_TEST(run)                 \
+  [[maybe_unused]] const bool registered = \
+      ::tfdist::testing::Tests().emplace(::tfdist::testing::TestName(__FILE__), run).second
 
 inline Key TestKey() {
   Key key;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.h"
+#include "core/math/dtype.h"
 
 namespace tfdist::testing {
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from replicas import make_strategy
 
-from tfdist.strategies.central_variable import CentralVariable
+from tfdist.strategies._variables.central_variable import CentralVariable
 
 Aggregation = tf.VariableAggregation
 

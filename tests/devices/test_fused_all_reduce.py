@@ -10,7 +10,7 @@ from models import built_classifier
 from replicas import make_strategy
 
 import tfdist
-from tfdist.strategies.fused_all_reduce import FusedAllReduce
+from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce
 
 FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 INTEGERS = [tf.int32, tf.int64, tf.uint8, tf.int16]
@@ -152,7 +152,7 @@ def test_cross_device_ops_of_the_user():
     summed = run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", _replica()[1]))
     assert [v.numpy() for v in strategy.experimental_local_results(summed)] == [3.0, 3.0]
     assert _Recorder.calls == 1
-    assert not isinstance(strategy.extended._get_cross_device_ops(summed), FusedAllReduce)
+    assert not isinstance(strategy.extended._get_cross_device_ops(summed), LocalAllReduce)
 
 
 def test_mismatched_shapes_name_both(strategy):

@@ -108,7 +108,7 @@ def test_wheel_holds_each_module_once_and_the_library(setup: Setup, tree: Path) 
     assert len(names) == len(set(names))
     in_packages = {name for name in names if not name.startswith(f"{info}/")}
     assert in_packages == modules(tree) | {"tfdist/ops/libtfdist_ops.tf9.9.so"}
-    assert "tfdist = tfdist.cli:main" in entry_points
+    assert "tfdist = tfdist.launch.cli:main" in entry_points
     # It works with the TensorFlow that its library was built for, and says so to people and to pip.
     assert wheel.name.startswith(f"tfdist-{versions()['__version__']}+tf{SERIES}-")
     assert f"Requires-Dist: tensorflow=={SERIES}.*" in metadata

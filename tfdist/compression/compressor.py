@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.ops.calls import resolve
+from tfdist.ops.collectives.calls import resolve
 
 _REDUCE_OPS = ("sum", "mean")
 
@@ -32,9 +32,9 @@ class Exchange:
             tensors, self.communicator, self.reduce_op, label=self.label, timeout=self.timeout
         )
 
-    def narrow_all_reduce(self, tensors: list[tf.Tensor], wire_dtype) -> list[tf.Tensor]:
+    def cast16_all_reduce(self, tensors: list[tf.Tensor], wire_dtype) -> list[tf.Tensor]:
         """Sums or averages tensors that travel in 16 bits."""
-        return ops.narrow_all_reduce(
+        return ops.cast16_all_reduce(
             tensors,
             self.communicator,
             wire_dtype,

@@ -22,4 +22,4 @@ class NarrowCompressor(Compressor):
         self._wire_dtype = wire_dtype
 
     def _reduce(self, taken, plain, variables, exchange):
-        return exchange.narrow_all_reduce(taken, self._wire_dtype), exchange.all_reduce(plain)
+        return exchange.cast16_all_reduce(taken, self._wire_dtype), exchange.all_reduce(plain)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfdist.ops import tags
+from tfdist.ops.collectives import collective_keys
 
 
 class GradientState:
@@ -65,7 +65,10 @@ class GradientStates:
                 states.append(self._get(_primary(variable), shape))
                 continue
             if place is None:
-                place = tags.next_key(communicator), tuple(tuple(t.shape) for t in tensors)
+                place = (
+                    collective_keys.next_key(communicator),
+                    tuple(tuple(t.shape) for t in tensors),
+                )
             states.append(self._get(_owner_of_place(), (*place, i)))
         return states
 

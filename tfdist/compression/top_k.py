@@ -22,15 +22,13 @@ class TopKCompressor(FeedbackCompressor):
         shapes = [t.shape for t in taken]
         kept = [kept_of(shape.num_elements(), self.method.ratio) for shape in shapes]
         residuals = [residual_of(s, shape) for s, shape in zip(states, shapes, strict=True)]
-        payload, rests = ops.take_largest(
-            [t + r for t, r in zip(taken, residuals, strict=True)], kept
-        )
+        payload, rests = ops.top_k([t + r for t, r in zip(taken, residuals, strict=True)], kept)
         written = [
             r.assign(rest, read_value=False) for r, rest in zip(residuals, rests, strict=True)
         ]
         with tf.control_dependencies(written):
             gathered = exchange.all_gather(payload)
-        sums = ops.sum_taken(gathered, shapes, kept, exchange.divisor)
+        sums = ops.scatter_add_top_k(gathered, shapes, kept, exchange.divisor)
         return sums, exchange.all_reduce(plain)
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import grpc
 
-from tfdist.cluster import Cluster
-from tfdist.control import wire
+from tfdist.config.cluster import Cluster
+from tfdist.control import messages
 from tfdist.control.signing import Metadata, Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError
 
 _OPTIONS = [
     # The control plane stays inside the cluster; a proxy meant for the internet would break it.
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", wire.LARGEST_ANSWER),
+    ("grpc.max_receive_message_length", messages.LARGEST_ANSWER),
     # The other may start much later: look often, and resolve its name anew each time.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -59,7 +59,7 @@ class ControlClient:
         self._signer = Signer(secret)
         # With the scheme written out, no host name can be taken for another scheme.
         self._channel = grpc.insecure_channel(f"dns:///{address}", options=_OPTIONS)
-        methods = (*wire.REQUESTS, wire.CHALLENGE)
+        methods = (*messages.REQUESTS, messages.CHALLENGE)
         self._calls = {method: self._channel.unary_unary(method) for method in methods}
 
     def close(self) -> None:
@@ -114,8 +114,8 @@ class ControlClient:
 
         challenge = ""
         if self._signer.has_secret:
-            challenge = str(self._decode(send(wire.CHALLENGE, b"")[0]).get("challenge"))
-        body = wire.encode(request)
+            challenge = str(self._decode(send(messages.CHALLENGE, b"")[0]).get("challenge"))
+        body = messages.encode(request)
         signed = self._signer.sign_request(method, challenge, body)
         reply, metadata = send(method, body, signed)
         problem = self._signer.problem_with_answer(method, signed, metadata, reply)
@@ -131,8 +131,8 @@ class ControlClient:
 
     def _decode(self, reply: bytes) -> dict[str, Any]:
         try:
-            return wire.decode_object(reply)
-        except wire.WireError as error:
+            return messages.decode_object(reply)
+        except messages.WireError as error:
             raise self._not_tfdist(str(error)) from None
 
     def _translate(self, error: grpc.RpcError) -> Exception:

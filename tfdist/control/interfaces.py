@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import socket
 
-from tfdist.cluster import Cluster
+from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 
 _log = logging.getLogger("tfdist.control")

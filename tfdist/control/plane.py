@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from tfdist import validation
-from tfdist.cluster import Cluster, Settings
-from tfdist.control import wire
+from tfdist.config import validation
+from tfdist.config.cluster import Cluster, Settings
+from tfdist.control import messages
 from tfdist.control.client import ControlClient, SilentError, UnreachableError
-from tfdist.control.meeting import Caller, Meeting
+from tfdist.control.rendezvous import Caller, Rendezvous
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
@@ -72,14 +72,14 @@ class ControlPlane:
         self._settings = settings
         self._process = uuid.uuid4().hex
         self._closed = threading.Event()
-        self._meeting = Meeting(cluster) if cluster.rank == 0 and not cluster.is_local else None
+        self._meeting = Rendezvous(cluster) if cluster.rank == 0 and not cluster.is_local else None
         self._server: ControlServer | None = None
         self._client: ControlClient | None = None
         self._generation = 0
         self._meeting_id: str | None = None
         if cluster.address is not None:
             meeting = self._meeting
-            answers = {wire.JOIN: meeting.join, wire.EXIT: meeting.exit} if meeting else {}
+            answers = {messages.JOIN: meeting.join, messages.EXIT: meeting.exit} if meeting else {}
             self._server = ControlServer(cluster, settings.secret, answers)
         if cluster.rank:
             self._client = ControlClient(
@@ -145,11 +145,11 @@ class ControlPlane:
                 _log.warning("%s: waiting for %s", self._who(), waiting_for)
                 next_log = now + log_interval
             wait = min(_LONG_POLL, deadline - now, next_log - now)
-            join = wire.Join(
-                protocol=wire.PROTOCOL,
+            join = messages.Join(
+                protocol=messages.PROTOCOL,
                 rank=rank,
                 world_size=self._cluster.world_size,
-                fingerprint=wire.fingerprint(self._cluster.training_addresses),
+                fingerprint=messages.fingerprint(self._cluster.training_addresses),
                 data_address=data_address,
                 process=self._process,
                 attempt=attempt,
@@ -157,7 +157,7 @@ class ControlPlane:
                 final=wait >= deadline - now,
             )
             try:
-                answer = self._call(wire.JOIN, join, wait, patient=True)
+                answer = self._call(messages.JOIN, join, wait, patient=True)
             except UnreachableError as error:
                 waiting_for = f"{self._cluster.describe_rank(0)} ({error})"
                 self._closed.wait(min(_RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
@@ -208,8 +208,8 @@ class ControlPlane:
                 return False
             poll = _LONG_POLL if still_alive is None else _WATCHFUL_POLL
             wait = 0.0 if abandon else min(poll, remaining)
-            request = wire.Exit(
-                protocol=wire.PROTOCOL,
+            request = messages.Exit(
+                protocol=messages.PROTOCOL,
                 rank=rank,
                 meeting=self._meeting_id,
                 generation=self._generation,
@@ -217,7 +217,7 @@ class ControlPlane:
                 abandon=abandon,
             )
             try:
-                answer = self._call(wire.EXIT, request, wait, patient=False)
+                answer = self._call(messages.EXIT, request, wait, patient=False)
             except SilentError:
                 # Rank 0 may be busy with its last steps, perhaps too busy to answer.
                 if abandon:
@@ -261,7 +261,7 @@ class ControlPlane:
         if self._client is not None:
             return self._client.call(method, request, wait, patient=patient)
         # Rank 0 asks itself: its own address may be one that only others can reach.
-        meet = self._meeting.join if method == wire.JOIN else self._meeting.exit
+        meet = self._meeting.join if method == messages.JOIN else self._meeting.exit
         answer = meet(request, Caller())
         if answer["status"] == "refused":
             raise ClusterConfigError(f"{self._who()}: {answer['reason']}")

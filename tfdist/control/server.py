@@ -19,9 +19,9 @@ from typing import Any
 
 import grpc
 
-from tfdist.cluster import Cluster
-from tfdist.control import interfaces, wire
-from tfdist.control.meeting import Caller
+from tfdist.config.cluster import Cluster
+from tfdist.control import interfaces, messages
+from tfdist.control.rendezvous import Caller
 from tfdist.control.signing import Signer
 from tfdist.errors import AddressInUseError, TfdistError
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("tfdist.control")
 _OPTIONS = [
     # A second listener on the same port must be an error, not a silent sharing of connections.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", wire.LARGEST_REQUEST),
+    ("grpc.max_receive_message_length", messages.LARGEST_REQUEST),
     ("grpc.keepalive_permit_without_calls", 1),
     # More often than clients send them; by default gRPC takes pings of a silent client for abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
@@ -153,10 +153,10 @@ class ControlServer:
         server = grpc.aio.server(options=_OPTIONS)
         handlers = {
             method.rpartition("/")[2]: grpc.stream_unary_rpc_method_handler(self._handler(method))
-            for method in (*wire.REQUESTS, wire.CHALLENGE)
+            for method in (*messages.REQUESTS, messages.CHALLENGE)
         }
         server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(wire.SERVICE, handlers)]
+            [grpc.method_handlers_generic_handler(messages.SERVICE, handlers)]
         )
         self._listen(server, interface, int(self._cluster.address.rpartition(":")[2]))
         await server.start()
@@ -214,8 +214,8 @@ class ControlServer:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without a body")
             except asyncio.TimeoutError:
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its body did not come")
-            if method == wire.CHALLENGE:
-                return wire.encode({"challenge": self._signer.new_challenge()})
+            if method == messages.CHALLENGE:
+                return messages.encode({"challenge": self._signer.new_challenge()})
             metadata = context.invocation_metadata()
             problem = self._signer.problem_with_request(method, metadata, body)
             if problem:
@@ -223,19 +223,19 @@ class ControlServer:
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             try:
                 answer = await self._answer(method, body)
-            except wire.WireError as error:
+            except messages.WireError as error:
                 self._warn(f"refused a message from {_host(context)}: {error}")
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             if answer["status"] == "refused":
                 self._warn(f"refused {self._who(body, context)}: {answer['reason']}")
-            reply = wire.encode(answer)
+            reply = messages.encode(answer)
             context.set_trailing_metadata(self._signer.sign_answer(method, metadata, reply))
             return reply
 
         return handle
 
     async def _answer(self, method: str, body: bytes) -> dict[str, Any]:
-        request = wire.decode(wire.REQUESTS[method], body)
+        request = messages.decode(messages.REQUESTS[method], body)
         answer = self._answers.get(method)
         if answer is None:
             return {"status": "refused", "reason": self._place(method, request)}
@@ -249,10 +249,10 @@ class ControlServer:
 
     def _place(self, method: str, request: Any) -> str:
         """Says who this is; to a caller that has proven nothing only that it is the wrong task."""
-        own = wire.fingerprint(self._cluster.training_addresses)
+        own = messages.fingerprint(self._cluster.training_addresses)
         known = self._signer.has_secret or getattr(request, "fingerprint", None) == own
         who = f"this is {self._name}, " if known else "this task is "
-        if method not in (wire.JOIN, wire.EXIT):
+        if method not in (messages.JOIN, messages.EXIT):
             return f"{who}not a parameter server"
         if not known:
             return f"{who}not rank 0 of its job"
@@ -261,9 +261,9 @@ class ControlServer:
     def _who(self, body: bytes, context: grpc.aio.ServicerContext) -> str:
         """Names the caller by what it claims to be and where it calls from."""
         try:
-            rank = wire.decode_object(body).get("rank")
+            rank = messages.decode_object(body).get("rank")
             claim = self._cluster.name_of_rank(rank)
-        except (wire.WireError, IndexError, TypeError):
+        except (messages.WireError, IndexError, TypeError):
             return f"a caller from {_host(context)}"
         return f"{claim}, calling from {_host(context)}"
 

@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.embedding import saved_tables
+from tfdist.embedding.layer_base import RemoteEmbedding
 from tfdist.embedding.static_table import StaticTable
 from tfdist.embedding.table import EmbeddingTable
-from tfdist.layers.remote_embedding import RemoteEmbedding
 
 
 def export_for_serving(model: Any, path: str, input_signature: Any = None) -> None:

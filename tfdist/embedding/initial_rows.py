@@ -1,6 +1,6 @@
 """What rows begin as, computed by TensorFlow's own ops: for models that run without servers.
 
-The same numbers as the servers' (ops/core/ps/row_initializer.cc): a stream of SplitMix64 (Steele et
+The same numbers as the servers' (table/row_initializer.cc): a stream of SplitMix64 (Steele et
 al. 2014) for each id.
 """
 

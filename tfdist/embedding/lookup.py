@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding.table import EmbeddingTable
-from tfdist.strategies import table_variable
+from tfdist.strategies._variables import table_variable
 
 
 def embedding_lookup(

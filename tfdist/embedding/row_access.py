@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.embedding import ids as id_kinds
-from tfdist.strategies import table_variable
+from tfdist.strategies._variables import table_variable
 
 
 def upsert(table: Any, ids: Any, rows: Any) -> tf.Operation | None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfdist.ps import table_files
-from tfdist.ps.table_columns import no_rows
+from tfdist.ps.export import files
+from tfdist.ps.export.columns import no_rows
 
 if TYPE_CHECKING:
     from tfdist.embedding.table import EmbeddingTable
@@ -54,7 +54,7 @@ def check_size(table: EmbeddingTable) -> None:
 def _pieces(table: EmbeddingTable, slots: bool) -> Iterator[dict[str, np.ndarray]]:
     client, number, config = table.on_servers()
     size = 0
-    for columns in table_files.columns_of(client, number, config.width, slots):
+    for columns in files.columns_of(client, number, config.width, slots):
         size += sum(column.nbytes for column in columns.values())
         if size > MAX_BYTES:
             raise ValueError(
@@ -88,7 +88,7 @@ def restore(table: EmbeddingTable, columns: Mapping[str, np.ndarray], source: st
         "described": json.loads(slot_names),
         "name": table.name,
     }
-    table_files.check(columns, config, source, **of_table)  # before anything is lost
+    files.check(columns, config, source, **of_table)  # before anything is lost
     table.clear()
     if len(columns["ids"]):
-        table_files.assign(client, number, config, columns, source, **of_table)
+        files.assign(client, number, config, columns, source, **of_table)

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.embedding import initializers, optimizers, row_access, saved_tables
-from tfdist.ps import table_files
-from tfdist.strategies.graphs import in_graph_of_tensorflow_1
-from tfdist.strategies.table_variable import ROWS, TableVariable
+from tfdist.ps.export import files
+from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
+from tfdist.strategies._variables.table_variable import ROWS, TableVariable
 
 # What a table is told that is made in a TensorFlow 1 graph which only reads tables.
 reader: contextvars.ContextVar[Callable[[EmbeddingTable], None] | None]
@@ -233,9 +233,9 @@ class EmbeddingTable:
           slots: write also what the optimizer keeps, and when and how often rows were used.
 
         Raises:
-          Exception: as `tfdist.ps.table_files.export_table`.
+          Exception: as `tfdist.ps.export.files.export_table`.
         """
-        return table_files.export_table(*self.on_servers(), path, slots)
+        return files.export_table(*self.on_servers(), path, slots)
 
     def import_table(self, path: str, slots: bool = True) -> int:
         """Puts the rows of a file into the table, and returns how many there are.
@@ -247,9 +247,9 @@ class EmbeddingTable:
             begin as those of new rows: for a file of a table with another optimizer.
 
         Raises:
-          Exception: as `tfdist.ps.table_files.import_table`.
+          Exception: as `tfdist.ps.export.files.import_table`.
         """
-        return table_files.import_table(*self.on_servers(), path, slots=slots, name=self.name)
+        return files.import_table(*self.on_servers(), path, slots=slots, name=self.name)
 
     def upsert(self, ids: Any, rows: Any) -> tf.Operation | None:
         """Writes the values of rows; those that do not exist are made, whatever `min_count` says.
@@ -348,7 +348,7 @@ class EmbeddingTable:
           Exception: as `upsert`.
         """
         if ids is None:
-            return table_files.fetch(*self.on_servers())
+            return files.fetch(*self.on_servers())
         return row_access.fetch(self, ids, default)
 
     @contextlib.contextmanager
@@ -369,7 +369,7 @@ class EmbeddingTable:
         saved_tables.restore(self, columns, source)
 
     def on_servers(self) -> tuple[ops.ParameterClient, int, ops.TableConfig]:
-        """What `tfdist.ps.table_files` wants: the connections, the table's number, its config."""
+        """What `tfdist.ps.export.files` wants: the connections, the table's number, its config."""
         rows = self.rows
         return rows.parameters.client, rows.table, self.config()
 

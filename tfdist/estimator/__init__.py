@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from tfdist.estimator import package
+from tfdist.estimator.package import importing
 
-package.prepare()
-package.adapt()
+importing.prepare()
+importing.adapt()
 
 # ruff: noqa: E402, F403, F405
 from tensorflow_estimator.python.estimator.api._v2.estimator import *
 from tensorflow_estimator.python.estimator.keras_lib import model_to_estimator as model_to_estimator
 
-from tfdist.estimator import coordinator, early_stopping, optimizer_steps, tables
+from tfdist.estimator.package import coordinator
+from tfdist.estimator.training import early_stopping, optimizer_steps, tables
 
-package.restore_names()
+importing.restore_names()
 coordinator.train_alone_in_a_cluster_of_one(RunConfig)
 early_stopping.stop_all_workers()
 optimizer_steps.send_steps_to_servers()

@@ -2,7 +2,7 @@
 
 Repairs are applied when one of our strategies is made (that of `compilation` by `tfdist.init()`),
 never by an import, and each only once. Each has a test that fails once Keras no longer needs it
-(tests/parallel/test_keras_repairs.py for several workers, tests/devices/test_repairs.py for several
+(test_keras_repairs.py for several workers, tests/devices/test_repairs.py for several
 devices).
 """
 
@@ -14,8 +14,8 @@ import logging
 import os
 import sys
 
-from tfdist import validation
 from tfdist._version import MAX_KERAS, MIN_KERAS
+from tfdist.config import validation
 from tfdist.errors import UnsupportedKerasError
 
 _log = logging.getLogger("tfdist")
@@ -110,7 +110,7 @@ def apply_repairs() -> None:
 
 def _register_layers() -> None:
     """Makes tfdist's layers known to `load_model`, which needs a strategy to make them anyway."""
-    importlib.import_module("tfdist.layers.embedding")
-    importlib.import_module("tfdist.data_parallel.batch_normalization")
+    importlib.import_module("tfdist.embedding.layer")
+    importlib.import_module("tfdist.horovod.batch_normalization")
     if "tf_keras" in sys.modules:
         importlib.import_module("tfdist.layers.legacy")

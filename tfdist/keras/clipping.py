@@ -15,7 +15,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.keras.table_gradients import table_of
 from tfdist.keras.workers import replica_with_peers
-from tfdist.strategies import table_variable
+from tfdist.strategies._variables import table_variable
 
 _thread = threading.local()
 

@@ -25,13 +25,13 @@ import keras
 import numpy as np
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-from tfdist.data_parallel.callback import Callback
+from tfdist.horovod.callback import Callback
 from tfdist.keras.workers import trains_on_servers
 from tfdist.ps import membership
-from tfdist.ps.epoch_rounds import END, TRAINING, VALIDATION, Answer, Key
-from tfdist.ps.metric_states import State, StateError
-from tfdist.strategies.server_variable import ServerVariable
-from tfdist.strategies.variable_roles import of_metric
+from tfdist.ps.epochs.metric_states import State, StateError
+from tfdist.ps.epochs.rounds import END, TRAINING, VALIDATION, Answer, Key
+from tfdist.strategies._variables.roles import of_metric
+from tfdist.strategies._variables.server_variable import ServerVariable
 
 _log = logging.getLogger("tfdist")
 

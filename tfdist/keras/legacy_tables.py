@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfdist.keras import clipping
 from tfdist.keras.workers import replica_with_peers
-from tfdist.strategies import table_variable
-from tfdist.strategies.table_variable import TableVariable
+from tfdist.strategies._variables import table_variable
+from tfdist.strategies._variables.table_variable import TableVariable
 
 
 def send_rows_to_servers() -> None:

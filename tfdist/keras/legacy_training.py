@@ -8,7 +8,7 @@ import sys
 import tensorflow as tf
 
 from tfdist.keras.workers import trains_on_servers
-from tfdist.strategies import worker_input
+from tfdist.strategies._input import worker_input
 
 
 def count_own_batches() -> None:

@@ -14,7 +14,7 @@ from tensorflow.python.distribute.ps_values import AggregatingVariable
 from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist import ops as collectives
-from tfdist import world
+from tfdist.job import process
 from tfdist.keras import clipping
 from tfdist.keras.workers import replica_of_ours, replica_with_copies, replica_with_peers
 
@@ -49,7 +49,7 @@ def agree_on_overflow_of_ranks() -> None:
     @functools.wraps(original)
     def check_finite(self, grads):
         finite = original(self, grads)
-        if not getattr(self.inner_optimizer, "reduces_over_ranks", False) or world.size() == 1:
+        if not getattr(self.inner_optimizer, "reduces_over_ranks", False) or process.size() == 1:
             return finite
         overflows = tf.cast(tf.logical_not(finite), tf.int32)
         return collectives.all_reduce(overflows, label="has a gradient overflown") == 0

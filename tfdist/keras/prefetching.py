@@ -22,8 +22,8 @@ def with_prefetch(model: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset] | 
       A function from dataset to dataset; `None` if no layer asks for it, or if the model does not
       say which of its inputs the layers get, which is logged.
     """
+    from tfdist.embedding.layer_base import RemoteEmbedding
     from tfdist.embedding.prefetch import prefetch_rows
-    from tfdist.layers.remote_embedding import RemoteEmbedding
 
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, RemoteEmbedding)]
     layers = [layer for layer in layers if layer.prefetch and layer.trainable]

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfdist.strategies import table_variable
-from tfdist.strategies.table_variable import TableVariable
+from tfdist.strategies._variables import table_variable
+from tfdist.strategies._variables.table_variable import TableVariable
 
 
 class RowAccumulator:

@@ -14,12 +14,12 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from tfdist import ops
 from tfdist.keras import clipping
 from tfdist.keras.workers import decide_where_it_runs, replica_on_servers
-from tfdist.strategies.server_variable import ServerVariable
+from tfdist.strategies._variables.server_variable import ServerVariable
 
 _Kind = ops.OptimizerKind
 
 # By exact class, for a subclass may do something else: the kind, and where Keras keeps its slots,
-# in the order that the servers expect (core/ps/optimizer.h).
+# in the order that the servers expect (core/ps/optimizers/optimizer.h).
 _KNOWN: dict[type, tuple[int, tuple[str, ...]]] = {
     optimizers.SGD: (_Kind.SGD, ("momentums",)),
     optimizers.Adagrad: (_Kind.ADAGRAD, ("_accumulators",)),

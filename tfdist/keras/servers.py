@@ -14,8 +14,8 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tfdist.keras.prefetching import with_prefetch
 from tfdist.keras.workers import trains_on_servers
 from tfdist.ps import membership
-from tfdist.strategies import worker_input
-from tfdist.strategies.variable_roles import called, own_iterations
+from tfdist.strategies._input import worker_input
+from tfdist.strategies._variables.roles import called, own_iterations
 
 _log = logging.getLogger("tfdist")
 

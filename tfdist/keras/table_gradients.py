@@ -19,8 +19,8 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.keras.row_accumulator import RowAccumulator
-from tfdist.strategies import table_variable
-from tfdist.strategies.table_variable import TableVariable
+from tfdist.strategies._variables import table_variable
+from tfdist.strategies._variables.table_variable import TableVariable
 
 
 def send_rows_to_servers() -> None:

@@ -7,7 +7,7 @@ import logging
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.strategies.base import StrategyBase
+from tfdist.strategies._base import StrategyBase
 
 _log = logging.getLogger("tfdist")
 

@@ -9,12 +9,12 @@ import sys
 import threading
 from typing import NoReturn
 
-from tfdist.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster, Settings
 from tfdist.errors import ClusterConfigError
 from tfdist.ps.config import PsConfig
-from tfdist.ps.member import LocalMember, Member
-from tfdist.ps.server_stats import Reading
-from tfdist.ps.serving import ServerTask
+from tfdist.ps.server import ServerTask
+from tfdist.ps.stats.rates import Reading
+from tfdist.ps.worker import LocalPsWorker, PsWorker
 
 _log = logging.getLogger("tfdist.ps")
 
@@ -23,13 +23,13 @@ class _Membership:
     """The job of this process, if it has joined one: a process is one task."""
 
     def __init__(self) -> None:
-        self._member: Member | LocalMember | None = None
+        self._member: PsWorker | LocalPsWorker | None = None
         self._failed = False
         self.has_variables = False
 
     def join(
         self, cluster: Cluster, config: PsConfig, checkpoint_every: float
-    ) -> Member | LocalMember:
+    ) -> PsWorker | LocalPsWorker:
         if self._member is not None:
             if (self._member.cluster, self._member.config) != (cluster, config):
                 raise ClusterConfigError(
@@ -39,9 +39,9 @@ class _Membership:
                 )
             return self._member
         if cluster.is_local:
-            self._member = LocalMember(cluster, config)
+            self._member = LocalPsWorker(cluster, config)
         else:
-            self._member = Member(cluster, config, Settings.from_environment())
+            self._member = PsWorker(cluster, config, Settings.from_environment())
         self._watch_for_failures()
         atexit.register(self.leave)
         if cluster.is_chief and config.checkpoint_dir is not None:
@@ -51,7 +51,7 @@ class _Membership:
         return self._member
 
     @property
-    def member(self) -> Member | LocalMember | None:
+    def member(self) -> PsWorker | LocalPsWorker | None:
         return self._member
 
     @property
@@ -74,7 +74,7 @@ class _Membership:
         while not member.closed.wait(seconds):
             self._checkpoint(member)
 
-    def _checkpoint(self, member: Member) -> None:
+    def _checkpoint(self, member: PsWorker) -> None:
         try:
             member.checkpoint()
         except Exception as error:  # training goes on, and the snapshots before this one exist
@@ -101,7 +101,7 @@ _membership = _Membership()
 
 def join(
     cluster: Cluster, config: PsConfig, checkpoint_every: float, variables: bool = True
-) -> Member | LocalMember:
+) -> PsWorker | LocalPsWorker:
     """Attaches to the parameter servers, or returns the membership that this process has.
 
     Args:
@@ -112,17 +112,17 @@ def join(
 
     Raises:
       ClusterConfigError: this process belongs to another job, or asks for another strategy.
-      Exception: as `Member`.
+      Exception: as `PsWorker`.
     """
     member = _membership.join(cluster, config, checkpoint_every)
     _membership.has_variables = _membership.has_variables or variables
     return member
 
 
-def with_others() -> Member | None:
+def with_others() -> PsWorker | None:
     """Returns this process's membership, if it is one of several workers."""
     member = _membership.member
-    several = isinstance(member, Member) and member.config.workers > 1
+    several = isinstance(member, PsWorker) and member.config.workers > 1
     return member if several else None
 
 

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.cluster import Cluster, Settings
-from tfdist.control import wire
+from tfdist.config.cluster import Cluster, Settings
+from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import TfdistError
 
@@ -72,8 +72,10 @@ class StepWaits:
         return clients
 
     def _told_by(self, control: ControlClient, workers: int) -> list[int]:
-        request = wire.Waits(protocol=wire.PROTOCOL, fingerprint=self._fingerprint, wait=0.0)
-        answer = control.call(wire.WAITS, request, 0.0, patient=False)
+        request = messages.Waits(
+            protocol=messages.PROTOCOL, fingerprint=self._fingerprint, wait=0.0
+        )
+        answer = control.call(messages.WAITS, request, 0.0, patient=False)
         return decoded(answer, workers)
 
     def _warn(self, name: str, error: Exception) -> None:

@@ -14,7 +14,7 @@
 #include <list>
 #include <utility>
 
-#include "core/frame.h"
+#include "core/net/frame.h"
 #include "core/net/socket.h"
 
 namespace tfdist {

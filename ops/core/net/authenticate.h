@@ -10,9 +10,9 @@
 #ifndef TFDIST_OPS_CORE_NET_AUTHENTICATE_H_
 #define TFDIST_OPS_CORE_NET_AUTHENTICATE_H_
 
-#include "core/frame.h"
+#include "core/base/status.h"
+#include "core/net/frame.h"
 #include "core/net/socket.h"
-#include "core/status.h"
 
 namespace tfdist {
 

@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/status.h"
 #include "core/net/peer_process.h"
-#include "core/status.h"
 
 namespace tfdist {
 

@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
+#include "core/base/status.h"
 #include "core/net/fd.h"
 #include "core/net/peer_process.h"
-#include "core/status.h"
 
 namespace tfdist {
 

@@ -1,0 +1,1 @@
+"""Python faces of the collectives."""

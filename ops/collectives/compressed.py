@@ -1,0 +1,119 @@
+"""What compression of gradients needs beside the collectives."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.ops import library
+from tfdist.ops.collectives.calls import attributes, reduced_by_dtype
+from tfdist.ops.collectives.communicator import Communicator
+
+
+def cast16_all_reduce(
+    tensors: Sequence,
+    communicator: Communicator,
+    wire_dtype: tf.DType,
+    reduce_op: str = "sum",
+    *,
+    label: str = "all_reduce",
+    timeout: float | None = None,
+) -> list[tf.Tensor]:
+    """Sums or averages float tensors that travel in 16 bits, a list of them in one fused pass.
+
+    Values are rounded before they leave, and every partial sum again. No memory is needed beside
+    the results.
+
+    Args:
+      tensors: a list of tensors of float32 or float64; the same shapes on every rank. Tensors of
+        one dtype travel together.
+      communicator: the ranks.
+      wire_dtype: `tf.float16`, in which values and sums beyond 65504 become infinite, or
+        `tf.bfloat16`.
+      reduce_op: "sum" or "mean". The mean divides the sum when it is wide again: dividing the
+        values first would take small ones out of float16's range.
+      label: how error messages call it.
+      timeout: as for `all_reduce`.
+
+    Returns:
+      Tensors of the same shapes and dtypes: the same values on every rank, bit for bit.
+
+    Raises:
+      As `all_reduce`.
+    """
+    values = [tf.convert_to_tensor(t) for t in tensors]
+
+    def reduce(inputs):
+        return library.graph_ops().tfdist_narrow_all_reduce(
+            inputs=inputs,
+            wire_dtype=wire_dtype,
+            reduce_op=reduce_op,
+            **attributes(communicator, label, timeout),
+        )
+
+    return reduced_by_dtype(values, reduce)
+
+
+def top_k(tensors: Sequence[tf.Tensor], kept: Sequence[int]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Takes the values of largest magnitude out of each tensor; of equal ones the first.
+
+    Args:
+      tensors: float32 tensors.
+      kept: how many values of each; at least 1.
+
+    Returns:
+      An int32 vector for `scatter_add_top_k`: the index of each value, then its bits. And the
+      tensors with zeros in those places.
+
+    Raises:
+      tf.errors.InvalidArgumentError: a tensor has fewer values.
+    """
+    return library.graph_ops().tfdist_top_k(inputs=list(tensors), kept=list(kept))
+
+
+def scatter_add_top_k(
+    gathered: tf.Tensor, shapes: Sequence[tf.TensorShape], kept: Sequence[int], divisor: int = 1
+) -> list[tf.Tensor]:
+    """Adds up what `top_k` took on several ranks.
+
+    Args:
+      gathered: the int32 vectors of all ranks, one behind the other.
+      shapes: of the tensors.
+      kept: as for `top_k`.
+      divisor: what each value is divided by before it is added.
+
+    Returns:
+      float32 tensors, zero where no rank took a value.
+
+    Raises:
+      tf.errors.InvalidArgumentError: `gathered` is not of such tensors.
+    """
+    return library.graph_ops().tfdist_scatter_add_top_k(
+        gathered=gathered, shapes=list(shapes), kept=list(kept), divisor=divisor, N=len(shapes)
+    )
+
+
+def orthonormalize(matrix: tf.Tensor) -> tf.Tensor:
+    """Makes the columns of a matrix orthonormal, by the same arithmetic on every machine.
+
+    A column that depends on those before it becomes an arbitrary one.
+
+    Args:
+      matrix: float32 `[rows, columns]`, columns <= rows.
+
+    Returns:
+      A matrix of the same shape.
+    """
+    return library.graph_ops().tfdist_orthonormalize(matrix=matrix)
+
+
+def multiply_transposed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    """Computes `left right^T`, by the same arithmetic on every machine.
+
+    Args:
+      left: float32 `[rows, rank]`, with few columns.
+      right: float32 `[columns, rank]`.
+
+    Returns:
+      float32 `[rows, columns]`.
+    """
+    return library.graph_ops().tfdist_multiply_transposed(left=left, right=right)

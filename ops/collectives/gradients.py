@@ -1,0 +1,239 @@
+"""Gradients of the collectives.
+
+The loss is the sum of what every rank computes. A rank's tensor reaches the loss on other ranks
+through a collective, so that its gradient comes back through the collective that goes the other
+way:
+
+    all_reduce                  all_reduce
+    all_reduce of rows          all_reduce of the rows that came out, of which each takes its own
+    reduce to a rank            broadcast from it
+    broadcast from a rank       reduce to it
+    all_gather                  reduce_scatter, by the rows that each rank gave
+    reduce_scatter              all_gather
+    gather on a rank            scatter from it, by the rows that each rank gave
+    scatter from a rank         gather on it
+    all_to_all                  all_to_all, by the rows that came
+
+(of a mean divided by the number of ranks, of a minimum, maximum or product see `_selected`).
+
+Each is a collective of its own, in which every rank must take part: all have to differentiate
+through it, also where the result counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdist.ops import library
+from tfdist.ops.collectives import collective_keys
+from tfdist.ops.collectives.calls import by_dtype
+from tfdist.ops.collectives.communicator import Communicator
+
+
+@tf.RegisterGradient("TfdistAllReduce")
+def _all_reduce(op, *grads):
+    reduce_op = _reduce_op(op)
+    linear = reduce_op in ("sum", "mean")
+    upstream = _all_reduced(op, _filled(op, grads), reduce_op if linear else "sum")
+    return list(upstream) if linear else _selected(op, reduce_op, upstream, op.outputs)
+
+
+@tf.RegisterGradient("TfdistAllReduceRows")
+def _all_reduce_rows(op, _, grad):
+    """All ranks have the same rows in the same order, so their gradients add up as they are."""
+    own, reduced_ids = op.inputs[0], op.outputs[0]
+    if not op.outputs[1].dtype.is_floating:
+        return [None, None, None]
+    filled = tf.zeros_like(op.outputs[1]) if grad is None else tf.convert_to_tensor(grad)
+    (upstream,) = _all_reduced(op, [filled], _reduce_op(op))
+    order = tf.argsort(reduced_ids)
+    # Every own id is among the reduced ones. Not tf.searchsorted, which refuses no ids at all.
+    places = tf.raw_ops.LowerBound(
+        sorted_inputs=tf.gather(reduced_ids, order)[tf.newaxis], values=own[tf.newaxis]
+    )[0]
+    return [None, tf.gather(upstream, tf.gather(order, places)), None]
+
+
+@tf.RegisterGradient("TfdistReduce")
+def _reduce(op, *grads):
+    def from_root(tensors):
+        return library.graph_ops().tfdist_broadcast(
+            inputs=tensors, root=op.get_attr("root"), **_attributes(op)
+        )
+
+    upstream = from_root(_filled(op, grads))
+    return _shared(op, upstream, from_root)
+
+
+@tf.RegisterGradient("TfdistReduceScatter")
+def _reduce_scatter(op, *grads):
+    def from_all(tensors):
+        gathered, _ = library.graph_ops().tfdist_all_gather(inputs=tensors, **_attributes(op))
+        return gathered
+
+    upstream = from_all(_filled(op, grads))
+    return [*_shared(op, upstream, from_all), None]
+
+
+@tf.RegisterGradient("TfdistBroadcast")
+def _broadcast(op, *grads):
+    def back(positions, gradients):
+        return library.graph_ops().tfdist_reduce(
+            inputs=gradients, root=op.get_attr("root"), reduce_op="sum", **_attributes(op)
+        )
+
+    return _by_dtype(op, grads, back)
+
+
+@tf.RegisterGradient("TfdistAllGather")
+def _all_gather(op, *grads):
+    def back(positions, gradients):
+        return library.graph_ops().tfdist_reduce_scatter(
+            inputs=gradients,
+            rows=tf.gather(op.outputs[-1], positions, axis=1),
+            reduce_op="sum",
+            **_attributes(op),
+        )
+
+    return _by_dtype(op, grads[:-1], back)
+
+
+@tf.RegisterGradient("TfdistGather")
+def _gather(op, *grads):
+    def back(positions, gradients):
+        return library.graph_ops().tfdist_scatter(
+            inputs=gradients,
+            rows=tf.gather(op.outputs[-1], positions, axis=1),
+            root=op.get_attr("root"),
+            **_attributes(op),
+        )
+
+    return _by_dtype(op, grads[:-1], back)
+
+
+@tf.RegisterGradient("TfdistScatter")
+def _scatter(op, *grads):
+    root = op.get_attr("root")
+
+    def back(positions, gradients):
+        gathered, _ = library.graph_ops().tfdist_gather(
+            inputs=gradients, root=root, **_attributes(op)
+        )
+        if _communicator(op).rank == root:
+            return gathered
+        # The gather must run here too, although nobody needs what comes of it.
+        with tf.control_dependencies(gathered):
+            return [tf.zeros_like(op.inputs[i]) for i in positions]
+
+    return [*_by_dtype(op, grads, back), None]
+
+
+@tf.RegisterGradient("TfdistAllToAll")
+def _all_to_all(op, *grads):
+    def back(positions, gradients):
+        exchanged, _ = library.graph_ops().tfdist_all_to_all(
+            inputs=gradients,
+            rows=tf.gather(op.outputs[-1], positions, axis=1),
+            **_attributes(op),
+        )
+        return exchanged
+
+    return [*_by_dtype(op, grads[:-1], back), None]
+
+
+for _name in ("TfdistBarrier", "TfdistJoin", "TfdistPackStrings", "TfdistUnpackStrings"):
+    tf.no_gradient(_name)
+
+
+def _communicator(op) -> Communicator:
+    return Communicator.of(op.get_attr("communicator"))
+
+
+def _attributes(op) -> dict:
+    handle = op.get_attr("communicator")
+    return {
+        "communicator": handle,
+        "key": collective_keys.next_key(handle),
+        "label": f"gradient of {tf.compat.as_str(op.get_attr('label'))}",
+        "timeout_seconds": op.get_attr("timeout_seconds"),
+    }
+
+
+def _reduce_op(op) -> str:
+    return tf.compat.as_str(op.get_attr("reduce_op"))
+
+
+def _all_reduced(op, tensors: Sequence[tf.Tensor], reduce_op: str) -> Sequence[tf.Tensor]:
+    return library.graph_ops().tfdist_all_reduce(
+        inputs=tensors, reduce_op=reduce_op, **_attributes(op)
+    )
+
+
+def _shared(op, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tensor]:
+    """What a rank gets of the gradients of a reduction; `spread` makes its outputs known to all."""
+    reduce_op = _reduce_op(op)
+    if reduce_op == "sum":
+        return list(upstream)
+    if reduce_op == "mean":
+        return _divided(op, upstream)
+    outputs = list(op.outputs) if reduce_op == "product" else spread(list(op.outputs))
+    return _selected(op, reduce_op, upstream, outputs)
+
+
+def _selected(
+    op, reduce_op: str, upstream: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """What a rank gets of the gradients of a minimum, maximum or product.
+
+    Ranks that share an extreme share its gradient, as in `tf.reduce_max`. The slope of a product is
+    the product of the others, which is not the whole one divided by this where one of them is zero.
+    """
+    inputs = list(op.inputs[: len(upstream)])
+    if reduce_op in ("min", "max"):
+        same = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(inputs, outputs, strict=True)]
+        counts = _all_reduced(op, same, "sum")
+        return [
+            tf.math.divide_no_nan(gradient * here, count)
+            for gradient, here, count in zip(upstream, same, counts, strict=True)
+        ]
+    zero = [tf.cast(tf.equal(x, 0), x.dtype) for x in inputs]
+    rest = [tf.where(tf.equal(x, 0), tf.ones_like(x), x) for x in inputs]
+    zeros = _all_reduced(op, zero, "sum")
+    products = _all_reduced(op, rest, "product")
+    return [
+        gradient * tf.where(tf.equal(count, here), product / x, tf.zeros_like(x))
+        for gradient, here, x, count, product in zip(
+            upstream, zero, rest, zeros, products, strict=True
+        )
+    ]
+
+
+def _filled(op, grads: Sequence) -> list[tf.Tensor]:
+    """The gradients as dense tensors, zeros where TensorFlow has none."""
+    return [
+        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
+        for output, grad in zip(op.outputs, grads, strict=False)
+    ]
+
+
+def _divided(op, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    size = _communicator(op).size
+    return [gradient / tf.cast(size, gradient.dtype) for gradient in gradients]
+
+
+def _by_dtype(
+    op, grads: Sequence, back: Callable[[list[int], list[tf.Tensor]], Sequence[tf.Tensor]]
+) -> list[tf.Tensor | None]:
+    """Calls `back` for the tensors of each dtype that has gradients."""
+    results: list[tf.Tensor | None] = [None] * len(grads)
+    outputs = list(op.outputs[: len(grads)])
+    for positions in by_dtype(outputs):
+        if not (outputs[positions[0]].dtype.is_floating or outputs[positions[0]].dtype.is_complex):
+            continue
+        filled = _filled(op, grads)
+        gradients = back(positions, [filled[i] for i in positions])
+        for i, gradient in zip(positions, gradients, strict=True):
+            results[i] = gradient
+    return results

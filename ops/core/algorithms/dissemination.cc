@@ -1,0 +1,18 @@
+#include "core/algorithms/dissemination.h"
+
+namespace tfdist {
+
+Plan DisseminationBarrier(int rank, int size) {
+  Plan plan;
+  plan.steps = CeilLog2(size);
+  // The token that is sent is the one that came: it leaves when all steps before have been heard.
+  const Span token = {Memory::kOutput, 0};
+  for (int step = 0; step < plan.steps; ++step) {
+    const int distance = 1 << step;
+    plan.Send(step, (rank + distance) % size, token, 1);
+    plan.Receive(step, (rank + size - distance) % size, token, 1);
+  }
+  return plan;
+}
+
+}  // namespace tfdist

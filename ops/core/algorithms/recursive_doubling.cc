@@ -1,0 +1,45 @@
+#include "core/algorithms/recursive_doubling.h"
+
+namespace tfdist {
+
+Plan RecursiveDoubling(int rank, int size, size_t bytes) {
+  int power = 1;
+  while (2 * power <= size) power *= 2;
+  const int extra = size - power;
+  const int doublings = CeilLog2(power);
+  Plan plan;
+  plan.steps = doublings + (extra > 0 ? 2 : 0);
+  const Span input = {Memory::kInput, 0}, output = {Memory::kOutput, 0};
+  if (rank >= power) {
+    plan.Send(0, rank - power, input, bytes);
+    plan.Receive(plan.steps - 1, rank - power, output, bytes);
+    return plan;
+  }
+
+  // Every partial result has a place of its own: the one before may still be on its way out.
+  const int combines = doublings + (rank < extra ? 1 : 0);
+  plan.work_bytes = combines > 1 ? (combines - 1) * bytes : 0;
+  Span held = input;
+  int combined = 0;
+  const auto combine = [&](int step, int peer) {
+    const bool last = ++combined == combines;
+    const Span into = last ? output : Span{Memory::kWork, (combined - 1) * bytes};
+    plan.Combine(step, peer, held, into, bytes, last ? Finish::kYes : Finish::kNo,
+                 peer < rank ? Operands::kReceivedFirst : Operands::kOwnFirst);
+    held = into;
+  };
+
+  int step = 0;
+  if (extra > 0) {
+    if (rank < extra) combine(step, rank + power);
+    ++step;
+  }
+  for (int bit = 1; bit < power; bit <<= 1, ++step) {
+    plan.Send(step, rank ^ bit, held, bytes);
+    combine(step, rank ^ bit);
+  }
+  if (rank < extra) plan.Send(step, rank + power, output, bytes);
+  return plan;
+}
+
+}  // namespace tfdist

@@ -1,0 +1,52 @@
+// Objects by number, so that Python and a graph can name one as a file is named by its descriptor.
+#ifndef TFDIST_OPS_CORE_BASE_HANDLE_TABLE_H_
+#define TFDIST_OPS_CORE_BASE_HANDLE_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace tfdist {
+
+template <typename T>
+class HandleTable {
+ public:
+  // The process's table. Leaked on purpose: a kernel may still look something up while the process
+  // exits.
+  static HandleTable& Get() {
+    static HandleTable* const table = new HandleTable;
+    return *table;
+  }
+
+  // Never zero, and never used again.
+  int64_t Add(std::shared_ptr<T> object) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    objects_.emplace(next_, std::move(object));
+    return next_++;
+  }
+  // Null when the number was never given out or has been removed.
+  std::shared_ptr<T> Find(int64_t handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = objects_.find(handle);
+    return found == objects_.end() ? nullptr : found->second;
+  }
+  std::shared_ptr<T> Remove(int64_t handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = objects_.find(handle);
+    if (found == objects_.end()) return nullptr;
+    std::shared_ptr<T> object = std::move(found->second);
+    objects_.erase(found);
+    return object;
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t next_ = 1;
+  std::unordered_map<int64_t, std::shared_ptr<T>> objects_;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CORE_BASE_HANDLE_TABLE_H_

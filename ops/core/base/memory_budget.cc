@@ -1,0 +1,115 @@
+#include "core/base/memory_budget.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <utility>
+
+#include "core/base/status.h"
+
+namespace tfdist::ps {
+namespace {
+
+// Of the budget, what is left to requests in progress, at least and at most.
+constexpr uint64_t kLeastPart = 8, kMostPart = 2;
+
+}  // namespace
+
+std::string SizeText(uint64_t bytes) {
+  auto size = static_cast<double>(bytes) / 1024;
+  const char* const units[] = {"K", "M", "G", "T"};
+  size_t unit = 0;
+  for (; size >= 1024 && unit + 1 < std::size(units); ++unit) size /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f%s", size, units[unit]);
+  return text;
+}
+
+std::string OverBudget::text() const {
+  return StrCat("needs ", SizeText(needed_), " more, while ", SizeText(held_),
+                " of its memory budget of ", SizeText(limit_),
+                " (TFDIST_PS_MEMORY) are held; at least 1/", kLeastPart,
+                " is left to requests in progress");
+}
+
+bool MemoryBudget::HasRoom(uint64_t held, uint64_t kept, uint64_t bytes, MemoryUse use) const {
+  if (limit_ == 0 || bytes == 0) return true;
+  if (use == MemoryUse::kPersistent && !MayKeep(kept, bytes)) return false;
+  // A server that was restored with more than it may keep serves that nevertheless.
+  const uint64_t room = limit_ - std::min(kept, limit_ - limit_ / kLeastPart);
+  const uint64_t passing = held - std::min(kept, held);
+  return bytes <= room && passing <= room - bytes;
+}
+
+bool MemoryBudget::MayKeep(uint64_t kept, uint64_t bytes) const {
+  const uint64_t passing = most_passing_.load(std::memory_order_relaxed);
+  const uint64_t most = limit_ - std::clamp(passing, limit_ / kLeastPart, limit_ / kMostPart);
+  return limit_ == 0 || (bytes <= most && kept <= most - bytes);
+}
+
+void MemoryBudget::CheckKept(uint64_t bytes) const {
+  if (!MayKeep(kept(), bytes)) throw OverBudget(bytes, held(), limit_);
+}
+
+bool MemoryBudget::TryTake(uint64_t bytes, MemoryUse use) {
+  const uint64_t held = held_.fetch_add(bytes, std::memory_order_relaxed);
+  uint64_t kept = 0;
+  if (use == MemoryUse::kPersistent) kept = kept_.fetch_add(bytes, std::memory_order_relaxed);
+  if (HasRoom(held, kept, bytes, use)) return true;
+  Remove(bytes, use);
+  return false;
+}
+
+void MemoryBudget::Take(uint64_t bytes, MemoryUse use) {
+  if (TryTake(bytes, use)) return;
+  Reclaim();
+  if (!TryTake(bytes, use)) throw OverBudget(bytes, held(), limit_);
+}
+
+void MemoryBudget::Check(uint64_t bytes, MemoryUse use) const {
+  if (HasRoom(bytes, use)) return;
+  Reclaim();
+  if (!HasRoom(bytes, use)) throw OverBudget(bytes, held(), limit_);
+}
+
+void MemoryBudget::Admit(uint64_t bytes) {
+  if (limit_ == 0) return;
+  Check(bytes, MemoryUse::kTransient);
+  const uint64_t now = held(), stays = kept();
+  const uint64_t passing = bytes + now - std::min(stays, now);
+  uint64_t most = most_passing_.load(std::memory_order_relaxed);
+  while (most < passing && !most_passing_.compare_exchange_weak(most, passing)) {
+  }
+}
+
+void MemoryBudget::Add(uint64_t bytes, MemoryUse use) {
+  held_.fetch_add(bytes, std::memory_order_relaxed);
+  if (use == MemoryUse::kPersistent) kept_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void MemoryBudget::Remove(uint64_t bytes, MemoryUse use) {
+  held_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (use == MemoryUse::kPersistent) kept_.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+void MemoryCharge::SetBudget(std::shared_ptr<MemoryBudget> budget) {
+  if (budget_ != nullptr) budget_->Remove(bytes_, use_);
+  budget_ = std::move(budget);
+  if (budget_ != nullptr) budget_->Add(bytes_, use_);
+}
+
+void MemoryCharge::Grow(uint64_t bytes, bool within_budget) {
+  if (budget_ != nullptr && within_budget) {
+    budget_->Take(bytes, use_);
+  } else if (budget_ != nullptr) {
+    budget_->Add(bytes, use_);
+  }
+  bytes_ += bytes;
+}
+
+void MemoryCharge::Shrink(uint64_t bytes) {
+  if (budget_ != nullptr) budget_->Remove(bytes, use_);
+  bytes_ -= bytes;
+}
+
+}  // namespace tfdist::ps

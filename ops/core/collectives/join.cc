@@ -1,0 +1,122 @@
+#include "core/collectives/join.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "core/algorithms/direct.h"
+#include "core/collectives/selector.h"
+#include "core/math/combine.h"
+
+namespace tfdist {
+namespace {
+
+// More than any rank has memory for; what a peer claims is not believed any further.
+constexpr uint64_t kMostBytes = uint64_t{1} << 42;
+
+bool Valid(const Signature& signature, int size) {
+  const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
+  if (signature.dtype < static_cast<uint8_t>(DType::kFloat16) ||
+      signature.dtype > static_cast<uint8_t>(DType::kBool)) {
+    return false;
+  }
+  const DType dtype = static_cast<DType>(signature.dtype);
+  if (!Suits(kind, static_cast<Algorithm>(signature.algorithm))) return false;
+  if (signature.root >= static_cast<uint32_t>(size)) return false;
+  if (Reduces(kind) && (signature.reduce_op < static_cast<uint8_t>(ReduceOp::kSum) ||
+                        signature.reduce_op > static_cast<uint8_t>(ReduceOp::kProduct) ||
+                        !CanReduce(dtype, static_cast<ReduceOp>(signature.reduce_op)))) {
+    return false;
+  }
+  if (signature.elements > kMostBytes / ByteSize(dtype)) return false;
+  if (signature.blocks.size() != static_cast<size_t>(HasBlocks(kind) ? size : 0)) return false;
+  uint64_t all = 0;
+  for (const uint64_t bytes : signature.blocks) {
+    if (bytes > kMostBytes || (all += bytes) > kMostBytes || bytes % ByteSize(dtype) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Join::Join(CollectiveOptions options, Plan plan, Data data, std::shared_ptr<Counts> counts,
+           int rank, Begin begin, CaughtUp caught_up)
+    : Exchange(std::move(options), std::move(plan), std::move(data)),
+      rank_(rank),
+      begin_(std::move(begin)),
+      counts_(std::move(counts)),
+      caught_up_(std::move(caught_up)) {}
+
+std::unique_ptr<Join> Join::Make(CollectiveOptions options, int rank, int size, Begin begin,
+                                 CaughtUp caught_up, int* last_rank) {
+  options.signature.kind = static_cast<uint8_t>(CollectiveKind::kJoin);
+  const auto counts = std::make_shared<Counts>(size);
+  options.done = [counts, last_rank, done = std::move(options.done)](const Status& status) {
+    // The highest of those that have begun the most.
+    const auto last = std::max_element(counts->rbegin(), counts->rend());
+    if (status.ok()) *last_rank = static_cast<int>(counts->rend() - last) - 1;
+    done(status);
+  };
+  const size_t width = sizeof(Counts::value_type);
+  Plan plan;
+  plan.steps = 1;
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    plan.Send(0, peer, {Memory::kOutput, rank * width}, width);
+    plan.Receive(0, peer, {Memory::kOutput, peer * width}, width);
+  }
+  Data data;
+  data.output = FlatView({{counts->data(), size * width}});
+  return std::unique_ptr<Join>(new Join(std::move(options), std::move(plan), std::move(data),
+                                        counts, rank, std::move(begin), std::move(caught_up)));
+}
+
+void Join::Start(ChunkSender& sender) {
+  (*counts_)[rank_] = begin_();
+  Exchange::Start(sender);
+}
+
+bool Join::Settled() const {
+  return Exchange::Settled() && caught_up_(*std::max_element(counts_->begin(), counts_->end()));
+}
+
+std::string StandInRefused(const Signature& signature, int rank, int size) {
+  const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
+  if (kind == CollectiveKind::kAllToAll) return "takes part in no all_to_all";
+  const bool source = kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kScatter;
+  if (source && signature.root == static_cast<uint32_t>(rank)) return "cannot be its root";
+  if (!Valid(signature, size)) return "does not understand it";
+  return "";
+}
+
+std::unique_ptr<Collective> MakeStandIn(const CollectiveId& id, const Signature& signature,
+                                        int rank, const std::vector<int>& hosts) {
+  const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
+  const DType dtype = static_cast<DType>(signature.dtype);
+  const DataBytes bytes = ExpectedBytes(signature, rank, static_cast<int>(hosts.size()));
+  // Zeros that cost nothing until they are touched. An all-reduce works in place.
+  const bool in_place = kind == CollectiveKind::kAllReduce;
+  const size_t all = bytes.input + (in_place ? 0 : bytes.output);
+  const std::shared_ptr<char> memory(static_cast<char*>(std::calloc(all + 1, 1)), std::free);
+  if (memory == nullptr) return nullptr;
+  if (Reduces(kind)) {
+    FillIdentity(dtype, static_cast<ReduceOp>(signature.reduce_op), memory.get(),
+                 bytes.input / ByteSize(dtype));
+  }
+  char* const output = memory.get() + (in_place ? 0 : bytes.input);
+  CollectiveOptions options;
+  options.id = id;
+  options.signature = signature;
+  options.done = [](const Status&) {};
+  try {
+    return MakeExchange(std::move(options), rank, hosts, FlatView({{memory.get(), bytes.input}}),
+                        FlatView({{output, bytes.output}}), memory);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+}  // namespace tfdist

@@ -1,0 +1,57 @@
+#include "core/collectives/stall_check.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tfdist {
+namespace {
+
+// How long peers may take to say where they are.
+constexpr auto kTime = std::chrono::milliseconds(1000);
+
+void Append(std::string* list, const char* separator, const std::string& item) {
+  if (!list->empty()) *list += separator;
+  *list += item;
+}
+
+}  // namespace
+
+StallCheck::StallCheck(const CollectiveId& id, int size, std::vector<int> asked)
+    : id_(id), ends_(Clock::now() + kTime), asked_(std::move(asked)), replies_(size) {}
+
+bool StallCheck::Complete() const {
+  return std::all_of(asked_.begin(), asked_.end(),
+                     [this](int peer) { return replies_[peer].has_value(); });
+}
+
+std::string StallCheck::FindStraggler(int waiting_for, const PeerName& name) const {
+  std::string silent, absent;
+  for (const int peer : asked_) {
+    const std::optional<Reply>& reply = replies_[peer];
+    if (!reply) {
+      Append(&silent, ", ", name(peer));
+    } else if (!reply->started) {
+      Append(&absent, "; ",
+             StrCat(name(peer), ", which has not started it and ",
+                    reply->doing.empty() ? "has no collective pending"
+                                         : StrCat("waits in ", reply->doing)));
+    }
+  }
+  if (!silent.empty()) return silent + ", which does not respond";
+  if (!absent.empty()) return absent;
+  return name(waiting_for) + ", which has started it too";
+}
+
+std::string StallCheck::FindMismatch(double seconds,
+                                     const std::function<bool(const CollectiveId&)>& has_started,
+                                     const PeerName& name) const {
+  for (const int peer : asked_) {
+    const std::optional<Reply>& reply = replies_[peer];
+    if (!reply || reply->started || reply->doing.empty()) continue;
+    if (reply->waited_seconds < seconds || has_started({reply->key, reply->sequence})) continue;
+    return StrCat(name(peer), " waits in ", reply->doing);
+  }
+  return "";
+}
+
+}  // namespace tfdist

@@ -1,0 +1,308 @@
+// What any thread may call. Connecting is in client_connect.cc, the client's own thread in
+// client_thread.cc.
+#include "core/ps/client/client.h"
+
+#include <chrono>
+#include <future>
+#include <map>
+
+#include "core/ps/client/operations/pull_operation.h"
+
+namespace tfdist::ps {
+namespace {
+
+uint64_t NanosecondsSince(TimePoint start) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+}
+
+}  // namespace
+
+Status Client::Create(const ClientOptions& options, std::unique_ptr<Client>* out) {
+  if (options.servers < 1 || options.worker < 0 || options.worker >= options.workers) {
+    return InvalidArgument(StrCat("expected at least 1 server and 0 <= worker < workers, received ",
+                                  options.servers, " servers, worker ", options.worker, " of ",
+                                  options.workers));
+  }
+  if (!(options.timeout_seconds > 0)) {
+    return InvalidArgument(
+        StrCat("expected a timeout of more than 0 s, received ", options.timeout_seconds, " s"));
+  }
+  std::unique_ptr<Client> made(new Client(options));
+  if (Status s = ClientThread::Create(options.servers, options.timeout_seconds, &made->thread_);
+      !s.ok()) {
+    return s;
+  }
+  *out = std::move(made);
+  return Status();
+}
+
+Client::Client(const ClientOptions& options)
+    : options_(options),
+      directory_(options.servers),
+      lookups_(
+          &directory_, &pool_, [this](OperationPtr lookup) { thread_->Submit(std::move(lookup)); },
+          [this](double seconds, std::function<void()> what) {
+            thread_->CallLater(seconds, std::move(what));
+          },
+          options.timeout_seconds),
+      edits_(options.servers),
+      connecting_(options.servers) {}
+
+Client::~Client() = default;
+
+int Client::WaitForLost(double seconds) { return thread_->WaitForLost(seconds); }
+std::string Client::Waiting(double seconds) { return thread_->Waiting(seconds); }
+
+void Client::GiveUp(int server, const Status& status) {
+  if (server >= 0 && server < options_.servers) thread_->GiveUp(server, status);
+}
+
+Status Client::AddParameter(ParameterSpec spec, int* id) {
+  return table_.Add(std::move(spec), options_.servers, id);
+}
+
+Status Client::CheckParameter(int id, const char* what) const {
+  if (table_.Has(id)) return Status();
+  return InvalidArgument(StrCat(what, " of parameter ", id, ", which was not added"));
+}
+
+void Client::Create(int parameter, Memory value, Done done) {
+  if (Status s = CheckParameter(parameter, "the creation"); !s.ok()) return done(s);
+  const ParameterSpec& spec = table_.spec(parameter);
+  if (value.data == nullptr && spec.elements > 0) {
+    return done(
+        InvalidArgument(StrCat("parameter '", spec.name, "' cannot be created without a value")));
+  }
+  // Values may be large: most often another worker, or this one before it was started again, has
+  // created the parameter.
+  thread_->Submit(std::make_shared<CreateOperation>(
+      &table_, parameter, nullptr, [this, parameter, value, done](const Status& status) {
+        if (!status.ok()) return done(status);
+        CreateMissing(parameter, value, done);
+      }));
+}
+
+void Client::CreateMissing(int parameter, const Memory& value, const Done& done) {
+  thread_->Submit(std::make_shared<CreateOperation>(
+      &table_, parameter, &value, [this, parameter, value, done](const Status& status) {
+        if (status.ok()) {
+          table_.With(parameter, [&](Parameter& known) {
+            if (known.pulled.data == nullptr) known.Know(value);
+          });
+        }
+        done(status);
+      }));
+}
+
+void Client::Bind(const OptimizerConfig& config, std::vector<Binding> bindings, Done done) {
+  if (Status s = CheckBindings(table_, bindings); !s.ok()) return done(s);
+  for (const Binding& binding : bindings) {
+    for (const int slot : binding.slots) Exclude(slot);
+  }
+  const Bound bound{config, bindings};
+  thread_->Submit(std::make_shared<BindOperation>(
+      &table_, config, std::move(bindings), [this, bound, done](const Status& status) {
+        if (status.ok()) {
+          const std::lock_guard<std::mutex> lock(mutex_);
+          bound_.push_back(bound);
+        }
+        done(status);
+      }));
+}
+
+void Client::Exclude(int parameter) {
+  if (!table_.Has(parameter)) return;
+  table_.With(parameter, [](Parameter& known) { known.excluded = true; });
+}
+
+bool Client::IsExcluded(int parameter) const {
+  return table_.Has(parameter) &&
+         table_.With(parameter, [](const Parameter& known) { return known.excluded; });
+}
+
+void Client::Pull(std::vector<int> parameters, bool begins_step, Allocate allocate, Done done) {
+  for (const int parameter : parameters) {
+    if (Status s = CheckParameter(parameter, "a pull"); !s.ok()) return done(s);
+  }
+  if (begins_step) {
+    // What a step staged that failed before its push.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    staged_.clear();
+    staged_rows_.clear();
+  }
+  const TimePoint start = Clock::now();
+  thread_->Submit(std::make_shared<PullOperation>(
+      &table_, parameters, begins_step, options_.servers, std::move(allocate),
+      [this, start, done = std::move(done)](const Status& status, uint64_t bytes) {
+        if (status.ok()) {
+          const std::lock_guard<std::mutex> lock(mutex_);
+          ++stats_.pulls;
+          stats_.bytes_pulled += bytes;
+          stats_.pull_nanoseconds += NanosecondsSince(start);
+        }
+        done(status);
+      }));
+}
+
+Memory Client::Pulled(int parameter) const {
+  if (!table_.Has(parameter)) return {};
+  return table_.With(parameter, [](const Parameter& known) { return known.pulled; });
+}
+
+Memory Client::TakePulled(int parameter) {
+  if (!table_.Has(parameter)) return {};
+  return table_.With(parameter, [](Parameter& known) {
+    for (ShardState& shard : known.shards) shard.version = 0;
+    return std::exchange(known.pulled, {});
+  });
+}
+
+int Client::AddTable(const std::string& name, const TableConfig& config, bool resets_slots) {
+  return directory_.Add(name, config, resets_slots);
+}
+
+void Client::CreateTable(int table, Done done) {
+  if (!directory_.Has(table)) return done(InvalidArgument(StrCat("there is no table ", table)));
+  // What a server could not read would break its connection.
+  TableRequest read;
+  const TableRequest request = directory_.RequestFor(table);
+  if (Status s = Decode(Encode(request), &read); !s.ok()) return done(s);
+  thread_->Submit(std::make_shared<CreateTableOperation>(&directory_, table, std::move(done)));
+}
+
+void Client::Dump(int table, int server, uint64_t most, bool slots, RowDump* dump, Done done) {
+  if (!directory_.Has(table) || server < 0 || server >= options_.servers) {
+    return done(InvalidArgument(StrCat("there is no table ", table, " on ps ", server)));
+  }
+  thread_->Submit(std::make_shared<DumpOperation>(&directory_, table, server, most, slots, dump,
+                                                  std::move(done)));
+}
+
+void Client::EditRows(int table, const TableEdit& edit, uint64_t floats, Done done) {
+  if (!directory_.Has(table)) return done(InvalidArgument(StrCat("there is no table ", table)));
+  thread_->Submit(std::make_shared<EditRowsOperation>(
+      &directory_, table, edit, floats, &edits_,
+      [this, table, done = std::move(done)](const Status& status) {
+        // Also where it failed, for some servers may have carried it out.
+        lookups_.Forget(table);
+        done(status);
+      }));
+}
+
+void Client::FindRows(int table, const std::vector<int64_t>& ids, const FoundRows& to, Done done) {
+  if (!directory_.Has(table)) return done(InvalidArgument(StrCat("there is no table ", table)));
+  thread_->Submit(
+      std::make_shared<FindRowsOperation>(&directory_, table, ids, to, std::move(done)));
+}
+
+void Client::StageRows(const StepValues& step, RowGradient gradient) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  staged_rows_.emplace_back(step, std::move(gradient));
+}
+
+void Client::Stage(const StepValues& step, std::vector<Gradient> gradients) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Gradient& gradient : gradients) staged_.emplace_back(step, std::move(gradient));
+}
+
+void Client::Push(std::vector<Value> now, Done done) {
+  lookups_.StepEnds();
+  Gradients gradients;
+  RowGradients of_rows;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    gradients.swap(staged_);
+    of_rows.swap(staged_rows_);
+  }
+  const TimePoint start = Clock::now();
+  auto push = std::make_shared<PushOperation>(
+      &table_, &directory_, &pool_, &pushes_,
+      [this, start](const Status& status, const PushOperation::Outcome& outcome) {
+        if (!status.ok()) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ++stats_.pushes;
+        stats_.dropped_pushes += outcome.dropped ? 1 : 0;
+        stats_.bytes_pushed += outcome.bytes;
+        stats_.push_nanoseconds += NanosecondsSince(start);
+      });
+  const Status status = FillPush(gradients, of_rows, now, push.get());
+  if (status.ok() && !push->empty()) thread_->Submit(std::move(push));
+  done(status);
+}
+
+Status Client::FillPush(const Gradients& gradients, const RowGradients& of_rows,
+                        const std::vector<Value>& now, PushOperation* push) {
+  for (const auto& [step, gradient] : gradients) {
+    if (Status s = push->AddGradient(step, gradient); !s.ok()) return s;
+  }
+  std::map<int, std::vector<const RowGradient*>> by_table;
+  std::map<int, StepValues> steps;
+  for (const auto& [step, gradient] : of_rows) {
+    by_table[gradient.table].push_back(&gradient);
+    steps[gradient.table] = step;
+  }
+  for (const auto& [table, all] : by_table) {
+    if (Status s = push->AddTableRows(steps[table], all); !s.ok()) return s;
+  }
+  for (const Value& value : now) {
+    if (Status s = push->AddChange(value.parameter, value.now, options_.workers == 1); !s.ok()) {
+      return s;
+    }
+  }
+  return Status();
+}
+
+void Client::Set(std::vector<Value> values, Done done) {
+  for (const Value& value : values) {
+    if (Status s = CheckParameter(value.parameter, "a new value"); !s.ok()) return done(s);
+    const ParameterSpec& spec = table_.spec(value.parameter);
+    if (value.now.data == nullptr && spec.elements > 0) {
+      return done(InvalidArgument(StrCat("parameter '", spec.name, "' cannot be set to no value")));
+    }
+  }
+  for (const Value& value : values) {
+    table_.With(value.parameter, [&](Parameter& known) { known.Know(value.now); });
+  }
+  thread_->Submit(std::make_shared<SetOperation>(&table_, values, std::move(done)));
+}
+
+void Client::Reduce(uint64_t key, std::vector<Tensor> tensors, Done done) {
+  for (const Tensor& tensor : tensors) {
+    if (tensor.dtype < DType::kFloat16 || tensor.dtype > DType::kInt64) {
+      return done(InvalidArgument(StrCat("a reduction of opaque bytes, or of unknown dtype ",
+                                         static_cast<int>(tensor.dtype))));
+    }
+  }
+  const int server = static_cast<int>(key % static_cast<uint64_t>(options_.servers));
+  thread_->Submit(std::make_shared<ReduceOperation>(key, std::move(tensors), server, &pool_,
+                                                    &reduce_counts_, std::move(done)));
+}
+
+Status Client::Flush(double timeout_seconds) { return thread_->Flush(timeout_seconds); }
+
+Status Client::Leave(double timeout_seconds) {
+  const TimePoint start = Clock::now();
+  const Status flushed = Flush(timeout_seconds);
+  auto told = std::make_shared<std::promise<Status>>();
+  std::future<Status> ended = told->get_future();
+  thread_->Submit(std::make_shared<LeaveOperation>(
+      options_.servers, [told](const Status& status) { told->set_value(status); }));
+  const auto left = std::chrono::duration<double>(timeout_seconds) - (Clock::now() - start);
+  if (!flushed.ok()) return flushed;
+  if (ended.wait_for(left) == std::future_status::ready) return ended.get();
+  return Status(StatusCode::kDeadlineExceeded,
+                StrCat("no answer to a farewell within ", timeout_seconds, " s"));
+}
+
+void Client::Close() {
+  lookups_.Close();
+  thread_->Close();
+}
+
+ClientStats Client::stats() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+}  // namespace tfdist::ps

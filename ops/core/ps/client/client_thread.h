@@ -1,0 +1,120 @@
+// The thread of a client: it owns every connection, and every operation from when it is submitted
+// until it has ended.
+//
+// Requests to a server are numbered and sent in order. What a server has not answered when its
+// connection breaks waits, and is sent again, in order, when there is a new connection. Nobody
+// waits for the answers of an operation that has failed, but when they come they are still read.
+#ifndef TFDIST_OPS_CORE_PS_CLIENT_CLIENT_THREAD_H_
+#define TFDIST_OPS_CORE_PS_CLIENT_CLIENT_THREAD_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/net/socket.h"
+#include "core/ps/client/connection.h"
+#include "core/ps/client/operations/operation.h"
+
+namespace tfdist::ps {
+
+class ClientThread : private AnswerHandler {
+ public:
+  static Status Create(int servers, double timeout_seconds, std::unique_ptr<ClientThread>* out);
+  ~ClientThread() override;
+
+  // Any thread may call these.
+
+  // Operations begin in the order in which they are submitted.
+  void Submit(OperationPtr operation);
+  // Lets go of the server's connection, if it has one, and tells what is known of the server.
+  Status Disconnect(int server, ServerView* view);
+  // Takes a new connection, on which nothing is under way.
+  Status Adopt(int server, Fd socket, Lending lending, const ServerView& view);
+  void GiveUp(int server, const Status& status);
+  // Calls `what` from this thread, after `seconds`; not at all if it has ended by then.
+  void CallLater(double seconds, std::function<void()> what);
+  int WaitForLost(double seconds);
+  // Which server has not answered for longer than `seconds`, to what and for how long; or empty.
+  std::string Waiting(double seconds);
+  // Until every push has been answered.
+  Status Flush(double timeout_seconds);
+  // Ends what is pending as cancelled.
+  void Close();
+
+ private:
+  struct Remote {
+    std::unique_ptr<Connection> connection;
+    ServerView view;
+    std::map<uint64_t, RequestPtr> unanswered;  // by number
+    bool stale = false;                         // the connection is of no use any more
+    Status given_up;
+  };
+
+  ClientThread(int servers, double timeout_seconds);
+
+  // Any other thread. Post returns false once the thread has ended; Ask waits for the answer.
+  bool Post(std::function<void()> command);
+  Status Ask(const std::function<Status()>& question);
+
+  // The thread only, from here on.
+  void Run();
+  int WaitMilliseconds() const;
+  void RunCommands();
+  void HandleEvents(int server, uint32_t events);
+  void WatchWritable(int server, bool on);
+  void FlushConnections();
+  void CheckDeadlines();
+  void CallWhatIsDue();
+  void LoseStale();
+  void Lose(int server);
+  void Drop(int server);
+
+  void BeginWaiting();
+  void Begin(const OperationPtr& operation);
+  void Send(const RequestPtr& request);
+  void Settle(const RequestPtr& request, const Status& status);
+  void Fail(const OperationPtr& operation, const Status& status);
+  void EndIfSettled(const OperationPtr& operation);
+  void CancelAll(const Status& status);
+  void NotePushEnd();
+  void NotePushFailure(const Status& status);
+  Status TakePushFailure();
+  std::string ServersOwingPushes() const;
+
+  Status OnAnswer(int server, const MessageHeader& header, std::string_view meta,
+                  std::vector<iovec>* target) override;
+  Status OnPayload(int server, const MessageHeader& header) override;
+  void Resend(int server, const RequestPtr& request);
+
+  const double timeout_seconds_;
+  Fd epoll_, wake_;
+  std::thread thread_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::function<void()>> commands_;  // guarded by mutex_
+  std::deque<int> lost_;                         // guarded by mutex_
+  uint64_t open_pushes_ = 0;                     // guarded by mutex_
+  Status push_failure_;                          // guarded by mutex_; the next pull's
+  bool closing_ = false;                         // guarded by mutex_
+  bool ended_ = false;                           // guarded by mutex_
+
+  std::vector<Remote> remotes_;
+  std::multimap<TimePoint, std::function<void()>> later_;
+  std::deque<OperationPtr> waiting_;  // submitted, and not begun
+  OperationPtr pull_, push_, edit_;   // under way
+  uint64_t next_number_ = 1;
+  bool stop_ = false;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_CLIENT_CLIENT_THREAD_H_

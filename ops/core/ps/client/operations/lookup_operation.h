@@ -1,0 +1,95 @@
+// Rows of tables, brought from the servers: each id travels once, however often it occurs.
+#ifndef TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_LOOKUP_OPERATION_H_
+#define TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_LOOKUP_OPERATION_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/block.h"
+#include "core/math/dtype.h"
+#include "core/ps/client/lookups/row_cache.h"
+#include "core/ps/client/operations/operation.h"
+#include "core/ps/client/operations/parameter_table.h"
+#include "core/ps/client/operations/table_directory.h"
+#include "core/ps/table/unique_ids.h"
+
+namespace tfdist::ps {
+
+// Ids of one table, and the memory for their rows.
+struct TableLookup {
+  int table = 0;
+  std::vector<int64_t> ids;      // may repeat
+  Memory rows;                   // float32, as wide as the table for each id
+  DType wire = DType::kFloat32;  // what the rows travel as
+};
+
+struct LookupCounts {
+  uint64_t ids = 0;                            // asked for
+  uint64_t rows = 0, bytes = 0;                // that have come
+  uint64_t cache_lookups = 0, cache_hits = 0;  // unique ids
+};
+
+class LookupOperation : public Operation {
+ public:
+  using Done = std::function<void(const Status&, const LookupCounts&)>;
+
+  // Rows that `caches` have are not asked for, and those that come are put there; null: not used.
+  // `step` is the worker's.
+  LookupOperation(const TableDirectory* directory, BlockPool* pool, const RowCaches* caches,
+                  uint64_t step, std::vector<TableLookup> lookups, bool training, Done done);
+
+  Status Meta(const Request& request, const ServerView& view, std::string* meta) override;
+  Status OnAnswer(const Request& request, ServerView* view, std::string_view meta,
+                  uint64_t payload_bytes, std::vector<iovec>* target) override;
+  Status OnPayload(const Request& request) override;
+  void OnEnd(const Status& status) override;
+
+ private:
+  struct Repeat {
+    uint32_t place;
+    float* row;
+  };
+  // What one server has of a group.
+  struct Part {
+    std::vector<uint32_t> places;
+    bool direct = false;             // its rows come into their places
+    const char* received = nullptr;  // else here
+  };
+  // All lookups in one table whose rows travel alike.
+  struct Group {
+    int table = 0;
+    DType wire = DType::kFloat32;
+    size_t width = 0;
+    std::shared_ptr<RowCache> cache;
+    uint64_t cache_edition = 0;
+    UniqueIds unique;
+    std::vector<float*> rows;  // of each unique id, for its first occurrence
+    std::vector<Repeat> repeats;
+    std::vector<uint32_t> missing;  // places that are not cached
+    std::vector<Part> parts;        // by server
+
+    size_t BytesOf(const Part& part) const { return part.places.size() * width * ByteSize(wire); }
+  };
+
+  Group& GroupOf(const TableLookup& lookup, const RowCaches* caches);
+  void Add(const TableLookup& lookup, Group* group);
+  void AskFor(Group* group);
+
+  const TableDirectory* const directory_;
+  BlockPool* const pool_;
+  const uint64_t step_;
+  const bool training_;
+  const std::vector<TableLookup> lookups_;
+  Done done_;
+  std::vector<Group> groups_;
+  std::vector<BlockPtr> received_;  // by server
+  LookupCounts counts_;
+};
+
+}  // namespace tfdist::ps
+
+#endif  // TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_LOOKUP_OPERATION_H_

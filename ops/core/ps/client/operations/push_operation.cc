@@ -1,0 +1,233 @@
+#include "core/ps/client/operations/push_operation.h"
+
+#include <cstring>
+#include <utility>
+
+#include "core/ps/client/operations/difference.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr size_t kMaxSteps = 256;  // that a message can tell apart
+
+Status InvalidPush(const ParameterSpec& spec, const std::string& what) {
+  return Status(StatusCode::kInvalidArgument,
+                StrCat("a push of parameter '", spec.name, "': ", what));
+}
+
+}  // namespace
+
+PushOperation::PushOperation(ParameterTable* table, const TableDirectory* directory,
+                             BlockPool* pool, std::atomic<uint64_t>* pushes, Done done)
+    : Operation(Kind::kPush, "a push"),
+      table_(table),
+      directory_(directory),
+      pool_(pool),
+      pushes_(pushes),
+      done_(std::move(done)),
+      parts_(directory->servers()) {
+  for (int server = 0; server < directory->servers(); ++server) To(server, MessageType::kPush);
+}
+
+Status PushOperation::AddGradient(const StepValues& step, const Gradient& gradient) {
+  const ParameterSpec& spec = table_->spec(gradient.parameter);
+  if (spec.shards.empty()) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("a gradient of parameter ", gradient.parameter, ", which was not added"));
+  }
+  uint8_t index = 0;
+  if (Status s = StepIndex(step, &index); !s.ok()) return s;
+  if (gradient.width > 0) return AddRows(gradient, index);
+  if (gradient.values.data == nullptr && spec.elements > 0) {
+    return InvalidPush(spec, "its gradient has no values");
+  }
+  for (size_t i = 0; i < spec.shards.size(); ++i) {
+    const ShardSpec& shard = spec.shards[i];
+    PushRequest::Entry entry;
+    entry.kind = UpdateKind::kGradient;
+    entry.step = index;
+    Add({gradient.parameter, static_cast<int>(i)}, entry);
+    AddPayload(shard.server, gradient.values.data + spec.OffsetOf(shard), spec.BytesOf(shard),
+               gradient.values.owner);
+  }
+  return Status();
+}
+
+Status PushOperation::AddRows(const Gradient& gradient, uint8_t step) {
+  const ParameterSpec& spec = table_->spec(gradient.parameter);
+  const uint64_t width = gradient.width;
+  for (const ShardSpec& shard : spec.shards) {
+    if (shard.first % width == 0 && shard.count % width == 0) continue;
+    return InvalidPush(spec, StrCat("rows of ", width, " elements do not fit its shard of ",
+                                    shard.count, " elements from ", shard.first));
+  }
+  for (const int64_t row : gradient.rows) {
+    if (row >= 0 && static_cast<uint64_t>(row) < spec.elements / width) continue;
+    return InvalidPush(spec, StrCat("expected rows from 0 to ", spec.elements / width,
+                                    " less 1, received row ", row));
+  }
+  for (size_t i = 0; i < spec.shards.size(); ++i) {
+    const ShardSpec& shard = spec.shards[i];
+    PushRequest::Entry entry;
+    entry.kind = UpdateKind::kRows;
+    entry.step = step;
+    entry.width = width;
+    entry.rows = gradient.rows.size();
+    if (spec.shards.size() == 1) {
+      auto rows = std::make_shared<std::vector<int64_t>>(gradient.rows);
+      AddPayload(shard.server, rows->data(), rows->size() * sizeof(int64_t), rows);
+      AddPayload(shard.server, gradient.values.data, rows->size() * width * ByteSize(spec.dtype),
+                 gradient.values.owner);
+    } else {
+      const BlockPtr block = GatherRows(gradient, spec, shard, &entry.rows);
+      AddPayload(shard.server, block->data(), block->bytes(), block);
+    }
+    Add({gradient.parameter, static_cast<int>(i)}, entry);
+  }
+  return Status();
+}
+
+// The numbers of the rows of a shard, counted from its first, and then the rows.
+BlockPtr PushOperation::GatherRows(const Gradient& gradient, const ParameterSpec& spec,
+                                   const ShardSpec& shard, uint64_t* count) {
+  const auto first = static_cast<int64_t>(shard.first / gradient.width);
+  const auto end = first + static_cast<int64_t>(shard.count / gradient.width);
+  const auto is_here = [&](int64_t row) { return row >= first && row < end; };
+  *count = 0;
+  for (const int64_t row : gradient.rows) *count += is_here(row) ? 1 : 0;
+  const size_t row_bytes = gradient.width * ByteSize(spec.dtype);
+  BlockPtr block = pool_->Take(*count * (sizeof(int64_t) + row_bytes));
+  char* number = block->data();
+  char* values = block->data() + *count * sizeof(int64_t);
+  for (size_t i = 0; i < gradient.rows.size(); ++i) {
+    if (!is_here(gradient.rows[i])) continue;
+    const int64_t local = gradient.rows[i] - first;
+    std::memcpy(number, &local, sizeof(local));
+    std::memcpy(values, gradient.values.data + i * row_bytes, row_bytes);
+    number += sizeof(local);
+    values += row_bytes;
+  }
+  return block;
+}
+
+Status PushOperation::StepIndex(const StepValues& step, uint8_t* index) {
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    if (steps_[i].learning_rate == step.learning_rate && steps_[i].step == step.step) {
+      *index = static_cast<uint8_t>(i);
+      return Status();
+    }
+  }
+  if (steps_.size() == kMaxSteps) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("a push: expected at most ", kMaxSteps,
+                         " different learning rates and step numbers, received more"));
+  }
+  *index = static_cast<uint8_t>(steps_.size());
+  steps_.push_back(step);
+  return Status();
+}
+
+Status PushOperation::AddChange(int parameter, const Memory& now, bool alone) {
+  const ParameterSpec& spec = table_->spec(parameter);
+  if (spec.shards.empty()) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("a push of parameter ", parameter, ", which was not added"));
+  }
+  if (spec.elements == 0) return Status();
+  if (now.data == nullptr) return InvalidPush(spec, "it has no value");
+  const Parameter then = table_->With(parameter, [](const Parameter& known) {
+    Parameter copy;
+    copy.pulled = known.pulled;
+    copy.shards = known.shards;
+    copy.excluded = known.excluded;
+    return copy;
+  });
+  // The servers change it, and steps do not pull it: what the worker holds means nothing.
+  if (then.excluded && then.pulled.data == nullptr) return Status();
+  if (now.data == then.pulled.data) return Status();
+  std::vector<bool> changed(spec.shards.size(), false);
+  for (size_t i = 0; i < spec.shards.size(); ++i) {
+    const ShardSpec& shard = spec.shards[i];
+    const size_t offset = spec.OffsetOf(shard), bytes = spec.BytesOf(shard);
+    const bool known = then.pulled.data != nullptr && then.shards[i].whole;
+    if (known && std::memcmp(now.data + offset, then.pulled.data + offset, bytes) == 0) continue;
+    changed[i] = true;
+    PushRequest::Entry entry;
+    entry.kind = alone ? UpdateKind::kAssign : UpdateKind::kDelta;
+    if (alone) {
+      AddPayload(shard.server, now.data + offset, bytes, now.owner);
+    } else if (known) {
+      const BlockPtr change = pool_->Take(bytes);
+      Subtract(spec.dtype, change->data(), now.data + offset, then.pulled.data + offset,
+               shard.count);
+      AddPayload(shard.server, change->data(), bytes, change);
+    } else {
+      return Status(StatusCode::kFailedPrecondition,
+                    StrCat("parameter '", spec.name,
+                           "' has changed in a step, but its value before is not known: it was "
+                           "not pulled"));
+    }
+    Add({parameter, static_cast<int>(i)}, entry);
+  }
+  table_->With(parameter, [&](Parameter& known) {
+    known.pulled = now;  // `then` still holds the old one
+    for (size_t i = 0; i < changed.size(); ++i) {
+      known.shards[i].whole = true;
+      if (changed[i]) known.shards[i].version = 0;
+    }
+  });
+  return Status();
+}
+
+void PushOperation::Add(const ShardRef& ref, const PushRequest::Entry& entry) {
+  Part& part = parts_[table_->spec(ref.parameter).shards[ref.shard].server];
+  part.shards.push_back(ref);
+  part.entries.push_back(entry);
+  ++entries_;
+}
+
+void PushOperation::AddPayload(int server, const void* data, size_t bytes,
+                               std::shared_ptr<void> owner) {
+  Append(&To(server, MessageType::kPush), data, bytes, std::move(owner));
+  outcome_.bytes += bytes;
+}
+
+Status PushOperation::Meta(const Request& request, const ServerView& view, std::string* meta) {
+  if (sequence_ == 0) sequence_ = ++*pushes_;
+  Part& part = parts_[request.server];
+  if (part.incarnation == 0) {
+    part.incarnation = view.step_incarnation;
+    part.clock = view.step_clock;
+  }
+  PushRequest message;
+  message.sequence = sequence_;
+  message.clock = part.clock;
+  message.incarnation = part.incarnation;
+  message.steps = steps_;
+  message.entries = part.entries;
+  for (size_t i = 0; i < part.shards.size(); ++i) {
+    uint32_t* const number = &message.entries[i].shard;
+    const ShardRef& ref = part.shards[i];
+    const Status status = part.entries[i].kind == UpdateKind::kTableRows
+                              ? directory_->NumberOf(request.server, ref.parameter, number)
+                              : table_->NumberOf(ref, number);
+    if (!status.ok()) return status;
+  }
+  *meta = Encode(message);
+  return Status();
+}
+
+Status PushOperation::OnAnswer(const Request&, ServerView*, std::string_view meta,
+                               uint64_t payload_bytes, std::vector<iovec>*) {
+  PushReply reply;
+  if (Status s = Decode(meta, &reply); !s.ok()) return s;
+  if (payload_bytes != 0) {
+    return Status(StatusCode::kInvalidArgument, "an answer to a push has no payload");
+  }
+  outcome_.dropped = outcome_.dropped || reply.dropped;
+  return Status();
+}
+
+void PushOperation::OnEnd(const Status& status) { std::exchange(done_, nullptr)(status, outcome_); }
+
+}  // namespace tfdist::ps

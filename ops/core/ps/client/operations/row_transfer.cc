@@ -1,0 +1,185 @@
+#include "core/ps/client/operations/row_transfer.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+// The items of `all` at `places`, `each` to a place.
+template <typename T>
+std::shared_ptr<std::vector<T>> Gather(const T* all, const std::vector<uint32_t>& places,
+                                       size_t each) {
+  auto some = std::make_shared<std::vector<T>>();
+  some->reserve(places.size() * each);
+  for (const uint32_t place : places) {
+    some->insert(some->end(), all + place * each, all + (place + 1) * each);
+  }
+  return some;
+}
+
+template <typename T>
+iovec PieceOf(std::vector<T>* values) {
+  return {values->data(), values->size() * sizeof(T)};
+}
+
+}  // namespace
+
+DumpOperation::DumpOperation(const TableDirectory* directory, int table, int server, uint64_t most,
+                             bool slots, RowDump* dump, Done done)
+    : PlainOperation(Kind::kOther, StrCat("a dump of table '", directory->name(table), "'"),
+                     std::move(done)),
+      directory_(directory),
+      table_(table),
+      most_(most),
+      slots_(slots),
+      begun_{dump->incarnation, dump->cursor, true, {}},
+      dump_(dump) {
+  To(server, MessageType::kDump);
+}
+
+Status DumpOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
+  DumpRequest message;
+  message.incarnation = begun_.incarnation;
+  message.cursor = begun_.cursor;
+  message.most = most_;
+  message.slots = slots_;
+  const Status status = directory_->NumberOf(request.server, table_, &message.table);
+  if (status.ok()) *meta = Encode(message);
+  return status;
+}
+
+Status DumpOperation::OnAnswer(const Request&, ServerView*, std::string_view meta,
+                               uint64_t payload_bytes, std::vector<iovec>* target) {
+  DumpReply reply;
+  if (Status s = Decode(meta, &reply); !s.ok()) return s;
+  constexpr uint64_t kHead = sizeof(int64_t) + 2 * sizeof(uint32_t);
+  const uint64_t row_bytes = reply.rows == 0 ? 0 : payload_bytes / reply.rows;
+  if (reply.rows * row_bytes != payload_bytes || (reply.rows > 0 && row_bytes <= kHead) ||
+      (reply.rows > 0 && row_bytes % sizeof(float) != 0)) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat(reply.rows, " rows of ", payload_bytes, " bytes"));
+  }
+  dump_->incarnation = reply.incarnation;
+  dump_->cursor = reply.cursor;
+  dump_->more = reply.more;
+  SavedRows& rows = dump_->rows;
+  rows.ids.resize(reply.rows);
+  rows.used.resize(reply.rows);
+  rows.counts.resize(reply.rows);
+  rows.content.resize(reply.rows * (row_bytes - std::min(row_bytes, kHead)) / sizeof(float));
+  if (reply.rows > 0) {
+    target->insert(target->end(), {PieceOf(&rows.ids), PieceOf(&rows.used), PieceOf(&rows.counts),
+                                   PieceOf(&rows.content)});
+  }
+  return Status();
+}
+
+EditRowsOperation::EditRowsOperation(const TableDirectory* directory, int table,
+                                     const TableEdit& edit, uint64_t floats,
+                                     std::vector<uint64_t>* sequences, Done done)
+    : PlainOperation(Kind::kEdit, StrCat("an edit of rows of table '", directory->name(table), "'"),
+                     std::move(done)),
+      directory_(directory),
+      table_(table),
+      kind_(edit.kind),
+      floats_(floats),
+      sequences_(sequences),
+      parts_(directory->servers()) {
+  std::vector<std::vector<uint32_t>> places(directory->servers());
+  for (size_t i = 0; i < edit.count; ++i) {
+    places[ServerOfId(edit.ids[i], directory->servers())].push_back(static_cast<uint32_t>(i));
+  }
+  const auto append = [this](int server, const auto& values) {
+    Append(&To(server, MessageType::kEditRows), values->data(),
+           values->size() * sizeof(values->front()), values);
+  };
+  for (int server = 0; server < directory->servers(); ++server) {
+    parts_[server].rows = places[server].size();
+    if (kind_ == EditKind::kClear) To(server, MessageType::kEditRows);
+    if (places[server].empty()) continue;
+    append(server, Gather(edit.ids, places[server], 1));
+    if (kind_ == EditKind::kRestore) {
+      append(server, Gather(edit.used, places[server], 1));
+      append(server, Gather(edit.counts, places[server], 1));
+    }
+    if (floats > 0) append(server, Gather(edit.content, places[server], floats));
+  }
+}
+
+Status EditRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
+  Part& part = parts_[request.server];
+  EditRowsRequest message;
+  const Status status = directory_->NumberOf(request.server, table_, &message.table);
+  if (!status.ok()) return status;
+  if (part.sequence == 0) part.sequence = ++(*sequences_)[request.server];
+  message.kind = kind_;
+  message.rows = part.rows;
+  message.floats = floats_;
+  message.sequence = part.sequence;
+  *meta = Encode(message);
+  return Status();
+}
+
+FindRowsOperation::FindRowsOperation(const TableDirectory* directory, int table,
+                                     const std::vector<int64_t>& ids, const FoundRows& to,
+                                     Done done)
+    : PlainOperation(Kind::kOther, StrCat("a search in table '", directory->name(table), "'"),
+                     std::move(done)),
+      directory_(directory),
+      table_(table),
+      width_(to.rows == nullptr ? 0 : directory->config(table).width),
+      to_(to),
+      parts_(directory->servers()) {
+  std::vector<IdsByServer::Part> by_server = IdsByServer(ids, directory->servers()).parts;
+  for (int server = 0; server < directory->servers(); ++server) {
+    parts_[server].places = std::move(by_server[server].places);
+    if (to.size != nullptr) To(server, MessageType::kFindRows);
+    if (parts_[server].places.empty()) continue;
+    auto asked = std::make_shared<std::vector<int64_t>>(std::move(by_server[server].ids));
+    Append(&To(server, MessageType::kFindRows), asked->data(), asked->size() * sizeof(int64_t),
+           asked);
+  }
+  if (to.size != nullptr) *to.size = 0;
+}
+
+Status FindRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
+  FindRowsRequest message;
+  message.count = parts_[request.server].places.size();
+  message.values = width_ > 0;
+  const Status status = directory_->NumberOf(request.server, table_, &message.table);
+  if (status.ok()) *meta = Encode(message);
+  return status;
+}
+
+Status FindRowsOperation::OnAnswer(const Request& request, ServerView*, std::string_view meta,
+                                   uint64_t payload_bytes, std::vector<iovec>* target) {
+  Part& part = parts_[request.server];
+  FindRowsReply reply;
+  if (Status s = Decode(meta, &reply); !s.ok()) return s;
+  const size_t count = part.places.size();
+  const uint64_t expected = count * (1 + width_ * sizeof(float));
+  if (payload_bytes != expected) {
+    return Status(StatusCode::kInvalidArgument, StrCat("expected ", count, " rows of ", expected,
+                                                       " bytes, received ", payload_bytes));
+  }
+  part.size = reply.rows;
+  part.found.resize(count);
+  part.rows.resize(count * width_);
+  if (count > 0) target->push_back(PieceOf(&part.found));
+  if (width_ > 0 && count > 0) target->push_back(PieceOf(&part.rows));
+  return Status();
+}
+
+Status FindRowsOperation::OnPayload(const Request& request) {
+  Part& part = parts_[request.server];
+  for (size_t i = 0; i < part.places.size(); ++i) {
+    to_.found[part.places[i]] = part.found[i];
+    std::copy_n(part.rows.begin() + i * width_, width_, to_.rows + part.places[i] * width_);
+  }
+  if (to_.size != nullptr) *to_.size += part.size;
+  return Status();
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,25 @@
+// The server's optimizers for Python, through ctypes: there they can be compared with Keras.
+#include <cstddef>
+#include <cstdint>
+
+#include "core/ps/optimizers/optimizer.h"
+
+extern "C" {
+
+// Makes one step of `config` in place, on arrays of `count` elements; one array in `slots` for each
+// slot. Returns whether there are such steps for `dtype` and for so many slots.
+bool tfdist_ps_optimize(const tfdist::ps::OptimizerConfig* config, double learning_rate,
+                        int64_t step, double weight_decay, int dtype, size_t count,
+                        const void* gradient, void* value, void* const* slots, int slot_count) {
+  using tfdist::DType;
+  const DType type = static_cast<DType>(dtype);
+  if (!tfdist::ps::CanOptimize(type) || slot_count != tfdist::ps::SlotCount(*config)) return false;
+  tfdist::ps::StepRuns runs;
+  runs.gradient = gradient;
+  runs.value = {value, value};
+  for (int slot = 0; slot < slot_count; ++slot) runs.slots[slot] = {slots[slot], slots[slot]};
+  tfdist::ps::Optimize(*config, {learning_rate, step}, weight_decay, type, count, runs);
+  return true;
+}
+
+}  // extern "C"

@@ -1,0 +1,209 @@
+#include "core/ps/server/reducer.h"
+
+#include <algorithm>
+#include <new>
+
+namespace tfdist::ps {
+namespace {
+
+constexpr size_t kMostFinished = 256;
+constexpr size_t kMostSums = 4096;
+
+}  // namespace
+
+Reducer::Reducer(int workers, IsActive is_active, Patience patience, Deliver deliver,
+                 Disconnect disconnect)
+    : workers_(workers),
+      is_active_(std::move(is_active)),
+      patience_(std::move(patience)),
+      deliver_(std::move(deliver)),
+      disconnect_(std::move(disconnect)),
+      latest_(workers),
+      returned_(workers) {}
+
+void Reducer::Add(uint64_t session, int worker, uint64_t number, const ReduceRequest& request,
+                  std::vector<BlockPtr> tensors) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Key& key = keys_[request.key];
+  key.latest.resize(workers_);
+  key.latest[worker] = std::max(key.latest[worker], request.sequence);
+  latest_[worker] = std::max(latest_[worker], request.sequence);
+  auto sum = Find(request.key, request.sequence);
+  if (sum == sums_.end()) {
+    if (key.finished && request.sequence <= *key.finished) {
+      // The others did without this worker, and it has to do without them.
+      return deliver_(session, {MessageType::kOk, number, "", std::move(tensors)});
+    }
+    if (sums_.size() >= kMostSums) {
+      const Status status(StatusCode::kFailedPrecondition,
+                          StrCat("too many reductions wait for other workers: ", sums_.size()));
+      return deliver_(session, ErrorAnswer(number, status));
+    }
+    Sums fresh(1);
+    sum = fresh.begin();
+    sum->key = request.key;
+    sum->sequence = request.sequence;
+    sum->first = worker;
+    sum->dtypes = request.dtypes;
+    sum->elements = request.elements;
+    sum->since = Clock::now();
+    sum->waiting.reserve(1);
+    sums_.splice(sums_.end(), fresh);  // whole, or not at all if there is no memory
+  } else if (Status s = Compare(*sum, worker, request); !s.ok()) {
+    return deliver_(session, ErrorAnswer(number, s));
+  }
+  if (sum->finished) {
+    deliver_(session, {MessageType::kOk, number, "", sum->tensors});
+    return Forget();
+  }
+  std::set<int> contributor = {worker};
+  sum->waiting.push_back({session, worker, number});
+  if (sum->contributors.empty()) {
+    sum->tensors = std::move(tensors);
+  } else if (sum->contributors.count(worker) == 0) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      tfdist::Add(sum->dtypes[i], sum->tensors[i]->data(), sum->tensors[i]->data(),
+                  tensors[i]->data(), sum->elements[i]);
+    }
+  }
+  sum->contributors.merge(contributor);  // needs no memory
+  FinishComplete();
+}
+
+Reducer::Sums::iterator Reducer::Find(uint64_t key, uint64_t sequence) {
+  return std::find_if(sums_.begin(), sums_.end(),
+                      [=](const Sum& sum) { return sum.key == key && sum.sequence == sequence; });
+}
+
+Status Reducer::Compare(const Sum& sum, int worker, const ReduceRequest& request) const {
+  const auto differs = [&](const std::string& expected, const std::string& received) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        StrCat("reduction ", sum.key, ", execution ", sum.sequence, ": expected ", expected,
+               ", as from rank ", sum.first, ", received ", received, " from rank ", worker));
+  };
+  if (sum.dtypes.size() != request.dtypes.size()) {
+    return differs(StrCat(sum.dtypes.size(), " tensors"), StrCat(request.dtypes.size()));
+  }
+  for (size_t i = 0; i < sum.dtypes.size(); ++i) {
+    if (sum.dtypes[i] == request.dtypes[i] && sum.elements[i] == request.elements[i]) continue;
+    return differs(StrCat(Describe(sum.dtypes[i], sum.elements[i]), " for tensor ", i),
+                   Describe(request.dtypes[i], request.elements[i]));
+  }
+  return Status();
+}
+
+bool Reducer::IsMissing(const Sum& sum, int worker) const {
+  const Key& key = keys_.at(sum.key);
+  return sum.contributors.count(worker) == 0 && key.latest[worker] <= sum.sequence &&
+         is_active_(worker);
+}
+
+void Reducer::FinishComplete() {
+  for (Sum& sum : sums_) {
+    bool complete = !sum.finished;
+    for (int worker = 0; worker < workers_ && complete; ++worker) {
+      complete = !IsMissing(sum, worker);
+    }
+    if (complete) Finish(&sum);
+  }
+  Forget();
+}
+
+void Reducer::Finish(Sum* sum) {
+  sum->finished = true;
+  std::optional<uint64_t>& finished = keys_.at(sum->key).finished;
+  finished = std::max(finished.value_or(0), sum->sequence);
+  for (const Waiting& waiting : sum->waiting) {
+    try {
+      deliver_(waiting.session, {MessageType::kOk, waiting.number, "", sum->tensors});
+    } catch (const std::bad_alloc&) {
+      disconnect_(waiting.session);  // the worker asks again, and the sum is kept for it
+    }
+  }
+  sum->waiting.clear();
+}
+
+// A result is kept for those whose connection breaks before it has reached them.
+void Reducer::Forget() {
+  size_t kept = 0;
+  for (auto sum = sums_.end(); sum != sums_.begin();) {
+    --sum;
+    if (!sum->finished) continue;
+    const bool wanted = std::any_of(sum->contributors.begin(), sum->contributors.end(),
+                                    [&](int worker) { return latest_[worker] <= sum->sequence; });
+    if (wanted && ++kept <= kMostFinished) continue;
+    sum = sums_.erase(sum);
+  }
+}
+
+void Reducer::Check() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  FinishComplete();
+}
+
+void Reducer::Returned(int worker) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  returned_[worker] = Clock::now();
+}
+
+void Reducer::ProcessEnded(int worker) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  latest_[worker] = 0;
+  for (auto& [number, key] : keys_) {
+    if (!key.latest.empty()) key.latest[worker] = 0;
+  }
+  for (Sum& sum : sums_) {
+    if (sum.finished) sum.contributors.erase(worker);
+  }
+  Forget();
+}
+
+void Reducer::Gone(uint64_t session) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Sum& sum : sums_) {
+    const auto end =
+        std::remove_if(sum.waiting.begin(), sum.waiting.end(),
+                       [session](const Waiting& waiting) { return waiting.session == session; });
+    sum.waiting.erase(end, sum.waiting.end());
+  }
+}
+
+void Reducer::AddWaits(bool* waits) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Sum& sum : sums_) {
+    if (sum.finished) continue;
+    for (int other = 0; other < workers_; ++other) {
+      if (!IsMissing(sum, other)) continue;
+      for (const Waiting& waiting : sum.waiting) waits[waiting.worker * workers_ + other] = true;
+    }
+  }
+}
+
+std::vector<int> Reducer::Late(TimePoint now) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::set<int> late;
+  for (const Sum& sum : sums_) {
+    if (sum.finished) continue;
+    for (int worker = 0; worker < workers_; ++worker) {
+      if (!IsMissing(sum, worker)) continue;
+      if (std::max(sum.since, returned_[worker]) + patience_(worker) <= now) late.insert(worker);
+    }
+  }
+  return {late.begin(), late.end()};
+}
+
+TimePoint Reducer::NextDeadline() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TimePoint next = TimePoint::max();
+  for (const Sum& sum : sums_) {
+    if (sum.finished) continue;
+    for (int worker = 0; worker < workers_; ++worker) {
+      if (!IsMissing(sum, worker)) continue;
+      next = std::min(next, std::max(sum.since, returned_[worker]) + patience_(worker));
+    }
+  }
+  return next;
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,403 @@
+#include "core/ps/server/request.h"
+
+#include <type_traits>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+// The parts of a payload, and how large they are together.
+class Layout {
+ public:
+  void AddShard(const Shard& shard) { Add(shard.bytes, true); }
+  // `elements` as the sender says.
+  void AddClaimed(DType dtype, uint64_t elements) {
+    const std::optional<uint64_t> bytes = BytesOf(dtype, elements);
+    if (!bytes) {
+      too_large_ = true;
+    } else {
+      Add(*bytes, false);
+    }
+  }
+  // The parts, if they make up the payload.
+  Status Finish(const MessageHeader& header, Incoming* request) {
+    if (too_large_ || bytes_ != header.payload_bytes) {
+      return InvalidArgument(StrCat("a request with ", header.payload_bytes,
+                                    " bytes of values, expected ",
+                                    too_large_ ? kMaxPayloadBytes : bytes_));
+    }
+    if (request->refusal.ok()) request->parts = std::move(parts_);
+    return Status();
+  }
+
+ private:
+  void Add(uint64_t bytes, bool of_shard) {
+    if (bytes > kMaxPayloadBytes - bytes_) too_large_ = true;
+    if (too_large_) return;
+    bytes_ += bytes;
+    parts_.push_back({bytes, of_shard});
+  }
+
+  std::vector<PayloadPart> parts_;
+  uint64_t bytes_ = 0;
+  bool too_large_ = false;
+};
+
+Status NoSuchShard(uint32_t number) {
+  return InvalidArgument(StrCat("there is no shard ", number, "; it was never created here"));
+}
+
+Status LayOut(const MessageHeader& header, const CreateRequest& body, const Store& store,
+              Incoming* request) {
+  Layout layout;
+  uint64_t fresh_bytes = 0;
+  for (const CreateRequest::Entry& entry : body.entries) {
+    if (!entry.has_value) continue;
+    layout.AddClaimed(entry.dtype, entry.elements);
+    if (!store.Has(entry.name)) fresh_bytes += BytesOf(entry.dtype, entry.elements).value_or(0);
+  }
+  const Status status = layout.Finish(header, request);
+  if (status.ok()) store.memory().Check(fresh_bytes, MemoryUse::kPersistent);
+  return status;
+}
+
+// Whether this may be done to the shard.
+Status CheckUpdate(const PushRequest::Entry& entry, const Shard& shard) {
+  const auto wrong = [&shard](const std::string& what) {
+    return InvalidArgument(
+        StrCat("shard '", shard.name, "' (", Describe(shard.dtype, shard.elements), ") ", what));
+  };
+  switch (entry.kind) {
+    case UpdateKind::kAssign:
+      return Status();
+    case UpdateKind::kDelta:
+      if (shard.dtype != DType::kBytes) return Status();
+      return wrong("has no numbers to add to");
+    case UpdateKind::kRows:
+      if (entry.width == 0 || shard.elements % entry.width != 0) {
+        return wrong(StrCat("has no rows of ", entry.width, " elements"));
+      }
+      break;
+    case UpdateKind::kGradient:
+    case UpdateKind::kTableRows:
+      break;
+  }
+  if (shard.binding.has_value()) return Status();
+  return wrong("received a gradient, but no optimizer was bound to it");
+}
+
+// A gradient of a table's rows. What does not fit is refused; what would be too large fails.
+Status CheckTableRows(const PushRequest::Entry& entry, const Store& store) {
+  const Table* const table = store.FindTable(entry.shard);
+  if (table == nullptr) return InvalidArgument(StrCat("there is no table ", entry.shard));
+  if (entry.width != table->config().width) {
+    return InvalidArgument(StrCat("a table of rows of ", table->config().width,
+                                  " elements received gradients of ", entry.width));
+  }
+  return Status();
+}
+
+Status LayOut(const MessageHeader& header, const LookupRequest& body, const Store& store,
+              Incoming* request) {
+  Layout layout;
+  uint64_t answer_bytes = 0;
+  for (const LookupRequest::Entry& entry : body.entries) {
+    layout.AddClaimed(DType::kInt64, entry.count);
+    const Table* const table = store.FindTable(entry.table);
+    if (table == nullptr) {
+      request->refusal =
+          InvalidArgument(StrCat("there is no table ", entry.table, " to look up in"));
+    } else if (entry.count <= kMaxPayloadBytes / sizeof(int64_t)) {
+      answer_bytes += entry.count * table->config().width * ByteSize(entry.wire);
+    }
+  }
+  if (answer_bytes > kMaxPayloadBytes) {
+    request->refusal =
+        InvalidArgument(StrCat("a lookup of more than ", kMaxPayloadBytes, " bytes"));
+  }
+  const Status status = layout.Finish(header, request);
+  if (status.ok() && request->refusal.ok()) {
+    store.memory().Admit(header.payload_bytes + answer_bytes);
+  }
+  return status;
+}
+
+Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store& store,
+              Incoming* request) {
+  if (store.FindTable(body.table) == nullptr) {
+    request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to dump"));
+  }
+  return Layout().Finish(header, request);
+}
+
+Status LayOut(const MessageHeader& header, const EditRowsRequest& body, const Store& store,
+              Incoming* request) {
+  const Table* const table = store.FindTable(body.table);
+  if (table == nullptr) {
+    request->refusal =
+        InvalidArgument(StrCat("there is no table ", body.table, " whose rows could be edited"));
+  } else if (const size_t floats = table->EditFloats(body.kind); body.floats != floats) {
+    request->refusal = InvalidArgument(StrCat("table '", table->name(), "': expected rows of ",
+                                              floats, " numbers, received ", body.floats));
+  }
+  Layout layout;
+  layout.AddClaimed(DType::kInt64, body.rows);
+  if (body.kind == EditKind::kRestore) {
+    layout.AddClaimed(DType::kInt32, body.rows);
+    layout.AddClaimed(DType::kInt32, body.rows);
+  }
+  const bool fits = body.floats == 0 || body.rows <= kMaxPayloadBytes / body.floats;
+  layout.AddClaimed(DType::kFloat32, fits ? body.rows * body.floats : UINT64_MAX);
+  return layout.Finish(header, request);
+}
+
+Status LayOut(const MessageHeader& header, const FindRowsRequest& body, const Store& store,
+              Incoming* request) {
+  const Table* const table = store.FindTable(body.table);
+  uint64_t answer_bytes = 0;
+  if (table == nullptr) {
+    request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to search"));
+  } else if (body.count <= kMaxPayloadBytes / sizeof(int64_t)) {
+    answer_bytes = body.count * (1 + (body.values ? table->config().width * sizeof(float) : 0));
+  }
+  if (answer_bytes > kMaxPayloadBytes) {
+    request->refusal = InvalidArgument(StrCat("rows of more than ", kMaxPayloadBytes, " bytes"));
+  }
+  Layout layout;
+  layout.AddClaimed(DType::kInt64, body.count);
+  const Status status = layout.Finish(header, request);
+  if (status.ok() && request->refusal.ok()) {
+    store.memory().Admit(header.payload_bytes + answer_bytes);
+  }
+  return status;
+}
+
+Status LayOut(const MessageHeader& header, const PushRequest& body, const Store& store,
+              Incoming* request) {
+  Layout layout;
+  for (const PushRequest::Entry& entry : body.entries) {
+    if (entry.kind == UpdateKind::kTableRows) {
+      if (request->refusal.ok()) request->refusal = CheckTableRows(entry, store);
+      layout.AddClaimed(DType::kInt64, entry.rows);
+      const bool fits = entry.width == 0 || entry.rows <= kMaxPayloadBytes / entry.width;
+      layout.AddClaimed(entry.wire, fits ? entry.rows * entry.width : UINT64_MAX);
+      continue;
+    }
+    const Shard* shard = store.Find(entry.shard);
+    if (shard == nullptr) {
+      request->refusal = NoSuchShard(entry.shard);
+      return Status();
+    }
+    if (request->refusal.ok()) request->refusal = CheckUpdate(entry, *shard);
+    if (entry.kind == UpdateKind::kRows) {
+      layout.AddClaimed(DType::kInt64, entry.rows);
+      const bool fits = entry.width == 0 || entry.rows <= kMaxPayloadBytes / entry.width;
+      layout.AddClaimed(shard->dtype, fits ? entry.rows * entry.width : UINT64_MAX);
+    } else {
+      layout.AddShard(*shard);
+    }
+  }
+  return layout.Finish(header, request);
+}
+
+Status LayOut(const MessageHeader& header, const SetRequest& body, const Store& store,
+              Incoming* request) {
+  Layout layout;
+  for (const uint32_t number : body.shards) {
+    const Shard* shard = store.Find(number);
+    if (shard == nullptr) {
+      request->refusal = NoSuchShard(number);
+      return Status();
+    }
+    layout.AddShard(*shard);
+  }
+  return layout.Finish(header, request);
+}
+
+Status LayOut(const MessageHeader& header, const ReduceRequest& body, const Store&,
+              Incoming* request) {
+  Layout layout;
+  for (size_t i = 0; i < body.dtypes.size(); ++i) {
+    layout.AddClaimed(body.dtypes[i], body.elements[i]);
+    if (body.dtypes[i] == DType::kBytes) {
+      request->refusal = InvalidArgument(StrCat("tensor ", i, " of ", body.dtypes.size(),
+                                                " of a reduction has no numbers to add up: ",
+                                                Describe(body.dtypes[i], body.elements[i])));
+    }
+  }
+  return layout.Finish(header, request);
+}
+
+// Of requests without values.
+template <typename Body>
+Status LayOut(const MessageHeader& header, const Body&, const Store&, Incoming* request) {
+  return Layout().Finish(header, request);
+}
+
+Status Decode(std::string_view meta, LeaveRequest*) {
+  return meta.empty() ? Status() : InvalidArgument("malformed LEAVE request");
+}
+
+template <typename Body>
+Status ParseAs(const MessageHeader& header, std::string_view meta, const Store& store,
+               Incoming* request) {
+  Body body;
+  if (Status s = Decode(meta, &body); !s.ok()) return s;
+  const auto sharing = store.Share();
+  request->body = std::move(body);
+  try {
+    const Status status = LayOut(header, std::get<Body>(request->body), store, request);
+    // Before any of it has come, and memory is taken for it.
+    if (!status.ok()) return status;
+    // A variable's first value stays: it is no measure of what requests need.
+    if constexpr (std::is_same_v<Body, CreateRequest>) {
+      store.memory().Check(header.payload_bytes, MemoryUse::kTransient);
+    } else {
+      store.memory().Admit(header.payload_bytes);
+    }
+    return status;
+  } catch (const OverBudget& error) {
+    request->refusal = OutOfMemory(*request, store, error);
+    return Status();
+  }
+}
+
+// Names of tables and variables, such as "table 'a' and 3 more".
+class Names {
+ public:
+  void Add(const char* kind, const std::string& name) {
+    if (count_++ == 0) first_ = StrCat(kind, " '", name.substr(0, 64), "'");
+  }
+  void AddTable(const Store& store, uint32_t number) {
+    if (const Table* table = store.FindTable(number)) Add("table", table->name());
+  }
+  void AddShard(const Store& store, uint32_t number) {
+    if (const Shard* shard = store.Find(number)) Add("variable", shard->name);
+  }
+  std::string text() const {
+    return count_ < 2 ? first_ : StrCat(first_, " and ", count_ - 1, " more");
+  }
+
+ private:
+  std::string first_;
+  size_t count_ = 0;
+};
+
+// What a request is about. Those that are not listed hardly need memory.
+struct SubjectOf {
+  const Store& store;
+  Names* names;
+
+  const char* operator()(const CreateRequest& body) const {
+    for (const auto& entry : body.entries) {
+      if (!store.Has(entry.name)) names->Add("variable", entry.name);
+    }
+    return "the creation of ";
+  }
+  const char* operator()(const TableRequest& body) const {
+    for (const auto& entry : body.entries) names->Add("table", entry.name);
+    return "the creation of ";
+  }
+  const char* operator()(const PullRequest& body) const {
+    for (const auto& entry : body.entries) names->AddShard(store, entry.shard);
+    return "a pull of ";
+  }
+  const char* operator()(const PushRequest& body) const {
+    for (const auto& entry : body.entries) {
+      if (entry.kind == UpdateKind::kTableRows) {
+        names->AddTable(store, entry.shard);
+      } else {
+        names->AddShard(store, entry.shard);
+      }
+    }
+    return "a push to ";
+  }
+  const char* operator()(const SetRequest& body) const {
+    for (const uint32_t shard : body.shards) names->AddShard(store, shard);
+    return "new values of ";
+  }
+  const char* operator()(const ReduceRequest& body) const {
+    names->Add("key", StrCat(body.key));
+    return "a reduction with ";
+  }
+  const char* operator()(const LookupRequest& body) const {
+    for (const auto& entry : body.entries) names->AddTable(store, entry.table);
+    return "a lookup in ";
+  }
+  const char* operator()(const DumpRequest& body) const {
+    names->AddTable(store, body.table);
+    return "a copy of rows of ";
+  }
+  const char* operator()(const EditRowsRequest& body) const {
+    names->AddTable(store, body.table);
+    const bool removes = body.kind == EditKind::kRemove || body.kind == EditKind::kClear;
+    return removes ? "a removal of rows of " : "new rows of ";
+  }
+  const char* operator()(const FindRowsRequest& body) const {
+    names->AddTable(store, body.table);
+    return "a search in ";
+  }
+  template <typename Other>
+  const char* operator()(const Other&) const {
+    return "a request";
+  }
+};
+
+}  // namespace
+
+Status OutOfMemory(const Incoming& request, const Store& store, const std::bad_alloc& error) {
+  Names names;
+  const char* const what = std::visit(SubjectOf{store, &names}, request.body);
+  if (request.table != nullptr) {
+    names = {};
+    names.Add("table", *request.table);
+  }
+  const auto* const over = dynamic_cast<const OverBudget*>(&error);
+  return Status(StatusCode::kResourceExhausted,
+                StrCat("out of memory: ", what, names.text(), " ",
+                       over == nullptr ? "needs more than the system gives" : over->text()));
+}
+
+Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
+             Incoming* request) {
+  *request = Incoming();
+  request->number = header.number;
+  switch (header.type) {
+    case MessageType::kOpen:
+      return ParseAs<OpenRequest>(header, meta, store, request);
+    case MessageType::kCreate:
+      return ParseAs<CreateRequest>(header, meta, store, request);
+    case MessageType::kBind:
+      return ParseAs<BindRequest>(header, meta, store, request);
+    case MessageType::kPull:
+      return ParseAs<PullRequest>(header, meta, store, request);
+    case MessageType::kPush:
+      return ParseAs<PushRequest>(header, meta, store, request);
+    case MessageType::kSet:
+      return ParseAs<SetRequest>(header, meta, store, request);
+    case MessageType::kReduce:
+      return ParseAs<ReduceRequest>(header, meta, store, request);
+    case MessageType::kLeave:
+      return ParseAs<LeaveRequest>(header, meta, store, request);
+    case MessageType::kTable:
+      return ParseAs<TableRequest>(header, meta, store, request);
+    case MessageType::kLookup:
+      return ParseAs<LookupRequest>(header, meta, store, request);
+    case MessageType::kDump:
+      return ParseAs<DumpRequest>(header, meta, store, request);
+    case MessageType::kEditRows:
+      return ParseAs<EditRowsRequest>(header, meta, store, request);
+    case MessageType::kFindRows:
+      return ParseAs<FindRowsRequest>(header, meta, store, request);
+    case MessageType::kLend:
+    case MessageType::kCopied:  // these are the session's
+    case MessageType::kOk:
+    case MessageType::kError:
+    case MessageType::kResend:
+      break;
+  }
+  return InvalidArgument(
+      StrCat("expected a request, received a message of type ", static_cast<int>(header.type)));
+}
+
+}  // namespace tfdist::ps

@@ -1,0 +1,204 @@
+#include "core/ps/server/server.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "core/net/acceptor.h"
+#include "core/net/socket.h"
+#include "core/ps/server/server_thread.h"
+#include "core/ps/server/service.h"
+#include "core/ps/store/store.h"
+#include "core/ps/store/sweeper.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr int kMostThreads = 64;
+
+Status Check(const ServerOptions& options) {
+  const ScheduleOptions& schedule = options.schedule;
+  const bool sync = schedule.mode == Mode::kSync;
+  if (schedule.mode < Mode::kAsync || schedule.mode > Mode::kSsp ||
+      options.compensation > Compensation::kAdaDelay) {
+    return InvalidArgument(StrCat("unknown mode ", static_cast<int>(schedule.mode),
+                                  " or compensation ", static_cast<int>(options.compensation)));
+  }
+  if (schedule.workers < 1) {
+    return InvalidArgument(StrCat("expected at least 1 worker, received ", schedule.workers));
+  }
+  if (sync && (schedule.num_aggregate < 1 || schedule.num_aggregate > schedule.workers)) {
+    return InvalidArgument(StrCat("expected num_aggregate from 1 to ", schedule.workers,
+                                  ", the number of workers, received ", schedule.num_aggregate));
+  }
+  if (schedule.staleness < 0) {
+    return InvalidArgument(
+        StrCat("expected a staleness of 0 or more, received ", schedule.staleness));
+  }
+  if (!(schedule.worker_timeout_seconds > 0) || !(schedule.start_timeout_seconds > 0)) {
+    return InvalidArgument(StrCat("expected timeouts of more than 0 s, received ",
+                                  schedule.worker_timeout_seconds, " and ",
+                                  schedule.start_timeout_seconds));
+  }
+  if (options.threads < 1 || options.threads > kMostThreads) {
+    return InvalidArgument(
+        StrCat("expected 1 to ", kMostThreads, " threads, received ", options.threads));
+  }
+  if (options.hogwild && sync)
+    return InvalidArgument("hogwild does not go with sync: updates have turns");
+  if (options.compensation != Compensation::kNone && sync) {
+    return InvalidArgument("a compensation does not go with sync: there is no delay");
+  }
+  if (options.compensation == Compensation::kDcAsgd && options.hogwild) {
+    return InvalidArgument(
+        "dc-asgd does not go with hogwild: what a worker has pulled is not kept");
+  }
+  return Status();
+}
+
+uint64_t RandomNumber() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+}  // namespace
+
+class Server::Impl : private Outlet {
+ public:
+  Impl(const ServerOptions& options, Listener listener)
+      : port_(listener.port()),
+        incarnation_(RandomNumber()),
+        store_(options),
+        service_(options, incarnation_, &store_, this),
+        acceptor_(std::move(listener)),
+        workers_(options.schedule.workers) {
+    for (int i = 0; i < options.threads; ++i) {
+      threads_.push_back(std::make_unique<ServerThread>(&store_, &service_, &stats_));
+    }
+  }
+  ~Impl() override { Close(); }
+
+  Status CreateThreads() {
+    for (auto& thread : threads_) {
+      if (Status s = thread->Create(); !s.ok()) return s;
+    }
+    return Status();
+  }
+
+  // What may be done as long as nobody was let in.
+  template <typename Do>
+  Status BeforeStart(const Do& act) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (started_) return Status(StatusCode::kFailedPrecondition, "the server has started already");
+    const Status status = act();
+    restored_ = restored_ && status.ok();
+    return status;
+  }
+
+  Status Start(const Key& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (started_ || closed_ || !restored_) {
+      return Status(StatusCode::kFailedPrecondition,
+                    "the server starts once, before it is closed, and with a whole image");
+    }
+    started_ = true;
+    acceptor_.Open(
+        threads_[0]->epoll(), key, incarnation_, 0,
+        [this](uint32_t rank) { return rank < static_cast<uint32_t>(workers_); },
+        [this](uint32_t rank, PeerSocket socket) {
+          const uint64_t session = next_session_++;
+          ThreadOf(session)->Adopt(session, static_cast<int>(rank), std::move(socket));
+        });
+    for (auto& thread : threads_) thread->Start(thread == threads_[0] ? &acceptor_ : nullptr);
+    sweeper_.Start();
+    return Status();
+  }
+
+  void Close() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    service_.events().Close();
+    for (auto& thread : threads_) thread->Stop();
+    sweeper_.Stop();
+    acceptor_.Close();
+  }
+
+  ServerStats stats() const {
+    ServerStats stats = service_.stats();
+    stats.bytes_sent = stats_.bytes_sent;
+    stats.bytes_received = stats_.bytes_received;
+    stats.rejected_connections = acceptor_.rejected();
+    stats.broken_requests = stats_.broken_requests;
+    stats.connections = stats_.connections;
+    return stats;
+  }
+
+  int port() const { return port_; }
+  uint64_t incarnation() const { return incarnation_; }
+  Service& service() { return service_; }
+  const Store& store() const { return store_; }
+
+ private:
+  ServerThread* ThreadOf(uint64_t session) { return threads_[session % threads_.size()].get(); }
+
+  void Deliver(uint64_t session, Answer answer) override {
+    ThreadOf(session)->Deliver(session, std::move(answer));
+  }
+  void Disconnect(uint64_t session) override { ThreadOf(session)->Disconnect(session); }
+  void WakeTimer() override { threads_[0]->WakeTimer(); }
+
+  const int port_;
+  const uint64_t incarnation_;
+  Store store_;
+  Service service_;
+  TrafficStats stats_;
+  Acceptor acceptor_;
+  const int workers_;
+  uint64_t next_session_ = 1;  // the first thread's
+  std::vector<std::unique_ptr<ServerThread>> threads_;
+  std::mutex mutex_;  // guards the rest
+  Sweeper sweeper_{&store_};
+  bool restored_ = true, started_ = false, closed_ = false;
+};
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Server::~Server() = default;
+
+Status Server::Create(const ServerOptions& options, const std::string& interface, int port,
+                      bool local, std::unique_ptr<Server>* out) {
+  if (Status s = Check(options); !s.ok()) {
+    return Status(s.code(), StrCat("parameter server ", options.index, ": ", s.message()));
+  }
+  Listener listener;
+  if (Status s = Listener::Listen(interface, port, local, &listener); !s.ok()) return s;
+  auto impl = std::make_unique<Impl>(options, std::move(listener));
+  if (Status s = impl->CreateThreads(); !s.ok()) return s;
+  out->reset(new Server(std::move(impl)));
+  return Status();
+}
+
+int Server::port() const { return impl_->port(); }
+uint64_t Server::incarnation() const { return impl_->incarnation(); }
+Status Server::Restore(const ServerSnapshot& image) {
+  return impl_->BeforeStart([&] { return impl_->service().Restore(image); });
+}
+Status Server::ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out) {
+  return impl_->BeforeStart([&] { return impl_->service().ReplayLog(path, records, left_out); });
+}
+void Server::BeginLog(const std::string& path) { impl_->service().BeginLog(path); }
+
+void Server::Saved() { impl_->service().Saved(); }
+Status Server::Start(const Key& key) { return impl_->Start(key); }
+ServerSnapshot Server::Freeze(bool changed_rows_only, const std::string& log_path) {
+  return impl_->service().Freeze(changed_rows_only, log_path);
+}
+bool Server::WaitForEvent(double seconds, Event* event) {
+  return impl_->service().events().Wait(seconds, event);
+}
+void Server::Waits(bool* waits) const { impl_->service().Waits(waits); }
+ServerStats Server::stats() const { return impl_->stats(); }
+std::vector<std::shared_ptr<Table>> Server::tables() const { return impl_->store().tables(); }
+std::vector<TraceEvent> Server::trace() const { return impl_->service().trace(); }
+void Server::Close() { impl_->Close(); }
+
+}  // namespace tfdist::ps

@@ -1,0 +1,236 @@
+#include "core/ps/server/server_thread.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <new>
+
+namespace tfdist::ps {
+namespace {
+
+constexpr std::chrono::seconds kPause{1};  // before what failed for want of memory is tried again
+
+// Short, so that it needs no memory.
+Status NoMemory() { return Status(StatusCode::kUnavailable, "out of memory"); }
+
+}  // namespace
+
+ServerThread::ServerThread(Store* store, Service* service, TrafficStats* stats)
+    : store_(store), service_(service), stats_(stats) {}
+
+ServerThread::~ServerThread() { Stop(); }
+
+Status ServerThread::Create() {
+  epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
+  wake_ = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = kWakeTag;
+  if (!epoll_.valid() || !wake_.valid() ||
+      epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
+    return Status(StatusCode::kUnavailable, StrCat("epoll: ", std::strerror(errno)));
+  }
+  return Status();
+}
+
+void ServerThread::Start(Acceptor* acceptor) {
+  acceptor_ = acceptor;
+  thread_ = std::thread([this] { Run(); });
+}
+
+void ServerThread::Stop() {
+  if (!thread_.joinable()) return;
+  Post([](Mail* mail) { mail->stop = true; });
+  thread_.join();
+}
+
+template <typename Put>
+void ServerThread::Post(const Put& put) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    try {
+      put(&mail_);
+    } catch (const std::bad_alloc&) {
+      mail_.lost = true;
+    }
+  }
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+}
+
+void ServerThread::Adopt(uint64_t session, int worker, PeerSocket socket) {
+  Post([&](Mail* mail) { mail->arrivals.push_back({session, worker, std::move(socket)}); });
+}
+
+void ServerThread::Deliver(uint64_t session, Answer answer) {
+  Post([&](Mail* mail) { mail->answers.emplace_back(session, std::move(answer)); });
+}
+
+void ServerThread::Disconnect(uint64_t session) {
+  Post([&](Mail* mail) { mail->disconnected.push_back(session); });
+}
+
+void ServerThread::WakeTimer() {
+  Post([](Mail* mail) { mail->timer = true; });
+}
+
+void ServerThread::Run() {
+  std::vector<epoll_event> events(64);
+  do {
+    const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                 WaitMilliseconds());
+    for (int i = 0; i < ready; ++i) HandleEvent(events[i].data.u64, events[i].events);
+    CheckTime();
+  } while (ReadMail());
+  stats_->connections -= sessions_.size();
+  sessions_.clear();
+}
+
+int ServerThread::WaitMilliseconds() const {
+  constexpr int64_t kMost = 3600 * 1000;
+  TimePoint next = due_;
+  if (acceptor_ != nullptr) next = std::min(next, acceptor_->NextDeadline());
+  if (next == TimePoint::max()) return kMost;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, kMost));
+}
+
+void ServerThread::HandleEvent(uint64_t tag, uint32_t events) {
+  if (tag == kWakeTag) {
+    uint64_t count;
+    [[maybe_unused]] const ssize_t drained = read(wake_.get(), &count, sizeof(count));
+  } else if (tag >= Acceptor::kFirstTag) {
+    try {
+      acceptor_->OnReady(tag);
+    } catch (const std::bad_alloc&) {  // the peer connects again
+    }
+  } else {
+    try {
+      HandleSession(tag, events);
+    } catch (const std::bad_alloc&) {  // there was not even memory to refuse the request
+      End(tag, NoMemory());
+    }
+  }
+}
+
+void ServerThread::CheckTime() {
+  if (acceptor_ == nullptr) return;
+  const TimePoint now = Clock::now();
+  acceptor_->CheckTime(now);
+  if (due_ > now) return;
+  try {
+    service_->CheckTime(now);
+    due_ = service_->NextDeadline();
+  } catch (const std::bad_alloc&) {
+    due_ = now + kPause;
+  }
+}
+
+bool ServerThread::ReadMail() {
+  Mail mail;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::swap(mail, mail_);
+  }
+  for (Arrival& arrival : mail.arrivals) {
+    try {
+      Adopt(&arrival);
+    } catch (const std::bad_alloc&) {  // the worker tries again
+      End(arrival.session, NoMemory());
+    }
+  }
+  for (auto& [id, answer] : mail.answers) {
+    const auto found = sessions_.find(id);
+    if (found == sessions_.end()) continue;
+    try {
+      found->second.session->Send(std::move(answer));
+      Flush(id);
+    } catch (const std::bad_alloc&) {
+      End(id, NoMemory());
+    }
+  }
+  for (const uint64_t id : mail.disconnected) {
+    End(id, Status(StatusCode::kUnavailable, "the worker has connected anew"));
+  }
+  if (mail.lost) EndAll();
+  if (mail.timer) due_ = service_->NextDeadline();
+  return !mail.stop;
+}
+
+void ServerThread::Adopt(Arrival* arrival) {
+  auto session = std::make_unique<Session>(arrival->session, arrival->worker,
+                                           std::move(arrival->socket), store_);
+  sessions_[arrival->session].session = std::move(session);
+  ++stats_->connections;
+  Watch(arrival->session, false);
+  Flush(arrival->session);
+}
+
+// Workers then connect again, and ask again for what they wait for.
+void ServerThread::EndAll() {
+  while (!sessions_.empty()) End(sessions_.begin()->first, NoMemory());
+}
+
+void ServerThread::HandleSession(uint64_t id, uint32_t events) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return;
+  Session* const session = found->second.session.get();
+  Status status;
+  if (events & EPOLLIN) {
+    status =
+        session->Receive([&](Incoming request) { return OnRequest(session, std::move(request)); });
+  } else if (events & (EPOLLERR | EPOLLHUP)) {
+    status = Status(StatusCode::kUnavailable, "the connection was closed");
+  }
+  if (status.ok()) return Flush(id);
+  if (status.code() != StatusCode::kUnavailable) ++stats_->broken_requests;
+  End(id, status);
+}
+
+Status ServerThread::OnRequest(Session* session, Incoming request) {
+  if (std::optional<Answer> answer = service_->Execute(session->caller(), std::move(request))) {
+    session->Send(*std::move(answer));
+  }
+  return Status();
+}
+
+void ServerThread::Flush(uint64_t id) {
+  Owned& owned = sessions_.at(id);
+  // Before the worker has its answer, after which it may ask for these.
+  stats_->bytes_received += owned.session->bytes_received() - owned.bytes_received;
+  owned.bytes_received = owned.session->bytes_received();
+  const Status status = owned.session->Flush();
+  stats_->bytes_sent += owned.session->bytes_sent() - owned.bytes_sent;
+  owned.bytes_sent = owned.session->bytes_sent();
+  if (!status.ok()) return End(id, status);
+  Watch(id, true);
+}
+
+void ServerThread::Watch(uint64_t id, bool added) {
+  Owned& owned = sessions_.at(id);
+  epoll_event event{};
+  if (owned.session->wants_input()) event.events |= EPOLLIN;
+  if (owned.session->has_output()) event.events |= EPOLLOUT;
+  if (added && event.events == owned.watched) return;
+  owned.watched = event.events;
+  event.data.u64 = id;
+  epoll_ctl(epoll_.get(), added ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, owned.session->socket(), &event);
+}
+
+void ServerThread::End(uint64_t id, const Status& why) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return;
+  try {
+    service_->Gone(*found->second.session->caller(), why.message());
+  } catch (const std::bad_alloc&) {  // the worker's loss is told when it connects again
+  }
+  sessions_.erase(found);  // closes the socket, which also ends its watch
+  --stats_->connections;
+}
+
+}  // namespace tfdist::ps

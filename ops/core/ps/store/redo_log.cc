@@ -1,0 +1,336 @@
+#include "core/ps/store/redo_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <new>
+#include <string_view>
+#include <utility>
+
+#include "core/base/checksum.h"
+#include "core/base/wire.h"
+#include "core/ps/protocol/message.h"
+
+namespace tfdist::ps {
+namespace {
+
+constexpr char kLogMagic[] = "tfdist row log 2";
+constexpr size_t kLogMagicBytes = sizeof(kLogMagic) - 1;
+enum Kind : uint32_t { kTable = 1, kPush = 2, kEdit = 3 };
+
+// Of each record; then come `meta`, and numbers as it says.
+struct Head {
+  uint32_t kind = 0, meta_bytes = 0;
+  uint64_t number_bytes = 0;
+  uint64_t checksum = 0;  // of all but itself
+};
+
+Status Failed(const std::string& path, const char* what) {
+  return Status(StatusCode::kUnavailable, StrCat(path, ": ", what, ": ", std::strerror(errno)));
+}
+
+bool WriteAll(int file, std::vector<iovec> pieces) {
+  size_t next = 0;
+  while (next < pieces.size()) {
+    const int count = static_cast<int>(std::min<size_t>(pieces.size() - next, IOV_MAX));
+    const ssize_t written = writev(file, pieces.data() + next, count);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    auto left = static_cast<size_t>(written);
+    for (; next < pieces.size() && left >= pieces[next].iov_len; ++next) {
+      left -= pieces[next].iov_len;
+    }
+    if (left == 0) continue;
+    pieces[next].iov_base = static_cast<char*>(pieces[next].iov_base) + left;
+    pieces[next].iov_len -= left;
+  }
+  return true;
+}
+
+bool ReadAll(int file, void* to, size_t bytes) {
+  char* next = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t count = read(file, next, bytes);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    next += count;
+    bytes -= count;
+  }
+  return true;
+}
+
+template <typename T>
+iovec ViewOf(const T* data, size_t count) {
+  return {const_cast<T*>(data), count * sizeof(T)};
+}
+
+uint64_t ChecksumOf(const Head& head, const std::vector<iovec>& pieces) {
+  Checksum sum;
+  sum.Add(&head, offsetof(Head, checksum));
+  for (const iovec& piece : pieces) sum.Add(piece.iov_base, piece.iov_len);
+  return sum.value();
+}
+
+// The numbers of a record, one run behind the other. Null if there are not so many.
+class Numbers {
+ public:
+  explicit Numbers(std::string_view bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  bool Take(uint64_t count, std::vector<T>* numbers) {
+    if (count > bytes_.size() / sizeof(T)) return false;
+    numbers->resize(count);
+    if (count > 0) std::memcpy(numbers->data(), bytes_.data(), count * sizeof(T));
+    bytes_.remove_prefix(count * sizeof(T));
+    return true;
+  }
+  bool empty() const { return bytes_.empty(); }
+
+ private:
+  std::string_view bytes_;
+};
+
+class Replayer {
+ public:
+  explicit Replayer(const RedoLog::Reader& reader) : reader_(reader) {}
+
+  // Returns whether the record makes sense.
+  bool Do(uint32_t kind, std::string_view meta, std::string_view numbers) {
+    switch (kind) {
+      case kTable:
+        return AddTable(meta);
+      case kPush:
+        return Push(meta, Numbers(numbers));
+      case kEdit:
+        return Edit(meta, Numbers(numbers));
+      default:
+        return false;
+    }
+  }
+
+ private:
+  struct Entry {
+    uint32_t table = 0;
+    double now = 0;
+    StepValues step;
+    uint64_t count = 0;
+  };
+
+  bool AddTable(std::string_view meta) {
+    TableRequest request;
+    if (!Decode(meta, &request).ok() || request.entries.size() != 1) return false;
+    tables_.push_back(reader_.find(request.entries[0].name, request.entries[0].config));
+    return tables_.back() != nullptr;
+  }
+
+  bool Push(std::string_view meta, Numbers numbers) {
+    Pusher pusher;
+    tfdist::Reader fields(meta);
+    fields.Get(&pusher.worker).Get(&pusher.process).Get(&pusher.sequence);
+    std::vector<Entry> entries(fields.GetCount(sizeof(Entry::table)));
+    for (Entry& entry : entries) {
+      fields.Get(&entry.table).Get(&entry.now).Get(&entry.step.learning_rate);
+      fields.Get(&entry.step.step).Get(&entry.count);
+    }
+    if (!fields.Finish("record").ok()) return false;
+    const bool wanted = reader_.wants(pusher);
+    for (const Entry& entry : entries) {
+      if (reader_.passes) reader_.passes(entry.now);
+      if (entry.table >= tables_.size()) return false;
+      Table* const table = tables_[entry.table];
+      std::vector<int64_t> ids;
+      std::vector<float> gradients;
+      if (!numbers.Take(entry.count, &ids) ||
+          !numbers.Take(entry.count * table->config().width, &gradients)) {
+        return false;
+      }
+      if (wanted) {
+        table->Repeat(entry.now, ids.data(), ids.size(), gradients.data(), entry.step);
+      }
+    }
+    return numbers.empty();
+  }
+
+  bool Edit(std::string_view meta, Numbers numbers) {
+    Pusher editor;
+    uint32_t number = 0;
+    TableEdit edit;
+    uint64_t count = 0;
+    tfdist::Reader fields(meta);
+    fields.Get(&editor.worker).Get(&editor.process).Get(&editor.sequence).Get(&number);
+    fields.GetEnum(&edit.kind, EditKind::kRestore, EditKind::kClear).Get(&edit.now).Get(&count);
+    if (!fields.Finish("record").ok() || number >= tables_.size()) return false;
+    Table* const table = tables_[number];
+    SavedRows rows;
+    const uint64_t uses = edit.kind == EditKind::kRestore ? count : 0;
+    if (!numbers.Take(count, &rows.ids) || !numbers.Take(uses, &rows.used) ||
+        !numbers.Take(uses, &rows.counts) ||
+        !numbers.Take(count * table->EditFloats(edit.kind), &rows.content) || !numbers.empty()) {
+      return false;
+    }
+    if (reader_.passes) reader_.passes(edit.now);
+    if (!reader_.wants_edit(editor)) return true;
+    edit.count = count;
+    edit.ids = rows.ids.data();
+    edit.used = rows.used.data();
+    edit.counts = rows.counts.data();
+    edit.content = rows.content.data();
+    table->Edit(edit);
+    return true;
+  }
+
+  const RedoLog::Reader& reader_;
+  std::vector<Table*> tables_;  // by their number in the file
+};
+
+}  // namespace
+
+void RedoLog::Begin(std::string path) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  numbers_.clear();
+  described_ = 0;
+  path_ = std::move(path);
+  bytes_ = 0;
+  file_.Reset();
+  failed_ = false;
+  open_ = true;
+}
+
+void RedoLog::Saved() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failed_) has_lost_ = false;
+}
+
+void RedoLog::Fail(const char* what) {
+  open_ = false;  // what came behind half a record would not be read
+  failed_ = has_lost_ = true;
+  try {
+    on_failure_(Failed(path_, what));
+  } catch (const std::bad_alloc&) {  // the log lacks a line
+  }
+}
+
+template <typename Do>
+void RedoLog::Record(const Do& write) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_) return;
+  try {
+    write();
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    Fail("cannot be written");
+  }
+}
+
+void RedoLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& applied) {
+  if (applied.empty()) return;
+  Record([&] {
+    Writer meta;
+    meta.Put(pusher.worker).Put(pusher.process).Put(pusher.sequence);
+    meta.Put(static_cast<uint32_t>(applied.size()));
+    std::vector<iovec> numbers;
+    for (const AppliedRows& one : applied) {
+      meta.Put(NumberOf(one.table)).Put(one.now).Put(one.step.learning_rate).Put(one.step.step);
+      meta.Put(uint64_t{one.count});
+      numbers.push_back(ViewOf(one.ids, one.count));
+      numbers.push_back(ViewOf(one.gradients, one.count * one.table->config().width));
+    }
+    Write(kPush, meta.Take(), numbers);
+  });
+}
+
+void RedoLog::Append(const Pusher& editor, Table* table, const TableEdit& edit) {
+  Record([&] {
+    Writer meta;
+    meta.Put(editor.worker).Put(editor.process).Put(editor.sequence).Put(NumberOf(table));
+    meta.Put(edit.kind).Put(edit.now).Put(uint64_t{edit.count});
+    const size_t uses = edit.kind == EditKind::kRestore ? edit.count : 0;
+    Write(kEdit, meta.Take(),
+          {ViewOf(edit.ids, edit.count), ViewOf(edit.used, uses), ViewOf(edit.counts, uses),
+           ViewOf(edit.content, edit.count * table->EditFloats(edit.kind))});
+  });
+}
+
+void RedoLog::Forget(const Table* table) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  numbers_.erase(table);
+}
+
+uint32_t RedoLog::NumberOf(Table* table) {
+  const auto [known, is_new] = numbers_.emplace(table, described_);
+  if (!is_new) return known->second;
+  ++described_;
+  Write(kTable, Encode(TableRequest{{{table->name(), table->config(), false}}}), {});
+  return known->second;
+}
+
+void RedoLog::Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers) {
+  if (!file_.valid() && open_) {
+    file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!file_.valid()) return Fail("cannot be made");
+    if (!WriteAll(file_.get(), {ViewOf(kLogMagic, kLogMagicBytes)}))
+      return Fail("cannot be written");
+  }
+  if (!open_) return;  // it failed before, in this record's course
+  Head head;
+  head.kind = kind;
+  head.meta_bytes = static_cast<uint32_t>(meta.size());
+  for (const iovec& piece : numbers) head.number_bytes += piece.iov_len;
+  std::vector<iovec> pieces = {ViewOf(meta.data(), meta.size())};
+  pieces.insert(pieces.end(), numbers.begin(), numbers.end());
+  head.checksum = ChecksumOf(head, pieces);
+  pieces.insert(pieces.begin(), ViewOf(&head, 1));
+  if (!WriteAll(file_.get(), std::move(pieces))) return Fail("cannot be written");
+  bytes_ += sizeof(head) + meta.size() + head.number_bytes;
+}
+
+Status RedoLog::Replay(const std::string& path, const Reader& reader, uint64_t* records,
+                       uint64_t* left_out) {
+  *records = *left_out = 0;
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // it could be a pipe
+  struct stat about{};
+  if (!file.valid() || fstat(file.get(), &about) != 0) return Failed(path, "cannot be read");
+  if (!S_ISREG(about.st_mode)) {
+    return Status(StatusCode::kInvalidArgument, StrCat(path, ": not a log of rows"));
+  }
+  auto left = static_cast<uint64_t>(about.st_size);
+  if (left < kLogMagicBytes) {  // its server was killed while it began
+    *left_out = left;
+    return Status();
+  }
+  char magic[kLogMagicBytes];
+  if (!ReadAll(file.get(), magic, kLogMagicBytes)) return Failed(path, "cannot be read");
+  if (std::memcmp(magic, kLogMagic, kLogMagicBytes) != 0) {
+    return Status(StatusCode::kInvalidArgument, StrCat(path, ": not a log of rows"));
+  }
+  left -= kLogMagicBytes;
+  Replayer replayer(reader);
+  std::string content;
+  while (left > 0) {
+    *left_out = left;
+    Head head;
+    if (left < sizeof(head)) break;
+    if (!ReadAll(file.get(), &head, sizeof(head))) return Failed(path, "cannot be read");
+    left -= sizeof(head);
+    if (head.meta_bytes > left || head.number_bytes > left - head.meta_bytes) break;
+    content.resize(head.meta_bytes + head.number_bytes);
+    if (!ReadAll(file.get(), content.data(), content.size())) return Failed(path, "cannot be read");
+    if (ChecksumOf(head, {ViewOf(content.data(), content.size())}) != head.checksum) break;
+    const std::string_view bytes = content;
+    if (!replayer.Do(head.kind, bytes.substr(0, head.meta_bytes), bytes.substr(head.meta_bytes))) {
+      break;
+    }
+    left -= content.size();
+    *left_out = left;
+    if (head.kind != kTable) ++*records;
+  }
+  return Status();
+}
+
+}  // namespace tfdist::ps

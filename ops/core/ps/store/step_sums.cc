@@ -1,0 +1,179 @@
+#include "core/ps/store/step_sums.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+template <typename T>
+void Scale(void* values, size_t count, T factor) {
+  auto* v = static_cast<T*>(values);
+  for (size_t i = 0; i < count; ++i) v[i] *= factor;
+}
+
+// Of the dtypes that optimizers run on.
+void Scale(DType dtype, void* values, size_t count, double factor) {
+  if (dtype == DType::kFloat64) return Scale<double>(values, count, factor);
+  Scale<float>(values, count, static_cast<float>(factor));
+}
+
+// To nearest, and halves away from zero.
+template <typename T>
+void DivideRounded(void* values, size_t count, T divisor) {
+  auto* v = static_cast<T*>(values);
+  for (size_t i = 0; i < count; ++i) {
+    const T rest = v[i] % divisor;
+    v[i] /= divisor;
+    if (2 * std::abs(rest) >= divisor) v[i] += rest > 0 ? 1 : -1;
+  }
+}
+
+void MakeMean(DType dtype, void* values, size_t count, int contributions) {
+  switch (dtype) {
+    case DType::kInt32:
+      return DivideRounded<int32_t>(values, count, contributions);
+    case DType::kInt64:
+      return DivideRounded<int64_t>(values, count, contributions);
+    default:
+      return Divide(dtype, values, count, contributions);
+  }
+}
+
+// The first contribution is the sum until there is a second one.
+void AddTo(BlockPtr* sum, BlockPtr values, const Shard& shard) {
+  if (*sum == nullptr) {
+    *sum = std::move(values);
+  } else {
+    Add(shard.dtype, (*sum)->data(), (*sum)->data(), values->data(), shard.elements);
+  }
+}
+
+}  // namespace
+
+NotApplied StepSums::Collect(int worker, std::vector<Update> updates) {
+  NotApplied missed;
+  for (Update& update : updates) {
+    if (!store_->TryWithReclaim([&] { Collect(worker, &update); })) missed.Add(update);
+  }
+  return missed;
+}
+
+void StepSums::Collect(int worker, Update* update) {
+  if (update->kind == UpdateKind::kTableRows) return CollectRows(worker, *update);
+  Shard* const shard = update->shard;
+  const std::lock_guard<std::mutex> lock(shard->mutex);
+  Sums& sums = shard->sums;
+  if (sums.gradient == nullptr && sums.delta == nullptr && sums.assigned == nullptr) {
+    const std::lock_guard<std::mutex> touched_lock(mutex_);
+    touched_.push_back(shard);
+  }
+  if (update->kind == UpdateKind::kDelta) {
+    return AddTo(&sums.delta, std::move(update->values), *shard);
+  }
+  if (update->kind == UpdateKind::kAssign) {
+    if (sums.assigned != nullptr && sums.assigning_worker < worker) return;
+    sums.assigned = std::move(update->values);
+    sums.assigning_worker = worker;
+    return;
+  }
+  if (sums.gradient == nullptr || worker < sums.gradient_worker) {
+    sums.gradient_worker = worker;
+    sums.step = update->step;
+  }
+  if (update->kind == UpdateKind::kGradient) {
+    return AddTo(&sums.gradient, std::move(update->values), *shard);
+  }
+  if (sums.gradient == nullptr) {
+    sums.gradient = store_->pool().Take(shard->bytes);
+    std::memset(sums.gradient->data(), 0, shard->bytes);
+  }
+  ScatterAdd(*update, sums.gradient->data());
+}
+
+void StepSums::CollectRows(int worker, const Update& update) {
+  const size_t width = update.table->config().width;
+  const auto* gradient = reinterpret_cast<const float*>(update.values->data());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  RowSums& sums = of_rows_[update.table];
+  sums.charge.SetBudget(store_->shared_memory());
+  // Before anything is added, as much as it can become.
+  const size_t most = (sums.ids.ids().size() + update.row_count()) * width;
+  const size_t capacity = sums.gradients.capacity();
+  if (most > capacity) {
+    sums.gradients.reserve(std::max(most, 2 * capacity));
+    sums.charge.Grow((sums.gradients.capacity() - capacity) * sizeof(float),
+                     /*within_budget=*/false);
+  }
+  sums.ids.Reserve(update.row_count());
+  if (sums.ids.places().empty() || worker < sums.worker) {
+    sums.worker = worker;
+    sums.step = update.step;
+  }
+  const size_t before = sums.ids.places().size();
+  sums.ids.Add(update.row_numbers(), update.row_count());
+  sums.gradients.resize(sums.ids.ids().size() * width);
+  for (size_t i = before; i < sums.ids.places().size(); ++i, gradient += width) {
+    float* const sum = sums.gradients.data() + sums.ids.places()[i] * width;
+    for (size_t j = 0; j < width; ++j) sum[j] += gradient[j];
+  }
+}
+
+NotApplied StepSums::Close(int contributions) {
+  NotApplied missed;
+  std::vector<Shard*> touched;
+  std::map<Table*, RowSums> of_rows;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    touched.swap(touched_);
+    of_rows.swap(of_rows_);
+  }
+  for (Shard* shard : touched) {
+    if (!Apply(shard, contributions)) missed.Add(shard->name);
+  }
+  std::vector<AppliedRows> applied;
+  std::vector<std::vector<int64_t>> ids;  // as long as they are in `applied`
+  for (auto& [table, sums] : of_rows) {
+    if (contributions != workers_) {
+      Scale(DType::kFloat32, sums.gradients.data(), sums.gradients.size(),
+            static_cast<double>(workers_) / contributions);
+    }
+    const bool done = store_->TryWithReclaim([&, table = table, &sums = sums] {
+      ids.reserve(of_rows.size());
+      applied.reserve(of_rows.size());
+      std::vector<int64_t> own = sums.ids.ids();
+      applied.push_back(ApplyRows(table, sums.step, own.size(), own.data(), sums.gradients.data(),
+                                  store_->clock().Now()));
+      ids.push_back(std::move(own));
+    });
+    if (!done) missed.Add(table->name());
+  }
+  log_->Append({}, applied);
+  return missed;
+}
+
+bool StepSums::Apply(Shard* shard, int contributions) {
+  Sums sums;
+  {
+    const std::lock_guard<std::mutex> lock(shard->mutex);
+    std::swap(sums, shard->sums);
+  }
+  bool done = true;
+  if (sums.assigned != nullptr) updater_->Assign(shard, std::move(sums.assigned));
+  if (sums.gradient != nullptr) {
+    if (contributions != workers_) {
+      Scale(shard->dtype, sums.gradient->data(), shard->elements,
+            static_cast<double>(workers_) / contributions);
+    }
+    done = store_->TryWithReclaim([&] { updater_->Gradient(-1, shard, sums.step, sums.gradient); });
+  }
+  if (sums.delta != nullptr) {
+    MakeMean(shard->dtype, sums.delta->data(), shard->elements, contributions);
+    done = store_->TryWithReclaim([&] { updater_->Delta(shard, sums.delta); }) && done;
+  }
+  return done;
+}
+
+}  // namespace tfdist::ps

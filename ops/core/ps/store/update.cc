@@ -1,0 +1,331 @@
+#include "core/ps/store/update.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+// The locks of a shard and of its slots.
+class Locks {
+ public:
+  Locks(Shard* shard, bool hogwild) {
+    if (hogwild) return;
+    std::vector<Shard*> shards = shard->binding->slots;
+    shards.push_back(shard);
+    std::sort(shards.begin(), shards.end(),
+              [](const Shard* a, const Shard* b) { return a->number < b->number; });
+    for (Shard* each : shards) locks_.emplace_back(each->mutex);
+  }
+
+ private:
+  std::vector<std::unique_lock<std::mutex>> locks_;
+};
+
+// A shard's next value: the memory of the present one, if nobody else holds it, or else a fresh
+// block that takes its place at the end. `copy`: it begins as the present value.
+class Next {
+ public:
+  Next() = default;
+  Next(Shard* shard, bool in_place, bool copy, BlockPool* pool) : shard_(shard) {
+    if (in_place || HeldAlone(shard->block)) return;
+    fresh_ = pool->Take(shard->bytes);
+    if (copy) std::memcpy(fresh_->data(), shard->block->data(), shard->bytes);
+  }
+
+  // From its byte `offset`.
+  Run run(size_t offset = 0) const {
+    const char* in = shard_->block->data() + offset;
+    return {in, const_cast<char*>(fresh_ == nullptr ? in : fresh_->data() + offset)};
+  }
+  // Where it begins as a copy.
+  Run copied_run(size_t offset) const {
+    const Run both = run(offset);
+    return {both.out, both.out};
+  }
+  void Finish() {
+    if (fresh_ != nullptr) shard_->block = std::move(fresh_);
+    ++shard_->version;
+  }
+
+ private:
+  Shard* shard_ = nullptr;
+  BlockPtr fresh_;
+};
+
+// The next values of a bound shard and its slots.
+class NextStep {
+ public:
+  NextStep(Shard* shard, bool in_place, bool copy, BlockPool* pool)
+      : shard_(shard), value_(shard, in_place, copy, pool) {
+    for (Shard* slot : shard->binding->slots) {
+      slots_[count_++] = Next(slot, in_place, copy, pool);
+    }
+  }
+
+  StepRuns runs(const void* gradient) const {
+    StepRuns runs{gradient, value_.run(), {}};
+    for (size_t i = 0; i < count_; ++i) runs.slots[i] = slots_[i].run();
+    return runs;
+  }
+  StepRuns copied_runs(const void* gradient, size_t offset) const {
+    StepRuns runs{gradient, value_.copied_run(offset), {}};
+    for (size_t i = 0; i < count_; ++i) runs.slots[i] = slots_[i].copied_run(offset);
+    return runs;
+  }
+  void Finish() {
+    value_.Finish();
+    for (size_t i = 0; i < count_; ++i) slots_[i].Finish();
+    ++shard_->updates;
+  }
+
+ private:
+  Shard* const shard_;
+  Next value_;
+  std::array<Next, kMaxSlots> slots_;
+  size_t count_ = 0;
+};
+
+// Rows of a table as float32, whatever they came as.
+BlockPtr Widened(BlockPtr values, DType wire, BlockPool* pool) {
+  if (wire == DType::kFloat32) return values;
+  const size_t count = values->bytes() / ByteSize(wire);
+  BlockPtr wide = pool->AllocateAtLeast(count * sizeof(float));
+  Widen(wire, values->data(), reinterpret_cast<float*>(wide->data()), count);
+  return wide;
+}
+
+}  // namespace
+
+std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
+                              Store* store) {
+  std::vector<Update> updates;
+  size_t part = 0;
+  for (const PushRequest::Entry& entry : request.entries) {
+    Update update;
+    update.kind = entry.kind;
+    const bool of_table = entry.kind == UpdateKind::kTableRows;
+    if (of_table) {
+      update.table = store->FindTable(entry.shard);
+    } else {
+      update.shard = store->Find(entry.shard);
+    }
+    update.width = entry.width;
+    if (entry.step < request.steps.size()) update.step = request.steps[entry.step];
+    if (entry.kind == UpdateKind::kRows || of_table) update.rows = std::move(payload[part++]);
+    update.values = Widened(std::move(payload[part++]), of_table ? entry.wire : DType::kFloat32,
+                            &store->pool());
+    updates.push_back(std::move(update));
+  }
+  std::stable_partition(updates.begin(), updates.end(),
+                        [](const Update& update) { return update.kind == UpdateKind::kAssign; });
+  return updates;
+}
+
+Status CheckRows(const std::vector<Update>& updates) {
+  for (const Update& update : updates) {
+    if (update.kind != UpdateKind::kRows) continue;
+    const int64_t count = static_cast<int64_t>(update.shard->elements / update.width);
+    for (uint64_t i = 0; i < update.row_count(); ++i) {
+      const int64_t row = update.row_numbers()[i];
+      if (row >= 0 && row < count) continue;
+      return Status(StatusCode::kInvalidArgument,
+                    StrCat("shard '", update.shard->name, "': expected row numbers from 0 to ",
+                           count - 1, ", received ", row));
+    }
+  }
+  return Status();
+}
+
+void ScatterAdd(const Update& update, char* into) {
+  const DType dtype = update.shard->dtype;
+  const size_t row_bytes = update.width * ByteSize(dtype);
+  for (uint64_t i = 0; i < update.row_count(); ++i) {
+    char* const row = into + update.row_numbers()[i] * row_bytes;
+    Add(dtype, row, row, update.values->data() + i * row_bytes, update.width);
+  }
+}
+
+AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
+                      float* gradients, double now, const Table::Batch* batch) {
+  AppliedRows applied{table, now, step, 0, ids, gradients};
+  std::vector<size_t> lost;
+  lost.reserve(count);
+  std::unique_ptr<Table::Batch> own;
+  if (batch == nullptr) {
+    own = table->Prepare(ids, count, table->apply_makes(), /*within_budget=*/false);
+    batch = own.get();
+  }
+  table->Apply(applied.now, *batch, gradients, step, &lost);
+  std::sort(lost.begin(), lost.end());
+  const size_t width = table->config().width;
+  auto next_lost = lost.begin();
+  for (size_t i = 0; i < count; ++i) {
+    if (next_lost != lost.end() && *next_lost == i) {
+      ++next_lost;
+      continue;
+    }
+    if (i > applied.count) {
+      ids[applied.count] = ids[i];
+      std::copy_n(gradients + i * width, width, gradients + applied.count * width);
+    }
+    ++applied.count;
+  }
+  return applied;
+}
+
+// Each update happens as a whole or not at all.
+NotApplied Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
+  NotApplied missed;
+  std::vector<AppliedRows> applied;
+  for (Update& update : updates) {
+    const bool done = store_->TryWithReclaim([&] {
+      applied.reserve(updates.size());
+      Apply(static_cast<int>(pusher.worker), &update, &applied);
+    });
+    if (!done) missed.Add(update);
+  }
+  log_->Append(pusher, applied);
+  return missed;
+}
+
+void Updater::Apply(int worker, Update* update, std::vector<AppliedRows>* applied) {
+  switch (update->kind) {
+    case UpdateKind::kGradient:
+      return Gradient(worker, update->shard, update->step, update->values);
+    case UpdateKind::kRows:
+      return Rows(worker, *update);
+    case UpdateKind::kDelta:
+      return Delta(update->shard, update->values);
+    case UpdateKind::kAssign:
+      return Assign(update->shard, std::move(update->values));
+    case UpdateKind::kTableRows:
+      applied->push_back(ApplyRows(update->table, update->step, update->row_count(),
+                                   update->row_numbers(),
+                                   reinterpret_cast<float*>(update->values->data()),
+                                   store_->clock().Now(), update->batch.get()));
+      return;
+  }
+}
+
+Status NotApplied::status() const {
+  return Status(StatusCode::kResourceExhausted,
+                StrCat("out of memory: a push was applied, but not to '", *first_, "'",
+                       count_ > 1 ? StrCat(" and ", count_ - 1, " more") : "",
+                       ", for which the system gives no more memory"));
+}
+
+void TakeMemory(const ServerOptions& options, BlockPool* pool, std::vector<Update>* updates,
+                const std::string** table) {
+  // Blocks for values that somebody else holds go back to the pool, where applying finds them.
+  std::vector<BlockPtr> spare;
+  const auto take_for = [&](Shard* shard) {
+    const std::lock_guard<std::mutex> lock(shard->mutex);
+    if (!HeldAlone(shard->block)) spare.push_back(pool->TakeWithinBudget(shard->bytes));
+  };
+  const bool replaces = !options.hogwild && options.schedule.mode != Mode::kSync;
+  for (Update& update : *updates) {
+    if (update.table != nullptr) {
+      *table = &update.table->name();
+      update.batch = update.table->Prepare(update.row_numbers(), update.row_count(),
+                                           update.table->apply_makes(), /*within_budget=*/true);
+      *table = nullptr;
+    } else if (replaces && update.kind != UpdateKind::kAssign) {
+      take_for(update.shard);
+      if (update.kind == UpdateKind::kDelta || !update.shard->binding) continue;
+      for (Shard* slot : update.shard->binding->slots) take_for(slot);
+    }
+  }
+}
+
+void Updater::Gradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient) {
+  const Locks locks(shard, options_.hogwild);
+  const Binding& binding = *shard->binding;
+  NextStep next(shard, options_.hogwild, /*copy=*/false, pool_);
+  if (const Block* then = PulledBy(worker, *shard)) {
+    CompensateDelay(shard->dtype, shard->elements, options_.compensation_lambda,
+                    shard->block->data(), then->data(), gradient->data());
+  }
+  Optimize(binding.config, Delayed(worker, *shard, step), binding.weight_decay, shard->dtype,
+           shard->elements, next.runs(gradient->data()));
+  next.Finish();
+}
+
+void Updater::Rows(int worker, const Update& update) {
+  Shard* const shard = update.shard;
+  const Binding& binding = *shard->binding;
+  if (!LeavesZeroGradientsAlone(binding.config, binding.weight_decay)) {
+    const BlockPtr dense = pool_->Take(shard->bytes);
+    std::memset(dense->data(), 0, dense->bytes());
+    ScatterAdd(update, dense->data());
+    return Gradient(worker, shard, update.step, dense);
+  }
+  // Rows of the same number come together, and are added up in the first of them.
+  std::vector<uint64_t> order(update.row_count());
+  std::iota(order.begin(), order.end(), 0);
+  const int64_t* const numbers = update.row_numbers();
+  std::sort(order.begin(), order.end(), [numbers](uint64_t a, uint64_t b) {
+    return std::pair(numbers[a], a) < std::pair(numbers[b], b);
+  });
+
+  const Locks locks(shard, options_.hogwild);
+  const size_t row_bytes = update.width * ByteSize(shard->dtype);
+  const StepValues step = Delayed(worker, *shard, update.step);
+  const Block* const then = PulledBy(worker, *shard);
+  NextStep next(shard, options_.hogwild, /*copy=*/true, pool_);
+  for (size_t i = 0; i < order.size();) {
+    char* const gradient = update.values->data() + order[i] * row_bytes;
+    const int64_t number = numbers[order[i]];
+    for (++i; i < order.size() && numbers[order[i]] == number; ++i) {
+      Add(shard->dtype, gradient, gradient, update.values->data() + order[i] * row_bytes,
+          update.width);
+    }
+    const size_t offset = number * row_bytes;
+    if (then != nullptr) {
+      CompensateDelay(shard->dtype, update.width, options_.compensation_lambda,
+                      shard->block->data() + offset, then->data() + offset, gradient);
+    }
+    Optimize(binding.config, step, binding.weight_decay, shard->dtype, update.width,
+             next.copied_runs(gradient, offset));
+  }
+  next.Finish();
+}
+
+void Updater::Delta(Shard* shard, const BlockPtr& delta) {
+  std::unique_lock<std::mutex> lock(shard->mutex, std::defer_lock);
+  if (!options_.hogwild) lock.lock();
+  Next next(shard, options_.hogwild, /*copy=*/false, pool_);
+  const Run run = next.run();
+  Add(shard->dtype, run.out, run.in, delta->data(), shard->elements);
+  next.Finish();
+}
+
+void Updater::Assign(Shard* shard, BlockPtr value) {
+  if (options_.hogwild) {
+    std::memcpy(shard->block->data(), value->data(), shard->bytes);
+  } else {
+    const std::lock_guard<std::mutex> lock(shard->mutex);
+    shard->block = std::move(value);
+  }
+  ++shard->version;
+}
+
+StepValues Updater::Delayed(int worker, const Shard& shard, StepValues step) const {
+  if (options_.compensation != Compensation::kAdaDelay || worker < 0) return step;
+  const uint64_t updates = shard.updates;
+  const double delay = static_cast<double>(updates - shard.seen[worker].updates);
+  const double time = static_cast<double>(std::max<uint64_t>(updates, 1));
+  step.learning_rate *= std::sqrt(time / (time + delay));
+  return step;
+}
+
+const Block* Updater::PulledBy(int worker, const Shard& shard) const {
+  if (options_.compensation != Compensation::kDcAsgd || worker < 0) return nullptr;
+  return shard.seen[worker].block.get();
+}
+
+}  // namespace tfdist::ps

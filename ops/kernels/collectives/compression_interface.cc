@@ -1,0 +1,72 @@
+// The interfaces of the ops that compress gradients.
+#include <cstdint>
+#include <vector>
+
+#include "core/base/status.h"
+#include "kernels/shape_functions.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfdist {
+namespace {
+
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+// `payload` has, of each input i, kept[i] positions in its flat values and as many values, as the
+// integers that have their bits. `rests` are the inputs with zeros in those places.
+REGISTER_OP("TfdistTopK")
+    .Input("inputs: N * float")
+    .Output("payload: int32")
+    .Output("rests: N * float")
+    .Attr("N: int >= 1")
+    .Attr("kept: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> kept;
+      TF_RETURN_IF_ERROR(c->GetAttr("kept", &kept));
+      int64_t total = 0;
+      for (const int64_t k : kept) total += 2 * k;
+      c->set_output(0, c->Vector(total));
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(1 + i, c->input(i));
+      return absl::OkStatus();
+    });
+
+// `gathered` is a row of payloads, of which `shapes` and `kept` tell what is where. The outputs are
+// the sums of what they hold, zero elsewhere.
+REGISTER_OP("TfdistScatterAddTopK")
+    .Input("gathered: int32")
+    .Output("sums: N * float")
+    .Attr("N: int >= 1")
+    .Attr("shapes: list(shape)")
+    .Attr("kept: list(int)")
+    .Attr("divisor: int >= 1")
+    .SetShapeFn(ShapesOfAttribute);
+
+REGISTER_OP("TfdistOrthonormalize")
+    .Input("matrix: float")
+    .Output("orthonormal: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle matrix;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &matrix));
+      c->set_output(0, matrix);
+      return absl::OkStatus();
+    });
+
+// left right^T, in the order of additions that core/math/low_rank.h promises.
+REGISTER_OP("TfdistMultiplyTransposed")
+    .Input("left: float")
+    .Input("right: float")
+    .Output("product: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle left, right;
+      DimensionHandle rank;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &left));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &right));
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(left, 1), c->Dim(right, 1), &rank));
+      c->set_output(0, c->Matrix(c->Dim(left, 0), c->Dim(right, 0)));
+      return absl::OkStatus();
+    });
+
+}  // namespace
+}  // namespace tfdist

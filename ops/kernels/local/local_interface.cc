@@ -1,0 +1,81 @@
+// The interfaces of the ops that stay in this process: names, inputs, attributes, shapes.
+#include <cstdint>
+#include <vector>
+
+#include "core/base/status.h"
+#include "kernels/shape_functions.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfdist {
+namespace {
+
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+// Input replica * N + i is tensor i of that replica, in messages number positions[i]. Stateless: it
+// talks to nobody.
+REGISTER_OP("TfdistLocalReduce")
+    .Input("inputs: M * T")
+    .Output("outputs: N * T")
+    .Attr("M: int >= 1")
+    .Attr("N: int >= 1")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("reduce_op: {'sum', 'mean'}")
+    .Attr("positions: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      const int count = c->num_outputs();
+      std::vector<int64_t> positions;
+      TF_RETURN_IF_ERROR(c->GetAttr("positions", &positions));
+      if (c->num_inputs() % count != 0 || static_cast<int>(positions.size()) != count) {
+        return absl::InvalidArgumentError(
+            StrCat("expected ", count, " tensors of each replica and their positions, received ",
+                   c->num_inputs(), " tensors and ", positions.size(), " positions"));
+      }
+      for (int i = 0; i < c->num_inputs(); ++i) {
+        const ShapeHandle known = i < count ? c->UnknownShape() : c->output(i % count);
+        ShapeHandle merged;
+        if (!c->Merge(known, c->input(i), &merged).ok()) {
+          return absl::InvalidArgumentError(StrCat(
+              "replica ", i / count, ", tensor ", positions[i % count], ": expected ",
+              c->DebugString(known), " as on replica 0, received ", c->DebugString(c->input(i))));
+        }
+        c->set_output(i % count, merged);
+      }
+      return absl::OkStatus();
+    });
+
+// A bundle stays in its process: see bundle_kernel.cc. Without `shapes` nothing is known of them.
+REGISTER_OP("TfdistBundle")
+    .Input("inputs: T")
+    .Output("bundle: variant")
+    .Attr("T: list(type) >= 1")
+    .SetShapeFn(::tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("TfdistUnbundle")
+    .Input("bundle: variant")
+    .Output("outputs: T")
+    .Attr("T: list(type) >= 1")
+    .Attr("shapes: list(shape)")
+    .SetShapeFn(ShapesOfAttribute);
+
+// Strings as bytes, to travel: see string_kernels.cc. What is unpacked may be several packed
+// tensors, one after the other, which become one along the first dimension.
+REGISTER_OP("TfdistPackStrings")
+    .Input("input: string")
+    .Output("packed: uint8")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("TfdistUnpackStrings")
+    .Input("packed: uint8")
+    .Output("output: string")
+    .Attr("concatenate: bool")
+    .Attr("label: string")
+    .SetShapeFn(::tensorflow::shape_inference::UnknownShape);
+
+}  // namespace
+}  // namespace tfdist

@@ -1,0 +1,57 @@
+// What the kernels that talk to parameter servers share.
+#ifndef TFDIST_OPS_KERNELS_PS_PS_KERNEL_H_
+#define TFDIST_OPS_KERNELS_PS_PS_KERNEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/ps/client/client.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace tfdist {
+
+using VarPtr = tensorflow::core::RefCountPtr<tensorflow::Var>;
+
+class PsKernel : public tensorflow::AsyncOpKernel {
+ public:
+  explicit PsKernel(tensorflow::OpKernelConstruction* context);
+
+ protected:
+  // Null after it was closed; then the context has its status.
+  std::shared_ptr<ps::Client> FindClient(tensorflow::OpKernelContext* context) const;
+
+ private:
+  int64_t client_ = 0;
+};
+
+// A kernel whose first inputs are the handles of variables that are parameters.
+class PsVariablesKernel : public PsKernel {
+ public:
+  explicit PsVariablesKernel(tensorflow::OpKernelConstruction* context);
+
+ protected:
+  int count() const { return static_cast<int>(parameters_.size()); }
+  const std::vector<int>& parameters() const { return parameters_; }
+  absl::Status LookupVariables(tensorflow::OpKernelContext* context,
+                               std::vector<VarPtr>* variables) const;
+  // The values of initialized variables of these sizes, as the client takes them.
+  absl::Status ReadVariables(const ps::Client& client, const std::vector<VarPtr>& variables,
+                             std::vector<ps::Client::Value>* values) const;
+
+ private:
+  std::vector<int> parameters_;
+};
+
+// The tensor's memory, kept by a reference to the tensor.
+ps::Memory Hold(const tensorflow::Tensor& tensor);
+
+// The tensor that Hold kept; null for no memory.
+tensorflow::Tensor* Held(const ps::Memory& memory);
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_KERNELS_PS_PS_KERNEL_H_

@@ -1,0 +1,137 @@
+"""Carries the reductions that TensorFlow asks of a multi-worker strategy to our collectives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils
+from tensorflow.python.distribute.values import Mirrored
+
+from tfdist import ops
+from tfdist.compression import Compression, Compressor
+from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK, name_of
+from tfdist.strategies._local_reduce.local_all_reduce import mirror, reduce_replicas
+from tfdist.strategies.communication_options import is_variable
+
+
+class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
+    """Reduces over the devices of all workers: first within each worker, then between them.
+
+    Args:
+      devices: this worker's devices.
+      group_size: number of devices of all workers together.
+      options: default communication options.
+      collective_keys: bookkeeping of the parent class.
+      communicator: the workers.
+    """
+
+    def __init__(self, devices, group_size, options, collective_keys, communicator) -> None:
+        super().__init__(devices, group_size, options, collective_keys)
+        self._launchers = ()  # TensorFlow's collectives
+        self._communicator = communicator
+        self._label: str | None = None
+        self._compressors: dict[Compression, Compressor] = {}
+
+    @contextlib.contextmanager
+    def labelled(self, label: str | None) -> Iterator[None]:
+        """What error messages call the collectives launched meanwhile, instead of a tensor."""
+        before, self._label = self._label, label
+        try:
+            yield
+        finally:
+            self._label = before
+
+    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+        # Whatever the destinations, they are this worker's devices: one pass for all values.
+        values = [value for value, _ in value_destination_pairs]
+        variables = [
+            destination if is_variable(destination) else None
+            for _, destination in value_destination_pairs
+        ]
+        return self._all_reduce_per_replica_values(reduce_op, values, options, variables)
+
+    def _all_reduce_per_replica_values(
+        self, reduce_op, per_replica_values, options, variables=None
+    ):
+        values = [value.values for value in per_replica_values]
+        if len(self._devices) == 1:
+            local = [replicas[0] for replicas in values]
+        else:
+            with tf.device(self._devices[0]):
+                local = reduce_replicas(tf.distribute.ReduceOp.SUM, values)
+        with self._lock:
+            reduced = self._all_reduce(reduce_op, local, 0, options, variables)
+        return self._mirrored(reduced)
+
+    def _all_reduce(
+        self,
+        reduce_op,
+        value,
+        replica_id,
+        options,
+        variables: Sequence[tf.Variable | None] | None = None,
+    ):
+        options = self._options.merge(options)
+        with self._on_host():
+            reduced = ops.fused_all_reduce(
+                tf.nest.flatten(value),
+                self._communicator,
+                bytes_per_pack=options.bytes_per_pack or DEFAULT_BYTES_PER_PACK,
+                label=self._label,
+                timeout=options.timeout_seconds,
+                compressor=self._compressor(options.compression),
+                variables=variables,
+            )
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            # Not by the collective, because the mean of integers is a float64 in `tf.distribute`.
+            divide = cross_device_utils.divide_by_n_tensors_or_indexed_slices
+            with tf.device(self._devices[replica_id]):
+                reduced = [divide(v, self._group_size) for v in reduced]
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def _compressor(self, compression: Compression | None) -> Compressor | None:
+        if compression is None:
+            return None
+        if compression not in self._compressors:
+            self._compressors[compression] = compression.compressor()
+        return self._compressors[compression]
+
+    def _batch_all_gather(self, per_replica_values, axis, options):
+        gathered = []
+        with self._lock:
+            for value in per_replica_values:
+                with tf.device(self._devices[0]):
+                    local = tf.concat(value.values, axis)
+                with self._on_host():
+                    gathered.append(self._all_gather(local, axis, options))
+        return self._mirrored(gathered)
+
+    def _all_gather(self, value: tf.Tensor, axis, options) -> tf.Tensor:
+        if isinstance(axis, int) and axis == 0:
+            return ops.all_gather(
+                value,
+                self._communicator,
+                label=self._label or name_of([value]),
+                timeout=self._options.merge(options).timeout_seconds,
+            )
+        rank = tf.rank(value)
+        to_front = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], 0)
+        back = tf.concat([tf.range(1, axis + 1), [0], tf.range(axis + 1, rank)], 0)
+        gathered = self._all_gather(tf.transpose(value, to_front), 0, options)
+        return tf.transpose(gathered, back)
+
+    def _on_host(self):
+        # The kernels work on host memory; TensorFlow copies what lies on a GPU.
+        device = tf.DeviceSpec.from_string(self._devices[0])
+        return tf.device(device.replace(device_type="CPU", device_index=0).to_string())
+
+    def _mirrored(self, values: list) -> list:
+        """The values on every device of this worker."""
+        if len(self._devices) == 1:
+            return [distribute_utils.regroup((v,), wrap_class=Mirrored) for v in values]
+        return mirror(values, self._devices)
+
+    def __deepcopy__(self, memo: dict) -> CollectiveAllReduce:
+        return self

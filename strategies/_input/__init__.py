@@ -1,0 +1,1 @@
+"""How workers share out a dataset."""

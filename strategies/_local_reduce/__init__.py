@@ -1,0 +1,1 @@
+"""Reductions among the devices of one process."""

@@ -1,0 +1,1 @@
+"""Variables that strategies create, and where they are placed."""

@@ -1,0 +1,359 @@
+"""The variables that a worker shares with the others through the parameter servers."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.strategies._variables.graphs import graph_of, in_graph_of_tensorflow_1, outermost_graph
+from tfdist.strategies._variables.lookup_groups import LookupGroups
+from tfdist.strategies._variables.placement import Placement, renamed
+from tfdist.strategies._variables.server_variable import ServerVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """What is known of a parameter besides its variable.
+
+    Args:
+      name: the same in all workers.
+      shape: of the variable.
+      dtype: of the variable.
+      placed_as: the name by which its place on the servers was found: its own, or that of the
+        variable whose slot it is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    placed_as: str
+
+
+class Parameters:
+    """Knows the parameters of one worker, pulls them and pushes them.
+
+    Args:
+      client: the connections to the servers.
+      placement: which server holds what.
+      is_chief: whether this worker's changes outside of a step reach the servers.
+      partitioner: says into how many parts variables are split; the placement does by default.
+      trainings: of this process so far: how many of each model.
+    """
+
+    def __init__(
+        self,
+        client: ops.ParameterClient,
+        placement: Placement,
+        is_chief: bool,
+        partitioner: Callable | None = None,
+        trainings: dict[str, int] | None = None,
+    ) -> None:
+        self.client = client
+        self._groups = LookupGroups(client)
+        self._placement = placement
+        # Whether this process has trained an Estimator, so that the servers know best.
+        self.has_trained = False
+        self._is_chief = is_chief
+        self._partitioner = partitioner
+        self._lock = threading.Lock()
+        self._parameters: dict[int, Parameter] = {}
+        self._variables: dict[int, weakref.ref[ServerVariable]] = {}
+        self._names = collections.Counter()
+        self._names_in: weakref.WeakKeyDictionary[tf.Graph, collections.Counter]
+        self._names_in = weakref.WeakKeyDictionary()
+        self._trainings = {} if trainings is None else trainings
+        self._thread = threading.local()
+        self._tables: dict[str, tuple[bytes, int]] = {}
+        self._agreements = 0
+
+    def unique_name(self, name: str, graph: tf.Graph | None = None) -> str:
+        """Returns `name`, with a number if `graph` has a variable of this name already.
+
+        Workers run the same program, so that a name means the same variable in all of them.
+        """
+        name = getattr(self._thread, "prefix", "") + name
+        with self._lock:
+            names = self._names
+            if graph is not None:
+                names = self._names_in.setdefault(graph, collections.Counter())
+            names[name] += 1
+            count = names[name]
+        return name if count == 1 else f"{name}#{count}"
+
+    @contextlib.contextmanager
+    def training_of(self, model: str) -> Iterator[int]:
+        """Tells variables of one model from those of the others that have the same names.
+
+        Args:
+          model: graphs that are made within have the same variables if this is the same.
+
+        Yields:
+          Which training of the model by this process it is, counted from 1.
+        """
+        self._trainings[model] = self._trainings.get(model, 0) + 1
+        number = list(self._trainings).index(model)
+        self._thread.prefix = f"model{number}/" if number else ""
+        try:
+            yield self._trainings[model]
+        finally:
+            self._thread.prefix = ""
+
+    def add(
+        self, name: str, shape: Sequence[int], dtype: tf.DType, like: ServerVariable | None = None
+    ) -> int:
+        """Makes a parameter known and returns its number.
+
+        Args:
+          name: from `unique_name`.
+          shape: fully defined.
+          dtype: a floating or signed integer type.
+          like: the variable whose slot it is: it is placed with it if they have the same shape.
+        """
+        shape = tuple(shape)
+        placed_as = name
+        if like is not None and tuple(like.shape) == shape and like.dtype == dtype:
+            placed_as = self._parameters[like.parameter].placed_as
+        parts = None
+        if self._partitioner is not None and shape:
+            parts = self._partitioner(shape=tf.TensorShape(shape), dtype=dtype)[0]
+        shards = self._placement.shards(placed_as, shape, dtype.size, parts)
+        if placed_as != name:
+            shards = renamed(shards, name)
+        number = self.client.add_parameter(name, dtype, shards)
+        self._parameters[number] = Parameter(name, shape, dtype, placed_as)
+        return number
+
+    def add_table(self, name: str, config: ops.TableConfig, resets_slots: bool = False) -> int:
+        """Makes an embedding's table known, which the servers create, and returns its number.
+
+        Args:
+          name: the same in all workers.
+          config: likewise.
+          resets_slots: as of `ParameterClient.create_table`.
+
+        Raises:
+          ValueError: this process, or another worker, has another table of this name.
+        """
+        content = bytes(config)
+        if name not in self._tables:
+            try:
+                number = self.client.create_table(name, config, resets_slots)
+            except tf.errors.InvalidArgumentError as error:
+                # Not as it is: Keras wraps what layers raise, and cannot make another of these.
+                raise ValueError(
+                    f"embedding table {name!r}: expected the same arguments in all workers: "
+                    f"{error.message}"
+                ) from None
+            self._tables[name] = (content, number)
+        known, number = self._tables[name]
+        if known != content:
+            raise ValueError(
+                f"embedding table {name!r}: expected the same arguments for the same name, but "
+                "there is a table of this name that was made with others"
+            )
+        return number
+
+    def initial_value(self, number: int, value: tf.Tensor) -> tf.Tensor:
+        """Returns the servers' value of a parameter, which is `value` if they had none."""
+        return self.client.initial_value(number, value)
+
+    def first_of_all(self, value: int) -> int:
+        """Returns the value of the worker that called first.
+
+        All workers make as many calls; the n-th of each belong together.
+        """
+        name = f"first_of_all_{self._agreements}"
+        self._agreements += 1
+        given = tf.constant(value, tf.int64)
+        return int(self.initial_value(self.add(name, (), tf.int64), given))
+
+    def adopt(
+        self, variable: tf.Variable, number: int, kind: type[ServerVariable] = ServerVariable
+    ) -> ServerVariable:
+        """Makes a new variable the cache of a parameter."""
+        adopted = kind.adopt(variable, self, number)
+        self._variables[number] = weakref.ref(adopted)
+        return adopted
+
+    def __getitem__(self, number: int) -> Parameter:
+        return self._parameters[number]
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether the servers take from this worker what is changed outside of a step."""
+        return self._is_chief
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this thread is within a step, or traces one."""
+        return getattr(self._thread, "depth", 0) > 0
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Pulls all parameters before what happens within, and pushes afterwards what it did."""
+        if self.in_step:
+            yield
+            return
+        self._begin_step()
+        with self.unordered_step():
+            yield
+        self._end_step()
+
+    @contextlib.contextmanager
+    def unordered_step(self) -> Iterator[None]:
+        """What happens within is a step, but whoever runs it pulls and pushes."""
+        self._thread.depth = 1
+        self._staged.clear()
+        try:
+            yield
+        finally:
+            self._thread.depth = 0
+
+    def step_of_graph(self, compute: Callable[[], Any]) -> Any:
+        """Adds a step to a TensorFlow 1 graph, which has no order of its own.
+
+        Args:
+          compute: adds what the step does.
+
+        Returns:
+          What it returns; the tensors and operations in it wait for the push.
+        """
+        pull = self.pull_all(begins_step=True)
+        with tf.control_dependencies([] if pull is None else [pull]), self.unordered_step():
+            result = compute()
+        of_graph = [r for r in tf.nest.flatten(result) if hasattr(r, "graph")]
+        # What an assignment returns is a variable, whose `op` is the assignment.
+        with tf.control_dependencies([r.op if hasattr(r, "op") else r for r in of_graph]):
+            push = self.push_all()
+        if push is None:
+            return result
+
+        def after_push(value: Any) -> Any:
+            if not hasattr(value, "graph"):
+                return value
+            with tf.control_dependencies([push]):
+                return tf.group(value) if isinstance(value, tf.Operation) else tf.identity(value)
+
+        return tf.nest.map_structure(after_push, result)
+
+    def touch(self, variable: ServerVariable, read: bool = True) -> None:
+        """Makes sure that a variable may be read or written here.
+
+        Outside of a step that is its value on the servers. Within one, a program that reads what
+        its optimizer has just updated, as one that trains two networks in turns does, needs what
+        the servers make of the gradient: the step ends here, and another begins.
+        """
+        if not self.in_step:
+            # Only eagerly: a function that is traced here may be called anywhere, or saved.
+            if read and tf.executing_eagerly():
+                self.client.pull([variable], begins_step=False)
+        elif variable.parameter in self._staged and not in_graph_of_tensorflow_1():
+            self._end_step()
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._staged.clear()
+        self.pull_all(begins_step=True)
+        self._groups.begin()
+
+    def _end_step(self) -> None:
+        self._groups.end()
+        # Variables may have been made since the step began.
+        self.push_all()
+
+    def pull_all(self, begins_step: bool) -> tf.Operation | None:
+        """Brings all variables up to date; `begins_step` begins a step."""
+        variables = self.variables()
+        return self.client.pull(variables, begins_step) if variables else None
+
+    def push_all(self) -> tf.Operation | None:
+        """Ends a step: sends what it did to all variables."""
+        variables = self.variables()
+        return self.client.push(variables) if variables else None
+
+    @property
+    def _staged(self) -> set[int]:
+        """The parameters whose gradients this thread keeps for the end of the step."""
+        if not hasattr(self._thread, "staged"):
+            self._thread.staged = set()
+        return self._thread.staged
+
+    def variables(self) -> list[ServerVariable]:
+        """The variables that live; in a TensorFlow 1 graph, its own."""
+        alive = [(number, reference()) for number, reference in list(self._variables.items())]
+        for number, variable in alive:
+            if variable is None:
+                del self._variables[number]
+        graph = outermost_graph()
+        return [v for _, v in alive if v is not None and graph_of(v) is graph]
+
+    def bind(
+        self,
+        config: ops.OptimizerConfig,
+        bindings: Sequence[tuple[ServerVariable, Sequence[ServerVariable], float]],
+    ) -> None:
+        """Lets the servers update variables by gradients.
+
+        Args:
+          config: the optimizer.
+          bindings: each variable, its slots, and its weight decay.
+        """
+        self.client.bind(
+            config,
+            [(v.parameter, [s.parameter for s in slots], decay) for v, slots, decay in bindings],
+        )
+
+    def stage(
+        self,
+        variables: Sequence[ServerVariable],
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+        learning_rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> tf.Operation | None:
+        """Keeps gradients of variables that are bound for the push that ends the step.
+
+        Args:
+          variables: what was differentiated by.
+          gradients: of each of them.
+          learning_rate: of this step, a scalar.
+          step: which step of the optimizer it is, counted from 1.
+
+        Returns:
+          The operation, in a graph.
+        """
+        staged = self.client.stage(variables, gradients, learning_rate, step)
+        self.has_staged(variables)
+        return staged
+
+    def has_staged(self, variables: Sequence[ServerVariable]) -> None:
+        """Notes that gradients of variables are kept for the push that ends the step."""
+        self._staged.update(v.parameter for v in variables)
+
+    def lookup(self, tables: Sequence, ids: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
+        """Brings rows, together with what else a traced step looks up; as `client.lookup`."""
+        return self._groups.lookup(tables, ids, training)
+
+    def stage_rows(self, tables: Sequence, *gradients) -> tf.Operation | None:
+        """Keeps gradients of rows for the push that ends the step; as `client.stage_rows`."""
+        self._groups.cut()
+        return self.client.stage_rows(tables, *gradients)
+
+    def all_reduce(self, values, divisor: int | None):
+        """Adds up tensors, or lists of them, over all workers; divides the sum if there is one."""
+        tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(values)]
+        sums = self.client.reduce(tensors)
+        if divisor is not None:
+            sums = [s / tf.cast(divisor, s.dtype) for s in sums]
+        return tf.nest.pack_sequence_as(values, sums)
+
+    def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
+        """Gives the servers the values of variables that were changed outside of a step."""
+        return self.client.set(variables, write=self._is_chief)

@@ -1,0 +1,102 @@
+"""Tables on parameter servers for a strategy that has none for its variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from tfdist.config.cluster import Cluster
+from tfdist.ps import membership
+from tfdist.ps.config import PsConfig
+from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
+from tfdist.strategies._variables.parameters import Parameters
+from tfdist.strategies._variables.placement import Placement
+from tfdist.strategies._variables.roles import full_name
+from tfdist.strategies._variables.table_variable import TableVariable, is_rows
+
+
+class RemoteTables:
+    """The tables of a job whose workers train dense variables in step with each other.
+
+    So they do with tables: the servers add up the gradients of all workers, and make one step of
+    them.
+
+    Args:
+      cluster: of the job. With `ps` tasks, this process joins them now; alone, without a cluster,
+        it serves itself as soon as it makes a table.
+      checkpoint_dir: where servers keep snapshots; `None` keeps none.
+      checkpoint_every: seconds between snapshots.
+      durability: as of `tfdist.ParameterServerStrategy`.
+
+    Raises:
+      Exception: as `tfdist.ParameterServerStrategy`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        checkpoint_dir: str | None,
+        checkpoint_every: float,
+        durability: str = "warn",
+    ) -> None:
+        self._cluster = cluster
+        self._config = PsConfig.make(
+            cluster.world_size, "sync", checkpoint_dir=checkpoint_dir, durability=durability
+        )
+        self._checkpoint_every = checkpoint_every
+        self._parameters: Parameters | None = None
+        if cluster.ps:
+            self._join()
+
+    def _join(self) -> Parameters:
+        if self._parameters is None:
+            if not (self._cluster.ps or self._cluster.is_local):
+                raise ValueError(
+                    "an embedding table beside all-reduce: expected a cluster with ps tasks, "
+                    f"received {self._cluster.as_dict()}: start the job with some "
+                    "(tfdist run --ps 1)"
+                )
+            member = membership.join(
+                self._cluster, self._config, self._checkpoint_every, variables=False
+            )
+            placement = Placement(max(1, len(self._cluster.ps)))
+            self._parameters = Parameters(member.client, placement, self._cluster.is_chief)
+        return self._parameters
+
+    @staticmethod
+    def means_table(name: str | None) -> bool:
+        """Whether a variable that is about to be made stands for a table."""
+        return is_rows(full_name(name))
+
+    def create(self, next_creator: Callable[..., tf.Variable], kwargs: dict) -> TableVariable:
+        """Makes the variable that stands for a table.
+
+        Raises:
+          ValueError: in a TensorFlow 1 graph, such as an Estimator's.
+        """
+        if in_graph_of_tensorflow_1():
+            raise ValueError(
+                "an embedding table beside all-reduce: expected Keras or a loop of tf.functions, "
+                "received a TensorFlow 1 graph: let an Estimator train with "
+                'tfdist.ParameterServerStrategy(mode="sync")'
+            )
+        parameters = self._join()
+        name = parameters.unique_name(full_name(kwargs.get("name")))
+        value = kwargs["initial_value"]
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            value = tf.convert_to_tensor(value() if callable(value) else value)
+            number = parameters.add(name, value.shape, value.dtype)
+            value = parameters.initial_value(number, value)
+            kwargs = {**kwargs, "initial_value": value, "use_resource": True}
+            return parameters.adopt(next_creator(**kwargs), number, TableVariable)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Begins a step of the servers before what happens within, and ends it afterwards."""
+        if self._parameters is None:
+            yield
+            return
+        with self._parameters.step():
+            yield

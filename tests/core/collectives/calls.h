@@ -1,0 +1,151 @@
+// Collectives as tests call them: started in one line, and waited for with a deadline.
+#ifndef TFDIST_TESTS_CORE_COLLECTIVES_CALLS_H_
+#define TFDIST_TESTS_CORE_COLLECTIVES_CALLS_H_
+
+#include <dirent.h>
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "testing.h"
+
+namespace tfdist::testing {
+
+// What a test says of a collective; the rest follows from its values.
+struct What {
+  uint64_t key = 1;
+  std::string name = "t";
+  std::string shapes = "";
+  double timeout = 20;
+  Algorithm algorithm = Algorithm::kAuto;
+};
+
+using Ending = std::future<Status>;
+
+inline std::pair<CollectiveOptions, Ending> Prepare(Communicator& comm, const What& what) {
+  auto promise = std::make_shared<std::promise<Status>>();
+  CollectiveOptions options;
+  options.id = {what.key, comm.NextSequence(what.key)};
+  options.signature.name = what.name;
+  options.signature.shapes = what.shapes;
+  options.signature.shape_hash = std::hash<std::string>()(what.shapes);
+  options.timeout_seconds = what.timeout;
+  options.algorithm = what.algorithm;
+  // A second call would throw, and end the test.
+  options.done = [promise](const Status& status) { promise->set_value(status); };
+  return {std::move(options), promise->get_future()};
+}
+
+template <typename T>
+FlatView View(std::vector<T>& values) {
+  return FlatView({{values.data(), values.size() * sizeof(T)}});
+}
+
+// In place.
+template <typename T>
+Ending AllReduce(Communicator& comm, std::vector<T>& values, const What& what = {},
+                 DType dtype = DType::kFloat32, ReduceOp op = ReduceOp::kSum) {
+  auto [options, ending] = Prepare(comm, what);
+  comm.AllReduce(std::move(options), View(values), View(values), dtype, op);
+  return std::move(ending);
+}
+
+template <typename T>
+Ending Broadcast(Communicator& comm, std::vector<T>& values, int root, const What& what = {},
+                 DType dtype = DType::kFloat32) {
+  auto [options, ending] = Prepare(comm, what);
+  comm.Broadcast(std::move(options), dtype, root, View(values));
+  return std::move(ending);
+}
+
+// Rank `root` has as many values for each rank as the others have room for. A root needs nothing of
+// the others and, with few values, may end before they start.
+template <typename T>
+Ending Scatter(Communicator& comm, std::vector<T>& values, int root, const What& what = {},
+               DType dtype = DType::kFloat32) {
+  auto [options, ending] = Prepare(comm, what);
+  const bool here = comm.rank() == root;
+  const size_t count = here ? values.size() / comm.size() : values.size(), width = sizeof(T);
+  comm.Scatter(std::move(options), dtype, std::vector<size_t>(comm.size(), count * width), root,
+               here ? View(values) : FlatView(), FlatView({{values.data(), count * width}}));
+  return std::move(ending);
+}
+
+// Every rank contributes as many values; this rank's are in place.
+template <typename T>
+Ending AllGather(Communicator& comm, std::vector<T>& values, const What& what = {},
+                 DType dtype = DType::kFloat32) {
+  auto [options, ending] = Prepare(comm, what);
+  const std::vector<size_t> blocks(comm.size(), values.size() * sizeof(T) / comm.size());
+  comm.AllGather(std::move(options), dtype, blocks, View(values));
+  return std::move(ending);
+}
+
+inline Status Wait(Ending& ending, double seconds = 30) {
+  EXPECT(ending.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready);
+  return ending.get();
+}
+
+inline bool StillRuns(Ending& ending, double seconds) {
+  return ending.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::timeout;
+}
+
+#define EXPECT_STATUS(status, expected_code)                                                 \
+  do {                                                                                       \
+    const ::tfdist::Status found_ = (status);                                                \
+    if (found_.code() != (expected_code)) {                                                  \
+      std::fprintf(stderr, "%s:%d: expected code %d, received %d: %s\n", __FILE__, __LINE__, \
+                   static_cast<int>(expected_code), static_cast<int>(found_.code()),         \
+                   found_.message().c_str());                                                \
+      std::abort();                                                                          \
+    }                                                                                        \
+  } while (false)
+
+// How a message names a rank, up to its address.
+inline std::string Rank(int rank) { return StrCat("rank ", rank, " ("); }
+
+using Ranks = std::vector<std::unique_ptr<Communicator>>;
+
+// Starts one all-reduce of `values` on every rank but `absent`.
+inline std::vector<Ending> ReduceWithout(Ranks& comms, int absent,
+                                         std::vector<std::vector<float>>* values,
+                                         const What& what = {}) {
+  values->assign(comms.size(), std::vector<float>(100000, 1));
+  std::vector<Ending> endings(comms.size());
+  for (int rank = 0; rank < static_cast<int>(comms.size()); ++rank) {
+    if (rank != absent) endings[rank] = AllReduce(*comms[rank], (*values)[rank], what);
+  }
+  return endings;
+}
+
+inline double SecondsSince(TimePoint start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+inline int OpenDescriptors() {
+  DIR* const directory = opendir("/proc/self/fd");
+  EXPECT(directory != nullptr);
+  int count = 0;
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+// Looks again and again, because what it waits for happens on a thread that tells nobody.
+inline bool Eventually(const std::function<bool()>& condition, double seconds = 20) {
+  const TimePoint start = Clock::now();
+  while (!condition()) {
+    if (SecondsSince(start) > seconds) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+}  // namespace tfdist::testing
+
+#endif  // TFDIST_TESTS_CORE_COLLECTIVES_CALLS_H_

@@ -1,0 +1,148 @@
+// What compression computes: narrowing in place, the largest values, orthonormal columns.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+
+#include "core/math/cast16.h"
+#include "core/math/low_rank.h"
+#include "core/math/top_k.h"
+#include "testing.h"
+
+namespace tfdist::testing::compression_test {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Exact in 16 bits, so that only their places can go wrong.
+template <typename T>
+std::vector<T> Exact(size_t count) {
+  std::vector<T> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = static_cast<T>(i % 251) - 125;
+  return values;
+}
+
+template <typename T>
+void TestNarrowInPlace(DType wire, DType wide) {
+  for (const size_t count : {0, 1, 7, 2047, 2048, 2049, 10000}) {
+    const std::vector<T> expected = Exact<T>(count);
+    std::vector<T> values = expected;
+    NarrowTo(wire, wide, values.data(), values.data(), count);
+    std::vector<float> travelling(count);
+    Widen(wire, values.data(), travelling.data(), count);
+    for (size_t i = 0; i < count; ++i) EXPECT(travelling[i] == static_cast<float>(expected[i]));
+    WidenInPlace(wire, wide, values.data(), count, 1);
+    EXPECT(values == expected);
+
+    std::vector<T> elsewhere(count, T{-1});
+    NarrowTo(wire, wide, expected.data(), elsewhere.data(), count);
+    WidenInPlace(wire, wide, elsewhere.data(), count, 4);
+    for (size_t i = 0; i < count; ++i) EXPECT(elsewhere[i] == expected[i] / 4);
+  }
+}
+
+void TestNarrowRounds() {
+  std::vector<float> values = {1.0f + 1e-4f, 65504.0f, 65520.0f, -1e30f, 1e-9f, 3.0f};
+  NarrowTo(DType::kFloat16, DType::kFloat32, values.data(), values.data(), values.size());
+  WidenInPlace(DType::kFloat16, DType::kFloat32, values.data(), values.size(), 1);
+  EXPECT((values == std::vector<float>{1.0f, 65504.0f, kInfinity, -kInfinity, 0.0f, 3.0f}));
+  // bfloat16 has the range of float32, and 8 bits of precision. The mean divides what is wide.
+  values = {1.0f + 1e-3f, 3e38f, 1.0f};
+  NarrowTo(DType::kBFloat16, DType::kFloat32, values.data(), values.data(), values.size());
+  WidenInPlace(DType::kBFloat16, DType::kFloat32, values.data(), values.size(), 3);
+  EXPECT(values[0] == 1.0f / 3 && std::isfinite(values[1]) && values[2] == 1.0f / 3);
+}
+
+void TestTakeLargest() {
+  const std::vector<float> all = {1.0f, -5.0f, 0.0f, 5.0f, 1e-40f, -2.0f, 5.0f, -kInfinity};
+  // By magnitude, and of equal ones the first.
+  const std::vector<int32_t> order = {7, 1, 3, 6, 5, 0, 4, 2};
+  for (size_t k = 1; k <= all.size(); ++k) {
+    std::vector<float> values = all, taken(k);
+    std::vector<int32_t> positions(k);
+    TopK(values.data(), values.size(), k, positions.data(), taken.data());
+    std::vector<int32_t> expected(order.begin(), order.begin() + k);
+    std::sort(expected.begin(), expected.end());
+    EXPECT(positions == expected);
+    for (size_t j = 0; j < k; ++j) EXPECT(taken[j] == all[expected[j]]);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool was_taken = std::count(expected.begin(), expected.end(), i) > 0;
+      EXPECT(values[i] == (was_taken ? 0.0f : all[i]));
+    }
+  }
+  std::vector<float> values = {1.0f, std::nanf(""), kInfinity};
+  int32_t position = -1;
+  float taken = 0;
+  TopK(values.data(), values.size(), 1, &position, &taken);
+  EXPECT(position == 1 && std::isnan(taken));
+}
+
+float Length(const std::vector<float>& matrix, size_t columns, size_t a, size_t b) {
+  double sum = 0;
+  for (size_t i = 0; i < matrix.size() / columns; ++i) {
+    sum += static_cast<double>(matrix[i * columns + a]) * matrix[i * columns + b];
+  }
+  return static_cast<float>(sum);
+}
+
+void ExpectOrthonormal(const std::vector<float>& matrix, size_t columns) {
+  for (size_t a = 0; a < columns; ++a) {
+    for (size_t b = 0; b <= a; ++b) {
+      EXPECT(std::abs(Length(matrix, columns, a, b) - (a == b ? 1.0f : 0.0f)) < 1e-5f);
+    }
+  }
+}
+
+void TestOrthonormalize() {
+  // The first column keeps its direction, the second what is new in it.
+  std::vector<float> matrix = {3, 1, 4, 1, 0, 2};
+  Orthonormalize(matrix.data(), 3, 2);
+  ExpectOrthonormal(matrix, 2);
+  EXPECT(std::abs(matrix[0] - 0.6f) < 1e-6f && std::abs(matrix[2] - 0.8f) < 1e-6f);
+  // Nearly dependent, dependent, zero, and as many columns as rows.
+  for (const size_t rows : {1, 2, 3, 4, 100}) {
+    const size_t columns = rows < 4 ? rows : 4;
+    for (const float scale : {0.0f, 1e-3f, 1e-20f, 1e20f}) {
+      std::vector<float> values(rows * columns);
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = scale * (1 + static_cast<float>(i / columns) + (i == 1 ? 1e-3f : 0));
+      }
+      std::vector<float> again = values;
+      Orthonormalize(values.data(), rows, columns);
+      ExpectOrthonormal(values, columns);
+      Orthonormalize(again.data(), rows, columns);
+      EXPECT(again == values);
+    }
+  }
+  std::vector<float> broken = {1, std::nanf(""), 2, 3};
+  Orthonormalize(broken.data(), 2, 2);
+  EXPECT(std::isnan(broken[1]) && std::isnan(broken[3]) && std::isfinite(broken[0]));
+}
+
+void TestMultiplyTransposed() {
+  const std::vector<float> left = {1, 2, 3, 4, 5, 6};           // 3 x 2
+  const std::vector<float> right = {1, 0, 0, 1, 1, 1, 10, -1};  // 4 x 2
+  std::vector<float> out(12, -1);
+  MultiplyTransposed(left.data(), right.data(), 0, 1, 4, 2, out.data());
+  MultiplyTransposed(left.data(), right.data(), 1, 3, 4, 2, out.data());
+  EXPECT((out == std::vector<float>{1, 2, 3, 8, 3, 4, 7, 26, 5, 6, 11, 44}));
+}
+
+void Main() {
+  for (const DType wire : {DType::kFloat16, DType::kBFloat16}) {
+    TestNarrowInPlace<float>(wire, DType::kFloat32);
+    TestNarrowInPlace<double>(wire, DType::kFloat64);
+  }
+  TestNarrowRounds();
+  TestTakeLargest();
+  TestOrthonormalize();
+  TestMultiplyTransposed();
+  std::puts("compression: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::compression_test

@@ -1,0 +1,318 @@
+// Strangers at the data ports of two ranks that go on reducing: ten thousand connections full of
+// garbage change nothing.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <ctime>
+#include <random>
+
+#include "collectives/raw_peer.h"
+
+namespace tfdist::testing::data_port_test {
+namespace {
+
+using Random = std::mt19937_64;
+
+// Two ranks that all-reduce without a pause, and check every sum, until they are told to stop.
+class BusyPair {
+ public:
+  BusyPair() : comms_(Connected(2)) {
+    for (int rank = 0; rank < 2; ++rank) threads_.emplace_back([this, rank] { Work(rank); });
+  }
+
+  int port(int rank) const { return comms_[rank]->port(); }
+  uint64_t rejected() const {
+    return comms_[0]->stats().rejected_connections + comms_[1]->stats().rejected_connections;
+  }
+  uint64_t steps() const { return steps_; }
+
+  void Stop() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    for (auto& comm : comms_) EXPECT_OK(comm->status());
+  }
+
+ private:
+  void Work(int rank) {
+    for (int32_t step = 0;; ++step) {
+      const size_t sizes[] = {1, 100, 40000};  // sent at once, and after the peer has opened
+      std::vector<int32_t> values(sizes[step % 3] + 1, step + rank);
+      values.back() = stop_ ? 1 : 0;  // both learn it in the same step
+      Ending ending = AllReduce(*comms_[rank], values, {1, "busy"}, DType::kInt32);
+      EXPECT_OK(Wait(ending));
+      const bool last = values.back() > 0;
+      values.pop_back();
+      for (const int32_t value : values) EXPECT(value == 2 * step + 1);
+      ++steps_;
+      if (last) return;
+    }
+  }
+
+  std::vector<std::unique_ptr<Communicator>> comms_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> steps_{0};
+};
+
+std::string Garbage(Random& random, size_t most) {
+  std::string bytes(1 + random() % most, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+std::string RandomFrame(Random& random) {
+  FrameHeader header;
+  header.type = static_cast<FrameType>(1 + random() % 8);
+  header.step = static_cast<uint16_t>(random());
+  header.length = static_cast<uint32_t>(random() % 300);
+  header.key = random() % 3;
+  header.sequence = random() % 100;
+  header.offset = random() % 1000;
+  return Bytes(header, Garbage(random, 300));
+}
+
+std::string HelloWithLength(uint32_t length) {
+  std::string bytes = HelloFrame(1);
+  std::memcpy(bytes.data() + 8, &length, sizeof(length));
+  return bytes;
+}
+
+// Something that must not be let in.
+std::string Intrusion(Random& random) {
+  const std::string hello = HelloFrame(1);
+  switch (random() % 9) {
+    case 0:
+      return Garbage(random, 400);
+    case 1: {  // the right magic and nothing else
+      std::string bytes = Garbage(random, 400);
+      return bytes.replace(0, std::min<size_t>(4, bytes.size()), hello, 0, 4);
+    }
+    case 2:
+      return RandomFrame(random) + RandomFrame(random);
+    case 3:
+      return HelloFrame(1) + RawPeer::ProofFrame(Sha256(Garbage(random, 40)));
+    case 4:
+      return HelloFrame(1, 2 + random() % 1000);
+    case 5:
+      return HelloFrame(
+          static_cast<uint32_t>(random() % 5));  // of ranks that are here, or cannot be
+    case 6:
+      return HelloWithLength(static_cast<uint32_t>(random()));
+    case 7: {
+      std::string bytes = hello;  // one bit wrong in what decides; the last four bytes are the rank
+      const size_t bit = random() % (8 * 4);
+      bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
+      return bytes;
+    }
+    default:
+      return "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  }
+}
+
+void TestTenThousandStrangers() {
+  BusyPair pair;
+  Random random(7);
+  const int before = OpenDescriptors();
+  const auto all = static_cast<uint64_t>(Rounds(10000));
+  uint64_t strangers = 0;
+  std::vector<std::unique_ptr<RawPeer>> silent;
+  for (; strangers < all; ++strangers) {
+    const std::string bytes = Intrusion(random);
+    auto peer = std::make_unique<RawPeer>(pair.port(strangers % 2));
+    const bool is_silent = strangers % 100 == 3;
+    switch (is_silent ? 3 : random() % 4) {
+      case 0:  // all of it, and wait to be thrown out
+        peer->Send(bytes);
+        peer->EndSending();
+        peer->AwaitClose();
+        break;
+      case 1:  // broken off anywhere
+        peer->Send(bytes.substr(0, random() % bytes.size()));
+        peer->EndSending();
+        peer->AwaitClose();
+        break;
+      case 2:  // gone at once, in the middle of what it says
+        peer->Send(bytes);
+        break;
+      default:
+        if (is_silent) {
+          peer->Send(HelloFrame(1).substr(0, random() % 68));
+          silent.push_back(std::move(peer));
+        }
+    }
+  }
+  EXPECT(silent.size() > 3);
+  silent.clear();
+  EXPECT(Eventually([&] { return pair.rejected() == strangers; }));
+  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
+  const uint64_t steps = pair.steps();
+  EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
+  pair.Stop();
+  EXPECT(pair.rejected() == strangers);
+}
+
+// The door has room for so many; the oldest have to make way, and nobody inside notices.
+void TestManyAtOnce() {
+  BusyPair pair;
+  const int before = OpenDescriptors();
+  std::vector<std::unique_ptr<RawPeer>> guests;
+  for (int i = 0; i < 400; ++i) {
+    guests.push_back(std::make_unique<RawPeer>(pair.port(0)));
+    guests.back()->Send(HelloFrame(1).substr(0, 50));
+  }
+  EXPECT(Eventually([&] { return pair.rejected() == 400 - 256; }));
+  guests[0]->AwaitClose();
+  guests[400 - 256 - 1]->AwaitClose();
+  EXPECT(OpenDescriptors() == before + 400 + 256);
+  const uint64_t steps = pair.steps();
+  EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
+  guests.clear();
+  EXPECT(Eventually([&] { return pair.rejected() == 400; }));
+  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
+  pair.Stop();
+}
+
+// Even one that knows the key does not get in as a rank that is here already, or as one that
+// should be dialled; nor one that means another rank or generation.
+void TestValidProofOfAConnectedRank() {
+  BusyPair pair;
+  uint64_t refused = 0;
+  for (const uint32_t to : {0u, 1u}) {
+    for (const uint32_t rank : {0u, 1u, 2u, UINT32_MAX}) {
+      RawPeer peer(pair.port(static_cast<int>(to)));
+      EXPECT(peer.Introduce(Hello{1, rank, to, NewNonce()}));
+      peer.AwaitClose();
+      ++refused;
+      EXPECT(Eventually([&] { return pair.rejected() == refused; }));
+    }
+  }
+  pair.Stop();
+}
+
+// The seat of rank 1 is free: only a proof of the key over both nonces of this connection takes it.
+void TestProofs() {
+  std::unique_ptr<Communicator> comm;
+  EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+  std::thread connecting([&] {
+    const std::vector<std::string> addresses = {"unused:1", "elsewhere:2"};
+    EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
+  });
+  const Hello hello{1, 1, 0, NewNonce()};
+  const auto challenge_of = [](RawPeer& peer, const Hello& said) {
+    EXPECT(peer.Send(HelloFrame(said)));
+    EXPECT(peer.ReceiveHeader().type == FrameType::kChallenge);
+    char bytes[kChallengeBytes];
+    peer.Receive(bytes, sizeof(bytes));
+    Challenge challenge;
+    EXPECT_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
+    return challenge;
+  };
+  uint64_t refused = 0;
+  const auto refuses = [&](RawPeer& peer, const std::string& bytes) {
+    EXPECT(peer.Send(bytes));
+    peer.AwaitClose();
+    ++refused;
+    EXPECT(Eventually([&] { return comm->stats().rejected_connections == refused; }));
+  };
+  Nonce recorded;
+  {  // without the key
+    RawPeer peer(comm->port());
+    recorded = challenge_of(peer, hello).nonce;
+    refuses(peer, RawPeer::ProofFrame(DiallerProof(Key{}, hello, recorded)));
+  }
+  {  // what another connection's challenge was answered with: a replay
+    RawPeer peer(comm->port());
+    const Challenge challenge = challenge_of(peer, hello);
+    EXPECT(challenge.nonce != recorded);
+    refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), hello, recorded)));
+  }
+  {  // the acceptor's own proof
+    RawPeer peer(comm->port());
+    refuses(peer, RawPeer::ProofFrame(challenge_of(peer, hello).proof));
+  }
+  // Who says another generation, or means another rank, learns that no sooner than without the key.
+  for (const Hello& other : {Hello{2, 1, 0, hello.nonce}, Hello{1, 1, 1, hello.nonce}}) {
+    RawPeer peer(comm->port());
+    const Challenge challenge = challenge_of(peer, other);
+    refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), other, challenge.nonce)));
+  }
+  {  // a PROOF without a CHALLENGE
+    RawPeer peer(comm->port());
+    refuses(peer, RawPeer::ProofFrame(DiallerProof(TestKey(), hello, recorded)));
+  }
+  RawPeer peer(comm->port());
+  EXPECT(peer.Introduce(1));
+  EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+  connecting.join();
+}
+
+// A HELLO and a PROOF that come a byte at a time are still that.
+void TestSlowHello() {
+  std::unique_ptr<Communicator> comm;
+  EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+  std::thread connecting([&] {
+    const std::vector<std::string> addresses = {"unused:1", "elsewhere:2"};
+    EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
+  });
+  RawPeer peer(comm->port());
+  const Hello hello{1, 1, 0, NewNonce()};
+  for (const char byte : HelloFrame(hello)) EXPECT(peer.Send(std::string(1, byte)));
+  EXPECT(peer.ReceiveHeader().type == FrameType::kChallenge);
+  char bytes[kChallengeBytes];
+  peer.Receive(bytes, sizeof(bytes));
+  Challenge challenge;
+  EXPECT_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
+  for (const char byte : RawPeer::ProofFrame(DiallerProof(TestKey(), hello, challenge.nonce))) {
+    EXPECT(peer.Send(std::string(1, byte)));
+  }
+  EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+  connecting.join();
+  EXPECT(comm->stats().rejected_connections == 0);
+}
+
+// A connection for which there is no descriptor waits, at no cost, until there is one.
+void TestNoDescriptorsLeft() {
+  auto comms = Connected(2);
+  const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  rlimit before;
+  EXPECT(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(dup(socket.get()));  // the first free one
+  EXPECT(close(static_cast<int>(none.rlim_cur)) == 0);
+  EXPECT(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(comms[0]->port()));
+  EXPECT(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+  const std::clock_t processor = std::clock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // what is measured
+  EXPECT(comms[0]->stats().rejected_connections == 0);
+  EXPECT(std::clock() - processor < CLOCKS_PER_SEC / 2);
+  EXPECT(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  EXPECT(send(socket.get(), "?", 1, MSG_NOSIGNAL) == 1);
+  EXPECT(shutdown(socket.get(), SHUT_WR) == 0);
+  EXPECT(Eventually([&] { return comms[0]->stats().rejected_connections == 1; }));
+  std::vector<float> mine(10, 1), theirs(10, 2);
+  Ending first = AllReduce(*comms[0], mine), second = AllReduce(*comms[1], theirs);
+  EXPECT_OK(Wait(first));
+  EXPECT_OK(Wait(second));
+}
+
+void Main() {
+  TestNoDescriptorsLeft();
+  TestSlowHello();
+  TestValidProofOfAConnectedRank();
+  TestProofs();
+  TestManyAtOnce();
+  TestTenThousandStrangers();
+  std::puts("data port: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::data_port_test

@@ -1,0 +1,62 @@
+// What comes for a collective before it starts, and while it starts.
+#include "collectives/raw_peer.h"
+#include "core/collectives/selector.h"
+
+namespace tfdist::testing::early_test {
+namespace {
+
+constexpr size_t kSmall = 8, kLarge = 2 * kEagerBytes;  // bytes of rank 1's and rank 2's block
+const std::vector<size_t> kBlocks = {0, kSmall, kLarge};
+
+std::string Open() {
+  Signature signature;
+  signature.kind = static_cast<uint8_t>(CollectiveKind::kGather);
+  signature.dtype = static_cast<uint8_t>(DType::kBytes);
+  signature.shape_hash = std::hash<std::string>()("");
+  signature.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
+  signature.blocks.assign(kBlocks.begin(), kBlocks.end());
+  return Frame(FrameType::kOpen, Encode(signature), 1);
+}
+
+std::string Data(const std::string& content) { return Frame(FrameType::kData, content, 1); }
+
+// While one peer's early chunk is on its way in, another one, who knows that this rank has started,
+// sends more than an early chunk can be.
+void TestLargeChunkBesideAnEarlyOne() {
+  std::unique_ptr<Communicator> comm;
+  EXPECT_OK(Communicator::Create(0, 3, "", 0, &comm));
+  std::thread connecting(
+      [&] { EXPECT_OK(comm->Connect(TestKey(), 1, {"unused:1", "one:2", "two:3"}, 20)); });
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (const uint32_t rank : {1, 2}) {
+    peers.push_back(std::make_unique<RawPeer>(comm->port()));
+    EXPECT(peers.back()->Introduce(rank));
+    EXPECT(peers.back()->ReceiveHeader().type == FrameType::kWelcome);
+  }
+  connecting.join();
+  const std::string small(kSmall, 's'), large(kLarge, 'l'), of_one = Open() + Data(small);
+  const size_t cut = of_one.size() - kSmall / 2;
+  EXPECT(peers[0]->Send(of_one.substr(0, cut)));
+  const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+  while (comm->stats().bytes_received < kSmall) EXPECT(Clock::now() < deadline);
+
+  std::string gathered(kSmall + kLarge, '.');
+  auto [options, ending] = Prepare(*comm, {});
+  comm->Gather(std::move(options), DType::kBytes, kBlocks, 0, FlatView(),
+               FlatView({{gathered.data(), gathered.size()}}));
+  EXPECT(peers[1]->Send(Open() + Data(large)));
+  while (comm->stats().bytes_received < kSmall + kLarge) EXPECT(Clock::now() < deadline);
+  EXPECT(peers[0]->Send(of_one.substr(cut)));
+  EXPECT_OK(Wait(ending));
+  EXPECT(gathered == small + large);
+}
+
+void Main() {
+  TestLargeChunkBesideAnEarlyOne();
+  std::puts("early: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::early_test

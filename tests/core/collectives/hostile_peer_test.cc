@@ -1,0 +1,281 @@
+// A peer that knows the key and then breaks the protocol: an error that names it, no crash, no
+// hang.
+#include "collectives/raw_peer.h"
+#include "core/collectives/selector.h"
+
+namespace tfdist::testing::hostile_peer_test {
+namespace {
+
+constexpr size_t kCount = 30000;  // floats: too many to be sent before the peer has opened
+
+// Rank 0 is a communicator, rank 1 is written by hand.
+struct Duel {
+  Duel() {
+    EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+    std::thread connecting(
+        [this] { EXPECT_OK(comm->Connect(TestKey(), 1, {"unused:1", "mallory:2"}, 20)); });
+    peer = std::make_unique<RawPeer>(comm->port());
+    EXPECT(peer->Introduce(1));
+    EXPECT(peer->ReceiveHeader().type == FrameType::kWelcome);
+    connecting.join();
+  }
+
+  std::unique_ptr<Communicator> comm;
+  std::unique_ptr<RawPeer> peer;
+};
+
+std::string Open(uint64_t key, size_t count, const std::string& shapes = "") {
+  Signature signature;
+  signature.kind = static_cast<uint8_t>(CollectiveKind::kAllReduce);
+  signature.dtype = static_cast<uint8_t>(DType::kFloat32);
+  signature.reduce_op = static_cast<uint8_t>(ReduceOp::kSum);
+  signature.elements = count;
+  signature.shape_hash = std::hash<std::string>()(shapes);
+  signature.algorithm = static_cast<uint8_t>(Choose(signature, {0, 0}));
+  signature.name = "theirs";
+  signature.shapes = shapes;
+  return Frame(FrameType::kOpen, Encode(signature), key);
+}
+
+std::string Data(uint64_t key, uint64_t sequence, uint16_t step, uint64_t offset, size_t length) {
+  FrameHeader header;
+  header.type = FrameType::kData;
+  header.step = step;
+  header.key = key;
+  header.sequence = sequence;
+  header.offset = offset;
+  header.length = static_cast<uint32_t>(length);
+  return Bytes(header, std::string(length, '\0'));
+}
+
+// Of two ranks in a ring, rank 0 expects one half of the values in step 0 and the other in step 1.
+constexpr uint64_t kHalf = kCount / 2 * sizeof(float);
+
+// What happens to a collective under way when these bytes come.
+void TestBytes(const std::string& bytes, StatusCode code, const std::string& message) {
+  for (const bool early : {false, true}) {
+    Duel duel;
+    std::vector<float> values(kCount, 1);
+    if (early) EXPECT(duel.peer->Send(bytes));
+    Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+    if (!early) EXPECT(duel.peer->Send(bytes));
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, code);
+    EXPECT_CONTAINS(status.message(), message);
+    EXPECT_CONTAINS(status.message(), "rank 1");
+    Ending later = AllReduce(*duel.comm, values, {2, "later"});
+    EXPECT_STATUS(Wait(later), code);
+  }
+}
+
+void TestBrokenFrames() {
+  const auto lost = StatusCode::kUnavailable;
+  const std::string open = Open(1, kCount);
+  TestBytes(std::string(40, 'x'), lost, "not a tfdist frame");
+  TestBytes(open + HelloFrame(1), lost, "unexpected frame of type 1");
+  TestBytes(open + Frame(FrameType::kWelcome, ""), lost, "unexpected frame of type 2");
+  TestBytes(Frame(FrameType::kOpen, "garbage", 1), lost, "malformed OPEN");
+  TestBytes(Frame(FrameType::kOpen, "", 1), lost, "malformed OPEN");
+  TestBytes(Frame(FrameType::kReply, "r"), lost, "malformed REPLY");
+  TestBytes(Frame(FrameType::kAbort, "a"), lost, "malformed ABORT");
+  TestBytes(Frame(FrameType::kAbort, Encode(Abort{StatusCode::kOk, "so there"})), lost, "so there");
+  FrameHeader header;
+  header.type = FrameType::kOpen;
+  header.length = kMaxControlBytes + 1;
+  TestBytes(Bytes(header), lost, "claims 8193 bytes");
+  header.type = FrameType::kData;
+  header.length = UINT32_MAX;
+  TestBytes(Bytes(header), lost, "claims 4294967295 bytes");
+  TestBytes(Open(1, kCount + 1), StatusCode::kInvalidArgument, "the ranks disagree");
+  Signature unknown;
+  unknown.kind = 99;
+  unknown.dtype = 77;
+  TestBytes(Frame(FrameType::kOpen, Encode(unknown), 1), StatusCode::kInvalidArgument,
+            "the ranks disagree");
+  TestBytes(Frame(FrameType::kGoodbye, ""), lost, "has finished its program");
+  TestBytes(open + Frame(FrameType::kGoodbye, "") + Data(1, 0, 7, 0, 8), lost, "rank 1");
+}
+
+// Chunks that are not what comes next. They come after OPEN, so a collective that has not started
+// yet buffers some of them.
+void TestBrokenChunks() {
+  struct Case {
+    uint16_t step;
+    uint64_t offset;
+    size_t length;
+  };
+  const std::vector<Case> cases = {{1, 0, kHalf},     {UINT16_MAX, 0, kHalf}, {0, 4, kHalf},
+                                   {0, kHalf, kHalf}, {0, UINT64_MAX, 8},     {0, 0, 8},
+                                   {0, 0, kHalf + 4}, {0, 0, kChunkBytes}};
+  for (const Case& c : cases) {
+    for (const bool early : {false, true}) {
+      Duel duel;
+      std::vector<float> values(kCount, 1);
+      const std::string bytes = Open(1, kCount) + Data(1, 0, c.step, c.offset, c.length);
+      if (early) EXPECT(duel.peer->Send(bytes));
+      Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+      if (!early) duel.peer->Send(bytes);
+      const Status status = Wait(ending);
+      EXPECT_STATUS(status, StatusCode::kUnavailable);
+      EXPECT_CONTAINS(status.message(), "rank 1");
+    }
+  }
+  // The first half of a collective in order, and then once more.
+  Duel duel;
+  std::vector<float> values(kCount, 1);
+  Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+  EXPECT(duel.peer->Send(Open(1, kCount) + Data(1, 0, 0, 0, kHalf)));
+  duel.peer->Send(Data(1, 0, 0, 0, kHalf));
+  const Status status = Wait(ending);
+  EXPECT_STATUS(status, StatusCode::kUnavailable);
+  EXPECT_CONTAINS(status.message(), "expected step 1 offset 0");
+}
+
+void TestChunksOfOtherCollectives() {
+  {  // Unknown, and too large to be kept.
+    Duel duel;
+    duel.peer->Send(Data(9, 9, 0, 0, kEagerBytes + 1));
+    EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
+    EXPECT_CONTAINS(duel.comm->status().message(),
+                    "a chunk of 65537 bytes of a collective that has");
+  }
+  {  // Unknown and small: kept, until there are too many of them.
+    Duel duel;
+    const std::string chunk = Data(9, 9, 0, 0, kEagerBytes);
+    size_t sent = 0;
+    while (duel.peer->Send(chunk)) EXPECT(++sent < 10000);
+    EXPECT(sent > 1000);
+    EXPECT_CONTAINS(duel.comm->status().message(),
+                    "bytes of collectives that have not started, the limit");
+  }
+  {  // Of one that has ended.
+    Duel duel;
+    std::vector<float> values(2, 1);
+    Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+    EXPECT(duel.peer->Send(Open(1, 2) + Data(1, 0, 0, 0, 8)));
+    EXPECT_OK(Wait(ending));
+    EXPECT(values[0] == 1 && values[1] == 1);
+    duel.peer->Send(Data(1, 0, 0, 0, 8));
+    EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
+    EXPECT_CONTAINS(duel.comm->status().message(), "a chunk of a collective that has ended");
+  }
+}
+
+// Frames that are odd and harmless.
+void TestOddities() {
+  Duel duel;
+  std::vector<float> values(2, 1);
+  Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+  const std::string reply = Frame(FrameType::kReply, Encode(Reply{true, "?"}), 5, 5);
+  EXPECT(duel.peer->Send(reply + Open(1, 2) + Open(1, 2) + Frame(FrameType::kQuery, "odd", 8, 8)));
+  EXPECT(duel.peer->Send(Data(1, 0, 0, 0, 8) + Open(1, 2)));
+  EXPECT_OK(Wait(ending));
+  EXPECT_OK(duel.comm->status());
+}
+
+// Half a frame, and then the end: in a header, a control frame, a chunk, an early chunk.
+void TestCutOff() {
+  const std::string open = Open(1, kCount), chunk = Data(1, 0, 0, 0, kHalf);
+  const std::string early = Data(1, 0, 0, 0, 600);
+  for (const std::string& bytes :
+       {open.substr(0, 17), open.substr(0, 50), open + chunk.substr(0, 30),
+        open + chunk.substr(0, 20000), open + early.substr(0, 100)}) {
+    Duel duel;
+    std::vector<float> values(kCount, 1);
+    EXPECT(duel.peer->Send(bytes));
+    Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+    duel.peer.reset();
+    const Status status = Wait(ending);
+    EXPECT(!status.ok());
+    EXPECT_CONTAINS(status.message(), "rank 1");
+  }
+}
+
+// Why a peer gives up is heard even if it breaks the connection while we are writing to it.
+void TestLastWords() {
+  for (int turn = 0; turn < 50; ++turn) {
+    Duel duel;
+    std::vector<float> values(1 << 20, 1);
+    EXPECT(duel.peer->Send(Open(1, values.size())));
+    Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
+    duel.peer->ReceiveHeader();
+    EXPECT(duel.peer->Send(
+        Frame(FrameType::kAbort, Encode(Abort{StatusCode::kUnavailable, "the disk is full"}))));
+    duel.peer.reset();
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), "the disk is full");
+  }
+}
+
+// Whoever answers at a peer's address is not necessarily the peer.
+void TestFalseHost() {
+  FrameHeader long_welcome;
+  long_welcome.type = FrameType::kWelcome;
+  long_welcome.length = 8;
+  // In the place of the CHALLENGE, or after it.
+  struct Case {
+    bool proves;
+    std::string answer, message;
+  };
+  const std::vector<Case> cases = {
+      {false, std::string(kHeaderBytes + kChallengeBytes, 'x'), "not a tfdist frame"},
+      {false, Frame(FrameType::kData, std::string(kChallengeBytes, 'x')), "expected a CHALLENGE"},
+      {false, Frame(FrameType::kChallenge, std::string(kChallengeBytes, 'x')),
+       "does not know this job's key"},
+      {false, "", "closed"},
+      {true, std::string(40, 'x'), "not a tfdist frame"},
+      {true, Frame(FrameType::kData, ""), "expected a WELCOME"},
+      {true, Bytes(long_welcome, "surprise"), "expected a WELCOME"},
+      {true, Frame(FrameType::kWelcome, Encode(Offer{})), "expected a WELCOME"},
+      {true, "", "closed"}};
+  for (const auto& [proves, answer, message] : cases) {
+    Listener listener;
+    EXPECT_OK(Listener::Listen("127.0.0.1", 0, false, &listener));
+    const int port = listener.port();
+    std::unique_ptr<Communicator> comm;
+    EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
+    std::thread host([&] {
+      PeerSocket socket;
+      EXPECT(Eventually([&] { return Accept(listener.tcp(), &socket); }));
+      const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
+      std::string greeting(HelloFrame(1).size(), '\0');
+      EXPECT_OK(ReceiveAll(socket.fd, greeting.data(), greeting.size(), deadline));
+      Hello hello;
+      EXPECT_OK(Decode(std::string_view(greeting).substr(kHeaderBytes), &hello));
+      EXPECT(hello.generation == 1 && hello.rank == 1 && hello.to == 0);
+      if (proves) {
+        const Nonce nonce = NewNonce();
+        const std::string challenge =
+            Frame(FrameType::kChallenge,
+                  Encode(Challenge{nonce, AcceptorProof(TestKey(), hello, nonce)}));
+        EXPECT_OK(SendAll(socket.fd, challenge.data(), challenge.size(), deadline));
+        std::string proof(kHeaderBytes + kProofBytes, '\0');
+        EXPECT_OK(ReceiveAll(socket.fd, proof.data(), proof.size(), deadline));
+        EXPECT(proof == RawPeer::ProofFrame(DiallerProof(TestKey(), hello, nonce)));
+      }
+      EXPECT_OK(SendAll(socket.fd, answer.data(), answer.size(), deadline));
+    });
+    const Status status = comm->Connect(TestKey(), 1, {StrCat("127.0.0.1:", port), "unused:1"}, 20);
+    host.join();
+    EXPECT(!status.ok());
+    EXPECT_CONTAINS(status.message(), "cannot connect to rank 0");
+    EXPECT_CONTAINS(status.message(), message);
+  }
+}
+
+void Main() {
+  TestBrokenFrames();
+  TestBrokenChunks();
+  TestChunksOfOtherCollectives();
+  TestOddities();
+  TestCutOff();
+  TestLastWords();
+  TestFalseHost();
+  std::puts("hostile peer: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::hostile_peer_test

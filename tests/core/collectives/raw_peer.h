@@ -1,0 +1,126 @@
+// Somebody who connects to a data port and writes whatever bytes a test likes.
+#ifndef TFDIST_TESTS_CORE_COLLECTIVES_RAW_PEER_H_
+#define TFDIST_TESTS_CORE_COLLECTIVES_RAW_PEER_H_
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "collectives/calls.h"
+#include "core/net/authenticate.h"
+#include "core/net/frame.h"
+#include "core/net/socket.h"
+
+namespace tfdist::testing {
+
+inline std::string Bytes(const FrameHeader& header, const std::string& payload = "") {
+  const HeaderBytes bytes = EncodeHeader(header);
+  return std::string(bytes.begin(), bytes.end()) + payload;
+}
+
+inline std::string Frame(FrameType type, const std::string& payload, uint64_t key = 0,
+                         uint64_t sequence = 0) {
+  FrameHeader header;
+  header.type = type;
+  header.length = static_cast<uint32_t>(payload.size());
+  header.key = key;
+  header.sequence = sequence;
+  return Bytes(header, payload);
+}
+
+inline std::string HelloFrame(const Hello& hello) {
+  return Frame(FrameType::kHello, Encode(hello));
+}
+inline std::string HelloFrame(uint32_t rank, uint64_t generation = 1, uint32_t to = 0) {
+  return HelloFrame(Hello{generation, rank, to, {}});
+}
+
+class RawPeer {
+ public:
+  // Connects, and closes with a reset, so that thousands of them leave nothing behind in the
+  // kernel.
+  // By TCP, or with `local` by the unix socket of a listener of this machine.
+  explicit RawPeer(int port, bool local = false) {
+    PeerSocket socket;
+    EXPECT_OK(Dial(StrCat("127.0.0.1:", port), local, Deadline(), &socket));
+    EXPECT((socket.process != nullptr) == local);
+    socket_ = std::move(socket.fd);
+    process = std::move(socket.process);
+    if (local) return;
+    const linger hard{1, 0};
+    EXPECT(setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &hard, sizeof(hard)) == 0);
+  }
+
+  // Whether all was taken; a peer that has closed its end takes nothing.
+  bool Send(const std::string& bytes) {
+    return SendAll(socket_, bytes.data(), bytes.size(), Deadline()).ok();
+  }
+  void Receive(char* data, size_t size) { EXPECT_OK(ReceiveAll(socket_, data, size, Deadline())); }
+  // Whether so much came before the other side closed.
+  bool TryReceive(char* data, size_t size) {
+    return ReceiveAll(socket_, data, size, Deadline()).ok();
+  }
+  FrameHeader ReceiveHeader() {
+    HeaderBytes bytes;
+    Receive(bytes.data(), bytes.size());
+    FrameHeader header;
+    EXPECT_OK(DecodeHeader(bytes.data(), &header));
+    return header;
+  }
+  // Says HELLO, and proves `key` to what is challenged with; false if the other side closes
+  // instead.
+  bool Introduce(const Hello& hello, const Key& key = TestKey()) {
+    HeaderBytes head;
+    Challenge challenge;
+    char bytes[kChallengeBytes];
+    if (!Send(HelloFrame(hello)) ||
+        !ReceiveAll(socket_, head.data(), head.size(), Deadline()).ok() ||
+        !ReceiveAll(socket_, bytes, sizeof(bytes), Deadline()).ok()) {
+      return false;
+    }
+    EXPECT_OK(Decode(std::string_view(bytes, sizeof(bytes)), &challenge));
+    EXPECT(SameDigest(challenge.proof, AcceptorProof(TestKey(), hello, challenge.nonce)));
+    return Send(ProofFrame(DiallerProof(key, hello, challenge.nonce)));
+  }
+  static std::string ProofFrame(const Digest& proof) {
+    return Frame(FrameType::kProof, std::string(proof.begin(), proof.end()));
+  }
+  // As a rank that dials rank 0.
+  bool Introduce(uint32_t rank, uint64_t generation = 1) {
+    return Introduce(Hello{generation, rank, 0, NewNonce()});
+  }
+  void EndSending() { shutdown(socket_.get(), SHUT_WR); }
+  // Waits until the other side closes, whatever it sends before.
+  void AwaitClose() {
+    char bytes[4096];
+    const TimePoint deadline = Deadline();
+    for (;;) {
+      const ssize_t received = recv(socket_.get(), bytes, sizeof(bytes), 0);
+      if (received == 0 || (received < 0 && errno == ECONNRESET)) return;
+      pollfd entry{socket_.get(), POLLIN, 0};
+      if (received < 0) poll(&entry, 1, 100);
+      EXPECT(Clock::now() < deadline);
+    }
+  }
+
+  // A frame with the descriptor that comes beside its first byte.
+  std::string ReceiveWithDescriptor(size_t size, Fd* descriptor) {
+    std::string bytes(size, '\0');
+    EXPECT_OK(tfdist::ReceiveWithDescriptor(socket_, bytes.data(), size, descriptor, Deadline()));
+    return bytes;
+  }
+
+  std::shared_ptr<const PeerProcess> process;  // at the other end of a unix socket
+
+ private:
+  static TimePoint Deadline() { return Clock::now() + std::chrono::seconds(20); }
+
+  Fd socket_;
+};
+
+}  // namespace tfdist::testing
+
+#endif  // TFDIST_TESTS_CORE_COLLECTIVES_RAW_PEER_H_

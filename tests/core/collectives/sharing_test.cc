@@ -1,0 +1,387 @@
+// Ranks of one machine that share memory: who does and who does not, what is lent and withdrawn,
+// what wakes who is idle, and peers that break the rules or die.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <optional>
+
+#include "collectives/raw_peer.h"
+
+namespace tfdist::testing::sharing_test {
+namespace {
+
+// Rank 0 is a communicator; rank 1 is written by hand, has joined in, and lends `values`.
+class Sharer {
+ public:
+  explicit Sharer(bool reads = true) {
+    EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+    std::thread connecting([this] {
+      const Status status = comm->Connect(TestKey(), 1, {"here:1", "here:2"}, 20);
+      EXPECT_OK(status);
+    });
+    peer = std::make_unique<RawPeer>(comm->port(), true);
+    EXPECT(peer->Introduce(1));
+    Fd descriptor;
+    const std::string welcome =
+        peer->ReceiveWithDescriptor(kHeaderBytes + kOfferBytes, &descriptor);
+    FrameHeader header;
+    EXPECT_OK(DecodeHeader(welcome.data(), &header));
+    EXPECT(header.type == FrameType::kWelcome && header.length == kOfferBytes);
+    Offer offer;
+    EXPECT_OK(Decode(std::string_view(welcome).substr(kHeaderBytes), &offer));
+    EXPECT(PeerMemory(peer->process, offer.canary).IsReadable());
+    channel = SharedChannel::Open(std::move(descriptor));
+    EXPECT(channel != nullptr);
+    EXPECT(peer->Send(Frame(FrameType::kShared, Encode(Shared{true, reads, exposed->canary()}))));
+    EXPECT(peer->ReceiveHeader().type == FrameType::kShared);
+    connecting.join();
+  }
+
+  // Returns when rank 0 has opened the collective: only then does a peer send more than little.
+  Ending StartAllReduce(std::vector<float>& values) {
+    Ending ending = AllReduce(*comm, values);
+    EXPECT(Eventually([&] { return channel->HasBytes(); }));
+    return ending;
+  }
+
+  void Send(const std::string& bytes) {
+    std::string copy = bytes;
+    EXPECT(channel->Write({{copy.data(), copy.size()}}) == copy.size());
+    if (channel->ReaderSleeps(true)) peer->Send("!");
+  }
+
+  std::optional<ExposedMemory> exposed{std::in_place};
+  std::unique_ptr<Communicator> comm;
+  std::unique_ptr<RawPeer> peer;
+  std::unique_ptr<SharedChannel> channel;
+};
+
+// Chunks with no room in the shared memory, which are lent.
+constexpr uint64_t kHalf = kChunkBytes;
+constexpr size_t kCount = 2 * kHalf / sizeof(float);
+
+std::string Open(uint64_t key) {
+  Signature signature;
+  signature.kind = static_cast<uint8_t>(CollectiveKind::kAllReduce);
+  signature.dtype = static_cast<uint8_t>(DType::kFloat32);
+  signature.reduce_op = static_cast<uint8_t>(ReduceOp::kSum);
+  signature.algorithm = static_cast<uint8_t>(Algorithm::kRing);
+  signature.elements = kCount;
+  signature.shape_hash = std::hash<std::string>()("");
+  return Frame(FrameType::kOpen, Encode(signature), key);
+}
+
+std::string LendFrame(uint16_t step, const std::vector<iovec>& pieces) {
+  const std::string payload = Encode(Lent{pieces});
+  FrameHeader header;
+  header.type = FrameType::kLend;
+  header.key = 1;
+  header.step = step;
+  header.length = static_cast<uint32_t>(payload.size());
+  return Bytes(header, payload);
+}
+
+void TestLending() {
+  Sharer sharer;
+  std::vector<float> ours(kCount, 1), theirs(kCount, 2);
+  Ending ending = sharer.StartAllReduce(ours);
+  char* const bytes = reinterpret_cast<char*>(theirs.data());
+  // In two pieces, the step after it in one.
+  sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, 4}, {bytes + kHalf + 4, kHalf - 4}}) +
+              LendFrame(1, {{bytes, kHalf}}));
+  // It lends as well, and has ended when it has back what it lends.
+  EXPECT(StillRuns(ending, 0.05));
+  sharer.Send(Frame(FrameType::kReturn, "") + Frame(FrameType::kReturn, ""));
+  EXPECT_OK(Wait(ending));
+  EXPECT(ours[0] == 2 && ours[kCount - 1] == 3);
+}
+
+// What a peer begins wakes nobody who is idle; a question does.
+void TestIdle() {
+  Sharer sharer;
+  constexpr size_t kCapacity = SharedChannel::kCapacity;
+  uint64_t key = 1;
+  const bool waits = Eventually([&] {  // once the other side has come to rest
+    std::string open = Open(key++);
+    EXPECT(sharer.channel->Write({{open.data(), open.size()}}) == open.size());
+    EXPECT(!sharer.channel->ReaderSleeps(false));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return sharer.channel->Room() < kCapacity;
+  });
+  EXPECT(waits);
+  sharer.Send(Frame(FrameType::kQuery, "", 1));
+  EXPECT(Eventually([&] { return sharer.channel->Room() == kCapacity; }));
+}
+
+// Who runs ahead of an idle peer is not held up when the shared memory is full of what it sent,
+// whether the next chunk waits there (40 KB) or would be lent (64 KB).
+void TestRunsAhead() {
+  for (const size_t count : {10000, 16384}) {
+    Ranks comms = Connected(2);
+    std::vector<float> values(2 * count, 1);
+    const TimePoint start = Clock::now();
+    for (uint64_t key = 1; key <= 20; ++key) {
+      Ending ending = Scatter(*comms[0], values, 0, {key});
+      EXPECT_OK(Wait(ending));
+    }
+    EXPECT(SecondsSince(start) < 3);
+    for (uint64_t key = 1; key <= 20; ++key) {
+      std::vector<float> received(count);
+      Ending ending = Scatter(*comms[1], received, 0, {key});
+      EXPECT_OK(Wait(ending));
+      EXPECT(received == std::vector<float>(count, 1));
+    }
+  }
+}
+
+// The reason of whoever withdraws what it has lent is heard, not the broken loan.
+void TestWithdrawn() {
+  for (const bool says_why : {true, false}) {
+    Sharer sharer;
+    std::vector<float> ours(kCount, 1), theirs(kCount, 2);
+    char* const bytes = reinterpret_cast<char*>(theirs.data());
+    Ending ending = sharer.StartAllReduce(ours);
+    sharer.exposed.reset();
+    sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, kHalf}}));
+    if (says_why) {
+      const Abort abort{StatusCode::kUnavailable, "the disk is full"};
+      sharer.Send(Frame(FrameType::kAbort, Encode(abort)));
+    }
+    sharer.peer.reset();
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), says_why ? "the disk is full" : "lost " + Rank(1));
+  }
+}
+
+void TestBrokenRules() {
+  std::vector<float> theirs(2 * kCount, 2);
+  char* const bytes = reinterpret_cast<char*>(theirs.data());
+  const auto nowhere = reinterpret_cast<char*>(uint64_t{4096});
+  const std::string open = Open(1);
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {open + LendFrame(0, {}), "malformed LEND"},
+      {open + LendFrame(0, {{bytes, 0}}), "malformed LEND"},
+      {open + LendFrame(0, {{bytes, kChunkBytes + 1}}), "malformed LEND"},
+      {open + LendFrame(0, {{bytes, SIZE_MAX}, {bytes, kHalf + 1}}), "malformed LEND"},
+      {open + LendFrame(0, {{nowhere, kHalf}}), "cannot read"},
+      {open + LendFrame(0, {{bytes, kHalf - 4}}), "expected step 0"},
+      {open + LendFrame(1, {{bytes, kHalf}}), "expected step 0"},
+      {open + Frame(FrameType::kLend, "odd", 1), "malformed LEND"},
+      {Frame(FrameType::kReturn, ""), "an unexpected RETURN frame"},
+      {Frame(FrameType::kShared, Encode(Shared{true, true, {}})), "an unexpected SHARED frame"},
+      {Frame(FrameType::kShared, ""), "malformed SHARED"},
+      {std::string(40, 'x'), "not a tfdist frame"}};
+  for (const auto& [sent, message] : cases) {
+    Sharer sharer;
+    std::vector<float> ours(kCount, 1);
+    Ending ending = sharer.StartAllReduce(ours);
+    sharer.Send(sent);
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), message);
+    EXPECT_CONTAINS(status.message(), "rank 1");
+  }
+}
+
+// Rank 0, written by hand: takes rank 1 in by the unix socket or by TCP, and answers with a
+// WELCOME.
+PeerSocket WelcomeByHand(const Listener& listener, bool local, const std::string& payload,
+                         int descriptor) {
+  PeerSocket socket;
+  const Fd& where = local ? listener.local() : listener.tcp();
+  EXPECT(Eventually([&] { return Accept(where, &socket); }));
+  const TimePoint deadline = Clock::now() + std::chrono::seconds(10);
+  std::string bytes(HelloFrame(1).size(), '\0');
+  EXPECT_OK(ReceiveAll(socket.fd, bytes.data(), bytes.size(), deadline));
+  Hello hello;
+  EXPECT_OK(Decode(std::string_view(bytes).substr(kHeaderBytes), &hello));
+  const Nonce nonce = NewNonce();
+  const std::string challenge = Frame(
+      FrameType::kChallenge, Encode(Challenge{nonce, AcceptorProof(TestKey(), hello, nonce)}));
+  EXPECT_OK(SendAll(socket.fd, challenge.data(), challenge.size(), deadline));
+  std::string proof(kHeaderBytes + kProofBytes, '\0');
+  EXPECT_OK(ReceiveAll(socket.fd, proof.data(), proof.size(), deadline));
+  const std::string welcome = Frame(FrameType::kWelcome, payload);
+  if (descriptor < 0) {
+    EXPECT_OK(SendAll(socket.fd, welcome.data(), welcome.size(), deadline));
+  } else {
+    EXPECT_OK(SendWithDescriptor(socket.fd, welcome, descriptor, deadline));
+  }
+  return socket;
+}
+
+// A dialling rank is offered something that is not what it should be: it declines, and all goes
+// over the socket. An offer that cannot be understood, or comes over TCP, is the end.
+void TestFalseOffers() {
+  const ExposedMemory exposed;
+  const std::string offer = Encode(Offer{exposed.canary()});
+  const Fd zeros(open("/dev/zero", O_RDWR));
+  struct Case {
+    bool local;
+    std::string payload;
+    int descriptor;
+    bool declined;
+  };
+  for (const auto& [local, payload, descriptor, declined] :
+       {Case{true, offer, -1, true}, Case{true, offer, zeros.get(), true},
+        Case{true, std::string(kOfferBytes - 1, 'x'), zeros.get(), false},
+        Case{false, offer, -1, false}}) {
+    Listener listener;
+    EXPECT_OK(Listener::Listen("127.0.0.1", 0, local, &listener));
+    std::unique_ptr<Communicator> comm;
+    EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
+    PeerSocket socket;
+    std::thread host([&] { socket = WelcomeByHand(listener, local, payload, descriptor); });
+    const Status status =
+        comm->Connect(TestKey(), 1, {StrCat("127.0.0.1:", listener.port()), "127.0.0.1:1"}, 20);
+    host.join();
+    EXPECT(status.ok() == declined);
+    if (!declined) continue;
+    const std::string expected = Frame(FrameType::kShared, Encode(Shared{}));
+    std::string bytes(expected.size(), '\0');
+    EXPECT_OK(
+        ReceiveAll(socket.fd, bytes.data(), bytes.size(), Clock::now() + std::chrono::seconds(10)));
+    EXPECT(bytes == expected);
+  }
+}
+
+// A canary that is not there: the memory is shared, but nothing is read in place.
+void TestFalseCanary() {
+  const std::unique_ptr<SharedChannel> channel = SharedChannel::Create();
+  Offer offer;
+  offer.canary = {4096, {1, 2}};
+  Listener listener;
+  EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener));
+  std::unique_ptr<Communicator> comm;
+  EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
+  PeerSocket socket;
+  std::string answer(Frame(FrameType::kShared, Encode(Shared{})).size(), '\0');
+  std::thread host([&] {
+    socket = WelcomeByHand(listener, true, Encode(offer), channel->fd());
+    EXPECT_OK(ReceiveAll(socket.fd, answer.data(), answer.size(),
+                         Clock::now() + std::chrono::seconds(10)));
+    const std::string shared = Frame(FrameType::kShared, Encode(Shared{true, false, {}}));
+    EXPECT_OK(
+        SendAll(socket.fd, shared.data(), shared.size(), Clock::now() + std::chrono::seconds(10)));
+  });
+  EXPECT_OK(
+      comm->Connect(TestKey(), 1, {StrCat("127.0.0.1:", listener.port()), "127.0.0.1:1"}, 20));
+  host.join();
+  Shared shared;
+  EXPECT_OK(Decode(std::string_view(answer).substr(kHeaderBytes), &shared));
+  EXPECT(shared.joined && !shared.reads);
+}
+
+// Over TCP a peer cannot name an address: LEND, SHARED and RETURN end the connection.
+void TestNothingIsLentOverTcp() {
+  std::vector<float> theirs(kCount, 2);
+  char* const bytes = reinterpret_cast<char*>(theirs.data());
+  const ExposedMemory exposed;
+  for (const std::string& sent :
+       {Open(1) + LendFrame(0, {{bytes + kHalf, kHalf}}),
+        Frame(FrameType::kShared, Encode(Shared{true, true, exposed.canary()})),
+        Frame(FrameType::kReturn, "")}) {
+    std::unique_ptr<Communicator> comm;
+    EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
+    std::thread connecting(
+        [&] { EXPECT_OK(comm->Connect(TestKey(), 1, {"here:1", "here:2"}, 20)); });
+    RawPeer peer(comm->port());
+    EXPECT(peer.Introduce(1));
+    const FrameHeader welcome = peer.ReceiveHeader();
+    EXPECT(welcome.type == FrameType::kWelcome && welcome.length == 0);
+    connecting.join();
+    std::vector<float> ours(kCount, 1);
+    Ending ending = AllReduce(*comm, ours);
+    EXPECT(peer.Send(sent));
+    const Status status = Wait(ending);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), "an unexpected");
+  }
+}
+
+// One that may not share among others that may.
+void TestMixed() {
+  for (int odd = 0; odd < 3; ++odd) {
+    Ranks comms(3);
+    std::vector<std::string> addresses;
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_OK(Communicator::Create(rank, 3, "", 0, &comms[rank], rank != odd));
+      addresses.push_back(StrCat("127.0.0.1:", comms[rank]->port()));
+    }
+    OnRanks(3, [&](int rank) {
+      EXPECT_OK(comms[rank]->Connect(TestKey(), 1, addresses, 20));
+      for (const size_t count : {1, 1000, 300000}) {
+        std::vector<float> values(count, rank + 1);
+        Ending ending = AllReduce(*comms[rank], values);
+        EXPECT_OK(Wait(ending));
+        EXPECT(values == std::vector<float>(count, 6));
+      }
+    });
+  }
+}
+
+// A process that is killed in the middle, with words of its own unread.
+void TestKilled() {
+  for (const size_t count : {10, 1000000}) {
+    std::unique_ptr<Communicator> comm;
+    int ports[2], to_child[2], to_parent[2];
+    EXPECT(pipe(to_child) == 0 && pipe(to_parent) == 0);
+    const pid_t child = fork();
+    EXPECT(child >= 0);
+    const int rank = child == 0 ? 1 : 0;
+    EXPECT_OK(Communicator::Create(rank, 2, "", 0, &comm));
+    ports[rank] = comm->port();
+    EXPECT(write((rank == 0 ? to_child : to_parent)[1], &ports[rank], sizeof(int)) == sizeof(int));
+    EXPECT(read((rank == 0 ? to_parent : to_child)[0], &ports[1 - rank], sizeof(int)) ==
+           sizeof(int));
+    const std::vector<std::string> addresses = {StrCat("127.0.0.1:", ports[0]),
+                                                StrCat("127.0.0.1:", ports[1])};
+    EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
+    std::vector<float> values(count, 1), others(count, 2);
+    if (rank == 1) {
+      // Rank 0 takes part in the first only.
+      Ending first = AllReduce(*comm, values);
+      EXPECT_OK(Wait(first));
+      Ending last = AllReduce(*comm, others, {2});
+      const char ready = 'r';
+      EXPECT(write(to_parent[1], &ready, 1) == 1);
+      for (;;) pause();
+    }
+    Ending first = AllReduce(*comm, values);
+    EXPECT_OK(Wait(first));
+    char ready = 0;
+    EXPECT(read(to_parent[0], &ready, 1) == 1);
+    Ending never = AllReduce(*comm, values, {3, "never"});
+    const TimePoint killed = Clock::now();
+    EXPECT(kill(child, SIGKILL) == 0);
+    const Status status = Wait(never);
+    EXPECT_STATUS(status, StatusCode::kUnavailable);
+    EXPECT_CONTAINS(status.message(), "lost " + Rank(1));
+    EXPECT(SecondsSince(killed) < 2);
+    EXPECT(waitpid(child, nullptr, 0) == child);
+    for (const int fd : {to_child[0], to_child[1], to_parent[0], to_parent[1]}) close(fd);
+  }
+}
+
+void Main() {
+  TestKilled();  // first, as it forks
+  TestLending();
+  TestIdle();
+  TestRunsAhead();
+  TestWithdrawn();
+  TestBrokenRules();
+  TestFalseOffers();
+  TestFalseCanary();
+  TestNothingIsLentOverTcp();
+  TestMixed();
+  std::puts("sharing: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::sharing_test

@@ -1,0 +1,180 @@
+// Rings of bytes in shared memory: whole and in order whatever the pieces, and safe from whoever
+// writes nonsense into them.
+#include "core/net/shared_channel.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "collectives/calls.h"
+
+namespace tfdist::testing::shared_channel_test {
+namespace {
+
+constexpr size_t kCapacity = SharedChannel::kCapacity;
+
+struct Pair {
+  Pair() : creator(SharedChannel::Create()) {
+    EXPECT(creator != nullptr);
+    opener = SharedChannel::Open(Fd(dup(creator->fd())));
+    EXPECT(opener != nullptr);
+  }
+  std::unique_ptr<SharedChannel> creator, opener;
+};
+
+std::vector<iovec> Cut(std::vector<char>& bytes, size_t begin, size_t end,
+                       std::mt19937_64& random) {
+  std::vector<iovec> pieces;
+  while (begin < end) {
+    const size_t length = std::min<size_t>(end - begin, random() % 5000);
+    pieces.push_back({bytes.data() + begin, length});
+    begin += length;
+  }
+  return pieces;
+}
+
+// Both rings at once, many times round, in pieces of any length.
+void TestStream() {
+  std::mt19937_64 random(3);
+  Pair pair;
+  std::vector<char> sent(5 * kCapacity + 77);
+  for (char& byte : sent) byte = static_cast<char>(random());
+  for (const bool forth : {true, false}) {
+    SharedChannel& writer = forth ? *pair.creator : *pair.opener;
+    SharedChannel& reader = forth ? *pair.opener : *pair.creator;
+    std::vector<char> received(sent.size());
+    size_t in = 0, out = 0;
+    while (out < sent.size()) {
+      const size_t most = random() % (kCapacity / 2);
+      in += writer.Write(Cut(sent, in, std::min(in + most, sent.size()), random));
+      EXPECT(reader.HasBytes() == (in > out));
+      const size_t room = random() % (kCapacity / 2);
+      const ssize_t read =
+          reader.Read(Cut(received, out, std::min(out + room, sent.size()), random));
+      EXPECT(read >= 0);
+      out += static_cast<size_t>(read);
+      EXPECT(out <= in);
+    }
+    EXPECT(received == sent);
+    EXPECT(!reader.HasBytes());
+  }
+}
+
+void TestFull() {
+  Pair pair;
+  std::vector<char> bytes(kCapacity + 1, 'x');
+  EXPECT(pair.creator->Write({{bytes.data(), bytes.size()}}) == kCapacity);
+  EXPECT(pair.creator->Room() == 0);
+  EXPECT(!pair.opener->WriterWaits());
+  EXPECT(pair.creator->Write({{bytes.data(), 1}}) == 0);
+  EXPECT(pair.opener->Read({{bytes.data(), 1}}) == 1);
+  EXPECT(pair.opener->WriterWaits());
+  EXPECT(!pair.opener->WriterWaits());
+  EXPECT(pair.creator->Room() == 1);
+  EXPECT(pair.creator->Write({{bytes.data(), 2}}) == 1);
+}
+
+void TestSleep() {
+  Pair pair;
+  char byte = 'x';
+  EXPECT(!pair.creator->ReaderSleeps(true));
+  EXPECT(pair.opener->Sleep(false));
+  EXPECT(pair.creator->Write({{&byte, 1}}) == 1);
+  EXPECT(pair.creator->ReaderSleeps(true));
+  EXPECT(!pair.creator->ReaderSleeps(true));
+  EXPECT(!pair.opener->Sleep(false));
+  pair.opener->StayAwake();
+  EXPECT(!pair.creator->ReaderSleeps(true));
+}
+
+// Whoever sleeps soundly is woken for what is urgent, and sleeps lightly when it says so.
+void TestSleepSoundly() {
+  Pair pair;
+  char byte = 'x';
+  EXPECT(pair.opener->Sleep(true));
+  EXPECT(pair.creator->Write({{&byte, 1}}) == 1);
+  EXPECT(!pair.creator->ReaderSleeps(false));
+  EXPECT(pair.creator->ReaderSleeps(true));
+  EXPECT(!pair.creator->ReaderSleeps(true));
+  EXPECT(pair.opener->Read({{&byte, 1}}) == 1);
+  EXPECT(pair.opener->Sleep(true));
+  EXPECT(pair.opener->Sleep(false));
+  EXPECT(pair.creator->ReaderSleeps(false));
+}
+
+// The other process may write anything anywhere.
+void TestOverwritten() {
+  std::mt19937_64 random(5);
+  std::vector<char> bytes(2 * kCapacity);
+  for (int turn = 0; turn < 200; ++turn) {
+    std::unique_ptr<SharedChannel> channel = SharedChannel::Create();
+    const off_t size = lseek(channel->fd(), 0, SEEK_END);
+    char* const memory = static_cast<char*>(
+        mmap(nullptr, static_cast<size_t>(size), PROT_WRITE, MAP_SHARED, channel->fd(), 0));
+    EXPECT(memory != MAP_FAILED);
+    for (off_t at = 0; at < size; at += 64) {
+      const uint64_t word = turn % 2 == 0 ? random() : random() % (2 * kCapacity);
+      std::memcpy(memory + at, &word, sizeof(word));
+    }
+    EXPECT(channel->Write({{bytes.data(), bytes.size()}}) <= kCapacity);
+    const ssize_t read = channel->Read({{bytes.data(), bytes.size()}});
+    EXPECT(read >= -1 && read <= static_cast<ssize_t>(kCapacity));
+    if (turn % 2 == 0) EXPECT(read == -1);
+    munmap(memory, static_cast<size_t>(size));
+  }
+}
+
+void TestOpenRefuses() {
+  const auto refused = [](int fd) { return SharedChannel::Open(Fd(dup(fd))) == nullptr; };
+  const std::unique_ptr<SharedChannel> channel = SharedChannel::Create();
+  const off_t size = lseek(channel->fd(), 0, SEEK_END);
+  EXPECT(ftruncate(channel->fd(), 0) != 0);
+  EXPECT(refused(-1));
+  int ends[2];
+  EXPECT(pipe(ends) == 0);
+  EXPECT(refused(ends[0]));
+  close(ends[0]);
+  close(ends[1]);
+  const Fd zeros(open("/dev/zero", O_RDWR));
+  EXPECT(refused(zeros.get()));
+  for (const bool sealed : {true, false}) {
+    const Fd other(memfd_create("other", MFD_ALLOW_SEALING));
+    EXPECT(ftruncate(other.get(), sealed ? size + 1 : size) == 0);
+    if (sealed) EXPECT(fcntl(other.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    EXPECT(refused(other.get()));
+  }
+}
+
+void TestDescriptors() {
+  const int before = OpenDescriptors();
+  {
+    Pair pair;
+    EXPECT(OpenDescriptors() == before + 1);
+    pair.creator->CloseFd();
+    EXPECT(OpenDescriptors() == before);
+    char byte = 'x';
+    EXPECT(pair.creator->Write({{&byte, 1}}) == 1 && pair.opener->Read({{&byte, 1}}) == 1);
+  }
+  EXPECT(OpenDescriptors() == before);
+}
+
+void Main() {
+  TestStream();
+  TestFull();
+  TestSleep();
+  TestSleepSoundly();
+  TestOverwritten();
+  TestOpenRefuses();
+  TestDescriptors();
+  std::puts("shared channel: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::shared_channel_test

@@ -1,0 +1,307 @@
+// Connections that break: nothing is applied twice, and nothing is lost.
+#include "proxy.h"
+#include "ps/worker.h"
+
+namespace tfdist::testing::ps_reconnect_test {
+namespace {
+
+using Floats = std::vector<float>;
+
+constexpr Proxy::Direction kDirections[] = {Proxy::kToServer, Proxy::kToClient};
+
+// A worker of a job of two, whose changes are added: twice the same would show. It reaches server 0
+// by a proxy and server 1 directly.
+struct Route {
+  // With `scale` 4000, what goes to server 0 is lent, and what goes to the other one is not.
+  explicit Route(const ps::ServerOptions& options, size_t values_scale = 1)
+      : scale(values_scale),
+        server(StartServer(options)),
+        other(StartServer(options)),
+        proxy(server->port()),
+        worker(0, 2, 2) {
+    Connect();
+    worker.Connect(*other, 1);
+    split = worker.Add("split", {5 * scale, 3 * scale});
+    count = worker.Add("count", {1}, DType::kInt64);
+    weights = worker.Add("weights", {6 * scale});
+    EXPECT_OK(worker.Create(split, Filled(8 * scale, 0.0f)));
+    EXPECT_OK(worker.Create(count, std::vector<int64_t>{0}));
+    EXPECT_OK(worker.Create(weights, Filled(6 * scale, 0.0f)));
+    EXPECT_OK(worker.BindSgd({weights}));
+    EXPECT_OK(worker.Pull({split, count, weights}));
+  }
+
+  Status TryToConnect() { return worker.Connect(0, proxy.port(), server->incarnation()); }
+  void Connect() { EXPECT_OK(TryToConnect()); }
+
+  // A push of +1 of everything, and the pull behind it, under way.
+  Ending StartStep() {
+    ++steps;
+    worker.Stage(weights, Filled(6 * scale, -1.0f));
+    EXPECT_OK(Call([&](ps::Done done) {
+      const auto value = static_cast<float>(steps);
+      worker.client().Push(
+          {{split, Hold(Filled(8 * scale, value))}, {count, Hold<int64_t>({steps})}},
+          std::move(done));
+    }));
+    return worker.StartPull({split, count, weights});
+  }
+  void ExpectStep(Ending& pull) {
+    EXPECT_OK(Wait(pull));
+    const auto value = static_cast<float>(steps);
+    EXPECT(worker.Value(split) == Filled(8 * scale, value));
+    EXPECT(worker.Value<int64_t>(count)[0] == steps);
+    EXPECT(worker.Value(weights) == Filled(6 * scale, value));
+  }
+
+  // All that the worker says of a step has passed: COPIED has no answer to wait for.
+  void Settle() { EXPECT_OK(worker.Pull({count}, false)); }
+
+  const size_t scale;
+  std::unique_ptr<ps::Server> server, other;
+  Proxy proxy;
+  Worker worker;
+  int split = -1, count = -1, weights = -1;
+  int64_t steps = 0;
+};
+
+// A byte more each time that only some are tried.
+void TestCutAtEveryByteOfAStep(bool in_place, size_t scale, int first) {
+  Route route(AsyncJob(2), scale);
+  route.worker.in_place = in_place;
+  route.Settle();
+  route.proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kNone);
+  Ending whole = route.StartStep();
+  route.ExpectStep(whole);
+  int cuts = 0;
+  for (const Proxy::Direction direction : kDirections) {
+    const uint64_t bytes = route.proxy.passed(direction);
+    EXPECT(bytes > 100 && bytes < 1000);
+    for (uint64_t at = first % share; at < bytes; at += share) {
+      route.Settle();
+      route.proxy.Arm(direction, at, Proxy::Fault::kCut);
+      Ending pull = route.StartStep();
+      EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
+      ++cuts;
+      route.Connect();
+      route.ExpectStep(pull);
+      route.proxy.Arm(direction, 0, Proxy::Fault::kNone);
+      Ending next = route.StartStep();
+      route.ExpectStep(next);
+    }
+  }
+  EXPECT(route.worker.client().WaitForLost(0) == -1);
+  const ps::ClientStats stats = route.worker.client().stats();
+  EXPECT(stats.reconnections == static_cast<uint64_t>(cuts));
+  EXPECT(stats.pushes == static_cast<uint64_t>(route.steps));
+  EXPECT(route.server->stats().pushes == static_cast<uint64_t>(route.steps));
+  EXPECT(route.other->stats().pushes == static_cast<uint64_t>(route.steps));
+  EXPECT(route.server->stats().repeated_pushes > 0);
+}
+
+// An edit whose connection breaks is sent again, and carried out once: what another worker has done
+// to the row meanwhile stays.
+void TestCutOfAnEdit() {
+  const auto server = StartServer(AsyncJob(2));
+  Proxy proxy(server->port());
+  Worker unlucky(0, 2), other(1, 2);
+  const auto connect = [&] { EXPECT_OK(unlucky.Connect(0, proxy.port(), server->incarnation())); };
+  connect();
+  other.Connect(*server);
+  ps::TableConfig config;
+  int table = -1;
+  for (Worker* worker : {&unlucky, &other}) {
+    table = worker->client().AddTable("t", config);
+    EXPECT_OK(Call([&](ps::Done done) { worker->client().CreateTable(table, done); }));
+  }
+  const auto edit = [&](Worker& worker, float value) {
+    return Start([&](ps::Done done) {
+      const int64_t id = 3;
+      ps::TableEdit edit;
+      edit.kind = ps::EditKind::kUpsert;
+      edit.count = 1;
+      edit.ids = &id;
+      edit.content = &value;
+      worker.client().EditRows(table, edit, 1, std::move(done));
+    });
+  };
+  const auto value = [&] {
+    float row = 0;
+    uint8_t found = 0;
+    EXPECT_OK(Call([&](ps::Done done) {
+      other.client().FindRows(table, {3}, {&found, &row, nullptr}, std::move(done));
+    }));
+    return row;
+  };
+  proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kNone);
+  Ending whole = edit(unlucky, 1);
+  EXPECT_OK(Wait(whole));
+  uint64_t edits = 1;
+  float expected = 0;
+  for (const Proxy::Direction direction : kDirections) {
+    const uint64_t bytes = proxy.passed(direction);
+    EXPECT(bytes > 30 && bytes < 200);
+    for (uint64_t at = direction; at < bytes; at += share) {
+      proxy.Arm(direction, at, Proxy::Fault::kCut);
+      Ending cut = edit(unlucky, 100 + ++expected);
+      EXPECT(unlucky.client().WaitForLost(kPatience) == 0);
+      ++edits;
+      const bool is_done = server->stats().edits == edits;
+      EXPECT(is_done == (direction == Proxy::kToClient));
+      if (is_done) {
+        Ending next = edit(other, -expected);
+        EXPECT_OK(Wait(next));
+        ++edits;
+      }
+      connect();
+      EXPECT_OK(Wait(cut));
+      EXPECT(value() == (is_done ? -expected : 100 + expected));
+      EXPECT(server->stats().edits == edits);
+      proxy.Arm(direction, 0, Proxy::Fault::kNone);
+      Ending again = edit(unlucky, 1);
+      EXPECT_OK(Wait(again));
+      ++edits;
+    }
+  }
+}
+
+void TestCutWhileConnectingAgain() {
+  Route route(AsyncJob(2));
+  route.proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kNone);
+  route.Connect();
+  uint64_t bytes[] = {route.proxy.passed(Proxy::kToServer), route.proxy.passed(Proxy::kToClient)};
+  for (const Proxy::Direction direction : kDirections) {
+    EXPECT(bytes[direction] > 100 && bytes[direction] < 1000);
+    for (uint64_t at = 0; at < bytes[direction]; at += 3 * share) {
+      route.proxy.Arm(Proxy::kToClient, 10, Proxy::Fault::kCut);
+      Ending pull = route.StartStep();
+      EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
+      route.proxy.Arm(direction, at, Proxy::Fault::kCut);
+      const Status status = route.TryToConnect();
+      EXPECT_STATUS(status, StatusCode::kUnavailable);
+      EXPECT_CONTAINS(status.message(), "cannot connect to ps 0 (127.0.0.1:");
+      EXPECT(route.worker.client().WaitForLost(0) == -1);  // it was not there
+      route.Connect();
+      route.ExpectStep(pull);
+    }
+  }
+}
+
+// Synchronous steps of two workers, one of which loses its connection again and again.
+void TestCutOfASynchronousWorker() {
+  const auto server = StartServer(SyncJob(2));
+  Proxy proxy(server->port());
+  Worker unlucky(0, 2), other(1, 2);
+  const auto connect = [&] { EXPECT_OK(unlucky.Connect(0, proxy.port(), server->incarnation())); };
+  connect();
+  other.Connect(*server);
+  const int a = unlucky.Make<float>("a", {0, 0, 0});
+  EXPECT(other.Make<float>("a", {0, 0, 0}) == a);
+  EXPECT_OK(unlucky.BindSgd({a}));
+  EXPECT_OK(unlucky.Pull({a}));
+  EXPECT_OK(other.Pull({a}));
+  constexpr uint64_t kBytes = 90;  // of a step there are more, either way
+  float expected = 0;
+  for (const Proxy::Direction direction : kDirections) {
+    for (uint64_t at = 0; at < kBytes; at += share) {
+      proxy.Arm(direction, at, Proxy::Fault::kCut);
+      expected -= 3;
+      unlucky.Stage(a, Filled(3, 1.0f));
+      EXPECT_OK(unlucky.PushStaged());
+      Ending held_back = unlucky.StartPull({a});
+      if (direction == Proxy::kToServer) {
+        EXPECT(unlucky.client().WaitForLost(kPatience) == 0);
+        if (at / share % 2 == 0) connect();
+      }
+      other.Stage(a, Filled(3, 2.0f));
+      EXPECT_OK(other.PushStaged());
+      Ending of_other = other.StartPull({a});
+      if (direction == Proxy::kToClient) EXPECT(unlucky.client().WaitForLost(kPatience) == 0);
+      if (direction == Proxy::kToClient || at / share % 2 != 0) connect();
+      EXPECT_OK(Wait(held_back));
+      EXPECT_OK(Wait(of_other));
+      EXPECT(unlucky.Value(a) == Filled(3, expected) && other.Value(a) == Filled(3, expected));
+    }
+  }
+  EXPECT(server->stats().dropped_pushes == 0);
+}
+
+// An answer that makes no sense is as good as none.
+void TestAnswersThatMakeNoSense() {
+  Route route(AsyncJob(2));
+  // Of the header of the answer to a push: magic, type, payload size, number.
+  for (const uint64_t at : {0, 3, 4, 16, 20, 24, 31}) {
+    route.proxy.Arm(Proxy::kToClient, at, Proxy::Fault::kFlip);
+    Ending pull = route.StartStep();
+    EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
+    route.Connect();
+    route.ExpectStep(pull);
+  }
+  EXPECT(route.server->stats().repeated_pushes == 7);
+}
+
+void TestGivingUp() {
+  Route route(AsyncJob(2));
+  route.proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kCut);
+  Ending pull = route.StartStep();
+  EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
+  EXPECT(StillRuns(pull, 0.05));
+  const Status why(StatusCode::kUnavailable, "ps 0 does not come back");
+  route.worker.client().GiveUp(0, why);
+  const Status status = Wait(pull);
+  EXPECT_STATUS(status, StatusCode::kUnavailable);
+  EXPECT(status.message() == "ps 0 does not come back");
+  EXPECT_STATUS(route.TryToConnect(), StatusCode::kUnavailable);
+  EXPECT_STATUS(route.worker.Pull({route.count}, false), StatusCode::kUnavailable);
+  EXPECT(route.worker.client().WaitForLost(0) == -1);
+}
+
+// A server that is there and says nothing, or nothing more.
+void TestSilence() {
+  const auto server = StartServer(AsyncJob(2));
+  Proxy proxy(server->port());
+  Worker worker(0, 2, 1, 0.3, 0, false);  // all values pass the proxy
+  const auto connect = [&] { EXPECT_OK(worker.Connect(0, proxy.port(), server->incarnation())); };
+  connect();
+  const int a = worker.Make("a", Filled(100000, 1.0f));
+  EXPECT_OK(worker.Pull({a}));
+  // In the answer to a push; in the value, at which a later answer could not be understood.
+  for (const uint64_t at : {0, 100000}) {
+    worker.in_place = at > 0;
+    proxy.Arm(Proxy::kToClient, at, Proxy::Fault::kStall);
+    EXPECT_OK(worker.Push<float>({{a, Filled(100000, 2.0f + static_cast<float>(at))}}));
+    const Status status = worker.Pull({a});
+    EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
+    EXPECT_CONTAINS(status.message(), at == 0 ? "ps 0: no answer to a push within 0.3 s"
+                                              : "ps 0: no answer to a pull of 1 parameters");
+    // That the step of this worker is abandoned, the server learns by a new connection.
+    EXPECT(worker.client().WaitForLost(kPatience) == 0);
+    connect();
+    EXPECT_OK(worker.Pull({a}));
+    EXPECT(worker.Value(a) == Filled(100000, 2.0f + static_cast<float>(at)));
+  }
+  proxy.Arm(Proxy::kToServer, 0, Proxy::Fault::kStall);
+  EXPECT_OK(worker.Push<float>({{a, Filled(100000, 0.0f)}}));
+  const Status status = worker.client().Flush(0.1);
+  EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
+  EXPECT_CONTAINS(status.message(), "no answer to a push within 0.1 s from ps 0");
+}
+
+void Main() {
+  for (const size_t scale : {1, 4000}) {
+    TestCutAtEveryByteOfAStep(false, scale, scale == 1 ? 0 : 2);
+    TestCutAtEveryByteOfAStep(true, scale, scale == 1 ? 4 : 6);
+  }
+  TestCutOfAnEdit();
+  TestCutWhileConnectingAgain();
+  TestCutOfASynchronousWorker();
+  TestAnswersThatMakeNoSense();
+  TestGivingUp();
+  TestSilence();
+  std::puts("ps_reconnect: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::ps_reconnect_test

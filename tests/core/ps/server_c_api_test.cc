@@ -1,0 +1,290 @@
+// A parameter server as Python sees it: functions of C, found by name.
+#include <algorithm>
+
+#include "core/ps/server/rows_c_api.h"
+#include "core/ps/table/table.h"
+#include "ps/raw_ps_worker.h"
+
+extern "C" {
+struct tfdist_ps_saved_table {
+  const char* description;
+  uint64_t description_bytes;
+  const char* name;
+  uint64_t content_floats;
+  double learning_rate;
+  int64_t step;
+};
+int tfdist_ps_server_restore_shard(int64_t, const char*, int, uint64_t, const void*, uint64_t, bool,
+                                   char*, size_t);
+int tfdist_ps_server_restore_table(int64_t, const tfdist_ps_saved_table*, int*, char*, size_t);
+int tfdist_ps_server_restore_rows(int64_t, int, const tfdist_ps_rows*, int, int, char*, size_t);
+int tfdist_ps_server_restore_end(int64_t, char*, size_t);
+void tfdist_ps_server_restore_nothing(int64_t);
+int tfdist_ps_server_replay_log(int64_t, const char*, uint64_t*, uint64_t*, char*, size_t);
+int tfdist_ps_server_checkpoint(int64_t, bool, const char*, int64_t*, char*, size_t);
+bool tfdist_ps_server_table_stats(int64_t, uint64_t, char*, size_t, tfdist::ps::TableStats*);
+void tfdist_ps_server_of_ids(const int64_t*, uint64_t, int, int32_t*);
+uint64_t tfdist_ps_image_aside_count(int64_t);
+bool tfdist_ps_image_table(int64_t, uint64_t, tfdist_ps_saved_table*);
+int tfdist_ps_image_next_rows(int64_t, uint64_t, uint64_t, tfdist_ps_rows*);
+struct tfdist_ps_server_options {
+  int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
+      threads, has_chief;
+  double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
+  uint64_t trace_events, memory_budget;
+};
+int tfdist_ps_server_create(const tfdist_ps_server_options*, const char*, int, int, int64_t*, int*,
+                            char*, size_t);
+int tfdist_ps_server_restore_progress(int64_t, const uint64_t*, uint64_t, char*, size_t);
+int tfdist_ps_server_start(int64_t, const uint8_t*, char*, size_t);
+uint64_t tfdist_ps_server_incarnation(int64_t);
+int tfdist_ps_server_wait_event(int64_t, double, int*, int*, char*, size_t);
+void tfdist_ps_server_waits(int64_t, bool*);
+void tfdist_ps_server_stats(int64_t, tfdist::ps::ServerStats*);
+uint64_t tfdist_ps_server_trace(int64_t, tfdist::ps::TraceEvent*, uint64_t);
+void tfdist_ps_server_close(int64_t);
+uint64_t tfdist_ps_image_count(int64_t);
+bool tfdist_ps_image_entry(int64_t, uint64_t, const char**, int*, uint64_t*, const void**,
+                           uint64_t*);
+bool tfdist_ps_image_progress(int64_t, const uint64_t**, uint64_t*);
+void tfdist_ps_image_free(int64_t);
+}
+
+namespace tfdist::testing::ps_server_c_api_test {
+namespace {
+
+struct Api {
+  explicit Api(int workers) {
+    tfdist_ps_server_options options{};
+    options.index = 3;
+    options.mode = 1;
+    options.workers = workers;
+    options.num_aggregate = workers;
+    options.threads = 2;
+    options.worker_timeout_seconds = options.start_timeout_seconds = 60;
+    options.trace_events = 4;
+    code = tfdist_ps_server_create(&options, "", 0, 1, &handle, &port, error, sizeof(error));
+  }
+  ~Api() { tfdist_ps_server_close(handle); }
+
+  int64_t handle = 0;
+  int port = 0, code = 0;
+  char error[60];
+};
+
+void TestLife() {
+  Api api(2);
+  EXPECT(api.code == 0 && api.handle != 0 && api.port > 0);
+  const Floats saved = {1, 2};
+  EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 2, saved.data(), 8, false, api.error,
+                                        sizeof(api.error)) == 0);
+  EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 0);
+  EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 9);
+  EXPECT(std::string(api.error).substr(0, 10) == "the server");
+
+  const uint64_t incarnation = tfdist_ps_server_incarnation(api.handle);
+  RawPsWorker worker(api.port, incarnation, 1);
+  int kind = 0, rank = 0;
+  char text[10];
+  EXPECT(tfdist_ps_server_wait_event(api.handle, 20, &kind, &rank, text, sizeof(text)) == 1);
+  EXPECT(kind == 1 && rank == 1);
+  EXPECT(tfdist_ps_server_wait_event(api.handle, 0, &kind, &rank, text, sizeof(text)) == 0);
+  const uint32_t w = worker.Create("w", DType::kFloat32, 2, "");
+  EXPECT(worker.Value(w, true) == saved);
+  for (int i = 0; i < 5; ++i) worker.Push(w, UpdateKind::kDelta, Floats{1, 1});
+  bool waits[4] = {true, true, true, true};
+  tfdist_ps_server_waits(api.handle, waits);
+  EXPECT(!waits[0] && !waits[1] && !waits[2] && !waits[3]);
+  ServerStats stats;
+  tfdist_ps_server_stats(api.handle, &stats);
+  EXPECT(stats.pushes == 5 && stats.shards == 1 && stats.connections == 1);
+  TraceEvent events[3];
+  EXPECT(tfdist_ps_server_trace(api.handle, events, 3) == 3);
+  for (uint64_t i = 0; i < 3; ++i) {
+    EXPECT(events[i].kind == 2 && events[i].worker == 1 && events[i].clock == i + 3);
+  }
+
+  int64_t image = 0;
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
+         0);
+  tfdist_ps_server_close(api.handle);
+  worker.peer().AwaitClose();
+  EXPECT(tfdist_ps_image_count(image) == 1);
+  const char* name = nullptr;
+  int dtype = 0;
+  uint64_t elements = 0, bytes = 0, count = 0;
+  const void* data = nullptr;
+  const uint64_t* progress = nullptr;
+  EXPECT(tfdist_ps_image_entry(image, 0, &name, &dtype, &elements, &data, &bytes));
+  EXPECT(std::string(name) == "w" && dtype == 3 && elements == 2 && bytes == 8);
+  EXPECT(Values<float>({static_cast<const char*>(data), bytes}) == Floats({6, 7}));
+  EXPECT(!tfdist_ps_image_entry(image, 1, &name, &dtype, &elements, &data, &bytes));
+  EXPECT(tfdist_ps_image_progress(image, &progress, &count));
+
+  Api next(2);
+  EXPECT(tfdist_ps_server_restore_shard(next.handle, "w", dtype, elements, data, bytes, false,
+                                        next.error, sizeof(next.error)) == 0);
+  EXPECT(tfdist_ps_server_restore_progress(next.handle, progress, count, next.error,
+                                           sizeof(next.error)) == 0);
+  tfdist_ps_image_free(image);
+  EXPECT(!tfdist_ps_image_progress(image, &progress, &count));
+  EXPECT(tfdist_ps_server_start(next.handle, TestKey().data(), next.error, sizeof(next.error)) ==
+         0);
+  RawPsWorker again(next.port, tfdist_ps_server_incarnation(next.handle), 1);
+  again.sequence = 4;
+  again.Push(w, UpdateKind::kDelta, Floats{100, 100});  // the fifth is in the image
+  EXPECT(again.Value(w) == Floats({6, 7}));
+}
+
+void TestErrors() {
+  Api none(0);
+  EXPECT(none.code == 3);
+  EXPECT_CONTAINS(none.error, "parameter server 3: expected at least 1 worker, received 0");
+  Api api(1);
+  EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 99, 0, nullptr, 0, false, api.error,
+                                        sizeof(api.error)) == 3);
+  EXPECT_CONTAINS(api.error, "saved shard 'w': unknown dtype 99");
+  EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 2, "abcd", 4, false, api.error,
+                                        sizeof(api.error)) == 0);
+  EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 3);
+  EXPECT_CONTAINS(api.error, "saved shard 'w': float32[2] does not fit 4 bytes");
+  EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 9);
+  tfdist_ps_server_close(api.handle);
+  int64_t image = 0;
+  int kind = 0, rank = 0;
+  char text[1];
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
+         9);
+  EXPECT_CONTAINS(api.error, "was closed");
+  EXPECT(tfdist_ps_server_wait_event(api.handle, 20, &kind, &rank, text, 1) == -1);
+  EXPECT(tfdist_ps_server_incarnation(api.handle) == 0);
+  bool waits[1] = {false};
+  tfdist_ps_server_waits(api.handle, waits);
+  EXPECT(!waits[0]);
+  EXPECT(tfdist_ps_server_trace(api.handle, nullptr, 0) == 0);
+  EXPECT(tfdist_ps_image_count(77) == 0);
+}
+
+std::string Description(const std::string& name, uint32_t width) {
+  ps::TableConfig config;
+  config.width = width;
+  return Encode(ps::TableRequest{{{name, config}}});
+}
+
+int RestoreTable(Api& api, const std::string& description, uint64_t floats, int* index) {
+  const tfdist_ps_saved_table saved{
+      description.data(), description.size(), nullptr, floats, 0.5, 3};
+  return tfdist_ps_server_restore_table(api.handle, &saved, index, api.error, sizeof(api.error));
+}
+
+// Rows 0 to 99, of which one of two servers has a part; then an image of them.
+void TestTables() {
+  std::vector<int64_t> ids(100);
+  Floats content;
+  for (int64_t i = 0; i < 100; ++i) {
+    ids[i] = i;
+    content.insert(content.end(), {static_cast<float>(i), 0.5f});
+  }
+  const std::vector<uint32_t> used(100, 7), counts(100, 8);
+  const tfdist_ps_rows rows{100,    0, ids.data(), used.data(), counts.data(), content.data(),
+                            nullptr};
+  std::vector<int32_t> places(100);
+  tfdist_ps_server_of_ids(ids.data(), 100, 2, places.data());
+  Api api(1);
+  int index = -1;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 0 && index == 0);
+    EXPECT(RestoreTable(api, Description("u", 1), 1, &index) == 0 && index == 1);
+    EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 0 && index == 0);
+    if (attempt == 0) tfdist_ps_server_restore_nothing(api.handle);
+  }
+  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &rows, 1, 2, api.error, sizeof(api.error)) ==
+         0);
+  const float shard = 3;
+  EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 1, &shard, 4, true, api.error,
+                                        sizeof(api.error)) == 0);
+  EXPECT(tfdist_ps_server_restore_end(api.handle, api.error, sizeof(api.error)) == 0);
+
+  char name[10];
+  ps::TableStats stats;
+  EXPECT(tfdist_ps_server_table_stats(api.handle, 0, name, sizeof(name), &stats));
+  const auto here = static_cast<uint64_t>(std::count(places.begin(), places.end(), 1));
+  EXPECT(std::string(name) == "t" && stats.rows == here && here > 30 && here < 70);
+  EXPECT(tfdist_ps_server_table_stats(api.handle, 1, name, sizeof(name), &stats));
+  EXPECT(std::string(name) == "u" && stats.rows == 0);
+  EXPECT(!tfdist_ps_server_table_stats(api.handle, 2, name, sizeof(name), &stats));
+
+  int64_t image = 0;
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
+         0);
+  EXPECT(tfdist_ps_image_count(image) == 1 && tfdist_ps_image_aside_count(image) == 1);
+  tfdist_ps_saved_table table;
+  EXPECT(tfdist_ps_image_table(image, 0, &table) && std::string(table.name) == "t");
+  EXPECT(std::string(table.description, table.description_bytes) == Description("t", 2));
+  EXPECT(table.content_floats == 2 && table.learning_rate == 0.5 && table.step == 3);
+  EXPECT(tfdist_ps_image_table(image, 1, &table) && !tfdist_ps_image_table(image, 2, &table));
+  uint64_t found = 0;
+  tfdist_ps_rows next;
+  while (tfdist_ps_image_next_rows(image, 0, 3, &next)) {
+    EXPECT(next.count <= 3 && next.removed_count == 0);
+    for (uint64_t i = 0; i < next.count; ++i, ++found) {
+      EXPECT(places[next.ids[i]] == 1 && next.used[i] == 7 && next.counts[i] == 8);
+      EXPECT(next.content[2 * i] == static_cast<float>(next.ids[i]) &&
+             next.content[2 * i + 1] == 0.5f);
+    }
+  }
+  EXPECT(found == here);
+  EXPECT(!tfdist_ps_image_next_rows(image, 1, 3, &next));
+  EXPECT(!tfdist_ps_image_next_rows(image, 2, 3, &next));
+  tfdist_ps_image_free(image);
+  EXPECT(!tfdist_ps_image_table(image, 0, &table) && tfdist_ps_image_aside_count(image) == 0);
+  EXPECT(!tfdist_ps_image_next_rows(image, 0, 3, &next));
+}
+
+void TestTableErrors() {
+  Api api(1);
+  int index = -1;
+  EXPECT(RestoreTable(api, "nonsense", 2, &index) == 3);
+  EXPECT_CONTAINS(api.error, "a saved table's description does not make sense");
+  EXPECT(RestoreTable(api, Description("t", 0), 0, &index) == 3);
+  EXPECT_CONTAINS(api.error, "expected a width from 1");
+  EXPECT(RestoreTable(api, Description("t", 2), 3, &index) == 3);
+  EXPECT_CONTAINS(api.error, "saved table 't': expected rows of 2 numbers");
+  EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 0);
+  EXPECT(RestoreTable(api, Description("t", 3), 3, &index) == 3);
+  EXPECT_CONTAINS(api.error, "saved table 't' has two configurations");
+  const tfdist_ps_rows none{};
+  for (const int wrong : {-1, 1}) {
+    EXPECT(tfdist_ps_server_restore_rows(api.handle, wrong, &none, 0, 1, api.error,
+                                         sizeof(api.error)) == 3);
+  }
+  uint64_t records = 0, left_out = 0;
+  EXPECT(tfdist_ps_server_replay_log(api.handle, "/nowhere/at/all", &records, &left_out, api.error,
+                                     sizeof(api.error)) == 14);
+  tfdist_ps_server_close(api.handle);
+  int64_t image = 0;
+  EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 9);
+  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &none, 0, 1, api.error, sizeof(api.error)) ==
+         9);
+  EXPECT(tfdist_ps_server_restore_end(api.handle, api.error, sizeof(api.error)) == 9);
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, true, "", &image, api.error, sizeof(api.error)) ==
+         9);
+  EXPECT(tfdist_ps_server_replay_log(api.handle, "", &records, &left_out, api.error,
+                                     sizeof(api.error)) == 9);
+  char name[1];
+  ps::TableStats stats;
+  EXPECT(!tfdist_ps_server_table_stats(api.handle, 0, name, 1, &stats));
+}
+
+void Main() {
+  TestLife();
+  TestErrors();
+  TestTables();
+  TestTableErrors();
+  std::puts("ps server, c api: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::ps_server_c_api_test

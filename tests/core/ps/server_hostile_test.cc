@@ -1,0 +1,294 @@
+// Strangers, and workers that have lost their mind, at the port of a parameter server whose other
+// workers go on training: they notice nothing, and nothing is left behind.
+#include <atomic>
+#include <random>
+
+#include "ps/raw_ps_worker.h"
+
+namespace tfdist::testing::ps_server_hostile_test {
+namespace {
+
+using Random = std::mt19937_64;
+
+constexpr int kHostile = 2;  // a rank of its own
+
+// A server, and two workers that push and pull without a pause and check every value.
+class BusyServer {
+ public:
+  BusyServer() {
+    ServerOptions options = Options(Mode::kAsync, 3);
+    options.trace_events = 0;
+    server_ = StartServer(options);
+    {
+      // So many that a number of the last ones with one bit changed is none of the first.
+      RawPsWorker worker(*server_, kHostile);
+      for (uint32_t i = 0; i < 98; ++i) worker.Create(StrCat("w", i), Floats(8, 0));
+      for (uint32_t i = 96; i < 98; ++i) worker.Bind(Sgd(), i);
+    }
+    EXPECT(Eventually([&] { return server_->stats().connections == 0; }));
+    for (int rank = 0; rank < 2; ++rank) threads_.emplace_back([this, rank] { Work(rank); });
+    EXPECT(Eventually([&] { return server_->stats().connections == 2; }));
+  }
+  ~BusyServer() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Server& server() { return *server_; }
+  void ExpectProgress() {
+    const uint64_t steps = steps_;
+    EXPECT(Eventually([&] { return steps_ > steps + 20; }));
+  }
+
+ private:
+  void Work(int rank) {
+    RawPsWorker worker(*server_, rank);
+    const uint32_t w = static_cast<uint32_t>(rank);
+    for (float step = 1; !stop_; ++step) {
+      EXPECT(!worker.Push(w, UpdateKind::kDelta, Floats(8, 1)));
+      EXPECT(Values<float>(worker.Pull({w})) == Floats(8, step));
+      ++steps_;
+    }
+  }
+
+  std::unique_ptr<Server> server_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> steps_{0};
+};
+
+std::string Garbage(Random& random, size_t most) {
+  std::string bytes(1 + random() % most, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+void FlipBits(Random& random, std::string* bytes, size_t first = 0) {
+  for (uint64_t i = 1 + random() % 3; i > 0; --i) {
+    (*bytes)[first + random() % (bytes->size() - first)] ^= static_cast<char>(1 << random() % 8);
+  }
+}
+
+// Something that must not be let in.
+std::string Intrusion(Random& random, const Server& server) {
+  const std::string hello = HelloFrame(random() % 3, server.incarnation());
+  switch (random() % 6) {
+    case 0:
+      return Garbage(random, 400);
+    case 1:
+      return hello.substr(0, 4) + Garbage(random, 400);
+    case 2:
+      return HelloFrame(random() % 3, server.incarnation() + 1 + random() % 9);
+    case 3:
+      return HelloFrame(3 + random() % 5, server.incarnation());
+    case 4:
+      return hello + RawPeer::ProofFrame(Sha256(Garbage(random, 40)));
+    default:
+      return MessageBytes(MessageType::kLeave, 1, "");
+  }
+}
+
+// A request as a worker in its right mind might send it, of the hostile one's own shards.
+std::string SomeRequest(Random& random, uint64_t sequence) {
+  const uint32_t w = 96 + random() % 2;
+  const std::string values(32, '\1');
+  PushRequest push;
+  push.sequence = sequence;
+  push.steps = {{0.5, 1}};
+  switch (random() % 8) {
+    case 0:
+      return MessageBytes(MessageType::kOpen, 1, Encode(OpenRequest{random() % 3, 1}));
+    case 1:
+      return MessageBytes(MessageType::kCreate, 2,
+                          Encode(CreateRequest{{{"w96", DType::kFloat32, 8, true},
+                                                {"w97", DType::kFloat32, 8, false}}}),
+                          values);
+    case 2:
+      return MessageBytes(MessageType::kBind, 3, Encode(BindRequest{Sgd(), {{w, {}, 0}}}));
+    case 3:
+      return MessageBytes(MessageType::kPull, 4,
+                          Encode(PullRequest{random() % 2 == 0, {{w, 0}, {97, 1}}}));
+    case 4:
+      push.entries = {{w, UpdateKind::kGradient, 0, 0, 0}, {w, UpdateKind::kDelta, 0, 0, 0}};
+      return MessageBytes(MessageType::kPush, 5, Encode(push), values + values);
+    case 5:
+      push.entries = {{w, UpdateKind::kRows, 0, 2, 4}};
+      return MessageBytes(MessageType::kPush, 6, Encode(push),
+                          Raw(std::vector<int64_t>{1, 0}) + values);
+    case 6:
+      return MessageBytes(MessageType::kSet, 7, Encode(SetRequest{{w}}), values);
+    default:
+      return MessageBytes(MessageType::kReduce, 8,
+                          Encode(ReduceRequest{random() % 2, 1, {DType::kFloat32}, {8}}), values);
+  }
+}
+
+void TestStrangers() {
+  BusyServer busy;
+  Random random(11);
+  const int before = OpenDescriptors();
+  const auto strangers = static_cast<uint64_t>(Rounds(3000));
+  for (uint64_t i = 0; i < strangers; ++i) {
+    const std::string bytes = Intrusion(random, busy.server());
+    RawPeer peer(busy.server().port());
+    peer.Send(random() % 3 == 0 ? bytes.substr(0, random() % bytes.size()) : bytes);
+    if (random() % 4 == 0) continue;  // gone at once
+    peer.EndSending();
+    peer.AwaitClose();
+  }
+  EXPECT(Eventually([&] { return busy.server().stats().rejected_connections == strangers; }));
+  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
+  EXPECT(busy.server().stats().broken_requests == 0);
+  busy.ExpectProgress();
+}
+
+// Somebody who was let in, and then sends requests that are cut, flipped, or none.
+void TestMadWorker() {
+  BusyServer busy;
+  Random random(12);
+  const int before = OpenDescriptors();
+  uint64_t sequence = 0;
+  for (int i = 0; i < Rounds(12000); ++i) {
+    std::string bytes;
+    if (random() % 8 != 0) {
+      bytes = MessageBytes(MessageType::kOpen, 0, Encode(OpenRequest{random() % 3, 1}));
+    }
+    for (uint64_t left = random() % 8; left > 0; --left) {
+      std::string request = SomeRequest(random, ++sequence);
+      switch (random() % 4) {
+        case 0:
+          FlipBits(random, &request);
+          break;
+        case 1:  // past the header
+          if (request.size() > kMessageHeaderBytes) {
+            FlipBits(random, &request, kMessageHeaderBytes);
+          }
+          break;
+        case 2:
+          if (random() % 4 == 0) request = Garbage(random, 200);
+      }
+      bytes += request;
+    }
+    RawPeer peer(busy.server().port());
+    EXPECT(peer.Introduce(kHostile, busy.server().incarnation()));
+    EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+    peer.Send(random() % 3 == 0 ? bytes.substr(0, random() % (bytes.size() + 1)) : bytes);
+    if (random() % 4 == 0) continue;
+    peer.EndSending();
+    peer.AwaitClose();
+  }
+  EXPECT(Eventually([&] { return busy.server().stats().connections == 2; }));
+  EXPECT(OpenDescriptors() == before);
+  EXPECT(busy.server().stats().broken_requests > static_cast<uint64_t>(Rounds(3000)));
+  EXPECT(busy.server().stats().rejected_connections == 0);
+  busy.ExpectProgress();
+}
+
+// Sizes that are only claimed cost nothing, and sizes that cannot be are refused.
+void TestClaims() {
+  BusyServer busy;
+  const auto claim = [&](MessageType type, const std::string& meta, uint64_t payload_bytes) {
+    MessageHeader header;
+    header.type = type;
+    header.meta_bytes = static_cast<uint32_t>(meta.size());
+    header.payload_bytes = payload_bytes;
+    const auto bytes = Encode(header);
+    return std::string(bytes.begin(), bytes.end()) + meta;
+  };
+  const auto create = [](uint64_t elements) {
+    return Encode(CreateRequest{{{"huge", DType::kFloat64, elements, true}}});
+  };
+  const auto reduce = [](uint64_t elements) {
+    return Encode(ReduceRequest{1, 1, {DType::kInt64, DType::kInt64}, {elements, elements}});
+  };
+  PushRequest rows;
+  rows.steps.resize(1);
+  rows.entries = {{96, UpdateKind::kRows, 0, uint64_t{1} << 32, 8}};
+  const uint64_t row_bytes = (uint64_t{1} << 32) * (8 + 32);
+  // Waited for, at no cost: the most that a message may have, and none of it has come.
+  for (const std::string& bytes :
+       {claim(MessageType::kCreate, create(uint64_t{1} << 33), kMaxPayloadBytes),
+        claim(MessageType::kReduce, reduce(uint64_t{1} << 32), kMaxPayloadBytes),
+        claim(MessageType::kSet, Encode(SetRequest{{99}}), kMaxPayloadBytes)}) {
+    RawPsWorker worker(busy.server(), kHostile);
+    EXPECT(worker.peer().Send(bytes));
+    EXPECT(worker.peer().Send(std::string(1 << 20, '\1')));
+    busy.ExpectProgress();
+  }
+  const uint64_t broken = busy.server().stats().broken_requests;
+  uint64_t count = 0;
+  rows.entries[0].rows = uint64_t{1} << 62;
+  const std::string many_rows = Encode(rows);
+  rows.entries[0].rows = 2;
+  rows.entries[0].width = uint64_t{1} << 63;
+  const std::string wide_rows = Encode(rows);
+  for (const std::string& bytes :
+       {claim(MessageType::kCreate, create(uint64_t{1} << 61), 0),  // overflows
+        claim(MessageType::kCreate, create(1), 9),                  // does not agree
+        claim(MessageType::kReduce, reduce((uint64_t{1} << 32) + 1), 16),
+        claim(MessageType::kReduce, reduce(UINT64_MAX), UINT64_MAX - 15),
+        claim(MessageType::kPush, many_rows, row_bytes), claim(MessageType::kPush, wide_rows, 16),
+        claim(MessageType::kSet, Encode(SetRequest{{96}}), 33), claim(MessageType::kLeave, "", 1),
+        claim(MessageType::kLeave, "x", 0), claim(MessageType::kOk, "", 0),
+        claim(MessageType::kOpen, Encode(OpenRequest{1, 1}), 0)}) {  // it is open already
+    RawPsWorker worker(busy.server(), kHostile);
+    EXPECT(worker.peer().Send(bytes));
+    worker.peer().AwaitClose();
+    ++count;
+    EXPECT(Eventually([&] { return busy.server().stats().broken_requests == broken + count; }));
+  }
+  busy.ExpectProgress();
+}
+
+// One who asks and never listens is not asked to wait for: it is not read from any more.
+void TestDeafWorker() {
+  BusyServer busy;
+  RawPsWorker worker(busy.server(), kHostile);
+  const uint32_t big = worker.Create("big", Floats(1 << 20, 1));
+  const uint64_t pulls = busy.server().stats().pulls;
+  const std::string pull =
+      MessageBytes(MessageType::kPull, 9, Encode(PullRequest{false, {{big, 0}}}));
+  std::string many;
+  for (int i = 0; i < 1000; ++i) many += pull;
+  EXPECT(worker.peer().Send(many));
+  busy.ExpectProgress();
+  EXPECT(busy.server().stats().value_bytes < 8 << 20);
+  EXPECT(busy.server().stats().pulls > pulls);
+}
+
+void TestComingAndGoing() {
+  BusyServer busy;
+  const int before = OpenDescriptors();
+  for (int i = 0; i < Rounds(1000); ++i) {
+    if (i % 3 == 0) {
+      const RawPeer peer(busy.server().port());
+    } else if (i % 3 == 1) {
+      RawPsWorker worker(busy.server(), kHostile, i % 5);
+      if (i % 2 == 0) worker.RequestPull({96}, true);
+    } else {
+      // Two at once: the older one has to go.
+      RawPsWorker older(busy.server(), kHostile), newer(busy.server(), kHostile);
+      older.peer().AwaitClose();
+      EXPECT(newer.Pull({96}).size() == 32);
+      if (i % 2 == 0) newer.Leave();
+    }
+  }
+  EXPECT(Eventually([&] { return busy.server().stats().connections == 2; }));
+  EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
+  EXPECT(busy.server().stats().broken_requests == 0);
+  busy.ExpectProgress();
+}
+
+void Main() {
+  TestClaims();
+  TestDeafWorker();
+  TestComingAndGoing();
+  TestStrangers();
+  TestMadWorker();
+  std::puts("ps server, hostile: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::ps_server_hostile_test

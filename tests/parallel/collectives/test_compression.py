@@ -1,0 +1,148 @@
+"""Compressed collectives against NumPy on several ranks: values, bits, bytes, disagreements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import identical
+from ranks import on_ranks
+
+from tfdist import ops
+from tfdist.compression import BF16, FP16, PowerSGD, TopK, compressor
+from tfdist.config.cluster import Cluster
+from tfdist.job import job
+
+TOPK = TopK(0.1, min_elements=2)
+POWER = PowerSGD(2, min_elements=2)
+
+
+def join() -> ops.Communicator:
+    return job.join(Cluster.from_environment()).communicator
+
+
+def gradient(rank: int, step: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng([rank, step]).normal(size=shape).astype("float32")
+
+
+@on_ranks(2, 3, check=identical)
+def test_16_bits(ctx):
+    comm = join()
+    results = []
+    for method, kind in ((FP16(min_elements=1), tf.float16), (BF16(min_elements=1), tf.bfloat16)):
+        # At once, on another thread, and in parts; odd segments.
+        for count in (1, 7, 4096, 300_001, 1_300_001):
+            parts = [gradient(r, count, count) for r in range(ctx.size)]
+            for op, divisor in (("sum", 1), ("mean", ctx.size)):
+                values = [parts[ctx.rank], parts[ctx.rank].astype("float64"), [ctx.rank + 1.0]]
+                sums = compressor(method).all_reduce(values, comm, op)
+                for value, dtype in zip(sums, ("float32", "float64", "float32"), strict=True):
+                    assert value.dtype == dtype
+                if ctx.size == 2:  # the one order in which two can be added
+                    narrow = [p.astype(kind.as_numpy_dtype).astype("float32") for p in parts]
+                    expected = (narrow[0] + narrow[1]).astype(kind.as_numpy_dtype)
+                    expected = expected.astype("float32") / np.float32(divisor)
+                    np.testing.assert_array_equal(sums[0], expected)
+                    np.testing.assert_array_equal(sums[1], expected.astype("float64"))
+                error = np.max(np.abs(sums[0] - sum(parts) / divisor))
+                assert error < 2 ** (-7 if kind == tf.float16 else -4)
+                assert sums[2].numpy() == [sum(range(1, ctx.size + 1)) / divisor]
+                results += sums
+    return results
+
+
+@on_ranks(2, 3, check=identical)
+def test_top_k_sends_each_ranks_largest(ctx):
+    comm = join()
+    top = compressor(TOPK)
+    rests = [np.zeros([9, 13], "float32") for _ in range(ctx.size)]
+    results = []
+    for step in range(3):
+        expected = np.zeros([9 * 13], "float32")
+        for rank in range(ctx.size):
+            values = (gradient(rank, step, 9, 13) + rests[rank]).ravel()
+            largest = np.argsort(-np.abs(values), kind="stable")[:12]
+            expected[largest] += values[largest] / np.float32(ctx.size)
+            values[largest] = 0
+            rests[rank] = values.reshape(9, 13)
+        values = [gradient(ctx.rank, step, 9, 13), tf.constant(1.0), tf.constant([ctx.rank, 3])]
+        sums = top.all_reduce(values, comm, "mean")
+        np.testing.assert_array_equal(sums[0], expected.reshape(9, 13))
+        assert float(sums[1]) == 1.0
+        np.testing.assert_array_equal(sums[2], [(ctx.size - 1) // 2, 3])
+        results += sums
+    return results
+
+
+@on_ranks(2, 3, check=identical)
+def test_power_sgd_approximates_the_sum(ctx):
+    comm = join()
+    power = compressor(POWER)
+    right = tf.random.stateless_normal([7, 2], seed=(8, 1907)).numpy()
+    rests = [np.zeros([12, 7]) for _ in range(ctx.size)]
+    results = []
+    for step in range(3):
+        matrices = [gradient(r, step, 12, 7) + rest for r, rest in enumerate(rests)]
+        left, _ = np.linalg.qr(sum(matrices) @ right)
+        right = sum(matrices).T @ left
+        rests = [m - left @ left.T @ m for m in matrices]
+        values = [gradient(ctx.rank, step, 3, 4, 7), tf.range(3.0) + ctx.rank]
+        sums = power.all_reduce(values, comm)
+        np.testing.assert_allclose(sums[0], (left @ right.T).reshape(3, 4, 7), atol=1e-4)
+        np.testing.assert_array_equal(sums[1], ctx.size * np.arange(3.0) + sum(range(ctx.size)))
+        results += sums
+    return results
+
+
+@on_ranks(2, 3, check=identical)
+def test_nothing_is_lost_but_only_comes_later(ctx):
+    comm = join()
+    results = []
+    for method in (TOPK, POWER):
+        reduce = tf.function(compressor(method).all_reduce)
+        total, applied = np.zeros([14, 11]), np.zeros([14, 11])
+        for step in range(24):  # and then silence, in which what was kept is sent
+            parts = [gradient(r, step, 14, 11) * (step < 6) for r in range(ctx.size)]
+            total += sum(parts)
+            (sent,) = reduce([tf.constant(parts[ctx.rank])], comm)
+            applied += sent
+            if step == 5:
+                assert np.max(np.abs(applied - total)) > 0.1
+        np.testing.assert_allclose(applied, total, atol=1e-4)
+        results.append(applied)
+    return results
+
+
+@on_ranks(2)
+def test_bytes_on_the_wire(ctx):
+    comm = join()
+    # 300 x 200, a vector of 2,000 and 24 that is small, all float32: of two ranks each sends once
+    # what it reduces.
+    values = [tf.ones([300, 200]), tf.ones([2000]), tf.ones([24])]
+
+    def sent_by(reduce):
+        before = comm.stats().bytes_sent
+        reduce()
+        return comm.stats().bytes_sent - before
+
+    def compressed(method):
+        return sent_by(lambda: compressor(method).all_reduce(values, comm))
+
+    assert compressed("none") == 4 * 62_024
+    assert compressed("fp16") == compressed("bf16") == 2 * 62_000 + 4 * 24
+    gathered = sent_by(lambda: ops.all_gather(tf.zeros([2 * (600 + 20)], tf.int32), comm))
+    assert 8 * 620 <= gathered <= 8 * 620 + 16
+    assert compressed("topk") == gathered + 4 * 24
+    assert compressed("powersgd") == 4 * (4 * (300 + 200) + 2024)
+
+
+@pytest.mark.parametrize("other", ["none", "bf16"])
+@on_ranks(2)
+def test_ranks_that_compress_differently_are_told(ctx, other):
+    comm = join()
+    method = "fp16" if ctx.rank == 0 else other
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        compressor(method).all_reduce([tf.ones([2000])], comm, label="dense/kernel")
+    message = str(raised.value)
+    assert "the ranks disagree on a collective" in message and "'dense/kernel'" in message
+    assert "float[2000] as half" in message

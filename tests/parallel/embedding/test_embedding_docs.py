@@ -1,0 +1,32 @@
+"""The programs of docs/embedding.md, one after the other in one process."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ranks import on_ranks
+
+PAGE = Path(__file__).parents[3] / "docs/embedding.md"
+
+
+@on_ranks(1)
+def test_the_programs_of_the_page(ctx):
+    first, fields, loop, by_id = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    del os.environ["TF_CONFIG"]  # alone, as where the page is tried out
+    printed = []
+    names = {"print": lambda *values: printed.append([str(value) for value in values])}
+    exec(first + fields, names)
+    assert tuple(names["fields"].output.shape) == (None, 3, 8)
+    assert names["fields"].table.size() == 6
+    names["tf"] = __import__("tensorflow")
+    exec(loop, names)
+    loss = [float(names["step"](names["tf"].constant(["ann"]), 1.0)) for _ in range(3)]
+    assert loss[-1] < loss[0]
+    exec(by_id, names)
+    (contained, size), (fetched,) = printed
+    assert "[ True False]" in contained
+    assert "2" in size
+    assert "[1. 0.]" in fetched
+    assert names["users"].size() == 0

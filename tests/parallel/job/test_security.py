@@ -1,0 +1,196 @@
+"""What docs/security.md promises, tried with raw sockets and calls against live jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from example_runs import ROOT
+from known_gradient import ended_well, go_on, reach, train, weight_after
+from launching import PACKAGE
+from ps_job import roles
+from ranks import start_ranks
+from raw_data_peer import HEADER_BYTES, find_door, hello, introduce, receive
+from warm_python import interpreter
+
+from tfdist.config.cluster import Cluster
+from tfdist.control import messages
+from tfdist.ps.config import PsConfig
+from tfdist.ps.server import fingerprint
+
+MESSAGE_MAGIC = 0x50465401
+MESSAGE_HEADER = "<IBBHIIQQ"
+OPEN, SET, LEND = 1, 6, 9
+OK = 64
+# 127.0.0.1 as the kernel prints it, and as an IPv6 socket has it.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+
+TRAINS = """
+import sys, time
+from pathlib import Path
+import keras, numpy as np, tfdist
+strategy = tfdist.ParameterServerStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+while not Path(sys.argv[1]).exists():
+    model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=2, verbose=0)
+print("trained")
+"""
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+    return dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3")
+
+
+def test_the_commands_of_the_page(tmp_path):
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/security.md").read_text(), re.DOTALL)
+    command = f'tfdist() {{ "{interpreter()}" -m tfdist "$@"; }}\n{block}'
+    finished = subprocess.run(
+        ["bash", "-euc", command],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert sorted(finished.stdout.splitlines()) == [
+        "[worker 0] rank 0 met",
+        "[worker 1] rank 1 met",
+    ]
+    assert (tmp_path / "job.secret").stat().st_mode & 0o777 == 0o600
+
+
+def listening_addresses(pids: set[int]) -> set[str]:
+    """The hexadecimal addresses on which processes listen for TCP."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor))
+            inodes |= {found[1]} if found else set()
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {
+        fields[1].partition(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in inodes
+    }
+
+
+def children(pid: int) -> set[int]:
+    found = {
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    }
+    return found.union(*map(children, found)) if found else found
+
+
+@pytest.mark.timeout(150)
+def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINS)
+    job_file, enough = tmp_path / "job.json", tmp_path / "enough"
+    tasks = ["--workers", "2", "--ps", "1", "--job-file", str(job_file)]
+    command = ["-m", "tfdist", "run", *tasks, str(tmp_path / "train.py"), str(enough)]
+    # Not the warm interpreter, whose tasks are another process's children.
+    with subprocess.Popen(
+        [sys.executable, *command], env=environment(), stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        try:
+            wait_for_stats(job_file)
+            assert job_file.stat().st_mode & 0o777 == 0o600
+            assert listening_addresses(children(launcher.pid)) <= LOOPBACK
+            cluster = Cluster.from_tf_config(json.loads(job_file.read_text())["cluster"])
+            request = messages.Attach(
+                messages.PROTOCOL, 0, 2, fingerprint(cluster), "x", PsConfig.make(2).text(), 1.0
+            )
+            for method, body in (
+                (messages.ATTACH, messages.encode(request)),
+                (messages.STATS, messages.encode(messages.Stats(messages.PROTOCOL, 1.0))),
+                (
+                    messages.CHECKPOINT,
+                    messages.encode(messages.Checkpoint(fingerprint(cluster), "x", 1, 1.0)),
+                ),
+                (messages.EPOCH, b"{}"),
+            ):
+                with grpc.insecure_channel(cluster.ps[0]) as channel:
+                    with pytest.raises(grpc.RpcError) as caught:
+                        channel.unary_unary(method)(body, timeout=10)
+                assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+                assert "127.0.0.1" not in caught.value.details()
+        finally:
+            enough.touch()
+            printed, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0 and printed.count("trained") == 2
+    assert not job_file.exists()
+
+
+def wait_for_stats(job_file: Path) -> None:
+    """Until a later command has reached the job's server, and that a worker."""
+    deadline = time.monotonic() + 90
+    while True:
+        asked = subprocess.run(
+            [interpreter(), "-m", "tfdist", "ps", "stats", "--job", str(job_file)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if asked.returncode == 0 and "pushes/s" in asked.stdout:
+            return
+        assert time.monotonic() < deadline, asked.stdout + asked.stderr
+        time.sleep(0.5)
+
+
+def message(kind: int, meta: bytes, payload_bytes: int = 0, lent: int = 0) -> bytes:
+    header = struct.pack(
+        MESSAGE_HEADER, MESSAGE_MAGIC, kind, 0, 0, len(meta), lent, payload_bytes, 7
+    )
+    return header + meta
+
+
+def ask(connection: socket.socket, content: bytes) -> bytes:
+    """Sends a message; returns the answer's meta, or raises EOFError."""
+    connection.sendall(content)
+    _, kind, _, _, size, _, payload, _ = struct.unpack(MESSAGE_HEADER, receive(connection, 32))
+    meta = receive(connection, size)
+    receive(connection, payload)
+    assert kind == OK, (kind, meta)
+    return meta
+
+
+@pytest.mark.timeout(120)
+def test_no_address_is_taken_from_a_network():
+    """By one that knows all a worker does: it is thrown out, and nothing is read or told."""
+    with start_ranks(train, 3, kwargs={"pauses": [(4,)] * 2}, roles=roles(2)) as ranks:
+        reach(ranks, 4, 0, 1)
+        door = find_door(ranks)
+        mine = bytearray(65536)
+        attacks = (
+            # What a worker once said to agree on reading each other's memory, and how it named it.
+            message(LEND, struct.pack("<QQQB", id(mine), 1, 2, 1)),
+            message(SET, struct.pack("<IIQQ", 1, 0, id(mine), len(mine)), len(mine), 1),
+        )
+        for attack in attacks:
+            with socket.create_connection(("127.0.0.1", door.port), timeout=20) as connection:
+                introduce(connection, door.key, hello(door.incarnation, 1))
+                receive(connection, HEADER_BYTES)  # WELCOME
+                ask(connection, message(OPEN, struct.pack("<QQ", 12345, 0)))
+                with pytest.raises((EOFError, ConnectionResetError)):
+                    ask(connection, attack)
+        go_on(ranks, 0, 1)
+        outcomes = ranks.join(timeout=60)
+    ended_well(outcomes, 2)
+    assert outcomes[0].result["weight"] == weight_after(4, 4)

@@ -1,0 +1,232 @@
+"""Each repair in tfdist/keras is still needed: without it, this Keras fails in the known way.
+
+A test that fails here, because the failure has gone, says which repair can go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.callbacks import BackupAndRestore, ModelCheckpoint
+from keras.optimizers import LossScaleOptimizer
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.trainer import Trainer
+from models import built_classifier
+from ranks import on_ranks
+
+import tfdist
+from tfdist.errors import UnsupportedKerasError
+from tfdist.strategies._base import StrategyBase
+
+REPAIRED = [
+    (TensorFlowTrainer, "_maybe_symbolic_build"),
+    (keras.layers.BatchNormalization, "add_weight"),
+    (keras.layers.BatchNormalization, "_moments"),
+    (LossScaleOptimizer, "check_finite"),
+    (TFOptimizer, "_backend_increment_gradient_accumulators"),
+    (TFOptimizer, "_all_reduce_sum_gradients"),
+    (BaseOptimizer, "apply"),
+    (Trainer, "get_metrics_result"),
+    (GeneratorDataAdapter, "get_tf_dataset"),
+    (PyDatasetAdapter, "get_tf_dataset"),
+    (TensorFlowTrainer, "predict_on_batch"),
+    (ModelCheckpoint, "_save_model"),
+    (BackupAndRestore, "_save_model"),
+    (BackupAndRestore, "on_train_begin"),
+    (BackupAndRestore, "on_train_end"),
+]
+
+
+def _undo(owner, name):
+    setattr(owner, name, getattr(owner, name).__wrapped__)
+
+
+def _data():
+    return models.dataset(64 * 4, 64)
+
+
+def _built_classifier(strategy, optimizer="sgd", *middle):
+    with strategy.scope():
+        model = built_classifier(optimizer, middle=middle)
+    return model
+
+
+@on_ranks(2)
+def test_fit_reduces_the_whole_batch_over_the_workers(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    repaired = TensorFlowTrainer._maybe_symbolic_build
+    _undo(TensorFlowTrainer, "_maybe_symbolic_build")
+    # Our own `reduce` also takes nested values and scalars with an axis; TensorFlow's does not.
+    ours = StrategyBase.reduce
+    del StrategyBase.reduce
+    with pytest.raises(ValueError, match=r"Attempt to convert a value \(PerReplica"):
+        _built_classifier(strategy).fit(_data(), verbose=0)
+    TensorFlowTrainer._maybe_symbolic_build = repaired
+    with pytest.raises(ValueError, match="Invalid reduction dimension 0"):
+        _built_classifier(strategy).fit(_data(), verbose=0)
+    # Even a `reduce` that takes all this cannot average strings.
+    StrategyBase.reduce = ours
+    _undo(TensorFlowTrainer, "_maybe_symbolic_build")
+    words = tf.data.Dataset.from_tensor_slices((["north", "south"] * 64, [0, 1] * 64)).batch(32)
+    with strategy.scope():
+        word = keras.Input((), dtype="string")
+        number = keras.layers.StringLookup(vocabulary=["north", "south"])(word)
+        table = keras.layers.Embedding(3, 1)(number)
+        model = keras.Model(word, table)
+        model.compile("sgd", "mse")
+    with pytest.raises(Exception, match="string"):
+        model.fit(words, verbose=0)
+
+
+def _differ(results):
+    (first, *others) = results
+    assert all(np.max(np.abs(first - other)) > 1e-3 for other in others)
+
+
+@on_ranks(2, check=_differ)
+def test_moving_statistics_differ_between_workers(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    _undo(keras.layers.BatchNormalization, "add_weight")
+    normalization = keras.layers.BatchNormalization()
+    model = _built_classifier(strategy, "sgd", normalization)
+    model.fit(_data(), verbose=0)
+    return normalization.moving_mean.numpy()
+
+
+@on_ranks(2)
+def test_moving_statistics_of_no_rows_are_not_numbers(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    _undo(keras.layers.BatchNormalization, "_moments")
+    normalization = keras.layers.BatchNormalization()
+    model = _built_classifier(strategy, "sgd", normalization)
+    model.fit(models.dataset(65, 64), verbose=0)
+    assert np.isnan(normalization.moving_mean.numpy()).all()
+
+
+@on_ranks(2)
+def test_workers_disagree_on_overflow(ctx):
+    options = tfdist.CommunicationOptions(timeout_seconds=2.0)
+    strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
+    _undo(LossScaleOptimizer, "check_finite")
+    model = _built_classifier(strategy, LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    features, labels = models.examples(64)
+    features[40] = np.inf  # in rank 1's share
+    # Rank 0 waits for gradients that rank 1 leaves out; rank 1 waits for it in what comes next.
+    with pytest.raises(tf.errors.OpError):
+        model.fit(features, labels, batch_size=64, shuffle=False, verbose=0)
+
+
+@on_ranks(2)
+def test_nobody_says_whose_gradients_are_reduced(ctx):
+    options = tfdist.CommunicationOptions(compression=tfdist.compression.TopK(0.1, min_elements=1))
+    strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
+    _undo(TFOptimizer, "_all_reduce_sum_gradients")
+    with strategy.scope():
+        weight = tf.Variable(tf.zeros([20]))
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+    strategy.run(lambda: optimizer.apply([tf.ones([20])], [weight]))
+    assert np.count_nonzero(weight) == 20  # with the repair: 2
+
+
+@on_ranks(2)
+def test_all_workers_write_checkpoints_and_backups(ctx, tmp_path):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    _undo(ModelCheckpoint, "_save_model")
+    for name in ("_save_model", "on_train_begin", "on_train_end"):
+        _undo(BackupAndRestore, name)
+    own = tmp_path / f"rank-{ctx.rank}"
+    callbacks = [
+        ModelCheckpoint(str(own / "checkpoint.keras")),
+        BackupAndRestore(str(own / "backup"), delete_checkpoint=False),
+    ]
+    _built_classifier(strategy).fit(_data(), callbacks=callbacks, verbose=0)
+    assert sorted(os.listdir(own)) == ["backup", "checkpoint.keras"]
+    assert (own / "backup" / "latest.weights.h5").exists()
+
+
+def _is_repaired(owner, name):
+    return getattr(owner, name).__globals__["__name__"].startswith("tfdist.")
+
+
+@on_ranks(1)
+def test_a_strategy_repairs_and_an_import_does_not(ctx):
+    import tfdist.keras
+    import tfdist.strategies
+
+    assert not any(_is_repaired(*place) for place in REPAIRED)
+    tfdist.MultiWorkerMirroredStrategy()
+    assert all(_is_repaired(*place) for place in REPAIRED)
+    once = [getattr(*place) for place in REPAIRED]
+    tfdist.MultiWorkerMirroredStrategy()
+    tfdist.keras.apply_repairs()
+    assert once == [getattr(*place) for place in REPAIRED]
+    # Several repairs may wrap a function; each does so once.
+    for function in once:
+        wrappers = []
+        while hasattr(function, "__wrapped__"):
+            wrappers.append(function.__code__)
+            function = function.__wrapped__
+        assert len(wrappers) == len(set(wrappers))
+
+
+def _warnings_of_repairs(version):
+    """What is logged when the installed Keras, if that were its version, is repaired twice."""
+    from tfdist.keras import apply_repairs
+
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("tfdist").addHandler(handler)
+    keras.__version__ = version
+    apply_repairs()
+    apply_repairs()
+    assert {record.levelno for record in records} == {logging.WARNING}
+    return [record.getMessage() for record in records]
+
+
+@on_ranks(1)
+def test_an_old_keras_is_left_alone_with_a_warning(ctx):
+    (warning,) = _warnings_of_repairs("3.7.0")
+    assert "Keras 3.7.0 is left as it is" in warning
+    assert not any(_is_repaired(*place) for place in REPAIRED)
+
+
+@pytest.mark.parametrize("version", ["3.16.0", "4.0.1"])
+@on_ranks(1)
+def test_a_newer_keras_than_the_tested_ones_is_refused(ctx, version):
+    keras.__version__ = version
+    expected = rf"Keras 3\.8 to 3\.15, but Keras {version} is installed.*ALLOW_UNTESTED_KERAS=1"
+    for make in (tfdist.MirroredStrategy, tfdist.MultiWorkerMirroredStrategy):
+        with pytest.raises(UnsupportedKerasError, match=expected):
+            make()
+
+
+@on_ranks(1, env={"TFDIST_ALLOW_UNTESTED_KERAS": "1"})
+def test_a_newer_keras_is_tried_with_a_warning(ctx):
+    (warning,) = _warnings_of_repairs("3.16.0")
+    assert "not with 3.16.0; results may be wrong" in warning
+    assert all(_is_repaired(*place) for place in REPAIRED)
+
+
+@on_ranks(1)
+def test_models_of_an_old_keras_are_not_compiled_in_the_scope(ctx):
+    keras.__version__ = "3.7.0"
+    with tfdist.OneDeviceStrategy("CPU:0").scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        with pytest.raises(
+            UnsupportedKerasError,
+            match=r"OneDeviceStrategy .* Keras 3\.8 or later, but Keras 3\.7\.0",
+        ):
+            model.compile("sgd", "mse")
+    model.compile("sgd", "mse")

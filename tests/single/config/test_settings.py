@@ -1,0 +1,78 @@
+"""`Settings`: the TFDIST_* variables, and what is said about unusable values."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfdist.config.cluster import Settings
+from tfdist.errors import ClusterConfigError
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
+    assert Settings.from_environment({}) == Settings(None, 300.0, 0, 300.0, True)
+    given = {
+        "TFDIST_SECRET": " s3cret of 16 byte\n",
+        "TFDIST_RENDEZVOUS_TIMEOUT": "2.5",
+        "TFDIST_DATA_PORT": "4711",
+        "TFDIST_EXIT_TIMEOUT": "7",
+        "TFDIST_PEER_MEMORY": "0",
+        "TFDIST_CHECKPOINT_DIR": "/snapshots",
+        "TFDIST_PS_MEMORY": "8G",
+    }
+    expected = Settings(b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30)
+    assert Settings.from_environment(given) == expected
+    file = tmp_path / "secret"
+    file.write_bytes(b"32 bytes from openssl rand -hex\n")
+    file.chmod(0o600)
+    found = Settings.from_environment({"TFDIST_SECRET_FILE": str(file)})
+    assert found.secret == b"32 bytes from openssl rand -hex" and not caplog.messages
+    file.chmod(0o640)
+    Settings.from_environment({"TFDIST_SECRET_FILE": str(file)})
+    assert caplog.messages == [
+        f"TFDIST_SECRET_FILE: other users can read or write {file} (mode 640); expected mode 600"
+    ]
+    monkeypatch.setenv("TFDIST_DATA_PORT", "12")
+    assert Settings.from_environment().data_port == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("", 0), ("1", 1), (" 500M ", 500 << 20), ("0.5K", 512), ("2T", 2 << 40), ("1.5G", 3 << 29)],
+)
+def test_size(text, size):
+    assert Settings.from_environment({"TFDIST_PS_MEMORY": text}).ps_memory == size
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "8g", "8GB", "8 G", "G", "1e9", "0.0001", "9" * 20])
+def test_what_is_no_size(text):
+    with pytest.raises(ClusterConfigError, match="TFDIST_PS_MEMORY: expected .* 8G .* received"):
+        Settings.from_environment({"TFDIST_PS_MEMORY": text})
+
+
+def test_settings_do_not_show_the_secret():
+    assert "s3cret" not in repr(Settings(secret=b"s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"TFDIST_RENDEZVOUS_TIMEOUT": "soon"}, "TFDIST_RENDEZVOUS_TIMEOUT: .* received 'soon'"),
+        ({"TFDIST_RENDEZVOUS_TIMEOUT": "-1"}, "expected a positive number of seconds"),
+        ({"TFDIST_EXIT_TIMEOUT": "0"}, "TFDIST_EXIT_TIMEOUT: .* received '0'"),
+        ({"TFDIST_EXIT_TIMEOUT": "inf"}, "TFDIST_EXIT_TIMEOUT: .* received 'inf'"),
+        ({"TFDIST_EXIT_TIMEOUT": "nan"}, "TFDIST_EXIT_TIMEOUT: .* received 'nan'"),
+        ({"TFDIST_DATA_PORT": "65536"}, "TFDIST_DATA_PORT: .* 0..65535, received '65536'"),
+        ({"TFDIST_DATA_PORT": "x"}, "TFDIST_DATA_PORT: expected a port number"),
+        ({"TFDIST_PEER_MEMORY": "no"}, "TFDIST_PEER_MEMORY: expected 0 or 1, received 'no'"),
+        ({"TFDIST_SECRET": ""}, "TFDIST_SECRET: expected a secret, received nothing"),
+        ({"TFDIST_SECRET": "15 bytes are no"}, "a secret of at least 16 bytes, received 15"),
+        ({"TFDIST_SECRET": "a", "TFDIST_SECRET_FILE": "b"}, "expected one of .* received both"),
+        ({"TFDIST_SECRET_FILE": "/no/such"}, "TFDIST_SECRET_FILE: .*'/no/such': No such file"),
+        ({"TFDIST_SECRET_FILE": "/dev/null"}, "TFDIST_SECRET_FILE: .* received nothing"),
+    ],
+)
+def test_bad_settings(environ, message):
+    with pytest.raises(ClusterConfigError, match=message):
+        Settings.from_environment(environ)

@@ -1,0 +1,177 @@
+"""Benchmarks, started as their documentation says, on sizes that take seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import PACKAGE
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+@pytest.mark.timeout(120)
+def test_local_reduce_compares_in_every_situation(tmp_path):
+    file = tmp_path / "figures" / "local_reduce.json"
+    finished = run(
+        *(sys.executable, "benchmarks/local_reduce.py", "--devices", "4"),
+        *("--scale", "0.02", "--rounds", "3", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    # Hierarchical: every device concatenates its 1 K bytes (8 K moved in all), two pairs and then
+    # the two sums are added (9 K), and every device splits the result (8 K).
+    times_least = {
+        "tfdist": 1,
+        "stock default": None,  # collectives, whose traffic the graph does not show
+        "ReductionToOneDevice": 1,
+        "HierarchicalCopyAllReduce": 25 / 5,
+        "memcpy of the least": 1,
+    }
+    for row in rows:
+        times = times_least[row["contender"]]
+        moved = None if times is None else pytest.approx(times * row["least_bytes"])
+        assert row["devices"] == 4 and row["moved_bytes"] == moved
+        assert row["seconds"] > 0
+    shown = {(row["situation"], row["contender"]) for row in rows}
+    assert len(shown) == len(rows) == 3 * len(times_least)
+    for name in times_least:
+        assert sum(f"{name}  " in line for line in finished.stdout.splitlines()) == 3
+
+
+@pytest.mark.timeout(120)
+def test_parameter_server_compares_with_stock_and_a_bare_socket(tmp_path):
+    file = tmp_path / "figures" / "parameter_server.json"
+    finished = run(
+        *(sys.executable, "benchmarks/parameter_server.py", "--variables", "4"),
+        *("--megabytes", "0.1", "--rounds", "3", "--steps", "2", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    assert all(row["theirs"] > 0 and row["tfdist"] > 0 for row in rows)
+    compared = [(row["case"], row["peer"], row["bytes"]) for row in rows]
+    # 0.1 MB in 4 variables of 6,553 elements; a twenty-fifth in 4 of 262.
+    large, small = 4 * 4 * 6553, 4 * 4 * 262
+    assert compared == [
+        ("steps/s", "stock", large),
+        ("ms per pull", "stock", large),
+        ("ms per push", "stock", large),
+        ("ms per pull", "bare socket", small),
+        ("ms per pull", "bare socket", large),
+    ]
+    for row in rows:
+        line = rf" {row['theirs']:.2f} +{row['tfdist']:.2f} +{row['ratio']:.1f}x"
+        assert re.search(line, finished.stdout), finished.stdout
+
+
+@pytest.mark.timeout(120)
+def test_embedding_compares_with_stock(tmp_path):
+    file = tmp_path / "figures" / "embedding.json"
+    finished = run(
+        *(sys.executable, "benchmarks/embedding.py", "--rows", "4000", "--width", "8"),
+        *("--ids", "300", "--features", "3", "--batch", "100"),
+        *("--rounds", "3", "--steps", "2", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    cases = [(row["case"], row["ids"], row["whole_bytes"]) for row in rows]
+    assert cases == [("uniform", 300, 2 * 300 * 8 * 4), ("zipfian", 300, 2 * 300 * 2 * 4)]
+    for row in rows:
+        assert row["stock"] > 0 and row["tfdist"] > 0
+        rates = " +".join(f"{300 * row[name]:.0f}" for name in ("stock", "by op", "tfdist"))
+        line = rf"{row['case']} +ids/s +{rates} "
+        assert re.search(line, finished.stdout), finished.stdout
+    uniform, zipfian = (row["sent_bytes"] for row in rows)
+    # Of 300 ids out of 4,000 few are equal, of 100 zipfian ones many; each gradient has an id.
+    assert 0.9 * 300 * (2 * 8 * 4 + 8) < uniform < 300 * (2 * 8 * 4 + 8) + 200
+    assert zipfian < 0.8 * 300 * (2 * 2 * 4 + 8)
+
+
+@pytest.mark.timeout(120)
+def test_embedding_store_compares_with_hash_tables(tmp_path):
+    file = tmp_path / "figures" / "embedding_store.json"
+    finished = run(
+        *(sys.executable, "benchmarks/embedding_store.py", "--rows", "50000", "--width", "4"),
+        *("--batch", "3000", "--rounds", "3", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    report = json.loads(file.read_text())
+    # An id and its use besides 8 float32.
+    snapshot = report["snapshot"]
+    assert 50_000 * (32 + 16) <= snapshot["bytes"] < 1.1 * 50_000 * (32 + 16)
+    assert snapshot["longest"] >= snapshot["step_during"] > 0
+    assert re.search(rf"at {snapshot['rate'] / 1e6:.0f} MB/s", finished.stdout)
+    # A row and its accumulator: 8 float32.
+    assert (report["rows"], report["raw_bytes"]) == (50_000, 32)
+    assert list(report["figures"]) == ["MutableHashTable", "tfdist"]
+    for name, figures in report["figures"].items():
+        assert figures["bytes"] > 32
+        rates = [figures[what] for what in ("insert", "look_up", "update")]
+        assert min(rates) > 0
+        numbers = " +".join(f"{rate:.0f}" for rate in rates)
+        line = rf"{name} +{figures['bytes']:.1f} +{figures['bytes'] / 32:.2f}x +{numbers}\n"
+        assert re.search(line, finished.stdout), finished.stdout
+
+
+@pytest.mark.timeout(120)
+def test_compression_counts_bytes_of_every_method(tmp_path):
+    file = tmp_path / "figures" / "compression.json"
+    finished = run(
+        *(sys.executable, "benchmarks/compression.py", "--limit", "640", "--epochs", "1"),
+        *("--rows", "none", "bf16", "powersgd, rank 1", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    report = json.loads(file.read_text())
+    assert (report["parameters"], report["steps"], report["seeds"]) == (106_122, 5, 1)
+    # The first kernel (400), the last one (640) and the biases (122) are small.
+    thin = 9 * 16 + 32 + 7 * 7 * 32 + 64
+    expected = {
+        "none": 4 * 106_122,
+        "bf16": 2 * (106_122 - 1162) + 4 * 1162,
+        "powersgd, rank 1": 4 * (thin + 1162),
+    }
+    assert {row["name"]: row["bytes_per_step"] for row in report["rows"]} == expected
+    for row in report["rows"]:
+        assert row["times_fewer"] == expected["none"] / row["bytes_per_step"]
+        assert 0 < row["accuracy"] < 1 and row["loss"] > 0
+        line = rf"{row['name']} +{row['bytes_per_step']:,.0f} +{row['times_fewer']:.1f}x +"
+        assert re.search(line + f"{row['accuracy']:.4f}", finished.stdout), finished.stdout
+
+
+def test_the_script_that_runs_benchmarks_knows_their_names():
+    finished = run("scripts/bench", "local_reduce", "no_such")
+    assert finished.returncode == 1
+    names = " ".join(sorted(file.stem for file in (ROOT / "benchmarks").glob("*.py")))
+    assert f"no benchmark 'no_such'; there are: {names}" in finished.stderr
+
+
+@pytest.mark.timeout(120)
+def test_epochs_compare_with_keras_alone(tmp_path):
+    file = tmp_path / "epochs.json"
+    finished = run(
+        *(sys.executable, "benchmarks/epochs.py", "--epochs", "2", "--rounds", "1"),
+        *("--busy", "1", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["busy"] for row in rows] == [0, 1]
+    for row in rows:
+        assert list(row["epochs"]) == ["Keras", "tfdist", "devices, stock", "devices, tfdist"]
+        assert all(0 < e["median"] <= e["maximum"] for e in row["epochs"].values())

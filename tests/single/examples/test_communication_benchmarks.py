@@ -1,0 +1,184 @@
+"""Benchmarks of communication, started as their documentation says, on sizes that take seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import PACKAGE
+
+ROOT = Path(__file__).parents[3]
+NOT_PERMITTED = 77
+PNG = b"\x89PNG\r\n"
+PATH = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+ENVIRONMENT = dict(os.environ, PYTHONPATH=PATH, TF_CPP_MIN_LOG_LEVEL="3")
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        (sys.executable, *command),
+        cwd=ROOT,
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def measure(folder: Path, program: str, *arguments: str) -> tuple[dict, str]:
+    """What a benchmark writes down and prints; its chart must be there too."""
+    file = folder / "figures" / "figures.json"
+    finished = run(f"benchmarks/{program}", *arguments, "--json", str(file))
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert file.with_suffix(".png").read_bytes().startswith(PNG)
+    return json.loads(file.read_text()), finished.stdout
+
+
+def need_namespaces(exit_code: int, stderr: str) -> None:
+    if exit_code == NOT_PERMITTED:
+        assert "network namespaces cannot be made here" in stderr
+        pytest.skip(stderr.splitlines()[-2])
+
+
+@pytest.mark.timeout(120)
+def test_all_reduce_compares_with_every_peer_there_is(tmp_path):
+    without = str(tmp_path / "no_such_python")
+    options = ("--rounds", "3", "--most", "0.1", "--torch_python", without)
+    report, printed = measure(tmp_path, "all_reduce.py", *options)
+    assert "PyTorch: not installed; scripts/bench does it" in printed
+    assert report["machine"]["processors"] == os.cpu_count() and "--json" not in report["command"]
+    cases = [(row["case"], row["bytes"]) for row in report["rows"]]
+    assert cases == [
+        ("4 KB", 4096),
+        ("10 x 4 KB, in a row", 4096),
+        ("64 KB", 65536),
+        ("100 x 4 KB", 409600),
+    ]
+    for row in report["rows"]:
+        seconds = row["seconds"]
+        assert list(seconds) == ["tfdist", "TensorFlow", "no-op", "bare ring"]
+        assert min(seconds.values()) > 0
+        assert row["ratios"]["TensorFlow"] == seconds["TensorFlow"] / seconds["tfdist"]
+        assert row["added"] == seconds["tfdist"] - seconds["no-op"]
+        times, goal = row["ratios"]["TensorFlow"], row["goals"].get("TensorFlow")
+        assert ("TensorFlow" in row["missed"]) == (goal is not None and times < goal)
+        shown = rf"{row['case']} +{seconds['tfdist'] * 1e3:.3f} \| +"
+        shown += rf"{seconds['TensorFlow'] * 1e3:.3f} +{times:.1f}x " + rf"\[{goal}\]" * bool(goal)
+        assert re.search(shown, printed), printed
+
+
+@pytest.mark.timeout(120)
+def test_network_measures_hosts_of_its_own(tmp_path):
+    file = tmp_path / "network.json"
+    finished = run("benchmarks/network.py", "--quick", "--json", str(file))
+    need_namespaces(finished.returncode, finished.stderr)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    report = json.loads(file.read_text())
+    assert report["streams"]["one"] > 0 and report["streams"]["all"] > 0
+    # Each of four hosts sends 2 x 3/4 of the bytes, and headers: 66 in 1514, or more in small
+    # frames; something is sent again now and then.
+    sent = {"tfdist": 1.5, "tfdist fp16": 0.75, "TensorFlow": 1.5, "bare ring": 1.5}
+    assert [row["contender"] for row in report["rows"]] == list(sent)
+    for row in report["rows"]:
+        least = sent[row["contender"]]
+        assert least * 1514 / 1448 < row["sent"] < 1.2 * least
+        # The links hold: no more than a burst beyond what they carry in that time.
+        assert row["seconds"] > 0.9 * least * row["bytes"] / 125e6
+        assert re.search(
+            rf"8 MB {row['contender']} +{row['seconds'] * 1e3:.1f} +{row['of_line']:.1%}",
+            finished.stdout,
+        ), finished.stdout
+    (step,) = report["training"]["rows"]
+    assert 0 < step["alone"] < min(step["after"], step["stock"])
+    assert re.search(rf" {step['after']:.3f} +{step['alone'] / step['after']:.1%}", finished.stdout)
+    for name in ("network.png", "network_training.png"):
+        assert (tmp_path / name).read_bytes().startswith(PNG)
+
+
+@pytest.mark.timeout(120)
+def test_network_leaves_no_namespace_when_it_is_interrupted():
+    def namespaces(process: subprocess.Popen) -> list[str]:
+        folder = Path("/run/netns")
+        return [str(path) for path in folder.glob(f"tfdist-{process.pid}-*")]
+
+    # What a shell starts in the background ignores SIGINT, and so would all that it starts.
+    command = ["env", "--default-signal=INT", sys.executable, "benchmarks/network.py", "--quick"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 60
+        while len(namespaces(process)) < 5 and process.poll() is None:
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        stderr = process.stderr.read().decode()
+        process.wait(timeout=60)
+    need_namespaces(process.returncode, stderr)
+    assert "KeyboardInterrupt" in stderr
+    assert namespaces(process) == []
+
+
+def test_network_says_what_it_lacks(tmp_path):
+    finished = run("benchmarks/network.py", PATH=str(tmp_path))
+    assert finished.returncode == NOT_PERMITTED, finished.stderr[-3000:]
+    assert "cannot be made here: there is no command 'ip'" in finished.stderr
+
+
+@pytest.mark.timeout(120)
+def test_memory_and_descriptors_do_not_grow(tmp_path):
+    options = ("--steps", "2000", "--communicators", "10")
+    report, printed = measure(tmp_path, "memory.py", *options)
+    assert [sample["after"] for sample in report["steps"]] == list(range(0, 2001, 100))
+    assert [sample["after"] for sample in report["communicators"]] == list(range(1, 11))
+    for held in (held for sample in report["steps"] for held in sample["ranks"]):
+        assert held["resident"] > 10_000 and held["descriptors"] > 3 and held["threads"] > 1
+    grown = report["growth"]
+    assert grown["steps"]["descriptors"] == grown["communicators"]["descriptors"] == 0
+    # Of both ranks in the second half of the steps: 0.2 KB kept by each in each step would be 400.
+    assert grown["steps"]["resident"] < 400
+    assert f"growth, of all ranks: {grown['steps']['resident']} KB, 0 descriptors" in printed
+
+
+@pytest.mark.timeout(120)
+def test_training_step_compares_with_stock(tmp_path):
+    options = ("--rounds", "1", "--steps", "4", "--scale", "0.1")
+    report, printed = measure(tmp_path, "training_step.py", *options)
+    rows = report["rows"]
+    assert [row["model"] for row in rows] == ["dense", "cnn"]
+    # 1024 x 256 x 256 x 150 x 10, with biases.
+    assert rows[0]["parameters"] == 1025 * 256 + 257 * 256 + 257 * 150 + 151 * 10
+    for row in rows:
+        ours, theirs = row["tfdist"], row["TensorFlow"]
+        assert ours["one"] > 0 and theirs["two"] > 0
+        assert row["of_stock"] == (ours["two"] - ours["one"]) / (theirs["two"] - theirs["one"])
+        assert re.search(rf"{row['model']} .* {1e3 * ours['two']:.2f} ", printed)
+
+
+@pytest.mark.timeout(120)
+def test_sizes_of_buckets_are_compared(tmp_path):
+    options = ("--rounds", "3", "--steps", "2", "--models", "cnn", "--sizes", "64 KB,one bucket")
+    report, printed = measure(tmp_path, "bucket_size.py", *options)
+    (row,) = report["rows"]
+    small, one = (row["seconds"][size] * 1e3 for size in ("64 KB", "one bucket"))
+    assert re.search(rf"small CNN +{small:.1f} +{one:.1f}\n", printed), printed
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.alone
+def test_overlap_shows_when_buckets_travelled(tmp_path):
+    options = ("--model", "cnn", "--steps", "3", "--bytes_per_pack", "65536")
+    report, printed = measure(tmp_path, "overlap.py", *options)
+    buckets = report["buckets"]
+    # Convolutions of 3 x 3 x 32 and 3 x 3 x 32 x 64 weights, layers of 1600 x 128 and 128 x 10.
+    assert sum(b["bytes"] for b in buckets) == 4 * (10 * 32 + 289 * 64 + 1601 * 128 + 129 * 10)
+    assert len(buckets) > 2 and all(b["ready"] < b["reduced"] for b in buckets)
+    assert report["backward"] == buckets[-1]["ready"]
+    assert report["end"] == max(b["reduced"] for b in buckets)
+    assert 0 < report["hidden"] <= report["backward"]
+    assert f"{report['hidden'] * 1e3:.1f} ms beside back-propagation" in printed

@@ -1,0 +1,51 @@
+"""Starting examples as a user does, each task in its own process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from launching import PACKAGE
+from warm_python import interpreter
+
+ROOT = Path(__file__).parents[2]
+
+
+def tfdist_run(script: Path, *arguments: str, tasks: str = "--workers 2") -> list[str]:
+    """Runs `tfdist run --workers 2 script arguments`; returns what the tasks printed."""
+    return _run("-m", "tfdist", "run", *tasks.split(), str(script), *arguments).splitlines()
+
+
+def alone(script: Path, *arguments: str) -> str:
+    """Runs `python script arguments`; returns what it printed."""
+    return _run(str(script), *arguments)
+
+
+def typed(command: list[str]) -> list[str]:
+    """Runs a command that begins with `tfdist`; returns what it printed."""
+    assert command[0] == "tfdist"
+    return _run("-m", *command).splitlines()
+
+
+def documented_command(example: str) -> list[str]:
+    """The `tfdist run` command that the docstring of an example, folder/name, says to type."""
+    text = (ROOT / example).read_text()
+    command = re.search(r"^    (tfdist run (?:.*\\\n)*.*)$", text, re.MULTILINE)[1]
+    words = command.replace("\\\n", " ").split()
+    words[words.index(example)] = str(ROOT / example)
+    return words
+
+
+def _run(*arguments: str) -> str:
+    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+    finished = subprocess.run(
+        [interpreter(), *arguments],
+        env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+    return finished.stdout

@@ -1,0 +1,210 @@
+"""Training whose every gradient is known: from the weight one can tell whose steps it has seen.
+
+A step of rank r takes BASE ** r from a weight that begins at 0, so that the digits of what is
+missing are the numbers of steps by rank. All of it is exact in float64.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.config.cluster import Cluster
+from tfdist.control import messages
+from tfdist.control.client import ControlClient
+from tfdist.ps import membership
+from tfdist.ps.server import fingerprint
+
+BASE = 2**16
+
+
+class Slope(keras.layers.Layer):
+    """Equal weights, each with the gradient `slope` whatever the input."""
+
+    def __init__(self, slope: float, weights: int) -> None:
+        super().__init__(dtype="float64", name="slope")
+        self.slope = slope
+        self.weights_shape = (weights,)
+
+    def build(self, input_shape) -> None:
+        self.weight = self.add_weight(self.weights_shape, initializer="zeros", name="weight")
+
+    def call(self, inputs):
+        return self.slope * keras.ops.sum(self.weight) + 0 * inputs
+
+
+def sloping_model(
+    slope: float, optimizer: Any = None, scale: int = 1, weights: int = 1
+) -> keras.Model:
+    """Makes a compiled model of equal weights with the gradient `scale * slope`.
+
+    Args:
+      slope: a power of 2.
+      optimizer: by default SGD of rate 1.
+      scale: a multiple of the number by which Keras divides the loss, for that to be exact.
+      weights: how many.
+    """
+    model = keras.Sequential([keras.Input((1,)), Slope(slope, weights)])
+    # In float32, where n * (1 / n) is rounded to 1.
+    model.compile(optimizer or keras.optimizers.SGD(1.0), lambda _, output: scale * output)
+    return model
+
+
+def endless() -> tf.data.Dataset:
+    """Batches of one row, the same for all workers."""
+    one = np.ones([1, 1], "float32")
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return tf.data.Dataset.from_tensors((one, one)).repeat().with_options(options)
+
+
+def steps_in(weight: float, workers: int) -> list[int]:
+    """Returns how many steps of each worker a weight has seen."""
+    total = -int(weight)
+    assert total == -weight and 0 <= total < BASE**workers, weight
+    return [total // BASE**rank % BASE for rank in range(workers)]
+
+
+def weight_after(*steps: float) -> float:
+    """Returns the weight after so many steps of each worker."""
+    return -float(sum(count * BASE**rank for rank, count in enumerate(steps)))
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
+    """Asks again and again; fails if it takes too long."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout:g} s"
+        time.sleep(0.005)
+
+
+def tell(ctx: Any, what: str) -> None:
+    """Lets other ranks `hear` something; a barrier would have to wait for the servers."""
+    (ctx.tmp_path / what).touch()
+
+
+def hear(ctx: Any, what: str) -> None:
+    """Waits until some rank has told it."""
+    wait_until((ctx.tmp_path / what).exists, what)
+
+
+class Pauses(keras.callbacks.Callback):
+    """After some steps, once the servers have all of it, waits until the test says to go on.
+
+    Args:
+      ctx: the rank's context.
+      after: numbers of steps, counted from 1.
+      look: read the weights then, so that this worker knows the servers' latest, and pause again.
+      slowness: seconds that each step takes longer.
+
+    Attributes:
+      ends: when each step ended, by `time.monotonic()`.
+    """
+
+    def __init__(
+        self, ctx: Any, after: Sequence[int], look: bool = False, slowness: float = 0.0
+    ) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._after = after
+        self._look = look
+        self._slowness = slowness
+        self.ends: list[float] = []
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        step = batch + 1
+        self.ends.append(time.monotonic())
+        time.sleep(self._slowness)
+        if step not in self._after:
+            return
+        stats = self.model.distribute_strategy.communication_stats
+        wait_until(lambda: stats().pushes == step, f"the answer to push {step}")
+        self._ctx.report("paused", step)
+        self._ctx.wait_for("go on", timeout=240)
+        if self._look:
+            state_of(self.model)
+            self._ctx.report("looked", step)
+            self._ctx.wait_for("go on", timeout=240)
+
+
+def state_of(model: keras.Model) -> dict[str, Any]:
+    """Returns what the servers hold now, and what this worker has exchanged with them."""
+    (weight,) = set(model.get_weights()[0].tolist())  # all are equal
+    return {
+        "weight": weight,
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "stats": model.distribute_strategy.communication_stats(),
+    }
+
+
+def train(
+    ctx: Any,
+    pauses: Sequence[Sequence[int]],
+    optimizer: Callable[[], Any] | None = None,
+    scale: int = 1,
+    weights: int = 1,
+    look: bool = False,
+    slowness: float = 0.0,
+    **options: Any,
+) -> dict[str, Any]:
+    """Fits a `sloping_model` until its last pause; serves in a `ps` task.
+
+    Args:
+      ctx: the rank's context.
+      pauses: of each worker, after how many steps; see `Pauses`.
+      optimizer: makes the optimizer; by default SGD of rate 1.
+      scale, weights: as for `sloping_model`.
+      look, slowness: as for `Pauses`.
+      **options: of the strategy.
+
+    Returns:
+      `state_of` the model in the end, and "ends" as of `Pauses`.
+    """
+    tfdist.init(checkpoint_dir=options.get("checkpoint_dir"))
+    # Workers make different numbers of steps, and none of them looks at metrics.
+    strategy = tfdist.ParameterServerStrategy(**{"epoch_timeout": 0.0, **options})
+    ctx.report("process", getattr(membership._membership._member, "identity", None))
+    with strategy.scope():
+        model = sloping_model(BASE**ctx.rank, optimizer and optimizer(), scale, weights)
+    ctx.report("began with", state_of(model))
+    after = pauses[ctx.rank]
+    callback = Pauses(ctx, after, look, slowness)
+    model.fit(endless(), steps_per_epoch=after[-1], verbose=0, callbacks=[callback])
+    return state_of(model) | {"ends": callback.ends}
+
+
+def reach(ranks: Any, step: int, *workers: int, word: str = "paused") -> None:
+    """Waits until workers have come to the pause after `step`."""
+    for rank in workers:
+        ranks.wait_for(rank, word, step, timeout=120)
+
+
+def go_on(ranks: Any, *workers: int) -> None:
+    """Ends the pause of workers."""
+    for rank in workers:
+        ranks.send(rank, "go on")
+
+
+def ended_well(outcomes: Sequence[Any], workers: int) -> None:
+    """All workers returned, and all servers exited with 0."""
+    for outcome in outcomes:
+        well = outcome.ok if outcome.rank < workers else outcome.exit_code == 0
+        assert well, outcome.describe()
+
+
+def checkpoint(ranks: Any, server: int, number: int) -> str:
+    """Lets a server write snapshot `number`, as the chief does; returns the file."""
+    cluster = Cluster.from_tf_config(ranks[0].assignment.environment["TF_CONFIG"])
+    control = ControlClient(cluster, None, cluster.ps[server], f"ps {server}")
+    chief = ranks.wait_for(0, "process")
+    request = messages.Checkpoint(fingerprint(cluster), chief, number, 10.0)
+    answer = control.call(messages.CHECKPOINT, request, 10.0, patient=True)
+    control.close()
+    assert answer["status"] == "written", answer
+    return answer["file"]

@@ -1,0 +1,102 @@
+"""Starting `tfdist run` in tests, with small scripts that need no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import tfdist.launch.run
+
+PACKAGE = str(Path(tfdist.__file__).parents[1])
+# What each script may use. `say` writes whole lines at once.
+PRELUDE = """
+import json, os, signal, subprocess, sys, threading, time
+from pathlib import Path
+config = json.loads(os.environ["TF_CONFIG"])
+me = f'{config["task"]["type"]} {config["task"]["index"]}'
+here = Path(sys.argv[0]).parent
+def say(text): os.write(1, (text + "\\n").encode())
+def wait_for_ever(): threading.Event().wait()
+def wait_for_file(name, count=1):
+    while len(list(here.glob(name))) < count: time.sleep(0.01)
+def wait_for_end(name):
+    wait_for_file(name)
+    while not (text := (here / name).read_text()): time.sleep(0.01)
+    # The launcher keeps those that ended as zombies.
+    while Path(f"/proc/{text}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+def leave_pid(): (here / f"pid {me}").write_text(str(os.getpid()))
+"""
+
+
+class Launched:
+    """A running launcher, ended by its handle."""
+
+    def __init__(self, command, environment, **streams):
+        self.process = subprocess.Popen(
+            # What a shell starts in the background ignores these, and so would all that it starts.
+            ["env", "--default-signal=INT,HUP", *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+        )
+
+    def read_lines(self, count):
+        """Waits for the next `count` lines of output; returns them as a set."""
+        return {self.process.stdout.readline().decode().rstrip("\n") for _ in range(count)}
+
+    def finish(self, timeout=30):
+        out, err = self.process.communicate(timeout=timeout)
+        decoded = [(text or b"").decode().splitlines() for text in (out, err)]
+        return self.process.returncode, *decoded
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+class Launcher:
+    """Starts launchers in a directory; `close` ends all of them."""
+
+    def __init__(self, directory):
+        self._directory = directory
+        self._running = []
+
+    def __call__(self, body, *options, arguments=(), streams=None, **keywords):
+        """Starts `tfdist run *options script`, or `launch.run` with what the command lacks."""
+        script = self._directory / "script.py"
+        script.write_text(PRELUDE + textwrap.dedent(body))
+        environment = {**os.environ, "PYTHONPATH": PACKAGE}
+        if keywords:
+            text = "import sys; from pathlib import Path; from tfdist import launch; sys.exit("
+            text += f"launch.run(launch.LaunchOptions(Path({str(script)!r}), **{keywords!r})))"
+            command = [sys.executable, "-c", text]
+        else:
+            command = [sys.executable, "-m", "tfdist", "run", *options, str(script), *arguments]
+        self._running.append(Launched(command, environment, **(streams or {})))
+        return self._running[-1]
+
+    def close(self):
+        for launched in self._running:
+            launched.close()
+
+
+def wait_until_gone(pid, timeout=10):
+    """Waits for the end of a process that need not be our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ended = select.poll()  # not select, which knows no descriptor above 1024
+        ended.register(descriptor, select.POLLIN)
+        assert ended.poll(1000 * timeout), f"process {pid} is still there"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,82 @@
+"""Training without a strategy: every rank has rows of its own, and is held against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import models
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.job import job
+
+BATCH = 32  # rows of each rank in a step
+
+
+def own_rows(array: np.ndarray, rank: int, ranks: int, batch: int = BATCH) -> np.ndarray:
+    """The rows of a rank, where each global batch holds `batch` rows of every rank in turn."""
+    parts = array.reshape(-1, ranks, batch, *array.shape[1:])
+    return parts[:, rank].reshape(-1, *array.shape[1:])
+
+
+def train_like_one_process(
+    ctx: Any,
+    build: Callable[[Callable[[Any], Any]], Any],
+    steps: int,
+    tolerance: float = models.EXACT,
+    library: Any = keras,
+) -> Any:
+    """Fits a model on every rank and, before that, on rank 0 alone with all their rows.
+
+    Every rank begins with weights of its own; those of rank 0 are given to all. Asserts that
+    weights, slots and the metrics' means are those of one process.
+
+    Args:
+      ctx: the rank's context.
+      build: makes a built and compiled model; is given what makes its optimizer distributed, or
+        leaves it as it is.
+      steps: how many, in each of two epochs.
+      tolerance: the largest difference allowed.
+      library: `keras` or `tf_keras`.
+
+    Returns:
+      The trained model.
+    """
+    features, labels = models.examples(steps * BATCH * ctx.size)
+    options = {"epochs": 2, "shuffle": False, "verbose": 0}
+    if ctx.rank == 0:
+        library.utils.set_random_seed(0)
+        alone = build(lambda optimizer: optimizer)
+        expected = alone.fit(features, labels, batch_size=BATCH * ctx.size, **options).history
+    library.utils.set_random_seed(ctx.rank)
+    model = build(tfdist.DistributedOptimizer)
+    history = model.fit(
+        own_rows(features, ctx.rank, ctx.size),
+        own_rows(labels, ctx.rank, ctx.size),
+        batch_size=BATCH,
+        callbacks=[
+            tfdist.callbacks.BroadcastGlobalVariablesCallback(0),
+            tfdist.callbacks.MetricAverageCallback(),
+        ],
+        **options,
+    ).history
+    if ctx.rank == 0:
+        assert models.difference(model.get_weights(), alone.get_weights()) <= tolerance
+        assert models.difference(models.slots(model), models.slots(alone)) <= tolerance
+        assert history.keys() == expected.keys()
+        for name in history:
+            assert models.difference([history[name]], [expected[name]]) <= tolerance, name
+    return model
+
+
+def bytes_sent() -> int:
+    """What this rank has sent so far."""
+    return job.communicator("a test").stats().bytes_sent
+
+
+def values_of(gradients: list) -> list[np.ndarray]:
+    """Gradients as dense arrays."""
+    return [tf.convert_to_tensor(gradient).numpy() for gradient in gradients]

@@ -1,0 +1,84 @@
+"""A data connection by hand: frames, and the handshake of ops/core/net/authenticate.h.
+
+Written from the protocol's description, not with the core's code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from typing import Any, NamedTuple
+
+from tfdist.config.cluster import Cluster
+from tfdist.control import messages
+from tfdist.control.client import ControlClient
+from tfdist.control.signing import data_key
+from tfdist.ps.config import PsConfig
+from tfdist.ps.server import fingerprint
+
+MAGIC = 0x44465401
+HELLO, WELCOME, CHALLENGE, PROOF = 1, 2, 12, 13
+HEADER_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES = 40, 32, 16, 32
+
+
+def frame(kind: int, length: int, payload: bytes = b"", magic: int = MAGIC) -> bytes:
+    """A frame as on the data connections: 40 bytes of header, then the payload."""
+    return struct.pack("<IBBHIIQQQ", magic, kind, 0, 0, length, 0, 0, 0, 0) + payload
+
+
+def hello(generation: int, rank: int, to: int = 0, nonce: bytes | None = None) -> bytes:
+    """The content of a HELLO."""
+    return struct.pack("<QII", generation, rank, to) + (nonce or os.urandom(NONCE_BYTES))
+
+
+def proof(side: str, key: bytes, said: bytes, nonce: bytes) -> bytes:
+    """What the "dialler" or the "acceptor" proves the key with."""
+    text = b"tfdist data connection, " + side.encode() + b"\0" + said + nonce
+    return hmac.new(key, text, hashlib.sha256).digest()
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Reads exactly `size` bytes; EOFError if the connection ends before."""
+    content = b""
+    while len(content) < size:
+        part = connection.recv(size - len(content))
+        if not part:
+            raise EOFError(f"closed after {len(content)} of {size} bytes")
+        content += part
+    return content
+
+
+def introduce(connection: socket.socket, key: bytes, said: bytes) -> bytes:
+    """Says a HELLO and proves a key to the challenge; returns the acceptor's nonce and proof."""
+    connection.sendall(frame(HELLO, HELLO_BYTES, said))
+    header = receive(connection, HEADER_BYTES)
+    assert header[4] == CHALLENGE, header
+    answer = receive(connection, NONCE_BYTES + PROOF_BYTES)
+    proven = proof("dialler", key, said, answer[:NONCE_BYTES])
+    connection.sendall(frame(PROOF, PROOF_BYTES, proven))
+    return answer
+
+
+class Door(NamedTuple):
+    """What a worker knows of a server before it connects."""
+
+    port: int
+    key: bytes
+    incarnation: int
+
+
+def find_door(ranks: Any) -> Door:
+    """Asks ps 0 of two workers without a secret, as worker 0 beside a chief does."""
+    cluster = Cluster.from_tf_config(ranks[1].assignment.environment["TF_CONFIG"])
+    control = ControlClient(cluster, None, cluster.ps[0], "ps 0")
+    config = PsConfig.make(2, epoch_timeout=0.0)  # as of the jobs that are attacked
+    request = messages.Attach(
+        messages.PROTOCOL, 1, 2, fingerprint(cluster), "stranger", config.text(), 10.0
+    )
+    answer = control.call(messages.ATTACH, request, 10.0, patient=True)
+    control.close()
+    key = data_key(None, "ps", "0", answer["salt"])
+    return Door(answer["port"], key, int(answer["incarnation"]))

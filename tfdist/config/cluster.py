@@ -1,0 +1,292 @@
+"""Who takes part in a job, and which of them this process is.
+
+`Cluster` is the frozen form of `TF_CONFIG` (or of a `tf.distribute` resolver); `Settings` holds the
+few `TFDIST_*` variables. This is the only file that reads the environment, and it does not import
+TensorFlow.
+
+A *rank* numbers the tasks that train: the chief, if there is one, is rank 0 and the workers follow;
+without a chief, worker 0 is rank 0. Parameter servers and evaluators have no rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.config import validation
+from tfdist.config.validation import ROLES, show
+from tfdist.errors import ClusterConfigError
+
+_TF_CONFIG_EXAMPLE = (
+    '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The tasks of a job and this process's place among them.
+
+    Args:
+      chief: zero or one "host:port".
+      workers: "host:port" of each worker, by index.
+      ps: "host:port" of each parameter server, by index.
+      evaluators: "host:port" of each evaluator; usually empty, for evaluators need no address.
+      task_type: what this process is: "chief", "worker", "ps" or "evaluator".
+      task_index: its index among the tasks of that type.
+
+    Raises:
+      ClusterConfigError: the values contradict each other; the message says how.
+
+    Example:
+      >>> cluster = Cluster(workers=("a:2222", "b:2222"), task_type="worker", task_index=1)
+      >>> cluster.rank, cluster.world_size, cluster.address
+      (1, 2, 'b:2222')
+    """
+
+    chief: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
+    ps: tuple[str, ...] = ()
+    evaluators: tuple[str, ...] = ()
+    task_type: str = "worker"
+    task_index: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("chief", "workers", "ps", "evaluators"):
+            object.__setattr__(self, field, tuple(getattr(self, field)))
+        validation.check_tasks(self.as_dict(), "Cluster")
+        validation.role_name(self.task_type, "Cluster", "task_type")
+        if not self.is_local:
+            validation.check_place(self.as_dict(), self.task_type, self.task_index, "Cluster")
+        elif (self.task_type, self.task_index) != ("worker", 0):
+            raise ClusterConfigError(
+                f"Cluster: without addresses the only task is worker 0, received {self.task_name}"
+            )
+
+    @classmethod
+    def local(cls) -> Cluster:
+        """Returns the cluster of a process that trains alone."""
+        return cls()
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Cluster:
+        """Returns the cluster that `TF_CONFIG` describes.
+
+        Args:
+          environ: variables by name; this process's environment if None.
+
+        Raises:
+          ClusterConfigError: as `from_tf_config`.
+        """
+        environ = os.environ if environ is None else environ
+        return cls.from_tf_config(environ.get("TF_CONFIG"))
+
+    @classmethod
+    def from_tf_config(cls, text: str | None) -> Cluster:
+        """Returns the cluster that the JSON `text` describes; None, "" and "{}" mean a local one.
+
+        Raises:
+          ClusterConfigError: what is wrong, what was expected and what came.
+        """
+        if text is None or not text.strip():
+            return cls.local()
+        try:
+            config = json.loads(text)
+        # RecursionError: thousands of nested brackets. ValueError: thousands of digits, too.
+        except (ValueError, RecursionError) as error:
+            raise ClusterConfigError(
+                f"TF_CONFIG: expected JSON such as {_TF_CONFIG_EXAMPLE}, received {show(text)} "
+                f"({error})"
+            ) from None
+        config = validation.expect_object(config, "TF_CONFIG", "the whole text")
+        cluster = validation.expect_object(config.get("cluster", {}), "TF_CONFIG", "cluster")
+        task = validation.expect_object(config.get("task", {}), "TF_CONFIG", "task")
+        kind, index = task.get("type"), task.get("index")
+        if not cluster:
+            # Some schedulers describe a job of one task as an explicitly empty cluster.
+            alone = (
+                "cluster" in config
+                and kind in ("chief", "master", "worker")
+                and index in (0, "0", None)
+            )
+            if kind is None or alone:
+                return cls.local()
+            raise ClusterConfigError(
+                f'TF_CONFIG: "cluster" is missing or empty; expected it beside "task", for example '
+                f'{_TF_CONFIG_EXAMPLE}, received only "task": {show(task)}'
+            )
+        if kind is None or index is None:
+            absent = '"task"' if not task else '"task.type"' if kind is None else '"task.index"'
+            raise ClusterConfigError(
+                f'TF_CONFIG: {absent} is missing; expected "task": {{"type": one of '
+                f'{", ".join(ROLES)}, "index": a number}} beside "cluster", received '
+                f'"task": {show(config.get("task"))}'
+            )
+        return cls._build(cluster, kind, index, "TF_CONFIG")
+
+    @classmethod
+    def from_resolver(cls, resolver: Any) -> Cluster:
+        """Returns the cluster that a `tf.distribute.cluster_resolver.ClusterResolver` describes.
+
+        Args:
+          resolver: TFConfigClusterResolver, SlurmClusterResolver, SimpleClusterResolver or any
+            object with their `cluster_spec()`, `task_type` and `task_id`.
+
+        Raises:
+          ClusterConfigError: the resolver fails, or what it describes is not a valid cluster.
+        """
+        source = type(resolver).__name__
+        try:
+            cluster = resolver.cluster_spec().as_dict()
+            # Only now: Slurm's resolver learns its own task while it lays out the cluster.
+            kind, index = resolver.task_type, resolver.task_id
+        except (
+            Exception
+        ) as error:  # a resolver may ask Slurm, Kubernetes or a cloud, and fail in their ways
+            raise ClusterConfigError(f"{source}: cannot describe the cluster: {error}") from error
+        if not cluster:
+            return cls.local()
+        if kind is None or index is None:
+            raise ClusterConfigError(
+                f"{source}: expected task_type and task_id of this process, received "
+                f"task_type={kind!r} and task_id={index!r}"
+            )
+        return cls._build(cluster, kind, index, source)
+
+    @classmethod
+    def _build(cls, cluster: Mapping[str, Any], kind: Any, index: Any, source: str) -> Cluster:
+        roles: dict[str, tuple[str, ...]] = {}
+        for name, addresses in cluster.items():
+            role = validation.role_name(name, source, "cluster")
+            if not isinstance(addresses, (list, tuple)):
+                raise ClusterConfigError(
+                    f'{source}: expected cluster "{name}" to be a list of "host:port", received '
+                    f"{show(addresses)}"
+                )
+            roles[role] = roles.get(role, ()) + tuple(addresses)
+        validation.check_tasks(roles, source)
+        role, number = (
+            validation.role_name(kind, source, "task.type"),
+            validation.task_number(index, source),
+        )
+        validation.check_place(roles, role, number, source)
+        names = {"chief": "chief", "worker": "workers", "ps": "ps", "evaluator": "evaluators"}
+        fields = {names[name]: addresses for name, addresses in roles.items()}
+        return cls(**fields, task_type=role, task_index=number)
+
+    @property
+    def is_local(self) -> bool:
+        """True if this process trains alone, without a cluster."""
+        return not (self.chief or self.workers or self.ps or self.evaluators)
+
+    @property
+    def training_addresses(self) -> tuple[str, ...]:
+        """Addresses of the tasks that train, by rank; empty when local."""
+        return self.chief + self.workers
+
+    @property
+    def world_size(self) -> int:
+        """How many tasks train; 1 when local."""
+        return max(1, len(self.training_addresses))
+
+    @property
+    def rank(self) -> int | None:
+        """This task's rank in [0, world_size), or None for a parameter server or evaluator."""
+        if self.task_type == "chief":
+            return 0
+        return len(self.chief) + self.task_index if self.task_type == "worker" else None
+
+    @property
+    def is_chief(self) -> bool:
+        """True for rank 0, which writes checkpoints even where no task is called "chief"."""
+        return self.rank == 0
+
+    @property
+    def address(self) -> str | None:
+        """This task's own "host:port"; None when local and for an evaluator without one."""
+        addresses = self.as_dict().get(self.task_type, [])
+        return addresses[self.task_index] if self.task_index < len(addresses) else None
+
+    @property
+    def task_name(self) -> str:
+        """What messages call this task: "chief", "worker 1", "ps 0"."""
+        return "chief" if self.task_type == "chief" else f"{self.task_type} {self.task_index}"
+
+    def name_of_rank(self, rank: int) -> str:
+        """Returns what messages call the task of `rank`: "chief" or "worker 3"."""
+        self._check_rank(rank)
+        return "chief" if rank < len(self.chief) else f"worker {rank - len(self.chief)}"
+
+    def address_of_rank(self, rank: int) -> str | None:
+        """Returns "host:port" of the task of `rank`; None when local."""
+        self._check_rank(rank)
+        return None if self.is_local else self.training_addresses[rank]
+
+    def describe_rank(self, rank: int) -> str:
+        """Returns name and address of the task of `rank`: "worker 3 at host:port"."""
+        address = self.address_of_rank(rank)
+        return f"{self.name_of_rank(rank)} at {address}" if address else self.name_of_rank(rank)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"rank {rank} is outside [0, {self.world_size})")
+
+    def as_dict(self) -> dict[str, list[str]]:
+        """Returns {"chief": [...], "worker": [...], ...} without the roles that have no task."""
+        lists = (self.chief, self.workers, self.ps, self.evaluators)
+        return {role: list(tasks) for role, tasks in zip(ROLES, lists, strict=True) if tasks}
+
+    def tf_config(self) -> str:
+        """Returns the `TF_CONFIG` text from which `from_tf_config` makes this cluster again."""
+        if self.is_local:
+            return "{}"
+        task = {"type": self.task_type, "index": self.task_index}
+        return json.dumps({"cluster": self.as_dict(), "task": task})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The `TFDIST_*` variables.
+
+    Args:
+      secret: the shared secret of all tasks (`TFDIST_SECRET`, or the content of the file
+        `TFDIST_SECRET_FILE`), or None.
+      rendezvous_timeout: seconds to wait for all ranks (`TFDIST_RENDEZVOUS_TIMEOUT`).
+      data_port: port for data connections, 0 for any free one (`TFDIST_DATA_PORT`).
+      exit_timeout: seconds an early finisher waits for the others (`TFDIST_EXIT_TIMEOUT`).
+      peer_memory: whether tasks of one machine and user may share memory, and read each other's
+        (`TFDIST_PEER_MEMORY`).
+      checkpoint_dir: where a `ps` task keeps snapshots whose script names no directory
+        (`TFDIST_CHECKPOINT_DIR`).
+      ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
+    """
+
+    secret: bytes | None = dataclasses.field(default=None, repr=False)
+    rendezvous_timeout: float = 300.0
+    data_port: int = 0
+    exit_timeout: float = 300.0
+    peer_memory: bool = True
+    checkpoint_dir: str | None = None
+    ps_memory: int = 0
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Returns the settings in `environ` (default: this process's environment).
+
+        Raises:
+          ClusterConfigError: a variable has an unusable value; the message names it.
+        """
+        environ = os.environ if environ is None else environ
+        return cls(
+            secret=validation.secret(environ),
+            rendezvous_timeout=validation.seconds(
+                environ, "TFDIST_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
+            ),
+            data_port=validation.port(environ, "TFDIST_DATA_PORT", cls.data_port),
+            exit_timeout=validation.seconds(environ, "TFDIST_EXIT_TIMEOUT", cls.exit_timeout),
+            peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
+            checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
+            ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
+        )

@@ -1,0 +1,226 @@
+"""Checks of what a user wrote; each message says who said it, what was expected and what came.
+
+Pure functions on values; `tfdist.config.cluster` decides what to check and reads the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.errors import ClusterConfigError
+
+_log = logging.getLogger("tfdist")
+ROLES = ("chief", "worker", "ps", "evaluator")
+SHORTEST_SECRET = 16  # bytes
+# What TensorFlow 1 called the chief; some schedulers still write it.
+_LEGACY_ROLES = {"master": "chief"}
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d+)")
+_LONGEST_SHOWN = 200
+
+
+def show(value: Any) -> str:
+    """Returns `value` as JSON (or its repr), cut to a length that fits a message."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    if isinstance(value, str):
+        text = repr(text)
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+
+
+def expect_object(value: Any, source: str, what: str) -> dict[str, Any]:
+    """Returns `value` if it is a JSON object, else raises ClusterConfigError."""
+    if isinstance(value, dict):
+        return value
+    raise ClusterConfigError(
+        f"{source}: expected {what} to be a JSON object, received {show(value)}"
+    )
+
+
+def role_name(name: Any, source: str, where: str) -> str:
+    """Returns one of ROLES for a role as users write it, else raises ClusterConfigError."""
+    role = _LEGACY_ROLES.get(name, name) if isinstance(name, str) else name
+    if role in ROLES:
+        return role
+    raise ClusterConfigError(
+        f"{source}: unknown role {show(name)} in {where}; expected one of {', '.join(ROLES)}"
+    )
+
+
+def task_number(index: Any, source: str) -> int:
+    """Returns a task index given as an int or a numeric string, else raises ClusterConfigError."""
+    if isinstance(index, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", index):
+        return int(index)
+    if isinstance(index, int) and not isinstance(index, bool):
+        return index
+    raise ClusterConfigError(
+        f"{source}: expected task index to be a whole number, received {show(index)}"
+    )
+
+
+def address_problem(address: Any) -> str | None:
+    """Returns what keeps `address` from being a "host:port", or None if it is one."""
+    if not isinstance(address, str):
+        return "it is not a string"
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        if re.search(r":\d+$", address):
+            return "the host is not a name, an IPv4 address or an IPv6 address in brackets"
+        if ":" in address.rpartition("]")[2]:
+            return "the port is not a number"
+        return "it has no port"
+    if len(match["port"]) > 5 or not 1 <= int(match["port"]) <= 65535:
+        return "the port is outside 1..65535"
+    return None
+
+
+def check_tasks(roles: Mapping[str, Sequence[Any]], source: str) -> None:
+    """Raises ClusterConfigError unless the addresses of all roles make a cluster (or none at all).
+
+    Args:
+      roles: addresses by role name, the names among ROLES.
+      source: what the message names as the origin, such as "TF_CONFIG".
+    """
+    owner: dict[str, str] = {}
+    for role, addresses in roles.items():
+        for index, address in enumerate(addresses):
+            task = f"{role} {index}"
+            problem = address_problem(address)
+            if problem:
+                raise ClusterConfigError(
+                    f'{source}: expected the address of {task} to be "host:port", received '
+                    f"{show(address)}: {problem}"
+                )
+            key = address.lower()
+            if key in owner:
+                raise ClusterConfigError(
+                    f"{source}: duplicate address {address}: expected an address of its own for "
+                    f"each task, received it for {owner[key]} and for {task}"
+                )
+            owner[key] = task
+    if len(roles.get("chief", ())) > 1:
+        raise ClusterConfigError(
+            f"{source}: expected at most one chief (also written master), received "
+            f"{len(roles['chief'])}: {', '.join(roles['chief'])}"
+        )
+    if owner and not (roles.get("chief") or roles.get("worker")):
+        raise ClusterConfigError(
+            f"{source}: expected a chief or at least one worker, received only "
+            f"{', '.join(role for role in roles if roles[role])}: nobody would train"
+        )
+
+
+def check_place(roles: Mapping[str, Sequence[str]], role: str, index: int, source: str) -> None:
+    """Raises ClusterConfigError unless the task `role` `index` is one of the cluster's.
+
+    An evaluator may stand outside the cluster: it reads checkpoints and talks to nobody.
+    """
+    count = len(roles.get(role, ()))
+    if index >= 0 and (index < count or (role == "evaluator" and not count)):
+        return
+    expected = f"0..{count - 1}" if count else f"no {role} at all"
+    raise ClusterConfigError(
+        f"{source}: task index out of range: this task is {role} {index}, but the cluster has "
+        f"{expected if not count else f'{role} {expected}'}"
+    )
+
+
+def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    """Returns the positive, finite number of seconds in variable `name`, or `default`."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isfinite(value) and value > 0:
+        return value
+    raise ClusterConfigError(f"{name}: expected a positive number of seconds, received {text!r}")
+
+
+def port(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Returns the port number in variable `name` (0 means any free port), or `default`."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if re.fullmatch("[0-9]{1,5}", text) and int(text) <= 65535:
+        return int(text)
+    raise ClusterConfigError(f"{name}: expected a port number in 0..65535, received {text!r}")
+
+
+def size(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Returns the positive number of bytes in variable `name`, such as "8G", or `default`.
+
+    K, M, G and T stand for powers of 1024.
+    """
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([KMGT]?)", text)
+    value = int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")) if found else 0
+    if 0 < value < 2**63:
+        return value
+    raise ClusterConfigError(
+        f"{name}: expected a number of bytes such as 500M or 8G (K, M, G, T: powers of 1024), "
+        f"received {text!r}"
+    )
+
+
+def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
+    """Returns whether variable `name` is 1 rather than 0, or `default`."""
+    text = environ.get(name, "").strip()
+    if text in ("", "0", "1"):
+        return text == "1" if text else default
+    raise ClusterConfigError(f"{name}: expected 0 or 1, received {text!r}")
+
+
+def secret(environ: Mapping[str, str]) -> bytes | None:
+    """Returns the secret in TFDIST_SECRET or the file TFDIST_SECRET_FILE, None if neither is set.
+
+    An empty secret is an error, not "no secret": it is what a failed substitution leaves behind. A
+    short one can be found by trying. Messages never show the secret.
+    """
+    text, path = environ.get("TFDIST_SECRET"), environ.get("TFDIST_SECRET_FILE")
+    if text is not None and path is not None:
+        raise ClusterConfigError(
+            "expected one of TFDIST_SECRET and TFDIST_SECRET_FILE, received both"
+        )
+    if path is not None:
+        try:
+            with open(path, "rb") as file:
+                value = file.read().strip()
+                mode = os.fstat(file.fileno()).st_mode
+        except OSError as error:
+            raise ClusterConfigError(
+                f"TFDIST_SECRET_FILE: expected a readable file, received {path!r}: "
+                f"{error.strerror or error}"
+            ) from None
+        if mode & 0o077:
+            _log.warning(
+                "TFDIST_SECRET_FILE: other users can read or write %s (mode %03o); expected "
+                "mode 600",
+                path,
+                stat.S_IMODE(mode),
+            )
+        name = f"TFDIST_SECRET_FILE: expected a secret in {path!r}"
+    elif text is not None:
+        value, name = text.strip().encode(), "TFDIST_SECRET: expected a secret"
+    else:
+        return None
+    if not value:
+        raise ClusterConfigError(f"{name}, received nothing; unset it to run without a secret")
+    if len(value) < SHORTEST_SECRET:
+        raise ClusterConfigError(
+            f"{name} of at least {SHORTEST_SECRET} bytes, received {len(value)}; for instance "
+            "'openssl rand -hex 32' makes one"
+        )
+    return value

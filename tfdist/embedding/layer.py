@@ -1,0 +1,179 @@
+"""The embedding layers for Keras 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.embedding.field_wise_base import RemoteFieldWise
+from tfdist.embedding.layer_base import (
+    ROWS_OF_TABLE,
+    RemoteEmbedding,
+    load_rows,
+    save_rows,
+)
+from tfdist.embedding.table import EmbeddingTable
+from tfdist.strategies._variables.table_variable import ROWS, TableVariable
+
+_TABLE = "table"
+keras.saving.register_keras_serializable("tfdist")(EmbeddingTable)
+
+
+class _SharedRows(keras.layers.Layer):
+    """Part of all layers that share a table, so that Keras saves its rows once."""
+
+    def __init__(self, table: EmbeddingTable) -> None:
+        super().__init__(name="shared_rows")
+        self.table = table
+        self.built = True
+
+    @classmethod
+    def of(cls, table: EmbeddingTable) -> _SharedRows:
+        """Returns the one of a table."""
+        if not hasattr(table, "shared_rows"):
+            table.shared_rows = cls(table)
+        return table.shared_rows
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the rows, which the servers are asked for."""
+        if self.table.is_used:
+            save_rows(store, self.table)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Gives the servers the rows."""
+        load_rows(store, self.table)
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class Embedding(RemoteEmbedding, keras.layers.Layer):
+    __doc__ = f"""Turns ids into rows of a table that lives on the parameter servers alone.
+
+    Ids are integers or strings: dense of any shape, ragged, or sparse of two dimensions. Make the
+    layer in the scope of a `tfdist.ParameterServerStrategy`, or of a
+    `tfdist.MultiWorkerMirroredStrategy` whose cluster has `ps` tasks. In `fit` an id gets a row on
+    first use; in `evaluate` and `predict` an id without one gives what it would begin as.
+
+    {RemoteEmbedding.__doc__.partition("Args:")[1]}{RemoteEmbedding.__doc__.partition("Args:")[2]}
+    Raises:
+      ValueError: an argument makes no sense; says what was expected.
+
+    Example:
+
+    ```python
+    with strategy.scope():
+        user = keras.Input((), dtype="string")
+        row = tfdist.layers.Embedding(output_dim=16)(user)
+    ```
+    """
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the variable that stands for the table."""
+        if self._shared_table is None:
+            self.rows = self._make_rows((0, self.output_dim), ROWS)
+        else:
+            self.rows = self._rows_of(self._shared_table)
+        self.built = True
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Looks up rows.
+
+        Args:
+          inputs: ids.
+          weights: like `inputs`; rows are multiplied with them.
+          training: whether ids count as seen, and get rows.
+
+        Returns:
+          Of the shape of `inputs` and `output_dim`, without the last dimension of `inputs` if there
+          is a combiner.
+        """
+        return self._look_up(inputs, weights, training)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Embedding:
+        """Makes a layer of what `get_config` returns, also after Keras has saved it."""
+        # Keras knows which layers of a model share a table.
+        shared = {
+            name: keras.saving.deserialize_keras_object(config[name])
+            for name in ("table", "tables")
+            if isinstance(config.get(name), dict | list | tuple)
+        }
+        return super().from_config({**config, **shared})
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves which table it is, and its rows, which the servers are asked for."""
+        super().save_own_variables(store)
+        if self._own_table is not None:
+            store[_TABLE] = np.frombuffer(self._own_table.name.encode(), np.uint8)
+            save_rows(store, self._own_table)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes the table that was saved, and gives the servers its rows."""
+        names = list(store.keys())
+        own = (_TABLE, ROWS_OF_TABLE)
+        super().load_own_variables({n: store[n] for n in names if not n.startswith(own)})
+        if _TABLE in names and self._shared_table is None:
+            name, variable = bytes(np.array(store[_TABLE])).decode(), self._variable()
+            if isinstance(variable, TableVariable) and variable.is_taken(name):
+                name = self._name_of_table(variable)  # the rows come, the other's stay its own
+            self._use_table(name)
+            load_rows(store, self._own_table)
+
+    def _make_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
+        return self.add_weight(
+            shape=shape,
+            name=name,
+            dtype="float32",
+            initializer="zeros",
+            trainable=True,
+            autocast=False,
+        )
+
+    def _rows_of(self, table: EmbeddingTable) -> keras.Variable:
+        """The variable that stands for a shared table."""
+
+        def make(shape: tuple[int, int], name: str) -> keras.Variable:
+            # Keras allows no path in a scope's name.
+            with keras.name_scope(table.scope_name.replace("/", "_")):
+                return keras.Variable("zeros", shape, "float32", name=name, autocast=False)
+
+        return table.weight(make)
+
+    def _share(self, table: EmbeddingTable) -> None:
+        self.shared_rows = _SharedRows.of(table)
+
+    def _variable(self) -> tf.Variable | None:
+        return self.rows._value
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class FieldWiseEmbedding(RemoteFieldWise, Embedding):
+    __doc__ = f"""Embeds several fields of categories that lie side by side in one tensor.
+
+    The input is ids of shape (batch, columns), integers or strings; the output is of shape (batch,
+    slots, output_dim): for each slot, the rows of its columns combined. Each slot has ids of its
+    own: in a table for each, or in one table, where an id stands for another row in each slot
+    (`tfdist.embedding.field_ids` says which). All rows travel in one message for each server.
+
+    {RemoteFieldWise.__doc__.partition("Args:")[1]}{RemoteFieldWise.__doc__.partition("Args:")[2]}
+    Raises:
+      ValueError: an argument makes no sense; says what was expected.
+
+    Example:
+
+    ```python
+    with strategy.scope():
+        categories = keras.Input((26,), dtype="int64")
+        rows = tfdist.layers.FieldWiseEmbedding(output_dim=16)(categories)  # (batch, 26, 16)
+    ```
+    """
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the variables that stand for the tables."""
+        if self._slot_tables is not None:
+            self.shared_rows_by_slot = [_SharedRows.of(table) for table in self._slot_tables]
+        super().build(input_shape)
+        if self._slot_tables is not None:
+            self.rows_by_slot = [self._rows_of(table) for table in self._slot_tables]

@@ -1,0 +1,77 @@
+"""The embedding layers for tf_keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfdist.embedding.field_wise_base import RemoteFieldWise
+from tfdist.embedding.layer_base import (
+    ROWS_OF_TABLE,
+    RemoteEmbedding,
+    load_rows,
+    save_rows,
+)
+from tfdist.keras import legacy_tables
+from tfdist.strategies._variables.table_variable import ROWS
+
+legacy_tables.send_rows_to_servers()
+
+
+@tf_keras.saving.register_keras_serializable("tfdist")
+class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
+    """As `tfdist.layers.Embedding`, for models of tf_keras."""
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the variable that stands for the table."""
+        if self._shared_table is None:
+            self.rows = self._make_rows((0, self.output_dim), ROWS)
+        else:
+            self.rows = self._shared_table.weight(self._make_rows)
+        self.built = True
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """As `tfdist.layers.Embedding.call`."""
+        return self._look_up(inputs, weights, training)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the layer's rows, which the servers are asked for, in a `.keras` file."""
+        super().save_own_variables(store)
+        for number, table in enumerate(self.tables):
+            if table.is_used:
+                save_rows(store, table, f"{ROWS_OF_TABLE}{number}_")
+
+    def load_own_variables(self, store: Any) -> None:
+        """Gives the servers the rows that were saved."""
+        names = [name for name in store.keys() if not name.startswith(ROWS_OF_TABLE)]  # noqa: SIM118
+        super().load_own_variables({name: store[name] for name in names})
+        if len(names) < len(store.keys()):
+            if not self.has_table:
+                self._use_table(self._name_of_table(self._variable()))
+            for number, table in enumerate(self.tables):
+                load_rows(store, table, f"{ROWS_OF_TABLE}{number}_")
+
+    def _make_rows(self, shape: tuple[int, int], name: str) -> tf.Variable:
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            dtype="float32",
+            initializer="zeros",
+            experimental_autocast=False,
+        )
+
+    def _variable(self) -> tf.Variable:
+        return self.rows
+
+
+@tf_keras.saving.register_keras_serializable("tfdist")
+class FieldWiseEmbedding(RemoteFieldWise, Embedding):
+    """As `tfdist.layers.FieldWiseEmbedding`, for models of tf_keras."""
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the variables that stand for the tables."""
+        super().build(input_shape)
+        if self._slot_tables is not None:
+            self.rows_by_slot = [table.weight(self._make_rows) for table in self._slot_tables]

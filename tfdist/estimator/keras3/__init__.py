@@ -1,0 +1,1 @@
+"""Keras 3 models, layers and optimizers in Estimators."""

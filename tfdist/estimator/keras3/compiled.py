@@ -1,0 +1,87 @@
+"""The losses and metrics that a model of Keras 3 is compiled with, as those of tf_keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tf_keras
+
+from tfdist.estimator.keras3.layers import BUILD_WITH_TF_KERAS, common_config
+
+# They hold a function of the user's.
+_WRAPPERS = ("MeanMetricWrapper", "LossFunctionWrapper")
+# Which metric they mean depends on the shapes.
+_SHORT = ("accuracy", "acc", "crossentropy", "ce")
+_REDUCTIONS = ("sum_over_batch_size", "sum")
+
+
+def convert_compiled(model: Any) -> dict[str, Any]:
+    """Returns what `compile` of tf_keras takes, besides the optimizer, to do as `model` does.
+
+    Args:
+      model: a compiled model of Keras 3.
+
+    Raises:
+      TypeError: a loss or metric is of a class that tf_keras has not.
+      ValueError: it does what tf_keras's does not.
+    """
+    given = model._compile_config.config
+    return {
+        "loss": _convert(given["loss"], "loss", tf_keras.losses),
+        "loss_weights": given["loss_weights"],
+        "metrics": _convert(given["metrics"], "metric", tf_keras.metrics),
+        "weighted_metrics": _convert(given["weighted_metrics"], "metric", tf_keras.metrics),
+    }
+
+
+def _convert(given: Any, what: str, counterparts: Any) -> Any:
+    """Converts one, or a structure of them."""
+    if isinstance(given, dict):
+        return {key: _convert(value, what, counterparts) for key, value in given.items()}
+    if isinstance(given, list | tuple):
+        return [_convert(value, what, counterparts) for value in given]
+    of_keras = type(given).__module__.startswith("keras.src.")
+    if not of_keras and getattr(given, "__module__", "").startswith("keras.src."):
+        given = given.__name__  # one of Keras's functions
+    if isinstance(given, str):
+        return _known(given, what, counterparts)
+    if given is None:
+        return None
+    if callable(given) and not hasattr(given, "get_config"):
+        return given  # the user's own function of tensors
+    return _convert_object(given, what, counterparts)
+
+
+def _known(name: str, what: str, counterparts: Any) -> str:
+    if name not in _SHORT:
+        try:
+            counterparts.get(name)
+        except ValueError as error:
+            raise TypeError(
+                f"expected a {what} of Keras that tf_keras has too, received "
+                f"{name!r}: {BUILD_WITH_TF_KERAS}"
+            ) from error
+    return name
+
+
+def _convert_object(given: Any, what: str, counterparts: Any) -> Any:
+    name = f"{type(given).__module__}.{type(given).__name__}"
+    counterpart = getattr(counterparts, type(given).__name__, None)
+    if (
+        type(given).__name__ in _WRAPPERS
+        or counterpart is None
+        or not type(given).__module__.startswith("keras.src.")
+    ):
+        raise TypeError(
+            f"expected a {what} of Keras that tf_keras has too, or a function, "
+            f"received {name}: {BUILD_WITH_TF_KERAS}"
+        )
+    config = given.get_config()
+    if config.get("reduction", _REDUCTIONS[0]) not in _REDUCTIONS:
+        raise ValueError(
+            f"{what} {name}: expected as reduction one of "
+            f"{', '.join(_REDUCTIONS)}, received {config['reduction']!r}: {BUILD_WITH_TF_KERAS}"
+        )
+    if what == "loss":
+        config.pop("dtype", None)  # as the model's outputs are
+    return counterpart(**common_config(config, type(given), counterpart, f"{what} {name}"))

@@ -1,0 +1,287 @@
+"""Keras 3 in a model_fn: its layers, metrics and optimizers in the graph of an `Estimator`.
+
+Keras 3 is written for eager execution and `tf.function`. In a graph of TensorFlow 1 an assignment
+does nothing unless somebody runs it, and variables are found in a checkpoint by their names. While
+a model_fn runs, therefore:
+
+- Names are counted from the start, so that training, evaluation and export agree on them; and a
+  `tf.Variable` has the path that Keras gives it, which is the name that tf_keras would.
+- What layers assign to their own state, such as moving statistics, is run by the `train_op`, and
+  what metrics assign by the evaluation.
+- The state of metrics and of random numbers is in no checkpoint, as it never was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras import Sequential
+from keras.layers import Layer
+from keras.metrics import Metric
+from keras.random import SeedGenerator
+from keras.src.backend import Variable, name_scope
+from keras.src.backend.common import global_state
+from keras.src.backend.common.name_scope import current_path
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.python.eager.context import eager_mode
+
+from tfdist.estimator.keras3.optimizers import accept_variables
+
+v1 = tf.compat.v1
+_KEYS = v1.GraphKeys
+_STARTED_AFRESH = ("object_name_uids", "global_seed_generator")
+
+
+class _Call(threading.local):
+    """What Keras does on this thread during the call of a model_fn."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Forgets the call before."""
+        self.runs = False
+        # The name scope around the outermost of Keras's own.
+        self.scope = ""
+        # The path of a model that is made of layers, and not called.
+        self.around = ""
+        # Whether variables are made that no checkpoint holds; and those, by id.
+        self.is_local = False
+        self.local: dict[int, Any] = {}
+        # Variables, and in the same order the operations that assign to them.
+        self.assigned: list[Any] = []
+        self.updates: list[Any] = []
+
+
+_call = _Call()
+
+
+def _in_graph() -> bool:
+    return _call.runs and not tf.executing_eagerly()
+
+
+@functools.cache
+def adapt() -> None:
+    """Adapts Keras 3 to the graphs of model_fns, and `Estimator` to Keras 3; once."""
+    _make_variables()
+    _keep_local()
+    _collect_assignments()
+    _order_random_numbers()
+    _build_optimizers()
+    _accept_metrics()
+    accept_variables()
+
+
+@contextlib.contextmanager
+def model_fn_call() -> Iterator[list[Any]]:
+    """The call of a model_fn. Yields what in the end has the operations that update layers."""
+    if _call.runs:  # one model_fn that calls another
+        yield []
+        return
+    before = {name: global_state.get_global_attribute(name) for name in _STARTED_AFRESH}
+    for name in before:
+        global_state.set_global_attribute(name, None)
+    _call.start()
+    _call.runs = True
+    try:
+        yield _call.updates
+    finally:
+        _call.start()
+        for name, value in before.items():
+            global_state.set_global_attribute(name, value)
+
+
+def _make_variables() -> None:
+    initialize, enter, rebuild = (
+        Variable._initialize,
+        name_scope.__enter__,
+        Sequential._maybe_rebuild,
+    )
+
+    @functools.wraps(enter)
+    def __enter__(self):
+        if _call.runs and not global_state.get_global_attribute("name_scope_stack"):
+            _call.scope = v1.get_default_graph().get_name_scope()
+        return enter(self)
+
+    @functools.wraps(initialize)
+    def _initialize(self, value):
+        if not _in_graph() or isinstance(value, tf.Variable):
+            return initialize(self, value)
+        kinds = {
+            "aggregation": tf.VariableAggregation,
+            "synchronization": tf.VariableSynchronization,
+        }
+        # What this release of Keras has of them.
+        options = {
+            name: kind[getattr(self, name).upper()]
+            for name, kind in kinds.items()
+            if hasattr(self, name)
+        }
+        if _call.is_local:
+            _call.local[id(self)] = self
+        *scopes, name = self.path.removeprefix(_call.around).split("/")
+        # With a slash at its end a scope is entered as it is.
+        with v1.name_scope("".join(f"{scope}/" for scope in (_call.scope, *scopes) if scope)):
+            self._value = v1.Variable(
+                value,
+                dtype=tf.as_dtype(self._dtype),
+                trainable=self.trainable,
+                name=name,
+                use_resource=True,
+                collections=[_KEYS.LOCAL_VARIABLES if _call.is_local else _KEYS.GLOBAL_VARIABLES],
+                **options,
+            )
+
+    @functools.wraps(rebuild)
+    def _maybe_rebuild(self):
+        # A model that begins with an Input calls its layers here. With tf_keras they are called
+        # while it is made, and not in its own scope.
+        before, _call.around = _call.around, f"{current_path()}/{self.name}/".lstrip("/")
+        try:
+            return rebuild(self)
+        finally:
+            _call.around = before
+
+    def _initialize_with_initializer(self, initializer):
+        # Where Keras has it, it did not always end in the other.
+        self._initialize(lambda: initializer(self._shape, dtype=self._dtype))
+
+    if hasattr(Variable, "_initialize_with_initializer"):
+        Variable._initialize_with_initializer = _initialize_with_initializer
+    name_scope.__enter__, Sequential._maybe_rebuild = __enter__, _maybe_rebuild
+    Variable._initialize = _initialize
+
+
+def _keep_local() -> None:
+    for owner, name in ((Metric, "add_variable"), (SeedGenerator, "__init__")):
+        setattr(owner, name, _making_local(getattr(owner, name)))
+
+
+def _making_local(make: Callable) -> Callable:
+    @functools.wraps(make)
+    def making_local(*args, **kwargs):
+        before, _call.is_local = _call.is_local, True
+        try:
+            return make(*args, **kwargs)
+        finally:
+            _call.is_local = before
+
+    return making_local
+
+
+def _collect_assignments() -> None:
+    # Model_fns ask layers for them, to run them.
+    Layer.updates = property(lambda layer: [])
+    original = Variable._direct_assign
+
+    @functools.wraps(original)
+    def _direct_assign(self, value):
+        graph = v1.get_default_graph()
+        if not _in_graph() or graph.building_function:
+            return original(self, value)
+        if (
+            not global_state.get_global_attribute("current_call_ctx")
+            and id(self) not in _call.local
+        ):
+            raise RuntimeError(
+                f"model_fn: expected assignments to variables by layers and metrics only, received "
+                f"one to {self.path!r}, which would be repeated at each step: start from given "
+                "values with warm_start_from or a Scaffold's init_fn"
+            )
+        with tf.control_dependencies(_reads(self._value)):
+            update = self._value.assign(tf.cast(value, self._value.dtype))
+        _call.assigned.append(self)
+        _call.updates.append(update)
+
+    Variable._direct_assign = _direct_assign
+
+
+def _reads(variable: tf.Variable) -> list[tf.Operation]:
+    """What reads a variable before it is assigned to: in a graph that is no order by itself."""
+    context = variable.graph._get_control_flow_context()
+    return [
+        op
+        for op in variable.handle.consumers()
+        if op.type == "ReadVariableOp" and op._get_control_flow_context() is context
+    ]
+
+
+def _order_random_numbers() -> None:
+    original = SeedGenerator.next
+
+    @functools.wraps(original)
+    def next_seed(self, *args, **kwargs):
+        if not _in_graph():
+            return original(self, *args, **kwargs)
+        pairs = zip(_call.assigned, _call.updates, strict=True)
+        with tf.control_dependencies([update for to, update in pairs if to is self.state]):
+            return original(self, *args, **kwargs)
+
+    SeedGenerator.next = next_seed
+
+
+def _build_optimizers() -> None:
+    build, apply = BaseOptimizer.__init__, BaseOptimizer.apply
+
+    @functools.wraps(build)
+    def __init__(self, *args, **kwargs):
+        if not _in_graph():
+            return build(self, *args, **kwargs)
+        # Variables which only say what the optimizer is; see legacy_optimizer. The graph is there
+        # because a strategy's scope lasts as long as the outer one.
+        with tf.Graph().as_default(), eager_mode():
+            build(self, *args, **kwargs)
+
+    @functools.wraps(apply)
+    def apply_in_eager_code(self, *args, **kwargs):
+        if not _in_graph():
+            return apply(self, *args, **kwargs)
+        raise TypeError(
+            "model_fn: expected gradients to be applied by an optimizer of "
+            "tf_keras.optimizers.legacy or tf.compat.v1.train, or by a head, to which an optimizer "
+            f"of Keras 3 may be given, received {type(self).__module__}.{type(self).__name__}.apply"
+        )
+
+    BaseOptimizer.__init__, BaseOptimizer.apply = __init__, apply_in_eager_code
+
+
+def _accept_metrics() -> None:
+    from tensorflow_estimator.python.estimator import model_fn
+
+    original = model_fn._validate_eval_metric_ops
+
+    @functools.wraps(original)
+    def _validate_eval_metric_ops(eval_metric_ops):
+        if isinstance(eval_metric_ops, dict):
+            eval_metric_ops = {k: _value_and_update(v) for k, v in eval_metric_ops.items()}
+        return original(eval_metric_ops)
+
+    model_fn._validate_eval_metric_ops = _validate_eval_metric_ops
+
+
+def _value_and_update(metric: Any) -> Any:
+    """Returns what the package calls a metric: its value, and the operation that updates it."""
+    if not isinstance(metric, Metric):
+        return metric
+    own = {id(variable) for variable in metric.variables}
+    updates = [u for v, u in zip(_call.assigned, _call.updates, strict=True) if id(v) in own]
+    if not updates:
+        raise ValueError(
+            f"eval_metric_ops: expected metrics after update_state, received {metric.name!r} of "
+            f"{type(metric).__module__}.{type(metric).__name__} before it"
+        )
+    context = tf.distribute.get_replica_context()
+    if tf.distribute.has_strategy() and context is not None:
+        return context.merge_call(_result, args=(metric,)), tf.group(*updates)
+    return tf.identity(metric.result()), tf.group(*updates)
+
+
+def _result(strategy: Any, metrics: Any) -> tf.Tensor:
+    """The value from the variables of all replicas."""
+    return tf.identity(strategy.experimental_local_results(metrics)[0].result())

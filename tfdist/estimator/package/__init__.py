@@ -1,0 +1,1 @@
+"""Makes the published `tensorflow-estimator` work with current TensorFlow."""

@@ -1,0 +1,125 @@
+"""What `tensorflow-estimator` expects of TensorFlow for training on several tasks.
+
+Its `RunConfig`, `Estimator` and `train_and_evaluate` import this as
+`tensorflow.python.distribute.estimator_training`, which TensorFlow has dropped, and call the
+functions here if there is a strategy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.config.cluster import Cluster
+from tfdist.errors import ClusterConfigError
+from tfdist.estimator.training import evaluation, loop
+from tfdist.strategies import MultiWorkerMirroredStrategy, ParameterServerStrategy
+
+_SEVERAL_TASKS = (MultiWorkerMirroredStrategy, ParameterServerStrategy)
+
+
+def init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
+    """Fills in which task of which cluster a `RunConfig` with a strategy is for.
+
+    Raises:
+      tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`, or the strategy is not for the cluster.
+    """
+    cluster = Cluster.from_environment()
+    _take_strategies(config)
+    _check(config, cluster)
+    trains = cluster.rank is not None and not cluster.is_local
+    config._service = None
+    config._cluster_spec = tf.train.ClusterSpec(cluster.as_dict() if trains else {})
+    config._task_type, config._task_id = cluster.task_type, cluster.task_index
+    config._global_id_in_cluster = cluster.rank
+    config._master = config._evaluation_master = ""
+    config._is_chief = cluster.is_chief
+    config._num_ps_replicas = len(cluster.ps) if trains else 0
+    config._num_worker_replicas = cluster.world_size if cluster.rank is not None else 0
+    # Which of the functions below are called: true means that ours run the training.
+    config._distribute_coordinator_mode = isinstance(
+        config._train_distribute, MultiWorkerMirroredStrategy if trains else ()
+    ) or isinstance(config._train_distribute, ParameterServerStrategy)
+
+
+def train_alone_in_a_cluster_of_one(run_config: type) -> None:
+    """Lets a `RunConfig` without a strategy take a cluster of one worker for none.
+
+    That is what a launcher makes of a job of one task; the package wants a "chief" there.
+    """
+    original = run_config._init_distributed_setting_from_environment_var
+
+    @functools.wraps(original)
+    def read(self, tf_config):
+        cluster = tf_config.get("cluster", {})
+        alone = list(cluster) == ["worker"] and len(cluster["worker"]) == 1
+        return original(self, {} if alone else tf_config)
+
+    run_config._init_distributed_setting_from_environment_var = read
+
+
+def _take_strategies(config: Any) -> None:
+    given = config._experimental_distribute
+    if given is None:
+        return
+    if config._train_distribute or config._eval_distribute:
+        raise ValueError(
+            "RunConfig: expected strategies either as train_distribute and eval_distribute or in "
+            "experimental_distribute, received both"
+        )
+    if given.remote_cluster:
+        raise ValueError(
+            "RunConfig: expected no remote_cluster: every task of a tfdist job runs the script"
+        )
+    config._train_distribute, config._eval_distribute = (
+        given.train_distribute,
+        given.eval_distribute,
+    )
+
+
+def _check(config: Any, cluster: Cluster) -> None:
+    strategy = config._train_distribute
+    if cluster.world_size == 1 and not cluster.ps or isinstance(strategy, _SEVERAL_TASKS):
+        return
+    name = "None" if strategy is None else f"{type(strategy).__module__}.{type(strategy).__name__}"
+    raise ClusterConfigError(
+        "RunConfig: expected train_distribute to be a tfdist.MultiWorkerMirroredStrategy or a "
+        f"tfdist.ParameterServerStrategy, for TF_CONFIG describes {cluster.as_dict()}, received "
+        f"{name}"
+    )
+
+
+def should_run_distribute_coordinator(config: Any) -> bool:
+    """Whether `train_and_evaluate` is to be the one below."""
+    return bool(config.train_distribute) and (bool(config.cluster_spec) or _evaluates(config))
+
+
+def _evaluates(config: Any) -> bool:
+    return config.task_type == "evaluator"
+
+
+def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, executor: type) -> None:
+    """Does the part of this task: trains until the end, or evaluates each checkpoint."""
+    if _evaluates(estimator.config):
+        evaluation.evaluate_checkpoints(estimator, train_spec, eval_spec, executor)
+    else:
+        loop.train_to_the_end(estimator, train_spec)
+
+
+def estimator_train(estimator: Any, train: Callable, hooks: Sequence[Any]) -> None:
+    """Trains on this worker.
+
+    Args:
+      estimator: the `Estimator`.
+      train: given the estimator, the strategy and hooks, builds the graph and trains.
+      hooks: the user's.
+    """
+    loop.train(estimator, train, hooks)
+
+
+def estimator_evaluate(estimator: Any, evaluate: Callable, hooks: Sequence[Any]) -> Any:
+    """Evaluates on this worker; arguments as `estimator_train`."""
+    return evaluation.evaluate(estimator, evaluate, hooks)

@@ -1,0 +1,1 @@
+"""How a task trains and evaluates an `Estimator`."""

@@ -1,0 +1,266 @@
+"""A worker that trains an `Estimator` with `MultiWorkerMirroredStrategy`.
+
+Each worker has a session of its own. What needs all of them, such as a variable that is saved as
+the mean of theirs, must run on all at the same step: there the others do what the chief does, and
+throw it away.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.values import SyncOnReadVariable
+from tensorflow.python.eager.context import eager_mode
+
+from tfdist import ops
+from tfdist.estimator.training.chief_hooks import is_saver, saver_hooks, saving_in, summary_hooks
+from tfdist.estimator.training.end_together import BatchAhead, EndTogether, agreed_and_others
+from tfdist.estimator.training.sessions import SessionCreator, initialized_session, restore
+from tfdist.estimator.training.warm_start import warm_start
+
+v1 = tf.compat.v1
+
+
+class AllReduceWorker:
+    """One of the workers; the training happens within it.
+
+    Args:
+      strategy: the `MultiWorkerMirroredStrategy` of a job of several workers.
+      model_dir: where the chief keeps checkpoints.
+    """
+
+    def __init__(self, strategy: Any, model_dir: str) -> None:
+        self._strategy = strategy
+        self._model_dir = model_dir
+        self._scratch: tempfile.TemporaryDirectory | None = None
+        self._batches: BatchAhead
+        # Whether the variables begin with another model's values; on the chief, what reads these.
+        self.is_warm = False
+        self.read_warm: tf.Operation | None = None
+
+    def __enter__(self) -> AllReduceWorker:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
+        """Makes the input's iterator, and the hooks that belong to it."""
+        iterator, hooks = make(*arguments)
+        self._batches = BatchAhead(iterator)
+        return self._batches, hooks
+
+    def call_model_fn(self, call: Any, *arguments: Any) -> Any:
+        """Calls the user's model_fn."""
+        return call(*arguments)
+
+    def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
+        """Returns `hooks` and those of this worker's part."""
+        agreed, hooks = agreed_and_others(hooks)
+        hooks += saver_hooks(config, spec, hooks, self._model_dir)
+        if self._strategy.is_chief:
+            hooks += spec.training_chief_hooks
+            hooks += summary_hooks(config, spec, self._model_dir)
+        else:
+            hooks += [h for h in spec.training_chief_hooks if is_saver(h)]
+            hooks = self._save_for_nobody(hooks)
+            if config.save_summary_steps:
+                steps, writer = config.save_summary_steps, _NoWriter()
+                hooks.append(
+                    v1.train.SummarySaverHook(steps, summary_writer=writer, scaffold=spec.scaffold)
+                )
+        for hook in hooks:
+            if is_saver(hook) and hook._timer._every_secs and _are_means_saved():
+                hook._timer = _ChiefsClock(self, hook._timer._every_secs)
+        return [*hooks, EndTogether(self._batches, self._sum), *agreed]
+
+    def _save_for_nobody(self, hooks: list[Any]) -> list[Any]:
+        """Returns hooks of which those that save do so only where it takes all workers."""
+        if not _are_means_saved():
+            return [h for h in hooks if not is_saver(h)]
+        self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
+        return [saving_in(self._scratch.name, h) if is_saver(h) else h for h in hooks]
+
+    def warm_start(self, settings: Any) -> None:
+        """Lets all workers begin with what the chief is to begin with; all do it at the same time.
+
+        Args:
+          settings: this worker's `WarmStartSettings`, or `None`: `model_to_estimator` gives them to
+            the chief alone. The chief's count, unless it has a checkpoint of this model.
+
+        Raises:
+          ValueError: this worker has settings, and the chief has none.
+        """
+        # Not as each worker finds the model_dir: the chief may have saved a checkpoint by now.
+        has_settings, begins_anew = self.chiefs(
+            settings is not None, self.latest_checkpoint() is None
+        )
+        if settings is not None and not has_settings:
+            raise ValueError(
+                "warm_start_from: expected the chief's Estimator to have it if any worker's has, "
+                f"received {settings.ckpt_to_initialize_from!r} on rank "
+                f"{self._strategy.communicator.rank} and none on the chief"
+            )
+        self.is_warm = bool(has_settings and begins_anew)
+        if self.is_warm and self._strategy.is_chief:
+            self.read_warm = warm_start(settings)
+
+    def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
+        """Returns what makes the session."""
+        return _SessionCreator(self, scaffold, config)
+
+    def latest_checkpoint(self) -> str | None:
+        """The chief's latest checkpoint; elsewhere `None`."""
+        return tf.train.latest_checkpoint(self._model_dir) if self._strategy.is_chief else None
+
+    def chiefs_checkpoint(self) -> str | None:
+        """The chief's latest checkpoint, on all workers, whose `model_dir` has it too."""
+        name = os.path.basename(self.latest_checkpoint() or "").encode()
+        (size,) = self.chiefs(len(name))
+        if not size:
+            return None
+        name = bytes(self.chiefs(*name.ljust(size)))
+        return os.path.join(self._model_dir, name.decode())
+
+    def chiefs(self, *values: int) -> list[int]:
+        """Returns what the chief gives, on all workers."""
+        with eager_mode():
+            return self._broadcast(tf.constant(values, tf.int64), "decision").numpy().tolist()
+
+    def _sum(self, value: tf.Tensor) -> tf.Tensor:
+        communicator = self._strategy.communicator
+        if communicator is None:
+            return value
+        return ops.all_reduce(value, communicator, label="end of training", timeout=self._timeout)
+
+    def spread(self, variables: list[Any]) -> tf.Operation:
+        """An operation that gives all workers the chief's values of variables."""
+        with tf.device("/device:CPU:0"):
+            parts = [
+                part
+                for variable in variables
+                for part in self._strategy.experimental_local_results(variable)
+                if part.dtype != tf.string
+            ]
+            return tf.group([p.assign(self._broadcast(p.read_value(), p.name)) for p in parts])
+
+    def _broadcast(self, value: tf.Tensor, what: str) -> tf.Tensor:
+        communicator = self._strategy.communicator
+        if communicator is None:
+            return value
+        return ops.broadcast(
+            value, communicator, label=f"the chief's {what}", timeout=self._timeout
+        )
+
+    @property
+    def _timeout(self) -> float | None:
+        return self._strategy.extended._communication_options.timeout_seconds
+
+
+class _SessionCreator(SessionCreator):
+    """Initializes variables on all workers alike, from the chief's checkpoint if there is one."""
+
+    def __init__(self, worker: AllReduceWorker, scaffold: Any, config: Any) -> None:
+        self._worker = worker
+        self._scaffold = scaffold
+        self._config = config
+
+    def create_session(self) -> v1.Session:
+        """Makes the session; all workers do at the same time."""
+        spread = self._worker.spread(v1.global_variables())
+        checkpoint = self._worker.latest_checkpoint()
+        (restores,) = self._worker.chiefs(checkpoint is not None)
+        session = initialized_session(
+            self._scaffold, self._config, None if restores else self._give_first_values
+        )
+        if checkpoint is not None:
+            restore(self._scaffold, session, checkpoint)
+        if restores or self._worker.is_warm or self._scaffold.init_fn is not None:
+            session.run(spread)
+        return session
+
+    def _give_first_values(self, session: v1.Session) -> None:
+        if self._worker.read_warm is not None:
+            session.run(self._worker.read_warm)
+        if self._scaffold.init_fn is not None:
+            self._scaffold.init_fn(session)
+
+
+class WarmStartHook(v1.train.SessionRunHook):
+    """Gives an evaluation without a checkpoint the values that a training would begin with.
+
+    Args:
+      worker: that evaluates; all workers do.
+      settings: its `WarmStartSettings`, or `None`.
+    """
+
+    def __init__(self, worker: AllReduceWorker, settings: Any) -> None:
+        self._worker = worker
+        self._settings = settings
+
+    def begin(self) -> None:
+        """Adds to the graph what gives the values."""
+        self._worker.warm_start(self._settings)
+        self._spread = self._worker.spread(v1.global_variables())
+
+    def after_create_session(self, session: v1.Session, coord: Any) -> None:
+        """Gives the values."""
+        if self._worker.read_warm is not None:
+            session.run(self._worker.read_warm)
+        if self._worker.is_warm:
+            session.run(self._spread)
+
+
+class _ChiefsClock(v1.train.SecondOrStepTimer):
+    """A timer that triggers on all workers at the step when the chief's clock says so.
+
+    They ask it now and then: about ten times from one trigger to the next.
+    """
+
+    def __init__(self, worker: AllReduceWorker, every_secs: float) -> None:
+        super().__init__(every_secs=every_secs)
+        self._worker = worker
+        self._every_secs = every_secs
+        self._start = time.monotonic()
+        self._last = self._start
+        self._steps = 0
+        self._next_question = 1
+        self._due = False
+
+    def should_trigger_for_step(self, step: int) -> bool:
+        """Whether it triggers. The hook asks once a step, and again if the answer was yes."""
+        if not self._due:
+            self._steps += 1
+            if self._steps >= self._next_question:
+                now = time.monotonic()
+                pause = int(self._steps / (now - self._start) * self._every_secs / 10)
+                due, pause = self._worker.chiefs(
+                    now - self._last >= self._every_secs, max(1, pause)
+                )
+                self._due, self._next_question = bool(due), self._steps + pause
+        return self._due
+
+    def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
+        """Notes that it was acted upon."""
+        self._due, self._last = False, time.monotonic()
+        return super().update_last_triggered_step(step)
+
+
+class _NoWriter:
+    """Takes the summaries of workers that are not the chief."""
+
+    def add_summary(self, *_: Any) -> None: ...
+
+    def add_session_log(self, *_: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+def _are_means_saved() -> bool:
+    """Whether to save the default graph's variables takes all workers."""
+    return any(isinstance(v, SyncOnReadVariable) for v in v1.global_variables())

@@ -1,0 +1,108 @@
+"""Evaluating an `Estimator`: once, or each checkpoint that a job writes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.estimator.training.all_reduce import AllReduceWorker, WarmStartHook
+from tfdist.estimator.training.model_dir import end_of_training
+from tfdist.estimator.training.sessions import brief_failures
+from tfdist.strategies import MultiWorkerMirroredStrategy, ParameterServerStrategy
+
+_PAUSE = 1.0
+
+
+def evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[Any]) -> Any:
+    """Evaluates a checkpoint on this worker.
+
+    With parameter servers that is this worker's own doing: the checkpoint's values must not reach
+    the servers. With all-reduce all workers evaluate the chief's checkpoint, and the chief writes
+    the summary.
+    """
+    with brief_failures():
+        return _evaluate(estimator, evaluate_distributed, hooks)
+
+
+def _evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[Any]) -> Any:
+    mine, strategy = copy.copy(estimator), estimator.config.eval_distribute
+    if isinstance(strategy, ParameterServerStrategy):
+        mine._eval_distribution = None
+        return evaluate_distributed(mine, None, hooks)
+    if not isinstance(strategy, MultiWorkerMirroredStrategy):
+        return evaluate_distributed(mine, strategy, hooks)
+    worker = AllReduceWorker(strategy, estimator.model_dir)
+    mine._warm_start_settings = None
+    mine._actual_eval = functools.partial(
+        _evaluate_the_chiefs,
+        functools.partial(type(mine)._actual_eval, mine),
+        worker,
+        estimator._warm_start_settings,
+    )
+    if strategy.is_chief:
+        return evaluate_distributed(mine, strategy, hooks)
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as directory:
+        mine.eval_dir = lambda name=None: directory
+        try:
+            return evaluate_distributed(mine, strategy, hooks)
+        finally:
+            with tf.Graph().as_default():  # or the writer that was made is not found
+                tf.compat.v1.summary.FileWriterCache.get(directory).close()
+
+
+def _evaluate_the_chiefs(
+    evaluate_it: Callable, worker: AllReduceWorker, warm_start: Any, *args: Any, **kwargs: Any
+) -> Any:
+    checkpoint = kwargs.pop("checkpoint_path", None) or worker.chiefs_checkpoint()
+    if checkpoint is None:
+        # Before the user's, which may look at the variables.
+        hooks = [WarmStartHook(worker, warm_start), *(kwargs.pop("hooks", None) or ())]
+        kwargs["hooks"] = hooks
+    return evaluate_it(*args, checkpoint_path=checkpoint, **kwargs)
+
+
+def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, executor: type) -> None:
+    """Evaluates and exports each new checkpoint, until the training has ended.
+
+    That it has ended, it knows from a checkpoint of the last step, or from the chief's note.
+
+    Args:
+      estimator: the user's.
+      train_spec: says which step is the last one, if any is.
+      eval_spec: says what is evaluated, and how often.
+      executor: the package's class that evaluates and exports.
+    """
+    # Of a job before this one, which ended and has been started again.
+    before = end_of_training(estimator.model_dir)
+
+    def ended() -> int | None:
+        end = end_of_training(estimator.model_dir)
+        return None if end in (None, before) else end.global_step
+
+    evaluator = executor._Evaluator(estimator, eval_spec, train_spec.max_steps)
+    _wait(eval_spec.start_delay_secs, ended)
+    while not evaluator.is_final_export_triggered:
+        start = time.monotonic()
+        last_step = ended()
+        if last_step is not None:
+            # The last checkpoint is there, and its export is the final one.
+            evaluator._max_training_steps = last_step
+            evaluator._previous_ckpt_path = None
+        evaluator.evaluate_and_export()
+        if last_step is not None:
+            return
+        _wait(eval_spec.throttle_secs - (time.monotonic() - start), ended)
+
+
+def _wait(seconds: float, ended: Callable[[], int | None]) -> None:
+    """Waits for so long, or until the training has ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and ended() is None:
+        threading.Event().wait(min(_PAUSE, max(0.0, deadline - time.monotonic())))

@@ -1,0 +1,114 @@
+"""How one worker trains an `Estimator`: which hooks it has, and the loop."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# A session that fails instead of trying again for ever when a worker has died.
+from tensorflow.python.training.monitored_session import _MonitoredSession
+
+from tfdist.estimator.training.all_reduce import AllReduceWorker
+from tfdist.estimator.training.chief_hooks import is_saver
+from tfdist.estimator.training.model_dir import check_writable, note_end_of_training
+from tfdist.estimator.training.parameter_servers import ParameterServerWorker
+from tfdist.estimator.training.sessions import brief_failures
+from tfdist.strategies import ParameterServerStrategy
+
+v1 = tf.compat.v1
+
+
+def train_to_the_end(estimator: Any, train_spec: Any) -> None:
+    """Trains as `train_spec` says, and tells the evaluator when this was all."""
+    is_chief = estimator.config.is_chief
+    estimator.train(
+        input_fn=train_spec.input_fn,
+        max_steps=train_spec.max_steps,
+        hooks=list(train_spec.hooks),
+        saving_listeners=train_spec.saving_listeners if is_chief else None,
+    )
+    if is_chief:
+        note_end_of_training(estimator.model_dir)
+
+
+def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> None:
+    """Trains an `Estimator` with its strategy, as one of the job's workers.
+
+    Args:
+      estimator: the user's.
+      train_distributed: given an `Estimator`, a strategy and hooks, builds the graph and calls the
+        `Estimator`'s `_train_with_estimator_spec`.
+      hooks: for this worker.
+    """
+    config = estimator.config
+    strategy = config.train_distribute
+    if config.is_chief:
+        check_writable(estimator.model_dir, f"{config.task_type} {config.task_id}")
+    kind = (
+        ParameterServerWorker if isinstance(strategy, ParameterServerStrategy) else AllReduceWorker
+    )
+    worker = kind(strategy, estimator.model_dir)
+    # A copy, whose graph ends in our loop; the user's own Estimator stays what it is.
+    mine = copy.copy(estimator)
+    mine._get_iterator_from_input_fn = functools.partial(
+        worker.iterator, estimator._get_iterator_from_input_fn
+    )
+    mine._call_model_fn = functools.partial(worker.call_model_fn, estimator._call_model_fn)
+    mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
+    mine._train_with_estimator_spec_distributed = functools.partial(_run, mine._config, worker)
+    with brief_failures(), worker:
+        train_distributed(mine, strategy, hooks)
+
+
+class _Distributed:
+    """A strategy under the name by which the package knows that every worker has a session.
+
+    It looks at the name of the class, and for a cluster, to call
+    `_train_with_estimator_spec_distributed`, which is all that is left to do with either.
+    """
+
+
+_Distributed.__name__ = "MultiWorkerMirroredStrategy"
+
+
+def _prepare(mine: Any, worker: Any, *arguments: Any) -> Any:
+    """What the package does with every graph, and then the loop below."""
+    worker.warm_start(mine._warm_start_settings)
+    mine._warm_start_settings = None
+    mine._train_distribution = _Distributed()
+    if not mine._config.cluster_spec:
+        mine._config = copy.copy(mine._config)
+        mine._config._cluster_spec = tf.train.ClusterSpec({"worker": ["localhost:0"]})
+    return type(mine)._train_with_estimator_spec(mine, *arguments)
+
+
+def _run(
+    config: Any, worker: Any, spec: Any, hooks: Sequence[Any], listeners: Sequence[Any] | None
+) -> Any:
+    hooks = worker.hooks(config, spec, list(hooks))
+    if config.is_chief:
+        _add_listeners(hooks, listeners)
+    creator = worker.session_creator(spec.scaffold, config.session_config)
+    loss = None
+    with _MonitoredSession(creator, hooks, should_recover=False) as session:
+        while not session.should_stop():
+            _, loss = session.run([spec.train_op, spec.loss])
+    if loss is None:
+        v1.logging.warning("Training made no step: the input may be empty.")
+    return loss
+
+
+def _add_listeners(hooks: Sequence[Any], listeners: Sequence[Any] | None) -> None:
+    savers = [h for h in hooks if is_saver(h)]
+    if listeners and not savers:
+        raise ValueError(
+            "saving_listeners: expected checkpoints to be saved, received a RunConfig whose "
+            "save_checkpoints_steps and save_checkpoints_secs are None"
+        )
+    for listener in listeners or ():
+        if listener not in savers[0]._listeners:
+            savers[0]._listeners.append(listener)

@@ -1,0 +1,255 @@
+"""A worker that trains an `Estimator` with `ParameterServerStrategy`.
+
+Its session's variables are a cache, as everywhere with this strategy: a hook pulls before each
+step, whose operation ends in a push. The chief begins with its checkpoint, unless the servers have
+come further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.config.cluster import Settings
+from tfdist.estimator.training import server_optimizers, tables
+from tfdist.estimator.training.chief_hooks import is_saver, saver_hooks, summary_hooks
+from tfdist.estimator.training.end_together import BatchAhead, EndTogether, agreed_and_others
+from tfdist.estimator.training.sessions import SessionCreator, initialized_session, restore
+from tfdist.estimator.training.warm_start import warm_start
+from tfdist.estimator.training.worker_states import BeginHook, EndHook, WorkerStates
+from tfdist.strategies._variables.parameters import Parameters
+
+v1 = tf.compat.v1
+
+
+class ParameterServerWorker:
+    """One of the workers; the training happens within it.
+
+    Args:
+      strategy: the `ParameterServerStrategy`.
+      model_dir: where the chief keeps checkpoints.
+    """
+
+    def __init__(self, strategy: Any, model_dir: str) -> None:
+        self._strategy = strategy
+        self._model_dir = model_dir
+        self._parameters: Parameters = strategy.extended.parameters
+        self._contexts = contextlib.ExitStack()
+        self._building = contextlib.ExitStack()
+        self._batches: BatchAhead
+        self._bindings: server_optimizers.Bindings
+        self._creator: _SessionCreator
+        self._read_warm: tf.Operation | None = None
+        self._training = 0
+        self._last_step = math.inf
+
+    def __enter__(self) -> ParameterServerWorker:
+        self._parameters.has_trained = True
+        training = self._parameters.training_of(self._model_dir)
+        self._training = self._contexts.enter_context(training)
+        # Until the graph is there it cannot begin with a pull of all its variables.
+        self._building.enter_context(self._parameters.unordered_step())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._building.close()
+        self._contexts.close()
+
+    def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
+        """Makes the input's iterator, and the hooks that belong to it."""
+        iterator, hooks = make(*arguments)
+        if self._ends_together:
+            iterator = self._batches = BatchAhead(iterator)
+        return iterator, hooks
+
+    def call_model_fn(self, call: Any, *arguments: Any) -> Any:
+        """Calls the user's model_fn, and lets its step end in a push."""
+        self._bindings = server_optimizers.Bindings.of_this_graph()
+        spec = call(*arguments)
+        with tf.control_dependencies([spec.train_op]):
+            return spec._replace(train_op=self._parameters.push_all())
+
+    def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
+        """Returns what makes the session."""
+        checkpoints = self._model_dir if self._strategy.is_chief else None
+        self._creator = _SessionCreator(
+            self._strategy,
+            scaffold,
+            config,
+            checkpoints,
+            self._training,
+            self._bindings,
+            self._read_warm,
+        )
+        return self._creator
+
+    def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
+        """Returns `hooks` and those of this worker's part."""
+        self._building.close()
+        hooks = [EndHook(self._end), *hooks]
+        if self._strategy.is_chief:
+            hooks += saver_hooks(config, spec, hooks, self._model_dir)
+            hooks += spec.training_chief_hooks
+            for hook in filter(is_saver, hooks):
+                hook._save = functools.partial(self._save, hook)
+                self._contexts.callback(hook.__dict__.pop, "_save")
+            hooks += summary_hooks(config, spec, self._model_dir)
+        else:
+            hooks = [h for h in hooks if not is_saver(h)]
+        agreed, hooks = agreed_and_others(hooks)
+        last_steps = [h._last_step for h in agreed if h._last_step is not None]
+        self._last_step = min(last_steps, default=math.inf)
+        if self._ends_together:
+            total = functools.partial(self._parameters.all_reduce, divisor=None)
+            hooks.append(EndTogether(self._batches, total))
+        # After all that may make variables.
+        hooks += [*agreed, _PullHook(self._parameters, agreed)]
+        if self._strategy.is_chief:
+            # The others wait until it has saved, so that all train.
+            hooks.append(BeginHook(lambda session: self._creator.begin_training(session)))
+        return hooks
+
+    @property
+    def _ends_together(self) -> bool:
+        """Whether a step needs all workers."""
+        config = self._strategy.extended.config
+        return config.mode == "sync" and config.num_aggregate == config.workers
+
+    def _end(self, session: v1.Session) -> None:
+        self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
+
+    def warm_start(self, settings: Any) -> None:
+        """Lets the model begin with the values of a checkpoint, unless it has one of its own.
+
+        The chief gives them to the servers: what the others begin with are the servers' values.
+        """
+        begins_anew = tf.train.latest_checkpoint(self._model_dir) is None
+        if settings is not None and self._strategy.is_chief and begins_anew:
+            self._read_warm = warm_start(settings)
+
+    def _save(self, hook: Any, session: v1.Session, step: int) -> Any:
+        """Saves what the servers hold now, under the step that they have come to."""
+        step = self._creator.pull(session)
+        tables.save(self._parameters, f"{hook._save_path}-{step}")
+        wants_to_stop = type(hook)._save(hook, session, step)
+        tables.remove_old(os.path.dirname(hook._save_path))
+        return wants_to_stop
+
+
+class _PullHook(v1.train.SessionRunHook):
+    """Begins each step, or ends the training if others have made the last one.
+
+    Args:
+      parameters: the strategy's.
+      stops: hooks that know the last step.
+    """
+
+    def __init__(self, parameters: Parameters, stops: list[v1.train.StopAtStepHook]) -> None:
+        self._parameters = parameters
+        self._stops = stops
+
+    def begin(self) -> None:
+        with tf.control_dependencies([self._parameters.pull_all(begins_step=True)]):
+            self._step = v1.train.get_global_step().read_value()
+
+    def before_run(self, run_context: Any) -> None:
+        step = run_context.session.run(self._step)
+        if any(step >= hook._last_step for hook in self._stops):
+            raise tf.errors.OutOfRangeError(None, None, "the last step has been made")
+
+
+class _SessionCreator(SessionCreator):
+    """Makes a session whose variables are the servers'.
+
+    Args:
+      strategy: the `ParameterServerStrategy`.
+      scaffold: of the graph.
+      config: of the session.
+      checkpoints: the directory of those that the chief may begin with; `None` on other workers.
+      training: which one of this model it is.
+      bindings: what the servers optimize.
+      read_warm: gives the variables another model's values, if the chief is to begin with these.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        scaffold: Any,
+        config: Any,
+        checkpoints: str | None,
+        training: int,
+        bindings: server_optimizers.Bindings,
+        read_warm: tf.Operation | None,
+    ) -> None:
+        self._strategy = strategy
+        self._scaffold = scaffold
+        self._config = config
+        self._checkpoints = checkpoints
+        self._training = training
+        self._bindings = bindings
+        self._read_warm = read_warm
+        self.states: WorkerStates
+
+    def create_session(self) -> v1.Session:
+        """Makes the session, if this is not the chief's when the chief begins to train.
+
+        Raises:
+          RendezvousTimeoutError: the chief has not begun in time.
+        """
+        parameters = self._strategy.extended.parameters
+        variables = parameters.variables()
+        # What an initializer of its own restored from another checkpoint is new to the servers.
+        create = [
+            tf.raw_ops.AssignVariableOp(
+                resource=v.handle, value=parameters.initial_value(v.parameter, v.read_value())
+            )
+            for v in variables
+        ]
+        write = parameters.write(variables)
+        with self._strategy.scope():
+            self.states = WorkerStates(self._strategy, self._training)
+        self._pull = parameters.pull_all(begins_step=False)
+        self._step = v1.train.get_global_step().read_value()
+        session = initialized_session(self._scaffold, self._config)
+        session.run(create)
+        self._bindings.bind(parameters)
+        if self._checkpoints is None:
+            self.begin_training(session)
+            self.pull(session)  # hooks look at the step that the chief has begun with
+        elif self._begin(session, self._checkpoints):
+            session.run(write)
+        return session
+
+    def begin_training(self, session: v1.Session) -> None:
+        """Tells the other workers, and waits for the chief."""
+        self.states.begin(session, Settings.from_environment().rendezvous_timeout)
+
+    def pull(self, session: v1.Session) -> int:
+        """Brings the variables up to date, outside of a step; returns the global step."""
+        session.run(self._pull)
+        return int(session.run(self._step))
+
+    def _begin(self, session: v1.Session, checkpoints: str) -> bool:
+        """Restores the latest checkpoint, unless the servers have come further than that.
+
+        Returns:
+          Whether the variables have changed.
+        """
+        path = tf.train.latest_checkpoint(checkpoints)
+        step = session.run(self._step)
+        if path is None and step == 0 and (self._read_warm is not None or self._scaffold.init_fn):
+            if self._read_warm is not None:
+                session.run(self._read_warm)
+            if self._scaffold.init_fn is not None:
+                self._scaffold.init_fn(session)
+            return True
+        if path is None or tf.train.load_variable(path, v1.GraphKeys.GLOBAL_STEP) < step:
+            return False
+        restore(self._scaffold, session, path)
+        tables.restore(self._strategy.extended.parameters, path)
+        return True

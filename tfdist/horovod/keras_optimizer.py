@@ -1,0 +1,100 @@
+"""The distributed optimizer for Keras 3."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.horovod import optimizer as front
+from tfdist.keras.optimizers import agree_on_overflow_of_ranks
+
+# Under which an optimizer of whatever class is saved: its own class is part of its config.
+_registered = keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
+
+
+@_registered
+class DistributedKerasOptimizer:
+    """What is put before a Keras 3 optimizer's class; see `DistributedOptimizer`."""
+
+    reduces_over_ranks = True
+
+    def apply(self, grads, trainable_variables=None) -> None:
+        """As the optimizer's, with the gradients of all ranks."""
+        grads = list(grads)
+        given = None if trainable_variables is None else list(trainable_variables)
+        if not self.built:
+            if given is None:
+                super().apply(grads)  # which says what is missing
+                return
+            with tf.init_scope():  # not in a branch of a tf.cond
+                self.build(given)
+        variables = self._trainable_variables if given is None else given
+
+        def apply(gradients: list) -> None:
+            reduced = self._reduction(gradients, variables)
+            super(DistributedKerasOptimizer, self).apply(reduced, given)
+
+        if self._accumulator is None:
+            apply(grads)
+        else:
+            self._accumulator.add(grads, variables, apply)
+
+    def register_local_var(self, variable: Any) -> None:
+        """Makes a variable local to each rank: its gradients are not reduced."""
+        self._reduction.local.register(variable)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` needs."""
+        plain = keras.optimizers.serialize(self._plain_class.from_config(super().get_config()))
+        return {"optimizer": plain, **front.saved(self._options, self._reduction)}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None) -> keras.Optimizer:
+        """Makes the optimizer that was distributed, and distributes it."""
+        options = copy.deepcopy(config)  # Keras changes it
+        plain = keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
+        local = options.pop(front.LOCAL_VARIABLES, ())
+        distributed = distribute(plain, front.Options.from_config(options))
+        distributed._reduction.local.expect(local)
+        return distributed
+
+
+def distribute(
+    optimizer: keras.Optimizer, options: front.Options, name: str | None = None
+) -> keras.Optimizer:
+    """As `front.wrapped`, for an optimizer of Keras 3."""
+    agree_on_overflow_of_ranks()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # As `compile` does with mixed precision: the loss is scaled outside.
+        distribute(optimizer.inner_optimizer, options, name)
+        return optimizer
+    front.refuse_distributed(optimizer, DistributedKerasOptimizer)
+    if name is not None:
+        optimizer.name = name
+    state = {
+        "_plain_class": type(optimizer),
+        "_options": options,
+        "_reduction": options.reduction(),
+        "_accumulator": options.accumulator(),
+        "__class__": _distributed(type(optimizer)),
+    }
+    for attribute, value in state.items():
+        # Keras's own way of setting would look for variables to save.
+        object.__setattr__(optimizer, attribute, value)
+    return optimizer
+
+
+def is_distributed(optimizer: keras.Optimizer) -> bool:
+    """Whether an optimizer, or the one inside a LossScaleOptimizer, reduces over the ranks."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return isinstance(inner, DistributedKerasOptimizer)
+
+
+@functools.cache
+def _distributed(plain: type) -> type:
+    cls = type(f"Distributed{plain.__name__}", (DistributedKerasOptimizer, plain), {})
+    return _registered(cls)

@@ -1,0 +1,100 @@
+"""The distributed optimizer for tf_keras, whose optimizers have a step for gradients of others."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tfdist.horovod import optimizer as front
+
+_registered = tf_keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
+
+
+@_registered
+class DistributedLegacyOptimizer:
+    """What is put before a tf_keras optimizer's class; see `DistributedOptimizer`."""
+
+    def aggregate_gradients(self, grads_and_vars):
+        """Gives the gradients of all ranks; a LossScaleOptimizer calls it before it looks."""
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        return list(zip(self._reduction(gradients, variables), variables, strict=True))
+
+    _aggregate_gradients = (
+        aggregate_gradients  # as optimizers of tf_keras.optimizers.legacy call it
+    )
+
+    def apply_gradients(self, grads_and_vars, *arguments, **options):
+        """As the optimizer's; with several passes for each step, in the last of them."""
+        plain = super().apply_gradients
+        if self._accumulator is None:
+            return plain(grads_and_vars, *arguments, **options)
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        if isinstance(self, tf_keras.optimizers.Optimizer):
+            with tf.init_scope():  # not in the branch that applies
+                self.build(variables)
+
+        def apply(sums: list) -> None:
+            plain(list(zip(sums, variables, strict=True)), *arguments, **options)
+
+        self._accumulator.add(gradients, variables, apply)
+        return self.iterations
+
+    def register_local_var(self, variable: Any) -> None:
+        """Makes a variable local to each rank: its gradients are not reduced."""
+        self._reduction.local.register(variable)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` needs."""
+        config = super().get_config()
+        plain = tf_keras.optimizers.serialize(self._plain_class.from_config(dict(config)))
+        # By this tf_keras knows how to read the rest.
+        legacy = config.get("is_legacy_optimizer", True)
+        options = front.saved(self._options, self._reduction)
+        return {"optimizer": plain, "is_legacy_optimizer": legacy, **options}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None) -> Any:
+        """Makes the optimizer that was distributed, and distributes it."""
+        options = copy.deepcopy(config)  # tf_keras changes it
+        options.pop("is_legacy_optimizer")
+        plain = tf_keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
+        local = options.pop(front.LOCAL_VARIABLES, ())
+        distributed = distribute(plain, front.Options.from_config(options))
+        distributed._reduction.local.expect(local)
+        return distributed
+
+
+def distribute(optimizer: Any, options: front.Options, name: str | None = None) -> Any:
+    """As `front.wrapped`, for an optimizer of tf_keras."""
+    if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
+        if options.backward_passes_per_step > 1:
+            raise ValueError(
+                f"{front.ASKED}: expected backward_passes_per_step=1 with tf_keras's "
+                f"LossScaleOptimizer, received {options.backward_passes_per_step}: it looks at the "
+                "gradients of all ranks in every pass"
+            )
+        distribute(optimizer.inner_optimizer, options, name)
+        return optimizer
+    front.refuse_distributed(optimizer, DistributedLegacyOptimizer)
+    if name is not None:
+        setattr(optimizer, "name" if hasattr(optimizer, "name") else "_name", name)
+    state = {
+        "_plain_class": type(optimizer),
+        "_options": options,
+        "_reduction": options.reduction(),
+        "_accumulator": options.accumulator(),
+        "__class__": _distributed(type(optimizer)),
+    }
+    for attribute, value in state.items():
+        object.__setattr__(optimizer, attribute, value)
+    return optimizer
+
+
+@functools.cache
+def _distributed(plain: type) -> type:
+    cls = type(plain)(f"Distributed{plain.__name__}", (DistributedLegacyOptimizer, plain), {})
+    return _registered(cls)

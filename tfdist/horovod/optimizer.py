@@ -1,0 +1,206 @@
+"""Makes an optimizer apply the gradients of all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from tfdist import compression as methods
+from tfdist.compression import Compression, method_of
+from tfdist.horovod.accumulation import Accumulator
+from tfdist.horovod.reduction import Reduction, refuse_strategy
+from tfdist.job import process
+
+ASKED = "tfdist.DistributedOptimizer"
+# In the config of an optimizer that has local variables: their names.
+LOCAL_VARIABLES = "local_variables"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a distributed optimizer differs from the one that it was: what is saved with a model."""
+
+    gradient_reduction: str = "mean"
+    backward_passes_per_step: int = 1
+    average_aggregated_gradients: bool = False
+    compression: str | Compression | type | None = None
+    scale_local_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        passes = self.backward_passes_per_step
+        if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
+            raise ValueError(
+                f"{ASKED}: expected backward_passes_per_step to be a whole number, 1 or more, "
+                f"received {passes!r}"
+            )
+        object.__setattr__(self, "compression", method_of(self.compression))
+        self.reduction()
+
+    def get_config(self) -> dict[str, Any]:
+        """These options as numbers, strings and dicts."""
+        config = dataclasses.asdict(self)
+        if self.compression is not None:
+            config["compression"]["method"] = type(self.compression).__name__
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Options:
+        """Makes the options whose `get_config` it was."""
+        chosen = config.get("compression")
+        if isinstance(chosen, dict):
+            arguments = dict(chosen)
+            method = getattr(methods, arguments.pop("method"))
+            config = {**config, "compression": method(**arguments)}
+        return cls(**config)
+
+    def reduction(self) -> Reduction:
+        """What is done to gradients."""
+        return Reduction(
+            ASKED, self.gradient_reduction, self.compression, self.scale_local_gradients
+        )
+
+    def accumulator(self) -> Accumulator | None:
+        """Where gradients are summed before; None if each travels at once."""
+        if self.backward_passes_per_step == 1:
+            return None
+        return Accumulator(ASKED, self.backward_passes_per_step, self.average_aggregated_gradients)
+
+
+def saved(options: Options, reduction: Reduction) -> dict[str, Any]:
+    """What the config of a distributed optimizer has beside the plain one."""
+    names = reduction.local.names()
+    return options.get_config() | ({LOCAL_VARIABLES: names} if names else {})
+
+
+def DistributedOptimizer(  # noqa: N802, a class to its users
+    optimizer: Any,
+    gradient_reduction: str = "mean",
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    compression: str | Compression | type | None = None,
+    name: str | None = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes an optimizer apply the mean, or the sum, of the gradients of all ranks.
+
+    For Keras's `fit` and for loops of the user's own, without a strategy: every rank calls
+    `apply_gradients` with gradients of its own batch, and all apply the same. Clipping, weight
+    decay and whatever else the optimizer does come after the reduction. With a `LossScaleOptimizer`
+    all ranks leave a step out when one of them has to.
+
+    With `backward_passes_per_step=n` gradients are added up on each rank, and reduced and applied
+    in every n-th call only; nothing is sent in between. `optimizer.iterations` counts steps, not
+    calls. What has been added up is not saved with a model.
+
+    Args:
+      optimizer: of Keras 3 or tf_keras. It becomes the distributed one itself, with its state, and
+        stays an instance of its class.
+      gradient_reduction: "mean" or "sum" over the ranks. The mean fits losses that are means over a
+        rank's batch.
+      backward_passes_per_step: how many calls make one step.
+      average_aggregated_gradients: whether the gradients of these calls are averaged, instead of
+        added.
+      compression: how gradients travel: "fp16", "bf16", "topk", "powersgd", a method of
+        `tfdist.compression` or one of `tfdist.Compression`; `None` means as they are.
+      name: the optimizer's new name.
+      scale_local_gradients: whether gradients of local variables are divided by the number of
+        ranks, as those that are averaged.
+
+    Returns:
+      The optimizer. Its method `register_local_var(variable)` makes a variable local to each rank:
+      its gradients are not reduced.
+
+    Raises:
+      ValueError: it is distributed already; it is used with a strategy, which reduces gradients
+        itself; or an argument is none of the above.
+      TypeError: it is no optimizer; or `scale_local_gradients` is no bool.
+      tfdist.errors.NotInitializedError: `tfdist.init()` comes first.
+
+    Example:
+
+    ```python
+    tfdist.init()
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1 * tfdist.size()))
+    model.compile(optimizer, "mse")
+    ```
+    """
+    options = Options(
+        gradient_reduction,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        compression,
+        scale_local_gradients,
+    )
+    process.cluster(ASKED)
+    refuse_strategy(ASKED)
+    return wrapped(optimizer, options, name)
+
+
+def wrapped(optimizer: Any, options: Options, name: str | None = None) -> Any:
+    """Does what `DistributedOptimizer` does, also before this process knows its job."""
+    # Either Keras takes seconds to import, and a script uses one of them.
+    package = _keras_of(optimizer)
+    if package == "keras":
+        from tfdist.horovod import keras_optimizer as front_end
+    elif package == "tf_keras":
+        from tfdist.horovod import legacy_optimizer as front_end
+    else:
+        raise TypeError(
+            f"{ASKED}: expected an optimizer of Keras 3 or tf_keras, received {optimizer!r}"
+        )
+    return front_end.distribute(optimizer, options, name)
+
+
+def refuse_distributed(optimizer: Any, mixin: type) -> None:
+    """Refuses an optimizer that is distributed already.
+
+    Raises:
+      ValueError: it is.
+    """
+    if isinstance(optimizer, mixin):
+        raise ValueError(
+            f"{ASKED}: this {type(optimizer).__name__} is one already, and would reduce twice"
+        )
+
+
+def load_model(
+    filepath: str | os.PathLike,
+    custom_objects: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Loads a model of Keras 3 so that its training goes on, on all ranks.
+
+    Give all ranks the file, or broadcast the variables of the one that had it. A model that was
+    compiled with a `DistributedOptimizer` keeps it; any other gets one.
+
+    Args:
+      filepath: a ".keras" file.
+      custom_objects: as for `keras.models.load_model`.
+      **options: as for `DistributedOptimizer`, for an optimizer that is none yet.
+
+    Returns:
+      The model, compiled if it was.
+
+    Raises:
+      ValueError: the file is no model, or needs further `custom_objects`.
+      Exception: as `DistributedOptimizer`.
+    """
+    import keras
+
+    from tfdist.horovod import keras_optimizer
+
+    model = keras.models.load_model(filepath, custom_objects)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not keras_optimizer.is_distributed(optimizer):
+        DistributedOptimizer(optimizer, **options)
+    return model
+
+
+def _keras_of(optimizer: Any) -> str | None:
+    """The package of the optimizer's base class: "keras", "tf_keras" or None."""
+    for base in type(optimizer).__mro__:
+        package = base.__module__.partition(".")[0]
+        if base.__name__ in ("BaseOptimizer", "_BaseOptimizer", "OptimizerV2"):
+            return package if package in ("keras", "tf_keras") else None
+    return None

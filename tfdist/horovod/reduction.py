@@ -1,0 +1,103 @@
+"""How the gradients of one rank become those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.compression import Compressor, compressor
+from tfdist.horovod.local_variables import LocalVariables, variable_of
+from tfdist.job import job, process
+
+
+class Reduction:
+    """What is done to the gradients of all ranks.
+
+    Args:
+      asked: what the user called, for messages.
+      op: "mean" or "sum".
+      compression: as for `tfdist.CommunicationOptions`; or what it makes, which keeps what is not
+        sent for the next step.
+      scale_local_gradients: whether gradients of local variables are divided by the number of
+        ranks.
+
+    Attributes:
+      local: the variables whose gradients stay on this rank.
+
+    Raises:
+      ValueError: another `op` or `compression`.
+      TypeError: `scale_local_gradients` is no bool.
+    """
+
+    def __init__(
+        self,
+        asked: str,
+        op: str = "mean",
+        compression: Any = None,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        if op not in ("mean", "sum"):
+            raise ValueError(
+                f'{asked}: expected gradient_reduction to be "mean" or "sum", received {op!r}'
+            )
+        self._asked = asked
+        self._op = op
+        made = compression is None or isinstance(compression, Compressor)
+        self._compressor: Compressor | None = compression if made else compressor(compression)
+        self.local = LocalVariables(asked, scale_local_gradients)
+
+    def __call__(self, gradients: Sequence, variables: Sequence) -> list:
+        """Reduces over the ranks of this process's job.
+
+        Args:
+          gradients: tensors, `tf.IndexedSlices` or None, alike on every rank but for the rows of
+            slices. Those that are None stay so.
+          variables: what they are gradients of.
+
+        Returns:
+          As many, the same on every rank; of slices each row once. Those of local variables are
+          this rank's own. Alone: what came.
+
+        Raises:
+          ValueError: a strategy would reduce them too; or local variables of a saved optimizer
+            have not been registered again.
+          tfdist.errors.NotInitializedError: this process belongs to no job.
+          tf.errors.OpError: as `tfdist.ops.all_reduce`.
+        """
+        refuse_strategy(self._asked)
+        gradients = list(gradients)
+        ranks = process.cluster(self._asked).world_size
+        if ranks == 1:
+            return gradients
+        local = self.local.positions(variables)
+        for i in local:
+            gradients[i] = self.local.keep(gradients[i], ranks)
+        present = [i for i, g in enumerate(gradients) if g is not None and i not in local]
+        reduced = ops.fused_all_reduce(
+            [gradients[i] for i in present],
+            job.communicator(self._asked),
+            self._op,
+            compressor=self._compressor,
+            variables=[variable_of(variables[i]) for i in present],
+        )
+        for i, gradient in zip(present, reduced, strict=True):
+            gradients[i] = gradient
+        return gradients
+
+
+def refuse_strategy(asked: str) -> None:
+    """Refuses to work where a strategy reduces gradients or statistics already.
+
+    Raises:
+      ValueError: it is called in the scope of a strategy, or in a step that one runs.
+    """
+    if tf.distribute.has_strategy():
+        name = type(tf.distribute.get_strategy()).__name__
+        raise ValueError(
+            f"{asked}: expected no tf.distribute strategy, but this is in the scope of {name}, "
+            "which reduces over its replicas itself, so that it would be done twice: use one of "
+            "the two"
+        )

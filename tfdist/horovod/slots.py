@@ -1,0 +1,58 @@
+"""What an optimizer holds for one variable, such as its momentum.
+
+No Keras has a public way to ask for it. All but tf_keras.optimizers.legacy keep lists, which have
+what belongs to a variable at the variable's position.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.horovod.local_variables import variable_of
+
+
+def variables_of(optimizer: Any) -> list:
+    """All variables of an optimizer of Keras 3 or tf_keras."""
+    variables = optimizer.variables  # a method of the optimizers of tf_keras.optimizers.legacy
+    return list(variables() if callable(variables) else variables)
+
+
+def identity(variable: Any) -> Any:
+    """A key that is the same for a Keras variable and TensorFlow's behind it."""
+    return variable_of(variable).ref()
+
+
+def slots_of(optimizer: Any, variable: Any) -> list:
+    """Returns the optimizer's variables that belong to one variable of the model.
+
+    Args:
+      optimizer: of Keras 3 or tf_keras, built.
+      variable: one that it updates; another one has no slots.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    by_variable = getattr(optimizer, "_slots", None)
+    if isinstance(by_variable, dict):  # tf_keras.optimizers.legacy
+        return list(by_variable.get(variable_of(variable)._unique_id, {}).values())
+    position, count = _position(optimizer, variable)
+    if position is None:
+        return []
+    known = {identity(slot) for slot in variables_of(optimizer)}
+    columns = [
+        column
+        for name, column in vars(optimizer).items()
+        if name not in ("_variables", "_trainable_variables")
+        and isinstance(column, list)
+        and len(column) == count
+    ]
+    slots = [column[position] for column in columns]
+    return [s for s in slots if variable_of(s) is not None and identity(s) in known]
+
+
+def _position(optimizer: Any, variable: Any) -> tuple[int | None, int]:
+    """Where the optimizer's lists have what belongs to a variable, and how long they are."""
+    if hasattr(optimizer, "_index_dict"):  # tf_keras
+        positions = optimizer._index_dict
+        return positions.get(optimizer._var_key(variable)), len(positions)
+    trained = [identity(other) for other in getattr(optimizer, "_trainable_variables", ())]
+    own = identity(variable)
+    return (trained.index(own) if own in trained else None), len(trained)

@@ -1,0 +1,1 @@
+"""This process in its job: rank, groups, and what all ranks share."""

@@ -1,0 +1,152 @@
+"""Process groups: some of a job's ranks as a communicator of their own.
+
+A group has its own connections and its own thread, so that what happens in one group neither
+waits for nor disturbs another. It is made over the job's communicator:
+
+    rank 0: [0, 2]?  port 4711, salt   ┐
+    rank 1: [0, 2]?                    ├─ all_gather ─> all agree; 0 and 2 connect, 1 goes on
+    rank 2: [0, 2]?  port 4713         ┘
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+# Making a group is a matter of the program, also while it builds a graph.
+from tensorflow.python.eager.context import eager_mode
+
+from tfdist import ops
+from tfdist.job import job, process
+from tfdist.ops.collectives.calls import DEFAULT_TIMEOUT
+
+_CALL = "tfdist.new_group"
+
+
+def new_group(
+    ranks: Iterable[int], name: str | None = None, *, timeout: float | None = None
+) -> ops.Communicator | None:
+    """Makes a communicator of some of the job's ranks.
+
+    Every rank of the job calls it with the same arguments, in the same order, also those that do
+    not become members; as `torch.distributed.new_group` has it. Collectives given the group run
+    among its members alone.
+
+    Args:
+      ranks: the members, by their rank in the job. The first becomes rank 0 of the group, the
+        second rank 1, and so on.
+      name: for messages.
+      timeout: seconds to wait for the other ranks; `None` means 600, 0 means for ever.
+
+    Returns:
+      The group, to pass as `communicator`; `None` on ranks outside. It lasts until its `close()` or
+      the end of the job.
+
+    Raises:
+      ValueError: on every rank alike: there is no such rank, one is named twice, or the ranks of
+        the job passed different arguments.
+      tfdist.errors.NotInitializedError: before `tfdist.init()` or a strategy.
+      tf.errors.UnavailableError: a rank died or left.
+      tf.errors.DeadlineExceededError: a rank did not come in time.
+
+    Example:
+
+    ```python
+    tfdist.init()
+    even = tfdist.new_group(range(0, tfdist.size(), 2))
+    if even is not None:
+        total = tfdist.ops.all_reduce(tf.constant(1.0), even)
+    ```
+    """
+    everybody = job.communicator(_CALL)
+    listed = list(ranks)
+    problem = _problem(listed, everybody.size)
+    group = None
+    answer: dict[str, Any] = {"ranks": [str(rank) for rank in listed], "name": name}
+    if problem is None and everybody.rank in listed:
+        try:
+            group = job.new_communicator(listed.index(everybody.rank), len(listed))
+            answer["address"] = f"{_host()}:{group.port}"
+            answer["salt"] = secrets.token_hex(16)
+        except tf.errors.OpError as error:
+            problem = error.message
+    answer["problem"] = problem
+    try:
+        answers = _exchange(answer, everybody, name, timeout)
+        _check_agreement(answers)
+        if group is not None:
+            _connect(group, [answers[rank] for rank in listed], timeout)
+    except BaseException:
+        if group is not None:
+            group.close()
+        raise
+    if group is not None:
+        job.adopt(group)
+    return group
+
+
+def _problem(ranks: list[Any], size: int) -> str | None:
+    """What is wrong with these ranks, if anything."""
+    if not ranks:
+        return "expected at least one rank, received none"
+    seen = set()
+    for rank in ranks:
+        try:
+            operator.index(rank)
+        except TypeError:
+            return f"expected numbers of ranks, received {rank!r}"
+        if not 0 <= rank < size:
+            return f"expected ranks from 0 to {size - 1}, received {rank}"
+        if rank in seen:
+            return f"expected every rank once, received {rank} twice"
+        seen.add(rank)
+    return None
+
+
+def _host() -> str:
+    address = process.cluster(_CALL).address
+    return address.rpartition(":")[0] if address else "localhost"
+
+
+def _exchange(
+    answer: dict[str, Any], everybody: ops.Communicator, name: str | None, timeout: float | None
+) -> list[dict[str, Any]]:
+    """Returns what each rank of the job answers."""
+    label = "new_group" if name is None else f"new_group {name}"
+    with eager_mode(), tf.device("CPU:0"):
+        texts = ops.all_gather(
+            tf.constant([json.dumps(answer)]), everybody, label=label, timeout=timeout
+        )
+        return [json.loads(text) for text in texts.numpy()]
+
+
+def _check_agreement(answers: list[dict[str, Any]]) -> None:
+    for rank, answer in enumerate(answers):
+        if answer["problem"] is not None:
+            raise ValueError(f"{_CALL}: rank {rank}: {answer['problem']}")
+
+    def wish(answer):
+        ranks = f"[{', '.join(answer['ranks'])}]"
+        return ranks if answer["name"] is None else f"{ranks} named '{answer['name']}'"
+
+    for rank, answer in enumerate(answers):
+        if wish(answer) != wish(answers[0]):
+            raise ValueError(
+                f"{_CALL}: the ranks disagree: rank 0 asks for {wish(answers[0])}, rank {rank} for "
+                f"{wish(answer)}"
+            )
+
+
+def _connect(group: ops.Communicator, members: list[dict[str, Any]], timeout: float | None) -> None:
+    if group.size == 1:
+        return
+    forever = 10.0**9
+    seconds = DEFAULT_TIMEOUT if timeout is None else timeout or forever
+    addresses = [member["address"] for member in members]
+    # Every group has a key of its own, so that nothing can arrive at another.
+    group.connect(job.key_of_group(members[0]["salt"]), 0, addresses, seconds)

@@ -1,0 +1,1 @@
+"""The command `tfdist`: starts the tasks of a job and watches them."""

@@ -1,0 +1,175 @@
+"""The command `tfdist`. It starts fast: TensorFlow is imported by the tasks, not here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist._version import __version__
+from tfdist.config.arguments import seconds, whole_number
+from tfdist.errors import ClusterConfigError
+from tfdist.ps.stats import command as stats_command
+
+_DESCRIPTION = "Distributed training for TensorFlow and Keras."
+_EPILOG = """\
+example:
+  tfdist run --workers 2 train.py --epochs 3
+
+'tfdist run --help' explains the options.
+"""
+_RUN_DESCRIPTION = """\
+Starts the tasks of a training job on this machine: each runs the script with its own TF_CONFIG.
+Their output is shown with a prefix such as "[worker 1]". When one task fails, the others are
+stopped and the first failure is reported, or with --restarts the job goes on."""
+_RUN_EPILOG = """\
+Everything after the script is passed to it unchanged, options too.
+
+examples:
+  tfdist run --workers 2 train.py --epochs 3
+      two workers; --epochs 3 is an option of train.py
+  tfdist run --workers 3 --log-dir logs --timeout 3600 train.py
+      three workers, for an hour at most; logs/worker-0.log etc. keep all output
+  tfdist run --workers 2 --restarts 3 train.py
+      when a worker fails, all start again, three times at most
+
+exit code:
+  0 when all went well; else that of the first task that failed (128 + n if signal n ended it);
+  124 at the time limit; 130 after Ctrl-C, 143 after SIGTERM; 2 for a wrong command line.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+      arguments: the words after `tfdist`; this process's own if None.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      SystemExit: with code 2 for a wrong command line, 0 after --help and --version.
+    """
+    parser, run_parser = _parsers()
+    chosen = parser.parse_args(arguments)
+    if chosen.subcommand is None:
+        parser.print_help()
+        return 2
+    if chosen.subcommand == "ps":
+        return stats_command.run(chosen)
+    return _run(chosen, run_parser)
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="tfdist",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tfdist {__version__}")
+    subcommands = parser.add_subparsers(dest="subcommand", title="commands", metavar="COMMAND")
+    run = subcommands.add_parser(
+        "run",
+        help="start all tasks of a job on this machine",
+        usage="tfdist run [options] script.py [script's own arguments]",
+        description=_RUN_DESCRIPTION,
+        epilog=_RUN_EPILOG,
+        formatter_class=style,
+        # Otherwise --work would be taken for --workers.
+        allow_abbrev=False,
+    )
+    run.add_argument(
+        "--workers",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="training tasks; with --ps or --evaluator the first is the chief (default: 1)",
+    )
+    run.add_argument(
+        "--ps",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="parameter servers, for scripts that serve one (default: 0)",
+    )
+    run.add_argument("--evaluator", action="store_true", help="start an evaluator too")
+    run.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="also keep each task's whole output here, in worker-1.log etc.",
+    )
+    run.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="S",
+        help="stop the whole job after this many seconds, with exit code 124",
+    )
+    run.add_argument(
+        "--restarts",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="start again what fails, N times in all: with --ps the task that failed, else all "
+        "tasks (default: 0)",
+    )
+    run.add_argument(
+        "--job-file",
+        type=Path,
+        metavar="FILE",
+        help="keep the job's addresses and secret here while it runs, for 'tfdist ps stats --job' "
+        "(default: a new file of mode 600)",
+    )
+    # One list: argparse then leaves everything from the script on alone, "--" included.
+    run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    ps = subcommands.add_parser("ps", help="look at parameter servers", allow_abbrev=False)
+    of_ps = ps.add_subparsers(dest="of_ps", title="commands", metavar="COMMAND", required=True)
+    stats = of_ps.add_parser(
+        "stats",
+        help="what they hold and do",
+        description=stats_command.DESCRIPTION,
+        epilog=stats_command.EPILOG,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    stats_command.add_arguments(stats)
+    return parser, run
+
+
+def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    command = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
+    if not command:
+        parser.error("expected a script to run, received none")
+    script = Path(command[0])
+    if not script.exists():
+        parser.error(f"expected a script, but {command[0]} does not exist")
+    if not script.is_file():
+        parser.error(f"expected a script, but {command[0]} is not a file")
+    if chosen.log_dir is not None and chosen.log_dir.exists() and not chosen.log_dir.is_dir():
+        parser.error(f"--log-dir: expected a directory, but {chosen.log_dir} is a file")
+    # Only now: --help and a wrong command line need none of it.
+    from tfdist.launch import run as launch
+
+    options = launch.LaunchOptions(
+        script=script,
+        arguments=command[1:],
+        workers=chosen.workers,
+        ps=chosen.ps,
+        evaluator=chosen.evaluator,
+        log_dir=chosen.log_dir,
+        timeout=chosen.timeout,
+        restarts=chosen.restarts,
+        job_file=chosen.job_file,
+    )
+    try:
+        return launch.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, ClusterConfigError) as error:
+        print(f"tfdist run: error: {error}", file=sys.stderr)
+        return 1

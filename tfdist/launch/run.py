@@ -1,0 +1,156 @@
+"""`tfdist run`: all tasks of a job on one machine.
+
+The launcher gives every task a free loopback port and its `TF_CONFIG`, shows their output with a
+prefix, and ends them together: when one fails, at a time limit, or on Ctrl-C. If it may, it starts
+again what has failed. It starts processes on this machine only; on many machines a scheduler sets
+`TF_CONFIG` instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.job_file import JobFile
+from tfdist.launch.output import outlets
+from tfdist.launch.ports import free_ports
+from tfdist.launch.supervisor import Job, TaskSpec
+
+__all__ = ["LaunchOptions", "plan", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchOptions:
+    """What to start, and how patiently.
+
+    Attributes:
+      script: the Python script that every task runs.
+      arguments: the script's own arguments.
+      workers: number of training tasks, 1 or more. With `ps` or `evaluator` the first is the chief.
+      ps: number of parameter servers.
+      evaluator: start an evaluator too.
+      log_dir: where each task's whole output is kept; nowhere if None.
+      timeout: seconds the job may take; no limit if None.
+      restarts: how many failures lead to a restart, in all: of all tasks, or of the failed task
+        alone if the job has parameter servers or the task is an evaluator.
+      job_file: where the job's addresses and secret are kept while it runs; by default in a new
+        file, which is told if there are parameter servers.
+      stop_grace: seconds between SIGTERM and SIGKILL once a task has failed or time is up.
+      signal_grace: seconds the tasks have to end after Ctrl-C or SIGTERM, before SIGKILL.
+      ps_grace: seconds the parameter servers have to end by themselves after the training tasks.
+      evaluator_grace: the same for the evaluator, which may have a last checkpoint to evaluate.
+    """
+
+    script: Path
+    arguments: Sequence[str] = ()
+    workers: int = 1
+    ps: int = 0
+    evaluator: bool = False
+    log_dir: Path | None = None
+    timeout: float | None = None
+    restarts: int = 0
+    job_file: Path | None = None
+    stop_grace: float = 10.0
+    signal_grace: float = 30.0
+    ps_grace: float = 5.0
+    evaluator_grace: float = 60.0
+
+
+def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[TaskSpec]:
+    """Names the tasks and writes the TF_CONFIG of each.
+
+    Args:
+      options: how many tasks of each kind.
+      ports: one port for each training task and parameter server; free ones by default.
+
+    Returns:
+      The tasks, in the order chief, workers, parameter servers, evaluator; the first is rank 0.
+    """
+    if ports is None:
+        ports = free_ports(options.workers + options.ps)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    # Estimator and parameter-server training require a task called chief.
+    chiefs = 1 if options.ps or options.evaluator else 0
+    cluster = Cluster(
+        chief=tuple(addresses[:chiefs]),
+        workers=tuple(addresses[chiefs : options.workers]),
+        ps=tuple(addresses[options.workers :]),
+        task_type="chief" if chiefs else "worker",
+        task_index=0,
+    )
+    places = [
+        *(("chief", index) for index in range(chiefs)),
+        *(("worker", index) for index in range(options.workers - chiefs)),
+        *(("ps", index) for index in range(options.ps)),
+        *(("evaluator", index) for index in range(int(options.evaluator))),
+    ]
+    graces = {"ps": options.ps_grace, "evaluator": options.evaluator_grace}
+    tasks = []
+    for role, index in places:
+        member = dataclasses.replace(cluster, task_type=role, task_index=index)
+        tasks.append(
+            TaskSpec(
+                name=member.task_name,
+                trains=member.rank is not None,
+                serves=role == "ps",
+                tf_config=member.tf_config(),
+                grace=graces.get(role, 0.0),
+            )
+        )
+    return tasks
+
+
+def run(options: LaunchOptions) -> int:
+    """Starts the job and waits for its end. Call it in the main thread: it handles signals.
+
+    Args:
+      options: what to start.
+
+    Returns:
+      The exit code for the launcher: 0; that of the first task that failed (128 + the number of the
+      signal that ended it); 124 at the time limit; 130 after Ctrl-C, 143 after SIGTERM, 129 after
+      SIGHUP.
+
+    Raises:
+      OSError: the log directory cannot be made, the job file exists, or a process does not start.
+      ClusterConfigError: the secret in the environment is unusable.
+    """
+    if options.log_dir is not None:
+        options.log_dir.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-u", str(options.script), *options.arguments]
+    tasks = plan(options)
+    environment = _with_secret(os.environ)
+    secret = Settings.from_environment(environment).secret
+    job = Job(
+        tasks,
+        command,
+        environment=environment,
+        outlets=outlets(),
+        log_dir=options.log_dir,
+        timeout=options.timeout,
+        restarts=options.restarts,
+        stop_grace=options.stop_grace,
+        signal_grace=options.signal_grace,
+    )
+    file = JobFile(tasks[0].tf_config, secret.decode("latin-1"))
+    with file.written(options.job_file) as path:
+        if options.ps and options.job_file is None:
+            print(
+                f"tfdist run: this job's file, for 'tfdist ps stats --job': {path}", file=sys.stderr
+            )
+        return job.run()
+
+
+def _with_secret(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that tasks inherit: those of the launcher, with a secret of the job's own.
+
+    On a machine with other users a loopback address is theirs, too.
+    """
+    if "TFDIST_SECRET" in environment or "TFDIST_SECRET_FILE" in environment:
+        return dict(environment)
+    return {**environment, "TFDIST_SECRET": secrets.token_hex(32)}

@@ -1,0 +1,367 @@
+"""The life of a launched job: one loop that reads output, notices ends and signals, and decides.
+
+    running --failure---------> stopping (SIGTERM, later SIGKILL) --all ended--> report
+       |  |                        \\--all ended, restarts were left--> running     code
+       |  \\--failure of a task that can be replaced, restarts left--> running
+       |  \\--time limit------> stopping
+       |  \\--Ctrl-C, SIGTERM-> stopping (the same signal, later SIGKILL)
+       \\--training tasks done--> lingering: ps and evaluator end by themselves or are told to
+
+There is one thread. Everything that happens wakes the same `select`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tfdist.launch.output import Outlet, TaskOutput
+from tfdist.launch.task import Task, TaskSpec, guarded
+
+__all__ = ["Job", "TaskSpec"]
+
+TIMEOUT_CODE = 124
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Job:
+    """The tasks of a job, from their start to the last one's end.
+
+    Args:
+      specs: the tasks; the first is rank 0.
+      command: what each runs.
+      environment: the variables they inherit.
+      outlets: where their stdout and stderr are shown; our own messages go to the second.
+      log_dir: where each task's output is kept, or None.
+      timeout: seconds the job may take, restarts included, or None.
+      restarts: how many failures lead to a restart, in all: of the failed task where it can be
+        replaced alone, else of the whole job.
+      stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
+      signal_grace: seconds from a signal that was passed on to SIGKILL.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TaskSpec],
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        outlets: tuple[Outlet, Outlet],
+        log_dir: Path | None = None,
+        timeout: float | None = None,
+        restarts: int = 0,
+        stop_grace: float = 10.0,
+        signal_grace: float = 30.0,
+    ) -> None:
+        self._specs = specs
+        self._command = command
+        self._environment = environment
+        self._outlets = outlets
+        self._log_dir = log_dir
+        self._timeout = timeout
+        self._restarts = restarts
+        self._restarts_left = restarts
+        self._has_servers = any(spec.serves for spec in specs)
+        self._stop_grace = stop_grace
+        self._signal_grace = signal_grace
+        self._tasks: list[Task] = []
+        self._first_failure: Task | None = None
+        self._verdict = ""
+        self._stopping = False
+        # All tasks are being stopped, and are then started again.
+        self._restarting = False
+        self._code: int | None = None
+        self._ended: list[Task] = []
+        self._signals: list[int] = []
+        # What is due, by name: when, and what to do then.
+        self._due: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._reading: list[TaskOutput] = []
+        self._guard = -1
+
+    def run(self) -> int:
+        """Starts the tasks and returns the job's exit code; no process of the job is left then."""
+        with contextlib.ExitStack() as stack:
+            wake = stack.enter_context(self._signals_handled())
+            self._guard = stack.enter_context(guarded())
+            stack.callback(self._end_all)
+            if self._timeout is not None:
+                self._due["limit"] = (time.monotonic() + self._timeout, self._time_is_up)
+            self._start()
+            while self._ended or not self._all_ended():
+                while not self._all_ended():
+                    self._step(wake)
+                self._decide()
+                if self._restarting:
+                    self._start_again()
+            self._end_all()
+            self._report()
+            self._flush(wake)
+        return self._code or 0
+
+    def _all_ended(self) -> bool:
+        return all(task.exit is not None for task in self._tasks)
+
+    def _start(self) -> None:
+        for number in range(len(self._specs)):
+            self._tasks.append(self._new_task(number))
+        # Those that ended before they were in the list.
+        self._note_ends()
+
+    def _new_task(self, number: int, replaces: Task | None = None) -> Task:
+        spec = self._specs[number]
+        try:
+            task = Task(
+                spec,
+                number,
+                self._command,
+                self._environment,
+                self._outlets,
+                self._log_dir,
+                self._guard,
+                replaces,
+            )
+        except OSError as error:
+            raise OSError(error.errno, f"cannot start {spec.name}: {error}") from error
+        self._reading.extend(task.outputs)
+        return task
+
+    def _start_again(self) -> None:
+        """Starts all tasks again, after all former processes have ended."""
+        self._restarting = self._stopping = False
+        self._due.pop("kill", None)
+        self._end_all()
+        for number, task in enumerate(self._tasks):
+            self._report_log(task)
+            self._tasks[number] = self._new_task(number, task)
+        self._note_ends()
+
+    def _replace(self, task: Task) -> Task:
+        """Starts one task again, after its former processes have ended."""
+        self._end(task)
+        self._report_log(task)
+        number = self._tasks.index(task)
+        new = self._tasks[number] = self._new_task(number, task)
+        self._note_ends()
+        return new
+
+    def _step(self, wake: int) -> None:
+        """Waits for the next thing to happen, draws conclusions and does what is due."""
+        soonest = min((when for when, _ in self._due.values()), default=None)
+        self._wait(wake, soonest)
+        # Before what is due: a job that has just ended is not at its time limit.
+        self._decide()
+        for name, (when, action) in list(self._due.items()):
+            if when <= time.monotonic():
+                self._due.pop(name, None)
+                action()
+
+    def _wait(self, wake: int, until: float | None) -> None:
+        """Reads and writes what is possible, sleeping until something is, or until a time."""
+        ready = select.poll()
+        ready.register(wake, select.POLLIN)
+        # A full outlet is not read for: the task waits, memory does not grow.
+        reading = {out.source: out for out in self._reading if not out.outlet.full}
+        writing = {out.descriptor: out for out in self._outlets if out.pending}
+        for descriptor in reading:
+            ready.register(descriptor, select.POLLIN)
+        for descriptor in writing:
+            ready.register(descriptor, select.POLLOUT)
+        left = None if until is None else max(0.0, until - time.monotonic())
+        # Rounded up, so as not to come round just before the time.
+        for descriptor, _ in ready.poll(None if left is None else math.ceil(left * 1000)):
+            if descriptor == wake:
+                os.read(wake, 4096)
+            elif descriptor in writing:
+                writing[descriptor].flush_some()
+            elif not reading[descriptor].read_some():
+                self._reading.remove(reading[descriptor])
+
+    def _decide(self) -> None:
+        """Draws the conclusions from ends and signals that have come since last time."""
+        ended, self._ended = self._ended, []
+        # Of several that were noticed together, a signal is more likely to be the cause than an
+        # exit code: peers of a dead task notice its death and exit by themselves.
+        for task in sorted(ended, key=lambda task: task.exit.code >= 0):
+            if task.exit.code != 0 and not self._stopping and not task.told_to_stop:
+                self._failed(task)
+        while self._signals:
+            self._interrupted(self._signals.pop(0))
+        if self._code is None and not self._stopping and self._is_trained():
+            self._code = 0
+            self._linger()
+
+    def _failed(self, task: Task) -> None:
+        # A signal to the launcher may have gone to the tasks, too. A server is of no use any more
+        # when training is done.
+        useful = not (task.spec.serves and self._is_trained())
+        if self._restarts_left and useful and not self._signals:
+            self._restarts_left -= 1
+            if self._has_servers or not task.spec.trains:
+                self._restart(task)
+            else:
+                self._restart_all(task)
+            return
+        self._first_failure = task
+        self._code = task.exit.shell_code
+        stopping = f"; stopping {_listed(self._running())}" if self._running() else ""
+        none_left = "; no restarts left" if self._restarts and not self._restarts_left else ""
+        self._say(f"{task.spec.name} failed: {task.exit}{none_left}{stopping}")
+        self._stop(signal.SIGTERM, self._stop_grace)
+
+    def _is_trained(self) -> bool:
+        """Whether all training tasks have done their work."""
+        training = [task for task in self._tasks if task.spec.trains]
+        return all(task.exit is not None and task.exit.code == 0 for task in training)
+
+    def _restart(self, task: Task) -> None:
+        left = f"restarts left: {self._restarts_left}"
+        self._say(f"{task.spec.name} failed: {task.exit}; starting it again ({left})")
+        new = self._replace(task)
+        if self._code is not None:
+            self._give_time(new)
+
+    def _restart_all(self, task: Task) -> None:
+        running = self._running()
+        first = f"stopping {_listed(running)}, then " if running else ""
+        left = f"restarts left: {self._restarts_left}"
+        self._say(f"{task.spec.name} failed: {task.exit}; {first}starting all again ({left})")
+        limit = self._due.get("limit")
+        self._stop(signal.SIGTERM, self._stop_grace)
+        if limit is not None:
+            self._due["limit"] = limit
+        self._restarting = True
+
+    def _running(self) -> list[str]:
+        return [task.spec.name for task in self._tasks if task.exit is None]
+
+    def _time_is_up(self) -> None:
+        self._restarting = False
+        self._code = TIMEOUT_CODE
+        self._verdict = f"stopped at the limit of {self._timeout:g} s; still running then: "
+        self._verdict += _listed(self._running())
+        self._stop(signal.SIGTERM, self._stop_grace)
+
+    def _interrupted(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._stopping and not self._restarting:
+            self._say(f"{name}: killing all tasks")
+            self._kill()
+            return
+        self._restarting = False
+        self._code = 128 + number
+        self._verdict = f"stopped by {name}"
+        self._say(f"{name}: passed on to all tasks, waiting for them; once more kills them")
+        self._stop(number, self._signal_grace)
+
+    def _linger(self) -> None:
+        """The training tasks are done: the others have a little time to end by themselves."""
+        self._due.pop("limit", None)
+        for task in self._tasks:
+            if task.exit is None:
+                self._give_time(task)
+
+    def _give_time(self, task: Task) -> None:
+        self._say(f"training is done; {task.spec.name} has {task.spec.grace:g} s to end")
+        until = time.monotonic() + task.spec.grace
+        self._due[task.spec.name] = (until, lambda: self._retire(task))
+
+    def _retire(self, task: Task) -> None:
+        task.signal(signal.SIGTERM)
+        kill_at = time.monotonic() + self._stop_grace
+        self._due[f"kill {task.spec.name}"] = (kill_at, lambda: task.signal(signal.SIGKILL))
+
+    def _stop(self, number: int, grace: float) -> None:
+        self._stopping = True
+        for task in self._tasks:
+            if task.exit is None:
+                task.signal(number)
+        self._due = {"kill": (time.monotonic() + grace, self._kill)}
+
+    def _kill(self) -> None:
+        self._due.pop("kill", None)
+        for task in self._tasks:
+            if task.exit is None:
+                task.signal(signal.SIGKILL)
+
+    def _end_all(self) -> None:
+        for task in self._tasks:
+            self._end(task)
+
+    def _end(self, task: Task) -> None:
+        """Ends what is left of a task and takes its last output."""
+        self._reading = [output for output in self._reading if output not in task.outputs]
+        task.close(self._guard)
+
+    def _report(self) -> None:
+        """The last lines of the launcher: why the job ended as it did."""
+        for task in self._tasks:
+            self._report_log(task)
+        task = self._first_failure
+        if task is not None:
+            seconds = task.exit.at - task.started_at
+            self._say(f"{task.spec.name} failed first: {task.exit}, after {seconds:.1f} s")
+            if task.log is not None:
+                self._say(f"its whole output: {task.log.path}")
+            self._say("its last lines:" if task.tail else "it printed nothing")
+            for line in task.tail:
+                self._outlets[1].line(b"    " + line.encode())
+        if self._verdict:
+            self._say(self._verdict)
+
+    def _report_log(self, task: Task) -> None:
+        if task.log is not None and task.log.error is not None:
+            self._say(f"{task.spec.name}: its log is incomplete: {task.log.error}")
+
+    def _flush(self, wake: int) -> None:
+        """Writes what is left; a reader that does not read is waited for until a signal comes."""
+        while any(outlet.pending for outlet in self._outlets) and not self._signals:
+            self._wait(wake, None)
+
+    def _say(self, text: str) -> None:
+        self._outlets[0].live(b"")
+        self._outlets[1].line(f"tfdist run: {text}".encode())
+
+    def _note_ends(self) -> None:
+        self._ended.extend(task for task in self._tasks if task.check())
+
+    @contextlib.contextmanager
+    def _signals_handled(self) -> Iterator[int]:
+        """Handles signals while the job runs; yields a descriptor that becomes readable by each."""
+
+        def note(number: int, frame: object) -> None:
+            if number == signal.SIGCHLD:
+                # At once, not when the loop comes round: the order of the ends matters.
+                self._note_ends()
+            elif number == signal.SIGWINCH:
+                for task in self._tasks:
+                    task.resize()
+            else:
+                self._signals.append(number)
+
+        readable, writable = os.pipe()
+        for descriptor in (readable, writable):
+            os.set_blocking(descriptor, False)
+        wakeup = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        before = {}
+        for number in (signal.SIGCHLD, signal.SIGWINCH, *_STOP_SIGNALS):
+            # nohup and background jobs ignore some on purpose.
+            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, note)
+        try:
+            yield readable
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+            os.close(readable)
+            os.close(writable)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "none"

@@ -1,0 +1,269 @@
+"""One process of a launched job: how it is started, watched and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tfdist.launch import guard as launch_guard
+from tfdist.launch.output import TAIL_LINES, LogFile, Outlet, TaskOutput, terminal_size
+
+_PR_SET_PDEATHSIG = 1
+_GUARD_TIMEOUT = 10.0
+_GROUP_TIMEOUT = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+    """A task to start.
+
+    Attributes:
+      name: what messages call it: "chief", "worker 1", "ps 0".
+      trains: the job is done when all tasks that train are.
+      serves: it holds values for the training tasks, which can then be replaced one by one.
+      tf_config: its TF_CONFIG.
+      grace: seconds it has to end by itself once the training tasks are done.
+    """
+
+    name: str
+    trains: bool
+    serves: bool
+    tf_config: str
+    grace: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Exit:
+    """How and when a task ended: the exit code, or minus the signal's number."""
+
+    code: int
+    at: float
+
+    @property
+    def shell_code(self) -> int:
+        """The code a shell would report: 128 + the signal's number for a signal."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-self.code).name}"
+        return f"killed by signal {-self.code}"
+
+
+class Task:
+    """A running task in a process group of its own.
+
+    Its process is reaped only by `close`: until then its number, and that of its group, cannot be
+    given to another process, so signals never reach a stranger.
+
+    Args:
+      spec: what it is.
+      number: its place among the tasks; 0 is rank 0.
+      command: the program and its arguments.
+      environment: the variables it inherits, TF_CONFIG apart.
+      outlets: where its stdout and its stderr are shown.
+      log_dir: where its output is kept, or None.
+      guard: the pipe to the launcher's guard.
+      replaces: a task that has ended, in whose place this one is started.
+
+    Raises:
+      OSError: the log cannot be written or the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        outlets: tuple[Outlet, Outlet],
+        log_dir: Path | None,
+        guard: int,
+        replaces: Task | None = None,
+    ) -> None:
+        self.spec = spec
+        self.started_at = time.monotonic()
+        self.exit: Exit | None = None
+        self.told_to_stop = False
+        self._closed = False
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        path = log_dir / f"{spec.name.replace(' ', '-')}.log" if log_dir is not None else None
+        self.log = LogFile(path, append=replaces is not None) if path is not None else None
+        if self.log is not None and replaces is not None:
+            self.log.write(f"tfdist run: {spec.name}: {replaces.exit}; restarted\n".encode())
+        # Progress bars are drawn only on terminals: rank 0 gets one if we have one.
+        self._terminal = number == 0 and outlets[0].is_terminal
+        sources, theirs = self._streams(outlets)
+        try:
+            self.process = self._start(command, environment, theirs, guard)
+        except BaseException:
+            for source in sources:
+                os.close(source)
+            raise
+        finally:
+            for descriptor in set(theirs):
+                os.close(descriptor)
+        self.outputs = [
+            TaskOutput(spec.name, number, source, outlet, self.tail, self.log, self._terminal)
+            for source, outlet in zip(sources, outlets, strict=False)
+        ]
+
+    def _streams(self, outlets: tuple[Outlet, Outlet]) -> tuple[list[int], tuple[int, int]]:
+        """Our ends of the task's stdout and stderr, and its own two."""
+        if self._terminal:
+            master, slave = pty.openpty()
+            settings = termios.tcgetattr(slave)
+            # Line ends pass unchanged, as through a pipe.
+            settings[1] &= ~termios.OPOST
+            termios.tcsetattr(slave, termios.TCSANOW, settings)
+            self._master = master
+            self.resize()
+            if outlets[0] is outlets[1]:
+                return [master], (slave, slave)
+            ours, theirs = os.pipe()
+            return [master, ours], (slave, theirs)
+        out, their_out = os.pipe()
+        err, their_err = os.pipe()
+        return [out, err], (their_out, their_err)
+
+    def _start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        streams: tuple[int, int],
+        guard: int,
+    ) -> subprocess.Popen[bytes]:
+        launcher = os.getpid()
+        prctl = ctypes.CDLL(None).prctl
+
+        def before_exec() -> None:
+            os.write(guard, launch_guard.STARTED % os.getpid())
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os._exit(1)
+
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=streams[0],
+            stderr=streams[1],
+            env={**environment, "TF_CONFIG": self.spec.tf_config},
+            start_new_session=True,
+            # Safe: the launcher has one thread.
+            preexec_fn=before_exec,
+        )
+
+    def resize(self) -> None:
+        """Tells the task's terminal, if it has one, how large ours is."""
+        if self._terminal:
+            size = struct.pack("HHHH", *terminal_size(self.spec.name), 0, 0)
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+
+    def check(self) -> bool:
+        """Notes the process's end without reaping it; returns True the first time."""
+        if self.exit is not None:
+            return False
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:
+            ended = os.waitid(os.P_PID, self.process.pid, flags)
+        except ChildProcessError:
+            return False  # `close` has just reaped it
+        if ended is None:
+            return False
+        by_itself = ended.si_code == os.CLD_EXITED
+        self.exit = Exit(ended.si_status if by_itself else -ended.si_status, time.monotonic())
+        return True
+
+    def signal(self, number: int) -> None:
+        """Sends the task and all it has started a signal, waking those that are stopped."""
+        self.told_to_stop = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal.SIGCONT)
+
+    def close(self, guard: int) -> None:
+        """Ends what is left of the task, takes its last output and reaps it; once is enough."""
+        if self._closed:
+            return
+        self._closed = True
+        self.signal(signal.SIGKILL)
+        # Their ports must be free, and they must have left the job, before a replacement starts.
+        _wait_for_group(self.process.pid, _GROUP_TIMEOUT)
+        for output in self.outputs:
+            output.drain()
+        code = self.process.wait()
+        if self.exit is None:
+            self.exit = Exit(code, time.monotonic())
+        with contextlib.suppress(BrokenPipeError):
+            os.write(guard, launch_guard.ENDED % self.process.pid)
+        if self.log is not None:
+            self.log.close()
+
+
+def _wait_for_group(group: int, timeout: float) -> None:
+    """Waits until all processes of a group that was sent SIGKILL have ended, reaped or not."""
+    deadline = time.monotonic() + timeout
+    for pid in _members(group):
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            continue  # it has ended, or the kernel has no pidfds
+        try:
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            ended.poll(1000 * max(0.0, deadline - time.monotonic()))
+        finally:
+            os.close(descriptor)
+
+
+def _members(group: int) -> list[int]:
+    """The processes of a group that have not ended, as far as /proc shows them."""
+    members = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = path.read_text("latin-1").rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(of) == group and state not in "ZX":
+            members.append(int(path.parent.name))
+    return members
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[int]:
+    """The process that kills the tasks if the launcher is killed; yields the pipe to it."""
+    readable, writable = os.pipe()
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", launch_guard.__file__],
+        stdin=readable,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(readable)
+    try:
+        yield writable
+    finally:
+        os.close(writable)
+        try:
+            guard.wait(_GUARD_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            guard.kill()
+            guard.wait()

@@ -1,0 +1,1 @@
+"""Snapshots of parameter servers, and the redo log between them."""

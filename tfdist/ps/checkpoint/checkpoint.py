@@ -1,0 +1,247 @@
+"""What one server keeps of itself: its snapshots, and the log of rows since the last of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.errors import CheckpointError
+from tfdist.ps.checkpoint import files, layout, row_chain, snapshot
+
+_log = logging.getLogger("tfdist.ps")
+# Files that one has to read at most for all rows.
+_LONGEST_CHAIN = 50
+# A log of this size (bytes), and of that of the rows, is long.
+_LONG_LOG = 1 << 30
+# All servers save their part of a checkpoint within this time (s).
+_SPREAD = 60.0
+
+
+class Checkpoints:
+    """The snapshots of one server.
+
+    Rows of tables are saved in full first, and then those that changed: until these are as many
+    together as all of them were, or the file before could not be written.
+
+    Args:
+      store: the server.
+      root: the job's `checkpoint_dir`.
+      server: its number.
+      servers: how many the job has.
+
+    Raises:
+      CheckpointError: nothing can be written there, and there is nothing to go on from.
+    """
+
+    def __init__(self, store: ops.ParameterServer, root: str, server: int, servers: int) -> None:
+        self._store = store
+        self._root = root
+        self._server = server
+        self._servers = servers
+        self._folder = layout.directory(root, server, servers)
+        self._lock = threading.Lock()  # guards the rest
+        self._chain: list[tuple[int, int, int]] = []  # number, seal, rows
+        self._latest = 0
+        self._log_number = 0
+        self._saved_changes = 0
+        try:
+            snapshot.prepare(self._folder)
+        except CheckpointError as error:
+            if not (layout.numbers(self._folder) or layout.logs(self._folder, 0)):
+                raise
+            _log.error("%s; it goes on from what can be read", error)
+
+    def restore(self) -> str | None:
+        """Takes what was saved, before the store is started, and begins a log.
+
+        Returns:
+          What the server goes on from; `None` if it begins anew.
+
+        Raises:
+          CheckpointError: what there is cannot be used.
+        """
+        recorded, of_servers = snapshot.recorded(self._root)
+        own = layout.numbers(self._folder)
+        if of_servers not in (0, self._servers) and recorded > max(own, default=0):
+            self._restore_others(recorded, of_servers)
+            self._end_restore()
+            self._begin_log(0)
+            return f"checkpoint {recorded} of {of_servers} servers in {self._root}"
+        latest = snapshot.read_latest(self._folder, self._use)
+        self._end_restore()
+        replayed = self._replay(latest.log if latest else 0)
+        self._begin_log(latest.log if latest else 0)
+        if latest is None:
+            return f"{replayed} pushes of rows in {self._folder}" if replayed else None
+        self._latest = latest.number
+        more = f", and {replayed} pushes of rows since" if replayed else ""
+        return f"snapshot {latest.number} in {self._folder}{more}"
+
+    def save(self, number: int, full: bool = False) -> dict[str, Any]:
+        """Writes a snapshot while the server goes on.
+
+        Args:
+          number: of the checkpoint. If the latest has it already, this one is the answer.
+          full: write all rows.
+
+        Returns:
+          As `snapshot.write`.
+        """
+        with self._lock:
+            if number <= self._latest:
+                path = layout.path(self._folder, self._latest, "npz")
+                return {"file": path, "bytes": tf.io.gfile.stat(path).length}
+            return self._save(number, full)
+
+    def expected_numbers(self) -> tuple[int, int]:
+        """Returns the first and the last number that `save` may be asked for.
+
+        The latest may be asked for again; the next one may be on another server already.
+        """
+        return self._latest, snapshot.next_number(self._root, self._servers)
+
+    def save_now(self) -> dict[str, Any]:
+        """Writes a snapshot of the number that comes next."""
+        with self._lock:
+            number = snapshot.next_number(self._root, self._servers)
+            return self._save(number, full=False)
+
+    def unsaved(self) -> bool:
+        """Whether there is something that the latest snapshot lacks."""
+        return self._changes() > self._saved_changes
+
+    def _changes(self) -> int:
+        stats = self._store.stats()
+        return stats.pushes + stats.edits
+
+    def log_has_failed(self) -> bool:
+        """Whether something was applied to rows that is neither saved nor in the log."""
+        return self._store.stats().log_failed > 0
+
+    def log_is_long(self) -> bool:
+        """Whether reading the log would take longer than reading the rows."""
+        size = self._store.stats().log_bytes
+        if size < _LONG_LOG:
+            return False
+        return size > sum(table.bytes for table in self._store.table_stats().values())
+
+    def _save(self, number: int, full: bool) -> dict[str, Any]:
+        changes = self._changes()
+        follows = None if full or self._is_long() else self._chain[-1][:2]
+        chain, self._chain = self._chain, []  # if this fails, what changed until now is nowhere
+        self._log_number += 1
+        log = self._log_path(self._log_number)
+        with self._store.checkpoint(follows is not None, log) as image:
+            seal = None
+            if image.tables:
+                written = row_chain.write(self._folder, number, follows, image.tables)
+                seal = written.seal
+                self._chain = [*(chain if follows else []), (number, seal, written.rows)]
+            result = snapshot.write(
+                self._folder,
+                snapshot.Snapshot(
+                    number,
+                    image.shards,
+                    image.progress,
+                    image.aside,
+                    seal,
+                    self._log_number,
+                    image.time,
+                ),
+            )
+        self._store.saved()
+        self._latest = number
+        self._saved_changes = changes
+        return result
+
+    def _is_long(self) -> bool:
+        if not self._chain or len(self._chain) >= _LONGEST_CHAIN:
+            return True
+        return sum(rows for _, _, rows in self._chain[1:]) >= self._chain[0][2]
+
+    def _use(self, latest: snapshot.Snapshot) -> None:
+        self._store.restore_nothing()
+        if latest.rows is not None:
+            self._restore_rows(self._folder, latest, 0, 1)
+        self._store.restore(
+            ops.ServerSnapshot(latest.shards, latest.progress, latest.aside, time=latest.time)
+        )
+
+    def _restore_others(self, number: int, of_servers: int) -> None:
+        """Takes from a checkpoint of another number of servers what belongs here.
+
+        Which shards do is the workers' business: all are put aside until a worker asks. Who has
+        pushed what was another job's.
+        """
+        aside = {}
+        folders = [layout.directory(self._root, other, of_servers) for other in range(of_servers)]
+        parts = [snapshot.read(layout.path(folder, number, "npz")) for folder in folders]
+        # Each server had a time of its own; rows keep their age.
+        time = max(part.time for part in parts)
+        for folder, part in zip(folders, parts, strict=True):
+            aside.update({**part.aside, **part.shards})
+            if part.rows is not None:
+                later = time - part.time if part.time else 0.0
+                later = later if later > _SPREAD else 0.0
+                self._restore_rows(folder, part, self._server, self._servers, later)
+        self._store.restore(ops.ServerSnapshot({}, [], aside, time=time))
+
+    def _restore_rows(
+        self,
+        folder: str,
+        of: snapshot.Snapshot,
+        server: int,
+        servers: int,
+        later: float = 0.0,
+    ) -> None:
+        """Restores rows with their time of use moved by `later` seconds."""
+        numbers = {}
+        for table, rows in row_chain.read(folder, of.number, of.rows):
+            if rows is not None:
+                if later:
+                    rows = rows.later(later)
+                self._store.restore_rows(numbers[table.name], rows, server, servers)
+                continue
+            try:
+                numbers[table.name] = self._store.restore_table(table)
+            except tf.errors.InvalidArgumentError as error:
+                raise CheckpointError(
+                    f"snapshot {of.number} in {folder}: {error.message}"
+                ) from error
+
+    def _end_restore(self) -> None:
+        try:
+            self._store.end_restore()
+        except tf.errors.InvalidArgumentError as error:
+            raise CheckpointError(f"{self._folder}: {error.message}") from error
+
+    def _replay(self, first: int) -> int:
+        replayed = 0
+        for _, path in layout.logs(self._folder, first):
+            try:
+                records, left_out = self._store.replay_log(path)
+            except tf.errors.OpError as error:
+                raise CheckpointError(f"{path}: {error.message}") from error
+            replayed += records
+            if left_out:
+                _log.warning("%s: its last %d bytes are not whole and left out", path, left_out)
+        return replayed
+
+    def _begin_log(self, first: int) -> None:
+        written = [number for number, _ in layout.logs(self._folder, 0)]
+        self._log_number = max([first, *(number + 1 for number in written)])
+        log = self._log_path(self._log_number)
+        if log is None:
+            _log.warning(
+                "%s is no local path: what changes rows of tables after a snapshot is not kept",
+                self._folder,
+            )
+        else:
+            self._store.begin_log(log)
+
+    def _log_path(self, number: int) -> str | None:
+        return layout.log_path(self._folder, number) if files.is_local(self._folder) else None

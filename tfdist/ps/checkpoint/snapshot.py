@@ -1,0 +1,259 @@
+"""Snapshots of parameter servers: what a server writes, and what it goes on from.
+
+```
+  checkpoint_dir/
+    manifest.json                       of the latest checkpoint that all servers completed
+    ps-0-of-2/snapshot-00000007.npz     one file a server and checkpoint; the last two are kept
+    ps-0-of-2/snapshot-00000007.rows    the rows of tables: of all, or those that changed since the
+    ps-0-of-2/snapshot-00000006.rows      file that it follows, which is kept while it is needed
+    ps-0-of-2/rows-00000009.log         what was applied to rows since: `core/ps/store/redo_log.h`
+    ps-1-of-2/...
+```
+
+An .npz is a NumPy archive with a checksum of every array (`numpy.load` reads it); `rows_file` says
+what a .rows file is. Each appears under its name only when it is complete, the archive last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import CheckpointError
+from tfdist.ps.checkpoint import files, layout, row_chain
+from tfdist.ps.checkpoint.layout import directory
+
+_log = logging.getLogger("tfdist.ps")
+_KEPT = 2
+_MOST_NUMBER = 10**12
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What a server holds.
+
+    Args:
+      number: of the checkpoint; later ones have larger numbers.
+      shards: flat arrays by name.
+      progress: opaque numbers, from which the server knows what it has applied.
+      aside: as `shards`, of another number of servers, what was not created here yet.
+      rows: the seal of the file of rows; `None` if there is none.
+      log: the number of the first log of rows that this snapshot lacks.
+      time: when it was taken, in the time of its rows; 0: unknown, as before there was one.
+    """
+
+    number: int
+    shards: Mapping[str, np.ndarray]
+    progress: np.ndarray
+    aside: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    rows: int | None = None
+    log: int = 0
+    time: float = 0.0
+
+
+def prepare(folder: str) -> None:
+    """Makes the folder, and makes sure that files can be written there.
+
+    Raises:
+      CheckpointError: they cannot; names the folder and the reason.
+    """
+    probe = f"{folder}/probe"
+    try:
+        problem = files.make_folder(folder)
+        if problem is not None:
+            _log.warning("checkpoint_dir: %s", problem)
+        with files.create(probe) as file:
+            file.write(b"tfdist")
+        tf.io.gfile.remove(probe)
+    except (tf.errors.OpError, OSError) as error:
+        raise CheckpointError(
+            f"checkpoint_dir: expected a place to write {folder}, received {error}"
+        ) from error
+
+
+def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
+    """Writes a snapshot and removes those that are too old.
+
+    Returns:
+      {"file": its path, "bytes": its size}.
+
+    Raises:
+      tf.errors.OpError, OSError: the file system refused.
+    """
+    tf.io.gfile.makedirs(folder)
+    path = layout.path(folder, snapshot.number, "npz")
+    scratch = f"{path}.tmp"
+    named = [*snapshot.shards.items(), *snapshot.aside.items()]
+    arrays = {f"shard_{i}": _plain(array) for i, (_, array) in enumerate(named)}
+    described = {
+        "format": _FORMAT,
+        "number": snapshot.number,
+        "shards": [[name, array.dtype.name] for name, array in named],
+        "aside": len(snapshot.aside),
+        "rows": snapshot.rows,
+        "log": snapshot.log,
+        "time": snapshot.time,
+    }
+    with files.create(scratch) as file:
+        np.savez(file, about=_text(described), progress=snapshot.progress, **arrays)
+    tf.io.gfile.rename(scratch, path, overwrite=True)
+    files.sync_folder(folder)
+    _remove_old(folder)
+    return {"file": path, "bytes": tf.io.gfile.stat(path).length}
+
+
+def read_latest(folder: str, use: Callable[[Snapshot], None] | None = None) -> Snapshot | None:
+    """Reads the latest snapshot that is whole; `None` if there is no file.
+
+    Of each that is not, the log says why.
+
+    Args:
+      folder: of the server.
+      use: is given each until it does not raise a CheckpointError.
+
+    Raises:
+      CheckpointError: there are files, and none is whole.
+    """
+    problems = []
+    for number in reversed(layout.numbers(folder)):
+        try:
+            snapshot = read(layout.path(folder, number, "npz"))
+            if use is not None:
+                use(snapshot)
+            return snapshot
+        except CheckpointError as error:
+            _log.error("%s; looking for the one before", error)
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError(f"no usable snapshot in {folder}: {'; '.join(problems)}")
+    return None
+
+
+def read(path: str) -> Snapshot:
+    """Reads a snapshot.
+
+    Raises:
+      CheckpointError: the file is truncated, altered, or something else; names it and the reason.
+    """
+    try:
+        with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
+            about = json.loads(bytes(archive["about"]).decode())
+            for name in ("number", "log", "rows"):
+                if not isinstance(about.get(name, 0), int | None):
+                    raise CheckpointError(f"snapshot {path} is damaged: {name} is no number")
+            if about.get("format") != _FORMAT:
+                raise CheckpointError(
+                    f"snapshot {path}: expected format {_FORMAT}, received {about.get('format')}"
+                )
+            shards = [
+                (name, archive[f"shard_{i}"].view(tf.as_dtype(dtype).as_numpy_dtype))
+                for i, (name, dtype) in enumerate(about["shards"])
+            ]
+            split = len(shards) - about.get("aside", 0)
+            return Snapshot(
+                about["number"],
+                dict(shards[:split]),
+                archive["progress"],
+                dict(shards[split:]),
+                about.get("rows"),
+                about.get("log", 0),
+                about.get("time", 0.0),
+            )
+    except CheckpointError:
+        raise
+    except Exception as error:  # zipfile and NumPy have many ways to say that bytes are wrong
+        raise CheckpointError(f"snapshot {path} is damaged: {error}") from error
+
+
+def write_manifest(root: str, number: int, parts: list[dict[str, object]]) -> str:
+    """Records that all servers have completed checkpoint `number`; returns the record's path."""
+    path = layout.manifest(root)
+    with files.create(f"{path}.tmp") as file:
+        file.write(json.dumps({"number": number, "servers": parts}, indent=1).encode())
+    tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
+    files.sync_folder(root)
+    return path
+
+
+def recorded(root: str) -> tuple[int, int]:
+    """Returns the latest checkpoint that all servers completed and how many they were; or zeros.
+
+    Raises:
+      CheckpointError: the record is something else.
+    """
+    path = layout.manifest(root)
+    if not tf.io.gfile.exists(path):
+        return 0, 0
+    try:
+        with files.open_whole(path) as file:
+            manifest = json.loads(file.read().decode())
+        number = manifest["number"]
+        if not isinstance(number, int) or not 0 <= number < _MOST_NUMBER:
+            raise ValueError(f"expected a number from 0 to {_MOST_NUMBER}, received {number!r:.50}")
+        return number, len(manifest["servers"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def next_number(root: str, servers: int) -> int:
+    """Returns a number larger than those of all snapshots of these servers, and of the record."""
+    folders = [directory(root, server, servers) for server in range(servers)]
+    written = max((n for folder in folders for n in layout.numbers(folder)), default=0)
+    return 1 + max(written, _recorded_number(root))
+
+
+def _recorded_number(root: str) -> int:
+    try:
+        return recorded(root)[0]
+    except CheckpointError as error:
+        _log.error("%s", error)
+        return 0
+
+
+def _remove_old(folder: str) -> None:
+    """Removes what neither the last snapshots need, nor one that the record may still name."""
+    written = layout.numbers(folder)
+    kept = set(written[-_KEPT:]) | ({_recorded_number(folder.rpartition("/")[0])} & set(written))
+    rows, first_logs = set(), []
+    for number in kept:
+        try:
+            about = _about(layout.path(folder, number, "npz"))
+            if about.get("rows") is not None:
+                rows.update(n for n, _ in row_chain.chain(folder, number, about["rows"]))
+        except CheckpointError as error:
+            _log.error("%s; nothing is removed", error)
+            return
+        first_logs.append(about.get("log", 0))
+    for number in set(written) - kept:
+        tf.io.gfile.remove(layout.path(folder, number, "npz"))
+    for number in set(layout.row_files(folder)) - rows:
+        if number < max(kept):
+            tf.io.gfile.remove(layout.path(folder, number, "rows"))
+    for number, path in layout.logs(folder, 0):
+        if number < min(first_logs):
+            tf.io.gfile.remove(path)
+
+
+def _about(path: str) -> dict[str, Any]:
+    """What a snapshot says of itself."""
+    try:
+        with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
+            return json.loads(bytes(archive["about"]).decode())
+    except Exception as error:  # as in `read`
+        raise CheckpointError(f"snapshot {path} is damaged: {error}") from error
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    # NumPy's format does not know bfloat16.
+    return array.view(np.uint16) if array.dtype == tf.bfloat16.as_numpy_dtype else array
+
+
+def _text(value: object) -> np.ndarray:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)

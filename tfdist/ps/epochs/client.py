@@ -1,0 +1,130 @@
+"""How a worker takes part in the rounds at the end of epochs (epoch_rounds.py)."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+import time
+
+from tfdist.config.cluster import Cluster
+from tfdist.control import messages
+from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.ps.epochs.metric_states import State
+from tfdist.ps.epochs.rounds import Answer, Key
+from tfdist.ps.epochs.service import PART
+from tfdist.ps.server import fingerprint
+
+_log = logging.getLogger("tfdist.ps")
+_LONG_POLL = 5.0
+_RETRY_PAUSE = 0.2
+
+
+class EpochClient:
+    """One worker's end of them.
+
+    Args:
+      cluster: the job.
+      process: this process's identity among the workers.
+      control: the parameter server where the rounds are.
+      patience: seconds in which a server that does not answer has to come back.
+      closed: is set when this worker leaves.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        process: str,
+        control: ControlClient,
+        patience: float,
+        closed: threading.Event,
+    ) -> None:
+        self._cluster = cluster
+        self._process = process
+        self._control = control
+        self._patience = patience
+        self._closed = closed
+
+    def meet(self, key: Key, state: State, stop: bool = False) -> Answer | None:
+        """Posts a state and waits for the round to end.
+
+        Args:
+          key: which round.
+          state: this worker's.
+          stop: whether this worker wants all to stop training.
+
+        Returns:
+          What the round has come to; `None`, and a line in the log, if there is no answer.
+        """
+        text = f"{state.description()}\n{state.encoded()}"
+        parts = [text[i : i + PART] for i in range(0, len(text), PART)]
+        has_posted, deadline = False, time.monotonic() + self._patience
+        while not self._closed.is_set():
+            try:
+                if has_posted:
+                    answer = self._call(self._request(key, stop, 0, 0, "", _LONG_POLL))
+                else:
+                    answer = self._post(key, stop, parts)
+            except UnreachableError as error:
+                if time.monotonic() > deadline:
+                    return self._without(key, str(error))
+                self._closed.wait(_RETRY_PAUSE)
+                has_posted = False
+                continue
+            deadline = time.monotonic() + self._patience
+            has_posted = answer["status"] == "waiting"
+            if answer["status"] == "over":
+                return _understood(answer, state)
+            if answer["status"] == "differs":
+                return self._without(key, answer["reason"])
+            if answer["status"] == "missing":  # the server was started again
+                self._closed.wait(_RETRY_PAUSE)
+        return self._without(key, "this worker is leaving the job")
+
+    def _post(self, key: Key, stop: bool, parts: list[str]) -> dict:
+        answer = {"status": "missing"}
+        for i, part in enumerate(parts):
+            wait = _LONG_POLL if i == len(parts) - 1 else 0.0
+            answer = self._call(self._request(key, stop, i, len(parts), part, wait))
+            if answer["status"] != "received":
+                break
+        return answer
+
+    def _call(self, request: messages.Epoch) -> dict:
+        return self._control.call(messages.EPOCH, request, request.wait, patient=True)
+
+    def _request(
+        self, key: Key, stop: bool, part: int, parts: int, data: str, wait: float
+    ) -> messages.Epoch:
+        return messages.Epoch(
+            protocol=messages.PROTOCOL,
+            fingerprint=fingerprint(self._cluster),
+            process=self._process,
+            rank=self._cluster.rank,
+            fit=key.fit,
+            epoch=key.epoch,
+            phase=key.phase,
+            stop=stop,
+            part=part,
+            parts=parts,
+            data=data,
+            wait=wait,
+        )
+
+    def _without(self, key: Key, why: str) -> None:
+        _log.warning(
+            "%s: the metrics of epoch %d are this worker's own: %s",
+            self._cluster.task_name,
+            key.epoch + 1,
+            why,
+        )
+
+
+def _understood(answer: dict, state: State) -> Answer:
+    content = answer["content"]
+    return Answer(
+        None if content is None else State(state.fields, base64.b64decode(content)),
+        tuple(answer["ranks"]),
+        {int(rank): why for rank, why in answer["missing"].items()},
+        answer["stop"],
+    )

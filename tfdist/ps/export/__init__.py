@@ -1,0 +1,1 @@
+"""Embedding tables in files that other programs read."""

@@ -1,0 +1,367 @@
+"""What a `ps` task does: it holds values and serves them until the job has ended."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tfdist import ops
+from tfdist.config.cluster import Cluster, Settings
+from tfdist.control import interfaces, messages
+from tfdist.control.rendezvous import Caller
+from tfdist.control.server import ControlServer
+from tfdist.control.signing import data_key
+from tfdist.errors import ClusterConfigError
+from tfdist.ps import step_waits
+from tfdist.ps.checkpoint import files
+from tfdist.ps.checkpoint.checkpoint import Checkpoints
+from tfdist.ps.config import PsConfig
+from tfdist.ps.epochs.service import EpochService
+from tfdist.ps.liveness import Liveness
+from tfdist.ps.stats import rates
+from tfdist.ps.step_waits import StepWaits
+
+_log = logging.getLogger("tfdist.ps")
+# How long one look at the store's events waits (s).
+_LOOK = 0.5
+# Between tries to write a snapshot that fails (s): at first, then twice as long each time, at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+
+class ServerTask:
+    """One parameter server of a job.
+
+    Args:
+      cluster: the job; this process is one of its `ps` tasks.
+      settings: secret, data port, timeouts, and where snapshots go if the script does not say.
+      checkpoint_dir: where this task's own script wants snapshots; no worker decides that.
+
+    Raises:
+      ClusterConfigError: this process is no `ps` task.
+      AddressInUseError: this task's port is taken.
+    """
+
+    def __init__(
+        self, cluster: Cluster, settings: Settings, checkpoint_dir: str | None = None
+    ) -> None:
+        if cluster.task_type != "ps":
+            raise ClusterConfigError(
+                f"expected a ps task to serve, received {cluster.task_name}: only tasks that "
+                "TF_CONFIG calls ps hold variables"
+            )
+        self._cluster = cluster
+        self._settings = settings
+        self._root = settings.checkpoint_dir if checkpoint_dir is None else checkpoint_dir
+        self._fingerprint = fingerprint(cluster)
+        self._lock = threading.Lock()
+        self._config: PsConfig | None = None
+        self._opening: threading.Thread | None = None
+        self._problem: Exception | None = None
+        self._store: ops.ParameterServer | None = None
+        self._salt = secrets.token_hex(16)
+        self._checkpoints: Checkpoints | None = None
+        self._chief: str | None = None  # the process of rank 0 that attached last
+        self._epochs: EpochService | None = None
+        self._waits = StepWaits(cluster, settings, self._fingerprint, lambda: self._store.waits())
+        self._written: dict[int, Any] = {}
+        self._unasked: _Writing | None = None
+        self._pause = _FIRST_PAUSE
+        self._next_try = 0.0
+        self._stop = threading.Event()
+        self._control = ControlServer(
+            cluster,
+            settings.secret,
+            {
+                messages.ATTACH: self._attach,
+                messages.CHECKPOINT: self._checkpoint,
+                messages.STATS: self._stats,
+                messages.EPOCH: self._epoch,
+                messages.WAITS: self._step_waits,
+            },
+        )
+
+    def serve(self) -> int:
+        """Serves until the job has ended, with as many descriptors as the system allows.
+
+        Returns:
+          The process's exit code: 0 once the chief and all other workers have left; 1 if the chief
+          or the last snapshot is lost; 128 + number after SIGTERM or SIGINT.
+        """
+        received: list[int] = []
+        # Strangers' connections are not to leave none for snapshots.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+        def stop(number: int, frame: object) -> None:
+            received.append(number)
+            self._stop.set()
+
+        previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            code = self._serve()
+            if received:
+                self._save_at_exit()
+                code = 128 + received[0]
+            return code
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            self.close()
+
+    def close(self) -> None:
+        """Stops answering and frees what is held."""
+        self._control.close()
+        if self._epochs is not None:
+            self._epochs.close()
+        self._waits.close()
+        if self._store is not None:
+            self._store.close()
+
+    def _serve(self) -> int:
+        presence = Liveness(self._cluster, self._settings.rendezvous_timeout, time.monotonic())
+        while not self._stop.is_set():
+            if self._problem is not None:
+                _log.error("%s: %s", self._cluster.task_name, self._problem)
+                return 1
+            if self._store is None:
+                self._stop.wait(_LOOK)
+            else:
+                self._take_in(self._store.wait_for_event(_LOOK), presence)
+                self._save_unasked(time.monotonic())
+            line = presence.line(time.monotonic())
+            if line is not None:
+                _log.warning("%s: %s", self._cluster.task_name, line)
+            verdict = presence.verdict(time.monotonic())
+            if verdict is not None:
+                break
+        else:
+            return 0
+        is_saved = True
+        if verdict or (self._checkpoints is not None and self._checkpoints.unsaved()):
+            is_saved = self._save_at_exit()
+        if not verdict:
+            return 0 if is_saved else 1
+        _log.error("%s: %s", self._cluster.task_name, verdict)
+        return 1
+
+    def _take_in(self, event: ops.ServerEvent | None, presence: Liveness) -> None:
+        if event is None:
+            return
+        if event.kind == "log":
+            _log.warning("%s: %s", self._cluster.task_name, event.text)
+        else:
+            presence.note(event, time.monotonic())
+            self._epochs.note(event.kind, event.worker)
+
+    def _attach(self, request: messages.Attach, caller: Caller) -> dict[str, Any]:
+        reason = self._reason_to_refuse(request)
+        if reason:
+            return {"status": "refused", "reason": reason}
+        with self._lock:
+            if self._opening is None:
+                self._config = PsConfig.parse(request.config)
+                self._epochs = EpochService(
+                    self._config.workers, self._config.epoch_timeout, self._waits.ask
+                )
+                self._opening = threading.Thread(target=self._open, name="tfdist-ps-open")
+                self._opening.start()
+            if request.rank == 0:
+                self._chief = request.process
+            self._epochs.attach(request.rank, request.process)
+        self._opening.join(request.wait)
+        if self._problem is not None:
+            return {"status": "refused", "reason": str(self._problem)}
+        if self._opening.is_alive():
+            return {"status": "waiting"}
+        return {
+            "status": "attached",
+            "port": self._store.port,
+            "salt": self._salt,
+            "incarnation": str(self._store.incarnation),
+        }
+
+    def _reason_to_refuse(self, request: messages.Attach) -> str | None:
+        if request.protocol != messages.PROTOCOL:
+            return (
+                f"the caller speaks control protocol {request.protocol}, this task "
+                f"{messages.PROTOCOL}: expected the same tfdist version on every task"
+            )
+        if request.fingerprint != self._fingerprint:
+            return "the caller has another cluster than this task"
+        if not 0 <= request.rank < self._cluster.world_size:
+            return f"there is no rank {request.rank} among {self._cluster.world_size}"
+        try:
+            config = PsConfig.parse(request.config)
+        except ClusterConfigError as error:
+            return str(error)
+        if config.workers != self._cluster.world_size:
+            return (
+                f"expected a strategy of {self._cluster.world_size} workers, as the cluster has, "
+                f"received one of {config.workers}"
+            )
+        if config.checkpoint_dir not in (None, self._root):
+            return (
+                f"{self._cluster.name_of_rank(request.rank)} asks for snapshots in "
+                f"{config.checkpoint_dir!r}, but this server keeps "
+                + ("none" if self._root is None else "them elsewhere")
+                + ": expected the same checkpoint_dir in its own script, or in "
+                "TFDIST_CHECKPOINT_DIR where it has none"
+            )
+        with self._lock:
+            if self._config is not None and config != self._config:
+                return (
+                    f"{self._cluster.name_of_rank(request.rank)} asks for another strategy than "
+                    f"the job has (asked for / the job's): {config.differences(self._config)}"
+                )
+        return None
+
+    def _open(self) -> None:
+        """Makes the store, from the latest snapshot if there is one, before anybody may connect."""
+        try:
+            store = ops.ParameterServer(
+                self._cluster.task_index,
+                self._config,
+                self._settings.data_port,
+                has_chief=bool(self._cluster.chief),
+                interface=interfaces.interface(self._cluster, self._settings.secret),
+                peer_memory=self._settings.peer_memory,
+                memory=self._settings.ps_memory,
+            )
+            root = self._root
+            if self._config.durability == "refuse" and not files.is_local(root):
+                raise ClusterConfigError(
+                    "durability='refuse': expected a local checkpoint_dir, where there is a log of "
+                    f"rows, received {root!r}"
+                )
+            if root is not None and self._config.checkpoint_dir is not None:
+                checkpoints = Checkpoints(
+                    store, root, self._cluster.task_index, len(self._cluster.ps)
+                )
+                origin = checkpoints.restore()
+                if origin is not None:
+                    _log.warning("%s: goes on from %s", self._cluster.task_name, origin)
+                self._checkpoints = checkpoints
+            store.start(
+                data_key(self._settings.secret, "ps", str(self._cluster.task_index), self._salt)
+            )
+            self._store = store
+        except Exception as error:  # told to whoever attaches, and by the serving thread
+            self._problem = error
+
+    def _checkpoint(self, request: messages.Checkpoint, caller: Caller) -> dict[str, Any]:
+        if request.fingerprint != self._fingerprint:
+            return {"status": "refused", "reason": "the caller has another cluster"}
+        if self._store is None or self._checkpoints is None:
+            return {"status": "refused", "reason": "there is nothing to write, or nowhere"}
+        if request.process != self._chief:
+            return {"status": "refused", "reason": "only the chief that is attached may ask for it"}
+        with self._lock:
+            job = self._written.get(request.number)
+            if job is None:
+                first, last = self._checkpoints.expected_numbers()
+                if not first <= request.number <= last:
+                    reason = f"expected snapshot {first} to {last}, received {request.number}"
+                    return {"status": "refused", "reason": reason}
+                self._written.clear()
+                job = self._written[request.number] = _Writing(
+                    lambda: self._checkpoints.save(request.number)
+                )
+        return job.answer(request.wait)
+
+    def _epoch(self, request: messages.Epoch, caller: Caller) -> dict[str, Any]:
+        if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:
+            return {"status": "refused", "reason": "the caller is of another job, or version"}
+        if self._store is None:  # it was started again, and the caller has to attach first
+            return {"status": "missing"}
+        return self._epochs.answer(request, caller)
+
+    def _step_waits(self, request: messages.Waits, caller: Caller) -> dict[str, Any]:
+        if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:
+            return {"status": "refused", "reason": "the caller is of another job, or version"}
+        if self._store is None:
+            return {"status": "waiting"}
+        return step_waits.encoded(self._store.waits())
+
+    def _stats(self, request: messages.Stats, caller: Caller) -> dict[str, Any]:
+        if request.protocol != messages.PROTOCOL:
+            return {
+                "status": "refused",
+                "reason": f"expected control protocol {messages.PROTOCOL}, "
+                f"received {request.protocol}",
+            }
+        if self._store is None:
+            return {"status": "waiting"}
+        return {"status": "stats", **rates.reading(self._store)}
+
+    def _save_unasked(self, now: float) -> None:
+        """Writes a snapshot without a request, if the log of rows is long or has failed."""
+        if self._checkpoints is None:
+            return
+        if self._unasked is not None:
+            if not self._unasked.has_ended:
+                return
+            answer, self._unasked = self._unasked.answer(0), None
+            if answer["status"] == "written":
+                self._pause = _FIRST_PAUSE
+                _log.warning("%s: wrote %s", self._cluster.task_name, answer["file"])
+            else:
+                _log.error(
+                    "%s: no snapshot could be written, next try in %g s: %s",
+                    self._cluster.task_name,
+                    self._pause,
+                    answer["reason"],
+                )
+                self._next_try = now + self._pause
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        if now < self._next_try:
+            return
+        if self._checkpoints.log_has_failed() or self._checkpoints.log_is_long():
+            self._unasked = _Writing(self._checkpoints.save_now)
+
+    def _save_at_exit(self) -> bool:
+        """Returns whether there is nothing that is not saved."""
+        if self._store is None or self._checkpoints is None:
+            return True
+        try:
+            written = self._checkpoints.save_now()
+        except Exception:
+            _log.exception("%s: the last snapshot failed", self._cluster.task_name)
+            return False
+        _log.warning("%s: wrote %s", self._cluster.task_name, written["file"])
+        return True
+
+
+class _Writing:
+    """A snapshot that is being written."""
+
+    def __init__(self, write: Callable[[], dict[str, Any]]) -> None:
+        self._write = write
+        self._answer: dict[str, Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="tfdist-ps-snapshot")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._answer = {"status": "written", **self._write()}
+        except Exception as error:  # belongs to the chief, who asked
+            self._answer = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has been written, or has failed."""
+        return not self._thread.is_alive()
+
+    def answer(self, wait: float) -> dict[str, Any]:
+        self._thread.join(wait)
+        return self._answer or {"status": "waiting"}
+
+
+def fingerprint(cluster: Cluster) -> str:
+    """Identifies the addresses of all training tasks and parameter servers."""
+    return messages.fingerprint((*cluster.training_addresses, "ps", *cluster.ps))

@@ -1,0 +1,279 @@
+"""What a worker is in a parameter-server job: its connections to all servers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.config.cluster import Cluster, Settings
+from tfdist.control import messages
+from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.control.signing import data_key
+from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
+from tfdist.ps.checkpoint import snapshot
+from tfdist.ps.config import PsConfig
+from tfdist.ps.epochs.client import EpochClient
+from tfdist.ps.server import fingerprint
+from tfdist.ps.stats import rates
+from tfdist.ps.stats.rates import Reading
+
+_log = logging.getLogger("tfdist.ps")
+_LONG_POLL = 5.0
+_RETRY_PAUSE = 0.2
+_LOG_INTERVAL = 10.0
+
+
+class PsWorker:
+    """One worker's connections to all parameter servers of its job.
+
+    Args:
+      cluster: the job; this process must be a chief or a worker.
+      config: what all workers must agree on.
+      settings: secret and timeouts.
+
+    Raises:
+      RendezvousTimeoutError: a server did not answer in time.
+      ClusterConfigError: a server was given another cluster or configuration.
+      AuthenticationError: the tasks do not hold the same secret.
+    """
+
+    def __init__(self, cluster: Cluster, config: PsConfig, settings: Settings) -> None:
+        self.cluster = cluster
+        self.config = config
+        self._settings = settings
+        # Of each model that an Estimator has trained, whatever its strategy object: how many.
+        self.trainings: dict[str, int] = {}
+        self.closed = threading.Event()
+        self._leaving = threading.Event()
+        self.process = os.getpid()
+        identity = secrets.randbits(63)
+        self.identity = str(identity)
+        self._incarnations: dict[int, int] = {}
+        self._control = [
+            ControlClient(cluster, settings.secret, address, self._name(server))
+            for server, address in enumerate(cluster.ps)
+        ]
+        self.client = ops.ParameterClient(
+            cluster.rank,
+            cluster.world_size,
+            identity,
+            len(cluster.ps),
+            lend=settings.peer_memory,
+        )
+        try:
+            for server in range(len(cluster.ps)):
+                self._attach(server)
+        except BaseException:
+            self.close()
+            raise
+        # Where the workers meet at the end of an epoch, and how many `fit`s have begun.
+        self.epochs = EpochClient(
+            cluster, self.identity, self._control[0], settings.rendezvous_timeout, self.closed
+        )
+        self.fits = 0
+        self._keeper = threading.Thread(target=self._keep, name="tfdist-ps-keeper", daemon=True)
+        self._keeper.start()
+
+    def checkpoint(self) -> str:
+        """Lets all servers write a snapshot, and records that they have.
+
+        Returns:
+          The manifest's path.
+
+        Raises:
+          ClusterConfigError: the job has no `checkpoint_dir`, or this is not the chief.
+          CheckpointError: a server could not write; names it and the reason.
+        """
+        root = self.config.checkpoint_dir
+        if root is None or not self.cluster.is_chief:
+            raise ClusterConfigError(
+                "checkpoint: expected the chief of a job with a checkpoint_dir, received "
+                f"{self.cluster.task_name} with checkpoint_dir={root!r}"
+            )
+        self.flush()
+        number = snapshot.next_number(root, len(self.cluster.ps))
+        # All begin before one is waited for. No threads: the interpreter may be about to end.
+        for server in range(len(self.cluster.ps)):
+            self._ask_to_save(server, number, wait=0.0)
+        files = [self._save(server, number) for server in range(len(self.cluster.ps))]
+        return snapshot.write_manifest(root, number, files)
+
+    def flush(self) -> None:
+        """Waits until the servers have applied all that this worker has pushed.
+
+        Raises:
+          tf.errors.OpError: what a server answered.
+        """
+        self.client.flush(self._settings.rendezvous_timeout)
+
+    def readings(self) -> list[Reading | None]:
+        """What each server tells of itself; `None` of one that does not answer now."""
+        return [self._reading(control) for control in self._control]
+
+    def leave(self, failure: bool = False) -> None:
+        """Ends the membership.
+
+        Args:
+          failure: this process ends before its work is done, so that a new one may take its place.
+        """
+        if self.closed.is_set():
+            return
+        self._leaving.set()  # servers may be gone as soon as the last worker has left
+        if not failure:
+            self.client.leave(self._settings.exit_timeout)
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections; may be called again."""
+        self.closed.set()
+        self.client.close()
+        for control in self._control:
+            control.close()
+
+    def _attach(self, server: int) -> None:
+        """Finds out a server's data address and connects; the server may still have to start."""
+        timeout = self._settings.rendezvous_timeout
+        name = self._name(server)
+        deadline, next_log = time.monotonic() + timeout, time.monotonic() + _LOG_INTERVAL
+        problem = "no answer yet"
+        while not self.closed.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RendezvousTimeoutError(
+                    f"{self.cluster.task_name}: {name} was not there within {timeout:g} s: "
+                    f"{problem}"
+                )
+            if time.monotonic() >= next_log:
+                _log.warning("%s: waiting for %s (%s)", self.cluster.task_name, name, problem)
+                next_log += _LOG_INTERVAL
+            wait = min(_LONG_POLL, left)
+            try:
+                answer = self._control[server].call(
+                    messages.ATTACH, self._request(wait), wait, patient=True
+                )
+                if answer["status"] == "attached":
+                    return self._connect(server, answer, max(1.0, left))
+                problem = "it reads its snapshot"
+            except (UnreachableError, tf.errors.OpError) as error:
+                problem = str(error)
+                self.closed.wait(_RETRY_PAUSE)
+        raise TfdistError(f"{self.cluster.task_name}: closed while it waited for {name}")
+
+    def _request(self, wait: float) -> messages.Attach:
+        return messages.Attach(
+            protocol=messages.PROTOCOL,
+            rank=self.cluster.rank,
+            world_size=self.cluster.world_size,
+            fingerprint=fingerprint(self.cluster),
+            process=self.identity,
+            config=self.config.text(),
+            wait=wait,
+        )
+
+    def _connect(self, server: int, answer: dict, timeout: float) -> None:
+        host = self.cluster.ps[server].rpartition(":")[0]
+        address = f"{host}:{answer['port']}"
+        incarnation = int(answer["incarnation"])
+        key = data_key(self._settings.secret, "ps", str(server), answer["salt"])
+        self.client.connect(server, address, key, incarnation, timeout)
+        before = self._incarnations.setdefault(server, incarnation)
+        self._incarnations[server] = incarnation
+        if before != incarnation and self.config.checkpoint_dir is None:
+            _log.warning(
+                "%s: %s was started again and keeps no snapshots (checkpoint_dir): its rows of "
+                "embeddings and its optimizers' slots begin anew",
+                self.cluster.task_name,
+                self._name(server),
+            )
+
+    def _reading(self, control: ControlClient) -> Reading | None:
+        try:
+            return rates.ask(control)
+        except UnreachableError:
+            return None
+
+    def _save(self, server: int, number: int) -> dict[str, object]:
+        deadline = time.monotonic() + self._settings.rendezvous_timeout
+        while time.monotonic() < deadline:
+            answer = self._ask_to_save(server, number, _LONG_POLL)
+            if answer["status"] == "written":
+                return {"file": answer["file"], "bytes": answer["bytes"]}
+        raise CheckpointError(f"{self._name(server)} did not finish its snapshot in time")
+
+    def _ask_to_save(self, server: int, number: int, wait: float) -> dict[str, object]:
+        request = messages.Checkpoint(fingerprint(self.cluster), self.identity, number, wait)
+        try:
+            answer = self._control[server].call(messages.CHECKPOINT, request, wait, patient=True)
+        except UnreachableError as error:
+            reason = str(error)
+        else:
+            if answer["status"] in ("written", "waiting"):
+                return answer
+            reason = answer["reason"]
+        raise CheckpointError(f"{self._name(server)} did not write its snapshot: {reason}")
+
+    def _name(self, server: int) -> str:
+        return f"ps {server} at {self.cluster.ps[server]}"
+
+    def _keep(self) -> None:
+        """Connects again to servers whose connection broke, until this member leaves."""
+        next_line = time.monotonic() + _LOG_INTERVAL
+        while not self.closed.is_set():
+            server = self.client.wait_for_lost(1.0)
+            if time.monotonic() >= next_line:
+                next_line += _LOG_INTERVAL
+                line = self.client.waiting(_LOG_INTERVAL)
+                if line is not None:
+                    _log.warning("%s: %s", self.cluster.task_name, line)
+            if server is None or self._leaving.is_set() or self.closed.is_set():
+                continue
+            threading.Thread(target=self._return_to, args=(server,), daemon=True).start()
+
+    def _return_to(self, server: int) -> None:
+        name = self._name(server)
+        _log.warning("%s: lost %s; connecting again", self.cluster.task_name, name)
+        try:
+            self._attach(server)
+        except TfdistError as error:
+            if not self.closed.is_set():
+                self.client.give_up(server, str(error))
+        else:
+            _log.warning("%s: connected to %s again", self.cluster.task_name, name)
+
+
+class LocalPsWorker:
+    """The only worker of a process that trains without a cluster, with a server of its own."""
+
+    def __init__(self, cluster: Cluster, config: PsConfig) -> None:
+        if config.checkpoint_dir is not None:
+            raise ClusterConfigError(
+                "ParameterServerStrategy: expected no checkpoint_dir without a cluster, received "
+                f"{config.checkpoint_dir!r}: there is no ps task to write there"
+            )
+        self.cluster = cluster
+        self.config = config
+        self.trainings: dict[str, int] = {}
+        self.closed = threading.Event()
+        self.process = os.getpid()
+        key = secrets.token_bytes(32)
+        self._store = ops.ParameterServer(0, config)
+        self._store.start(key)
+        self.client = ops.ParameterClient(0, 1, secrets.randbits(63), servers=1)
+        address = f"127.0.0.1:{self._store.port}"
+        self.client.connect(0, address, key, self._store.incarnation, _LONG_POLL)
+
+    def readings(self) -> list[Reading | None]:
+        """As of `PsWorker`."""
+        return [rates.reading(self._store)]
+
+    def leave(self, failure: bool = False) -> None:
+        """Closes the connection and the server."""
+        self.closed.set()
+        self.client.close()
+        self._store.close()
