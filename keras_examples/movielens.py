@@ -48,6 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=positive, default=256, help="of each worker")
     parser.add_argument("--learning-rate", type=float, default=0.3, help="at first")
     parser.add_argument("--limit", type=positive, help="use only the first LIMIT training ratings")
+    parser.add_argument("--mode", choices=("async", "sync", "ssp"), default="async")
     parser.add_argument("--seed", type=int, default=SEED, help="of weights; the split stays")
     parser.add_argument("--plain", action="store_true", help="plain Keras, in this process alone")
     return parser.parse_args()
@@ -172,7 +173,8 @@ def main() -> None:
     keras.utils.set_random_seed(arguments.seed)
     workers, who, is_chief, scope = 1, "plain Keras", True, contextlib.nullcontext()
     if not arguments.plain:
-        strategy = tfdist.ParameterServerStrategy()  # a ps task serves here, and ends
+        # A ps task serves here, and ends.
+        strategy = tfdist.ParameterServerStrategy(mode=arguments.mode)
         cluster = tfdist.Cluster.from_environment()
         workers, is_chief, scope = cluster.world_size, strategy.is_chief, strategy.scope()
         who = f"tfdist, {workers} worker{'s' * (workers > 1)}, {len(cluster.ps)} ps"
@@ -191,7 +193,9 @@ def main() -> None:
 
     size = min(arguments.batch_size, len(train.liked))
     steps = max(1, len(train.liked) // (size * workers))
-    total = arguments.epochs * steps * workers
+    # In "sync" mode the workers' batches make one step together.
+    together = 1 if arguments.mode == "sync" else workers
+    total = arguments.epochs * steps * together
     # Slower and slower, or the result would depend on the last few batches.
     rate = keras.optimizers.schedules.CosineDecay(arguments.learning_rate, total)
     with scope:

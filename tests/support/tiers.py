@@ -38,6 +38,7 @@ LONG_CASES = {
     # One mode, strategy or optimizer of those that the other examples do not run.
     "test_estimator_examples.py": r"test_adult_(alone\[|with_parameter_servers)",
     "test_examples.py": r"test_fashion_mnist_sends_less|test_parameter_server\[sync\]"
+    r"|test_movielens_beside_plain_keras\[async\]"
     r"|test_horovod_style\[loop\]",
     # Adam, and one of each family; test_server_optimizers.py has the optimizers themselves.
     "test_estimator_optimizers.py": r"test_one_worker\[3-ranks-(adagrad|v1_adam|v1_sgd"

@@ -20,6 +20,11 @@ and answers are signed (`signing`). `meeting` is what rank 0 keeps, free of gRPC
 `client` carry it over the network; `plane` is what the rest of tfdist uses.
 """
 
-from tfdist.control.plane import ControlPlane, Membership
+import os
+
+# Read when gRPC is imported, below. Otherwise it tells of each connection that closes when idle.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+from tfdist.control.plane import ControlPlane, Membership  # noqa: E402
 
 __all__ = ["ControlPlane", "Membership"]

@@ -101,15 +101,22 @@ def printed_once(lines: list[str], pattern: str) -> float:
     return float(found[0][1][1])
 
 
-def test_movielens_beside_plain_keras():
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_movielens_beside_plain_keras(mode):
     script = ROOT / "keras_examples/movielens.py"
     options = ["--limit", "20000", "--epochs", "6", "--learning-rate", "0.5"]
-    lines = tfdist_run(script, *options, tasks="--workers 2 --ps 2")
-    steps = r"tfdist, 2 workers, 2 ps: (\d+) steps of 256"
-    assert printed_once(lines, steps) == 20000 // 512
+    size = 256 if mode == "async" else 128
+    own = ["--mode", mode, "--batch-size", str(size)]
+    lines = tfdist_run(script, *options, *own, tasks="--workers 2 --ps 2")
+    steps = rf"tfdist, 2 workers, 2 ps: (\d+) steps of {size}"
+    assert printed_once(lines, steps) == 20000 // (2 * size)
     remote = printed_once(lines, r"test AUC: ([\d.]+) \(tfdist, 2 workers, 2 ps\)")
+    assert remote > 0.7
+    if mode == "async":
+        return  # how stale gradients are, and so what they lead to, depends on the machine
     plain = re.search(r"test AUC: ([\d.]+) \(plain Keras\)", alone(script, "--plain", *options))
-    assert remote > 0.7 and float(plain[1]) > 0.7
+    assert float(plain[1]) > 0.7
+    # Only the first values of rows are others.
     assert remote == pytest.approx(float(plain[1]), abs=0.015)
 
 
