@@ -6,7 +6,7 @@
 #include "core/net/frame.h"
 #include "testing.h"
 
-namespace tfdist::testing::frames_test {
+namespace tfdist::testing::frame_test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -216,10 +216,10 @@ void Main() {
   TestTexts();
   TestSignatures();
   TestAbortCodes();
-  std::puts("frames: ok");
+  std::puts("frame: ok");
 }
 
 REGISTER_TEST(Main);
 
 }  // namespace
-}  // namespace tfdist::testing::frames_test
+}  // namespace tfdist::testing::frame_test

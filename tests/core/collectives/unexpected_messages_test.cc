@@ -2,7 +2,7 @@
 #include "collectives/raw_peer.h"
 #include "core/collectives/selector.h"
 
-namespace tfdist::testing::early_test {
+namespace tfdist::testing::unexpected_messages_test {
 namespace {
 
 constexpr size_t kSmall = 8, kLarge = 2 * kEagerBytes;  // bytes of rank 1's and rank 2's block
@@ -53,10 +53,10 @@ void TestLargeChunkBesideAnEarlyOne() {
 
 void Main() {
   TestLargeChunkBesideAnEarlyOne();
-  std::puts("early: ok");
+  std::puts("unexpected messages: ok");
 }
 
 REGISTER_TEST(Main);
 
 }  // namespace
-}  // namespace tfdist::testing::early_test
+}  // namespace tfdist::testing::unexpected_messages_test
