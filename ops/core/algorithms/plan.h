@@ -1,5 +1,4 @@
-// A plan: everything that one rank sends and receives in a collective, computed before any data
-// moves.
+// A plan: the sends and receives of one rank in a collective, computed before any data moves.
 //
 // Every algorithm is a function that returns a plan; core/collectives/plan_executor.h executes it.
 // A plan reads like a program: a transfer uses the results of the transfers above it. So "receive,

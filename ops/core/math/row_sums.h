@@ -6,8 +6,7 @@
 //   rank 3: none                                            |
 //
 // 1. Every rank adds its rows of equal ids, and sends the number of its distinct ids to all others.
-// 2. An all-gather sends ids and rows together, one block for each rank. Every rank adds them
-// again,
+// 2. An all-gather sends ids and rows together, one block for each rank. Every rank adds them again
 //    in rank order.
 // Cost: the ranks together send (N-1) R (r + i) bytes, where R is the sum of the numbers of step 1,
 // and r and i are the bytes of a row and of an id.

@@ -1,11 +1,9 @@
 // The frames of a data connection: a fixed header, then `length` bytes of payload.
 //
-//   - HELLO, CHALLENGE, PROOF: both sides prove that they know the job's key; see
-//   net/authenticate.h
+//   - HELLO, CHALLENGE, PROOF: both sides prove that they know the key; see net/authenticate.h
 //   - WELCOME: the answer to an accepted PROOF; empty, or an offer to share memory
 //   - OPEN: the sender has started collective (key, sequence); contains its signature, and permits
-//   the
-//     receiver to send large DATA
+//     the receiver to send large DATA
 //   - DATA: one chunk of a collective
 //   - QUERY: asks for the state of (key, sequence) on the receiver; sent by a stall check
 //   - REPLY: the answer to a QUERY
