@@ -13,7 +13,7 @@ namespace tfdist {
 namespace {
 
 // A limit for the sizes that a peer claims: more than the memory of any rank.
-constexpr uint64_t kMaxBytes = uint64_t{1} << 42;
+constexpr uint64_t kMaxClaimedBytes = uint64_t{1} << 42;
 
 bool IsValid(const Signature& signature, int size) {
   const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
@@ -29,11 +29,12 @@ bool IsValid(const Signature& signature, int size) {
                         !CanReduce(dtype, static_cast<ReduceOp>(signature.reduce_op)))) {
     return false;
   }
-  if (signature.elements > kMaxBytes / ByteSize(dtype)) return false;
+  if (signature.elements > kMaxClaimedBytes / ByteSize(dtype)) return false;
   if (signature.blocks.size() != static_cast<size_t>(HasBlocks(kind) ? size : 0)) return false;
   uint64_t all = 0;
   for (const uint64_t bytes : signature.blocks) {
-    if (bytes > kMaxBytes || (all += bytes) > kMaxBytes || bytes % ByteSize(dtype) != 0) {
+    if (bytes > kMaxClaimedBytes || (all += bytes) > kMaxClaimedBytes ||
+        bytes % ByteSize(dtype) != 0) {
       return false;
     }
   }

@@ -10,7 +10,7 @@
 namespace tfdist {
 namespace {
 
-constexpr size_t kMaxPieces = 512;  // per system call
+constexpr size_t kMaxPiecesPerRead = 512;  // per system call
 
 uint64_t Random() {
   std::random_device device;
@@ -79,7 +79,7 @@ Status RemoteRead::Read(const iovec* to, size_t count) {
         there.push_back(CutFront(&piece, bytes));
       }
       if (piece.iov_len == 0) ++next_;
-      if (here.size() < kMaxPieces) continue;
+      if (here.size() < kMaxPiecesPerRead) continue;
       if (Status s = peer_.Read(here, there); !s.ok()) return s;
       here.clear();
       there.clear();
