@@ -43,7 +43,7 @@ def cast16_all_reduce(
     values = [tf.convert_to_tensor(t) for t in tensors]
 
     def reduce(inputs):
-        return library.graph_ops().tfdist_narrow_all_reduce(
+        return library.graph_ops().tfdist_cast16_all_reduce(
             inputs=inputs,
             wire_dtype=wire_dtype,
             reduce_op=reduce_op,

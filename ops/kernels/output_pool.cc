@@ -19,14 +19,15 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-constexpr size_t kPooledBytes = size_t{8} << 20;                 // outputs from this size on
-constexpr size_t kMostKept = size_t{512} << 20;                  // in free blocks
-constexpr size_t kGranularity = size_t{2} << 20;                 // of blocks: a huge page
-constexpr size_t kMostSlack(size_t bytes) { return bytes / 4; }  // in a block that is used again
+constexpr size_t kMinPooledBytes = size_t{8} << 20;  // smallest output from the pool
+constexpr size_t kMaxFreeBytes = size_t{512} << 20;  // limit of all free blocks
+constexpr size_t kGranularity = size_t{2} << 20;     // size of blocks: a huge page
+// The unused bytes that a reused block may have.
+constexpr size_t MaxSlack(size_t bytes) { return bytes / 4; }
 
 class OutputPool : public tensorflow::Allocator {
  public:
-  // Tensors may outlive everything else.
+  // Never destroyed: tensors may outlive all other objects.
   static OutputPool* Get() {
     static auto* const pool = new OutputPool;
     return pool;
@@ -40,9 +41,9 @@ class OutputPool : public tensorflow::Allocator {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (auto block = free_.begin(); block != free_.end(); ++block) {
-        if (block->bytes < size || block->bytes > size + kMostSlack(size)) continue;
+        if (block->bytes < size || block->bytes > size + MaxSlack(size)) continue;
         void* const address = block->address;
-        kept_ -= block->bytes;
+        free_bytes_ -= block->bytes;
         used_[address] = block->bytes;
         free_.erase(block);
         return address;
@@ -60,12 +61,12 @@ class OutputPool : public tensorflow::Allocator {
     const auto used = used_.find(address);
     const size_t bytes = used->second;
     used_.erase(used);
-    // Its contents are worth nothing: the kernel may take the pages, and until then they stay.
+    // The content is no longer needed: the kernel may reclaim the pages, but keeps them until then.
     madvise(address, bytes, MADV_FREE);
     free_.push_front({address, bytes});
-    kept_ += bytes;
-    while (kept_ > kMostKept) {
-      kept_ -= free_.back().bytes;
+    free_bytes_ += bytes;
+    while (free_bytes_ > kMaxFreeBytes) {
+      free_bytes_ -= free_.back().bytes;
       munmap(free_.back().address, free_.back().bytes);
       free_.pop_back();
     }
@@ -77,7 +78,7 @@ class OutputPool : public tensorflow::Allocator {
     size_t bytes;
   };
 
-  // Aligned to its granularity, so that it can consist of huge pages.
+  // Aligned to kGranularity, so that the kernel can use huge pages.
   static void* Map(size_t bytes) {
     void* const all = mmap(nullptr, bytes + kGranularity, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -92,8 +93,8 @@ class OutputPool : public tensorflow::Allocator {
   }
 
   std::mutex mutex_;
-  std::list<Block> free_;  // latest first
-  size_t kept_ = 0;        // bytes in free_
+  std::list<Block> free_;  // last freed first
+  size_t free_bytes_ = 0;  // in free_
   std::unordered_map<void*, size_t> used_;
 };
 
@@ -103,7 +104,7 @@ absl::Status AllocateOutput(OpKernelContext* context, int output, const TensorSh
                             Tensor** result) {
   const auto type = context->expected_output_dtype(output);
   const size_t width = static_cast<size_t>(tensorflow::DataTypeSize(type));
-  if (width == 0 || static_cast<size_t>(shape.num_elements()) < kPooledBytes / width) {
+  if (width == 0 || static_cast<size_t>(shape.num_elements()) < kMinPooledBytes / width) {
     return context->allocate_output(output, shape, result);
   }
   Tensor tensor(OutputPool::Get(), type, shape);

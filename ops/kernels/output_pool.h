@@ -1,9 +1,9 @@
-// Large outputs of collectives from memory that is used again.
+// Reuses the memory of large outputs of collectives.
 //
-// malloc takes a block of 32 MB or more from the kernel each time and gives it back at once, so
-// that every page of such an output is zeroed and mapped anew: longer work than to all-reduce it.
-// The pool keeps what was freed for the next output, up to a limit, and tells the kernel that it
-// may have the pages back if it needs them.
+// malloc maps a block of 32 MB or more for each allocation and unmaps it when it is freed, so every
+// page of such an output is zeroed and mapped again, which takes longer than the all-reduce. The
+// pool caches freed blocks up to a limit, and lets the kernel reclaim their pages under memory
+// pressure.
 #ifndef TFDIST_OPS_KERNELS_OUTPUT_POOL_H_
 #define TFDIST_OPS_KERNELS_OUTPUT_POOL_H_
 
@@ -11,11 +11,11 @@
 
 namespace tfdist {
 
-// Input `input` itself where TensorFlow allows it, else new memory of its shape.
+// Forwards input `input` to output `output` if TensorFlow permits it; else allocates the output.
 absl::Status ForwardOrAllocate(tensorflow::OpKernelContext* context, int input, int output,
                                tensorflow::Tensor** result);
 
-// allocate_output, from the pool where that pays.
+// allocate_output, from the pool if the output is large.
 absl::Status AllocateOutput(tensorflow::OpKernelContext* context, int output,
                             const tensorflow::TensorShape& shape, tensorflow::Tensor** result);
 

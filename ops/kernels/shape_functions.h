@@ -1,4 +1,4 @@
-// Shape functions that several ops' interfaces share.
+// Shape functions of several ops.
 #ifndef TFDIST_OPS_KERNELS_SHAPE_FUNCTIONS_H_
 #define TFDIST_OPS_KERNELS_SHAPE_FUNCTIONS_H_
 
@@ -9,7 +9,7 @@ namespace tfdist {
 // Output i has the shape of input i.
 absl::Status SameShapes(tensorflow::shape_inference::InferenceContext* c);
 
-// Output i has shape i of the attribute `shapes`, or any, where that is shorter.
+// Output i has shape i of the attribute `shapes`; any shape if the list is shorter.
 absl::Status ShapesOfAttribute(tensorflow::shape_inference::InferenceContext* c);
 
 }  // namespace tfdist

@@ -1,4 +1,4 @@
-// Memory that runs out when a test says so: the allocation of some thread that is to fail.
+// Makes a chosen allocation fail, on any thread.
 #ifndef TFDIST_TESTS_CORE_FAILING_NEW_H_
 #define TFDIST_TESTS_CORE_FAILING_NEW_H_
 
@@ -6,11 +6,12 @@
 
 namespace tfdist::testing {
 
-// Has the `nth` allocation from now on fail, by operator new, of all threads that are not spared.
+// Makes the `nth` following allocation by operator new fail, counted over all threads that are not
+// spared.
 void FailAllocation(int64_t nth);
-// None fails any more. Returns whether one did.
+// Ends the injection. Returns whether an allocation has failed.
 bool EndFailing();
-// Whether allocations of this thread always succeed, and are not counted.
+// Whether the allocations of this thread succeed and are not counted.
 void SpareThisThread(bool spared);
 
 }  // namespace tfdist::testing

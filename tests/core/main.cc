@@ -1,4 +1,4 @@
-// tests [--long] NAME...    runs these tests; without a name, prints the names of all
+// tests [--long] NAME...    runs the tests; without a name, prints the names of all tests
 #include <cstdio>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// Stands between a client and a server, and breaks what passes at a scripted byte.
+// A proxy between a client and a server that injects a fault at a given byte.
 #ifndef TFDIST_TESTS_CORE_PROXY_H_
 #define TFDIST_TESTS_CORE_PROXY_H_
 
@@ -18,15 +18,15 @@
 
 namespace tfdist::testing {
 
-// Carries one connection at a time.
+// Forwards one connection at a time.
 class Proxy {
  public:
   enum Direction { kToServer = 0, kToClient = 1 };
   enum class Fault {
     kNone,
     kCut,    // both connections are closed before the byte
-    kStall,  // nothing passes in this direction from the byte on, until the next connection
-    kFlip,   // all bits of the byte
+    kStall,  // this direction stops before the byte, until the next connection
+    kFlip,   // all bits of the byte are inverted
   };
 
   explicit Proxy(int target) : target_(target), wake_(eventfd(0, EFD_NONBLOCK)) {
@@ -41,12 +41,12 @@ class Proxy {
 
   int port() const { return listener_.port(); }
 
-  // Where the next connections lead.
+  // Sets the port of the server for later connections.
   void Lead(int target) {
     const std::lock_guard<std::mutex> lock(mutex_);
     target_ = target;
   }
-  // Once, at byte number `at` in this direction, counted from now on.
+  // Injects the fault once, at byte number `at` in this direction, counted from this call.
   void Arm(Direction direction, uint64_t at, Fault fault) {
     const std::lock_guard<std::mutex> lock(mutex_);
     direction_ = direction;
@@ -85,7 +85,7 @@ class Proxy {
   Fd& From(Direction direction) { return direction == kToServer ? client_ : server_; }
   Fd& To(Direction direction) { return direction == kToServer ? server_ : client_; }
 
-  // The server is reached as the client has come: by a unix socket, or by TCP.
+  // Connects to the server by the same kind of socket as the client's: a unix socket, or TCP.
   void Begin(bool local) {
     int target;
     {
@@ -109,22 +109,22 @@ class Proxy {
   void Pass(Direction direction) {
     std::array<char, 64 * 1024> bytes;
     const std::lock_guard<std::mutex> lock(mutex_);
-    size_t most = bytes.size();
+    size_t max_bytes = bytes.size();
     const bool armed = fault_ != Fault::kNone && direction == direction_;
     if (armed) {
-      most = std::min<uint64_t>(most, at_ - passed_[direction]);
-      if (most == 0) {
+      max_bytes = std::min<uint64_t>(max_bytes, at_ - passed_[direction]);
+      if (max_bytes == 0) {
         const Fault fault = std::exchange(fault_, Fault::kNone);
         if (fault == Fault::kCut) return End();
         if (fault == Fault::kStall) {
           stalled_[direction] = true;
           return;
         }
-        most = 1;
+        max_bytes = 1;
         flip_ = true;
       }
     }
-    const ssize_t received = recv(From(direction).get(), bytes.data(), most, 0);
+    const ssize_t received = recv(From(direction).get(), bytes.data(), max_bytes, 0);
     if (received < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (received <= 0) return End();
     if (std::exchange(flip_, false)) bytes[0] = static_cast<char>(~bytes[0]);

@@ -1,4 +1,4 @@
-// A file for a test to write.
+// A temporary file for a test.
 #ifndef TFDIST_TESTS_CORE_SCRATCH_H_
 #define TFDIST_TESTS_CORE_SCRATCH_H_
 
@@ -15,7 +15,7 @@
 
 namespace tfdist::testing {
 
-// A file's name that is free again in the end.
+// The path of an empty file, which the destructor removes.
 struct Scratch {
   Scratch() {
     path = std::filesystem::temp_directory_path() / "tfdist_test_XXXXXX";

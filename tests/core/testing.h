@@ -1,4 +1,4 @@
-// A dozen lines of test harness, enough for tests whose ranks are threads.
+// A small test harness for tests whose ranks are threads.
 #ifndef TFDIST_TESTS_CORE_TESTING_H_
 #define TFDIST_TESTS_CORE_TESTING_H_
 
@@ -44,15 +44,15 @@ namespace tfdist::testing {
     }                                                                            \
   } while (false)
 
-// Of how many rounds of a long test one is run. The plain tests run all; a sanitizer makes them ten
-// times slower, so that its tests run some, unless told by --long.
+// Long tests run one of `share` rounds. The plain tests run all rounds. Under a sanitizer, which is
+// ten times slower, tests run a part of them, or all with --long.
 #ifndef TFDIST_TEST_SHARE
 #define TFDIST_TEST_SHARE 1
 #endif
 inline int share = TFDIST_TEST_SHARE;
 inline int Rounds(int all) { return (all + share - 1) / share; }
 
-// The tests of the binary by name; main.cc runs them.
+// The tests of the binary by name, for main.cc.
 inline std::map<std::string, std::function<void()>>& Tests() {
   static std::map<std::string, std::function<void()>> tests;
   return tests;
@@ -67,7 +67,8 @@ inline std::string TestName(std::string path) {
   return path;
 }
 
-// Makes `run` the test of this file. Files are compiled together: each has a namespace of its own.
+// Registers `run` as the test of this file. Files are compiled together, so each has its own
+// namespace.
 #define REGISTER_TEST(run)                 \
   [[maybe_unused]] const bool registered = \
       ::tfdist::testing::Tests().emplace(::tfdist::testing::TestName(__FILE__), run).second
@@ -78,10 +79,10 @@ inline Key TestKey() {
   return key;
 }
 
-// Whether the ranks of a test share memory, or use sockets only.
+// Whether the ranks of a test use shared memory; else only sockets.
 inline bool shared_memory = true;
 
-// Runs a test's body once in each way.
+// Runs the body of a test with shared memory and with sockets only.
 inline void InBothWays(const std::function<void()>& body) {
   for (const bool shared : {true, false}) {
     shared_memory = shared;
@@ -90,7 +91,7 @@ inline void InBothWays(const std::function<void()>& body) {
   shared_memory = true;
 }
 
-// `size` connected communicators in this process, on as many hosts: rank r lives on host r % hosts.
+// `size` connected communicators in this process, on `hosts` hosts: rank r is on host r % hosts.
 inline std::vector<std::unique_ptr<Communicator>> ConnectedOn(int size, int hosts) {
   std::vector<std::unique_ptr<Communicator>> ranks(size);
   std::vector<std::string> addresses;
@@ -110,7 +111,7 @@ inline std::vector<std::unique_ptr<Communicator>> Connected(int size) {
   return ConnectedOn(size, 1);
 }
 
-// Runs `body(rank)` once per rank, each on a thread of its own, and waits for all.
+// Runs `body(rank)` on a thread for each rank, and waits for all threads.
 inline void OnRanks(int size, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back(body, rank);

@@ -1,4 +1,4 @@
-// Small integers in any element type, so that every result is exact and has a closed form.
+// Small integers in any element type: every result is exact and has a closed form.
 #ifndef TFDIST_TESTS_CORE_VALUES_H_
 #define TFDIST_TESTS_CORE_VALUES_H_
 
@@ -48,10 +48,10 @@ inline void Store(DType dtype, char* at, int value) {
   }
 }
 
-// All values here repeat after so many elements: 4 * 3 * 7 * 11.
+// The period of all values here: 4 * 3 * 7 * 11 elements.
 inline constexpr size_t kPeriod = 924;
 
-// The bytes of `count` elements, of which element i is value(i).
+// The bytes of `count` elements with the values value(i).
 inline std::string Encoded(DType dtype, size_t count, const std::function<int(size_t)>& value) {
   const size_t width = ByteSize(dtype);
   std::string bytes(std::min(count, kPeriod) * width, '\0');
@@ -66,8 +66,8 @@ inline std::string Encoded(DType dtype, size_t count, const std::function<int(si
   return bytes;
 }
 
-// What rank r contributes as element i of a reduction over `size` ranks: sums and products of up to
-// eight ranks stay exact in every type, and means are whole. A bool is true on some ranks only.
+// Element i of rank `rank`'s operand in a reduction over `size` ranks. Sums and products of up to
+// eight ranks are exact in every type, and means are integers. A bool is true on some of the ranks.
 inline int Operand(DType dtype, ReduceOp op, int size, int rank, size_t i, size_t salt = 0) {
   const size_t mixed = i + salt + 5 * static_cast<size_t>(rank);
   if (dtype == DType::kBool) return mixed % 7 < 3 + (i + salt) % 4;

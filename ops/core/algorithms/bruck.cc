@@ -7,7 +7,7 @@ namespace tfdist {
 Plan BruckAllGather(int rank, int size, const std::vector<size_t>& bounds) {
   Plan plan;
   plan.steps = CeilLog2(size);
-  // Blocks `size` to 2 * size - 1 are the same ones once more.
+  // Blocks `size` to 2 * size - 1 are blocks 0 to size - 1 again.
   const auto begin = [&](int block) {
     return block < size ? bounds[block] : bounds.back() + bounds[block - size];
   };

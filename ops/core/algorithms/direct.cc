@@ -52,13 +52,13 @@ Plan DirectAllToAll(int rank, int size, const std::vector<size_t>& send_bounds,
 Plan DirectReduceScatter(int rank, int size, const std::vector<size_t>& bounds) {
   Plan plan;
   plan.steps = size > 1 ? 1 : 0;
-  Span held = {Memory::kInput, bounds[rank]};
+  Span sum = {Memory::kInput, bounds[rank]};
   for (int i = 1; i < size; ++i) {
     const int peer = (rank + i) % size;
     plan.Send(0, peer, {Memory::kInput, bounds[peer]}, Bytes(bounds, peer));
-    plan.Combine(0, peer, held, {Memory::kOutput, 0}, Bytes(bounds, rank),
+    plan.Combine(0, peer, sum, {Memory::kOutput, 0}, Bytes(bounds, rank),
                  i == size - 1 ? Finish::kYes : Finish::kNo);
-    held = {Memory::kOutput, 0};
+    sum = {Memory::kOutput, 0};
   }
   return plan;
 }

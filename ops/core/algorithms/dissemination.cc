@@ -5,7 +5,8 @@ namespace tfdist {
 Plan DisseminationBarrier(int rank, int size) {
   Plan plan;
   plan.steps = CeilLog2(size);
-  // The token that is sent is the one that came: it leaves when all steps before have been heard.
+  // A rank sends the token that it received, so each step waits for the signals of all earlier
+  // steps.
   const Span token = {Memory::kOutput, 0};
   for (int step = 0; step < plan.steps; ++step) {
     const int distance = 1 << step;

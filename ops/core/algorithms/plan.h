@@ -1,12 +1,11 @@
-// What one rank sends and receives in a collective, written down before anything moves.
+// A plan: the sends and receives of one rank in a collective, computed before any data moves.
 //
-// Every algorithm here is a function that returns such a plan; exchange.h carries it out. A plan
-// reads like a program: a transfer uses what the transfers above it have put in place. So "receive,
-// then send the same bytes" passes data on, and it does so chunk by chunk, without waiting for all
-// of it.
+// Every algorithm is a function that returns a plan; core/collectives/plan_executor.h executes it.
+// A plan reads like a program: a transfer uses the results of the transfers above it. So "receive,
+// then send the same bytes" forwards data, chunk by chunk, without waiting for all of it.
 //
-// Both ends of a transfer give it the same number of bytes and the same step, and list what they
-// exchange with each other in the same order. Steps count as in the papers: what is in one step may
+// Both ends of a transfer give it the same number of bytes and the same step, and list their mutual
+// transfers in the same order. Steps are numbered as in the papers: the transfers of one step may
 // travel at the same time.
 #ifndef TFDIST_OPS_CORE_ALGORITHMS_PLAN_H_
 #define TFDIST_OPS_CORE_ALGORITHMS_PLAN_H_
@@ -17,7 +16,7 @@
 
 namespace tfdist {
 
-// Never written: kInput. Starts empty: kWork, `Plan::work_bytes` of it.
+// kInput is never written. kWork is temporary memory of `Plan::work_bytes`.
 enum class Memory : uint8_t { kInput, kOutput, kWork };
 
 struct Span {
@@ -25,9 +24,9 @@ struct Span {
   size_t begin = 0;  // in bytes
 };
 
-// A combine receives a value and puts `own` op that value into place.
+// A combine receives a value and stores `own` op value at its destination.
 enum class Operands : uint8_t { kOwnFirst, kReceivedFirst };
-enum class Finish : uint8_t { kNo, kYes };  // kYes: a mean is divided here
+enum class Finish : uint8_t { kNo, kYes };  // kYes: the result is final, and a mean is divided
 
 struct Transfer {
   enum class Kind : uint8_t { kSend, kReceive, kCombine };
@@ -35,7 +34,7 @@ struct Transfer {
   uint16_t step;
   int peer;
   size_t bytes;
-  Span at;   // where the bytes are, or go
+  Span at;   // source of a send, destination of a receive or combine
   Span own;  // kCombine only
   Operands operands = Operands::kOwnFirst;
   Finish finish = Finish::kNo;
@@ -46,10 +45,10 @@ struct Plan {
   void Receive(int step, int peer, Span into, size_t bytes);
   void Combine(int step, int peer, Span own, Span into, size_t bytes, Finish finish = Finish::kNo,
                Operands operands = Operands::kOwnFirst);
-  // Makes `peer` one with which the collective is checked, if it is not yet.
+  // Adds a peer with which this rank compares signatures, if it is not in the list yet.
   void AddPeer(int peer);
 
-  // Each once, also those to which there is nothing to send: the ranks check that they agree.
+  // Each peer once, also without transfers: its signature is compared.
   std::vector<int> peers;
   std::vector<Transfer> transfers;  // none of them empty
   size_t work_bytes = 0;
@@ -59,11 +58,11 @@ struct Plan {
   void Add(Transfer transfer);
 };
 
-// Cuts `count` elements of `width` bytes into `parts` that differ by at most one element: part i is
-// [bounds[i], bounds[i + 1]), in bytes.
+// Cuts `count` elements of `width` bytes into `parts` whose sizes differ by at most one element.
+// Part i is [bounds[i], bounds[i + 1]), in bytes.
 std::vector<size_t> EvenBounds(size_t count, size_t width, int parts);
 
-// The same for parts of given sizes.
+// The bounds of parts of the given sizes.
 std::vector<size_t> Bounds(const std::vector<uint64_t>& bytes);
 
 // ceil(log2(n)) for n >= 1.

@@ -16,17 +16,17 @@ Plan RecursiveDoubling(int rank, int size, size_t bytes) {
     return plan;
   }
 
-  // Every partial result has a place of its own: the one before may still be on its way out.
+  // Every partial result has memory of its own: the previous one may still be in a send queue.
   const int combines = doublings + (rank < extra ? 1 : 0);
   plan.work_bytes = combines > 1 ? (combines - 1) * bytes : 0;
-  Span held = input;
+  Span partial = input;
   int combined = 0;
   const auto combine = [&](int step, int peer) {
     const bool last = ++combined == combines;
     const Span into = last ? output : Span{Memory::kWork, (combined - 1) * bytes};
-    plan.Combine(step, peer, held, into, bytes, last ? Finish::kYes : Finish::kNo,
+    plan.Combine(step, peer, partial, into, bytes, last ? Finish::kYes : Finish::kNo,
                  peer < rank ? Operands::kReceivedFirst : Operands::kOwnFirst);
-    held = into;
+    partial = into;
   };
 
   int step = 0;
@@ -35,7 +35,7 @@ Plan RecursiveDoubling(int rank, int size, size_t bytes) {
     ++step;
   }
   for (int bit = 1; bit < power; bit <<= 1, ++step) {
-    plan.Send(step, rank ^ bit, held, bytes);
+    plan.Send(step, rank ^ bit, partial, bytes);
     combine(step, rank ^ bit);
   }
   if (rank < extra) plan.Send(step, rank + power, output, bytes);

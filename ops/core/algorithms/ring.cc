@@ -9,7 +9,7 @@ class Segments {
  public:
   explicit Segments(const std::vector<size_t>& bounds)
       : bounds_(bounds), count_(static_cast<int>(bounds.size()) - 1) {}
-  // Any integer, modulo the number of segments.
+  // `segment` may be any integer; it is taken modulo the number of segments.
   size_t begin(int segment) const { return bounds_[Wrap(segment)]; }
   size_t bytes(int segment) const { return bounds_[Wrap(segment) + 1] - bounds_[Wrap(segment)]; }
 
@@ -20,7 +20,7 @@ class Segments {
   const int count_;
 };
 
-std::vector<int> Everyone(int size) {
+std::vector<int> AllRanks(int size) {
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
@@ -53,7 +53,7 @@ void AddRingAllReduce(int step, int position, const std::vector<int>& members, M
 Plan RingAllReduce(int rank, int size, const std::vector<size_t>& bounds) {
   Plan plan;
   plan.steps = 2 * (size - 1);
-  AddRingAllReduce(0, rank, Everyone(size), Memory::kInput, bounds, &plan);
+  AddRingAllReduce(0, rank, AllRanks(size), Memory::kInput, bounds, &plan);
   return plan;
 }
 

@@ -1,18 +1,18 @@
-// Two levels: an all-reduce where several ranks share a host, and the network between hosts is what
-// costs.
+// Two levels: an all-reduce for several ranks on each host, where the network between hosts is the
+// bottleneck.
 //
 // The lowest rank of each host is its leader. First the ranks of a host reduce to their leader,
-// then the leaders run a ring among themselves, then each leader broadcasts the result on its host;
-// both on a chain (chain.h, ring.h). With 4 ranks on hosts A (0, 1) and B (2, 3) that contribute a,
-// b, c, d:
+// then the leaders run a ring among themselves, then each leader broadcasts the result on its host.
+// Reduce and broadcast use a chain (chain.h, ring.h). With 4 ranks on hosts A (0, 1) and B (2, 3)
+// that contribute a, b, c, d:
 //
 //     reduce       1 -> 0: a+b             3 -> 2: c+d
 //     ring         0 <-> 2: (a+b)+(c+d), half of the buffer in each of two steps
 //     broadcast    0 -> 1                  2 -> 3
 //
-// The three overlap: a chunk goes on as soon as it is there. Between hosts travels what H ranks
-// would send, 2(H-1)/H of the buffer for each of H hosts, instead of 2(N-1)/N for each pair of
-// neighbours on different hosts. Within a host a rank sends the buffer once or twice.
+// The three phases overlap: a chunk is forwarded as soon as it is ready. The traffic between hosts
+// is that of a ring of H ranks: 2(H-1)/H of the buffer for each of H hosts, instead of 2(N-1)/N for
+// each pair of neighbours on different hosts. Within a host a rank sends the buffer once or twice.
 //
 // Horovod's hierarchical all-reduce (HOROVOD_HIERARCHICAL_ALLREDUCE) has the same two levels.
 #ifndef TFDIST_OPS_CORE_ALGORITHMS_TWO_LEVEL_H_
@@ -25,7 +25,7 @@
 
 namespace tfdist {
 
-// `hosts[r]` is the number of rank r's host, counted from 0 in the order of their leaders.
+// `hosts[r]` is the index of rank r's host: hosts count from 0 in the order of their leaders.
 Plan TwoLevelAllReduce(int rank, const std::vector<int>& hosts, size_t count, size_t width);
 
 }  // namespace tfdist

@@ -1,4 +1,4 @@
-// How functions called through ctypes fail: a status code (0: OK), and a message in the caller's
+// Errors of functions called through ctypes: a status code (0: OK), and a message in the caller's
 // buffer.
 #ifndef TFDIST_OPS_CORE_BASE_C_ERROR_H_
 #define TFDIST_OPS_CORE_BASE_C_ERROR_H_
@@ -13,7 +13,7 @@
 
 namespace tfdist {
 
-// Cut to `size` bytes, with the zero at its end.
+// Copies `text`, cut to `size` bytes including the terminating zero.
 inline void CopyText(const std::string& text, char* out, size_t size) {
   if (size == 0) return;
   const size_t length = std::min(text.size(), size - 1);
@@ -26,11 +26,11 @@ inline int Report(const Status& status, char* error, size_t error_size) {
   return static_cast<int>(status.code());
 }
 
-// Does what may run out of memory, which Python is then told as of any other failure.
-template <typename Do>
-Status WithMemory(const char* what, const Do& act) {
+// Calls `function`, and turns std::bad_alloc into a status.
+template <typename Function>
+Status WithMemory(const char* what, const Function& function) {
   try {
-    return act();
+    return function();
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kResourceExhausted, StrCat("out of memory: ", what));
   }

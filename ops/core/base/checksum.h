@@ -1,7 +1,8 @@
-// A checksum of bytes in a file: finds what was cut off or altered by chance, not by intent.
+// A checksum for files: detects accidental truncation and corruption, not deliberate changes.
 //
-// Eight bytes at a time go into one of four lanes, each of which is multiplied by an odd number and
-// rotated, so that a lane that differs once differs until the next of its bytes differ too.
+// Each word of eight bytes is mixed into one of four lanes, by a multiplication with an odd number
+// and a rotation. Both are invertible, so two lanes that differ stay different while the following
+// words are equal.
 #ifndef TFDIST_OPS_CORE_BASE_CHECKSUM_H_
 #define TFDIST_OPS_CORE_BASE_CHECKSUM_H_
 

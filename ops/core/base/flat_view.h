@@ -1,4 +1,4 @@
-// Many tensors seen as one flat run of bytes, without copying them together.
+// A list of tensors as one flat range of bytes, without copying them together.
 //
 //     tensors     [ a a a a ][ b b ][ c c c c c c ]
 //     flat view     0 1 2 3    4 5    6 7 8 9 10 11
@@ -19,7 +19,7 @@ namespace tfdist {
 class FlatView {
  public:
   FlatView() = default;
-  // `pieces` borrow the tensors' memory.
+  // `pieces` refer to the tensors' memory, which the view does not own.
   explicit FlatView(std::vector<iovec> pieces) : pieces_(std::move(pieces)) {
     begins_.reserve(pieces_.size());
     for (const iovec& piece : pieces_) {
@@ -30,8 +30,7 @@ class FlatView {
 
   size_t bytes() const { return bytes_; }
 
-  // Copies piece by piece into a view with pieces of the same sizes, unless they are the same
-  // memory.
+  // Copies into a view with pieces of the same sizes. Skips pieces that are the same memory.
   void CopyTo(const FlatView& other) const {
     for (size_t i = 0; i < pieces_.size(); ++i) {
       if (pieces_[i].iov_base == other.pieces_[i].iov_base || pieces_[i].iov_len == 0) continue;
@@ -39,7 +38,7 @@ class FlatView {
     }
   }
 
-  // The pieces of bytes [begin, end), appended to `out`. Zero-length pieces are left out.
+  // Appends the pieces of bytes [begin, end) to `out`, without empty ones.
   void Slice(size_t begin, size_t end, std::vector<iovec>* out) const {
     if (begin >= end) return;
     size_t i = static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), begin) -

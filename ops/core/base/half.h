@@ -1,12 +1,13 @@
-// 16-bit floats, and how loops over them become fast where the processor can convert them.
+// 16-bit floats, and a macro that compiles loops over them for several instruction sets.
 #ifndef TFDIST_OPS_CORE_BASE_HALF_H_
 #define TFDIST_OPS_CORE_BASE_HALF_H_
 
 #include <cstdint>
 #include <cstring>
 
-// Half precision needs AVX2/F16C to be fast, and a binary that is shipped may not assume them:
-// compile both, choose at load. The sanitizers intercept before that choice can be made.
+// Fast half precision needs AVX2 and F16C, which a distributed binary cannot assume: both versions
+// are compiled, and the loader chooses one. Not under the sanitizers, which intercept calls before
+// the loader has chosen.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TFDIST_MULTIVERSION __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
@@ -31,7 +32,7 @@ inline BFloat16 FromFloat(float value) {
   std::memcpy(&bits, &value, sizeof(bits));
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  // Rounding a NaN could carry into an infinity; keep its sign and make it quiet instead.
+  // Rounding could turn a NaN into an infinity: set the quiet bit instead, and keep the sign.
   return BFloat16{static_cast<uint16_t>((is_nan ? bits | 0x400000u : rounded) >> 16)};
 }
 

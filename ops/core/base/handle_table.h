@@ -1,4 +1,5 @@
-// Objects by number, so that Python and a graph can name one as a file is named by its descriptor.
+// Objects by integer handle: Python and the attributes of a graph name an object by its handle, as
+// a descriptor names a file.
 #ifndef TFDIST_OPS_CORE_BASE_HANDLE_TABLE_H_
 #define TFDIST_OPS_CORE_BASE_HANDLE_TABLE_H_
 
@@ -13,20 +14,20 @@ namespace tfdist {
 template <typename T>
 class HandleTable {
  public:
-  // The process's table. Leaked on purpose: a kernel may still look something up while the process
+  // The process's table for T. Leaked on purpose: a kernel may still use it while the process
   // exits.
   static HandleTable& Get() {
     static HandleTable* const table = new HandleTable;
     return *table;
   }
 
-  // Never zero, and never used again.
+  // Returns the handle: never zero, and never reused.
   int64_t Add(std::shared_ptr<T> object) {
     const std::lock_guard<std::mutex> lock(mutex_);
     objects_.emplace(next_, std::move(object));
     return next_++;
   }
-  // Null when the number was never given out or has been removed.
+  // Null if there is no such handle, or it has been removed.
   std::shared_ptr<T> Find(int64_t handle) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = objects_.find(handle);

@@ -1,5 +1,5 @@
-// HMAC with SHA-256: FIPS 180-4 and RFC 2104. The core has no library to take it from, and proves
-// keys with it; it is tested against the documents' vectors.
+// HMAC with SHA-256 (FIPS 180-4 and RFC 2104), for the authentication of data connections. The core
+// links no cryptographic library; the tests use the test vectors of the two standards.
 #ifndef TFDIST_OPS_CORE_BASE_HMAC_H_
 #define TFDIST_OPS_CORE_BASE_HMAC_H_
 
@@ -14,7 +14,7 @@ using Digest = std::array<uint8_t, 32>;
 Digest Sha256(std::string_view message);
 Digest HmacSha256(std::string_view key, std::string_view message);
 
-// Takes the same time for any two digests.
+// In constant time.
 bool SameDigest(const Digest& a, const Digest& b);
 
 }  // namespace tfdist

@@ -1,5 +1,5 @@
-// Zeroed memory by the page. What is outgrown goes back to the system at once, and not into the
-// heap of one thread, where the next ones to grow would not find it.
+// An array of zeros in pages of its own. Freed memory returns to the system at once instead of to
+// the heap of one thread, where other threads could not reuse it.
 #ifndef TFDIST_OPS_CORE_BASE_PAGE_ARRAY_H_
 #define TFDIST_OPS_CORE_BASE_PAGE_ARRAY_H_
 

@@ -1,4 +1,4 @@
-// The outcome of an operation: a code that TensorFlow also knows, and a message for a person.
+// The outcome of an operation: a code, which is one of TensorFlow's, and a message.
 #ifndef TFDIST_OPS_CORE_BASE_STATUS_H_
 #define TFDIST_OPS_CORE_BASE_STATUS_H_
 
@@ -8,7 +8,7 @@
 
 namespace tfdist {
 
-// Numbered as the canonical codes of gRPC and TensorFlow, so that the boundary is a cast.
+// The numbers are those of gRPC's and TensorFlow's canonical codes: a cast converts them.
 enum class StatusCode : int {
   kOk = 0,
   kCancelled = 1,

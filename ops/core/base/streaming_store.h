@@ -1,7 +1,7 @@
-// Stores that go around the caches.
+// Non-temporal stores, which bypass the caches.
 //
-// A processor that stores into memory it has not cached reads that memory first, and what it wrote
-// pushes other data out of the cache. For a result that is larger than the cache both are wasted.
+// An ordinary store to memory that is not cached reads that memory first, and its data evicts other
+// data from the cache. For a result that is larger than the cache both costs are wasted.
 #ifndef TFDIST_OPS_CORE_BASE_STREAMING_STORE_H_
 #define TFDIST_OPS_CORE_BASE_STREAMING_STORE_H_
 
@@ -16,9 +16,9 @@ namespace tfdist {
 
 constexpr size_t kCacheLine = 64;
 
-// Copies whole cache lines; both addresses are multiples of kCacheLine. Another thread may read
-// them after EndStream.
-inline void StreamLines(void* out, const void* in, size_t bytes) {
+// Copies whole cache lines; both addresses are multiples of kCacheLine. Other threads may read the
+// result after FenceStreamingStores.
+inline void StreamingCopy(void* out, const void* in, size_t bytes) {
 #if defined(__SSE2__)
   auto* to = static_cast<__m128i*>(out);
   const auto* from = static_cast<const __m128i*>(in);
@@ -30,7 +30,7 @@ inline void StreamLines(void* out, const void* in, size_t bytes) {
 #endif
 }
 
-inline void EndStream() {
+inline void FenceStreamingStores() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif

@@ -1,5 +1,5 @@
-// Plain values to bytes and back, for everything that is parsed from a connection: little-endian,
-// without padding, and never a byte read past the end.
+// Encodes plain values as bytes and decodes them, for everything that is parsed from a connection:
+// little-endian, without padding, and without reads past the end.
 #ifndef TFDIST_OPS_CORE_BASE_WIRE_H_
 #define TFDIST_OPS_CORE_BASE_WIRE_H_
 
@@ -15,7 +15,7 @@
 
 namespace tfdist {
 
-// Little-endian hosts only, as every platform TensorFlow ships for.
+// Little-endian hosts only, like every platform that TensorFlow supports.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
 class Writer {
@@ -26,9 +26,9 @@ class Writer {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
     return *this;
   }
-  // Cut to `most` bytes.
-  Writer& PutString(std::string_view text, uint16_t most = UINT16_MAX) {
-    text = text.substr(0, most);
+  // Cuts `text` to `max_bytes`.
+  Writer& PutString(std::string_view text, uint16_t max_bytes = UINT16_MAX) {
+    text = text.substr(0, max_bytes);
     Put(static_cast<uint16_t>(text.size()));
     bytes_.append(text);
     return *this;
@@ -39,7 +39,7 @@ class Writer {
   std::string bytes_;
 };
 
-// After the first failure it reads nothing more, and Finish tells.
+// After the first failure it reads nothing more; Finish returns the failure.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -67,7 +67,7 @@ class Reader {
     *value = byte == 1;
     return *this;
   }
-  // An enumeration's value from `first` to `last`.
+  // A value of an enumeration, from `first` to `last`.
   template <typename T>
   Reader& GetEnum(T* value, T first, T last) {
     std::underlying_type_t<T> number{};
@@ -79,7 +79,8 @@ class Reader {
     *value = static_cast<T>(number);
     return *this;
   }
-  // How many entries follow, of at least `entry_bytes` each: no more than there are bytes for.
+  // The number of entries that follow, of at least `entry_bytes` each. Fails if there are not
+  // enough bytes for them.
   uint32_t GetCount(size_t entry_bytes) {
     uint32_t count = 0;
     Get(&count);
@@ -92,7 +93,7 @@ class Reader {
     return *this;
   }
 
-  // Fails if anything did, or if bytes are left.
+  // Fails if a read failed or bytes are left.
   Status Finish(const char* what) const {
     if (!failed_ && bytes_.empty()) return Status();
     return Status(StatusCode::kInvalidArgument, StrCat("malformed ", what));

@@ -1,5 +1,5 @@
-// What Python calls through ctypes. Every function that can fail returns a status code (0: OK) and
-// writes its message into `error`, cut to `error_size` bytes.
+// The functions that Python calls through ctypes. Every function that can fail returns a status
+// code (0: OK) and writes its message into `error`, cut to `error_size` bytes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/base/c_error.h"
+#include "core/base/handle_table.h"
 #include "core/collectives/communicator.h"
-#include "core/collectives/handles.h"
 
 namespace {
 
@@ -17,6 +17,7 @@ using tfdist::Communicator;
 using tfdist::Report;
 using tfdist::Status;
 using tfdist::StatusCode;
+using Communicators = tfdist::HandleTable<Communicator>;
 
 Status ClosedCommunicator(int64_t handle) {
   return Status(StatusCode::kFailedPrecondition,
@@ -35,7 +36,7 @@ int tfdist_communicator_create(int rank, int size, const char* interface, int po
       Communicator::Create(rank, size, interface, port, &communicator, shared_memory != 0);
   if (status.ok()) {
     *bound_port = communicator->port();
-    *handle = tfdist::AddHandle(std::move(communicator));
+    *handle = Communicators::Get().Add(std::move(communicator));
   }
   return Report(status, error, error_size);
 }
@@ -43,7 +44,7 @@ int tfdist_communicator_create(int rank, int size, const char* interface, int po
 int tfdist_communicator_connect(int64_t handle, const uint8_t* key, uint64_t generation,
                                 const char* const* addresses, int count, double timeout_seconds,
                                 char* error, size_t error_size) {
-  const std::shared_ptr<Communicator> communicator = tfdist::FindHandle(handle);
+  const std::shared_ptr<Communicator> communicator = Communicators::Get().Find(handle);
   if (communicator == nullptr) return Report(ClosedCommunicator(handle), error, error_size);
   tfdist::Key bytes;
   std::copy_n(key, bytes.size(), bytes.begin());
@@ -52,36 +53,36 @@ int tfdist_communicator_connect(int64_t handle, const uint8_t* key, uint64_t gen
 }
 
 int tfdist_communicator_status(int64_t handle, char* error, size_t error_size) {
-  const std::shared_ptr<Communicator> communicator = tfdist::FindHandle(handle);
+  const std::shared_ptr<Communicator> communicator = Communicators::Get().Find(handle);
   return Report(communicator == nullptr ? ClosedCommunicator(handle) : communicator->status(),
                 error, error_size);
 }
 
-// Fills `text`, an empty one if nothing waits for that long.
+// Writes Communicator::Waiting(seconds) into `text`, cut to `size` bytes.
 void tfdist_communicator_waiting(int64_t handle, double seconds, char* text, size_t size) {
-  const std::shared_ptr<Communicator> communicator = tfdist::FindHandle(handle);
+  const std::shared_ptr<Communicator> communicator = Communicators::Get().Find(handle);
   const std::string waiting = communicator == nullptr ? "" : communicator->Waiting(seconds);
   std::snprintf(text, size, "%s", waiting.c_str());
 }
 
 void tfdist_communicator_abort(int64_t handle, const char* why) {
-  if (const auto communicator = tfdist::FindHandle(handle)) {
+  if (const auto communicator = Communicators::Get().Find(handle)) {
     communicator->Abort(Status(StatusCode::kUnavailable, why));
   }
 }
 
 void tfdist_communicator_leave(int64_t handle) {
-  if (const auto communicator = tfdist::FindHandle(handle)) communicator->Leave();
+  if (const auto communicator = Communicators::Get().Find(handle)) communicator->Leave();
 }
 
 void tfdist_communicator_close(int64_t handle) {
-  // Here, because a collective in progress may hold the last reference and must not join its own
+  // Closed here: a collective in progress may hold the last reference, and must not join its own
   // thread.
-  if (const auto communicator = tfdist::RemoveHandle(handle)) communicator->Close();
+  if (const auto communicator = Communicators::Get().Remove(handle)) communicator->Close();
 }
 
 void tfdist_communicator_stats(int64_t handle, tfdist::CommunicatorStats* stats) {
-  const auto communicator = tfdist::FindHandle(handle);
+  const auto communicator = Communicators::Get().Find(handle);
   *stats = communicator == nullptr ? tfdist::CommunicatorStats() : communicator->stats();
 }
 

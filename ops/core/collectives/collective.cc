@@ -36,9 +36,9 @@ const char* KindName(uint8_t kind) {
 using Blocks = std::vector<uint64_t>::const_iterator;
 
 // " 4, 8, 4 bytes"
-std::string Listed(Blocks begin, Blocks end) {
-  constexpr ptrdiff_t kMost = 16;
-  const Blocks shown = end - begin > kMost ? begin + kMost : end;
+std::string FormatBlocks(Blocks begin, Blocks end) {
+  constexpr ptrdiff_t kMaxShown = 16;
+  const Blocks shown = end - begin > kMaxShown ? begin + kMaxShown : end;
   std::string text;
   for (auto block = begin; block != shown; ++block) {
     text += StrCat(block == begin ? " " : ", ", *block);
@@ -110,14 +110,14 @@ std::string Describe(const Signature& signature) {
   const std::vector<uint64_t>& blocks = signature.blocks;
   if (kind == CollectiveKind::kAllToAll) {
     const auto middle = blocks.begin() + blocks.size() / 2;
-    return text + " sends" + Listed(blocks.begin(), middle) + " receives" +
-           Listed(middle, blocks.end());
+    return text + " sends" + FormatBlocks(blocks.begin(), middle) + " receives" +
+           FormatBlocks(middle, blocks.end());
   }
-  return blocks.empty() ? text : text + " blocks of" + Listed(blocks.begin(), blocks.end());
+  return blocks.empty() ? text : text + " blocks of" + FormatBlocks(blocks.begin(), blocks.end());
 }
 
 bool BlocksAgree(const Signature& ours, int rank, const Signature& theirs, int peer) {
-  if (ours.blocks.size() > kMaxBlocks) return true;  // they do not travel
+  if (ours.blocks.size() > kMaxBlocks) return true;  // not sent
   if (ours.blocks.size() != theirs.blocks.size()) return false;
   if (static_cast<CollectiveKind>(ours.kind) != CollectiveKind::kAllToAll) {
     return ours.blocks == theirs.blocks;

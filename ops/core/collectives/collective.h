@@ -1,7 +1,7 @@
 // A collective in progress on one rank: a state machine that the communicator drives.
 //
-// A collective never blocks and owns no connection. It says which peers it talks to, names the
-// memory where each arriving chunk belongs, and hands chunks that may now leave to a ChunkSender.
+// A collective never blocks and owns no connection. It lists its peers, names the destination of
+// each arriving chunk, and passes chunks that may leave to a ChunkSender.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_COLLECTIVE_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_COLLECTIVE_H_
 
@@ -35,17 +35,17 @@ enum class CollectiveKind : uint8_t {
 };
 
 bool HasRoot(CollectiveKind kind);
-bool HasBlocks(CollectiveKind kind);  // of sizes that its callers give
+bool HasBlocks(CollectiveKind kind);  // blocks whose sizes the caller gives
 bool Reduces(CollectiveKind kind);
 
-// Whether `rank` ends this collective only when all its peers have opened it. The root of a
-// broadcast needs nothing from the others, and could have ended long before one of them turns out
-// to mean another collective; so it waits for their OPENs, which they send anyway.
+// Whether `rank` completes this collective only after all its peers have opened it. The root of a
+// broadcast needs no data from the others, and could complete long before a mismatch with one of
+// them is detected. So it waits for their OPENs, which they send anyway.
 bool AwaitsOpens(const Signature& signature, int rank);
 
-// How a collective is carried out; each has a file of its own.
+// The algorithms; each has its own file in core/algorithms.
 enum class Algorithm : uint8_t {
-  kAuto = 0,  // chosen by choose.h
+  kAuto = 0,  // chosen by selector.h
   kRing = 1,
   kRecursiveDoubling = 2,
   kTwoLevel = 3,
@@ -64,18 +64,19 @@ std::string Title(const Signature& signature);
 // "all_reduce 'dense/kernel' (sum) float[128,10]"
 std::string Describe(const Signature& signature);
 
-// Whether rank `rank` and rank `peer` mean the same blocks. Of an all_to_all each knows its own:
-// what it sends to every rank, and then what it receives from every rank.
+// Whether ranks `rank` and `peer` have matching blocks. In an all_to_all each rank knows only its
+// own: first the bytes that it sends to every rank, then the bytes that it receives from every
+// rank.
 bool BlocksAgree(const Signature& ours, int rank, const Signature& theirs, int peer);
 
-// Below this many bytes a collective sends at once and lets the receiver buffer what it has not
-// started; above, it waits for the receiver's OPEN, so that chunks land in their final place and an
-// early peer cannot fill our memory.
+// Up to this number of bytes a collective sends at once (eagerly), and a receiver that has not
+// started it buffers the chunks. Above, it waits for the receiver's OPEN, so that chunks are
+// received into their final memory and a peer that is ahead cannot fill ours.
 inline constexpr size_t kEagerBytes = 64 * 1024;
 
 using Done = std::function<void(const Status&)>;
 
-// `key` names the collective, the same on every rank; `sequence` counts its executions.
+// `key` identifies the collective and is the same on every rank; `sequence` counts its executions.
 struct CollectiveId {
   uint64_t key = 0;
   uint64_t sequence = 0;
@@ -92,7 +93,7 @@ struct CollectiveOptions {
   Signature signature;
   double timeout_seconds = 0;  // 0: no deadline
   Algorithm algorithm = Algorithm::kAuto;
-  Done done;  // called exactly once, on any thread; may start the next one
+  Done done;  // called exactly once, on any thread; may start another collective
 };
 
 class Collective;
@@ -100,7 +101,7 @@ class Collective;
 class ChunkSender {
  public:
   virtual ~ChunkSender() = default;
-  // Queues header + pieces for `peer`. The pieces are borrowed until the chunk has been sent.
+  // Queues header and pieces for `peer`. The pieces must stay valid until the chunk has been sent.
   virtual void SendChunk(Collective* collective, int peer, uint16_t step, uint64_t offset,
                          std::vector<iovec> pieces) = 0;
 };
@@ -110,20 +111,21 @@ class Collective {
   explicit Collective(CollectiveOptions options) : options_(std::move(options)) {}
   virtual ~Collective() = default;
 
-  // The ranks it exchanges frames with, each once.
+  // The ranks with which it exchanges frames, each once.
   virtual std::vector<int> Peers() const = 0;
   virtual void Start(ChunkSender& sender) = 0;
   // `peer` has started this collective, with a matching signature.
   virtual void PeerOpened(ChunkSender& sender, int peer) = 0;
-  // Appends where the payload of this chunk goes. `scratch` has room for one chunk and lasts until
-  // Received.
+  // Appends the destination of this chunk's payload to `target`. `scratch` has space for one chunk
+  // and stays valid until Received.
   virtual Status Place(int peer, const FrameHeader& chunk, char* scratch,
                        std::vector<iovec>* target) = 0;
   virtual void Received(ChunkSender& sender, int peer, const FrameHeader& chunk,
                         const char* scratch) = 0;
-  // Everything this rank needs has arrived, and everything it owes has been handed to the sender.
+  // Whether everything that this rank needs has arrived, and everything that it has to send has
+  // been passed to the sender.
   virtual bool Settled() const = 0;
-  // The rank that it waits for, as long as it is not settled.
+  // A rank that it waits for, while it is not settled.
   virtual int WaitingFor() const = 0;
 
   const CollectiveId& id() const { return options_.id; }
@@ -131,23 +133,23 @@ class Collective {
   double timeout_seconds() const { return options_.timeout_seconds; }
   // "all_reduce 'dense/kernel'"
   std::string Title() const;
-  // Nothing is left to wait for on this rank, but chunks that have not been sent.
+  // Whether this rank waits for nothing but its queued chunks to be sent.
   bool Complete() const { return Settled() && (!awaits_opens || Unopened() < 0); }
-  // The rank that it waits for, as long as it is not complete.
+  // A rank that it waits for, while it is not complete.
   int Awaited() const { return Settled() ? Unopened() : WaitingFor(); }
   void Finish(const Status& status) { options_.done(status); }
 
-  // Kept by the communicator.
+  // State of the communicator.
   TimePoint started{};
   TimePoint deadline = TimePoint::max();
-  TimePoint next_check = TimePoint::max();  // when to ask whether the peers wait elsewhere
+  TimePoint next_check = TimePoint::max();  // time of the next stall check
   size_t unsent_chunks = 0;
   std::vector<int> opened_by;
   bool awaits_opens = false;  // see AwaitsOpens
-  int cut_off_by = -1;        // a peer that closed its connection before it was sent everything
+  int cut_off_by = -1;        // a peer that closed its connection before all was sent to it
 
  private:
-  // The first of its peers that has not opened it, or -1.
+  // The first peer that has not opened it, or -1.
   int Unopened() const;
 
   CollectiveOptions options_;

@@ -172,7 +172,7 @@ Status Communicator::CheckStart(const Signature& signature, int root, Algorithm 
     return bad(StrCat("expected input and output of ", expected.input, " and ", expected.output,
                       " bytes, received ", input_bytes, " and ", output_bytes));
   }
-  if (algorithm != Algorithm::kAuto && !Suits(kind, algorithm)) {
+  if (algorithm != Algorithm::kAuto && !HasAlgorithm(kind, algorithm)) {
     return bad(StrCat("has no algorithm '", Name(algorithm), "'"));
   }
   return Status();
@@ -186,13 +186,14 @@ void Communicator::Start(CollectiveOptions options, int root, FlatView input, Fl
   }
   const Status bad = CheckStart(signature, root, options.algorithm, input.bytes(), output.bytes());
   if (!bad.ok()) return options.done(bad);
-  const Algorithm algorithm =
-      options.algorithm == Algorithm::kAuto ? Choose(signature, hosts_) : options.algorithm;
+  const Algorithm algorithm = options.algorithm == Algorithm::kAuto
+                                  ? SelectAlgorithm(signature, hosts_)
+                                  : options.algorithm;
   signature.algorithm = static_cast<uint8_t>(algorithm);
   signature.joins = joins_;
   CopyOwn(signature, rank_, size_, input, output);
-  Submit(MakeExchange(std::move(options), rank_, hosts_, std::move(input), std::move(output),
-                      std::move(kept)));
+  Submit(MakePlanExecutor(std::move(options), rank_, hosts_, std::move(input), std::move(output),
+                          std::move(kept)));
 }
 
 }  // namespace tfdist

@@ -1,5 +1,5 @@
-// What this rank remembers of executions: which have started, which were cancelled before they
-// could, and what the latest that ended were.
+// The executions that have started on this rank, those that were cancelled before their start, and
+// the signatures of those that ended last.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_HISTORY_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_HISTORY_H_
 
@@ -30,16 +30,16 @@ class History {
   }
 
   void MarkCancelled(const CollectiveId& id) { cancelled_.insert(id); }
-  // Whether it was cancelled before its start; asked once, by the start.
+  // Whether it was cancelled before its start. Removes the mark.
   bool TakeCancelled(const CollectiveId& id) { return cancelled_.erase(id) > 0; }
 
   void MarkEnded(const CollectiveId& id, Signature signature) {
-    constexpr size_t kMost = 1024;
-    if (ended_.size() == kMost) ended_.pop_front();
+    constexpr size_t kMaxEnded = 1024;
+    if (ended_.size() == kMaxEnded) ended_.pop_front();
     ended_.emplace_back(id, std::move(signature));
   }
 
-  // What an execution was that has ended lately, or null.
+  // The signature of an execution that ended recently, or null.
   const Signature* Ended(const CollectiveId& id) const {
     const auto found = std::find_if(ended_.rbegin(), ended_.rend(),
                                     [&id](const auto& entry) { return entry.first == id; });
@@ -47,7 +47,7 @@ class History {
   }
 
  private:
-  // Sequences usually come in order, so `above` is nearly always empty.
+  // Sequences usually start in order, so `above` is nearly always empty.
   struct Executions {
     uint64_t below = 0;  // all sequences below this one have started
     std::set<uint64_t> above;

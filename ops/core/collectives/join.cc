@@ -12,28 +12,29 @@
 namespace tfdist {
 namespace {
 
-// More than any rank has memory for; what a peer claims is not believed any further.
-constexpr uint64_t kMostBytes = uint64_t{1} << 42;
+// A limit for the sizes that a peer claims: more than the memory of any rank.
+constexpr uint64_t kMaxClaimedBytes = uint64_t{1} << 42;
 
-bool Valid(const Signature& signature, int size) {
+bool IsValid(const Signature& signature, int size) {
   const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
   if (signature.dtype < static_cast<uint8_t>(DType::kFloat16) ||
       signature.dtype > static_cast<uint8_t>(DType::kBool)) {
     return false;
   }
   const DType dtype = static_cast<DType>(signature.dtype);
-  if (!Suits(kind, static_cast<Algorithm>(signature.algorithm))) return false;
+  if (!HasAlgorithm(kind, static_cast<Algorithm>(signature.algorithm))) return false;
   if (signature.root >= static_cast<uint32_t>(size)) return false;
   if (Reduces(kind) && (signature.reduce_op < static_cast<uint8_t>(ReduceOp::kSum) ||
                         signature.reduce_op > static_cast<uint8_t>(ReduceOp::kProduct) ||
                         !CanReduce(dtype, static_cast<ReduceOp>(signature.reduce_op)))) {
     return false;
   }
-  if (signature.elements > kMostBytes / ByteSize(dtype)) return false;
+  if (signature.elements > kMaxClaimedBytes / ByteSize(dtype)) return false;
   if (signature.blocks.size() != static_cast<size_t>(HasBlocks(kind) ? size : 0)) return false;
   uint64_t all = 0;
   for (const uint64_t bytes : signature.blocks) {
-    if (bytes > kMostBytes || (all += bytes) > kMostBytes || bytes % ByteSize(dtype) != 0) {
+    if (bytes > kMaxClaimedBytes || (all += bytes) > kMaxClaimedBytes ||
+        bytes % ByteSize(dtype) != 0) {
       return false;
     }
   }
@@ -44,7 +45,7 @@ bool Valid(const Signature& signature, int size) {
 
 Join::Join(CollectiveOptions options, Plan plan, Data data, std::shared_ptr<Counts> counts,
            int rank, Begin begin, CaughtUp caught_up)
-    : Exchange(std::move(options), std::move(plan), std::move(data)),
+    : PlanExecutor(std::move(options), std::move(plan), std::move(data)),
       rank_(rank),
       begin_(std::move(begin)),
       counts_(std::move(counts)),
@@ -55,7 +56,7 @@ std::unique_ptr<Join> Join::Make(CollectiveOptions options, int rank, int size, 
   options.signature.kind = static_cast<uint8_t>(CollectiveKind::kJoin);
   const auto counts = std::make_shared<Counts>(size);
   options.done = [counts, last_rank, done = std::move(options.done)](const Status& status) {
-    // The highest of those that have begun the most.
+    // The highest rank among those with the largest number.
     const auto last = std::max_element(counts->rbegin(), counts->rend());
     if (status.ok()) *last_rank = static_cast<int>(counts->rend() - last) - 1;
     done(status);
@@ -76,11 +77,11 @@ std::unique_ptr<Join> Join::Make(CollectiveOptions options, int rank, int size, 
 
 void Join::Start(ChunkSender& sender) {
   (*counts_)[rank_] = begin_();
-  Exchange::Start(sender);
+  PlanExecutor::Start(sender);
 }
 
 bool Join::Settled() const {
-  return Exchange::Settled() && caught_up_(*std::max_element(counts_->begin(), counts_->end()));
+  return PlanExecutor::Settled() && caught_up_(*std::max_element(counts_->begin(), counts_->end()));
 }
 
 std::string StandInRefused(const Signature& signature, int rank, int size) {
@@ -88,7 +89,7 @@ std::string StandInRefused(const Signature& signature, int rank, int size) {
   if (kind == CollectiveKind::kAllToAll) return "takes part in no all_to_all";
   const bool source = kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kScatter;
   if (source && signature.root == static_cast<uint32_t>(rank)) return "cannot be its root";
-  if (!Valid(signature, size)) return "does not understand it";
+  if (!IsValid(signature, size)) return "does not understand it";
   return "";
 }
 
@@ -97,7 +98,7 @@ std::unique_ptr<Collective> MakeStandIn(const CollectiveId& id, const Signature&
   const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
   const DType dtype = static_cast<DType>(signature.dtype);
   const DataBytes bytes = ExpectedBytes(signature, rank, static_cast<int>(hosts.size()));
-  // Zeros that cost nothing until they are touched. An all-reduce works in place.
+  // calloc: zeros that occupy no memory until they are touched. An all-reduce works in place.
   const bool in_place = kind == CollectiveKind::kAllReduce;
   const size_t all = bytes.input + (in_place ? 0 : bytes.output);
   const std::shared_ptr<char> memory(static_cast<char*>(std::calloc(all + 1, 1)), std::free);
@@ -112,8 +113,9 @@ std::unique_ptr<Collective> MakeStandIn(const CollectiveId& id, const Signature&
   options.signature = signature;
   options.done = [](const Status&) {};
   try {
-    return MakeExchange(std::move(options), rank, hosts, FlatView({{memory.get(), bytes.input}}),
-                        FlatView({{output, bytes.output}}), memory);
+    return MakePlanExecutor(std::move(options), rank, hosts,
+                            FlatView({{memory.get(), bytes.input}}),
+                            FlatView({{output, bytes.output}}), memory);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }

@@ -18,43 +18,43 @@ const Span& Operand(const Transfer& transfer) {
 
 }  // namespace
 
-Exchange::Exchange(CollectiveOptions options, Plan plan, Data data)
+PlanExecutor::PlanExecutor(CollectiveOptions options, Plan plan, Data data)
     : Collective(std::move(options)),
       peers_(std::move(plan.peers)),
       data_(std::move(data)),
       work_memory_(plan.work_bytes > 0 ? new char[plan.work_bytes] : nullptr),
       work_({{work_memory_.get(), plan.work_bytes}}),
       unfinished_(plan.transfers.size()) {
-  for (const int peer : peers_) lines_.push_back({peer, false, {}, {}});
-  tasks_.resize(plan.transfers.size());
-  for (size_t i = 0; i < tasks_.size(); ++i) {
-    tasks_[i].transfer = plan.transfers[i];
+  for (const int peer : peers_) queues_.push_back({peer, false, {}, {}});
+  transfers_.resize(plan.transfers.size());
+  for (size_t i = 0; i < transfers_.size(); ++i) {
+    transfers_[i].transfer = plan.transfers[i];
     const bool sends = plan.transfers[i].kind == Transfer::Kind::kSend;
-    Line* const line = FindLine(plan.transfers[i].peer);
-    (sends ? line->sends : line->receives).push_back(static_cast<int>(i));
+    PeerQueue* const queue = FindQueue(plan.transfers[i].peer);
+    (sends ? queue->sends : queue->receives).push_back(static_cast<int>(i));
     FindNeeds(static_cast<int>(i));
   }
-  for (Line& line : lines_) {
+  for (PeerQueue& queue : queues_) {
     size_t bytes = 0;
-    for (const int i : line.sends) bytes += tasks_[i].transfer.bytes;
-    line.may_send = bytes <= kEagerBytes;
+    for (const int i : queue.sends) bytes += transfers_[i].transfer.bytes;
+    queue.may_send = bytes <= kEagerBytes;
   }
 }
 
-void Exchange::FindNeeds(int task) {
-  const Transfer& transfer = tasks_[task].transfer;
+void PlanExecutor::FindNeeds(int index) {
+  const Transfer& transfer = transfers_[index].transfer;
   const Span& operand = Operand(transfer);
   if (transfer.kind == Transfer::Kind::kReceive || operand.memory == Memory::kInput) return;
-  for (int i = 0; i < task; ++i) {
-    const Transfer& earlier = tasks_[i].transfer;
+  for (int i = 0; i < index; ++i) {
+    const Transfer& earlier = transfers_[i].transfer;
     if (earlier.kind == Transfer::Kind::kSend) continue;
     if (Overlap(operand, transfer.bytes, earlier.at, earlier.bytes)) {
-      tasks_[task].needs.push_back(i);
+      transfers_[index].needs.push_back(i);
     }
   }
 }
 
-const FlatView& Exchange::View(Memory memory) const {
+const FlatView& PlanExecutor::View(Memory memory) const {
   switch (memory) {
     case Memory::kInput:
       return data_.input;
@@ -66,32 +66,32 @@ const FlatView& Exchange::View(Memory memory) const {
   return work_;
 }
 
-Exchange::Line* Exchange::FindLine(int peer) {
-  for (Line& line : lines_) {
-    if (line.peer == peer) return &line;
+PlanExecutor::PeerQueue* PlanExecutor::FindQueue(int peer) {
+  for (PeerQueue& queue : queues_) {
+    if (queue.peer == peer) return &queue;
   }
   return nullptr;
 }
 
-void Exchange::Start(ChunkSender& sender) { GoOn(sender); }
+void PlanExecutor::Start(ChunkSender& sender) { Advance(sender); }
 
-void Exchange::PeerOpened(ChunkSender& sender, int peer) {
-  Line* const line = FindLine(peer);
-  if (line == nullptr || line->may_send) return;
-  line->may_send = true;
-  Feed(sender, line);
+void PlanExecutor::PeerOpened(ChunkSender& sender, int peer) {
+  PeerQueue* const queue = FindQueue(peer);
+  if (queue == nullptr || queue->may_send) return;
+  queue->may_send = true;
+  SendReady(sender, queue);
 }
 
-Status Exchange::Place(int peer, const FrameHeader& chunk, char* scratch,
-                       std::vector<iovec>* target) {
-  Line* const line = FindLine(peer);
-  if (line == nullptr || line->next_receive == line->receives.size()) {
+Status PlanExecutor::Place(int peer, const FrameHeader& chunk, char* scratch,
+                           std::vector<iovec>* target) {
+  PeerQueue* const queue = FindQueue(peer);
+  if (queue == nullptr || queue->next_receive == queue->receives.size()) {
     return Status(StatusCode::kInternal,
                   StrCat(Title(), ": a chunk that it does not expect came from rank ", peer));
   }
-  Task& task = tasks_[line->receives[line->next_receive]];
-  const Transfer& transfer = task.transfer;
-  const size_t begin = task.arrived, end = std::min(begin + kChunkBytes, transfer.bytes);
+  TransferState& state = transfers_[queue->receives[queue->next_receive]];
+  const Transfer& transfer = state.transfer;
+  const size_t begin = state.arrived, end = std::min(begin + kChunkBytes, transfer.bytes);
   if (chunk.step != transfer.step || chunk.offset != begin || chunk.length != end - begin) {
     return Status(StatusCode::kInternal,
                   StrCat(Title(), ": expected step ", transfer.step, " offset ", begin, " length ",
@@ -100,48 +100,49 @@ Status Exchange::Place(int peer, const FrameHeader& chunk, char* scratch,
   }
   if (transfer.kind == Transfer::Kind::kReceive) {
     View(transfer.at.memory).Slice(transfer.at.begin + begin, transfer.at.begin + end, target);
-  } else if (task.done == begin && Ready(task, begin, end)) {
+  } else if (state.done == begin && Ready(state, begin, end)) {
     target->push_back({scratch, end - begin});
   } else {
-    task.aside.emplace_back(new char[end - begin]);
+    state.aside.emplace_back(new char[end - begin]);
     ++aside_;
-    target->push_back({task.aside.back().get(), end - begin});
+    target->push_back({state.aside.back().get(), end - begin});
   }
   return Status();
 }
 
-void Exchange::Received(ChunkSender& sender, int peer, const FrameHeader& chunk,
-                        const char* scratch) {
-  Line* const line = FindLine(peer);
-  Task& task = tasks_[line->receives[line->next_receive]];
-  const size_t begin = task.arrived, end = begin + chunk.length;
-  task.arrived = end;
-  if (end == task.transfer.bytes) ++line->next_receive;
-  if (task.aside.empty()) {
-    if (task.transfer.kind == Transfer::Kind::kCombine) Apply(task, begin, end, scratch);
-    Advance(&task, end);
+void PlanExecutor::Received(ChunkSender& sender, int peer, const FrameHeader& chunk,
+                            const char* scratch) {
+  PeerQueue* const queue = FindQueue(peer);
+  TransferState& state = transfers_[queue->receives[queue->next_receive]];
+  const size_t begin = state.arrived, end = begin + chunk.length;
+  state.arrived = end;
+  if (end == state.transfer.bytes) ++queue->next_receive;
+  if (state.aside.empty()) {
+    if (state.transfer.kind == Transfer::Kind::kCombine) Apply(state, begin, end, scratch);
+    MarkDone(&state, end);
   }
-  GoOn(sender);
+  Advance(sender);
 }
 
-bool Exchange::Ready(const Task& task, size_t begin, size_t end) const {
-  const size_t from = Operand(task.transfer).begin + begin, to = from + (end - begin);
-  return std::all_of(task.needs.begin(), task.needs.end(), [&](int need) {
-    const Task& earlier = tasks_[need];
+bool PlanExecutor::Ready(const TransferState& state, size_t begin, size_t end) const {
+  const size_t from = Operand(state.transfer).begin + begin, to = from + (end - begin);
+  return std::all_of(state.needs.begin(), state.needs.end(), [&](int need) {
+    const TransferState& earlier = transfers_[need];
     const size_t at = earlier.transfer.at.begin;
     const size_t last = std::min(to, at + earlier.transfer.bytes);
     return std::max(from, at) >= last || at + earlier.done >= last;
   });
 }
 
-void Exchange::Apply(const Task& task, size_t begin, size_t end, const char* received) {
-  const Transfer& transfer = task.transfer;
+void PlanExecutor::Apply(const TransferState& state, size_t begin, size_t end,
+                         const char* received) {
+  const Transfer& transfer = state.transfer;
   std::vector<iovec> own, out;
   View(transfer.own.memory).Slice(transfer.own.begin + begin, transfer.own.begin + end, &own);
   View(transfer.at.memory).Slice(transfer.at.begin + begin, transfer.at.begin + end, &out);
   const bool divided =
       transfer.finish == Finish::kYes && data_.reduce_op == ReduceOp::kMean && data_.divisor > 1;
-  // The pieces of both need not end at the same bytes.
+  // The pieces of the two views need not end at the same bytes.
   for (size_t i = 0, j = 0; i < own.size() && j < out.size();) {
     const size_t bytes = std::min(own[i].iov_len, out[j].iov_len);
     const size_t count = bytes / ByteSize(data_.dtype);
@@ -159,49 +160,48 @@ void Exchange::Apply(const Task& task, size_t begin, size_t end, const char* rec
   }
 }
 
-void Exchange::Advance(Task* task, size_t end) {
-  task->done = end;
-  if (end == task->transfer.bytes) --unfinished_;
+void PlanExecutor::MarkDone(TransferState* state, size_t end) {
+  state->done = end;
+  if (end == state->transfer.bytes) --unfinished_;
 }
 
-// Combines what was kept aside and has arrived, as far as its operands are there now.
-void Exchange::CatchUp(Task* task) {
-  while (task->done < task->arrived && !task->aside.empty()) {
-    const size_t begin = task->done, end = std::min(begin + kChunkBytes, task->transfer.bytes);
-    if (!Ready(*task, begin, end)) return;
-    Apply(*task, begin, end, task->aside.front().get());
-    task->aside.pop_front();
+// Combines the chunks that were stored aside, as far as their operands are ready now.
+void PlanExecutor::CatchUp(TransferState* state) {
+  while (state->done < state->arrived && !state->aside.empty()) {
+    const size_t begin = state->done, end = std::min(begin + kChunkBytes, state->transfer.bytes);
+    if (!Ready(*state, begin, end)) return;
+    Apply(*state, begin, end, state->aside.front().get());
+    state->aside.pop_front();
     --aside_;
-    Advance(task, end);
+    MarkDone(state, end);
   }
 }
 
-void Exchange::Feed(ChunkSender& sender, Line* line) {
-  while (line->may_send && line->next_send < line->sends.size()) {
-    Task& task = tasks_[line->sends[line->next_send]];
-    const Transfer& transfer = task.transfer;
-    const size_t begin = task.done, end = std::min(begin + kChunkBytes, transfer.bytes);
-    if (!Ready(task, begin, end)) return;
+void PlanExecutor::SendReady(ChunkSender& sender, PeerQueue* queue) {
+  while (queue->may_send && queue->next_send < queue->sends.size()) {
+    TransferState& state = transfers_[queue->sends[queue->next_send]];
+    const Transfer& transfer = state.transfer;
+    const size_t begin = state.done, end = std::min(begin + kChunkBytes, transfer.bytes);
+    if (!Ready(state, begin, end)) return;
     std::vector<iovec> pieces;
     View(transfer.at.memory).Slice(transfer.at.begin + begin, transfer.at.begin + end, &pieces);
-    sender.SendChunk(this, line->peer, transfer.step, begin, std::move(pieces));
-    Advance(&task, end);
-    if (end == transfer.bytes) ++line->next_send;
+    sender.SendChunk(this, queue->peer, transfer.step, begin, std::move(pieces));
+    MarkDone(&state, end);
+    if (end == transfer.bytes) ++queue->next_send;
   }
 }
 
-void Exchange::GoOn(ChunkSender& sender) {
-  // What one task catches up on may be what another has waited for; later ones wait for earlier
-  // ones.
-  for (size_t i = 0; aside_ > 0 && i < tasks_.size(); ++i) CatchUp(&tasks_[i]);
-  for (Line& line : lines_) Feed(sender, &line);
+void PlanExecutor::Advance(ChunkSender& sender) {
+  // In order of the plan: a transfer that catches up may complete what a later one waits for.
+  for (size_t i = 0; aside_ > 0 && i < transfers_.size(); ++i) CatchUp(&transfers_[i]);
+  for (PeerQueue& queue : queues_) SendReady(sender, &queue);
 }
 
-int Exchange::WaitingFor() const {
-  for (const Task& task : tasks_) {
-    if (task.done < task.transfer.bytes) return task.transfer.peer;
+int PlanExecutor::WaitingFor() const {
+  for (const TransferState& state : transfers_) {
+    if (state.done < state.transfer.bytes) return state.transfer.peer;
   }
-  // All is on its way to a peer that does not take it yet.
+  // Everything has been handed to the sender, and a peer has not accepted it yet.
   return peers_.empty() ? -1 : peers_.back();
 }
 

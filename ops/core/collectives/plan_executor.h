@@ -1,9 +1,10 @@
-// Carries out a plan: sends what may leave, as soon as it may, and puts what arrives in its place.
+// Executes a plan: sends each chunk as soon as it may leave, and stores each chunk that arrives.
 //
-// A transfer travels in chunks. A chunk may be sent once everything that earlier transfers of the
-// plan write into its bytes is there, and the receiver takes it: it has opened, or what it is sent
-// is small in all. A chunk to be combined whose own operand is not there yet is kept aside. Chunks
-// between two ranks keep the order of the plan.
+// A transfer travels in chunks. A chunk may be sent when two conditions hold: everything that
+// earlier transfers of the plan write into its bytes has arrived, and the receiver accepts it,
+// because it has opened the collective or because all that it is sent is small. A received chunk
+// whose own operand is not ready yet is stored aside and combined later. Chunks between two ranks
+// keep the order of the plan.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_PLAN_EXECUTOR_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_PLAN_EXECUTOR_H_
 
@@ -19,19 +20,18 @@
 
 namespace tfdist {
 
-class Exchange : public Collective {
+class PlanExecutor : public Collective {
  public:
-  // What the plan calls input and output, and what a mean is divided by. Kept memory lives as long
-  // as the collective.
+  // The memory that the plan calls input and output, and the divisor of a mean.
   struct Data {
     FlatView input, output;
     DType dtype = DType::kBytes;
     ReduceOp reduce_op = ReduceOp::kSum;
     int divisor = 1;
-    std::vector<std::shared_ptr<void>> kept;
+    std::vector<std::shared_ptr<void>> keepalive;  // held as long as the collective lives
   };
 
-  Exchange(CollectiveOptions options, Plan plan, Data data);
+  PlanExecutor(CollectiveOptions options, Plan plan, Data data);
 
   std::vector<int> Peers() const override { return peers_; }
   void Start(ChunkSender& sender) override;
@@ -44,41 +44,41 @@ class Exchange : public Collective {
   int WaitingFor() const override;
 
  private:
-  // A transfer, and how far it is.
-  struct Task {
+  // A transfer and its progress, in bytes.
+  struct TransferState {
     Transfer transfer;
-    size_t arrived = 0;  // bytes that are here, perhaps aside
-    size_t done = 0;     // bytes that were handed to the sender, or are in place
-    std::vector<int> needs;
-    std::list<std::unique_ptr<char[]>> aside;  // chunks from `done` on
+    size_t arrived = 0;      // received, possibly aside
+    size_t done = 0;         // handed to the sender, or stored in their final memory
+    std::vector<int> needs;  // indices of the earlier transfers that write what it reads
+    std::list<std::unique_ptr<char[]>> aside;  // received chunks from `done` on
   };
-  // The tasks that exchange with one peer, in the order of the plan.
-  struct Line {
+  // The transfers with one peer, as indices in the order of the plan.
+  struct PeerQueue {
     int peer;
     bool may_send;
     std::vector<int> sends, receives;
     size_t next_send = 0, next_receive = 0;
   };
 
-  void FindNeeds(int task);
+  void FindNeeds(int index);
   const FlatView& View(Memory memory) const;
-  Line* FindLine(int peer);
-  // Whether all is there that chunk [begin, end) of this task reads.
-  bool Ready(const Task& task, size_t begin, size_t end) const;
-  void Apply(const Task& task, size_t begin, size_t end, const char* received);
-  void CatchUp(Task* task);
-  void Feed(ChunkSender& sender, Line* line);
-  void Advance(Task* task, size_t end);
-  void GoOn(ChunkSender& sender);
+  PeerQueue* FindQueue(int peer);
+  // Whether everything that chunk [begin, end) of this transfer reads has arrived.
+  bool Ready(const TransferState& state, size_t begin, size_t end) const;
+  void Apply(const TransferState& state, size_t begin, size_t end, const char* received);
+  void CatchUp(TransferState* state);
+  void SendReady(ChunkSender& sender, PeerQueue* queue);
+  void MarkDone(TransferState* state, size_t end);
+  void Advance(ChunkSender& sender);
 
   const std::vector<int> peers_;
   const Data data_;
   const std::unique_ptr<char[]> work_memory_;
   const FlatView work_;
-  std::vector<Task> tasks_;
-  std::vector<Line> lines_;
-  size_t unfinished_;
-  size_t aside_ = 0;  // chunks, of all tasks
+  std::vector<TransferState> transfers_;
+  std::vector<PeerQueue> queues_;
+  size_t unfinished_;  // transfers
+  size_t aside_ = 0;   // chunks, of all transfers
 };
 
 }  // namespace tfdist

@@ -21,15 +21,15 @@
 namespace tfdist {
 namespace {
 
-// The largest buffers, in bytes, for which few steps matter more than few bytes. Measured over
-// loopback on two cores, all in one run each. An all-reduce of 4 KB among 4 ranks takes 0.2 ms by
-// recursive doubling and 0.32 ms by the ring, one of 64 KB takes 0.43 ms either way, and one of 1
-// MB 3.9 and 1.5 ms; among 2 ranks they meet at 64 KB too.
+// The largest buffers, in bytes, for which the number of steps matters more than the number of
+// bytes. Measured over loopback on two cores, each comparison in one run. An all-reduce among 4
+// ranks by recursive doubling and by the ring takes 0.2 and 0.32 ms for 4 KB, 0.43 ms each for 64
+// KB, and 3.9 and 1.5 ms for 1 MB; among 2 ranks both are equal at 64 KB too.
 constexpr size_t kRecursiveDoublingBytes = 32 * 1024;
-// Between 4 and 8 ranks the two algorithms of each of these differ by less than the noise from 16
-// KB to 256 KB, so the border is where nobody needs to wait for the receiver's OPEN any more. At 16
-// KB a tree reduces among 8 ranks in 0.92 ms and a chain in 1.6 ms; at 1 MB a ring scatters among 4
-// in 1.1 ms, where everybody sends to everybody in 1.4 ms.
+// With 4 to 8 ranks the two algorithms of each of these kinds differ by less than the noise from 16
+// KB to 256 KB, so the limit is that of eager sends. At 16 KB among 8 ranks a reduce takes 0.92 ms
+// by a tree and 1.6 ms by a chain; at 1 MB among 4 ranks a reduce-scatter takes 1.1 ms by the ring
+// and 1.4 ms by direct exchange.
 constexpr size_t kTreeBytes = kEagerBytes;
 constexpr size_t kBruckBytes = kEagerBytes;
 constexpr size_t kDirectReduceScatterBytes = kEagerBytes;
@@ -54,7 +54,7 @@ std::vector<int> NumberHosts(const std::vector<std::string>& addresses) {
   return hosts;
 }
 
-Algorithm Choose(const Signature& signature, const std::vector<int>& hosts) {
+Algorithm SelectAlgorithm(const Signature& signature, const std::vector<int>& hosts) {
   const int size = static_cast<int>(hosts.size());
   const std::vector<uint64_t>& blocks = signature.blocks;
   switch (static_cast<CollectiveKind>(signature.kind)) {
@@ -79,13 +79,13 @@ Algorithm Choose(const Signature& signature, const std::vector<int>& hosts) {
       return Algorithm::kDirect;
     case CollectiveKind::kBarrier:
       return Algorithm::kDissemination;
-    case CollectiveKind::kJoin:  // has a plan of its own, see join.h
+    case CollectiveKind::kJoin:  // makes its own plan, see join.h
       break;
   }
   return Algorithm::kAuto;
 }
 
-bool Suits(CollectiveKind kind, Algorithm algorithm) {
+bool HasAlgorithm(CollectiveKind kind, Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kAuto:
       return false;
@@ -126,7 +126,8 @@ Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& host
     case CollectiveKind::kBroadcast: {
       Plan plan = algorithm == Algorithm::kTree ? TreeBroadcast(rank, size, root, bytes)
                                                 : ChainBroadcast(rank, size, root, bytes);
-      // The root hears from every rank, also those that it sends nothing to: see AwaitsOpens.
+      // The root gets the OPEN of every rank, also of those to which it sends nothing: see
+      // AwaitsOpens.
       if (rank != root) plan.AddPeer(root);
       for (int peer = 0; rank == root && peer < size; ++peer) {
         if (peer != root) plan.AddPeer(peer);
@@ -157,20 +158,20 @@ Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& host
   return Plan();
 }
 
-std::unique_ptr<Collective> MakeExchange(CollectiveOptions options, int rank,
-                                         const std::vector<int>& hosts, FlatView input,
-                                         FlatView output, std::shared_ptr<void> kept) {
+std::unique_ptr<Collective> MakePlanExecutor(CollectiveOptions options, int rank,
+                                             const std::vector<int>& hosts, FlatView input,
+                                             FlatView output, std::shared_ptr<void> keepalive) {
   const Signature& signature = options.signature;
   Plan plan = MakePlan(signature, rank, hosts);
-  Exchange::Data data;
+  PlanExecutor::Data data;
   data.dtype = static_cast<DType>(signature.dtype);
   data.reduce_op = static_cast<ReduceOp>(signature.reduce_op);
   data.divisor = static_cast<int>(hosts.size());
-  data.kept.push_back(std::move(kept));
+  data.keepalive.push_back(std::move(keepalive));
   std::vector<iovec> pieces;
   switch (static_cast<Algorithm>(signature.algorithm)) {
     case Algorithm::kRecursiveDoubling: {
-      // It must not change under way, as it would if it were the output's memory too.
+      // The input must not change during the collective, as it would in place.
       const std::shared_ptr<char[]> copy(new char[input.bytes()]);
       input.Slice(0, input.bytes(), &pieces);
       char* to = copy.get();
@@ -179,7 +180,7 @@ std::unique_ptr<Collective> MakeExchange(CollectiveOptions options, int rank,
         to += piece.iov_len;
       }
       input = FlatView({{copy.get(), input.bytes()}});
-      data.kept.push_back(std::shared_ptr<void>(copy, copy.get()));
+      data.keepalive.push_back(std::shared_ptr<void>(copy, copy.get()));
       break;
     }
     case Algorithm::kBruck:
@@ -192,7 +193,7 @@ std::unique_ptr<Collective> MakeExchange(CollectiveOptions options, int rank,
   }
   data.input = std::move(input);
   data.output = std::move(output);
-  return std::make_unique<Exchange>(std::move(options), std::move(plan), std::move(data));
+  return std::make_unique<PlanExecutor>(std::move(options), std::move(plan), std::move(data));
 }
 
 DataBytes ExpectedBytes(const Signature& signature, int rank, int size) {

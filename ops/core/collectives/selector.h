@@ -1,7 +1,7 @@
-// Which algorithm carries out a collective, and what this rank does in it.
+// Selects the algorithm of a collective, and makes this rank's plan.
 //
-// All ranks choose alike, because they choose by what their signatures have in common and by where
-// the ranks live.
+// All ranks select the same algorithm, because the choice depends only on the part of the signature
+// that is equal on all ranks, and on the hosts of the ranks.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_SELECTOR_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_SELECTOR_H_
 
@@ -16,25 +16,25 @@
 
 namespace tfdist {
 
-// Numbers the hosts of ranks whose addresses are "host:port", from 0 in the order of their lowest
-// ranks.
+// The index of each rank's host, for addresses "host:port". Hosts count from 0 in the order of
+// their lowest ranks.
 std::vector<int> NumberHosts(const std::vector<std::string>& addresses);
 
-// `hosts` has one entry for each rank. The signature is complete but for the algorithm.
-Algorithm Choose(const Signature& signature, const std::vector<int>& hosts);
+// `hosts` has an entry for each rank. The signature is complete except for the algorithm.
+Algorithm SelectAlgorithm(const Signature& signature, const std::vector<int>& hosts);
 
-// Whether there is such an algorithm for this kind.
-bool Suits(CollectiveKind kind, Algorithm algorithm);
+// Whether collectives of this kind have this algorithm.
+bool HasAlgorithm(CollectiveKind kind, Algorithm algorithm);
 
-// The signature is complete, and its algorithm suits its kind.
+// The signature is complete, and its kind has its algorithm.
 Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& hosts);
 
-// The collective itself. `kept` lives as long as it.
-std::unique_ptr<Collective> MakeExchange(CollectiveOptions options, int rank,
-                                         const std::vector<int>& hosts, FlatView input,
-                                         FlatView output, std::shared_ptr<void> kept);
+// The collective itself, which holds `keepalive` until it ends.
+std::unique_ptr<Collective> MakePlanExecutor(CollectiveOptions options, int rank,
+                                             const std::vector<int>& hosts, FlatView input,
+                                             FlatView output, std::shared_ptr<void> keepalive);
 
-// How many bytes a rank's input and output have.
+// The sizes of a rank's input and output.
 struct DataBytes {
   size_t input = 0, output = 0;
 };

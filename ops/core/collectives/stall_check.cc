@@ -6,8 +6,8 @@
 namespace tfdist {
 namespace {
 
-// How long peers may take to say where they are.
-constexpr auto kTime = std::chrono::milliseconds(1000);
+// The time in which peers must reply.
+constexpr auto kReplyTimeout = std::chrono::milliseconds(1000);
 
 void Append(std::string* list, const char* separator, const std::string& item) {
   if (!list->empty()) *list += separator;
@@ -16,17 +16,17 @@ void Append(std::string* list, const char* separator, const std::string& item) {
 
 }  // namespace
 
-StallCheck::StallCheck(const CollectiveId& id, int size, std::vector<int> asked)
-    : id_(id), ends_(Clock::now() + kTime), asked_(std::move(asked)), replies_(size) {}
+StallCheck::StallCheck(const CollectiveId& id, int size, std::vector<int> queried)
+    : id_(id), ends_(Clock::now() + kReplyTimeout), queried_(std::move(queried)), replies_(size) {}
 
 bool StallCheck::Complete() const {
-  return std::all_of(asked_.begin(), asked_.end(),
+  return std::all_of(queried_.begin(), queried_.end(),
                      [this](int peer) { return replies_[peer].has_value(); });
 }
 
 std::string StallCheck::FindStraggler(int waiting_for, const PeerName& name) const {
   std::string silent, absent;
-  for (const int peer : asked_) {
+  for (const int peer : queried_) {
     const std::optional<Reply>& reply = replies_[peer];
     if (!reply) {
       Append(&silent, ", ", name(peer));
@@ -45,7 +45,7 @@ std::string StallCheck::FindStraggler(int waiting_for, const PeerName& name) con
 std::string StallCheck::FindMismatch(double seconds,
                                      const std::function<bool(const CollectiveId&)>& has_started,
                                      const PeerName& name) const {
-  for (const int peer : asked_) {
+  for (const int peer : queried_) {
     const std::optional<Reply>& reply = replies_[peer];
     if (!reply || reply->started || reply->doing.empty()) continue;
     if (reply->waited_seconds < seconds || has_started({reply->key, reply->sequence})) continue;

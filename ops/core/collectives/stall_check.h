@@ -1,4 +1,4 @@
-// The questions asked of all peers when a collective has waited for long: who is at fault?
+// Finds the cause when a collective has waited for a long time: asks all peers for their state.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_STALL_CHECK_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_STALL_CHECK_H_
 
@@ -15,8 +15,8 @@ namespace tfdist {
 
 class StallCheck {
  public:
-  // `asked` are the peers that a question went to.
-  StallCheck(const CollectiveId& id, int size, std::vector<int> asked);
+  // `queried`: the peers to which a QUERY was sent.
+  StallCheck(const CollectiveId& id, int size, std::vector<int> queried);
 
   const CollectiveId& id() const { return id_; }
   TimePoint ends() const { return ends_; }
@@ -25,12 +25,12 @@ class StallCheck {
 
   using PeerName = std::function<std::string(int)>;
 
-  // "rank 2 (host:port), which does not respond": whoever gives no answer, else whoever has not
-  // started the collective, else the peer that it waits for.
+  // "rank 2 (host:port), which does not respond": the peers without a reply; if none, the peers
+  // that have not started the collective; if none, `waiting_for`.
   std::string FindStraggler(int waiting_for, const PeerName& name) const;
 
-  // A peer that for `seconds` or longer has waited in a collective that has not started here, while
-  // it has not started ours; described, or empty. Then neither will ever go on.
+  // A peer that has not started this collective and has waited at least `seconds` in one that has
+  // not started here: neither can complete. Returns its description, or empty.
   std::string FindMismatch(double seconds,
                            const std::function<bool(const CollectiveId&)>& has_started,
                            const PeerName& name) const;
@@ -38,7 +38,7 @@ class StallCheck {
  private:
   CollectiveId id_;
   TimePoint ends_;
-  std::vector<int> asked_;
+  std::vector<int> queried_;
   std::vector<std::optional<Reply>> replies_;
 };
 

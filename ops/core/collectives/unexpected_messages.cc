@@ -6,7 +6,7 @@
 namespace tfdist {
 namespace {
 
-// Bounds what peers may send ahead of us.
+// The limit of all stored messages.
 constexpr size_t kMaxBytes = size_t{256} << 20;
 
 size_t Cost(const UnexpectedMessages::Open& open) {
@@ -49,7 +49,7 @@ bool UnexpectedMessages::CompleteChunk(const CollectiveId& id, int peer) {
   const auto entry = entries_.find(id);
   if (entry == entries_.end()) return false;
   for (Chunk& chunk : entry->second.chunks) {
-    // A peer's chunks arrive one after the other.
+    // The chunks of a peer arrive one after the other.
     if (chunk.peer == peer && !chunk.complete) return chunk.complete = true;
   }
   return false;
@@ -90,8 +90,8 @@ bool UnexpectedMessages::TakeChunk(const CollectiveId& id, Chunk* chunk) {
   const auto entry = entries_.find(id);
   if (entry == entries_.end()) return false;
   std::list<Chunk>& chunks = entry->second.chunks;
-  const auto next =
-      std::find_if(chunks.begin(), chunks.end(), [](const Chunk& kept) { return kept.complete; });
+  const auto next = std::find_if(chunks.begin(), chunks.end(),
+                                 [](const Chunk& stored) { return stored.complete; });
   if (next == chunks.end()) return false;
   *chunk = std::move(*next);
   chunks.erase(next);

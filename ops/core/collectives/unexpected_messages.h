@@ -1,4 +1,4 @@
-// What peers have sent for collectives that have not started on this rank yet.
+// Messages of peers for collectives that have not started on this rank yet (MPI's term).
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_UNEXPECTED_MESSAGES_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_UNEXPECTED_MESSAGES_H_
 
@@ -23,26 +23,26 @@ class UnexpectedMessages {
     int peer;
     FrameHeader header;
     std::vector<char> bytes;
-    bool complete = false;  // all of its bytes are here
+    bool complete = false;  // all bytes have arrived
   };
 
-  // Keeps an OPEN. Fails when peers have sent too much ahead of us.
+  // Stores an OPEN. Fails if peers have sent more than the limit in total.
   Status AddOpen(const CollectiveId& id, Open open);
-  // Makes room for a chunk whose bytes are about to arrive.
+  // Allocates memory for a chunk whose bytes are about to arrive. Fails like AddOpen.
   Status AddChunk(const CollectiveId& id, int peer, const FrameHeader& header,
                   std::vector<iovec>* target);
-  // The bytes of `peer`'s chunk have arrived. False when no chunk of this peer was expected.
+  // Marks `peer`'s chunk as complete. False if no incomplete chunk of this peer is stored.
   bool CompleteChunk(const CollectiveId& id, int peer);
 
   // The collectives that peers have opened.
   std::vector<CollectiveId> Opened() const;
-  // The first OPEN of one that is kept, or null.
+  // The first stored OPEN of a collective, or null.
   const Open* FirstOpen(const CollectiveId& id) const;
-  // Whether a chunk of this peer is kept.
+  // Whether a chunk of this peer is stored.
   bool HasChunks(const CollectiveId& id, int peer) const;
   std::vector<Open> TakeOpens(const CollectiveId& id);
-  // The next chunk of which all is here, of each peer in the order of arrival; a collective takes
-  // them until there is none. What remains then are chunks on their way in, one of a peer.
+  // Removes the next complete chunk, in the order of arrival of each peer; false if there is none.
+  // The chunks that remain then are incomplete, at most one of each peer.
   bool TakeChunk(const CollectiveId& id, Chunk* chunk);
   void Clear();
 

@@ -20,7 +20,7 @@ bool IsNan(T value) {
   }
 }
 
-// `|` and no branch, so that the loops become vector instructions.
+// `|` instead of `||`: without a branch the compiler vectorizes the loops.
 struct Min {
   template <typename T>
   T operator()(T a, T b) const {
@@ -39,7 +39,7 @@ struct Product {
   template <typename T>
   T operator()(T a, T b) const {
     if constexpr (std::is_integral_v<T>) {
-      // Unsigned and wide enough not to be promoted to a signed type: overflow wraps.
+      // Unsigned, so that overflow wraps, and wide enough not to be promoted to a signed type.
       using Wide = std::conditional_t<sizeof(T) < 8, uint32_t, uint64_t>;
       return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
     } else {
@@ -60,7 +60,7 @@ void Loop(void* out, const void* a, const void* b, size_t count, Op op) {
   for (size_t i = 0; i < count; ++i) o[i] = op(x[i], y[i]);
 }
 
-// Templates cannot be compiled for two processors, so each of these is written out.
+// TFDIST_MULTIVERSION does not work on templates, so a macro defines each function.
 #define TFDIST_16_BIT_LOOP(name, T, to, Op)                          \
   TFDIST_MULTIVERSION                                                \
   void name(void* out, const void* a, const void* b, size_t count) { \
@@ -108,7 +108,7 @@ void CombineWith(DType dtype, void* out, const void* a, const void* b, size_t co
     case DType::kBytes:
       break;
   }
-  std::abort();  // bools never get here, opaque bytes are refused before
+  std::abort();  // bools are handled by the caller, opaque bytes are refused earlier
 }
 
 template <typename T>
@@ -147,8 +147,8 @@ bool CanReduce(DType dtype, ReduceOp op) {
 }
 
 void Combine(DType dtype, ReduceOp op, void* out, const void* a, const void* b, size_t count) {
-  const bool both = op == ReduceOp::kMin || op == ReduceOp::kProduct;
-  if (dtype == DType::kBool && both) return Loop<uint8_t>(out, a, b, count, And());
+  const bool conjunction = op == ReduceOp::kMin || op == ReduceOp::kProduct;
+  if (dtype == DType::kBool && conjunction) return Loop<uint8_t>(out, a, b, count, And());
   if (dtype == DType::kBool) return Add(dtype, out, a, b, count);
   switch (op) {
     case ReduceOp::kSum:
@@ -172,7 +172,7 @@ void FillIdentity(DType dtype, ReduceOp op, void* out, size_t count) {
   }
   switch (dtype) {
     case DType::kFloat16:
-      // 1, and the infinities.
+      // The infinities, and 1.
       return Fill<uint16_t>(out, count,
                             op == ReduceOp::kMin   ? 0x7c00
                             : op == ReduceOp::kMax ? 0xfc00

@@ -1,7 +1,6 @@
 #include "core/math/dtype.h"
 
 #include <cstdlib>
-#include <cstring>
 
 #include "core/base/half.h"
 #include "core/base/status.h"
@@ -33,26 +32,6 @@ void DivideBFloat16(BFloat16* values, size_t count, float divisor) {
   for (size_t i = 0; i < count; ++i) values[i] = FromFloat(ToFloat(values[i]) / divisor);
 }
 
-TFDIST_MULTIVERSION
-void NarrowToHalf(const float* in, Half* out, size_t count) {
-  for (size_t i = 0; i < count; ++i) out[i] = static_cast<Half>(in[i]);
-}
-
-TFDIST_MULTIVERSION
-void WidenHalf(const Half* in, float* out, size_t count) {
-  for (size_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
-}
-
-TFDIST_MULTIVERSION
-void NarrowToBFloat16(const float* in, BFloat16* out, size_t count) {
-  for (size_t i = 0; i < count; ++i) out[i] = FromFloat(in[i]);
-}
-
-TFDIST_MULTIVERSION
-void WidenBFloat16(const BFloat16* in, float* out, size_t count) {
-  for (size_t i = 0; i < count; ++i) out[i] = ToFloat(in[i]);
-}
-
 template <typename T>
 void AddPlain(void* out, const void* a, const void* b, size_t count) {
   auto* o = static_cast<T*>(out);
@@ -82,9 +61,9 @@ void DividePlain(void* values, size_t count, int64_t divisor) {
   for (size_t i = 0; i < count; ++i) v[i] /= d;
 }
 
-// The divisor need not fit into these.
+// For types that the divisor may not fit into.
 template <typename T>
-void DivideNarrow(void* values, size_t count, int64_t divisor) {
+void DivideSmall(void* values, size_t count, int64_t divisor) {
   auto* v = static_cast<T*>(values);
   const int32_t d = static_cast<int32_t>(divisor);
   for (size_t i = 0; i < count; ++i) v[i] = static_cast<T>(v[i] / d);
@@ -172,7 +151,7 @@ void Add(DType dtype, void* out, const void* a, const void* b, size_t count) {
     case DType::kBytes:
       break;
   }
-  std::abort();  // opaque bytes are refused before they get here
+  std::abort();  // opaque bytes are refused earlier
 }
 
 void Divide(DType dtype, void* values, size_t count, int64_t divisor) {
@@ -190,44 +169,16 @@ void Divide(DType dtype, void* values, size_t count, int64_t divisor) {
     case DType::kInt64:
       return DividePlain<int64_t>(values, count, divisor);
     case DType::kInt8:
-      return DivideNarrow<int8_t>(values, count, divisor);
+      return DivideSmall<int8_t>(values, count, divisor);
     case DType::kInt16:
-      return DivideNarrow<int16_t>(values, count, divisor);
+      return DivideSmall<int16_t>(values, count, divisor);
     case DType::kUInt8:
-      return DivideNarrow<uint8_t>(values, count, divisor);
+      return DivideSmall<uint8_t>(values, count, divisor);
     case DType::kBool:
     case DType::kBytes:
       break;
   }
   std::abort();
-}
-
-void Narrow(DType to, const float* in, void* out, size_t count) {
-  switch (to) {
-    case DType::kFloat16:
-      return NarrowToHalf(in, static_cast<Half*>(out), count);
-    case DType::kBFloat16:
-      return NarrowToBFloat16(in, static_cast<BFloat16*>(out), count);
-    case DType::kFloat32:
-      std::memcpy(out, in, count * sizeof(float));
-      return;
-    default:
-      std::abort();
-  }
-}
-
-void Widen(DType from, const void* in, float* out, size_t count) {
-  switch (from) {
-    case DType::kFloat16:
-      return WidenHalf(static_cast<const Half*>(in), out, count);
-    case DType::kBFloat16:
-      return WidenBFloat16(static_cast<const BFloat16*>(in), out, count);
-    case DType::kFloat32:
-      std::memcpy(out, in, count * sizeof(float));
-      return;
-    default:
-      std::abort();
-  }
 }
 
 }  // namespace tfdist

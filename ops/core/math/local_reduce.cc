@@ -10,14 +10,14 @@
 namespace tfdist {
 namespace {
 
-// Larger blocks keep the processor from fetching the next ones ahead, smaller ones cost calls.
+// Larger blocks hinder the prefetcher, smaller ones cost more calls.
 constexpr size_t kBlockBytes = 2 * 1024;
 
-// From here on an output that goes around the caches is ready earlier than it loses by being read
-// from memory afterwards.
-constexpr size_t kStreamBytes = 16 * 1024 * 1024;
+// From this size on, streaming stores save more time than is lost when the output is read from
+// memory afterwards.
+constexpr size_t kStreamingBytes = 16 * 1024 * 1024;
 
-// `at` holds one address for each replica. `out` may be the first.
+// `at` holds an address for each replica; `out` may be the first of them.
 void ReduceBlock(const std::vector<const char*>& at, char* out, size_t bytes, DType dtype,
                  ReduceOp reduce_op) {
   const size_t count = bytes / ByteSize(dtype);
@@ -33,7 +33,7 @@ void ReduceBlock(const std::vector<const char*>& at, char* out, size_t bytes, DT
 }  // namespace
 
 Stores ChooseStores(size_t bytes) {
-  return bytes >= kStreamBytes ? Stores::kStreamed : Stores::kCached;
+  return bytes >= kStreamingBytes ? Stores::kStreaming : Stores::kCached;
 }
 
 void LocalReduce(const std::vector<FlatView>& inputs, const FlatView& output, size_t begin,
@@ -45,25 +45,25 @@ void LocalReduce(const std::vector<FlatView>& inputs, const FlatView& output, si
   std::vector<const char*> at(inputs.size());
   alignas(kCacheLine) char block[kBlockBytes];
   for (size_t i = 0; i < out.size(); ++i) {
-    const bool streamed = stores == Stores::kStreamed && out[i].iov_base != in[0][i].iov_base;
+    const bool streaming = stores == Stores::kStreaming && out[i].iov_base != in[0][i].iov_base;
     for (size_t done = 0, bytes; done < out[i].iov_len; done += bytes) {
       char* const to = static_cast<char*>(out[i].iov_base) + done;
       for (size_t r = 0; r < at.size(); ++r) {
         at[r] = static_cast<const char*>(in[r][i].iov_base) + done;
       }
-      // Up to the next cache line first, so that all other blocks begin with one.
+      // The first block ends at a cache line, so that all others begin at one.
       const size_t into_line = reinterpret_cast<uintptr_t>(to) % kCacheLine;
       bytes =
           std::min(into_line == 0 ? kBlockBytes : kCacheLine - into_line, out[i].iov_len - done);
-      if (streamed && bytes % kCacheLine == 0) {
+      if (streaming && bytes % kCacheLine == 0) {
         ReduceBlock(at, block, bytes, dtype, reduce_op);
-        StreamLines(to, block, bytes);
+        StreamingCopy(to, block, bytes);
       } else {
         ReduceBlock(at, to, bytes, dtype, reduce_op);
       }
     }
   }
-  if (stores == Stores::kStreamed) EndStream();
+  if (stores == Stores::kStreaming) FenceStreamingStores();
 }
 
 }  // namespace tfdist

@@ -8,7 +8,7 @@
 namespace tfdist {
 namespace {
 
-// Of a column's length this part must be left when the earlier columns' directions are taken out.
+// A column is independent if more than this part of its length remains after the projection.
 constexpr double kIndependent = 1e-5;
 
 double Dot(const float* a, const float* b, size_t count) {
@@ -17,13 +17,13 @@ double Dot(const float* a, const float* b, size_t count) {
   return sum;
 }
 
-void TakeOut(const float* direction, float* column, size_t count) {
+void SubtractProjection(const float* direction, float* column, size_t count) {
   const auto along = static_cast<float>(Dot(direction, column, count));
   for (size_t i = 0; i < count; ++i) column[i] -= along * direction[i];
 }
 
-// An arbitrary vector of +1 and -1 (the finaliser of MurmurHash3).
-void FillArbitrarily(float* column, size_t count, uint32_t seed) {
+// Fills `column` with an arbitrary sequence of +1 and -1 (the finalizer of MurmurHash3).
+void FillArbitrary(float* column, size_t count, uint32_t seed) {
   for (size_t i = 0; i < count; ++i) {
     auto hash = static_cast<uint32_t>(i) * 0x9e3779b9u + seed;
     hash = (hash ^ hash >> 16) * 0x85ebca6bu;
@@ -32,12 +32,12 @@ void FillArbitrarily(float* column, size_t count, uint32_t seed) {
   }
 }
 
-// Makes column `c` of `columns` orthonormal to those before it; false if it depends on them.
-bool Admit(float* columns, size_t rows, size_t c) {
+// Makes column `c` of `columns` orthonormal to the earlier ones; false if it depends on them.
+bool OrthonormalizeColumn(float* columns, size_t rows, size_t c) {
   float* const column = columns + c * rows;
   const double before = std::sqrt(Dot(column, column, rows));
   for (int pass = 0; pass < 2; ++pass) {
-    for (size_t d = 0; d < c; ++d) TakeOut(columns + d * rows, column, rows);
+    for (size_t d = 0; d < c; ++d) SubtractProjection(columns + d * rows, column, rows);
   }
   const double length = std::sqrt(Dot(column, column, rows));
   if (length <= kIndependent * before) return false;
@@ -54,8 +54,8 @@ void Orthonormalize(float* matrix, size_t rows, size_t columns) {
   }
   for (size_t c = 0; c < columns; ++c) {
     auto seed = static_cast<uint32_t>(c);
-    while (!Admit(transposed.data(), rows, c)) {
-      FillArbitrarily(transposed.data() + c * rows, rows, seed);
+    while (!OrthonormalizeColumn(transposed.data(), rows, c)) {
+      FillArbitrary(transposed.data() + c * rows, rows, seed);
       seed += static_cast<uint32_t>(columns);
     }
   }

@@ -2,10 +2,12 @@
 
 #include <cstring>
 
+#include "core/math/cast16.h"
+
 namespace tfdist {
 
-int64_t TableThatTravels(const std::vector<RowCount>& ranks, size_t row_bytes, size_t id_bytes,
-                         size_t element_bytes) {
+int64_t DenseTableRows(const std::vector<RowCount>& ranks, size_t row_bytes, size_t id_bytes,
+                       size_t element_bytes) {
   const int64_t table_rows = ranks.front().table_rows;
   uint64_t rows = 0;
   for (const RowCount& rank : ranks) {
@@ -17,11 +19,11 @@ int64_t TableThatTravels(const std::vector<RowCount>& ranks, size_t row_bytes, s
   return as_rows > as_table ? table_rows : -1;
 }
 
-void RowSums::Add(const char* rows, const uint32_t* places, size_t count) {
+void RowSums::Add(const char* rows, const uint32_t* indices, size_t count) {
   const size_t bytes = width_ * ByteSize(dtype_);
   for (size_t i = 0; i < count; ++i, rows += bytes) {
-    char* const sum = sums_ + places[i] * bytes;
-    if (places[i] == known_) {
+    char* const sum = sums_ + indices[i] * bytes;
+    if (indices[i] == known_) {
       if (bytes > 0) std::memcpy(sum, rows, bytes);
       ++known_;
     } else {
@@ -41,10 +43,10 @@ void SetOne(DType dtype, void* element) {
     case DType::kFloat16:
     case DType::kBFloat16: {
       const float one = 1;
-      Narrow(dtype, &one, element, 1);
+      CastFromFloat32(dtype, &one, element, 1);
       break;
     }
-    default:  // an integer, of which the lowest byte comes first
+    default:  // a little-endian integer
       std::memset(element, 0, ByteSize(dtype));
       *static_cast<char*>(element) = 1;
   }

@@ -14,8 +14,8 @@ inline uint32_t Magnitude(float value) {
   return bits & 0x7fffffffu;
 }
 
-// The largest digit d such that at least *rank values have a digit of d or more; *rank becomes the
-// rank among those with digit d.
+// Returns the largest digit d such that at least *rank values have a digit >= d, and sets *rank to
+// the rank among the values with digit d.
 uint32_t DigitOfRank(const std::vector<uint32_t>& counts, size_t* rank) {
   uint32_t digit = kDigit - 1;
   while (counts[digit] < *rank) *rank -= counts[digit--];
@@ -37,7 +37,7 @@ void TopK(float* values, size_t count, size_t k, int32_t* positions, float* take
   }
   const uint32_t threshold = high << 16 | DigitOfRank(counts, &rank);
 
-  // `rank` of the values that equal the threshold are taken.
+  // Of the values that equal the threshold, the first `rank` are taken.
   for (size_t i = 0, j = 0; j < k; ++i) {
     const uint32_t magnitude = Magnitude(values[i]);
     if (magnitude < threshold) continue;

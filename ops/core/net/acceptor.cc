@@ -14,7 +14,7 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kMaxPending = 256;
-constexpr int kMostAtOnce = 16;  // between them the thread has other things to do
+constexpr int kMaxAccepts = 16;  // per event, so that other events are handled in between
 constexpr auto kProofTimeout = std::chrono::seconds(10);
 constexpr auto kPause = std::chrono::seconds(1);
 
@@ -60,7 +60,7 @@ void Acceptor::OnReady(uint64_t tag) {
 void Acceptor::AcceptSome(const Fd& listener) {
   PeerSocket socket;
   errno = 0;
-  for (int i = 0; i < kMostAtOnce && Accept(listener, &socket); ++i) {
+  for (int i = 0; i < kMaxAccepts && Accept(listener, &socket); ++i) {
     if (!socket.fd.valid()) {
       rejected_.fetch_add(1, std::memory_order_relaxed);
       continue;
@@ -73,7 +73,7 @@ void Acceptor::AcceptSome(const Fd& listener) {
     pending.deadline = Clock::now() + kProofTimeout;
     Add(epoll_, pending.socket.fd, pending.tag);
   }
-  // Out of descriptors: who waits goes on waiting, and would wake us again and again.
+  // Out of descriptors: the pending connection would make epoll return again and again.
   if (errno == EMFILE || errno == ENFILE) Pause();
 }
 
@@ -97,7 +97,7 @@ void Acceptor::OnPending(Position pending) {
 bool Acceptor::Receive(PendingConnection* pending, bool* whole) {
   const FrameType type = pending->challenged ? FrameType::kProof : FrameType::kHello;
   const size_t length = pending->challenged ? kProofBytes : kHelloBytes;
-  // Never more than one frame: what follows the proof belongs to the connection's owner.
+  // At most one frame: bytes after the PROOF belong to the owner of the connection.
   const ssize_t read = recv(pending->socket.fd.get(), pending->bytes.data() + pending->received,
                             kHeaderBytes + length - pending->received, 0);
   if (read < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
@@ -110,7 +110,8 @@ bool Acceptor::Receive(PendingConnection* pending, bool* whole) {
          header.length == length;
 }
 
-// Sent for any HELLO, so that a peer without the key learns nothing. False if it cannot be sent.
+// Sends a CHALLENGE in response to any HELLO, so that a peer without the key learns nothing. False
+// if it cannot be sent.
 bool Acceptor::Challenge(PendingConnection* pending) {
   const std::string_view payload(pending->bytes.data() + kHeaderBytes, kHelloBytes);
   Hello& hello = pending->hello;
@@ -133,7 +134,7 @@ bool Acceptor::IsAuthentic(const PendingConnection& pending) const {
 
 void Acceptor::Reject(Position pending) {
   rejected_.fetch_add(1, std::memory_order_relaxed);
-  pending_.erase(pending);  // closes the socket, which also ends its watch
+  pending_.erase(pending);  // closes the socket, which also removes it from epoll
 }
 
 void Acceptor::Watch() {

@@ -1,8 +1,8 @@
-// Accepts connections, and lets in only those that prove to know the key (authenticate.h).
+// Accepts connections whose peers prove that they know the key (authenticate.h).
 //
-// Anybody else (a scanner, a worker of an earlier generation, random bytes) is dropped and counted.
-// A connection that has proven nothing costs at most one small buffer for a few seconds, and there
-// is room for a bounded number of them.
+// Every other connection (a scanner, a worker of an earlier generation, random bytes) is closed and
+// counted. Before its proof a connection costs one small buffer for a few seconds at most, and the
+// number of such connections is bounded.
 #ifndef TFDIST_OPS_CORE_NET_ACCEPTOR_H_
 #define TFDIST_OPS_CORE_NET_ACCEPTOR_H_
 
@@ -21,14 +21,14 @@ namespace tfdist {
 
 class Acceptor {
  public:
-  // Decides about a peer that has proven the key, and gives the rank that it is to be.
+  // Whether to accept a peer that has proven the key, as rank `rank`.
   using Authorize = std::function<bool(uint32_t rank)>;
   using Authorized = std::function<void(uint32_t rank, PeerSocket socket)>;
 
   explicit Acceptor(Listener listener) : listener_(std::move(listener)) {}
 
-  // Starts to watch the listener with `epoll`; events carry a tag from kFirstTag on. Peers must say
-  // this generation, and that they mean the rank `to`.
+  // Watches the listener with `epoll`; the tags of its events are kFirstTag or larger. A peer's
+  // HELLO must name this generation, and rank `to` as the rank that it means to reach.
   void Open(int epoll, const Key& key, uint64_t generation, uint32_t to, Authorize authorize,
             Authorized authorized);
 
@@ -36,7 +36,7 @@ class Acceptor {
   void Close();
 
   void OnReady(uint64_t tag);
-  // Does what is due: drops connections whose time is over, listens again after a pause.
+  // Closes connections whose deadline has passed, and resumes accepting after a pause.
   void CheckTime(TimePoint now);
   TimePoint NextDeadline() const;
   uint64_t rejected() const { return rejected_.load(std::memory_order_relaxed); }
@@ -54,13 +54,14 @@ class Acceptor {
     size_t received = 0;
     bool challenged = false;
     Hello hello;
-    Digest expected;  // proof, once it is challenged
+    Digest expected;  // proof; set with the challenge
   };
   using Position = std::list<PendingConnection>::iterator;
 
   void AcceptSome(const Fd& listener);
   void OnPending(Position pending);
-  // Whether a whole frame of the type and size that must come next has come, and is not bad.
+  // Reads up to one frame of the expected type and size; sets *whole when it is complete. False if
+  // the connection failed or the frame is malformed.
   bool Receive(PendingConnection* pending, bool* whole);
   bool Challenge(PendingConnection* pending);
   bool IsAuthentic(const PendingConnection& pending) const;
@@ -77,7 +78,7 @@ class Acceptor {
   Authorized authorized_;
   uint64_t next_tag_ = kLocalTag + 1;
   std::list<PendingConnection> pending_;       // oldest first
-  TimePoint paused_until_ = TimePoint::max();  // while there are no descriptors left
+  TimePoint paused_until_ = TimePoint::max();  // set when descriptors have run out
   std::atomic<uint64_t> rejected_{0};
 };
 

@@ -1,6 +1,6 @@
-// How the two ends of a data connection prove to each other that they know its key, without sending
-// it: a challenge each, and a keyed hash of both (RFC 2104), so that what was recorded on another
-// connection is worth nothing here.
+// Mutual authentication of the two ends of a data connection. Each end proves that it knows the key
+// without sending it: a challenge from each side, and a keyed hash of both (RFC 2104). A recorded
+// handshake cannot be replayed on another connection.
 //
 //     dialling side                                  accepting side
 //     HELLO (generation, rank, to, nonce)    ->
@@ -18,12 +18,12 @@ namespace tfdist {
 
 Nonce NewNonce();
 
-// What the side that accepts, or the one that dials, sends to prove that it knows the key.
+// The proofs of the accepting and of the dialling side.
 Digest AcceptorProof(const Key& key, const Hello& hello, const Nonce& challenge);
 Digest DiallerProof(const Key& key, const Hello& hello, const Nonce& challenge);
 
-// The dialling side, up to its PROOF: `hello`, whose nonce is chosen here. kUnavailable if the
-// other side does not know the key.
+// Runs the handshake of the dialling side up to its PROOF, and chooses the nonce of `hello`.
+// kUnavailable if the other side does not know the key.
 Status Authenticate(const PeerSocket& socket, const Key& key, Hello hello, TimePoint deadline);
 
 }  // namespace tfdist

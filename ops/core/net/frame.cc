@@ -7,8 +7,8 @@
 namespace tfdist {
 namespace {
 
-constexpr uint32_t kFrameMagic =
-    0x44465401;  // "\x01TFD": the version is the first byte on the wire
+// "\x01TFD" on the wire: the first byte is the version.
+constexpr uint32_t kFrameMagic = 0x44465401;
 constexpr uint16_t kMaxTextBytes = 512;
 
 size_t MaxLength(FrameType type) {
@@ -148,7 +148,7 @@ Status Decode(std::string_view bytes, Abort* abort) {
     case StatusCode::kInternal:
       abort->code = static_cast<StatusCode>(code);
       break;
-    default:  // whatever else ended the peer's communicator, to us the peer is unavailable
+    default:  // for any other reason the peer is unavailable to this rank
       abort->code = StatusCode::kUnavailable;
   }
   return reader.Finish("ABORT frame");

@@ -10,14 +10,14 @@
 namespace tfdist {
 namespace {
 
-constexpr size_t kPiecesOfCall = 512;  // of a system call
+constexpr size_t kMaxPiecesPerRead = 512;  // per system call
 
 uint64_t Random() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
 }
 
-iovec Cut(iovec* piece, size_t bytes) {
+iovec CutFront(iovec* piece, size_t bytes) {
   const iovec front{piece->iov_base, bytes};
   piece->iov_base = static_cast<char*>(piece->iov_base) + bytes;
   piece->iov_len -= bytes;
@@ -35,7 +35,7 @@ ExposedMemory::ExposedMemory() {
 }
 
 ExposedMemory::~ExposedMemory() {
-  // Nothing that follows may come before it.
+  // acq_rel: no later write may move before it.
   for (auto& word : canary_) word.exchange(0, std::memory_order_acq_rel);
 }
 
@@ -75,11 +75,11 @@ Status RemoteRead::Read(const iovec* to, size_t count) {
       iovec& piece = pieces_[next_];
       const size_t bytes = std::min(rest.iov_len, piece.iov_len);
       if (bytes > 0) {
-        here.push_back(Cut(&rest, bytes));
-        there.push_back(Cut(&piece, bytes));
+        here.push_back(CutFront(&rest, bytes));
+        there.push_back(CutFront(&piece, bytes));
       }
       if (piece.iov_len == 0) ++next_;
-      if (here.size() < kPiecesOfCall) continue;
+      if (here.size() < kMaxPiecesPerRead) continue;
       if (Status s = peer_.Read(here, there); !s.ok()) return s;
       here.clear();
       there.clear();

@@ -1,13 +1,14 @@
-// One process reads another's memory (process_vm_readv(2), "cross-memory attach"): one copy, where
-// a socket needs two and the kernel's memory between them. Both are on one machine, of one user,
-// and connected by a unix socket.
+// Reads the memory of another process (process_vm_readv(2), "cross-memory attach"): one copy
+// instead of two through a socket. Both processes are on one machine, of one user, and connected by
+// a unix socket.
 //
-// The reader learns from the kernel which process it reads (PeerProcess), and from the peer, over
-// that same socket, where: the address of a canary, which is random bytes in the peer's memory, and
-// with each message the addresses of what it exposes. No peer can name either over a network.
+// The reader gets the identity of the process from the kernel (PeerProcess). It gets addresses from
+// the peer, over the same socket: the address of a canary, which is random bytes in the peer's
+// memory, and with each message the addresses of the exposed memory. A peer on the network can
+// supply neither.
 //
-// A process that wants its memory back breaks the canary first. The reader compares the canary
-// after each read: an unbroken one says that what was read was still exposed.
+// A process breaks its canary before it frees or changes exposed memory. The reader compares the
+// canary after each read: if it is intact, the memory was still exposed during the read.
 #ifndef TFDIST_OPS_CORE_NET_PEER_MEMORY_H_
 #define TFDIST_OPS_CORE_NET_PEER_MEMORY_H_
 
@@ -26,7 +27,7 @@
 
 namespace tfdist {
 
-// Where the canary lies, and what it is.
+// The address and the value of a canary.
 struct CanaryInfo {
   uint64_t address = 0;  // 0: nothing is exposed
   std::array<uint64_t, 2> value{};
@@ -35,7 +36,8 @@ struct CanaryInfo {
 class ExposedMemory {
  public:
   ExposedMemory();
-  // Breaks the canary. Only then may memory be freed or changed that a reader may still be reading.
+  // Breaks the canary. Memory that a reader may still be reading may be freed or changed only after
+  // this.
   ~ExposedMemory();
   ExposedMemory(const ExposedMemory&) = delete;
   ExposedMemory& operator=(const ExposedMemory&) = delete;
@@ -52,12 +54,12 @@ class PeerMemory {
   PeerMemory(std::shared_ptr<const PeerProcess> process, const CanaryInfo& canary)
       : process_(std::move(process)), canary_(canary) {}
 
-  // Whether the kernel lets this process read that one, and the canary is whole.
+  // Whether the kernel permits the read, and the canary is intact.
   bool IsReadable() const;
 
-  // Copies from the peer's addresses in `from` into `to`: piece by piece, each as long as the
-  // other. If it fails, `to` may hold anything: kUnavailable if the peer exposes no more or is
-  // gone, kFailedPrecondition if the kernel does not read these addresses.
+  // Copies from the peer's addresses in `from` to `to`; piece i of both has the same size. After a
+  // failure the content of `to` is undefined. kUnavailable if the peer no longer exposes its memory
+  // or has ended, kFailedPrecondition if the kernel cannot read these addresses.
   Status Read(const std::vector<iovec>& to, const std::vector<iovec>& from) const;
 
  private:
@@ -67,19 +69,19 @@ class PeerMemory {
   CanaryInfo canary_;
 };
 
-// Exposed memory of a peer, read from front to back.
+// Reads exposed memory of a peer sequentially.
 class RemoteRead {
  public:
   RemoteRead(const PeerMemory& peer, std::vector<iovec> pieces)
       : peer_(peer), pieces_(std::move(pieces)) {}
 
-  // Fills all of `to`, for which there must be enough left.
+  // Fills `to` with the next bytes. Fails if fewer are left.
   Status Read(const iovec* to, size_t count);
 
  private:
   const PeerMemory peer_;
   std::vector<iovec> pieces_;
-  size_t next_ = 0;  // the first that is not read whole; what was read of it is cut off
+  size_t next_ = 0;  // first piece that is not read entirely; its read part is cut off
 };
 
 }  // namespace tfdist

@@ -14,11 +14,11 @@ std::shared_ptr<const PeerProcess> PeerProcess::Of(const Fd& socket) {
       credentials.pid <= 0 || credentials.uid != geteuid()) {
     return nullptr;
   }
-  // By number, as glibc has a function for it only since 2.36.
+  // By system call: glibc has a wrapper only since 2.36.
   Fd pidfd(static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)));
   if (!pidfd.valid()) return nullptr;
   std::shared_ptr<const PeerProcess> process(new PeerProcess(credentials.pid, std::move(pidfd)));
-  // A process that had ended before pidfd_open may have left its number to another one; its end of
+  // If the process ended before pidfd_open, its id may belong to another process by now. Its end of
   // the socket is then closed, unless a child holds it.
   pollfd hung_up{socket.get(), 0, 0};
   if (poll(&hung_up, 1, 0) != 0 || !process->IsAlive()) return nullptr;

@@ -1,4 +1,4 @@
-// The process at the other end of a unix socket, as the kernel names it.
+// The process at the other end of a unix socket, identified by the kernel.
 #ifndef TFDIST_OPS_CORE_NET_PEER_PROCESS_H_
 #define TFDIST_OPS_CORE_NET_PEER_PROCESS_H_
 
@@ -12,13 +12,13 @@ namespace tfdist {
 
 class PeerProcess {
  public:
-  // Null unless the kernel vouches for a process that is alive, visible here, and of our own user:
-  // SO_PEERCRED, unix(7). The process that listened, at the side that connected; the one that
-  // connected, at the side that accepted.
+  // The process that listened, at the side that connected; the process that connected, at the side
+  // that accepted (SO_PEERCRED, unix(7)). Null unless it is alive, visible in this namespace, and
+  // of the same user.
   static std::shared_ptr<const PeerProcess> Of(const Fd& socket);
 
   pid_t id() const { return id_; }
-  // While it is true, id() has not been given to another process.
+  // While this is true, the kernel has not reused id() for another process.
   bool IsAlive() const;
 
  private:

@@ -17,20 +17,22 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// How a reader sleeps.
-constexpr uint32_t kAwake = 0, kLightly = 1, kSoundly = 2;
+// Values of Ring::reader_sleeps.
+constexpr uint32_t kAwake = 0, kLightSleep = 1, kDeepSleep = 2;
 
-// Calls copy(place in the ring, piece, bytes) for each run of up to `most` bytes of `pieces` that
-// lies in one piece in the ring as well, from byte number `at` on. Returns how many bytes it were.
+// Calls copy(position, address, bytes) for each range that is contiguous both in `pieces` and in
+// the ring, for up to `max_bytes` bytes, from byte number `at` of the ring on. Returns the number
+// of bytes.
 template <typename Copy>
-size_t ForEachRun(uint64_t at, size_t most, const std::vector<iovec>& pieces, const Copy& copy) {
+size_t ForEachRun(uint64_t at, size_t max_bytes, const std::vector<iovec>& pieces,
+                  const Copy& copy) {
   constexpr size_t kCapacity = SharedChannel::kCapacity;
   size_t done = 0;
   for (const iovec& piece : pieces) {
-    for (size_t from = 0; from < piece.iov_len && done < most;) {
-      const size_t place = (at + done) % kCapacity;
-      const size_t run = std::min({piece.iov_len - from, most - done, kCapacity - place});
-      copy(place, static_cast<char*>(piece.iov_base) + from, run);
+    for (size_t from = 0; from < piece.iov_len && done < max_bytes;) {
+      const size_t position = (at + done) % kCapacity;
+      const size_t run = std::min({piece.iov_len - from, max_bytes - done, kCapacity - position});
+      copy(position, static_cast<char*>(piece.iov_base) + from, run);
       from += run;
       done += run;
     }
@@ -42,7 +44,7 @@ size_t ForEachRun(uint64_t at, size_t most, const std::vector<iovec>& pieces, co
 
 std::unique_ptr<SharedChannel> SharedChannel::Create() {
   Fd fd(memfd_create("tfdist", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  // All of it at once: memory that is missing later would end us.
+  // Allocates all pages now: a page that is missing later would kill the process.
   if (!fd.valid() || fallocate(fd.get(), 0, 0, sizeof(Memory)) != 0 ||
       fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
     return nullptr;
@@ -71,7 +73,7 @@ std::unique_ptr<SharedChannel> SharedChannel::Map(Fd fd, bool creator) {
       new SharedChannel(std::move(fd), static_cast<Memory*>(address), creator));
 }
 
-// Fresh memory is all zeros, which is how both rings begin.
+// New memory is all zeros, which is the initial state of both rings.
 SharedChannel::SharedChannel(Fd fd, Memory* memory, bool creator)
     : fd_(std::move(fd)),
       memory_(memory),
@@ -80,13 +82,13 @@ SharedChannel::SharedChannel(Fd fd, Memory* memory, bool creator)
 
 SharedChannel::~SharedChannel() { munmap(memory_, sizeof(Memory)); }
 
-// Every index and flag is sequentially consistent: whoever moves an index then looks at the flag,
-// and whoever sets the flag then looks at the index, so one of the two sees what the other has
-// done.
+// All accesses to indices and flags are sequentially consistent. One side writes an index and then
+// reads the flag; the other writes the flag and then reads the index. So at least one of them sees
+// the other's write.
 
 size_t SharedChannel::Room() const {
   const uint64_t used = tail_ - out_->head.load();
-  return used > kCapacity ? 0 : kCapacity - used;  // a reader that lies gets nothing more
+  return used > kCapacity ? 0 : kCapacity - used;  // the reader has corrupted its index
 }
 
 size_t SharedChannel::Write(const std::vector<iovec>& pieces) {
@@ -97,8 +99,8 @@ size_t SharedChannel::Write(const std::vector<iovec>& pieces) {
     if (room == 0) return 0;
   }
   const size_t written =
-      ForEachRun(tail_, room, pieces, [this](size_t place, const char* from, size_t bytes) {
-        std::memcpy(out_->bytes + place, from, bytes);
+      ForEachRun(tail_, room, pieces, [this](size_t position, const char* from, size_t bytes) {
+        std::memcpy(out_->bytes + position, from, bytes);
       });
   tail_ += written;
   out_->tail.store(tail_);
@@ -109,9 +111,10 @@ ssize_t SharedChannel::Read(const std::vector<iovec>& pieces) {
   const uint64_t filled = in_->tail.load() - head_;
   if (filled == 0) return 0;
   if (filled > kCapacity) return -1;
-  const size_t read = ForEachRun(
-      head_, filled, pieces,
-      [this](size_t place, char* to, size_t bytes) { std::memcpy(to, in_->bytes + place, bytes); });
+  const size_t read =
+      ForEachRun(head_, filled, pieces, [this](size_t position, char* to, size_t bytes) {
+        std::memcpy(to, in_->bytes + position, bytes);
+      });
   head_ += read;
   in_->head.store(head_);
   return static_cast<ssize_t>(read);
@@ -119,8 +122,8 @@ ssize_t SharedChannel::Read(const std::vector<iovec>& pieces) {
 
 bool SharedChannel::HasBytes() const { return in_->tail.load() != head_; }
 
-bool SharedChannel::Sleep(bool soundly) {
-  in_->reader_sleeps.store(soundly ? kSoundly : kLightly);
+bool SharedChannel::Sleep(bool deep) {
+  in_->reader_sleeps.store(deep ? kDeepSleep : kLightSleep);
   return !HasBytes();
 }
 
@@ -128,7 +131,7 @@ void SharedChannel::StayAwake() { in_->reader_sleeps.store(kAwake, std::memory_o
 
 bool SharedChannel::ReaderSleeps(bool urgent) {
   uint32_t how = out_->reader_sleeps.load();
-  while (how != kAwake && (urgent || how != kSoundly)) {
+  while (how != kAwake && (urgent || how != kDeepSleep)) {
     if (out_->reader_sleeps.compare_exchange_weak(how, kAwake)) return true;
   }
   return false;

@@ -1,18 +1,18 @@
-// Two rings of bytes in memory that two processes of one machine share, one for each direction.
+// Two ring buffers in memory shared by two processes of one machine, one for each direction.
 //
 //     bytes      . . . . x x x x x x . . . .      capacity: a power of two
-//                        ^ head      ^ tail       both only ever grow; a byte's place is its
+//                        ^ head      ^ tail       both only grow; the position of a byte is its
 //                          (reader)    (writer)   number modulo the capacity
 //
-// The writer copies bytes in and moves `tail`, the reader copies them out and moves `head`. Nobody
-// waits here: who finds a ring empty (or full) says so in it before it goes to sleep, and the other
-// side then knocks, which is a byte on the connection beside the rings; at a reader that sleeps
-// soundly only for what is urgent.
+// The writer copies bytes in and advances `tail`; the reader copies them out and advances `head`.
+// Non-blocking. A side that finds the ring empty (full) sets a flag before it sleeps; the peer then
+// sends a wakeup byte on the socket beside the rings. A reader in deep sleep is woken only by
+// urgent data.
 //
-// The memory has no name, so that nothing is left of it when its processes are gone. What the other
-// process writes into it is believed no more than what comes out of a socket: each side keeps its
-// own index to itself, checks the other's against it, and the memory is sealed against shrinking,
-// without which reading it could end us.
+// The memory has no name, so it is freed when its processes end. Data from the other process is
+// trusted no more than data from a socket: each side keeps its own index privately and checks the
+// other's against it, and the memory is sealed against shrinking, because reading truncated memory
+// would kill the process.
 #ifndef TFDIST_OPS_CORE_NET_SHARED_CHANNEL_H_
 #define TFDIST_OPS_CORE_NET_SHARED_CHANNEL_H_
 
@@ -32,35 +32,35 @@ class SharedChannel {
  public:
   static constexpr size_t kCapacity = 256 * 1024;  // of each ring
 
-  // Null where the system has no such memory.
+  // Null if the system has no such memory.
   static std::unique_ptr<SharedChannel> Create();
-  // What another process has created and sent the descriptor of. Null if it is not what it should
-  // be.
+  // Opens the memory that another process has created, by its descriptor. Null if it is not valid.
   static std::unique_ptr<SharedChannel> Open(Fd fd);
   ~SharedChannel();
   SharedChannel(const SharedChannel&) = delete;
   SharedChannel& operator=(const SharedChannel&) = delete;
 
   int fd() const { return fd_.get(); }
-  // Once the other side has opened it.
+  // To be called when the other side has opened the memory.
   void CloseFd() { fd_.Reset(); }
 
-  // Copies as much of `pieces` as there is room for, and says how much; 0: after this, the reader
-  // knocks when it has made room.
+  // Copies as much of `pieces` as fits and returns the number of bytes. After 0 the reader sends a
+  // wakeup byte when it has freed space.
   size_t Write(const std::vector<iovec>& pieces);
-  // The same the other way. -1: the other side has broken the ring.
+  // Fills `pieces` with the available bytes and returns their number; -1 if the other side has
+  // corrupted the ring.
   ssize_t Read(const std::vector<iovec>& pieces);
 
   bool HasBytes() const;
-  size_t Room() const;  // bytes that Write would take
+  size_t Room() const;  // bytes that Write would accept
 
-  // Announces that this side goes to sleep; true if there is nothing to read, so that it may.
-  // `soundly`: only what is urgent is to wake it.
-  bool Sleep(bool soundly);
+  // Announces that this side is about to sleep. True if it may, because there is nothing to read.
+  // `deep`: only urgent data is to wake it.
+  bool Sleep(bool deep);
   void StayAwake();
 
-  // Whether to knock after a Write, of something `urgent` or not, or a Read. After true they are
-  // false until the other side says so again.
+  // Whether to send a wakeup byte, after a Write of `urgent` or other data, or after a Read. After
+  // true they return false until the other side sets its flag again.
   bool ReaderSleeps(bool urgent);
   bool WriterWaits();
 
@@ -68,7 +68,7 @@ class SharedChannel {
   struct Ring {
     alignas(64) std::atomic<uint64_t> tail;
     alignas(64) std::atomic<uint64_t> head;
-    alignas(64) std::atomic<uint32_t> reader_sleeps;  // kAwake, kLightly or kSoundly
+    alignas(64) std::atomic<uint32_t> reader_sleeps;  // kAwake, kLightSleep or kDeepSleep
     std::atomic<uint32_t> writer_waits;
     alignas(64) char bytes[kCapacity];
   };

@@ -18,7 +18,7 @@ namespace tfdist {
 namespace {
 
 constexpr const char kEveryInterface[] = "*";
-// Probes of a connection that is silent (s): the first after kIdle, and kProbes in all.
+// Keepalive (s): the first probe after kIdle, then one each kInterval, kProbes in total.
 constexpr int kIdle = 10, kInterval = 5, kProbes = 3;
 static_assert(kIdle + kInterval * kProbes == kPeerLostSeconds);
 
@@ -38,11 +38,11 @@ void ConfigureTcp(int fd) {
   Set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kIdle);
   Set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kInterval);
   Set(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  // Of data that is not acknowledged, for which there are no probes (tcp(7)).
+  // For unacknowledged data, during which no probes are sent (tcp(7)).
   Set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * kPeerLostSeconds);
 }
 
-// Waits for `events` on `fd`. False when the deadline passes first.
+// Waits for `events` on `fd`. False if the deadline passes first.
 bool WaitFor(int fd, short events, TimePoint deadline) {
   for (;;) {
     const auto left =
@@ -55,7 +55,7 @@ bool WaitFor(int fd, short events, TimePoint deadline) {
   }
 }
 
-// After a call that has failed: returns OK once it is worth another try, else why there is none.
+// After a failed call: waits until it may be retried and returns OK, else the reason for giving up.
 Status Retry(const Fd& socket, short events, TimePoint deadline, const char* call) {
   if (errno == EINTR) return Status();
   if (errno != EAGAIN && errno != EWOULDBLOCK) return ErrnoStatus(StatusCode::kUnavailable, call);
@@ -65,7 +65,7 @@ Status Retry(const Fd& socket, short events, TimePoint deadline, const char* cal
 
 Status Closed() { return Status(StatusCode::kUnavailable, "the connection was closed"); }
 
-// A message of one byte, and room beside it for a descriptor (unix(7)).
+// A message of one byte with space for a descriptor beside it (unix(7)).
 struct ByteWithDescriptor {
   explicit ByteWithDescriptor(char* byte) : piece{byte, 1} {
     message.msg_iov = &piece;
@@ -121,16 +121,17 @@ int PortOf(const sockaddr* address) {
                    : reinterpret_cast<const sockaddr_in*>(address)->sin_port);
 }
 
-// An abstract name, which goes with the last descriptor of its socket. Returns its whole length.
+// An abstract name, which disappears with the last descriptor of its socket. Returns the total
+// length.
 socklen_t LocalName(const std::string& host, int port, sockaddr_un* address) {
   const std::string name = StrCat("tfdist ", host, " ", port);
   const size_t size = std::min(name.size(), sizeof(address->sun_path) - 1);
   address->sun_family = AF_UNIX;
-  std::memcpy(address->sun_path + 1, name.data(), size);  // behind a zero byte
+  std::memcpy(address->sun_path + 1, name.data(), size);  // after a zero byte
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
 }
 
-// Invalid where there is no such socket, or the name is taken.
+// Invalid if there are no unix sockets, or the name is in use.
 Fd ListenLocal(const std::string& host, int port) {
   Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   sockaddr_un name{};
@@ -142,7 +143,7 @@ Fd ListenLocal(const std::string& host, int port) {
   return fd;
 }
 
-bool IsOfThisHost(const addrinfo& target) {
+bool IsLocalAddress(const addrinfo& target) {
   sockaddr_storage storage{};
   std::memcpy(&storage, target.ai_addr, target.ai_addrlen);
   if (target.ai_family == AF_INET6) {
@@ -155,7 +156,7 @@ bool IsOfThisHost(const addrinfo& target) {
          bind(probe.get(), reinterpret_cast<sockaddr*>(&storage), target.ai_addrlen) == 0;
 }
 
-// Whether there is a listener of our own user behind that address on this machine.
+// Connects to a listener of the same user at that address on this machine; false if there is none.
 bool DialLocal(const addrinfo& target, PeerSocket* out) {
   const std::string host = NumericHost(target.ai_addr, target.ai_addrlen);
   for (const std::string& interface : {host, std::string(kEveryInterface)}) {
@@ -190,7 +191,7 @@ Status DialTcp(const addrinfo& target, TimePoint deadline, PeerSocket* out) {
   return Status();
 }
 
-// IPv6 with IPv4 where there is IPv6.
+// The wildcard address: IPv6, which includes IPv4, if the host has it.
 Status EveryInterface(int port, Addresses* found) {
   const Fd probe(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return Resolve(probe.valid() ? "::" : "0.0.0.0", std::to_string(port), AI_NUMERICHOST, found);
@@ -241,7 +242,7 @@ Status Dial(const std::string& address, bool local, TimePoint deadline, PeerSock
   if (Status s = Resolve(host, port, 0, &found); !s.ok()) return s;
   Status status(StatusCode::kUnavailable, StrCat("'", host, "' has no address"));
   for (const addrinfo* target = found.get(); target != nullptr; target = target->ai_next) {
-    if (local && IsOfThisHost(*target) && DialLocal(*target, socket)) return Status();
+    if (local && IsLocalAddress(*target) && DialLocal(*target, socket)) return Status();
     status = DialTcp(*target, deadline, socket);
     if (status.ok()) return status;
   }
@@ -315,7 +316,7 @@ Status ReceiveWithDescriptor(const Fd& socket, char* data, size_t size, Fd* desc
     if (Status s = Retry(socket, POLLIN, deadline, "receive"); !s.ok()) return s;
   }
   if (count == 0) return Closed();
-  // The kernel has closed the descriptors for which there is no room.
+  // The kernel has closed the descriptors for which there was no space.
   const cmsghdr* const header = CMSG_FIRSTHDR(&received.message);
   if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
       header->cmsg_len == CMSG_LEN(sizeof(int))) {

@@ -1,4 +1,4 @@
-// The sum of rows: core/math/row_sums.h tells how it is done.
+// The sum of sparse rows: core/math/row_sums.h explains the algorithm.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/math/row_sums.h"
-#include "core/ps/table/unique_ids.h"
+#include "core/math/unique_ids.h"
 #include "kernels/collectives/collective_kernel.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
@@ -58,13 +58,13 @@ class AllReduceRowsKernel : public CollectiveKernel {
     DoneCallback done;
     std::shared_ptr<Execution> execution;
     size_t width = 0;                                      // elements of a row
-    std::vector<Id> own_ids;                               // each once
+    std::vector<Id> own_ids;                               // distinct
     Tensor own_rows;                                       // their sums
     std::vector<RowCount> counts;                          // by rank
-    std::vector<Id> ids;                                   // those of the other ranks
-    std::unique_ptr<char[]> rows;                          // and their rows, or a dense table
+    std::vector<Id> ids;                                   // of the other ranks
+    std::unique_ptr<char[]> rows;                          // of the other ranks, or the dense table
     std::vector<std::pair<const Id*, const char*>> parts;  // ids and rows by rank
-    std::unique_ptr<char[]> ranks_with_row;                // beside a dense table
+    std::unique_ptr<char[]> ranks_with_row;  // one element for each row of the dense table
   };
   using SumPtr = std::shared_ptr<Sum>;
 
@@ -82,7 +82,7 @@ class AllReduceRowsKernel : public CollectiveKernel {
     sum->width = Elements(rows);
     const auto flat = ids.flat<Id>();
     const std::vector<int64_t> wide(flat.data(), flat.data() + flat.size());
-    ps::UniqueIds unique;
+    UniqueIds unique;
     unique.Add(wide.data(), wide.size());
     sum->own_ids.assign(unique.ids().begin(), unique.ids().end());
     sum->own_rows = rows;
@@ -91,7 +91,7 @@ class AllReduceRowsKernel : public CollectiveKernel {
     shape.set_dim(0, static_cast<int64_t>(unique.ids().size()));
     TF_RETURN_IF_ERROR(sum->context->allocate_temp(rows.dtype(), shape, &sum->own_rows));
     RowSums sums(dtype_, sum->width, static_cast<char*>(sum->own_rows.data()));
-    sums.Add(static_cast<const char*>(rows.data()), unique.places().data(), wide.size());
+    sums.Add(static_cast<const char*>(rows.data()), unique.indices().data(), wide.size());
     return absl::OkStatus();
   }
 
@@ -109,14 +109,14 @@ class AllReduceRowsKernel : public CollectiveKernel {
     options.timeout_seconds = timeout_seconds();
     options.done = [this, sum](const Status& status) {
       if (!status.ok()) return Fail(*sum, ToTensorFlow(status));
-      Exchange(sum);
+      ReduceOrGather(sum);
     };
     communicator.AllGather(std::move(options), DType::kBytes,
                            std::vector<size_t>(communicator.size(), sizeof(RowCount)),
                            FlatView({{sum->counts.data(), sum->counts.size() * sizeof(RowCount)}}));
   }
 
-  void Exchange(const SumPtr& sum) const {
+  void ReduceOrGather(const SumPtr& sum) const {
     uint64_t total = 0;
     for (const RowCount& count : sum->counts) {
       if (count.ids < 0) {
@@ -126,7 +126,7 @@ class AllReduceRowsKernel : public CollectiveKernel {
       total += count.ids;
     }
     const int64_t table_rows =
-        TableThatTravels(sum->counts, RowBytes(*sum), sizeof(Id), ByteSize(dtype_));
+        DenseTableRows(sum->counts, RowBytes(*sum), sizeof(Id), ByteSize(dtype_));
     return table_rows >= 0 ? ReduceTable(sum, table_rows) : GatherRows(sum, total);
   }
 
@@ -164,13 +164,13 @@ class AllReduceRowsKernel : public CollectiveKernel {
     CollectiveOptions options = SecondOptions(sum);
     options.done = [this, sum](const Status& status) {
       if (!status.ok()) return Fail(*sum, ToTensorFlow(status));
-      Later(*sum, [this, sum] { AddGathered(*sum); });
+      Schedule(*sum, [this, sum] { AddGathered(*sum); });
     };
     communicator.AllGather(std::move(options), DType::kBytes, blocks, FlatView(std::move(pieces)));
   }
 
   void AddGathered(const Sum& sum) const {
-    ps::UniqueIds unique;
+    UniqueIds unique;
     for (size_t rank = 0; rank < sum.parts.size(); ++rank) {
       const Id* const ids = sum.parts[rank].first;
       const std::vector<int64_t> wide(ids, ids + sum.counts[rank].ids);
@@ -181,11 +181,11 @@ class AllReduceRowsKernel : public CollectiveKernel {
       return Fail(sum, s);
     }
     std::copy(unique.ids().begin(), unique.ids().end(), ids->flat<Id>().data());
-    const uint32_t* places = unique.places().data();
+    const uint32_t* indices = unique.indices().data();
     RowSums sums(dtype_, sum.width, static_cast<char*>(rows->data()));
     for (size_t rank = 0; rank < sum.parts.size(); ++rank) {
-      sums.Add(sum.parts[rank].second, places, sum.counts[rank].ids);
-      places += sum.counts[rank].ids;
+      sums.Add(sum.parts[rank].second, indices, sum.counts[rank].ids);
+      indices += sum.counts[rank].ids;
     }
     Finish(sum, rows);
   }
@@ -205,13 +205,13 @@ class AllReduceRowsKernel : public CollectiveKernel {
     CollectiveOptions options = SecondOptions(sum);
     options.done = [this, sum, table_rows](const Status& status) {
       if (!status.ok()) return Fail(*sum, ToTensorFlow(status));
-      Later(*sum, [this, sum, table_rows] { TakeFromTable(*sum, table_rows); });
+      Schedule(*sum, [this, sum, table_rows] { CollectFromTable(*sum, table_rows); });
     };
     sum->execution->communicator->AllReduce(std::move(options), table, table, dtype_,
                                             ReduceOp::kSum);
   }
 
-  void TakeFromTable(const Sum& sum, size_t table_rows) const {
+  void CollectFromTable(const Sum& sum, size_t table_rows) const {
     const size_t row_bytes = RowBytes(sum), element = ByteSize(dtype_);
     std::vector<Id> found;
     for (size_t id = 0; id < table_rows; ++id) {
@@ -239,8 +239,8 @@ class AllReduceRowsKernel : public CollectiveKernel {
     return sum.context->allocate_output(1, shape, rows);
   }
 
-  // Not on the communicator's thread, which others wait for.
-  static void Later(const Sum& sum, std::function<void()> work) {
+  // Runs `work` on TensorFlow's threads, to keep the communicator's thread free.
+  static void Schedule(const Sum& sum, std::function<void()> work) {
     sum.context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(std::move(work));
   }
 

@@ -1,3 +1,4 @@
+// The collectives without tensors: barrier and join.
 #include <memory>
 #include <utility>
 

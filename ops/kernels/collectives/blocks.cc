@@ -4,26 +4,26 @@
 #include <limits>
 
 #include "core/base/status.h"
-#include "kernels/tensors.h"
+#include "kernels/conversions.h"
 
 namespace tfdist {
 
 using ::tensorflow::Tensor;
 
-int64_t Rows::Total(int tensor) const {
+int64_t RowsByRank::Total(int tensor) const {
   int64_t total = 0;
   for (int rank = 0; rank < ranks(); ++rank) total += at(rank, tensor);
   return total;
 }
 
-void Rows::Share(int tensor, int64_t total) {
+void RowsByRank::Share(int tensor, int64_t total) {
   const int64_t size = ranks();
   for (int rank = 0; rank < size; ++rank) {
     at(rank, tensor) = total / size + (rank < total % size ? 1 : 0);
   }
 }
 
-absl::Status Rows::Read(const Tensor& input, const std::string& label) {
+absl::Status RowsByRank::Read(const Tensor& input, const std::string& label) {
   if (input.dims() != 2 || input.dim_size(0) != ranks() || input.dim_size(1) != tensors_) {
     return absl::InvalidArgumentError(
         StrCat("'", label, "': expected the rows of ", tensors_, " tensors for each of ", ranks(),
@@ -33,12 +33,12 @@ absl::Status Rows::Read(const Tensor& input, const std::string& label) {
   return absl::OkStatus();
 }
 
-void Rows::Write(Tensor* output) const {
+void RowsByRank::Write(Tensor* output) const {
   std::copy(counts_.begin(), counts_.end(), output->flat<int64_t>().data());
 }
 
-absl::Status Rows::CheckTotals(const std::vector<const Tensor*>& inputs,
-                               const std::string& label) const {
+absl::Status RowsByRank::CheckTotals(const std::vector<const Tensor*>& inputs,
+                                     const std::string& label) const {
   for (int i = 0; i < tensors_; ++i) {
     std::string shown;
     int64_t left = inputs[i]->dim_size(0);
@@ -56,12 +56,12 @@ absl::Status Rows::CheckTotals(const std::vector<const Tensor*>& inputs,
   return absl::OkStatus();
 }
 
-absl::Status Rows::CheckReceived(const std::string& label) const {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
+absl::Status RowsByRank::CheckReceived(const std::string& label) const {
+  constexpr int64_t kMaxRows = std::numeric_limits<int64_t>::max() / 2;
   for (int i = 0; i < tensors_; ++i) {
     int64_t total = 0;
     for (int rank = 0; rank < ranks(); ++rank) {
-      if (at(rank, i) < 0 || at(rank, i) > kMost - total) {
+      if (at(rank, i) < 0 || at(rank, i) > kMaxRows - total) {
         return absl::InternalError(
             StrCat("'", label, "': received a number of ", at(rank, i), " rows from rank ", rank));
       }
@@ -77,7 +77,7 @@ size_t RowBytes(const Tensor& tensor) {
   return bytes;
 }
 
-std::vector<size_t> BlockBytes(const std::vector<const Tensor*>& like, const Rows& rows) {
+std::vector<size_t> BlockBytes(const std::vector<const Tensor*>& like, const RowsByRank& rows) {
   std::vector<size_t> bytes(rows.ranks(), 0);
   for (int i = 0; i < rows.tensors(); ++i) {
     const size_t row_bytes = RowBytes(*like[i]);
@@ -86,7 +86,7 @@ std::vector<size_t> BlockBytes(const std::vector<const Tensor*>& like, const Row
   return bytes;
 }
 
-FlatView Blocks(const std::vector<const Tensor*>& tensors, const Rows& rows) {
+FlatView Blocks(const std::vector<const Tensor*>& tensors, const RowsByRank& rows) {
   std::vector<char*> next(tensors.size());
   std::vector<size_t> row_bytes(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {

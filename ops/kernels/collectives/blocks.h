@@ -1,10 +1,10 @@
-// Tensors that are cut by rows into one part for each rank, seen rank by rank:
+// Tensors cut by rows into one part for each rank, arranged by rank:
 //
 //     tensor a   a0 | a1 a1 | a2
 //     tensor b   b0 b0 | b1 | b2
 //     blocks     a0 b0 b0 | a1 a1 b1 | a2 b2
 //
-// so that what belongs to a rank is one block, however many tensors there are.
+// so that the parts of a rank are one block, for any number of tensors.
 #ifndef TFDIST_OPS_KERNELS_COLLECTIVES_BLOCKS_H_
 #define TFDIST_OPS_KERNELS_COLLECTIVES_BLOCKS_H_
 
@@ -18,10 +18,10 @@
 
 namespace tfdist {
 
-// Rows of each of several tensors, by rank.
-class Rows {
+// The number of rows of each tensor on each rank, or for each rank.
+class RowsByRank {
  public:
-  Rows(int ranks, int tensors)
+  RowsByRank(int ranks, int tensors)
       : tensors_(tensors), counts_(static_cast<size_t>(ranks) * tensors, 0) {}
 
   int ranks() const { return tensors_ == 0 ? 0 : static_cast<int>(counts_.size()) / tensors_; }
@@ -34,24 +34,24 @@ class Rows {
   }
   int64_t Total(int tensor) const;
 
-  // Rank by rank, as they lie in memory.
+  // The counts in memory, rank by rank.
   int64_t* data() { return counts_.data(); }
   size_t bytes() const { return counts_.size() * sizeof(int64_t); }
-  // The bytes that one rank's counts have.
-  size_t line_bytes() const { return tensors_ * sizeof(int64_t); }
+  // Bytes of the counts of one rank.
+  size_t rank_bytes() const { return tensors_ * sizeof(int64_t); }
 
-  // Shares `total` rows of a tensor out equally; the first ranks get one row more where they do not
-  // divide.
+  // Divides `total` rows of a tensor equally; the first ranks get one more row each if there is a
+  // remainder.
   void Share(int tensor, int64_t total);
 
-  // Takes the counts from an op's input of shape [ranks, tensors].
+  // Reads the counts from an op's input of shape [ranks, tensors].
   absl::Status Read(const tensorflow::Tensor& input, const std::string& label);
   void Write(tensorflow::Tensor* output) const;
 
-  // Whether all counts are possible, and those of each tensor add up to the rows that it has.
+  // Checks that the counts of each tensor are not negative and add up to its rows.
   absl::Status CheckTotals(const std::vector<const tensorflow::Tensor*>& inputs,
                            const std::string& label) const;
-  // Whether all counts, which other ranks have sent, are possible.
+  // Checks that counts received from other ranks are not negative and their sums do not overflow.
   absl::Status CheckReceived(const std::string& label) const;
 
  private:
@@ -62,14 +62,14 @@ class Rows {
 // The bytes of one row.
 size_t RowBytes(const tensorflow::Tensor& tensor);
 
-// Bytes of every rank's block of tensors like these, of whatever number of rows.
+// Bytes of each rank's block. `like` gives the bytes of a row of each tensor.
 std::vector<size_t> BlockBytes(const std::vector<const tensorflow::Tensor*>& like,
-                               const Rows& rows);
+                               const RowsByRank& rows);
 
-// The tensors' memory, block by block. They have as many rows as `rows` says in all.
-FlatView Blocks(const std::vector<const tensorflow::Tensor*>& tensors, const Rows& rows);
+// The tensors' memory, block by block. Tensor i has rows.Total(i) rows.
+FlatView Blocks(const std::vector<const tensorflow::Tensor*>& tensors, const RowsByRank& rows);
 
-// The tensors' memory, one tensor after the other.
+// The tensors' memory, tensor by tensor.
 FlatView Whole(const std::vector<const tensorflow::Tensor*>& tensors);
 
 }  // namespace tfdist

@@ -1,3 +1,4 @@
+// The all-reduce of float32 or float64 tensors in 16 bits: see core/math/cast16.h.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -17,17 +18,18 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-// Up to this size the communicator's thread widens what has come; above it has better to do.
-constexpr size_t kWidenAtOnce = 64 * 1024;
-// Many values travel in parts, so that some are narrowed or widened while others are under way:
-// measured between 4 hosts with 1 Gbit/s links, see docs/compression.md.
-constexpr size_t kMostParts = 64;
-constexpr size_t kLeastPart = 512 * 1024;  // values
+// Up to this number of bytes the communicator's thread casts a sum back itself; above, TensorFlow's
+// threads do, to keep it free for communication.
+constexpr size_t kInlineBytes = 64 * 1024;
+// A large tensor list is reduced in parts, so that casts overlap with communication. Measured
+// between 4 hosts with 1 Gbit/s links, see docs/compression.md.
+constexpr size_t kMaxParts = 64;
+constexpr size_t kMinPart = 512 * 1024;  // values
 
-// All-reduces floats as 16-bit ones, which lie in the outputs while they travel.
-class NarrowAllReduceKernel : public CollectiveKernel {
+// The 16-bit values are stored in the outputs while they are reduced.
+class Cast16AllReduceKernel : public CollectiveKernel {
  public:
-  explicit NarrowAllReduceKernel(OpKernelConstruction* context) : CollectiveKernel(context) {
+  explicit Cast16AllReduceKernel(OpKernelConstruction* context) : CollectiveKernel(context) {
     OP_REQUIRES_OK(context, ReadReduction(context, &dtype_, &reduce_op_));
     tensorflow::DataType type;
     OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &type));
@@ -51,33 +53,33 @@ class NarrowAllReduceKernel : public CollectiveKernel {
       OP_REQUIRES_OK_ASYNC(context, ForwardOrAllocate(context, i, i, &output), done);
       pieces[i].output = static_cast<char*>(output->data());
     }
-    const auto execution = Prepare(context, done, kMostParts);
+    const auto execution = Prepare(context, done, kMaxParts);
     if (execution == nullptr) return;
     const auto sum = std::make_shared<Sum>();
     sum->context = context;
     sum->execution = execution;
     sum->done = std::move(done);
-    sum->parts = Cut(pieces);
+    sum->parts = CutIntoParts(pieces);
     sum->unfinished = sum->parts.size();
     for (size_t i = 0; i < sum->parts.size(); ++i) {
-      std::vector<iovec> narrowed;
+      std::vector<iovec> cast;
       for (const Piece& piece : sum->parts[i]) {
-        NarrowTo(wire_, dtype_, piece.input, piece.output, piece.count);
-        narrowed.push_back({piece.output, piece.count * ByteSize(wire_)});
+        CastTo16(wire_, dtype_, piece.input, piece.output, piece.count);
+        cast.push_back({piece.output, piece.count * ByteSize(wire_)});
       }
-      Start(sum, i, signature, FlatView(std::move(narrowed)));
+      Start(sum, i, signature, FlatView(std::move(cast)));
     }
   }
 
  private:
-  // Values of one tensor.
+  // A range of values of one tensor.
   struct Piece {
     const char* input = nullptr;
-    char* output = nullptr;  // the narrowed values lie at its beginning
+    char* output = nullptr;  // its beginning holds the 16-bit values
     size_t count = 0;
   };
   using Part = std::vector<Piece>;
-  // An execution of the kernel; its context is gone when the last part has ended.
+  // An execution of the kernel. Its context is invalid after the last part has ended.
   struct Sum {
     OpKernelContext* context;
     std::shared_ptr<Execution> execution;
@@ -88,19 +90,19 @@ class NarrowAllReduceKernel : public CollectiveKernel {
     absl::Status status;  // guarded by mutex; the first failure
   };
 
-  // Parts of the same number of values, but for the last.
-  std::vector<Part> Cut(const std::vector<Piece>& pieces) const {
+  // Cuts the values into parts of equal numbers; the last one may be smaller.
+  std::vector<Part> CutIntoParts(const std::vector<Piece>& pieces) const {
     const size_t width = ByteSize(dtype_);
     size_t total = 0;
     for (const Piece& piece : pieces) total += piece.count;
-    const size_t most = std::max((total + kMostParts - 1) / kMostParts, kLeastPart);
+    const size_t max_values = std::max((total + kMaxParts - 1) / kMaxParts, kMinPart);
     std::vector<Part> parts(1);
-    size_t room = most;
+    size_t room = max_values;
     for (const Piece& piece : pieces) {
       for (size_t begin = 0; begin < piece.count;) {
         if (room == 0) {
           parts.emplace_back();
-          room = most;
+          room = max_values;
         }
         const size_t count = std::min(room, piece.count - begin);
         parts.back().push_back({piece.input + begin * width, piece.output + begin * width, count});
@@ -112,29 +114,28 @@ class NarrowAllReduceKernel : public CollectiveKernel {
   }
 
   void Start(const std::shared_ptr<Sum>& sum, size_t part, const Signature& signature,
-             const FlatView& narrowed) const {
+             const FlatView& cast) const {
     CollectiveOptions options;
     options.id = Phase(sum->execution->id, part);
     options.timeout_seconds = timeout_seconds();
     options.signature = signature;
-    options.done = [this, sum, part, bytes = narrowed.bytes()](const Status& status) {
+    options.done = [this, sum, part, bytes = cast.bytes()](const Status& status) {
       if (!status.ok()) return Finish(*sum, ToTensorFlow(status));
       std::function<void()> finish = [this, sum, part] {
         const int64_t divisor =
             reduce_op_ == ReduceOp::kMean ? sum->execution->communicator->size() : 1;
         for (const Piece& piece : sum->parts[part]) {
-          WidenInPlace(wire_, dtype_, piece.output, piece.count, divisor);
+          CastFrom16InPlace(wire_, dtype_, piece.output, piece.count, divisor);
         }
         Finish(*sum, absl::OkStatus());
       };
-      if (bytes <= kWidenAtOnce || sum->context->runner() == nullptr) return finish();
+      if (bytes <= kInlineBytes || sum->context->runner() == nullptr) return finish();
       (*sum->context->runner())(std::move(finish));
     };
-    sum->execution->communicator->AllReduce(std::move(options), narrowed, narrowed, wire_,
-                                            ReduceOp::kSum);
+    sum->execution->communicator->AllReduce(std::move(options), cast, cast, wire_, ReduceOp::kSum);
   }
 
-  // Ends the execution with its last part.
+  // Ends the execution after its last part.
   static void Finish(Sum& sum, const absl::Status& status) {
     {
       std::lock_guard<std::mutex> lock(sum.mutex);
@@ -150,8 +151,8 @@ class NarrowAllReduceKernel : public CollectiveKernel {
   ReduceOp reduce_op_ = ReduceOp::kSum;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfdistNarrowAllReduce").Device(tensorflow::DEVICE_CPU),
-                        NarrowAllReduceKernel);
+REGISTER_KERNEL_BUILDER(Name("TfdistCast16AllReduce").Device(tensorflow::DEVICE_CPU),
+                        Cast16AllReduceKernel);
 
 }  // namespace
 }  // namespace tfdist

@@ -1,8 +1,8 @@
-// The collectives' interfaces: names, inputs, attributes, shapes.
+// The interfaces of the collectives: names, inputs, attributes and shapes.
 //
-// Where tensors are cut by rows into one part for each rank, `rows` says how: rows[r, i] is rank
-// r's number of rows of tensor i. Without elements it means equal parts, the first ranks having one
-// row more where the rows do not divide.
+// The input `rows` of ops that cut tensors by rows: rows[r, i] is the number of rows of tensor i
+// for rank r. An empty `rows` means equal parts; the first ranks get one more row each if there is
+// a remainder.
 #include <cstdint>
 
 #include "kernels/shape_functions.h"
@@ -16,9 +16,9 @@ namespace {
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
-// `communicator` is the number of an open communicator, `key` names the collective on every rank,
-// `label` is for messages, `timeout_seconds` 0 means no deadline. Declared as distributed
-// communication, so that TensorFlow keeps the status codes.
+// `communicator`: the handle of a communicator. `key`: identifies the collective on every rank.
+// `label`: for messages. `timeout_seconds`: 0 means no deadline. The ops are declared as
+// distributed communication so that TensorFlow preserves their status codes.
 #define REGISTER_COLLECTIVE(name)     \
   REGISTER_OP(name)                   \
       .Attr("communicator: int")      \
@@ -33,7 +33,7 @@ constexpr char kReducible[] =
 constexpr char kReduceOps[] = "reduce_op: {'sum', 'mean', 'min', 'max', 'product'}";
 constexpr char kSumOrMean[] = "reduce_op: {'sum', 'mean'}";
 
-// Output i has the shape of input i, for `count` of them, with any number of rows.
+// Outputs 0 to `count` - 1 have the shapes of the inputs, with any number of rows.
 absl::Status OtherRows(InferenceContext* c, int count) {
   for (int i = 0; i < count; ++i) {
     ShapeHandle input, output;
@@ -44,7 +44,7 @@ absl::Status OtherRows(InferenceContext* c, int count) {
   return absl::OkStatus();
 }
 
-// As OtherRows, and the last output says how many: one line for each rank.
+// As OtherRows; the last output is the numbers of rows, [ranks, tensors].
 absl::Status OtherRowsAndCounts(InferenceContext* c) {
   const int count = c->num_outputs() - 1;
   c->set_output(count, c->Matrix(c->UnknownDim(), count));
@@ -59,8 +59,8 @@ REGISTER_COLLECTIVE("TfdistAllReduce")
     .Attr(kReduceOps)
     .SetShapeFn(SameShapes);
 
-// As TfdistAllReduce, with values of `wire_dtype` travelling.
-REGISTER_COLLECTIVE("TfdistNarrowAllReduce")
+// As TfdistAllReduce; values are sent as `wire_dtype`.
+REGISTER_COLLECTIVE("TfdistCast16AllReduce")
     .Input("inputs: N * T")
     .Output("outputs: N * T")
     .Attr("N: int >= 1")
@@ -69,7 +69,7 @@ REGISTER_COLLECTIVE("TfdistNarrowAllReduce")
     .Attr(kSumOrMean)
     .SetShapeFn(SameShapes);
 
-// `table_rows`: of how many rows the whole tensor would be; -1 if that is not known.
+// `table_rows`: the number of rows of the dense tensor; -1 if unknown.
 REGISTER_COLLECTIVE("TfdistAllReduceRows")
     .Input("ids: Tindices")
     .Input("rows: T")
@@ -136,8 +136,8 @@ REGISTER_COLLECTIVE("TfdistScatter")
     .Attr("root: int")
     .SetShapeFn([](InferenceContext* c) { return OtherRows(c, c->num_outputs()); });
 
-// `rows` is what this rank sends to each, `received` what each has sent to it. Of equal parts too
-// others may have sent other numbers of rows.
+// `rows`: the rows that this rank sends to each rank; `received`: those that each rank has sent to
+// it, which may differ from its own also for equal parts.
 REGISTER_COLLECTIVE("TfdistAllToAll")
     .Input("inputs: T")
     .Input("rows: int64")

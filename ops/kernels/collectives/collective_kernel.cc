@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/collectives/handles.h"
+#include "core/base/handle_table.h"
 #include "tensorflow/core/framework/cancellation.h"
 
 namespace tfdist {
@@ -14,19 +14,16 @@ using ::tensorflow::Tensor;
 
 namespace {
 
-// Rounds of a loop may overlap and start an op in any order, so that each needs a key of its own.
-// TensorFlow has no more of them under way at once than `parallel_iterations`; keys of rounds that
-// are further apart are used again, for communicators remember keys.
-uint64_t KeyOfRound(uint64_t key, int64_t round) {
-  constexpr int64_t kRounds = 1024;
-  return round <= 0 ? key : key ^ (static_cast<uint64_t>(round % kRounds) * 0xc2b2ae3d27d4eb4f);
+// Iterations of a loop may overlap and start an op in any order, so each needs its own key.
+// TensorFlow runs at most `parallel_iterations` of them at a time; keys repeat after kKeys
+// iterations, because a communicator stores every key.
+uint64_t KeyOfIteration(uint64_t key, int64_t iteration) {
+  constexpr int64_t kKeys = 1024;
+  return iteration <= 0 ? key
+                        : key ^ (static_cast<uint64_t>(iteration % kKeys) * 0xc2b2ae3d27d4eb4f);
 }
 
 }  // namespace
-
-absl::Status ToTensorFlow(const Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.code()), status.message());
-}
 
 CollectiveKernel::CollectiveKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
   OP_REQUIRES_OK(context, context->GetAttr("communicator", &communicator_));
@@ -39,7 +36,7 @@ std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(OpKernelC
                                                                        const DoneCallback& done,
                                                                        size_t phases) const {
   auto execution = std::make_shared<Execution>();
-  execution->communicator = FindHandle(communicator_);
+  execution->communicator = HandleTable<Communicator>::Get().Find(communicator_);
   if (execution->communicator == nullptr) {
     context->SetStatus(absl::FailedPreconditionError(
         StrCat("'", label_,
@@ -48,7 +45,7 @@ std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(OpKernelC
     done();
     return nullptr;
   }
-  execution->id.key = KeyOfRound(static_cast<uint64_t>(key_), context->frame_iter().iter_id);
+  execution->id.key = KeyOfIteration(static_cast<uint64_t>(key_), context->frame_iter().iter_id);
   execution->id.sequence = execution->communicator->NextSequence(execution->id.key);
   if (tensorflow::CancellationManager* manager = context->cancellation_manager()) {
     execution->cancellation = manager->get_cancellation_token();
@@ -58,7 +55,7 @@ std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(OpKernelC
           for (size_t phase = 0; phase < phases; ++phase) communicator->Cancel(Phase(id, phase));
         });
     if (!registered) {
-      // The peers count on this execution, which will never be.
+      // The peers wait for this execution, which will not happen.
       execution->communicator->Abort(
           Status(StatusCode::kUnavailable,
                  StrCat("'", label_, "' was cancelled, because its step failed or was stopped")));
@@ -86,7 +83,7 @@ CollectiveOptions CollectiveKernel::Options(OpKernelContext* context,
 void CollectiveKernel::End(OpKernelContext* context, const Execution& execution,
                            const absl::Status& status, const DoneCallback& done) {
   if (tensorflow::CancellationManager* manager = context->cancellation_manager()) {
-    // Not DeregisterCallback: it would wait for a cancellation that may be waiting for this very
+    // Not DeregisterCallback: it would wait for a running cancellation, which may wait for this
     // step.
     manager->TryDeregisterCallback(execution.cancellation);
   }

@@ -1,5 +1,4 @@
-// What the kernels of all collectives share: attributes, sequence numbers, cancellation, and the
-// one conversion of statuses.
+// The base class of the collectives' kernels: attributes, sequence numbers and cancellation.
 #ifndef TFDIST_OPS_KERNELS_COLLECTIVES_COLLECTIVE_KERNEL_H_
 #define TFDIST_OPS_KERNELS_COLLECTIVES_COLLECTIVE_KERNEL_H_
 
@@ -10,19 +9,17 @@
 #include <vector>
 
 #include "core/collectives/communicator.h"
-#include "kernels/tensors.h"
+#include "kernels/conversions.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfdist {
-
-absl::Status ToTensorFlow(const Status& status);
 
 class CollectiveKernel : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectiveKernel(tensorflow::OpKernelConstruction* context);
 
  protected:
-  // A kernel of several collectives runs the others, counted from 1, under these identities.
+  // The identity of a further collective of the same execution; phases count from 1.
   static CollectiveId Phase(const CollectiveId& id, size_t phase) {
     return {id.key ^ (phase * 0x9e3779b97f4a7c15), id.sequence};
   }
@@ -35,21 +32,21 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     tensorflow::CancellationToken cancellation = 0;
   };
 
-  // Finds the communicator, numbers the execution and watches for cancellation, of its so many
-  // phases. On failure sets the status, calls done, and returns null.
+  // Finds the communicator, numbers the execution, and registers the cancellation of all its
+  // phases. On failure sets the context's status, calls `done`, and returns null.
   std::shared_ptr<Execution> Prepare(tensorflow::OpKernelContext* context, const DoneCallback& done,
                                      size_t phases = 2) const;
 
-  // Options whose end sets the context's status and calls `done`.
+  // Options of a collective whose end ends the execution.
   CollectiveOptions Options(tensorflow::OpKernelContext* context,
                             std::shared_ptr<Execution> execution, DoneCallback done) const;
 
-  // Name, shapes and their hash, for a list of tensors; `ignore_first` leaves the first dimension
-  // out.
+  // A signature with name, shapes and their hash; `ignore_first` excludes the first dimension from
+  // the hash.
   Signature Describe(const std::vector<const tensorflow::Tensor*>& tensors,
                      bool ignore_first) const;
 
-  // Ends the execution with `status`.
+  // Ends the execution: sets the context's status and calls `done`.
   static void End(tensorflow::OpKernelContext* context, const Execution& execution,
                   const absl::Status& status, const DoneCallback& done);
 

@@ -1,9 +1,11 @@
+// The collectives that reduce tensors element by element: all_reduce, reduce, reduce_scatter.
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "kernels/collectives/blocks.h"
 #include "kernels/collectives/collective_kernel.h"
+#include "kernels/output_pool.h"
 
 namespace tfdist {
 namespace {
@@ -36,7 +38,31 @@ class ReducingKernel : public CollectiveKernel {
   int count_ = 0;
 };
 
-// The reduction on one rank, zeros on the others.
+// Reduces the list of tensors as one flat buffer, in place where TensorFlow forwards an input.
+class AllReduceKernel : public ReducingKernel {
+ public:
+  using ReducingKernel::ReducingKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const std::vector<const Tensor*> inputs = Inputs(context);
+    std::vector<iovec> in(count()), out(count());
+    for (int i = 0; i < count(); ++i) in[i] = Memory(*inputs[i]);
+    const Signature signature = Describe(inputs, false);  // before an input may be forwarded
+    for (int i = 0; i < count(); ++i) {
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK_ASYNC(context, ForwardOrAllocate(context, i, i, &output), done);
+      out[i] = Memory(*output);
+    }
+    const auto execution = Prepare(context, done);
+    if (execution == nullptr) return;
+    CollectiveOptions options = Options(context, execution, std::move(done));
+    options.signature = signature;
+    execution->communicator->AllReduce(std::move(options), FlatView(std::move(in)),
+                                       FlatView(std::move(out)), dtype(), reduce_op());
+  }
+};
+
+// The reduction on the root, zeros on the other ranks.
 class ReduceKernel : public ReducingKernel {
  public:
   explicit ReduceKernel(OpKernelConstruction* context) : ReducingKernel(context) {
@@ -49,7 +75,7 @@ class ReduceKernel : public ReducingKernel {
     const auto execution = Prepare(context, done);
     if (execution == nullptr) return;
     Communicator& communicator = *execution->communicator;
-    const bool here = communicator.rank() == root_;
+    const bool is_root = communicator.rank() == root_;
     const std::vector<const Tensor*> inputs = Inputs(context);
     std::vector<const Tensor*> outputs(count());
     for (int i = 0; i < count(); ++i) {
@@ -58,12 +84,13 @@ class ReduceKernel : public ReducingKernel {
           !s.ok()) {
         return End(context, *execution, s, done);
       }
-      if (!here && output->TotalBytes() > 0) std::memset(output->data(), 0, output->TotalBytes());
+      if (!is_root && output->TotalBytes() > 0)
+        std::memset(output->data(), 0, output->TotalBytes());
       outputs[i] = output;
     }
     CollectiveOptions options = Options(context, execution, std::move(done));
     options.signature = Describe(inputs, false);
-    communicator.Reduce(std::move(options), Whole(inputs), here ? Whole(outputs) : FlatView(),
+    communicator.Reduce(std::move(options), Whole(inputs), is_root ? Whole(outputs) : FlatView(),
                         dtype(), reduce_op(), root_);
   }
 
@@ -88,7 +115,7 @@ class ReduceScatterKernel : public ReducingKernel {
     const auto execution = Prepare(context, done);
     if (execution == nullptr) return;
     Communicator& communicator = *execution->communicator;
-    Rows rows(communicator.size(), count());
+    RowsByRank rows(communicator.size(), count());
     std::vector<const Tensor*> outputs(count());
     if (const absl::Status s = MakeOutputs(context, communicator.rank(), inputs, &rows, &outputs);
         !s.ok()) {
@@ -102,7 +129,7 @@ class ReduceScatterKernel : public ReducingKernel {
 
  private:
   absl::Status MakeOutputs(OpKernelContext* context, int rank,
-                           const std::vector<const Tensor*>& inputs, Rows* rows,
+                           const std::vector<const Tensor*>& inputs, RowsByRank* rows,
                            std::vector<const Tensor*>* outputs) const {
     const Tensor& given = context->input(count());
     if (given.NumElements() > 0) {
@@ -121,6 +148,7 @@ class ReduceScatterKernel : public ReducingKernel {
   }
 };
 
+REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce").Device(tensorflow::DEVICE_CPU), AllReduceKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistReduce").Device(tensorflow::DEVICE_CPU), ReduceKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistReduceScatter").Device(tensorflow::DEVICE_CPU),
                         ReduceScatterKernel);

@@ -1,4 +1,4 @@
-// The interfaces of the ops that stay in this process: names, inputs, attributes, shapes.
+// The interfaces of the ops that stay in this process: names, inputs, attributes and shapes.
 #include <cstdint>
 #include <vector>
 
@@ -14,8 +14,7 @@ namespace {
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
-// Input replica * N + i is tensor i of that replica, in messages number positions[i]. Stateless: it
-// talks to nobody.
+// Input replica * N + i is tensor i of that replica, which messages call tensor positions[i].
 REGISTER_OP("TfdistLocalReduce")
     .Input("inputs: M * T")
     .Output("outputs: N * T")
@@ -46,7 +45,23 @@ REGISTER_OP("TfdistLocalReduce")
       return absl::OkStatus();
     });
 
-// A bundle stays in its process: see bundle_kernel.cc. Without `shapes` nothing is known of them.
+// Adds rows of equal ids.
+REGISTER_OP("TfdistSumRows")
+    .Input("ids: int64")
+    .Input("rows: float")
+    .Output("unique_ids: int64")
+    .Output("sums: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle ids, rows;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &ids));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &rows));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Matrix(InferenceContext::kUnknownDim, c->Dim(rows, 1)));
+      return absl::OkStatus();
+    });
+
+// A bundle stays in its process: see bundle_kernels.cc. If `shapes` is empty, the shapes are
+// unknown.
 REGISTER_OP("TfdistBundle")
     .Input("inputs: T")
     .Output("bundle: variant")
@@ -60,8 +75,8 @@ REGISTER_OP("TfdistUnbundle")
     .Attr("shapes: list(shape)")
     .SetShapeFn(ShapesOfAttribute);
 
-// Strings as bytes, to travel: see string_kernels.cc. What is unpacked may be several packed
-// tensors, one after the other, which become one along the first dimension.
+// Strings as bytes for collectives: see string_kernels.cc. With `concatenate`, `packed` may be
+// several packed tensors, which are concatenated along the first dimension.
 REGISTER_OP("TfdistPackStrings")
     .Input("input: string")
     .Output("packed: uint8")

@@ -5,7 +5,7 @@
 
 #include "core/base/status.h"
 #include "core/math/local_reduce.h"
-#include "kernels/tensors.h"
+#include "kernels/conversions.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/util/work_sharder.h"
 
@@ -16,17 +16,17 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-// Work is handed to TensorFlow's threads in pieces of this size, a multiple of every element size.
+// The unit of work of TensorFlow's threads: a multiple of every element size.
 constexpr int64_t kGrainBytes = 64 * 1024;
 
-// Input replica * N + i is tensor i of that replica; output i their sum, in the memory of replica 0
-// where TensorFlow allows.
+// Input replica * N + i is tensor i of that replica. Output i is their reduction, in the memory of
+// replica 0 if TensorFlow forwards it.
 class LocalReduceKernel : public tensorflow::OpKernel {
  public:
   explicit LocalReduceKernel(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, ReadReduction(context, &dtype_, &reduce_op_));
     OP_REQUIRES_OK(context, context->GetAttr("positions", &positions_));
-    // Eager execution has not asked the op's shape function, which says the same.
+    // Checked by the op's shape function too, but eager execution does not call it.
     const int count = context->num_outputs();
     replicas_ = context->num_inputs() / count;
     OP_REQUIRES(
@@ -68,7 +68,7 @@ class LocalReduceKernel : public tensorflow::OpKernel {
   }
 
  private:
-  // Shares the work among TensorFlow's threads.
+  // Runs LocalReduce on TensorFlow's threads.
   void Reduce(OpKernelContext* context, const std::vector<FlatView>& inputs, const FlatView& output,
               Stores stores) const {
     const auto bytes = static_cast<int64_t>(output.bytes());

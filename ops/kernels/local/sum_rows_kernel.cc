@@ -1,9 +1,8 @@
-// Adds up the gradients of rows that occur several times, for what looks at them before the
-// servers.
+// Adds gradient rows of equal ids, for code that processes gradients before the servers do.
 #include <algorithm>
 
 #include "core/base/status.h"
-#include "core/ps/table/unique_ids.h"
+#include "core/math/unique_ids.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfdist {
@@ -23,7 +22,7 @@ class SumRowsKernel : public tensorflow::OpKernel {
                 absl::InvalidArgumentError(StrCat(
                     "a sum of rows: expected a vector of ids and as many rows, received ids ",
                     ids.shape().DebugString(), " and rows ", rows.shape().DebugString())));
-    ps::UniqueIds unique;
+    UniqueIds unique;
     unique.Add(ids.flat<int64_t>().data(), ids.NumElements());
     const auto count = static_cast<int64_t>(unique.ids().size());
     const int64_t width = rows.dim_size(1);
@@ -34,10 +33,10 @@ class SumRowsKernel : public tensorflow::OpKernel {
     float* const out = sums->flat<float>().data();
     const float* from = rows.flat<float>().data();
     int64_t known = 0;
-    for (const uint32_t place : unique.places()) {
-      float* const sum = out + place * width;
-      // Places are counted up as ids occur first.
-      if (place == known) {
+    for (const uint32_t index : unique.indices()) {
+      float* const sum = out + index * width;
+      // Indices count up in the order of first occurrence.
+      if (index == known) {
         std::copy_n(from, width, sum);
         ++known;
       } else {

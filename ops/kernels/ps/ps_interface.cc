@@ -1,5 +1,5 @@
-// The interfaces of the ops that talk to parameter servers. `client` is the number of an open
-// client; `parameters` are its numbers of the variables whose handles are the inputs.
+// The interfaces of the ops that use parameter servers. `client`: the handle of a client.
+// `parameters`: its ids of the variables whose resource handles are the inputs.
 #include <vector>
 
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -14,7 +14,7 @@ using ::tensorflow::shape_inference::NoOutputs;
 using ::tensorflow::shape_inference::ShapeHandle;
 using ::tensorflow::shape_inference::UnchangedShape;
 
-// Creates a parameter with this value unless its servers have it; the output is theirs.
+// Creates a parameter with this value unless the servers have it. The output is the servers' value.
 REGISTER_OP("TfdistPsInitialValue")
     .Input("value: T")
     .Output("initial_value: T")
@@ -25,7 +25,7 @@ REGISTER_OP("TfdistPsInitialValue")
     .SetIsDistributedCommunication()
     .SetShapeFn(UnchangedShape);
 
-// Brings variables up to date; with `begins_step` as the beginning of a step.
+// Updates the variables to the servers' values. With `begins_step` it begins a step.
 REGISTER_OP("TfdistPsPull")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
@@ -36,8 +36,8 @@ REGISTER_OP("TfdistPsPull")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
-// Keeps gradients for the push that ends the step. A gradient of rows is two inputs: the rows and
-// their numbers. The variables are named so that the push comes later.
+// Stores gradients for the push that ends the step. A gradient of rows is two inputs: the rows and
+// their indices. The variables are inputs so that the push is ordered after this op.
 REGISTER_OP("TfdistPsStage")
     .Input("variables: N * resource")
     .Input("gradients: T")
@@ -52,7 +52,7 @@ REGISTER_OP("TfdistPsStage")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
-// Ends a step: sends the gradients that were kept, and what the step changed in the variables.
+// Ends a step: sends the staged gradients and the other changes of the variables.
 REGISTER_OP("TfdistPsPush")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
@@ -62,7 +62,7 @@ REGISTER_OP("TfdistPsPush")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
-// Gives the variables' values to the servers; without `write`, lets the next pull undo them.
+// Sends the variables' values to the servers; without `write`, makes the next pull overwrite them.
 REGISTER_OP("TfdistPsSet")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
@@ -73,7 +73,7 @@ REGISTER_OP("TfdistPsSet")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
-// Adds up tensors over the workers of a synchronous job.
+// Sums tensors over the workers of a synchronous job.
 REGISTER_OP("TfdistPsReduce")
     .Input("inputs: T")
     .Output("outputs: T")
@@ -87,10 +87,10 @@ REGISTER_OP("TfdistPsReduce")
       return absl::OkStatus();
     });
 
-// Rows of tables by id: an output for each list of ids, whose shape is that of the ids and the
-// table's width. The tables' variables have no values: they are named to order the lookup after
-// the pull, and to receive the gradient. Rows travel as `wires`. With a `group`, all lookups of
-// this `level` of it that one step makes travel together.
+// Looks up rows of tables by id: an output for each list of ids, with the shape of the ids plus the
+// table's width. The tables' variables have no values; they are inputs so that the lookup is
+// ordered after the pull, and so that they receive the gradient. Rows are sent as `wires`. With a
+// `group`, all lookups of one step with this `group` and `level` are sent together.
 REGISTER_OP("TfdistPsLookup")
     .Input("variables: N * resource")
     .Input("ids: N * int64")
@@ -120,8 +120,8 @@ REGISTER_OP("TfdistPsLookup")
       return absl::OkStatus();
     });
 
-// Asks for rows that a lookup of the same ids will need: the next batch's. Waits until those that
-// it asked for before were looked up.
+// Requests the rows of a later lookup of the same ids, usually the next batch's. Waits until the
+// rows that it requested before have been looked up.
 REGISTER_OP("TfdistPsPrefetch")
     .Input("ids: N * int64")
     .Attr("N: int >= 1")
@@ -133,8 +133,8 @@ REGISTER_OP("TfdistPsPrefetch")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
-// Keeps gradients of rows for the push that ends the step. The variables are named so that the push
-// comes later.
+// Stores gradients of rows for the push that ends the step. The variables are inputs so that the
+// push is ordered after this op.
 REGISTER_OP("TfdistPsStageRows")
     .Input("variables: N * resource")
     .Input("ids: N * int64")
@@ -149,9 +149,9 @@ REGISTER_OP("TfdistPsStageRows")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
-// Edits rows of a table on all servers that have them; done when they have acknowledged it. The
-// kind is that of core/ps/table/table_edit.h; `rows` are empty where it brings none. The variable
-// is named so that lookups come before or after it.
+// Edits rows of a table on all servers that have them, and waits for their acknowledgement. `kind`
+// is an EditKind of core/ps/table/table_edit.h; `rows` is empty for kinds without rows. The
+// variable is an input so that lookups are ordered before or after this op.
 REGISTER_OP("TfdistPsEditRows")
     .Input("variable: resource")
     .Input("ids: int64")
@@ -163,7 +163,7 @@ REGISTER_OP("TfdistPsEditRows")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
-// Which ids have rows; with `values` the rows too, or what they would begin as.
+// Whether each id has a row; with `values` also the rows, or the initial rows of ids without one.
 REGISTER_OP("TfdistPsFindRows")
     .Input("variable: resource")
     .Input("ids: int64")
@@ -187,7 +187,7 @@ REGISTER_OP("TfdistPsFindRows")
       return absl::OkStatus();
     });
 
-// How many rows a table has on all servers together.
+// The number of rows of a table on all servers.
 REGISTER_OP("TfdistPsTableSize")
     .Input("variable: resource")
     .Output("size: int64")
@@ -197,21 +197,6 @@ REGISTER_OP("TfdistPsTableSize")
     .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
-
-// Adds up rows of equal ids.
-REGISTER_OP("TfdistSumRows")
-    .Input("ids: int64")
-    .Input("rows: float")
-    .Output("unique_ids: int64")
-    .Output("sums: float")
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle ids, rows;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &ids));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &rows));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Matrix(InferenceContext::kUnknownDim, c->Dim(rows, 1)));
       return absl::OkStatus();
     });
 

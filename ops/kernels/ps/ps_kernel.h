@@ -1,4 +1,4 @@
-// What the kernels that talk to parameter servers share.
+// The base classes of the kernels that use parameter servers.
 #ifndef TFDIST_OPS_KERNELS_PS_PS_KERNEL_H_
 #define TFDIST_OPS_KERNELS_PS_PS_KERNEL_H_
 
@@ -21,14 +21,14 @@ class PsKernel : public tensorflow::AsyncOpKernel {
   explicit PsKernel(tensorflow::OpKernelConstruction* context);
 
  protected:
-  // Null after it was closed; then the context has its status.
+  // Null if the client was closed; then the context's status is set.
   std::shared_ptr<ps::Client> FindClient(tensorflow::OpKernelContext* context) const;
 
  private:
   int64_t client_ = 0;
 };
 
-// A kernel whose first inputs are the handles of variables that are parameters.
+// A kernel whose first inputs are the resource handles of variables that are parameters.
 class PsVariablesKernel : public PsKernel {
  public:
   explicit PsVariablesKernel(tensorflow::OpKernelConstruction* context);
@@ -38,7 +38,7 @@ class PsVariablesKernel : public PsKernel {
   const std::vector<int>& parameters() const { return parameters_; }
   absl::Status LookupVariables(tensorflow::OpKernelContext* context,
                                std::vector<VarPtr>* variables) const;
-  // The values of initialized variables of these sizes, as the client takes them.
+  // The values of the variables, which must be initialized and have the parameters' sizes.
   absl::Status ReadVariables(const ps::Client& client, const std::vector<VarPtr>& variables,
                              std::vector<ps::Client::Value>* values) const;
 
@@ -46,10 +46,13 @@ class PsVariablesKernel : public PsKernel {
   std::vector<int> parameters_;
 };
 
-// The tensor's memory, kept by a reference to the tensor.
+// Sets the context's status if an operation has failed, and calls `done`.
+ps::Done Ending(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done);
+
+// The tensor's memory, owned through a reference to the tensor.
 ps::Memory Hold(const tensorflow::Tensor& tensor);
 
-// The tensor that Hold kept; null for no memory.
+// The tensor that Hold references; null for no memory.
 tensorflow::Tensor* Held(const ps::Memory& memory);
 
 }  // namespace tfdist

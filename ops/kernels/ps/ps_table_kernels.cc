@@ -1,13 +1,12 @@
-// Kernels for embeddings whose tables are on the servers.
+// Kernels for embedding tables on the servers.
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "kernels/collectives/collective_kernel.h"
+#include "kernels/conversions.h"
 #include "kernels/ps/ps_kernel.h"
-#include "kernels/tensors.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
@@ -23,8 +22,8 @@ std::vector<int64_t> Ids(const Tensor& tensor) {
   return std::vector<int64_t>(ids.data(), ids.data() + ids.size());
 }
 
-// Calls `cancel` if the step is cancelled before the kernel is done. Returns what to call instead
-// of `done`; nothing if it was cancelled already, and then `done` was called.
+// Registers `cancel` for a cancellation of the step. Returns the function to call instead of
+// `done`. If the step is cancelled already, calls `done` and returns null.
 ps::Done Cancellable(OpKernelContext* context, std::function<void()> cancel,
                      const tensorflow::AsyncOpKernel::DoneCallback& done) {
   tensorflow::CancellationManager* const manager = context->cancellation_manager();
@@ -35,14 +34,14 @@ ps::Done Cancellable(OpKernelContext* context, std::function<void()> cancel,
     return nullptr;
   }
   return [context, manager, token, done](const Status& status) {
-    // Not DeregisterCallback: it would wait for a cancellation that may be what calls this.
+    // Not DeregisterCallback: it would wait for a running cancellation, which may be the caller.
     if (manager != nullptr) manager->TryDeregisterCallback(token);
     if (!status.ok()) context->SetStatus(ToTensorFlow(status));
     done();
   };
 }
 
-// A kernel of so many tables.
+// A kernel of several tables.
 class TablesKernel : public PsKernel {
  public:
   explicit TablesKernel(OpKernelConstruction* context) : PsKernel(context) {
@@ -67,7 +66,7 @@ class TablesKernel : public PsKernel {
   int count() const { return static_cast<int>(tables_.size()); }
   int table(int i) const { return tables_[i]; }
   DType wire(int i) const { return wires_[i]; }
-  // Where variables come first.
+  // The ids of table i, in ops whose first inputs are variables.
   const Tensor& ids(OpKernelContext* context, int i) const { return context->input(count() + i); }
 
  private:
@@ -97,10 +96,7 @@ class LookupKernel : public TablesKernel {
       lookups.push_back({table(i), Ids(ids), Hold(*rows), wire(i)});
     }
     if (group_ != 0) return LookupBatched(context, client, std::move(lookups), std::move(done));
-    client->Lookup(std::move(lookups), training_, [context, done](const Status& status) {
-      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-      done();
-    });
+    client->Lookup(std::move(lookups), training_, Ending(context, done));
   }
 
  private:
@@ -121,7 +117,7 @@ class LookupKernel : public TablesKernel {
   int64_t group_ = 0, level_ = 0;
 };
 
-// A dataset's iterator has kernels of its own: each is an owner of what it prefetches.
+// Each iterator of a dataset has its own kernel, which owns the rows that it prefetches.
 class PrefetchKernel : public TablesKernel {
  public:
   explicit PrefetchKernel(OpKernelConstruction* context) : TablesKernel(context) {
@@ -186,7 +182,7 @@ class TableKernel : public PsKernel {
   }
 
  protected:
-  // The client, if it has the table; else null, and the context has its status.
+  // The client, if it has the table; else null, and the context's status is set.
   std::shared_ptr<ps::Client> FindClientOfTable(OpKernelContext* context) const {
     auto client = FindClient(context);
     if (client == nullptr || client->HasTable(table_)) return client;
@@ -223,11 +219,7 @@ class EditRowsKernel : public TableKernel {
     edit.count = static_cast<size_t>(ids.NumElements());
     edit.ids = ids.flat<int64_t>().data();
     edit.content = rows.flat<float>().data();
-    client->EditRows(table(), edit, static_cast<uint64_t>(width),
-                     [context, done](const Status& status) {
-                       if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-                       done();
-                     });
+    client->EditRows(table(), edit, static_cast<uint64_t>(width), Ending(context, done));
   }
 
  private:
@@ -255,10 +247,7 @@ class FindRowsKernel : public TableKernel {
     ps::FoundRows to;
     to.found = reinterpret_cast<uint8_t*>(found->flat<bool>().data());
     if (values_) to.rows = rows->flat<float>().data();
-    client->FindRows(table(), Ids(ids), to, [context, done](const Status& status) {
-      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-      done();
-    });
+    client->FindRows(table(), Ids(ids), to, Ending(context, done));
   }
 
  private:

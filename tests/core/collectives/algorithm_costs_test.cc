@@ -1,4 +1,4 @@
-// What docs/algorithms.md says each algorithm costs, row by row, against what the counters say.
+// The costs of docs/algorithms.md, row by row, against the counters.
 #include <algorithm>
 
 #include "collectives/jobs.h"
@@ -10,7 +10,7 @@ namespace {
 int Log2(int n) { return n < 2 ? 0 : 1 + Log2(n / 2); }  // rounded down
 int CeilingLog2(int n) { return n < 2 ? 0 : 1 + CeilingLog2((n + 1) / 2); }
 
-// A collective of N ranks, rank r on host r % H. B: bytes of the buffer. T: of all blocks.
+// A collective of N ranks, rank r on host r % H. B: bytes of the buffer. T: bytes of all blocks.
 struct Case {
   Job job;
   int N, H;
@@ -25,7 +25,7 @@ struct Case {
   int Relative(int r) const { return (r - job.root + N) % N; }
 };
 
-// Of the whole algorithm; messages and bytes that one rank sends.
+// Steps of the whole algorithm; messages and bytes that one rank sends.
 struct Cost {
   int steps;
   int messages;
@@ -50,11 +50,11 @@ const std::vector<Row> kTable = {
      }},
     {{CollectiveKind::kAllReduce, Algorithm::kTwoLevel},
      [](const Case& c, int r) {
-       const int host = r % c.H, place = r / c.H;
-       const int on_host = (c.N - host + c.H - 1) / c.H, most = (c.N + c.H - 1) / c.H;
-       const int steps = 2 * (most - 1) + 2 * (c.H - 1);
-       const int down = place + 1 < on_host ? 1 : 0;
-       if (place > 0) return Cost{steps, 1 + down, (1 + down) * c.B};
+       const int host = r % c.H, position = r / c.H;
+       const int on_host = (c.N - host + c.H - 1) / c.H, max_on_host = (c.N + c.H - 1) / c.H;
+       const int steps = 2 * (max_on_host - 1) + 2 * (c.H - 1);
+       const int down = position + 1 < on_host ? 1 : 0;
+       if (position > 0) return Cost{steps, 1 + down, (1 + down) * c.B};
        const size_t ring = c.H == 1 ? 0 : 2 * c.B - c.Part(host + 1, c.H) - c.Part(host + 2, c.H);
        return Cost{steps, 2 * (c.H - 1) + down, ring + down * c.B};
      }},
@@ -114,8 +114,8 @@ const std::vector<Row> kTable = {
      }},
 };
 
-// Runs it, and holds the counters of every rank against the row. Messages are counted where none is
-// empty and none needs more than a chunk.
+// Runs the collective and compares the counters of every rank with the row. Messages are compared
+// if none is empty and each fits into a chunk.
 void TestRow(const Row& row, Ranks& comms, int hosts, size_t count, bool even) {
   Case c;
   c.N = static_cast<int>(comms.size());
@@ -150,7 +150,7 @@ void TestRow(const Row& row, Ranks& comms, int hosts, size_t count, bool even) {
                    c.H, cost.bytes, cost.messages, bytes, chunks);
       std::abort();
     }
-    // Large messages are cut into as few chunks as can be, when they are multiples of one.
+    // Messages whose sizes are multiples of a chunk are cut into whole chunks.
     const bool whole_chunks = even && c.B > 0 && c.B % (c.N * c.H * kChunkBytes) == 0;
     if (whole_chunks && row.method.kind != CollectiveKind::kBarrier) {
       EXPECT(chunks == bytes / kChunkBytes);
@@ -160,11 +160,11 @@ void TestRow(const Row& row, Ranks& comms, int hosts, size_t count, bool even) {
     sent_far += after.bytes_sent_to_other_hosts - before[r].bytes_sent_to_other_hosts;
   }
   EXPECT(sent == received);
-  // Between hosts travels what as many ranks as hosts would send.
+  // The traffic between hosts is that of a ring with one rank for each host.
   if (row.method.algorithm == Algorithm::kTwoLevel) EXPECT(sent_far == 2 * (c.H - 1) * c.B);
 }
 
-// The number of steps is in the plan, and none is used that is not there.
+// The plan contains the number of steps, and its transfers use all of them and no others.
 void TestSteps(const Row& row, int size, int hosts) {
   Case c;
   c.N = size;

@@ -1,12 +1,12 @@
-// Every collective by every algorithm: a rank that dies, one that does not come, ranks that
-// disagree, and calls that make no sense.
+// Faults in every collective by every algorithm: a rank that dies, a rank that does not start it,
+// ranks that disagree, and invalid calls.
 #include "collectives/jobs.h"
 
 namespace tfdist::testing::algorithm_faults_test {
 namespace {
 
 constexpr int kSize = 4;
-constexpr size_t kLarge = 100000;  // float32: more than is sent before the receiver has opened
+constexpr size_t kLarge = 100000;  // float32: more than is sent eagerly
 
 Job JobOf(const Method& method, size_t count) {
   Job job;
@@ -19,14 +19,14 @@ Job JobOf(const Method& method, size_t count) {
   return job;
 }
 
-// Whether each rank needs something of every other.
+// Whether each rank needs data of every other.
 bool NeedsAll(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter ||
          kind == CollectiveKind::kAllGather || kind == CollectiveKind::kAllToAll ||
          kind == CollectiveKind::kBarrier;
 }
 
-// Who has all it needs may have finished; its communicator knows of the death all the same.
+// A rank that has all its data may have finished; its communicator detects the death nevertheless.
 void ExpectLost(Communicator& comm, Ending& ending, const Method& method, int victim,
                 bool may_finish) {
   const Status status = Wait(ending);
@@ -59,7 +59,7 @@ void TestDeath(const Method& method, int victim, bool under_way) {
   EXPECT(SecondsSince(start) < 2);
 }
 
-// All methods at once: each takes as long as the deadline.
+// All methods concurrently, because each takes as long as its deadline.
 void TestAbsent(int absent) {
   std::vector<Ranks> comms;
   std::vector<std::vector<std::unique_ptr<Job::Running>>> running;
@@ -82,7 +82,7 @@ void TestAbsent(int absent) {
       }
       EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
       EXPECT_CONTAINS(status.message(), "waited 0.5 s for ");
-      // A machine may be so busy that others are late too, and named beside it.
+      // On a busy machine other ranks may be late and named too.
       EXPECT_CONTAINS(status.message(), Rank(absent));
       EXPECT_CONTAINS(status.message(), "which has not started it");
     }
@@ -90,7 +90,7 @@ void TestAbsent(int absent) {
   }
 }
 
-// The last rank runs another collective than the others: all are told, with both sides.
+// The last rank runs a different collective: every rank gets an error that describes both.
 void TestDisagreement(const Job& ours, const Job& theirs, const std::string& our_text,
                       const std::string& their_text) {
   for (const size_t count : {size_t{10}, kLarge}) {
@@ -168,7 +168,7 @@ void TestSplitsAreNamed() {
   }
 }
 
-// What is refused at once, on this rank alone.
+// Calls that fail at once, on this rank only.
 void TestMisuse() {
   Ranks comms = Connected(2);
   std::vector<float> values(6);

@@ -1,4 +1,4 @@
-// Collectives as tests call them: started in one line, and waited for with a deadline.
+// Calls of collectives for tests: started in one line, and awaited with a deadline.
 #ifndef TFDIST_TESTS_CORE_COLLECTIVES_CALLS_H_
 #define TFDIST_TESTS_CORE_COLLECTIVES_CALLS_H_
 
@@ -16,7 +16,7 @@
 
 namespace tfdist::testing {
 
-// What a test says of a collective; the rest follows from its values.
+// The properties of a collective that a test chooses; the others follow from its values.
 struct What {
   uint64_t key = 1;
   std::string name = "t";
@@ -36,7 +36,7 @@ inline std::pair<CollectiveOptions, Ending> Prepare(Communicator& comm, const Wh
   options.signature.shape_hash = std::hash<std::string>()(what.shapes);
   options.timeout_seconds = what.timeout;
   options.algorithm = what.algorithm;
-  // A second call would throw, and end the test.
+  // A second call throws and ends the test.
   options.done = [promise](const Status& status) { promise->set_value(status); };
   return {std::move(options), promise->get_future()};
 }
@@ -63,8 +63,8 @@ Ending Broadcast(Communicator& comm, std::vector<T>& values, int root, const Wha
   return std::move(ending);
 }
 
-// Rank `root` has as many values for each rank as the others have room for. A root needs nothing of
-// the others and, with few values, may end before they start.
+// `values` of rank `root` has a block for each rank; that of another rank is its block. The root
+// needs no data of the others and, with few values, may end before they start.
 template <typename T>
 Ending Scatter(Communicator& comm, std::vector<T>& values, int root, const What& what = {},
                DType dtype = DType::kFloat32) {
@@ -76,7 +76,7 @@ Ending Scatter(Communicator& comm, std::vector<T>& values, int root, const What&
   return std::move(ending);
 }
 
-// Every rank contributes as many values; this rank's are in place.
+// All blocks have the same size; this rank's is in place.
 template <typename T>
 Ending AllGather(Communicator& comm, std::vector<T>& values, const What& what = {},
                  DType dtype = DType::kFloat32) {
@@ -106,7 +106,7 @@ inline bool StillRuns(Ending& ending, double seconds) {
     }                                                                                        \
   } while (false)
 
-// How a message names a rank, up to its address.
+// A rank's name in messages, up to its address.
 inline std::string Rank(int rank) { return StrCat("rank ", rank, " ("); }
 
 using Ranks = std::vector<std::unique_ptr<Communicator>>;
@@ -136,7 +136,7 @@ inline int OpenDescriptors() {
   return count;
 }
 
-// Looks again and again, because what it waits for happens on a thread that tells nobody.
+// Polls `condition`, which another thread changes without a notification.
 inline bool Eventually(const std::function<bool()>& condition, double seconds = 20) {
   const TimePoint start = Clock::now();
   while (!condition()) {

@@ -1,5 +1,5 @@
-// Every collective over every interesting size, on values that differ on each rank, against a
-// closed-form answer.
+// All-reduce, all-gather and broadcast over many sizes, on values that differ on each rank, against
+// a closed form.
 #include <cstdint>
 #include <cstring>
 #include <future>
@@ -49,7 +49,7 @@ void TestAllReduce(const Ranks& comms, size_t count, DType dtype, bool in_place,
   OnRanks(size, [&](int rank) {
     std::vector<T> input = Values<T>(rank, count), result(count, T(-1));
     std::vector<T>& output = in_place ? input : result;
-    // Three uneven tensors, one of them empty, to cross the pieces' borders.
+    // Uneven tensors, one of them empty, so that transfers cross the borders of pieces.
     const size_t a = count / 3, b = a + count / 2;
     const std::vector<size_t> cuts = {0, a, a, std::min(b, count), count};
     std::vector<iovec> in, out;
@@ -90,7 +90,8 @@ void TestAllGather(const Ranks& comms, size_t base) {
   });
 }
 
-// A rank that needs nothing itself must still wait until a late neighbour has let it send.
+// A rank that needs no data must still wait for a late neighbour that has not opened the
+// collective.
 void TestGatherToLateRank() {
   auto comms = Connected(2);
   const std::vector<size_t> blocks = {0, 1 << 20};
@@ -119,8 +120,8 @@ void TestBroadcast(const Ranks& comms, int root, size_t count) {
   });
 }
 
-// The same hundred collectives, started in a different order on every rank and all at once.
-void TestTagsNotOrder(int size) {
+// A hundred concurrent collectives, started in a different order on every rank.
+void TestKeysNotOrder(int size) {
   auto comms = Connected(size);
   OnRanks(size, [&](int rank) {
     constexpr int kCount = 100;
@@ -144,7 +145,7 @@ void TestTagsNotOrder(int size) {
   });
 }
 
-// One key executed again and again matches by sequence, also when ranks drift apart.
+// Executions of one key match by sequence, also if the ranks progress at different rates.
 void TestSequences(int size) {
   auto comms = Connected(size);
   const int steps = Rounds(500);
@@ -167,7 +168,7 @@ void TestSequences(int size) {
 }
 
 void TestHalfPrecision() {
-  // 1/3 in each format, its double, and a tie that must round to even.
+  // 1/3 in each format and its double, and a tie, which rounds to even.
   uint16_t half[2] = {0x3555, 0x3c01}, brain[3] = {0x3eab, 0x3f81, 0x7fc0};
   Add(DType::kFloat16, half, half, half, 2);
   EXPECT(half[0] == 0x3955 && half[1] == 0x4001);
@@ -179,9 +180,9 @@ void TestHalfPrecision() {
   int32_t integers[2] = {-7, 7};
   Divide(DType::kInt32, integers, 2, 2);
   EXPECT(integers[0] == -3 && integers[1] == 3);
-  int32_t most = INT32_MAX, step = 1;
-  Add(DType::kInt32, &most, &most, &step, 1);
-  EXPECT(most == INT32_MIN);
+  int32_t largest = INT32_MAX, step = 1;
+  Add(DType::kInt32, &largest, &largest, &step, 1);
+  EXPECT(largest == INT32_MIN);
 }
 
 void Main() {
@@ -199,13 +200,13 @@ void Main() {
     for (const size_t base : {0, 1, 1000, 40000}) TestAllGather(comms, base);
     for (int root = 0; root < size; ++root) TestBroadcast(comms, root, 1 + 33333 * root);
     TestBroadcast(comms, size - 1, 0);
-    TestTagsNotOrder(size);
+    TestKeysNotOrder(size);
     TestSequences(size);
   }
   std::printf("collectives (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(collectives, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::collectives_test

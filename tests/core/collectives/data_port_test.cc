@@ -1,5 +1,5 @@
-// Strangers at the data ports of two ranks that go on reducing: ten thousand connections full of
-// garbage change nothing.
+// Unauthenticated connections at the data ports of two ranks that all-reduce continuously: ten
+// thousand connections with invalid data do not disturb them.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -16,7 +16,7 @@ namespace {
 
 using Random = std::mt19937_64;
 
-// Two ranks that all-reduce without a pause, and check every sum, until they are told to stop.
+// Two ranks that all-reduce continuously, and check every sum, until Stop.
 class BusyPair {
  public:
   BusyPair() : comms_(Connected(2)) {
@@ -38,9 +38,9 @@ class BusyPair {
  private:
   void Work(int rank) {
     for (int32_t step = 0;; ++step) {
-      const size_t sizes[] = {1, 100, 40000};  // sent at once, and after the peer has opened
+      const size_t sizes[] = {1, 100, 40000};  // sent eagerly, and after the peer's OPEN
       std::vector<int32_t> values(sizes[step % 3] + 1, step + rank);
-      values.back() = stop_ ? 1 : 0;  // both learn it in the same step
+      values.back() = stop_ ? 1 : 0;  // both ranks see it in the same step
       Ending ending = AllReduce(*comms_[rank], values, {1, "busy"}, DType::kInt32);
       EXPECT_OK(Wait(ending));
       const bool last = values.back() > 0;
@@ -57,8 +57,8 @@ class BusyPair {
   std::atomic<uint64_t> steps_{0};
 };
 
-std::string Garbage(Random& random, size_t most) {
-  std::string bytes(1 + random() % most, '\0');
+std::string Garbage(Random& random, size_t max_bytes) {
+  std::string bytes(1 + random() % max_bytes, '\0');
   for (char& byte : bytes) byte = static_cast<char>(random());
   return bytes;
 }
@@ -80,13 +80,13 @@ std::string HelloWithLength(uint32_t length) {
   return bytes;
 }
 
-// Something that must not be let in.
+// Bytes that must not be accepted.
 std::string Intrusion(Random& random) {
   const std::string hello = HelloFrame(1);
   switch (random() % 9) {
     case 0:
       return Garbage(random, 400);
-    case 1: {  // the right magic and nothing else
+    case 1: {  // only the magic is right
       std::string bytes = Garbage(random, 400);
       return bytes.replace(0, std::min<size_t>(4, bytes.size()), hello, 0, 4);
     }
@@ -97,12 +97,11 @@ std::string Intrusion(Random& random) {
     case 4:
       return HelloFrame(1, 2 + random() % 1000);
     case 5:
-      return HelloFrame(
-          static_cast<uint32_t>(random() % 5));  // of ranks that are here, or cannot be
+      return HelloFrame(static_cast<uint32_t>(random() % 5));  // connected or impossible ranks
     case 6:
       return HelloWithLength(static_cast<uint32_t>(random()));
     case 7: {
-      std::string bytes = hello;  // one bit wrong in what decides; the last four bytes are the rank
+      std::string bytes = hello;  // one wrong bit in the magic
       const size_t bit = random() % (8 * 4);
       bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
       return bytes;
@@ -112,29 +111,29 @@ std::string Intrusion(Random& random) {
   }
 }
 
-void TestTenThousandStrangers() {
+void TestTenThousandConnections() {
   BusyPair pair;
   Random random(7);
   const int before = OpenDescriptors();
   const auto all = static_cast<uint64_t>(Rounds(10000));
-  uint64_t strangers = 0;
+  uint64_t connections = 0;
   std::vector<std::unique_ptr<RawPeer>> silent;
-  for (; strangers < all; ++strangers) {
+  for (; connections < all; ++connections) {
     const std::string bytes = Intrusion(random);
-    auto peer = std::make_unique<RawPeer>(pair.port(strangers % 2));
-    const bool is_silent = strangers % 100 == 3;
+    auto peer = std::make_unique<RawPeer>(pair.port(connections % 2));
+    const bool is_silent = connections % 100 == 3;
     switch (is_silent ? 3 : random() % 4) {
-      case 0:  // all of it, and wait to be thrown out
+      case 0:  // sends everything, and waits for the close
         peer->Send(bytes);
         peer->EndSending();
         peer->AwaitClose();
         break;
-      case 1:  // broken off anywhere
+      case 1:  // sends a part, and waits for the close
         peer->Send(bytes.substr(0, random() % bytes.size()));
         peer->EndSending();
         peer->AwaitClose();
         break;
-      case 2:  // gone at once, in the middle of what it says
+      case 2:  // sends everything, and resets the connection
         peer->Send(bytes);
         break;
       default:
@@ -146,37 +145,38 @@ void TestTenThousandStrangers() {
   }
   EXPECT(silent.size() > 3);
   silent.clear();
-  EXPECT(Eventually([&] { return pair.rejected() == strangers; }));
+  EXPECT(Eventually([&] { return pair.rejected() == connections; }));
   EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
   const uint64_t steps = pair.steps();
   EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
   pair.Stop();
-  EXPECT(pair.rejected() == strangers);
+  EXPECT(pair.rejected() == connections);
 }
 
-// The door has room for so many; the oldest have to make way, and nobody inside notices.
+// The number of pending connections is bounded: the oldest are closed, and the ranks are not
+// disturbed.
 void TestManyAtOnce() {
   BusyPair pair;
   const int before = OpenDescriptors();
-  std::vector<std::unique_ptr<RawPeer>> guests;
+  std::vector<std::unique_ptr<RawPeer>> pending;
   for (int i = 0; i < 400; ++i) {
-    guests.push_back(std::make_unique<RawPeer>(pair.port(0)));
-    guests.back()->Send(HelloFrame(1).substr(0, 50));
+    pending.push_back(std::make_unique<RawPeer>(pair.port(0)));
+    pending.back()->Send(HelloFrame(1).substr(0, 50));
   }
   EXPECT(Eventually([&] { return pair.rejected() == 400 - 256; }));
-  guests[0]->AwaitClose();
-  guests[400 - 256 - 1]->AwaitClose();
+  pending[0]->AwaitClose();
+  pending[400 - 256 - 1]->AwaitClose();
   EXPECT(OpenDescriptors() == before + 400 + 256);
   const uint64_t steps = pair.steps();
   EXPECT(Eventually([&] { return pair.steps() > steps + 10; }));
-  guests.clear();
+  pending.clear();
   EXPECT(Eventually([&] { return pair.rejected() == 400; }));
   EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
   pair.Stop();
 }
 
-// Even one that knows the key does not get in as a rank that is here already, or as one that
-// should be dialled; nor one that means another rank or generation.
+// A peer that knows the key is rejected as a rank that is connected already, as a rank that should
+// be dialled, and if it names another rank or generation.
 void TestValidProofOfAConnectedRank() {
   BusyPair pair;
   uint64_t refused = 0;
@@ -192,7 +192,7 @@ void TestValidProofOfAConnectedRank() {
   pair.Stop();
 }
 
-// The seat of rank 1 is free: only a proof of the key over both nonces of this connection takes it.
+// Rank 1 is not connected: only a proof of the key over both nonces of this connection is accepted.
 void TestProofs() {
   std::unique_ptr<Communicator> comm;
   EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
@@ -201,8 +201,8 @@ void TestProofs() {
     EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
   });
   const Hello hello{1, 1, 0, NewNonce()};
-  const auto challenge_of = [](RawPeer& peer, const Hello& said) {
-    EXPECT(peer.Send(HelloFrame(said)));
+  const auto challenge_of = [](RawPeer& peer, const Hello& sent) {
+    EXPECT(peer.Send(HelloFrame(sent)));
     EXPECT(peer.ReceiveHeader().type == FrameType::kChallenge);
     char bytes[kChallengeBytes];
     peer.Receive(bytes, sizeof(bytes));
@@ -223,7 +223,7 @@ void TestProofs() {
     recorded = challenge_of(peer, hello).nonce;
     refuses(peer, RawPeer::ProofFrame(DiallerProof(Key{}, hello, recorded)));
   }
-  {  // what another connection's challenge was answered with: a replay
+  {  // the proof of another connection: a replay
     RawPeer peer(comm->port());
     const Challenge challenge = challenge_of(peer, hello);
     EXPECT(challenge.nonce != recorded);
@@ -233,7 +233,7 @@ void TestProofs() {
     RawPeer peer(comm->port());
     refuses(peer, RawPeer::ProofFrame(challenge_of(peer, hello).proof));
   }
-  // Who says another generation, or means another rank, learns that no sooner than without the key.
+  // A wrong generation or rank is rejected after the proof only, like a wrong key.
   for (const Hello& other : {Hello{2, 1, 0, hello.nonce}, Hello{1, 1, 1, hello.nonce}}) {
     RawPeer peer(comm->port());
     const Challenge challenge = challenge_of(peer, other);
@@ -249,7 +249,7 @@ void TestProofs() {
   connecting.join();
 }
 
-// A HELLO and a PROOF that come a byte at a time are still that.
+// A HELLO and a PROOF that arrive byte by byte are accepted.
 void TestSlowHello() {
   std::unique_ptr<Communicator> comm;
   EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
@@ -273,7 +273,7 @@ void TestSlowHello() {
   EXPECT(comm->stats().rejected_connections == 0);
 }
 
-// A connection for which there is no descriptor waits, at no cost, until there is one.
+// Without free descriptors a connection waits, without busy polling, until there is one.
 void TestNoDescriptorsLeft() {
   auto comms = Connected(2);
   const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -308,7 +308,7 @@ void Main() {
   TestValidProofOfAConnectedRank();
   TestProofs();
   TestManyAtOnce();
-  TestTenThousandStrangers();
+  TestTenThousandConnections();
   std::puts("data port: ok");
 }
 

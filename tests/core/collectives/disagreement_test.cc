@@ -1,5 +1,4 @@
-// Ranks that do not run the same collectives: an error that names both sides, at once or at the
-// deadline.
+// Ranks that run different collectives: an error that names both sides, at once or at the deadline.
 #include "collectives/calls.h"
 
 namespace tfdist::testing::disagreement_test {
@@ -32,7 +31,7 @@ void TestNoDeadline() {
   EXPECT(mine[0] == 3 && theirs[0] == 3);
 }
 
-// Collectives of one key that are not the same one.
+// Different collectives with the same key.
 void TestDisagreement(const std::function<Ending(Communicator&)>& first,
                       const std::function<Ending(Communicator&)>& second,
                       const std::string& first_text, const std::string& second_text) {
@@ -53,7 +52,7 @@ void TestDisagreement(const std::function<Ending(Communicator&)>& first,
 }
 
 void TestDisagreements() {
-  static std::vector<float> memory(4 * 30000);  // nothing is computed before the ranks agree
+  static std::vector<float> memory(4 * 30000);  // not read or written before the ranks agree
   const auto reduce = [](const std::string& name, const std::string& shapes, size_t bytes,
                          DType dtype, ReduceOp op) {
     return [=](Communicator& comm) {
@@ -89,15 +88,15 @@ void TestDisagreements() {
                    "all_reduce 'b' (sum) int32[10]");
   TestDisagreement(a, reduce("b", "float[10]", 40, DType::kFloat32, ReduceOp::kMean), a_text,
                    "all_reduce 'b' (mean) float[10]");
-  // One is small enough to be sent at once, the other waits for its peer.
+  // One is small enough for an eager send, the other waits for its peer.
   TestDisagreement(a, reduce("b", "float[30000]", 120000, DType::kFloat32, sum), a_text,
                    "all_reduce 'b' (sum) float[30000]");
   TestDisagreement(a, broadcast(0), a_text, "broadcast 'c' (root 0) float[10]");
   TestDisagreement(a, gather, a_text, "all_gather 'd' float[10]");
 }
 
-// What another rank takes for another root shows on every rank, at the latest in its next
-// collective: one that got the right data may have ended before.
+// A disagreement on the root is an error on every rank, at the latest in its next collective: a
+// rank that received the right data may have ended before.
 void TestDisagreementOnRoot(size_t count) {
   for (const int size : {2, 3, 4}) {
     auto comms = Connected(size);
@@ -115,14 +114,14 @@ void TestDisagreementOnRoot(size_t count) {
       EXPECT_CONTAINS(comms[rank]->status().message(), "broadcast 'from 0' (root 0)");
       EXPECT_CONTAINS(comms[rank]->status().message(),
                       StrCat("broadcast 'from ", size - 1, "' (root ", size - 1, ")"));
-      // Both ranks that take themselves for the root end with it.
+      // Both ranks that consider themselves the root get the error.
       if (rank == 0 || rank == size - 1) EXPECT(!status.ok());
     }
   }
 }
 
-// One rank receives something else than what is broadcast: it and the root end with the error, also
-// where the root sends it nothing itself; the others do so at the latest in their next collective.
+// One rank has different shapes in a broadcast. It and the root get the error, even if the root
+// sends it no data itself; the other ranks get it at the latest in their next collective.
 void TestBroadcastOfAnother(size_t count) {
   for (const int size : {2, 3, 5}) {
     for (int other = 1; other < size; ++other) {
@@ -154,7 +153,7 @@ void TestBroadcastOfAnother(size_t count) {
   }
 }
 
-// The root waits until all ranks have started, and names the one that has not.
+// The root waits until all ranks have started, and names a rank that has not.
 void TestBroadcastWithout() {
   for (const int size : {2, 5}) {
     auto comms = Connected(size);
@@ -176,8 +175,8 @@ void TestBroadcastWithout() {
   }
 }
 
-// Nobody waits for the deadline when two ranks have waited for each other for a tenth of it.
-void TestOppositeCollectives() {
+// The error comes when two ranks have waited for each other for a tenth of the deadline.
+void TestCrossedCollectives() {
   auto comms = Connected(3);
   std::vector<std::vector<float>> values(3, std::vector<float>(10));
   std::vector<Ending> endings;
@@ -195,7 +194,7 @@ void TestOppositeCollectives() {
   EXPECT(Clock::now() - start < std::chrono::seconds(4));
 }
 
-// A rank that is only slow is waited for, however often it is asked.
+// A slow rank is no error, for any number of stall checks.
 void TestSlowRank() {
   auto comms = Connected(2);
   std::vector<float> mine(10, 1), theirs(10, 2);
@@ -229,13 +228,13 @@ void Main() {
   for (const size_t count : {0, 10, 30000}) TestDisagreementOnRoot(count);
   for (const size_t count : {0, 10, 30000}) TestBroadcastOfAnother(count);
   TestBroadcastWithout();
-  TestOppositeCollectives();
+  TestCrossedCollectives();
   TestSlowRank();
   TestBadRoot();
   std::printf("disagreement (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(disagreement, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::disagreement_test

@@ -1,4 +1,5 @@
-// Every collective, by every algorithm it has, over sizes, worlds, element types and operations.
+// Every collective by each of its algorithms, over numbers of ranks, sizes, element types and
+// operations.
 #include <cstring>
 #include <limits>
 
@@ -11,7 +12,7 @@ namespace {
 const ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax,
                          ReduceOp::kProduct};
 
-// Sizes up to several chunks, with types, operations and roots in turn.
+// Sizes up to several chunks; types, operations and roots alternate.
 void TestSizes(int size) {
   Ranks comms = ConnectedOn(size, 3);
   std::vector<Job> jobs;
@@ -35,7 +36,7 @@ void TestSizes(int size) {
   RunJobs(comms, jobs);
 }
 
-// On both sides of every border at which the algorithm changes, nobody told which to take.
+// On both sides of every size at which the selected algorithm changes.
 void TestBorders(int size) {
   Ranks comms = ConnectedOn(size, 2);
   std::vector<Job> jobs;
@@ -78,7 +79,7 @@ void TestTypesAndOperations(int size) {
   RunJobs(comms, jobs);
 }
 
-// A barrier holds until the last rank has come.
+// A barrier waits for the last rank.
 void TestBarrier(int size) {
   Ranks comms = Connected(size);
   Job job;
@@ -97,7 +98,7 @@ void TestBarrier(int size) {
   }
 }
 
-// Sums that round differently in every order: all ranks have the same bits all the same.
+// Sums whose rounding depends on the order: all ranks have the same bits nevertheless.
 void TestSameBits(int size) {
   Ranks comms = ConnectedOn(size, 3);
   for (const Algorithm algorithm :

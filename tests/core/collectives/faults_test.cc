@@ -1,4 +1,4 @@
-// What a collective tells its caller when a rank dies, gives up or leaves.
+// The status of collectives when a rank dies, aborts or leaves.
 #include "collectives/calls.h"
 
 namespace tfdist::testing::faults_test {
@@ -9,14 +9,14 @@ void TestDeath(int size, int victim) {
   std::vector<std::vector<float>> values;
   auto endings = ReduceWithout(comms, victim, &values);
   const TimePoint start = Clock::now();
-  comms[victim]->Close();  // says nothing to the others
+  comms[victim]->Close();  // without a frame to the others
   for (int rank = 0; rank < size; ++rank) {
     if (rank == victim) continue;
     const Status status = Wait(endings[rank]);
     EXPECT_STATUS(status, StatusCode::kUnavailable);
     EXPECT_CONTAINS(status.message(), "lost " + Rank(victim));
     EXPECT_CONTAINS(status.message(), StrCat("rank ", rank, " of ", size));
-    // The first failure is the one that later collectives report.
+    // Later collectives report the first failure.
     Ending later = AllReduce(*comms[rank], values[rank], {2, "later"});
     const Status refused = Wait(later);
     EXPECT_STATUS(refused, StatusCode::kUnavailable);
@@ -52,7 +52,7 @@ void TestAbort(int size) {
     EXPECT_CONTAINS(status.message(), "the disk is full");
   }
   EXPECT(Eventually([&] { return !comms[1]->status().ok(); }));
-  // Nothing that comes later covers the first failure.
+  // A later failure does not replace the first one.
   comms[0]->Abort(Status(StatusCode::kInternal, "something else"));
   std::vector<float> more(3);
   Ending ending = AllReduce(*comms[0], more);
@@ -80,7 +80,7 @@ void TestCancel(int size) {
   EXPECT_STATUS(Wait(ending), StatusCode::kUnavailable);
 }
 
-// A step may be stopped while its collective is on the way to the communicator's thread.
+// A step may be cancelled before its collective reaches the communicator's thread.
 void TestCancelBeforeStart() {
   auto comms = Connected(2);
   std::vector<float> mine(10), theirs(10);
@@ -109,7 +109,7 @@ void TestCancelAfterEnd() {
 void TestLeave(int size) {
   auto comms = Connected(size);
   std::vector<std::vector<float>> values(size, std::vector<float>(50000, 1));
-  // What the leaving rank has taken part in is not disturbed, even if others come to it late.
+  // A collective that the leaving rank has completed still completes on ranks that start it later.
   std::vector<float> sent(10 * size, 5), received(10);
   Ending root = Scatter(*comms[1], sent, 1, {3, "early"});
   if (size == 2) EXPECT_OK(Wait(root));
@@ -142,7 +142,7 @@ void TestLeaveUnderWay(int size) {
   }
 }
 
-// Leaving and closing after a collective does not take it from those who are still in it.
+// Leaving and closing after a collective does not disturb ranks that have not completed it.
 void TestLeaveAndClose(int size) {
   for (int step = 0; step < 20; ++step) {
     auto comms = Connected(size);
@@ -161,12 +161,12 @@ void TestLeaveAndClose(int size) {
   }
 }
 
-// A rank that leaves in the middle of a collective has not finished it.
+// A rank that leaves during a collective still takes part in it, until it closes.
 void TestLeaveInTheMiddle() {
   for (const bool owes_data : {true, false}) {
     auto comms = Connected(3);
     std::vector<std::vector<float>> values(3, std::vector<float>(200000, 1));
-    // With rank 2 absent nobody can finish; rank 1 has opened and will not go on.
+    // Without rank 2 no rank can finish; rank 1 has opened the collective and then leaves.
     Ending pending = AllReduce(*comms[0], values[0], {1, "half", "", 0});
     Ending given_up = AllReduce(*comms[1], values[1], {1, "half", "", 0});
     EXPECT(StillRuns(pending, 0.05));
@@ -220,7 +220,7 @@ void Main() {
   std::printf("faults (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(faults, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::faults_test

@@ -1,4 +1,4 @@
-// A peer that knows the key and then breaks the protocol: an error that names it, no crash, no
+// A peer that knows the key and violates the protocol: an error that names it, no crash and no
 // hang.
 #include "collectives/raw_peer.h"
 #include "core/collectives/selector.h"
@@ -6,9 +6,9 @@
 namespace tfdist::testing::hostile_peer_test {
 namespace {
 
-constexpr size_t kCount = 30000;  // floats: too many to be sent before the peer has opened
+constexpr size_t kCount = 30000;  // floats: more than is sent eagerly
 
-// Rank 0 is a communicator, rank 1 is written by hand.
+// Rank 0 is a communicator; the test sends the frames of rank 1.
 struct Duel {
   Duel() {
     EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
@@ -31,7 +31,7 @@ std::string Open(uint64_t key, size_t count, const std::string& shapes = "") {
   signature.reduce_op = static_cast<uint8_t>(ReduceOp::kSum);
   signature.elements = count;
   signature.shape_hash = std::hash<std::string>()(shapes);
-  signature.algorithm = static_cast<uint8_t>(Choose(signature, {0, 0}));
+  signature.algorithm = static_cast<uint8_t>(SelectAlgorithm(signature, {0, 0}));
   signature.name = "theirs";
   signature.shapes = shapes;
   return Frame(FrameType::kOpen, Encode(signature), key);
@@ -48,17 +48,17 @@ std::string Data(uint64_t key, uint64_t sequence, uint16_t step, uint64_t offset
   return Bytes(header, std::string(length, '\0'));
 }
 
-// Of two ranks in a ring, rank 0 expects one half of the values in step 0 and the other in step 1.
+// In a ring of two ranks, rank 0 expects one half of the values in step 0 and the other in step 1.
 constexpr uint64_t kHalf = kCount / 2 * sizeof(float);
 
-// What happens to a collective under way when these bytes come.
+// The status of a collective when these bytes arrive before or after its start.
 void TestBytes(const std::string& bytes, StatusCode code, const std::string& message) {
-  for (const bool early : {false, true}) {
+  for (const bool before_start : {false, true}) {
     Duel duel;
     std::vector<float> values(kCount, 1);
-    if (early) EXPECT(duel.peer->Send(bytes));
+    if (before_start) EXPECT(duel.peer->Send(bytes));
     Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
-    if (!early) EXPECT(duel.peer->Send(bytes));
+    if (!before_start) EXPECT(duel.peer->Send(bytes));
     const Status status = Wait(ending);
     EXPECT_STATUS(status, code);
     EXPECT_CONTAINS(status.message(), message);
@@ -96,8 +96,8 @@ void TestBrokenFrames() {
   TestBytes(open + Frame(FrameType::kGoodbye, "") + Data(1, 0, 7, 0, 8), lost, "rank 1");
 }
 
-// Chunks that are not what comes next. They come after OPEN, so a collective that has not started
-// yet buffers some of them.
+// Chunks other than the expected one. They follow the OPEN, so they may be stored until the
+// collective starts.
 void TestBrokenChunks() {
   struct Case {
     uint16_t step;
@@ -108,19 +108,19 @@ void TestBrokenChunks() {
                                    {0, kHalf, kHalf}, {0, UINT64_MAX, 8},     {0, 0, 8},
                                    {0, 0, kHalf + 4}, {0, 0, kChunkBytes}};
   for (const Case& c : cases) {
-    for (const bool early : {false, true}) {
+    for (const bool before_start : {false, true}) {
       Duel duel;
       std::vector<float> values(kCount, 1);
       const std::string bytes = Open(1, kCount) + Data(1, 0, c.step, c.offset, c.length);
-      if (early) EXPECT(duel.peer->Send(bytes));
+      if (before_start) EXPECT(duel.peer->Send(bytes));
       Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
-      if (!early) duel.peer->Send(bytes);
+      if (!before_start) duel.peer->Send(bytes);
       const Status status = Wait(ending);
       EXPECT_STATUS(status, StatusCode::kUnavailable);
       EXPECT_CONTAINS(status.message(), "rank 1");
     }
   }
-  // The first half of a collective in order, and then once more.
+  // The right first half, two times.
   Duel duel;
   std::vector<float> values(kCount, 1);
   Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
@@ -132,14 +132,14 @@ void TestBrokenChunks() {
 }
 
 void TestChunksOfOtherCollectives() {
-  {  // Unknown, and too large to be kept.
+  {  // Of an unknown collective, and too large to be stored.
     Duel duel;
     duel.peer->Send(Data(9, 9, 0, 0, kEagerBytes + 1));
     EXPECT(Eventually([&] { return !duel.comm->status().ok(); }));
     EXPECT_CONTAINS(duel.comm->status().message(),
                     "a chunk of 65537 bytes of a collective that has");
   }
-  {  // Unknown and small: kept, until there are too many of them.
+  {  // Of an unknown collective, and small: stored up to a limit.
     Duel duel;
     const std::string chunk = Data(9, 9, 0, 0, kEagerBytes);
     size_t sent = 0;
@@ -148,7 +148,7 @@ void TestChunksOfOtherCollectives() {
     EXPECT_CONTAINS(duel.comm->status().message(),
                     "bytes of collectives that have not started, the limit");
   }
-  {  // Of one that has ended.
+  {  // Of a collective that has ended.
     Duel duel;
     std::vector<float> values(2, 1);
     Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
@@ -161,8 +161,8 @@ void TestChunksOfOtherCollectives() {
   }
 }
 
-// Frames that are odd and harmless.
-void TestOddities() {
+// Unusual but harmless frames.
+void TestHarmlessFrames() {
   Duel duel;
   std::vector<float> values(2, 1);
   Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
@@ -173,13 +173,13 @@ void TestOddities() {
   EXPECT_OK(duel.comm->status());
 }
 
-// Half a frame, and then the end: in a header, a control frame, a chunk, an early chunk.
+// The connection closes within a header, a control frame, a chunk and an unexpected chunk.
 void TestCutOff() {
   const std::string open = Open(1, kCount), chunk = Data(1, 0, 0, 0, kHalf);
-  const std::string early = Data(1, 0, 0, 0, 600);
+  const std::string unexpected = Data(1, 0, 0, 0, 600);
   for (const std::string& bytes :
        {open.substr(0, 17), open.substr(0, 50), open + chunk.substr(0, 30),
-        open + chunk.substr(0, 20000), open + early.substr(0, 100)}) {
+        open + chunk.substr(0, 20000), open + unexpected.substr(0, 100)}) {
     Duel duel;
     std::vector<float> values(kCount, 1);
     EXPECT(duel.peer->Send(bytes));
@@ -191,8 +191,8 @@ void TestCutOff() {
   }
 }
 
-// Why a peer gives up is heard even if it breaks the connection while we are writing to it.
-void TestLastWords() {
+// The reason of an ABORT is reported even if the peer resets the connection while we write to it.
+void TestAbortBeforeReset() {
   for (int turn = 0; turn < 50; ++turn) {
     Duel duel;
     std::vector<float> values(1 << 20, 1);
@@ -208,12 +208,12 @@ void TestLastWords() {
   }
 }
 
-// Whoever answers at a peer's address is not necessarily the peer.
-void TestFalseHost() {
+// A process at a peer's address that is not the peer.
+void TestImpostor() {
   FrameHeader long_welcome;
   long_welcome.type = FrameType::kWelcome;
   long_welcome.length = 8;
-  // In the place of the CHALLENGE, or after it.
+  // The answer is sent instead of the CHALLENGE, or after it.
   struct Case {
     bool proves;
     std::string answer, message;
@@ -268,10 +268,10 @@ void Main() {
   TestBrokenFrames();
   TestBrokenChunks();
   TestChunksOfOtherCollectives();
-  TestOddities();
+  TestHarmlessFrames();
   TestCutOff();
-  TestLastWords();
-  TestFalseHost();
+  TestAbortBeforeReset();
+  TestImpostor();
   std::puts("hostile peer: ok");
 }
 

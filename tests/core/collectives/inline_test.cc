@@ -1,4 +1,4 @@
-// Collectives that start in the `done` of others, from many threads, and end on any of them.
+// Collectives that start in the `done` of others, from many threads, and end on any thread.
 #include <atomic>
 
 #include "collectives/calls.h"
@@ -6,7 +6,7 @@
 namespace tfdist::testing::inline_test {
 namespace {
 
-// Each starts the next one when it has ended, `left` times over.
+// A sequence of collectives: the `done` of each starts the next one, `left` times.
 struct Chain {
   Chain(Communicator& comm, uint64_t key, size_t count) : comm(comm), key(key), values(count) {}
 
@@ -33,7 +33,7 @@ struct Chain {
   std::promise<Status> end;
 };
 
-// Those of nothing end at once: inside one another, they would need a large stack.
+// Empty collectives end at once. Nested calls of them would need a large stack.
 void TestChains(int size) {
   for (const size_t count : {0, 3, 40000}) {
     auto comms = Connected(size);
@@ -54,7 +54,7 @@ void TestChains(int size) {
   }
 }
 
-// What fails ends as well, and what its `done` starts then.
+// A failed collective ends, and so does the one that its `done` starts.
 void TestChainThatFails() {
   auto comms = Connected(2);
   Chain ours(*comms[0], 1, 3), theirs(*comms[1], 1, 3);
@@ -70,7 +70,7 @@ void TestChainThatFails() {
   other.join();
 }
 
-// A deadline that is earlier than the one that the communicator sleeps for.
+// A deadline earlier than the one for which the communicator's thread sleeps.
 void TestEarlierDeadline() {
   auto comms = Connected(2);
   std::vector<float> patient(3), hasty(3);
@@ -88,7 +88,7 @@ void Main() {
   std::printf("inline (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(inline, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::inline_test

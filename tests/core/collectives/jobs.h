@@ -1,5 +1,5 @@
-// Any collective as a value: a test says what it is, starts it on each rank and compares what comes
-// out with a closed form. Parts are uneven and some are empty.
+// A collective as a value: a test describes it, starts it on each rank, and compares the result
+// with a closed form. Parts are uneven and some are empty.
 #ifndef TFDIST_TESTS_CORE_COLLECTIVES_JOBS_H_
 #define TFDIST_TESTS_CORE_COLLECTIVES_JOBS_H_
 
@@ -41,7 +41,7 @@ struct Job {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   int size = 0;
   uint64_t key = 1;
-  size_t count = 0;  // elements, about
+  size_t count = 0;  // approximate number of elements
   Algorithm algorithm = Algorithm::kAuto;
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
@@ -54,7 +54,7 @@ struct Job {
     Ending ending;
   };
 
-  // Elements of rank `r`'s block, or of what `from` sends to `to`.
+  // Elements of rank `r`'s block, and of the part that `from` sends to `to`.
   size_t Block(int r) const {
     if (even) return count;
     return (key + r) % 3 == 0 ? 0 : count / (1 + (key + r) % 4);
@@ -122,7 +122,7 @@ struct Job {
     return "";
   }
 
-  // What a rank has at hand before: its own block, if that is to be in place.
+  // The initial content of the output, with the rank's own block if that must be in place.
   std::string Before(int rank) const {
     std::string output(Expected(rank).size(), '\x55');
     const size_t width = ByteSize(dtype);
@@ -140,7 +140,7 @@ struct Job {
     return bytes;
   }
 
-  // In two pieces, cut after `numerator` thirds of the elements.
+  // Two pieces, cut after `numerator` thirds of the elements.
   FlatView View(std::string* bytes, size_t numerator) const {
     const size_t cut = bytes->size() / ByteSize(dtype) * numerator / 3 * ByteSize(dtype);
     return FlatView({{bytes->data(), cut}, {bytes->data() + cut, bytes->size() - cut}});
@@ -194,7 +194,7 @@ struct Job {
       case CollectiveKind::kBarrier:
         comm.Barrier(std::move(options));
         break;
-      case CollectiveKind::kJoin:  // has no operands, see join_test
+      case CollectiveKind::kJoin:  // has no operands: see join_test
         break;
     }
     return running;
@@ -212,7 +212,7 @@ struct Job {
   }
 };
 
-// Runs the jobs on every rank, all at once on each.
+// Runs the jobs on every rank, concurrently.
 inline void RunJobs(Ranks& comms, const std::vector<Job>& jobs) {
   OnRanks(static_cast<int>(comms.size()), [&](int rank) {
     std::vector<std::unique_ptr<Job::Running>> running;

@@ -1,4 +1,4 @@
-// Joins that cannot be: what no rank can stand in for, ranks that die or do not come, misuse.
+// Faults of joins: collectives without a stand-in, ranks that die or do not join, and misuse.
 #include <string>
 
 #include "collectives/jobs.h"
@@ -7,7 +7,7 @@
 namespace tfdist::testing::join_faults_test {
 namespace {
 
-// What a joined rank cannot take part in ends everything, and says so on every rank.
+// A collective in which a joined rank cannot take part fails on every rank, with the reason.
 void TestRefused(CollectiveKind kind, const std::string& why) {
   constexpr int kSize = 3;
   Ranks comms = Connected(kSize);
@@ -20,7 +20,7 @@ void TestRefused(CollectiveKind kind, const std::string& why) {
   std::vector<std::unique_ptr<Job::Running>> running;
   for (const int rank : {0, 2}) running.push_back(job.Start(*comms[rank]));
   EXPECT_STATUS(Wait(joined->ending), StatusCode::kInvalidArgument);
-  for (const auto& comm : comms) {  // who needs nothing of the joined rank may have finished before
+  for (const auto& comm : comms) {  // ranks that need no data of rank 1 may finish before
     EXPECT(Eventually([&] { return !comm->status().ok(); }));
     EXPECT_STATUS(comm->status(), StatusCode::kInvalidArgument);
     EXPECT_CONTAINS(comm->status().message(), "rank 1 has joined and " + why);
@@ -28,7 +28,7 @@ void TestRefused(CollectiveKind kind, const std::string& why) {
   for (const auto& one : running) one->ending.wait();
 }
 
-// A rank dies, leaves, or does not come, while others have joined.
+// A rank dies, leaves, or does not join, while others have joined.
 void TestFailures() {
   {
     Ranks comms = Connected(3);
@@ -58,7 +58,7 @@ void TestFailures() {
     EXPECT_CONTAINS(status.message(), Rank(2) + "127.0.0.1");
     EXPECT_STATUS(Wait(second->ending), StatusCode::kDeadlineExceeded);
   }
-  {  // One that only waits long is no reason to give up, and other ranks may wait long in others.
+  {  // A long wait is not an error, and other ranks may wait in other collectives.
     Ranks comms = Connected(3);
     auto first = Join(*comms[0], 3);
     std::vector<float> values(10, 1), others(10, 2);
@@ -76,7 +76,7 @@ void TestFailures() {
   }
 }
 
-// A step that is stopped while its rank waits for the others, or before it got that far.
+// A step that is cancelled while its join waits for the others, or before the join starts.
 void TestCancel() {
   for (const bool before : {false, true}) {
     Ranks comms = Connected(2);

@@ -1,4 +1,4 @@
-// Ranks that run out of data at different times: the others go on, and later collectives match.
+// Ranks that join at different times: the others continue, and later collectives match.
 #include "collectives/jobs.h"
 #include "collectives/joins.h"
 #include "core/math/combine.h"
@@ -6,7 +6,7 @@
 namespace tfdist::testing::join_test {
 namespace {
 
-// What comes out of a reduction by those ranks that still have data.
+// The result of a reduction over the ranks that have data.
 int ReducedBy(const std::vector<int>& ranks, DType dtype, ReduceOp op, int size, size_t i) {
   int result = 0;
   for (size_t k = 0; k < ranks.size(); ++k) {
@@ -25,7 +25,7 @@ int ReducedBy(const std::vector<int>& ranks, DType dtype, ReduceOp op, int size,
   return op == ReduceOp::kMean ? result / size : result;
 }
 
-// Rank r takes part in r + 1 rounds, all with the same key, and joins. Twice over.
+// Rank r takes part in r + 1 rounds, all with the same key, and joins. Two times.
 void TestUneven(int size, size_t count) {
   Ranks comms = ConnectedOn(size, 2);
   OnRanks(size, [&](int rank) {
@@ -43,10 +43,10 @@ void TestUneven(int size, size_t count) {
         EXPECT_OK(Wait(gather));
         for (int r = 0; r < size; ++r) EXPECT(gathered[r] == (r < round ? 0 : 1 + r));
       }
-      auto joined = Join(comm, 20, 3);  // with the key of the others
+      auto joined = Join(comm, 20, 3);  // with the same key
       EXPECT_OK(Wait(joined->ending));
       EXPECT(joined->last_rank == size - 1);
-      // All are there again, and count alike.
+      // All ranks take part again, with the same sequence numbers.
       std::vector<int64_t> values(count, rank);
       Ending sum = AllReduce(comm, values, {3}, DType::kInt64);
       EXPECT_OK(Wait(sum));
@@ -55,7 +55,7 @@ void TestUneven(int size, size_t count) {
   });
 }
 
-// Every operation and type gives what the ranks with data make of it.
+// Every operation and type: the result is that of the ranks with data.
 void TestOperations() {
   constexpr int kSize = 4;
   Ranks comms = ConnectedOn(kSize, 2);
@@ -91,7 +91,7 @@ void TestOperations() {
   });
 }
 
-// A joined rank gets what is for it and forgets it, gives no rows, and holds nobody up.
+// A joined rank discards its outputs, contributes no rows, and does not block the others.
 void TestOtherCollectives() {
   constexpr int kSize = 3;
   Ranks comms = Connected(kSize);
@@ -145,7 +145,7 @@ void TestOtherCollectives() {
   EXPECT(joined->last_rank == 2);
 }
 
-void TestNothingButJoins(int size) {
+void TestOnlyJoins(int size) {
   Ranks comms = Connected(size);
   OnRanks(size, [&](int rank) {
     for (int turn = 0; turn < 200; ++turn) {
@@ -156,12 +156,12 @@ void TestNothingButJoins(int size) {
   });
 }
 
-// Ranks that start at once what comes after a join.
-void TestAgainAndAgain(int size) {
+// Ranks that start the next collectives directly after a join.
+void TestRepeated(int size) {
   Ranks comms = Connected(size);
   OnRanks(size, [&](int rank) {
     for (int turn = 0; turn < 100; ++turn) {
-      // A root has finished a scatter before the others have heard of it.
+      // The root finishes a scatter before the others know of it.
       std::vector<float> values(3, static_cast<float>(rank));
       const int root = turn % size;
       if (rank == root) {
@@ -184,8 +184,8 @@ void Main() {
   TestUneven(4, 40000);
   TestOperations();
   TestOtherCollectives();
-  for (const int size : {2, 3, 8}) TestNothingButJoins(size);
-  for (const int size : {2, 3, 8}) TestAgainAndAgain(size);
+  for (const int size : {2, 3, 8}) TestOnlyJoins(size);
+  for (const int size : {2, 3, 8}) TestRepeated(size);
   std::puts("join: ok");
 }
 

@@ -1,4 +1,4 @@
-// A join as tests call it.
+// A join for tests.
 #ifndef TFDIST_TESTS_CORE_COLLECTIVES_JOINS_H_
 #define TFDIST_TESTS_CORE_COLLECTIVES_JOINS_H_
 

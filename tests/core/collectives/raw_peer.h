@@ -1,4 +1,4 @@
-// Somebody who connects to a data port and writes whatever bytes a test likes.
+// A client of a data port that sends arbitrary bytes.
 #ifndef TFDIST_TESTS_CORE_COLLECTIVES_RAW_PEER_H_
 #define TFDIST_TESTS_CORE_COLLECTIVES_RAW_PEER_H_
 
@@ -40,9 +40,8 @@ inline std::string HelloFrame(uint32_t rank, uint64_t generation = 1, uint32_t t
 
 class RawPeer {
  public:
-  // Connects, and closes with a reset, so that thousands of them leave nothing behind in the
-  // kernel.
-  // By TCP, or with `local` by the unix socket of a listener of this machine.
+  // Connects by TCP, or with `local` by the unix socket of a listener on this machine. A TCP
+  // connection is closed with a reset, so that thousands of them leave no state in the kernel.
   explicit RawPeer(int port, bool local = false) {
     PeerSocket socket;
     EXPECT_OK(Dial(StrCat("127.0.0.1:", port), local, Deadline(), &socket));
@@ -54,12 +53,12 @@ class RawPeer {
     EXPECT(setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &hard, sizeof(hard)) == 0);
   }
 
-  // Whether all was taken; a peer that has closed its end takes nothing.
+  // Whether everything was sent; false if the other side has closed the connection.
   bool Send(const std::string& bytes) {
     return SendAll(socket_, bytes.data(), bytes.size(), Deadline()).ok();
   }
   void Receive(char* data, size_t size) { EXPECT_OK(ReceiveAll(socket_, data, size, Deadline())); }
-  // Whether so much came before the other side closed.
+  // Whether `size` bytes arrived before the other side closed.
   bool TryReceive(char* data, size_t size) {
     return ReceiveAll(socket_, data, size, Deadline()).ok();
   }
@@ -70,8 +69,8 @@ class RawPeer {
     EXPECT_OK(DecodeHeader(bytes.data(), &header));
     return header;
   }
-  // Says HELLO, and proves `key` to what is challenged with; false if the other side closes
-  // instead.
+  // Sends HELLO and answers the CHALLENGE with a proof of `key`. False if the other side closes the
+  // connection before.
   bool Introduce(const Hello& hello, const Key& key = TestKey()) {
     HeaderBytes head;
     Challenge challenge;
@@ -88,12 +87,12 @@ class RawPeer {
   static std::string ProofFrame(const Digest& proof) {
     return Frame(FrameType::kProof, std::string(proof.begin(), proof.end()));
   }
-  // As a rank that dials rank 0.
+  // As rank `rank`, which dials rank 0.
   bool Introduce(uint32_t rank, uint64_t generation = 1) {
     return Introduce(Hello{generation, rank, 0, NewNonce()});
   }
   void EndSending() { shutdown(socket_.get(), SHUT_WR); }
-  // Waits until the other side closes, whatever it sends before.
+  // Discards received bytes until the other side closes.
   void AwaitClose() {
     char bytes[4096];
     const TimePoint deadline = Deadline();
@@ -106,7 +105,7 @@ class RawPeer {
     }
   }
 
-  // A frame with the descriptor that comes beside its first byte.
+  // Receives a frame with a descriptor beside its first byte.
   std::string ReceiveWithDescriptor(size_t size, Fd* descriptor) {
     std::string bytes(size, '\0');
     EXPECT_OK(tfdist::ReceiveWithDescriptor(socket_, bytes.data(), size, descriptor, Deadline()));

@@ -1,5 +1,5 @@
-// Ranks of one machine that share memory: who does and who does not, what is lent and withdrawn,
-// what wakes who is idle, and peers that break the rules or die.
+// Ranks of one machine that share memory: offers that are accepted or declined, exposed memory,
+// wakeups of idle ranks, and peers that violate the protocol or die.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -13,7 +13,7 @@
 namespace tfdist::testing::sharing_test {
 namespace {
 
-// Rank 0 is a communicator; rank 1 is written by hand, has joined in, and lends `values`.
+// Rank 0 is a communicator; the test sends the frames of rank 1, which uses the shared memory.
 class Sharer {
  public:
   explicit Sharer(bool reads = true) {
@@ -40,7 +40,7 @@ class Sharer {
     connecting.join();
   }
 
-  // Returns when rank 0 has opened the collective: only then does a peer send more than little.
+  // Returns when rank 0 has opened the collective, which permits large chunks.
   Ending StartAllReduce(std::vector<float>& values) {
     Ending ending = AllReduce(*comm, values);
     EXPECT(Eventually([&] { return channel->HasBytes(); }));
@@ -59,7 +59,7 @@ class Sharer {
   std::unique_ptr<SharedChannel> channel;
 };
 
-// Chunks with no room in the shared memory, which are lent.
+// Chunks that do not fit into the shared memory and are lent.
 constexpr uint64_t kHalf = kChunkBytes;
 constexpr size_t kCount = 2 * kHalf / sizeof(float);
 
@@ -89,22 +89,22 @@ void TestLending() {
   std::vector<float> ours(kCount, 1), theirs(kCount, 2);
   Ending ending = sharer.StartAllReduce(ours);
   char* const bytes = reinterpret_cast<char*>(theirs.data());
-  // In two pieces, the step after it in one.
+  // Step 0 in two pieces, step 1 in one.
   sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, 4}, {bytes + kHalf + 4, kHalf - 4}}) +
               LendFrame(1, {{bytes, kHalf}}));
-  // It lends as well, and has ended when it has back what it lends.
+  // Rank 0 lends too, and ends when its memory has been returned.
   EXPECT(StillRuns(ending, 0.05));
   sharer.Send(Frame(FrameType::kReturn, "") + Frame(FrameType::kReturn, ""));
   EXPECT_OK(Wait(ending));
   EXPECT(ours[0] == 2 && ours[kCount - 1] == 3);
 }
 
-// What a peer begins wakes nobody who is idle; a question does.
+// An OPEN does not wake an idle rank; a QUERY does.
 void TestIdle() {
   Sharer sharer;
   constexpr size_t kCapacity = SharedChannel::kCapacity;
   uint64_t key = 1;
-  const bool waits = Eventually([&] {  // once the other side has come to rest
+  const bool waits = Eventually([&] {  // until the other side is idle
     std::string open = Open(key++);
     EXPECT(sharer.channel->Write({{open.data(), open.size()}}) == open.size());
     EXPECT(!sharer.channel->ReaderSleeps(false));
@@ -116,8 +116,8 @@ void TestIdle() {
   EXPECT(Eventually([&] { return sharer.channel->Room() == kCapacity; }));
 }
 
-// Who runs ahead of an idle peer is not held up when the shared memory is full of what it sent,
-// whether the next chunk waits there (40 KB) or would be lent (64 KB).
+// A rank ahead of an idle peer is not blocked when the shared memory is full, whether the next
+// chunk waits for space in it (40 KB) or is lent (64 KB).
 void TestRunsAhead() {
   for (const size_t count : {10000, 16384}) {
     Ranks comms = Connected(2);
@@ -137,7 +137,7 @@ void TestRunsAhead() {
   }
 }
 
-// The reason of whoever withdraws what it has lent is heard, not the broken loan.
+// A peer that withdraws lent memory with an ABORT: its reason is reported, not the failed read.
 void TestWithdrawn() {
   for (const bool says_why : {true, false}) {
     Sharer sharer;
@@ -187,8 +187,7 @@ void TestBrokenRules() {
   }
 }
 
-// Rank 0, written by hand: takes rank 1 in by the unix socket or by TCP, and answers with a
-// WELCOME.
+// Rank 0 by hand: accepts rank 1 by the unix socket or by TCP, and sends a WELCOME.
 PeerSocket WelcomeByHand(const Listener& listener, bool local, const std::string& payload,
                          int descriptor) {
   PeerSocket socket;
@@ -214,8 +213,8 @@ PeerSocket WelcomeByHand(const Listener& listener, bool local, const std::string
   return socket;
 }
 
-// A dialling rank is offered something that is not what it should be: it declines, and all goes
-// over the socket. An offer that cannot be understood, or comes over TCP, is the end.
+// A dialling rank declines an offer without valid shared memory, and uses the socket. A malformed
+// offer, or one over TCP, is an error.
 void TestFalseOffers() {
   const ExposedMemory exposed;
   const std::string offer = Encode(Offer{exposed.canary()});
@@ -249,7 +248,7 @@ void TestFalseOffers() {
   }
 }
 
-// A canary that is not there: the memory is shared, but nothing is read in place.
+// A wrong canary: the memory is shared, but exposed memory is not read.
 void TestFalseCanary() {
   const std::unique_ptr<SharedChannel> channel = SharedChannel::Create();
   Offer offer;
@@ -276,7 +275,7 @@ void TestFalseCanary() {
   EXPECT(shared.joined && !shared.reads);
 }
 
-// Over TCP a peer cannot name an address: LEND, SHARED and RETURN end the connection.
+// Over TCP a peer cannot send addresses: LEND, SHARED and RETURN end the connection.
 void TestNothingIsLentOverTcp() {
   std::vector<float> theirs(kCount, 2);
   char* const bytes = reinterpret_cast<char*>(theirs.data());
@@ -303,7 +302,7 @@ void TestNothingIsLentOverTcp() {
   }
 }
 
-// One that may not share among others that may.
+// One rank without shared memory among others with it.
 void TestMixed() {
   for (int odd = 0; odd < 3; ++odd) {
     Ranks comms(3);
@@ -324,7 +323,7 @@ void TestMixed() {
   }
 }
 
-// A process that is killed in the middle, with words of its own unread.
+// A process that is killed during a collective, with unread frames.
 void TestKilled() {
   for (const size_t count : {10, 1000000}) {
     std::unique_ptr<Communicator> comm;
@@ -343,7 +342,7 @@ void TestKilled() {
     EXPECT_OK(comm->Connect(TestKey(), 1, addresses, 20));
     std::vector<float> values(count, 1), others(count, 2);
     if (rank == 1) {
-      // Rank 0 takes part in the first only.
+      // Rank 0 takes part only in the first.
       Ending first = AllReduce(*comm, values);
       EXPECT_OK(Wait(first));
       Ending last = AllReduce(*comm, others, {2});

@@ -1,5 +1,5 @@
-// Thousands of collectives of every kind in any order, and hundreds of communicators, with exact
-// results and nothing left over.
+// Thousands of collectives of every kind in any order, and hundreds of communicators: results are
+// exact and no descriptor leaks.
 #include <algorithm>
 #include <random>
 
@@ -11,9 +11,9 @@ namespace {
 
 using Random = std::mt19937_64;
 
-constexpr int kBatch = 50;  // how many collectives are in flight on a rank
+constexpr int kBatch = 50;  // collectives in flight on a rank
 
-// One collective, the same on every rank because it follows from its key.
+// A collective derived from its key, so that it is the same on every rank.
 Job RandomJob(uint64_t key, int size) {
   Random random(key);
   const Method& method = kMethods[random() % kMethods.size()];
@@ -49,7 +49,7 @@ void TestRandomCollectives(int size, int collectives) {
   });
 }
 
-// Everybody's communicator and two over some of the ranks, all used at once and in any order.
+// A communicator of all ranks and two of subsets, used concurrently and in any order.
 void TestGroups(int collectives) {
   const std::vector<std::vector<int>> groups = {{0, 1, 2, 3}, {0, 2}, {1, 2, 3}};
   std::vector<Ranks> comms;
@@ -60,10 +60,10 @@ void TestGroups(int collectives) {
       std::vector<std::pair<Job, Communicator*>> mine;
       for (int key = first; key < first + kBatch; ++key) {
         const std::vector<int>& members = groups[key % groups.size()];
-        const auto place = std::find(members.begin(), members.end(), rank);
-        if (place == members.end()) continue;
+        const auto position = std::find(members.begin(), members.end(), rank);
+        if (position == members.end()) continue;
         mine.emplace_back(RandomJob(key, static_cast<int>(members.size())),
-                          comms[key % groups.size()][place - members.begin()].get());
+                          comms[key % groups.size()][position - members.begin()].get());
       }
       std::shuffle(mine.begin(), mine.end(), random);
       std::vector<std::unique_ptr<Job::Running>> running;
@@ -82,7 +82,7 @@ void TestManyCommunicators() {
       Ending ending = AllReduce(*comms[rank], values);
       EXPECT_OK(Wait(ending));
       EXPECT(values[99] == size * turn + size * (size - 1) / 2);
-      // Some leave and close while others are still at it, some leave, and some are merely
+      // Some ranks leave and close while others are not finished, some leave, and some are only
       // destroyed.
       if (turn % 3 > 0) comms[rank]->Leave();
       if (turn % 3 > 1) comms[rank]->Close();
@@ -94,7 +94,7 @@ void TestManyCommunicators() {
   EXPECT(OpenDescriptors() == before);
 }
 
-// Collectives that start, from several threads, while the communicator ends: each ends once, and
+// Collectives that several threads start while the communicator ends: each ends exactly once, and
 // soon.
 void TestEndUnderLoad(const std::function<void(Communicator&)>& end) {
   for (int turn = 0; turn < Rounds(10); ++turn) {
@@ -130,7 +130,7 @@ void Main() {
   std::printf("stress (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(stress, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::stress_test

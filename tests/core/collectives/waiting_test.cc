@@ -1,4 +1,4 @@
-// The sentence that names the missing ranks; asking for it does not disturb the collectives.
+// Communicator::Waiting names the missing ranks, and calls of it do not disturb the collectives.
 #include <atomic>
 
 #include "collectives/calls.h"
@@ -6,7 +6,7 @@
 namespace tfdist::testing::waiting_test {
 namespace {
 
-void TestNamesWhoIsMissing() {
+void TestNamesMissingRank() {
   Ranks comms = Connected(2);
   EXPECT(comms[0]->Waiting(0) == "");
   std::vector<float> ours(10, 1), theirs(10, 2);
@@ -23,11 +23,11 @@ void TestNamesWhoIsMissing() {
   EXPECT(comms[0]->Waiting(0) == "");
 }
 
-// One that asks has the engine for a moment, in which others leave it commands.
-void TestAskedAllTheTime() {
+// Waiting holds the engine for a moment, in which other threads queue commands.
+void TestFrequentCalls() {
   Ranks comms = Connected(2);
   std::atomic<bool> stop{false};
-  std::thread asking([&] {
+  std::thread caller([&] {
     while (!stop) {
       for (const auto& comm : comms) EXPECT(comm->Waiting(60) == "");
     }
@@ -39,18 +39,18 @@ void TestAskedAllTheTime() {
       const TimePoint begun = Clock::now();
       Ending ending = AllReduce(*comms[rank], values, {1});
       EXPECT_OK(Wait(ending));
-      // A command that is left behind waits for the communicator's own thread, up to 5 s.
+      // A command that is not executed then waits for the communicator's own thread, up to 5 s.
       EXPECT(SecondsSince(begun) < 3);
       EXPECT(values[9] == 2.0f * static_cast<float>(step));
     }
   });
   stop = true;
-  asking.join();
+  caller.join();
 }
 
 void Main() {
-  TestNamesWhoIsMissing();
-  TestAskedAllTheTime();
+  TestNamesMissingRank();
+  TestFrequentCalls();
   std::puts("waiting: ok");
 }
 

@@ -1,5 +1,5 @@
-// Reading the memory of another process: what it says is there, only while it lends, and nothing
-// of anybody else.
+// Reads of another process's memory: the exposed content, only while it is exposed, and only of the
+// right process.
 #include "core/net/peer_memory.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kCount = 100000;
 
-// Fills the whole of an object from a pipe, or the other way round.
+// Read a whole object from a descriptor, or write it.
 template <typename T>
 void ReadWhole(int fd, T* value) {
   EXPECT(read(fd, value, sizeof(T)) == sizeof(T));
@@ -31,7 +31,7 @@ void WriteWhole(int fd, const T& value) {
   EXPECT(write(fd, &value, sizeof(T)) == sizeof(T));
 }
 
-// A process that exposes 0, 1, 2, ... and stops it when told to, at the other end of a unix socket.
+// A process at the other end of a unix socket that exposes 0, 1, 2, ... until Withdraw.
 class OtherProcess {
  public:
   OtherProcess() {
@@ -100,22 +100,22 @@ void TestAnotherProcess() {
   EXPECT_OK(peer.Read(all, there));
   for (size_t i = 0; i < kCount; ++i) EXPECT(values[i] == static_cast<int32_t>(i));
 
-  // In pieces that do not match, more than go into a system call; one of nothing among them.
+  // In pieces of different sizes, some of them empty, and more than fit into a system call.
   std::fill(values.begin(), values.end(), -2);
-  std::vector<iovec> here, lent;
+  std::vector<iovec> here, exposed;
   char* const data = reinterpret_cast<char*>(values.data());
   const size_t bytes = kCount * sizeof(int32_t);
   for (size_t at = 0; at < bytes; at += 301)
     here.push_back({data + at, std::min<size_t>(301, bytes - at)});
   for (size_t at = 0; at < bytes; at += 577) {
-    lent.push_back({other.address + at, std::min<size_t>(577, bytes - at)});
-    lent.push_back({nullptr, 0});
+    exposed.push_back({other.address + at, std::min<size_t>(577, bytes - at)});
+    exposed.push_back({nullptr, 0});
   }
-  RemoteRead borrowed(peer, lent);
-  EXPECT_OK(borrowed.Read(here.data(), 100));
-  EXPECT_OK(borrowed.Read(here.data() + 100, here.size() - 100));
+  RemoteRead remote(peer, exposed);
+  EXPECT_OK(remote.Read(here.data(), 100));
+  EXPECT_OK(remote.Read(here.data() + 100, here.size() - 100));
   for (size_t i = 0; i < kCount; ++i) EXPECT(values[i] == static_cast<int32_t>(i));
-  EXPECT_CONTAINS(borrowed.Read(here.data(), 1).message(), "exposes less than is to be read");
+  EXPECT_CONTAINS(remote.Read(here.data(), 1).message(), "exposes less than is to be read");
 
   other.Withdraw();
   EXPECT(!peer.IsReadable());
@@ -124,7 +124,7 @@ void TestAnotherProcess() {
   EXPECT_CONTAINS(withdrawn.message(), "exposes its memory no more");
 }
 
-void TestWhoeverIsGone() {
+void TestEndedProcess() {
   OtherProcess other;
   const PeerMemory peer = other.memory();
   other.Kill();
@@ -143,7 +143,7 @@ std::shared_ptr<const PeerProcess> Myself() {
   return process;
 }
 
-void TestWhatCannotBeRead() {
+void TestUnreadableAddresses() {
   const ExposedMemory exposed;
   const PeerMemory here(Myself(), exposed.canary());
   EXPECT(here.IsReadable());
@@ -172,7 +172,7 @@ void TestFalseCanaries() {
   EXPECT(second.canary().value != exposed.canary().value);
 }
 
-// Who the peer is comes from the kernel alone.
+// The identity of the peer comes from the kernel alone.
 void TestPeers() {
   Listener listener;
   EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener));
@@ -186,20 +186,20 @@ void TestPeers() {
   EXPECT_OK(Dial(address, true, deadline, &dialled));
   EXPECT(!Accept(listener.tcp(), &accepted) && Accept(listener.local(), &accepted));
   EXPECT(accepted.process->id() == getpid());
-  dialled.fd.Reset();  // who has hung up may be anybody by now
+  dialled.fd.Reset();  // after a hang-up the process id may have been reused
   EXPECT(PeerProcess::Of(accepted.fd) == nullptr);
   // A local name without a listener: TCP reports the error.
   listener.Close();
   EXPECT(!Dial(address, true, deadline, &dialled).ok());
-  // Listening on all addresses is found by each of them.
+  // A listener on all addresses is found by each of them.
   EXPECT_OK(Listener::Listen("", 0, true, &listener));
   EXPECT_OK(Dial(StrCat("127.0.0.1:", listener.port()), true, deadline, &dialled));
   EXPECT(dialled.process != nullptr);
 }
 
-// A process of another user is not let in, and not believed.
+// A process of another user is neither accepted nor trusted.
 void TestOtherUsers() {
-  if (geteuid() != 0) return;  // only root can become another
+  if (geteuid() != 0) return;  // only root can change its user
   Listener listener;
   EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener));
   const std::string address = StrCat("127.0.0.1:", listener.port());
@@ -208,7 +208,7 @@ void TestOtherUsers() {
   if (child == 0) {
     EXPECT(setresuid(65533, 65533, 65533) == 0);
     PeerSocket socket;
-    // The name is there, but of root: TCP it is.
+    // The name exists but belongs to root, so TCP is used.
     EXPECT_OK(Dial(address, true, Clock::now() + std::chrono::seconds(10), &socket));
     EXPECT(socket.process == nullptr);
     _exit(0);
@@ -221,10 +221,10 @@ void TestOtherUsers() {
 }
 
 void Main() {
-  TestOtherUsers();  // forks, so before there are threads, as the next two
+  TestOtherUsers();  // the first three fork, so they run before there are threads
   TestAnotherProcess();
-  TestWhoeverIsGone();
-  TestWhatCannotBeRead();
+  TestEndedProcess();
+  TestUnreadableAddresses();
   TestFalseCanaries();
   TestPeers();
   std::puts("peer memory: ok");

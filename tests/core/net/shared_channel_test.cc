@@ -1,5 +1,5 @@
-// Rings of bytes in shared memory: whole and in order whatever the pieces, and safe from whoever
-// writes nonsense into them.
+// Ring buffers in shared memory: bytes arrive complete and in order for any pieces, and corrupted
+// indices do no harm.
 #include "core/net/shared_channel.h"
 
 #include <fcntl.h>
@@ -38,20 +38,20 @@ std::vector<iovec> Cut(std::vector<char>& bytes, size_t begin, size_t end,
   return pieces;
 }
 
-// Both rings at once, many times round, in pieces of any length.
+// Both rings, wrapping several times, in pieces of random sizes.
 void TestStream() {
   std::mt19937_64 random(3);
   Pair pair;
   std::vector<char> sent(5 * kCapacity + 77);
   for (char& byte : sent) byte = static_cast<char>(random());
-  for (const bool forth : {true, false}) {
-    SharedChannel& writer = forth ? *pair.creator : *pair.opener;
-    SharedChannel& reader = forth ? *pair.opener : *pair.creator;
+  for (const bool forward : {true, false}) {
+    SharedChannel& writer = forward ? *pair.creator : *pair.opener;
+    SharedChannel& reader = forward ? *pair.opener : *pair.creator;
     std::vector<char> received(sent.size());
     size_t in = 0, out = 0;
     while (out < sent.size()) {
-      const size_t most = random() % (kCapacity / 2);
-      in += writer.Write(Cut(sent, in, std::min(in + most, sent.size()), random));
+      const size_t max_bytes = random() % (kCapacity / 2);
+      in += writer.Write(Cut(sent, in, std::min(in + max_bytes, sent.size()), random));
       EXPECT(reader.HasBytes() == (in > out));
       const size_t room = random() % (kCapacity / 2);
       const ssize_t read =
@@ -92,8 +92,8 @@ void TestSleep() {
   EXPECT(!pair.creator->ReaderSleeps(true));
 }
 
-// Whoever sleeps soundly is woken for what is urgent, and sleeps lightly when it says so.
-void TestSleepSoundly() {
+// A reader in deep sleep is woken only by urgent data; it can change to light sleep.
+void TestDeepSleep() {
   Pair pair;
   char byte = 'x';
   EXPECT(pair.opener->Sleep(true));
@@ -107,8 +107,8 @@ void TestSleepSoundly() {
   EXPECT(pair.creator->ReaderSleeps(false));
 }
 
-// The other process may write anything anywhere.
-void TestOverwritten() {
+// The other process may write anything to the shared memory.
+void TestCorrupted() {
   std::mt19937_64 random(5);
   std::vector<char> bytes(2 * kCapacity);
   for (int turn = 0; turn < 200; ++turn) {
@@ -167,8 +167,8 @@ void Main() {
   TestStream();
   TestFull();
   TestSleep();
-  TestSleepSoundly();
-  TestOverwritten();
+  TestDeepSleep();
+  TestCorrupted();
   TestOpenRefuses();
   TestDescriptors();
   std::puts("shared channel: ok");

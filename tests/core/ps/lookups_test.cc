@@ -3,6 +3,8 @@
 
 #include <set>
 
+#include "core/math/cast16.h"
+
 namespace tfdist::testing::ps_lookups_test {
 namespace {
 
@@ -57,8 +59,8 @@ void TestShortFloats() {
   for (const DType wire : {DType::kFloat16, DType::kBFloat16}) {
     const auto rounded = [wire](Floats values) {
       std::vector<uint16_t> narrow(values.size());
-      Narrow(wire, values.data(), narrow.data(), values.size());
-      Widen(wire, narrow.data(), values.data(), values.size());
+      CastFromFloat32(wire, values.data(), narrow.data(), values.size());
+      CastToFloat32(wire, narrow.data(), values.data(), values.size());
       return values;
     };
     const Floats exact = job.Lookup(table, ids, 7), rows = job.Lookup(table, ids, 7, true, wire);
@@ -73,8 +75,8 @@ void TestShortFloats() {
   // To nearest even, and what no float16 can hold.
   const Floats odd = {1.0f + 0x1p-11f, 1.0f + 3 * 0x1p-11f, 70000.0f, -0.0f};
   uint16_t half[4], brain[4];
-  Narrow(DType::kFloat16, odd.data(), half, 4);
-  Narrow(DType::kBFloat16, odd.data(), brain, 4);
+  CastFromFloat32(DType::kFloat16, odd.data(), half, 4);
+  CastFromFloat32(DType::kBFloat16, odd.data(), brain, 4);
   EXPECT(half[0] == 0x3c00 && half[1] == 0x3c02 && half[2] == 0x7c00 && half[3] == 0x8000);
   EXPECT(brain[0] == 0x3f80 && brain[2] == 0x4789 && brain[3] == 0x8000);
 }

@@ -13,8 +13,8 @@
 #include "core/base/handle_table.h"
 #include "core/ps/server/server.h"
 #include "core/ps/server/server_handles.h"
+#include "core/ps/table/ids_by_server.h"
 #include "core/ps/table/table.h"
-#include "core/ps/table/unique_ids.h"
 
 // The fields of ServerOptions and ScheduleOptions; enumerations and booleans as numbers.
 struct tfdist_ps_server_options {

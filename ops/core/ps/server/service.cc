@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/math/cast16.h"
 #include "core/ps/table/table_batch.h"
 
 namespace tfdist::ps {
@@ -210,7 +211,7 @@ std::optional<Answer> Service::Do(Caller*, uint64_t number, const LookupRequest&
     auto* const rows = reinterpret_cast<float*>(narrows ? wide->data() : out->data());
     table->Lookup(now, *batches[i], lookup.training, rows);
     if (narrows) {
-      Narrow(entry.wire, rows, out->data(), entry.count * table->config().width);
+      CastFromFloat32(entry.wire, rows, out->data(), entry.count * table->config().width);
     }
   }
   return answer;

@@ -108,15 +108,15 @@ void StepSums::CollectRows(int worker, const Update& update) {
                      /*within_budget=*/false);
   }
   sums.ids.Reserve(update.row_count());
-  if (sums.ids.places().empty() || worker < sums.worker) {
+  if (sums.ids.indices().empty() || worker < sums.worker) {
     sums.worker = worker;
     sums.step = update.step;
   }
-  const size_t before = sums.ids.places().size();
+  const size_t before = sums.ids.indices().size();
   sums.ids.Add(update.row_numbers(), update.row_count());
   sums.gradients.resize(sums.ids.ids().size() * width);
-  for (size_t i = before; i < sums.ids.places().size(); ++i, gradient += width) {
-    float* const sum = sums.gradients.data() + sums.ids.places()[i] * width;
+  for (size_t i = before; i < sums.ids.indices().size(); ++i, gradient += width) {
+    float* const sum = sums.gradients.data() + sums.ids.indices()[i] * width;
     for (size_t j = 0; j < width; ++j) sum[j] += gradient[j];
   }
 }

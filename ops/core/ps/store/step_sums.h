@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "core/math/unique_ids.h"
 #include "core/ps/store/update.h"
-#include "core/ps/table/unique_ids.h"
 
 namespace tfdist::ps {
 

@@ -186,7 +186,7 @@ Status Store::Create(const CreateRequest& request, const std::vector<BlockPtr>& 
       }
       if (shard == nullptr && entry.has_value) {
         // Its memory is held already, by the request.
-        memory_->CheckKept(values[value]->bytes());
+        memory_->CheckPersistent(values[value]->bytes());
         shard = Add(entry.name, entry.dtype, entry.elements, values[value]);
       }
       if (entry.has_value) ++value;
@@ -247,7 +247,7 @@ Shard* Store::Add(const std::string& name, DType dtype, uint64_t elements, Block
   }
   ++count_;
   value_bytes_ += added->bytes;
-  memory_->Keep(added->bytes);
+  memory_->MakePersistent(added->bytes);
   return added;
 }
 
@@ -257,7 +257,7 @@ void Store::Remove(size_t count) {
     by_name_.erase(last.name);
     --count_;
     value_bytes_ -= last.bytes;
-    memory_->Unkeep(last.bytes);
+    memory_->MakeTransient(last.bytes);
   }
 }
 

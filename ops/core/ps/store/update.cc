@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "core/math/cast16.h"
+
 namespace tfdist::ps {
 namespace {
 
@@ -95,7 +97,7 @@ BlockPtr Widened(BlockPtr values, DType wire, BlockPool* pool) {
   if (wire == DType::kFloat32) return values;
   const size_t count = values->bytes() / ByteSize(wire);
   BlockPtr wide = pool->AllocateAtLeast(count * sizeof(float));
-  Widen(wire, values->data(), reinterpret_cast<float*>(wide->data()), count);
+  CastToFloat32(wire, values->data(), reinterpret_cast<float*>(wide->data()), count);
   return wide;
 }
 

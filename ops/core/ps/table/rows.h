@@ -15,17 +15,10 @@
 #include <vector>
 
 #include "core/base/memory_budget.h"
+#include "core/base/mix_id.h"
 #include "core/base/page_array.h"
 
 namespace tfdist::ps {
-
-// Spreads ids evenly over 64 bits; one to one (the finalizer of Steele et al. 2014, SplitMix64).
-inline uint64_t MixId(int64_t id) {
-  uint64_t x = static_cast<uint64_t>(id) + 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 class Rows {
  public:

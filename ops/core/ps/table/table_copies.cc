@@ -4,8 +4,8 @@
 #include <new>
 #include <utility>
 
+#include "core/ps/table/ids_by_server.h"
 #include "core/ps/table/table_stripe.h"
-#include "core/ps/table/unique_ids.h"
 
 namespace tfdist::ps {
 namespace {

@@ -5,6 +5,9 @@
 #include <numeric>
 #include <utility>
 
+#include "core/math/cast16.h"
+#include "core/ps/table/ids_by_server.h"
+
 namespace tfdist::ps {
 namespace {
 
@@ -65,9 +68,9 @@ LookupOperation::Group& LookupOperation::GroupOf(const TableLookup& lookup,
 }
 
 void LookupOperation::Add(const TableLookup& lookup, Group* group) {
-  const size_t before = group->unique.places().size();
+  const size_t before = group->unique.indices().size();
   group->unique.Add(lookup.ids.data(), lookup.ids.size());
-  const uint32_t* const places = group->unique.places().data() + before;
+  const uint32_t* const places = group->unique.indices().data() + before;
   auto* row = reinterpret_cast<float*>(lookup.rows.data);
   for (size_t i = 0; i < lookup.ids.size(); ++i, row += group->width) {
     // Places are counted up as ids occur first.
@@ -162,7 +165,7 @@ Status LookupOperation::OnPayload(const Request& request) {
     const size_t row_bytes = group.width * ByteSize(group.wire);
     const char* from = part.received;
     for (const uint32_t place : part.places) {
-      Widen(group.wire, from, group.rows[place], group.width);
+      CastToFloat32(group.wire, from, group.rows[place], group.width);
       from += row_bytes;
     }
   }

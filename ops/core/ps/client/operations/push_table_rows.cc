@@ -3,8 +3,10 @@
 #include <cstring>
 #include <utility>
 
+#include "core/math/cast16.h"
+#include "core/math/unique_ids.h"
 #include "core/ps/client/operations/push_operation.h"
-#include "core/ps/table/unique_ids.h"
+#include "core/ps/table/ids_by_server.h"
 
 namespace tfdist::ps {
 namespace {
@@ -24,7 +26,7 @@ class SummedRows {
     rows_.resize(unique_.ids().size());
     std::vector<bool> repeats(rows_.size());
     size_t first = 0, repeated = 0;
-    for (const uint32_t place : unique_.places()) {
+    for (const uint32_t place : unique_.indices()) {
       if (place == first) {
         ++first;
       } else if (!repeats[place]) {
@@ -35,7 +37,7 @@ class SummedRows {
     BlockPtr sums = pool->AllocateAtLeast(repeated * width * sizeof(float));
     auto* next_sum = reinterpret_cast<float*>(sums->data());
     owners_.push_back(std::move(sums));
-    const uint32_t* place = unique_.places().data();
+    const uint32_t* place = unique_.indices().data();
     for (const RowGradient* gradient : gradients) {
       const auto* values = reinterpret_cast<const float*>(gradient->values.data);
       for (size_t i = 0; i < gradient->ids.size(); ++i, ++place, values += width) {
@@ -108,7 +110,7 @@ Status PushOperation::AddTableRows(const StepValues& step,
     const BlockPtr rows = pool_->AllocateAtLeast(places.size() * row_bytes);
     char* to = rows->data();
     for (const uint32_t place : places) {
-      Narrow(wire, sums->row(place), to, width);
+      CastFromFloat32(wire, sums->row(place), to, width);
       to += row_bytes;
     }
     AddPayload(server, rows->data(), rows->bytes(), rows);

@@ -1,4 +1,4 @@
-// How ranks connect, and what they say when they cannot.
+// Connecting ranks, and the errors when they cannot.
 #include "collectives/calls.h"
 
 namespace tfdist::testing::connect_test {
@@ -11,7 +11,7 @@ void TestConnectWithMissingRank() {
     EXPECT_OK(Communicator::Create(rank, 3, "", 0, &comms[rank]));
     addresses.push_back(StrCat("127.0.0.1:", comms[rank]->port()));
   }
-  // Rank 2 dials the others, and rank 0 is dialled: each way of missing a rank.
+  // Rank 2 dials the others and rank 0 is dialled: both cases of a missing rank.
   for (const int missing : {2, 0}) {
     Ranks present(3);
     for (int rank = 0; rank < 3; ++rank) {
@@ -38,8 +38,8 @@ void TestConnectErrors() {
   gone.reset();
   EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
   std::vector<float> values(3);
-  Ending early = AllReduce(*comm, values, {1, "hasty"});
-  const Status hasty = Wait(early);
+  Ending premature = AllReduce(*comm, values, {1, "hasty"});
+  const Status hasty = Wait(premature);
   EXPECT_STATUS(hasty, StatusCode::kFailedPrecondition);
   EXPECT_CONTAINS(hasty.message(), "all_reduce 'hasty' was started before Connect");
   const Status too_few = comm->Connect(TestKey(), 1, {refused}, 1);
@@ -58,8 +58,8 @@ void TestConnectErrors() {
   EXPECT_CONTAINS(in_use.message(), StrCat("cannot bind data port ", comm->port()));
 }
 
-void TestConnectAsAnother() {
-  // Another key, and another generation: a worker of a job that ended.
+void TestWrongKeyOrGeneration() {
+  // A wrong key, and a wrong generation, as of a worker of an earlier job.
   for (const bool other_key : {true, false}) {
     std::unique_ptr<Communicator> host, stranger;
     EXPECT_OK(Communicator::Create(0, 2, "", 0, &host));
@@ -83,7 +83,7 @@ void TestConnectAsAnother() {
 void Main() {
   TestConnectWithMissingRank();
   TestConnectErrors();
-  TestConnectAsAnother();
+  TestWrongKeyOrGeneration();
   std::puts("connect: ok");
 }
 

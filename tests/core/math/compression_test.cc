@@ -1,4 +1,4 @@
-// What compression computes: narrowing in place, the largest values, orthonormal columns.
+// The arithmetic of compression: casts in place, top-k, orthonormal columns.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Exact in 16 bits, so that only their places can go wrong.
+// Exact in 16 bits: only their positions can be wrong.
 template <typename T>
 std::vector<T> Exact(size_t count) {
   std::vector<T> values(count);
@@ -25,39 +25,40 @@ std::vector<T> Exact(size_t count) {
 }
 
 template <typename T>
-void TestNarrowInPlace(DType wire, DType wide) {
+void TestCastInPlace(DType wire, DType wide) {
   for (const size_t count : {0, 1, 7, 2047, 2048, 2049, 10000}) {
     const std::vector<T> expected = Exact<T>(count);
     std::vector<T> values = expected;
-    NarrowTo(wire, wide, values.data(), values.data(), count);
+    CastTo16(wire, wide, values.data(), values.data(), count);
     std::vector<float> travelling(count);
-    Widen(wire, values.data(), travelling.data(), count);
+    CastToFloat32(wire, values.data(), travelling.data(), count);
     for (size_t i = 0; i < count; ++i) EXPECT(travelling[i] == static_cast<float>(expected[i]));
-    WidenInPlace(wire, wide, values.data(), count, 1);
+    CastFrom16InPlace(wire, wide, values.data(), count, 1);
     EXPECT(values == expected);
 
     std::vector<T> elsewhere(count, T{-1});
-    NarrowTo(wire, wide, expected.data(), elsewhere.data(), count);
-    WidenInPlace(wire, wide, elsewhere.data(), count, 4);
+    CastTo16(wire, wide, expected.data(), elsewhere.data(), count);
+    CastFrom16InPlace(wire, wide, elsewhere.data(), count, 4);
     for (size_t i = 0; i < count; ++i) EXPECT(elsewhere[i] == expected[i] / 4);
   }
 }
 
-void TestNarrowRounds() {
+void TestCastRounds() {
   std::vector<float> values = {1.0f + 1e-4f, 65504.0f, 65520.0f, -1e30f, 1e-9f, 3.0f};
-  NarrowTo(DType::kFloat16, DType::kFloat32, values.data(), values.data(), values.size());
-  WidenInPlace(DType::kFloat16, DType::kFloat32, values.data(), values.size(), 1);
+  CastTo16(DType::kFloat16, DType::kFloat32, values.data(), values.data(), values.size());
+  CastFrom16InPlace(DType::kFloat16, DType::kFloat32, values.data(), values.size(), 1);
   EXPECT((values == std::vector<float>{1.0f, 65504.0f, kInfinity, -kInfinity, 0.0f, 3.0f}));
-  // bfloat16 has the range of float32, and 8 bits of precision. The mean divides what is wide.
+  // bfloat16 has the range of float32, and 8 bits of precision. A mean is divided after the cast
+  // back.
   values = {1.0f + 1e-3f, 3e38f, 1.0f};
-  NarrowTo(DType::kBFloat16, DType::kFloat32, values.data(), values.data(), values.size());
-  WidenInPlace(DType::kBFloat16, DType::kFloat32, values.data(), values.size(), 3);
+  CastTo16(DType::kBFloat16, DType::kFloat32, values.data(), values.data(), values.size());
+  CastFrom16InPlace(DType::kBFloat16, DType::kFloat32, values.data(), values.size(), 3);
   EXPECT(values[0] == 1.0f / 3 && std::isfinite(values[1]) && values[2] == 1.0f / 3);
 }
 
-void TestTakeLargest() {
+void TestTopK() {
   const std::vector<float> all = {1.0f, -5.0f, 0.0f, 5.0f, 1e-40f, -2.0f, 5.0f, -kInfinity};
-  // By magnitude, and of equal ones the first.
+  // By magnitude; among equal magnitudes the lower position.
   const std::vector<int32_t> order = {7, 1, 3, 6, 5, 0, 4, 2};
   for (size_t k = 1; k <= all.size(); ++k) {
     std::vector<float> values = all, taken(k);
@@ -96,12 +97,12 @@ void ExpectOrthonormal(const std::vector<float>& matrix, size_t columns) {
 }
 
 void TestOrthonormalize() {
-  // The first column keeps its direction, the second what is new in it.
+  // The first column keeps its direction; the second keeps its component orthogonal to the first.
   std::vector<float> matrix = {3, 1, 4, 1, 0, 2};
   Orthonormalize(matrix.data(), 3, 2);
   ExpectOrthonormal(matrix, 2);
   EXPECT(std::abs(matrix[0] - 0.6f) < 1e-6f && std::abs(matrix[2] - 0.8f) < 1e-6f);
-  // Nearly dependent, dependent, zero, and as many columns as rows.
+  // Nearly dependent and dependent columns, zeros, and a square matrix.
   for (const size_t rows : {1, 2, 3, 4, 100}) {
     const size_t columns = rows < 4 ? rows : 4;
     for (const float scale : {0.0f, 1e-3f, 1e-20f, 1e20f}) {
@@ -132,11 +133,11 @@ void TestMultiplyTransposed() {
 
 void Main() {
   for (const DType wire : {DType::kFloat16, DType::kBFloat16}) {
-    TestNarrowInPlace<float>(wire, DType::kFloat32);
-    TestNarrowInPlace<double>(wire, DType::kFloat64);
+    TestCastInPlace<float>(wire, DType::kFloat32);
+    TestCastInPlace<double>(wire, DType::kFloat64);
   }
-  TestNarrowRounds();
-  TestTakeLargest();
+  TestCastRounds();
+  TestTopK();
   TestOrthonormalize();
   TestMultiplyTransposed();
   std::puts("compression: ok");

@@ -1,4 +1,4 @@
-// The sum of lists of tensors that lie in one process, against a closed form.
+// LocalReduce against a closed form.
 #include "core/math/local_reduce.h"
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 namespace tfdist::testing::local_reduce_test {
 namespace {
 
-// Odd sizes, an empty tensor, one of several blocks.
+// Odd sizes, an empty tensor, and one of several blocks.
 const std::vector<size_t> kSizes = {1, 7, 0, 5000, 3};
 
-// Where the sum goes.
-enum class Place { kOwn, kFirstInput, kPartlyFirstInput };
+// The memory of the output.
+enum class Output { kOwn, kFirstInput, kPartlyFirstInput };
 
 template <typename T>
 std::vector<iovec> Pieces(std::vector<T>& flat) {
@@ -28,7 +28,7 @@ std::vector<iovec> Pieces(std::vector<T>& flat) {
 }
 
 template <typename T>
-void TestReduce(size_t replicas, DType dtype, ReduceOp op, Place place, Stores stores) {
+void TestReduce(size_t replicas, DType dtype, ReduceOp op, Output memory, Stores stores) {
   const size_t count = std::accumulate(kSizes.begin(), kSizes.end(), size_t{0});
   std::vector<std::vector<T>> values(replicas, std::vector<T>(count));
   std::vector<T> own(count, T(-1));
@@ -40,11 +40,11 @@ void TestReduce(size_t replicas, DType dtype, ReduceOp op, Place place, Stores s
   std::vector<iovec> output = Pieces(own);
   const std::vector<iovec> first = Pieces(values[0]);
   for (size_t i = 0; i < output.size(); ++i) {
-    if (place == Place::kFirstInput || (place == Place::kPartlyFirstInput && i % 2 == 1)) {
+    if (memory == Output::kFirstInput || (memory == Output::kPartlyFirstInput && i % 2 == 1)) {
       output[i] = first[i];
     }
   }
-  // In two parts whose border lies inside a tensor, as two threads would share it.
+  // In two calls whose border is inside a tensor, like two threads.
   const size_t half = count / 2 * sizeof(T);
   LocalReduce(inputs, FlatView(output), 0, half, dtype, op, stores);
   LocalReduce(inputs, FlatView(output), half, count * sizeof(T), dtype, op, stores);
@@ -60,7 +60,7 @@ void TestReduce(size_t replicas, DType dtype, ReduceOp op, Place place, Stores s
   EXPECT(i == count);
 }
 
-// Rounding shows the order: 1 + 2^24 is 2^24 in float32.
+// Rounding reveals the order: in float32, 1 + 2^24 is 2^24.
 void TestOrderOfReplicas() {
   std::vector<float> a = {1.0f}, b = {16777216.0f}, c = {-16777216.0f}, sum = {0.0f};
   const auto view = [](std::vector<float>& values) {
@@ -77,15 +77,15 @@ void TestOrderOfReplicas() {
 void Main() {
   TestOrderOfReplicas();
   EXPECT(ChooseStores(0) == Stores::kCached);
-  EXPECT(ChooseStores(size_t{1} << 30) == Stores::kStreamed);
+  EXPECT(ChooseStores(size_t{1} << 30) == Stores::kStreaming);
   for (const size_t replicas : {1, 2, 3, 4, 8}) {
-    for (const Place place : {Place::kOwn, Place::kFirstInput, Place::kPartlyFirstInput}) {
-      for (const Stores stores : {Stores::kCached, Stores::kStreamed}) {
-        TestReduce<float>(replicas, DType::kFloat32, ReduceOp::kSum, place, stores);
-        TestReduce<double>(replicas, DType::kFloat64, ReduceOp::kMean, place, stores);
-        TestReduce<int32_t>(replicas, DType::kInt32, ReduceOp::kMean, place, stores);
-        TestReduce<int64_t>(replicas, DType::kInt64, ReduceOp::kSum, place, stores);
-        TestReduce<_Float16>(replicas, DType::kFloat16, ReduceOp::kSum, place, stores);
+    for (const Output memory : {Output::kOwn, Output::kFirstInput, Output::kPartlyFirstInput}) {
+      for (const Stores stores : {Stores::kCached, Stores::kStreaming}) {
+        TestReduce<float>(replicas, DType::kFloat32, ReduceOp::kSum, memory, stores);
+        TestReduce<double>(replicas, DType::kFloat64, ReduceOp::kMean, memory, stores);
+        TestReduce<int32_t>(replicas, DType::kInt32, ReduceOp::kMean, memory, stores);
+        TestReduce<int64_t>(replicas, DType::kInt64, ReduceOp::kSum, memory, stores);
+        TestReduce<_Float16>(replicas, DType::kFloat16, ReduceOp::kSum, memory, stores);
       }
     }
   }

@@ -1,4 +1,4 @@
-// The interfaces of the ops that compress gradients.
+// The interfaces of the local ops of gradient compression.
 #include <cstdint>
 #include <vector>
 
@@ -14,8 +14,8 @@ using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
-// `payload` has, of each input i, kept[i] positions in its flat values and as many values, as the
-// integers that have their bits. `rests` are the inputs with zeros in those places.
+// For each input i, `payload` contains kept[i] positions in its flat values, followed by the values
+// at these positions, bit-cast to int32. `rests` are the inputs with zeros at these positions.
 REGISTER_OP("TfdistTopK")
     .Input("inputs: N * float")
     .Output("payload: int32")
@@ -32,8 +32,8 @@ REGISTER_OP("TfdistTopK")
       return absl::OkStatus();
     });
 
-// `gathered` is a row of payloads, of which `shapes` and `kept` tell what is where. The outputs are
-// the sums of what they hold, zero elsewhere.
+// `gathered` is a concatenation of payloads; `shapes` and `kept` describe each of them. The outputs
+// are the sums of their values divided by `divisor`, and zeros elsewhere.
 REGISTER_OP("TfdistScatterAddTopK")
     .Input("gathered: int32")
     .Output("sums: N * float")
@@ -53,7 +53,7 @@ REGISTER_OP("TfdistOrthonormalize")
       return absl::OkStatus();
     });
 
-// left right^T, in the order of additions that core/math/low_rank.h promises.
+// left right^T, with the order of additions that core/math/low_rank.h guarantees.
 REGISTER_OP("TfdistMultiplyTransposed")
     .Input("left: float")
     .Input("right: float")

@@ -1,8 +1,8 @@
-// Many tensors as one, so that they go to another device of this process in one step.
+// Bundles: many tensors that move to another device of this process as one.
 //
-// TensorFlow sends every tensor that crosses from one device to another on its own, at a few
-// microseconds each even where the devices share memory and nothing is copied. A bundle is one
-// scalar tensor that refers to the others.
+// TensorFlow sends each tensor between devices separately, which takes a few microseconds each even
+// if the devices share memory and nothing is copied. A bundle is one scalar tensor that refers to
+// the others.
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +21,7 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::Variant;
 
-// Its functions are those that TensorFlow asks of what a variant holds.
+// With the functions that TensorFlow requires of the content of a variant.
 struct Bundle {
   std::string TypeName() const { return "tfdist::Bundle"; }
   std::string DebugString() const { return StrCat("Bundle of ", tensors.size(), " tensors"); }
@@ -42,7 +42,7 @@ class BundleKernel : public tensorflow::OpKernel {
  public:
   explicit BundleKernel(OpKernelConstruction* context) : OpKernel(context) {}
 
-  // Too little work to be worth a thread of its own.
+  // Runs inline: too little work for a thread of its own.
   bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override {

@@ -1,8 +1,8 @@
-// What comes for a collective before it starts, and while it starts.
+// Messages that arrive before or during the start of their collective.
 #include "collectives/raw_peer.h"
 #include "core/collectives/selector.h"
 
-namespace tfdist::testing::early_test {
+namespace tfdist::testing::unexpected_messages_test {
 namespace {
 
 constexpr size_t kSmall = 8, kLarge = 2 * kEagerBytes;  // bytes of rank 1's and rank 2's block
@@ -20,9 +20,9 @@ std::string Open() {
 
 std::string Data(const std::string& content) { return Frame(FrameType::kData, content, 1); }
 
-// While one peer's early chunk is on its way in, another one, who knows that this rank has started,
-// sends more than an early chunk can be.
-void TestLargeChunkBesideAnEarlyOne() {
+// While an unexpected chunk of one peer is still arriving, another peer, which has received this
+// rank's OPEN, sends a chunk larger than the limit of unexpected ones.
+void TestLargeChunkBesideAnUnexpectedOne() {
   std::unique_ptr<Communicator> comm;
   EXPECT_OK(Communicator::Create(0, 3, "", 0, &comm));
   std::thread connecting(
@@ -52,11 +52,11 @@ void TestLargeChunkBesideAnEarlyOne() {
 }
 
 void Main() {
-  TestLargeChunkBesideAnEarlyOne();
-  std::puts("early: ok");
+  TestLargeChunkBesideAnUnexpectedOne();
+  std::puts("unexpected messages: ok");
 }
 
 REGISTER_TEST(Main);
 
 }  // namespace
-}  // namespace tfdist::testing::early_test
+}  // namespace tfdist::testing::unexpected_messages_test

@@ -1,4 +1,4 @@
-// The steps of PowerSGD whose bits every rank must get alike: see core/math/low_rank.h.
+// The steps of PowerSGD whose result must be bit-identical on every rank: see core/math/low_rank.h.
 #include <cstring>
 
 #include "core/base/status.h"

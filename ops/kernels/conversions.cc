@@ -1,8 +1,6 @@
-#include "kernels/tensors.h"
+#include "kernels/conversions.h"
 
 #include <string>
-
-#include "core/base/status.h"
 
 namespace tfdist {
 
@@ -67,6 +65,10 @@ absl::Status ReadReduction(tensorflow::OpKernelConstruction* context, DType* dty
         "expected sum, min, max or product for bool tensors, received mean");
   }
   return ToCore(type, dtype);
+}
+
+absl::Status ToTensorFlow(const Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.code()), status.message());
 }
 
 }  // namespace tfdist

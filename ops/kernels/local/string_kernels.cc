@@ -1,8 +1,8 @@
-// Strings as bytes, to travel. A packed tensor is, with numbers of 64 bits:
+// Packs string tensors into bytes for collectives. The format, with 64-bit numbers:
 //
 //     number of dimensions | dimensions | length of each string | the strings' bytes
 //
-// so that any number of them, one after the other, can be taken apart again.
+// Packed tensors can be concatenated and unpacked again.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -64,7 +64,7 @@ class UnpackStringsKernel : public tensorflow::OpKernel {
     OP_REQUIRES(context, concatenate_ || at < end, OtherRoots("none"));
     while (first || at < end) {
       TensorShape block;
-      OP_REQUIRES_OK(context, Take(&at, end, &block, &strings));
+      OP_REQUIRES_OK(context, ReadTensor(&at, end, &block, &strings));
       OP_REQUIRES(context, concatenate_ || first, OtherRoots("those of several"));
       OP_REQUIRES(context, !concatenate_ || block.dims() > 0,
                   absl::InvalidArgumentError(StrCat(
@@ -83,35 +83,35 @@ class UnpackStringsKernel : public tensorflow::OpKernel {
     return absl::InvalidArgumentError("expected packed strings, received other bytes");
   }
 
-  // A broadcast's strings are those of the one rank that takes itself for the root.
+  // A broadcast gathers the strings of every rank that considers itself the root: exactly one.
   absl::Status OtherRoots(const std::string& received) const {
     return absl::InvalidArgumentError(StrCat("the ranks disagree on broadcast '", label_,
                                              "': expected the strings of one root, received ",
                                              received, ": they name different roots"));
   }
 
-  static absl::Status TakeNumber(const char** at, const char* end, int64_t* number) {
+  static absl::Status ReadNumber(const char** at, const char* end, int64_t* number) {
     if (end - *at < static_cast<int64_t>(sizeof(*number))) return Damaged();
     std::memcpy(number, *at, sizeof(*number));
     *at += sizeof(*number);
     return *number < 0 ? Damaged() : absl::OkStatus();
   }
 
-  // Takes one packed tensor off [*at, end).
-  static absl::Status Take(const char** at, const char* end, TensorShape* shape,
-                           std::vector<tstring>* strings) {
+  // Reads one packed tensor from [*at, end) and advances *at.
+  static absl::Status ReadTensor(const char** at, const char* end, TensorShape* shape,
+                                 std::vector<tstring>* strings) {
     int64_t dims = 0;
-    TF_RETURN_IF_ERROR(TakeNumber(at, end, &dims));
+    TF_RETURN_IF_ERROR(ReadNumber(at, end, &dims));
     if (dims > TensorShape::MaxDimensions()) return Damaged();
     for (int64_t d = 0; d < dims; ++d) {
       int64_t size = 0;
-      TF_RETURN_IF_ERROR(TakeNumber(at, end, &size));
+      TF_RETURN_IF_ERROR(ReadNumber(at, end, &size));
       TF_RETURN_IF_ERROR(shape->AddDimWithStatus(size));
     }
     const int64_t count = shape->num_elements();
     if (count > (end - *at) / static_cast<int64_t>(sizeof(int64_t))) return Damaged();
     std::vector<int64_t> lengths(count);
-    for (int64_t& length : lengths) TF_RETURN_IF_ERROR(TakeNumber(at, end, &length));
+    for (int64_t& length : lengths) TF_RETURN_IF_ERROR(ReadNumber(at, end, &length));
     for (const int64_t length : lengths) {
       if (length > end - *at) return Damaged();
       strings->emplace_back(*at, static_cast<size_t>(length));

@@ -1,4 +1,4 @@
-// The arithmetic of reductions, element type by element type, without any communication.
+// The arithmetic of reductions for every element type, without communication.
 #include "core/math/combine.h"
 
 #include <cstring>
@@ -22,7 +22,7 @@ std::vector<T> Combined(DType dtype, ReduceOp op, std::vector<T> a, const std::v
   return out;
 }
 
-// Long enough for vector instructions and what is left over by them.
+// Enough elements for vector instructions and a remainder.
 void TestEveryTypeAndOperation() {
   for (const DType dtype : kReducible) {
     for (const ReduceOp op : kOps) {
@@ -95,11 +95,11 @@ void TestNan() {
   EXPECT(1 / zeros[0] == -inf && 1 / zeros[1] == inf);
 }
 
-void TestMeansOfNarrowTypes() {
+void TestMeansOfSmallTypes() {
   std::vector<int8_t> values = {-7, 7, 100};
   Divide(DType::kInt8, values.data(), 3, 2);
   EXPECT((values == std::vector<int8_t>{-3, 3, 50}));
-  Divide(DType::kInt8, values.data(), 3, 256);  // more than the type holds
+  Divide(DType::kInt8, values.data(), 3, 256);  // beyond the type's range
   EXPECT((values == std::vector<int8_t>{0, 0, 0}));
 }
 
@@ -108,7 +108,7 @@ void Main() {
   TestNegative();
   TestOverflowWraps();
   TestNan();
-  TestMeansOfNarrowTypes();
+  TestMeansOfSmallTypes();
   EXPECT(!CanReduce(DType::kBytes, ReduceOp::kSum) && !CanReduce(DType::kBool, ReduceOp::kMean));
   std::puts("combine: ok");
 }

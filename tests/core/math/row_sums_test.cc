@@ -1,4 +1,4 @@
-// Sums of rows, and when the whole table travels instead.
+// Sums of rows, and the choice of the dense table.
 #include "core/math/row_sums.h"
 
 #include <cstdint>
@@ -13,25 +13,25 @@ namespace {
 template <typename T>
 void TestAdd(DType dtype) {
   const std::vector<T> first = {T(1), T(2), T(3), T(4), T(5), T(6)}, second = {T(7), T(8)};
-  const std::vector<uint32_t> places = {0, 1, 0}, more = {2};
+  const std::vector<uint32_t> indices = {0, 1, 0}, more = {2};
   std::vector<T> sums(6, T(-1));
   RowSums rows(dtype, 2, reinterpret_cast<char*>(sums.data()));
-  rows.Add(reinterpret_cast<const char*>(first.data()), places.data(), places.size());
-  rows.Add(nullptr, places.data(), 0);  // a rank without rows
+  rows.Add(reinterpret_cast<const char*>(first.data()), indices.data(), indices.size());
+  rows.Add(nullptr, indices.data(), 0);  // a rank without rows
   rows.Add(reinterpret_cast<const char*>(second.data()), more.data(), more.size());
-  rows.Add(reinterpret_cast<const char*>(second.data()), places.data() + 1, 1);
+  rows.Add(reinterpret_cast<const char*>(second.data()), indices.data() + 1, 1);
   EXPECT(sums == (std::vector<T>{T(6), T(8), T(10), T(12), T(7), T(8)}));
   T one = T(5);
   SetOne(dtype, &one);
   EXPECT(one == T(1));
 }
 
-void TestTheTableTravelsWhereItIsLess() {
-  // 10 rows of 16 bytes and an element of 4 as a table, of which 2 travel: 400 bytes.
-  const auto table = [](std::vector<RowCount> ranks) { return TableThatTravels(ranks, 16, 4, 4); };
-  EXPECT(table({{10, 10}, {10, 10}}) == -1);  // 20 rows of 20 bytes are as much
+void TestDenseTableWhereSmaller() {
+  // A table of 10 rows of 16 bytes plus 4 bytes each, sent twice: 400 bytes.
+  const auto table = [](std::vector<RowCount> ranks) { return DenseTableRows(ranks, 16, 4, 4); };
+  EXPECT(table({{10, 10}, {10, 10}}) == -1);  // 20 rows of 20 bytes: equal
   EXPECT(table({{10, 10}, {11, 10}}) == 10);
-  EXPECT(table({{10, 10}, {11, -1}}) == -1);  // a rank that has another id
+  EXPECT(table({{10, 10}, {11, -1}}) == -1);  // a rank has an id outside the table
   EXPECT(table({{10, 10}, {11, 9}}) == -1);
   EXPECT(table({{21, 10}, {0, 10}}) == 10);
   EXPECT(table({{0, 10}, {0, 10}}) == -1);
@@ -42,7 +42,7 @@ void Main() {
   TestAdd<double>(DType::kFloat64);
   TestAdd<int32_t>(DType::kInt32);
   TestAdd<int64_t>(DType::kInt64);
-  TestTheTableTravelsWhereItIsLess();
+  TestDenseTableWhereSmaller();
   uint16_t half = 0, brain = 0;
   SetOne(DType::kFloat16, &half);
   SetOne(DType::kBFloat16, &brain);

@@ -1,12 +1,13 @@
-// Frames survive the wire, and whatever is not a frame is recognised: cut, flipped, random, too
-// long.
+// Frames are decoded as they were encoded, and anything else is rejected: truncated, corrupted,
+// random or too long.
+#include "core/net/frame.h"
+
 #include <cstring>
 #include <random>
 
-#include "core/net/frame.h"
 #include "testing.h"
 
-namespace tfdist::testing::frames_test {
+namespace tfdist::testing::frame_test {
 namespace {
 
 using Random = std::mt19937_64;
@@ -29,7 +30,7 @@ bool Same(const FrameHeader& a, const FrameHeader& b) {
 
 size_t Limit(FrameType type) { return type == FrameType::kData ? kChunkBytes : kMaxControlBytes; }
 
-// Either an error, or a header within all limits that is read again just so.
+// Expects an error, or a header within all limits that encodes to the same header.
 void ExpectDecodesCleanly(const char* bytes) {
   FrameHeader header, again;
   if (!DecodeHeader(bytes, &header).ok()) return;
@@ -61,7 +62,7 @@ void TestHeaders(Random& random) {
   for (int i = 0; i < 100000; ++i) {
     HeaderBytes bytes;
     for (char& byte : bytes) byte = static_cast<char>(random());
-    // Half of them get past the magic, else hardly anything else would be reached.
+    // Half of them have the right magic, so that the checks after it run too.
     if (i % 2 == 0) std::memcpy(bytes.data(), EncodeHeader({}).data(), 4);
     ExpectDecodesCleanly(bytes.data());
   }
@@ -92,7 +93,7 @@ void TestLengths() {
   }
 }
 
-// Cuts, extends, flips and randomises the encoding of `message`.
+// Truncates, extends, corrupts and randomises the encoding of `message`.
 template <typename Message>
 void TestPayload(const Message& message, const std::string& what, Random& random) {
   const std::string bytes = Encode(message);
@@ -101,7 +102,7 @@ void TestPayload(const Message& message, const std::string& what, Random& random
   EXPECT_OK(Decode(bytes, &decoded));
   EXPECT(Encode(decoded) == bytes);
   for (size_t size = 0; size < bytes.size(); ++size) {
-    // A copy of its own, so that reading past the end is noticed.
+    // A separate copy, so that a sanitizer detects reads past the end.
     const std::vector<char> cut(bytes.begin(), bytes.begin() + size);
     Message ignored;
     const Status status = Decode(std::string_view(cut.data(), cut.size()), &ignored);
@@ -155,7 +156,7 @@ void TestPayloads(Random& random) {
 }
 
 void TestTexts() {
-  // Names of any length stay within the limit of a frame.
+  // Texts of any length are cut to the limit of a frame.
   const std::string endless(100000, 'x');
   const std::string bytes = Encode(TestSignature(endless, endless));
   EXPECT(bytes.size() <= kMaxControlBytes);
@@ -171,7 +172,7 @@ void TestTexts() {
 
 void TestSignatures() {
   const Signature ours = TestSignature("a", "float[3]");
-  EXPECT(ours.Matches(TestSignature("b", "float[4]")));  // texts are for messages only
+  EXPECT(ours.Matches(TestSignature("b", "float[4]")));  // texts are not compared
   const std::vector<std::function<void(Signature*)>> changes = {
       [](Signature* s) { ++s->kind; },      [](Signature* s) { ++s->dtype; },
       [](Signature* s) { ++s->reduce_op; }, [](Signature* s) { ++s->root; },
@@ -186,7 +187,7 @@ void TestSignatures() {
     EXPECT(theirs.Matches(received));
     EXPECT(received.blocks == ours.blocks && received.joins == 9);
   }
-  // More blocks than fit are not told.
+  // More blocks than fit are not sent.
   Signature many = ours, received;
   many.blocks.assign(kMaxBlocks, 7);
   EXPECT(Encode(many).size() <= kMaxControlBytes);
@@ -197,13 +198,13 @@ void TestSignatures() {
   EXPECT(received.blocks.empty());
 }
 
-// What a peer's failure means to us: a code of its own making never reaches us as success.
+// The codes of an ABORT: no code of the peer, known or not, is decoded as success.
 void TestAbortCodes() {
   for (int code = -3; code < 20; ++code) {
     Abort abort;
     EXPECT_OK(Decode(Encode(Abort{static_cast<StatusCode>(code), "why"}), &abort));
-    const bool kept = code == 3 || code == 4 || code == 13;
-    EXPECT(static_cast<int>(abort.code) == (kept ? code : 14));
+    const bool preserved = code == 3 || code == 4 || code == 13;
+    EXPECT(static_cast<int>(abort.code) == (preserved ? code : 14));
     EXPECT(abort.message == "why");
   }
 }
@@ -216,10 +217,10 @@ void Main() {
   TestTexts();
   TestSignatures();
   TestAbortCodes();
-  std::puts("frames: ok");
+  std::puts("frame: ok");
 }
 
 REGISTER_TEST(Main);
 
 }  // namespace
-}  // namespace tfdist::testing::frames_test
+}  // namespace tfdist::testing::frame_test

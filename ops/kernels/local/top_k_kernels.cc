@@ -1,4 +1,4 @@
-// What top-k compression does on its own rank: before the gathering, and after it.
+// The local parts of top-k compression: before and after the all-gather.
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -26,9 +26,9 @@ absl::Status CheckKept(int64_t kept, int64_t count, int tensor) {
              "received ", kept, " of ", count));
 }
 
-class TakeLargestKernel : public tensorflow::OpKernel {
+class TopKKernel : public tensorflow::OpKernel {
  public:
-  explicit TakeLargestKernel(OpKernelConstruction* context) : OpKernel(context) {
+  explicit TopKKernel(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("kept", &kept_));
     OP_REQUIRES(context, static_cast<int>(kept_.size()) == context->num_inputs(),
                 absl::InvalidArgumentError(StrCat("expected a number of values to keep of each of ",
@@ -62,9 +62,9 @@ class TakeLargestKernel : public tensorflow::OpKernel {
   std::vector<int64_t> kept_;
 };
 
-class SumTakenKernel : public tensorflow::OpKernel {
+class ScatterAddTopKKernel : public tensorflow::OpKernel {
  public:
-  explicit SumTakenKernel(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ScatterAddTopKKernel(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("kept", &kept_));
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
     OP_REQUIRES_OK(context, context->GetAttr("divisor", &divisor_));
@@ -94,7 +94,7 @@ class SumTakenKernel : public tensorflow::OpKernel {
       auto* const sums = static_cast<float*>(output->data());
       std::memset(sums, 0, output->TotalBytes());
       const auto k = static_cast<size_t>(kept_[i]);
-      // In the order of the ranks: the same sum on all of them.
+      // In rank order, so that the sum is the same on every rank.
       for (const int32_t* from = first + offset; from < end; from += total_) {
         OP_REQUIRES_OK(context, Add(from, k, output->NumElements(), sums));
       }
@@ -123,9 +123,9 @@ class SumTakenKernel : public tensorflow::OpKernel {
   int64_t total_ = 0;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfdistTopK").Device(tensorflow::DEVICE_CPU), TakeLargestKernel);
+REGISTER_KERNEL_BUILDER(Name("TfdistTopK").Device(tensorflow::DEVICE_CPU), TopKKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistScatterAddTopK").Device(tensorflow::DEVICE_CPU),
-                        SumTakenKernel);
+                        ScatterAddTopKKernel);
 
 }  // namespace
 }  // namespace tfdist
