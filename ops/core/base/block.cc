@@ -10,12 +10,12 @@ namespace tfdist::ps {
 namespace {
 
 constexpr std::align_val_t kAlignment{kCacheLine};
-constexpr size_t kLeastRoom = 4096;
-constexpr size_t kMostKept = 4;  // of about one size
+constexpr size_t kMinCapacity = 4096;
+constexpr size_t kMaxFree = 4;  // blocks of one capacity that AllocateAtLeast keeps
 
-// Four sizes for each power of two.
-size_t RoomFor(size_t bytes) {
-  if (bytes <= kLeastRoom) return kLeastRoom;
+// Rounds up to one of four sizes per power of two.
+size_t CapacityFor(size_t bytes) {
+  if (bytes <= kMinCapacity) return kMinCapacity;
   const int bits = 63 - __builtin_clzll(bytes);
   const size_t unit = size_t{1} << (bits - 2);
   return (bytes + unit - 1) / unit * unit;
@@ -25,13 +25,14 @@ size_t RoomFor(size_t bytes) {
 
 Block::Block(size_t bytes) : Block(bytes, bytes) {}
 
-Block::Block(size_t bytes, size_t room) : Block(bytes, room, nullptr, false) {}
+Block::Block(size_t bytes, size_t capacity) : Block(bytes, capacity, nullptr, false) {}
 
-Block::Block(size_t bytes, size_t room, std::shared_ptr<MemoryBudget> budget, bool within_budget)
-    : bytes_(bytes), room_(room) {
+Block::Block(size_t bytes, size_t capacity, std::shared_ptr<MemoryBudget> budget,
+             bool within_budget)
+    : bytes_(bytes), capacity_(capacity) {
   charge_.SetBudget(std::move(budget));
-  charge_.Grow(room, within_budget);
-  data_ = static_cast<char*>(::operator new(room, kAlignment));
+  charge_.Grow(capacity, within_budget);
+  data_ = static_cast<char*>(::operator new(capacity, kAlignment));
 }
 
 Block::~Block() { ::operator delete(data_, kAlignment); }
@@ -40,56 +41,58 @@ void Block::ChargeTo(const std::shared_ptr<MemoryBudget>& budget) {
   if (!charge_.is_counted()) charge_.SetBudget(budget);
 }
 
-bool HeldAlone(const BlockPtr& block) {
+bool IsSoleOwner(const BlockPtr& block) {
   if (block.use_count() != 1) return false;
-  // The count alone orders nothing. To let go of a block is what other holders did last; to do so
-  // ourselves, of a second hold, puts what they read before what we write.
+  // use_count does not order memory accesses, but a release does: releasing a second reference here
+  // orders the reads that other holders made before their release before our writes.
   BlockPtr second = block;
   second.reset();
   return true;
 }
 
 BlockPool::BlockPool(std::shared_ptr<MemoryBudget> budget)
-    : budget_(std::move(budget)), shelves_(std::make_shared<Shelves>()) {
+    : budget_(std::move(budget)), free_lists_(std::make_shared<FreeLists>()) {
   if (budget_ == nullptr) return;
-  budget_->SetReclaim([shelves = std::weak_ptr<Shelves>(shelves_)] {
-    if (const std::shared_ptr<Shelves> held = shelves.lock()) Free(held.get());
+  budget_->SetReclaim([lists = std::weak_ptr<FreeLists>(free_lists_)] {
+    if (const std::shared_ptr<FreeLists> held = lists.lock()) Clear(held.get());
   });
 }
 
-void BlockPool::Free(Shelves* shelves) {
-  const std::lock_guard<std::mutex> lock(shelves->mutex);
-  for (auto& [room, shelf] : shelves->by_room) shelf.clear();
+void BlockPool::Clear(FreeLists* lists) {
+  const std::lock_guard<std::mutex> lock(lists->mutex);
+  for (auto& [capacity, list] : lists->by_capacity) list.clear();
 }
 
-BlockPtr BlockPool::Take(size_t bytes) { return Take(bytes, bytes, SIZE_MAX, false); }
+BlockPtr BlockPool::Allocate(size_t bytes) { return Allocate(bytes, bytes, SIZE_MAX, false); }
 
-BlockPtr BlockPool::TakeWithinBudget(size_t bytes) { return Take(bytes, bytes, SIZE_MAX, true); }
+BlockPtr BlockPool::AllocateWithinBudget(size_t bytes) {
+  return Allocate(bytes, bytes, SIZE_MAX, true);
+}
 
 BlockPtr BlockPool::AllocateAtLeast(size_t bytes) {
-  return Take(bytes, RoomFor(bytes), kMostKept, true);
+  return Allocate(bytes, CapacityFor(bytes), kMaxFree, true);
 }
 
-BlockPtr BlockPool::Take(size_t bytes, size_t room, size_t most_kept, bool within_budget) {
+BlockPtr BlockPool::Allocate(size_t bytes, size_t capacity, size_t max_free, bool within_budget) {
   std::unique_ptr<Block> block;
   {
-    const std::lock_guard<std::mutex> lock(shelves_->mutex);
-    auto& shelf = shelves_->by_room[room];
-    if (!shelf.empty()) {
-      block = std::move(shelf.back());
-      shelf.pop_back();
+    const std::lock_guard<std::mutex> lock(free_lists_->mutex);
+    auto& list = free_lists_->by_capacity[capacity];
+    if (!list.empty()) {
+      block = std::move(list.back());
+      list.pop_back();
     }
   }
-  if (block == nullptr) block = std::make_unique<Block>(bytes, room, budget_, within_budget);
+  if (block == nullptr) block = std::make_unique<Block>(bytes, capacity, budget_, within_budget);
   block->Resize(bytes);
-  return BlockPtr(block.release(), [shelves = shelves_, most_kept](Block* returned) {
+  return BlockPtr(block.release(), [lists = free_lists_, max_free](Block* returned) {
     std::unique_ptr<Block> owned(returned);
-    const std::lock_guard<std::mutex> lock(shelves->mutex);
-    const auto shelf = shelves->by_room.find(owned->room());
-    if (shelf == shelves->by_room.end() || shelf->second.size() >= most_kept) return;
+    const std::lock_guard<std::mutex> lock(lists->mutex);
+    const auto list = lists->by_capacity.find(owned->capacity());
+    if (list == lists->by_capacity.end() || list->second.size() >= max_free) return;
     try {
-      shelf->second.push_back(std::move(owned));
-    } catch (const std::bad_alloc&) {  // then it is not kept
+      list->second.push_back(std::move(owned));
+    } catch (const std::bad_alloc&) {  // the block is freed
     }
   });
 }

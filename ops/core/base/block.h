@@ -1,8 +1,8 @@
-// Memory that is shared by holding it and changed by replacing it.
+// Reference-counted memory blocks, for values that are read while they change.
 //
-// Whoever holds a block may read it for as long as they hold it: a send in progress, a snapshot, a
-// backup copy. An update writes in place only while nobody else holds the block, else into a fresh
-// one that takes its place.
+// Each holder of a block may read it: a send in progress, a snapshot, a backup copy. An update
+// writes in place only if it is the sole owner of the block; otherwise it writes to a fresh block
+// that replaces it (copy on write).
 #ifndef TFDIST_OPS_CORE_BASE_BLOCK_H_
 #define TFDIST_OPS_CORE_BASE_BLOCK_H_
 
@@ -20,10 +20,10 @@ namespace tfdist::ps {
 class Block {
  public:
   explicit Block(size_t bytes);
-  // Begins as one of fewer bytes than there is room for.
-  Block(size_t bytes, size_t room);
-  // Throws OverBudget if it is to be within the budget, and there is no room for it.
-  Block(size_t bytes, size_t room, std::shared_ptr<MemoryBudget> budget, bool within_budget);
+  // A block of `bytes`, which can grow to `capacity`.
+  Block(size_t bytes, size_t capacity);
+  // With `within_budget`, throws OverBudget if the budget has no room for it.
+  Block(size_t bytes, size_t capacity, std::shared_ptr<MemoryBudget> budget, bool within_budget);
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -31,47 +31,49 @@ class Block {
   char* data() { return data_; }
   const char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  size_t room() const { return room_; }
-  // Up to its room.
+  size_t capacity() const { return capacity_; }
+  // At most to the capacity.
   void Resize(size_t bytes) { bytes_ = bytes; }
-  // Counts it, if it is not counted yet.
+  // Charges it to a budget, unless it is charged already.
   void ChargeTo(const std::shared_ptr<MemoryBudget>& budget);
 
  private:
   MemoryCharge charge_{MemoryUse::kTransient};
-  size_t bytes_, room_;
+  size_t bytes_, capacity_;
   char* data_;
 };
 
 using BlockPtr = std::shared_ptr<Block>;
 
-// Whether nobody but the caller holds the block, so that it may be written. Whoever held it before
-// has finished reading.
-bool HeldAlone(const BlockPtr& block);
+// Whether the caller is the only holder of the block, and may write it. The reads of former holders
+// happen before its writes.
+bool IsSoleOwner(const BlockPtr& block);
 
-// Gives out blocks and takes them back when their last holder lets go: fresh memory costs more than
-// what is done with it. May go before its blocks do: they keep the shelves.
+// Reuses blocks: page faults of fresh memory cost more than most uses of a block. A block returns
+// to the pool when its last holder releases it. Blocks may outlive the pool.
 class BlockPool {
  public:
   explicit BlockPool(std::shared_ptr<MemoryBudget> budget = nullptr);
-  // Content is undefined.
-  BlockPtr Take(size_t bytes);
-  // The same for a request that can still be refused: throws OverBudget if there is no room.
-  BlockPtr TakeWithinBudget(size_t bytes);
-  // For sizes that hardly ever occur again: of blocks with room for about as much a few are kept.
-  // Within the budget.
+  // The content is undefined.
+  BlockPtr Allocate(size_t bytes);
+  // For a request that can still be refused: throws OverBudget if there is no room.
+  BlockPtr AllocateWithinBudget(size_t bytes);
+  // For sizes that hardly recur: rounds the capacity up, so that a block fits similar sizes, and
+  // the pool keeps only a few blocks of each capacity. Within the budget.
   BlockPtr AllocateAtLeast(size_t bytes);
 
  private:
-  struct Shelves {
+  // The unused blocks, which the pool and its blocks share.
+  struct FreeLists {
     std::mutex mutex;
-    std::unordered_map<size_t, std::vector<std::unique_ptr<Block>>> by_room;
+    std::unordered_map<size_t, std::vector<std::unique_ptr<Block>>> by_capacity;
   };
-  static void Free(Shelves* shelves);
-  BlockPtr Take(size_t bytes, size_t room, size_t most_kept, bool within_budget);
+  static void Clear(FreeLists* lists);
+  // `max_free`: blocks of this capacity that the pool keeps.
+  BlockPtr Allocate(size_t bytes, size_t capacity, size_t max_free, bool within_budget);
 
   const std::shared_ptr<MemoryBudget> budget_;
-  std::shared_ptr<Shelves> shelves_;
+  std::shared_ptr<FreeLists> free_lists_;
 };
 
 }  // namespace tfdist::ps

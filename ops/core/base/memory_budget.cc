@@ -10,8 +10,8 @@
 namespace tfdist::ps {
 namespace {
 
-// Of the budget, what is left to requests in progress, at least and at most.
-constexpr uint64_t kLeastPart = 8, kMostPart = 2;
+// At least 1/8 and at most 1/2 of the budget is left to requests in progress.
+constexpr uint64_t kMinPart = 8, kMaxPart = 2;
 
 }  // namespace
 
@@ -28,34 +28,36 @@ std::string SizeText(uint64_t bytes) {
 std::string OverBudget::text() const {
   return StrCat("needs ", SizeText(needed_), " more, while ", SizeText(held_),
                 " of its memory budget of ", SizeText(limit_),
-                " (TFDIST_PS_MEMORY) are held; at least 1/", kLeastPart,
+                " (TFDIST_PS_MEMORY) are held; at least 1/", kMinPart,
                 " is left to requests in progress");
 }
 
-bool MemoryBudget::HasRoom(uint64_t held, uint64_t kept, uint64_t bytes, MemoryUse use) const {
+bool MemoryBudget::HasRoom(uint64_t held, uint64_t persistent, uint64_t bytes,
+                           MemoryUse use) const {
   if (limit_ == 0 || bytes == 0) return true;
-  if (use == MemoryUse::kPersistent && !MayKeep(kept, bytes)) return false;
-  // A server that was restored with more than it may keep serves that nevertheless.
-  const uint64_t room = limit_ - std::min(kept, limit_ - limit_ / kLeastPart);
-  const uint64_t passing = held - std::min(kept, held);
-  return bytes <= room && passing <= room - bytes;
+  if (use == MemoryUse::kPersistent && !MayPersist(persistent, bytes)) return false;
+  // A server that was restored with more persistent memory than the limit still serves requests.
+  const uint64_t room = limit_ - std::min(persistent, limit_ - limit_ / kMinPart);
+  const uint64_t transient = held - std::min(persistent, held);
+  return bytes <= room && transient <= room - bytes;
 }
 
-bool MemoryBudget::MayKeep(uint64_t kept, uint64_t bytes) const {
-  const uint64_t passing = most_passing_.load(std::memory_order_relaxed);
-  const uint64_t most = limit_ - std::clamp(passing, limit_ / kLeastPart, limit_ / kMostPart);
-  return limit_ == 0 || (bytes <= most && kept <= most - bytes);
+bool MemoryBudget::MayPersist(uint64_t persistent, uint64_t bytes) const {
+  const uint64_t transient = peak_transient_.load(std::memory_order_relaxed);
+  const uint64_t max = limit_ - std::clamp(transient, limit_ / kMinPart, limit_ / kMaxPart);
+  return limit_ == 0 || (bytes <= max && persistent <= max - bytes);
 }
 
-void MemoryBudget::CheckKept(uint64_t bytes) const {
-  if (!MayKeep(kept(), bytes)) throw OverBudget(bytes, held(), limit_);
+void MemoryBudget::CheckPersistent(uint64_t bytes) const {
+  if (!MayPersist(persistent(), bytes)) throw OverBudget(bytes, held(), limit_);
 }
 
 bool MemoryBudget::TryTake(uint64_t bytes, MemoryUse use) {
   const uint64_t held = held_.fetch_add(bytes, std::memory_order_relaxed);
-  uint64_t kept = 0;
-  if (use == MemoryUse::kPersistent) kept = kept_.fetch_add(bytes, std::memory_order_relaxed);
-  if (HasRoom(held, kept, bytes, use)) return true;
+  uint64_t persistent = 0;
+  if (use == MemoryUse::kPersistent)
+    persistent = persistent_.fetch_add(bytes, std::memory_order_relaxed);
+  if (HasRoom(held, persistent, bytes, use)) return true;
   Remove(bytes, use);
   return false;
 }
@@ -75,21 +77,21 @@ void MemoryBudget::Check(uint64_t bytes, MemoryUse use) const {
 void MemoryBudget::Admit(uint64_t bytes) {
   if (limit_ == 0) return;
   Check(bytes, MemoryUse::kTransient);
-  const uint64_t now = held(), stays = kept();
-  const uint64_t passing = bytes + now - std::min(stays, now);
-  uint64_t most = most_passing_.load(std::memory_order_relaxed);
-  while (most < passing && !most_passing_.compare_exchange_weak(most, passing)) {
+  const uint64_t now = held();
+  const uint64_t transient = bytes + now - std::min(persistent(), now);
+  uint64_t peak = peak_transient_.load(std::memory_order_relaxed);
+  while (peak < transient && !peak_transient_.compare_exchange_weak(peak, transient)) {
   }
 }
 
 void MemoryBudget::Add(uint64_t bytes, MemoryUse use) {
   held_.fetch_add(bytes, std::memory_order_relaxed);
-  if (use == MemoryUse::kPersistent) kept_.fetch_add(bytes, std::memory_order_relaxed);
+  if (use == MemoryUse::kPersistent) persistent_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 void MemoryBudget::Remove(uint64_t bytes, MemoryUse use) {
   held_.fetch_sub(bytes, std::memory_order_relaxed);
-  if (use == MemoryUse::kPersistent) kept_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (use == MemoryUse::kPersistent) persistent_.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
 void MemoryCharge::SetBudget(std::shared_ptr<MemoryBudget> budget) {

@@ -1,5 +1,5 @@
-// Zeroed memory by the page. What is outgrown goes back to the system at once, and not into the
-// heap of one thread, where the next ones to grow would not find it.
+// An array of zeroed pages from mmap. An array that is outgrown returns to the system at once; in
+// the heap of one thread it would not be available to the arrays of others.
 #ifndef TFDIST_OPS_CORE_BASE_PAGE_ARRAY_H_
 #define TFDIST_OPS_CORE_BASE_PAGE_ARRAY_H_
 

@@ -91,7 +91,7 @@ class AllReduceRowsKernel : public CollectiveKernel {
     shape.set_dim(0, static_cast<int64_t>(unique.ids().size()));
     TF_RETURN_IF_ERROR(sum->context->allocate_temp(rows.dtype(), shape, &sum->own_rows));
     RowSums sums(dtype_, sum->width, static_cast<char*>(sum->own_rows.data()));
-    sums.Add(static_cast<const char*>(rows.data()), unique.places().data(), wide.size());
+    sums.Add(static_cast<const char*>(rows.data()), unique.indices().data(), wide.size());
     return absl::OkStatus();
   }
 
@@ -181,7 +181,7 @@ class AllReduceRowsKernel : public CollectiveKernel {
       return Fail(sum, s);
     }
     std::copy(unique.ids().begin(), unique.ids().end(), ids->flat<Id>().data());
-    const uint32_t* places = unique.places().data();
+    const uint32_t* places = unique.indices().data();
     RowSums sums(dtype_, sum.width, static_cast<char*>(rows->data()));
     for (size_t rank = 0; rank < sum.parts.size(); ++rank) {
       sums.Add(sum.parts[rank].second, places, sum.counts[rank].ids);

@@ -34,7 +34,7 @@ class SumRowsKernel : public tensorflow::OpKernel {
     float* const out = sums->flat<float>().data();
     const float* from = rows.flat<float>().data();
     int64_t known = 0;
-    for (const uint32_t place : unique.places()) {
+    for (const uint32_t place : unique.indices()) {
       float* const sum = out + place * width;
       // Places are counted up as ids occur first.
       if (place == known) {

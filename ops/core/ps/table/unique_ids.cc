@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/ps/table/rows.h"
+#include "core/ps/table/row_map.h"
 
 namespace tfdist::ps {
 
@@ -17,10 +17,10 @@ void UniqueIds::Grow(size_t ids) {
   while (buckets < 2 * ids) buckets *= 2;
   if (buckets <= buckets_.size()) return;
   buckets_.assign(buckets, 0);
-  for (size_t place = 0; place < ids_.size(); ++place) {
-    size_t bucket = MixId(ids_[place]) & (buckets - 1);
+  for (size_t index = 0; index < ids_.size(); ++index) {
+    size_t bucket = MixId(ids_[index]) & (buckets - 1);
     while (buckets_[bucket] != 0) bucket = (bucket + 1) & (buckets - 1);
-    buckets_[bucket] = static_cast<uint32_t>(place + 1);
+    buckets_[bucket] = static_cast<uint32_t>(index + 1);
   }
 }
 
@@ -30,14 +30,14 @@ void UniqueIds::Reserve(size_t count) {
     if (needed > list->capacity()) list->reserve(std::max(needed, 2 * list->capacity()));
   };
   reserve(&ids_);
-  reserve(&places_);
+  reserve(&indices_);
   Grow(ids_.size() + count);
 }
 
 void UniqueIds::Add(const int64_t* ids, size_t count) {
   Grow(ids_.size() + count);
   const size_t mask = buckets_.size() - 1;
-  places_.reserve(places_.size() + count);
+  indices_.reserve(indices_.size() + count);
   for (size_t i = 0; i < count; ++i) {
     size_t bucket = MixId(ids[i]) & mask;
     while (buckets_[bucket] != 0 && ids_[buckets_[bucket] - 1] != ids[i]) {
@@ -47,15 +47,15 @@ void UniqueIds::Add(const int64_t* ids, size_t count) {
       ids_.push_back(ids[i]);
       buckets_[bucket] = static_cast<uint32_t>(ids_.size());
     }
-    places_.push_back(buckets_[bucket] - 1);
+    indices_.push_back(buckets_[bucket] - 1);
   }
 }
 
 IdsByServer::IdsByServer(const std::vector<int64_t>& ids, int servers) : parts(servers) {
-  for (size_t place = 0; place < ids.size(); ++place) {
-    Part& part = parts[ServerOfId(ids[place], servers)];
-    part.ids.push_back(ids[place]);
-    part.places.push_back(static_cast<uint32_t>(place));
+  for (size_t index = 0; index < ids.size(); ++index) {
+    Part& part = parts[ServerOfId(ids[index], servers)];
+    part.ids.push_back(ids[index]);
+    part.indices.push_back(static_cast<uint32_t>(index));
   }
 }
 

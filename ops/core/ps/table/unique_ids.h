@@ -1,4 +1,4 @@
-// Ids that occur several times, each once.
+// Lists of ids without their duplicates, and by server.
 #ifndef TFDIST_OPS_CORE_PS_TABLE_UNIQUE_IDS_H_
 #define TFDIST_OPS_CORE_PS_TABLE_UNIQUE_IDS_H_
 
@@ -8,36 +8,36 @@
 
 namespace tfdist::ps {
 
-// Which of the servers holds the rows of an id. Not by the bits that the servers' own tables use.
+// The server that holds the row of an id. Its hash is independent of that of the tables.
 int ServerOfId(int64_t id, int servers);
 
 class UniqueIds {
  public:
   // Allocates for `count` more ids.
   void Reserve(size_t count);
-  // Counts on: places go on from those of ids that were added before.
+  // Appends ids; those that were added before keep their indices.
   void Add(const int64_t* ids, size_t count);
 
-  // In the order in which they occurred first.
+  // The distinct ids, in the order of their first occurrence.
   const std::vector<int64_t>& ids() const { return ids_; }
-  // Of each id that was added, its place in `ids`.
-  const std::vector<uint32_t>& places() const { return places_; }
+  // For each id that was added, its index in `ids`.
+  const std::vector<uint32_t>& indices() const { return indices_; }
 
  private:
   void Grow(size_t ids);
 
   std::vector<int64_t> ids_;
-  std::vector<uint32_t> places_;
-  std::vector<uint32_t> buckets_;  // a place and one; 0: none
+  std::vector<uint32_t> indices_;
+  std::vector<uint32_t> buckets_;  // an index plus one; 0: empty
 };
 
-// The same ids by server.
+// A list of ids, by server.
 struct IdsByServer {
   IdsByServer(const std::vector<int64_t>& ids, int servers);
 
   struct Part {
     std::vector<int64_t> ids;
-    std::vector<uint32_t> places;  // in the list of all
+    std::vector<uint32_t> indices;  // in the whole list
   };
   std::vector<Part> parts;
 };

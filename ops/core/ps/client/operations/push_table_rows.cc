@@ -24,7 +24,7 @@ class SummedRows {
     rows_.resize(unique_.ids().size());
     std::vector<bool> repeats(rows_.size());
     size_t first = 0, repeated = 0;
-    for (const uint32_t place : unique_.places()) {
+    for (const uint32_t place : unique_.indices()) {
       if (place == first) {
         ++first;
       } else if (!repeats[place]) {
@@ -35,7 +35,7 @@ class SummedRows {
     BlockPtr sums = pool->AllocateAtLeast(repeated * width * sizeof(float));
     auto* next_sum = reinterpret_cast<float*>(sums->data());
     owners_.push_back(std::move(sums));
-    const uint32_t* place = unique_.places().data();
+    const uint32_t* place = unique_.indices().data();
     for (const RowGradient* gradient : gradients) {
       const auto* values = reinterpret_cast<const float*>(gradient->values.data);
       for (size_t i = 0; i < gradient->ids.size(); ++i, ++place, values += width) {
@@ -80,7 +80,7 @@ Status PushOperation::AddTableRows(const StepValues& step,
   const auto sums = std::make_shared<SummedRows>(gradients, width, pool_);
   std::vector<IdsByServer::Part> parts = IdsByServer(sums->ids(), directory_->servers()).parts;
   for (int server = 0; server < directory_->servers(); ++server) {
-    const std::vector<uint32_t>& places = parts[server].places;
+    const std::vector<uint32_t>& places = parts[server].indices;
     if (places.empty()) continue;
     PushRequest::Entry entry;
     entry.kind = UpdateKind::kTableRows;
