@@ -11,10 +11,10 @@ namespace {
 
 constexpr std::align_val_t kAlignment{kCacheLine};
 constexpr size_t kMinCapacity = 4096;
-constexpr size_t kMaxFree = 4;  // free blocks of each rounded capacity
+constexpr size_t kMaxFree = 4;  // blocks of one capacity that AllocateAtLeast keeps
 
-// Rounds up to one of four capacities for each power of two.
-size_t RoundedCapacity(size_t bytes) {
+// Rounds up to one of four sizes per power of two.
+size_t CapacityFor(size_t bytes) {
   if (bytes <= kMinCapacity) return kMinCapacity;
   const int bits = 63 - __builtin_clzll(bytes);
   const size_t unit = size_t{1} << (bits - 2);
@@ -41,11 +41,10 @@ void Block::ChargeTo(const std::shared_ptr<MemoryBudget>& budget) {
   if (!charge_.is_counted()) charge_.SetBudget(budget);
 }
 
-bool HeldAlone(const BlockPtr& block) {
+bool IsSoleOwner(const BlockPtr& block) {
   if (block.use_count() != 1) return false;
-  // use_count() is a relaxed load and orders nothing. The decrement of the count does: other
-  // holders released the block by one, after their reads; a second reference taken and released
-  // here orders those reads before our writes.
+  // use_count does not order memory accesses, but a release does: releasing a second reference here
+  // orders the reads that other holders made before their release before our writes.
   BlockPtr second = block;
   second.reset();
   return true;
@@ -54,44 +53,46 @@ bool HeldAlone(const BlockPtr& block) {
 BlockPool::BlockPool(std::shared_ptr<MemoryBudget> budget)
     : budget_(std::move(budget)), free_lists_(std::make_shared<FreeLists>()) {
   if (budget_ == nullptr) return;
-  budget_->SetReclaim([free_lists = std::weak_ptr<FreeLists>(free_lists_)] {
-    if (const std::shared_ptr<FreeLists> held = free_lists.lock()) Clear(held.get());
+  budget_->SetReclaim([lists = std::weak_ptr<FreeLists>(free_lists_)] {
+    if (const std::shared_ptr<FreeLists> held = lists.lock()) Clear(held.get());
   });
 }
 
-void BlockPool::Clear(FreeLists* free_lists) {
-  const std::lock_guard<std::mutex> lock(free_lists->mutex);
-  for (auto& [capacity, blocks] : free_lists->by_capacity) blocks.clear();
+void BlockPool::Clear(FreeLists* lists) {
+  const std::lock_guard<std::mutex> lock(lists->mutex);
+  for (auto& [capacity, list] : lists->by_capacity) list.clear();
 }
 
-BlockPtr BlockPool::Take(size_t bytes) { return Take(bytes, bytes, SIZE_MAX, false); }
+BlockPtr BlockPool::Allocate(size_t bytes) { return Allocate(bytes, bytes, SIZE_MAX, false); }
 
-BlockPtr BlockPool::TakeWithinBudget(size_t bytes) { return Take(bytes, bytes, SIZE_MAX, true); }
+BlockPtr BlockPool::AllocateWithinBudget(size_t bytes) {
+  return Allocate(bytes, bytes, SIZE_MAX, true);
+}
 
 BlockPtr BlockPool::AllocateAtLeast(size_t bytes) {
-  return Take(bytes, RoundedCapacity(bytes), kMaxFree, true);
+  return Allocate(bytes, CapacityFor(bytes), kMaxFree, true);
 }
 
-BlockPtr BlockPool::Take(size_t bytes, size_t capacity, size_t max_free, bool within_budget) {
+BlockPtr BlockPool::Allocate(size_t bytes, size_t capacity, size_t max_free, bool within_budget) {
   std::unique_ptr<Block> block;
   {
     const std::lock_guard<std::mutex> lock(free_lists_->mutex);
-    auto& blocks = free_lists_->by_capacity[capacity];
-    if (!blocks.empty()) {
-      block = std::move(blocks.back());
-      blocks.pop_back();
+    auto& list = free_lists_->by_capacity[capacity];
+    if (!list.empty()) {
+      block = std::move(list.back());
+      list.pop_back();
     }
   }
   if (block == nullptr) block = std::make_unique<Block>(bytes, capacity, budget_, within_budget);
   block->Resize(bytes);
-  return BlockPtr(block.release(), [free_lists = free_lists_, max_free](Block* returned) {
+  return BlockPtr(block.release(), [lists = free_lists_, max_free](Block* returned) {
     std::unique_ptr<Block> owned(returned);
-    const std::lock_guard<std::mutex> lock(free_lists->mutex);
-    const auto blocks = free_lists->by_capacity.find(owned->capacity());
-    if (blocks == free_lists->by_capacity.end() || blocks->second.size() >= max_free) return;
+    const std::lock_guard<std::mutex> lock(lists->mutex);
+    const auto list = lists->by_capacity.find(owned->capacity());
+    if (list == lists->by_capacity.end() || list->second.size() >= max_free) return;
     try {
-      blocks->second.push_back(std::move(owned));
-    } catch (const std::bad_alloc&) {  // the block is freed instead
+      list->second.push_back(std::move(owned));
+    } catch (const std::bad_alloc&) {  // the block is freed
     }
   });
 }

@@ -10,8 +10,8 @@
 namespace tfdist::ps {
 namespace {
 
-// The reserve for requests in progress is between limit / kMinReserve and limit / kMaxReserve.
-constexpr uint64_t kMinReserve = 8, kMaxReserve = 2;
+// At least 1/8 and at most 1/2 of the budget is left to requests in progress.
+constexpr uint64_t kMinPart = 8, kMaxPart = 2;
 
 }  // namespace
 
@@ -28,37 +28,35 @@ std::string SizeText(uint64_t bytes) {
 std::string OverBudget::text() const {
   return StrCat("needs ", SizeText(needed_), " more, while ", SizeText(held_),
                 " of its memory budget of ", SizeText(limit_),
-                " (TFDIST_PS_MEMORY) are held; at least 1/", kMinReserve,
+                " (TFDIST_PS_MEMORY) are held; at least 1/", kMinPart,
                 " is left to requests in progress");
 }
 
 bool MemoryBudget::HasRoom(uint64_t held, uint64_t persistent, uint64_t bytes,
                            MemoryUse use) const {
   if (limit_ == 0 || bytes == 0) return true;
-  if (use == MemoryUse::kPersistent && !HasPersistentRoom(persistent, bytes)) return false;
-  // A server may have been restored with more than the persistent part; it still serves that.
-  const uint64_t room = limit_ - std::min(persistent, limit_ - limit_ / kMinReserve);
+  if (use == MemoryUse::kPersistent && !MayPersist(persistent, bytes)) return false;
+  // A server that was restored with more persistent memory than the limit still serves requests.
+  const uint64_t room = limit_ - std::min(persistent, limit_ - limit_ / kMinPart);
   const uint64_t transient = held - std::min(persistent, held);
   return bytes <= room && transient <= room - bytes;
 }
 
-bool MemoryBudget::HasPersistentRoom(uint64_t persistent, uint64_t bytes) const {
+bool MemoryBudget::MayPersist(uint64_t persistent, uint64_t bytes) const {
   const uint64_t transient = peak_transient_.load(std::memory_order_relaxed);
-  const uint64_t max_persistent =
-      limit_ - std::clamp(transient, limit_ / kMinReserve, limit_ / kMaxReserve);
-  return limit_ == 0 || (bytes <= max_persistent && persistent <= max_persistent - bytes);
+  const uint64_t max = limit_ - std::clamp(transient, limit_ / kMinPart, limit_ / kMaxPart);
+  return limit_ == 0 || (bytes <= max && persistent <= max - bytes);
 }
 
 void MemoryBudget::CheckPersistent(uint64_t bytes) const {
-  if (!HasPersistentRoom(persistent(), bytes)) throw OverBudget(bytes, held(), limit_);
+  if (!MayPersist(persistent(), bytes)) throw OverBudget(bytes, held(), limit_);
 }
 
 bool MemoryBudget::TryTake(uint64_t bytes, MemoryUse use) {
   const uint64_t held = held_.fetch_add(bytes, std::memory_order_relaxed);
   uint64_t persistent = 0;
-  if (use == MemoryUse::kPersistent) {
+  if (use == MemoryUse::kPersistent)
     persistent = persistent_.fetch_add(bytes, std::memory_order_relaxed);
-  }
   if (HasRoom(held, persistent, bytes, use)) return true;
   Remove(bytes, use);
   return false;
@@ -79,8 +77,8 @@ void MemoryBudget::Check(uint64_t bytes, MemoryUse use) const {
 void MemoryBudget::Admit(uint64_t bytes) {
   if (limit_ == 0) return;
   Check(bytes, MemoryUse::kTransient);
-  const uint64_t now = held(), stays = persistent();
-  const uint64_t transient = bytes + now - std::min(stays, now);
+  const uint64_t now = held();
+  const uint64_t transient = bytes + now - std::min(persistent(), now);
   uint64_t peak = peak_transient_.load(std::memory_order_relaxed);
   while (peak < transient && !peak_transient_.compare_exchange_weak(peak, transient)) {
   }

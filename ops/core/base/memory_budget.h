@@ -1,13 +1,11 @@
-// Accounting and limit of a server's memory.
+// Counts the memory that a server holds, and limits it.
 //
-// It counts blocks (values of variables, payloads of requests and answers), the pages of tables'
-// rows and indexes, and the sums of open steps. Memory is counted when it is allocated or freed,
-// not for each row.
+// Blocks (values of variables, payloads of requests and answers), slabs and indexes of tables, and
+// the sums of open steps are counted: when they are allocated and freed, not row by row.
 //
-// Persistent memory (variables, tables, rows) is refused beyond a part of the budget. The rest is
-// reserved for requests in progress, so that a full server still serves its rows. The reserve is
-// the largest amount that requests have used together, but at least an eighth and at most a half of
-// the budget.
+// Persistent memory (variables, tables, rows) may use only a part of the budget. The rest is left
+// to requests in progress, so that a full server still serves the rows that it has: an eighth, or
+// the peak of what requests have needed at once, up to half.
 #ifndef TFDIST_OPS_CORE_BASE_MEMORY_BUDGET_H_
 #define TFDIST_OPS_CORE_BASE_MEMORY_BUDGET_H_
 
@@ -21,26 +19,26 @@
 
 namespace tfdist::ps {
 
-// Thrown instead of an allocation beyond the budget.
+// Thrown if the budget has no room for an allocation.
 class OverBudget : public std::bad_alloc {
  public:
   OverBudget(uint64_t needed, uint64_t held, uint64_t limit)
       : needed_(needed), held_(held), limit_(limit) {}
   const char* what() const noexcept override { return "beyond the memory budget"; }
-  // The needed, the held and the allowed bytes, for a message.
+  // For an error message: the bytes that are needed, those that are held, and the budget.
   std::string text() const;
 
  private:
   const uint64_t needed_, held_, limit_;
 };
 
-// kPersistent: until the object is removed. kTransient: until a request has been answered.
+// Whether memory is held permanently, or until a request is answered.
 enum class MemoryUse { kPersistent, kTransient };
 
 // Thread-safe.
 class MemoryBudget {
  public:
-  // 0: no limit; memory is only counted.
+  // A limit of 0: memory is counted, but never refused.
   explicit MemoryBudget(uint64_t limit) : limit_(limit) {}
 
   uint64_t limit() const { return limit_; }
@@ -48,25 +46,26 @@ class MemoryBudget {
 
   // Counts `bytes`. Throws OverBudget, and counts nothing, if there is no room.
   void Take(uint64_t bytes, MemoryUse use);
-  // Whether Take would succeed without a call of the reclaim function.
+  // Whether Take would succeed without reclaiming memory.
   bool HasRoom(uint64_t bytes, MemoryUse use) const {
     return HasRoom(held(), persistent(), bytes, use);
   }
-  // Throws as Take would; counts nothing.
+  // Throws as Take, but counts nothing.
   void Check(uint64_t bytes, MemoryUse use) const;
-  // Check for the transient memory of a request. Updates the peak of all requests in progress,
-  // which is the size of the reserve.
+  // Checks the memory that a request needs until it is answered, and updates the peak of what
+  // requests have needed at once.
   void Admit(uint64_t bytes);
   // Counts without a check, for a request that can no longer be refused.
   void Add(uint64_t bytes, MemoryUse use);
   void Remove(uint64_t bytes, MemoryUse use);
-  // Turn counted transient memory into persistent memory, and back.
-  void MakePersistent(uint64_t bytes) { persistent_.fetch_add(bytes, std::memory_order_relaxed); }
-  void MakeTransient(uint64_t bytes) { persistent_.fetch_sub(bytes, std::memory_order_relaxed); }
-  // Throws OverBudget if MakePersistent(bytes) would exceed the persistent part.
+  // Transient memory becomes persistent, and back again. CheckPersistent throws OverBudget if there
+  // is no room for that.
   void CheckPersistent(uint64_t bytes) const;
+  void MarkPersistent(uint64_t bytes) { persistent_.fetch_add(bytes, std::memory_order_relaxed); }
+  void UnmarkPersistent(uint64_t bytes) { persistent_.fetch_sub(bytes, std::memory_order_relaxed); }
 
-  // Sets the function that frees cached memory. It is called by any thread before a refusal.
+  // `reclaim` frees memory that is held but unused. It is called by any thread, before memory is
+  // refused.
   void SetReclaim(std::function<void()> reclaim) { reclaim_ = std::move(reclaim); }
   void Reclaim() const {
     if (reclaim_) reclaim_();
@@ -75,17 +74,17 @@ class MemoryBudget {
  private:
   uint64_t persistent() const { return persistent_.load(std::memory_order_relaxed); }
   bool HasRoom(uint64_t held, uint64_t persistent, uint64_t bytes, MemoryUse use) const;
-  bool HasPersistentRoom(uint64_t persistent, uint64_t bytes) const;
+  bool MayPersist(uint64_t persistent, uint64_t bytes) const;
   bool TryTake(uint64_t bytes, MemoryUse use);
 
   const uint64_t limit_;
   std::atomic<uint64_t> held_{0};
-  std::atomic<uint64_t> persistent_{0};  // part of `held_`
+  std::atomic<uint64_t> persistent_{0};  // the persistent part of `held_`
   std::atomic<uint64_t> peak_transient_{0};
-  std::function<void()> reclaim_;  // set before other threads start
+  std::function<void()> reclaim_;  // set before other threads use the budget
 };
 
-// The memory of one owner, counted until the charge is destroyed.
+// Memory of its owner that is counted as long as this object lives.
 class MemoryCharge {
  public:
   explicit MemoryCharge(MemoryUse use) : use_(use) {}
@@ -95,9 +94,9 @@ class MemoryCharge {
 
   uint64_t bytes() const { return bytes_; }
   bool is_counted() const { return budget_ != nullptr; }
-  // Moves the charge to another budget; null: not counted.
+  // Moves the counted bytes to another budget; null: they are not counted.
   void SetBudget(std::shared_ptr<MemoryBudget> budget);
-  // Throws OverBudget as MemoryBudget::Take does, if `within_budget`.
+  // With `within_budget`, throws OverBudget as MemoryBudget::Take.
   void Grow(uint64_t bytes, bool within_budget);
   void Shrink(uint64_t bytes);
 

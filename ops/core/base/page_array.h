@@ -1,5 +1,5 @@
-// An array of zeros in pages of its own. Freed memory returns to the system at once instead of to
-// the heap of one thread, where other threads could not reuse it.
+// An array of zeroed pages from mmap. An array that is outgrown returns to the system at once; in
+// the heap of one thread it would not be available to the arrays of others.
 #ifndef TFDIST_OPS_CORE_BASE_PAGE_ARRAY_H_
 #define TFDIST_OPS_CORE_BASE_PAGE_ARRAY_H_
 

@@ -1,4 +1,4 @@
-// Blocks of the parameter server: reuse, alignment, and who may write.
+// Blocks of the parameter server: reuse, alignment, and sole ownership.
 #include "core/base/block.h"
 
 #include <atomic>
@@ -23,7 +23,7 @@ void TestBlocksAreAlignedAndApart() {
   std::vector<BlockPtr> blocks;
   for (const size_t bytes : {0, 1, 63, 64, 65, 4096, 1000003}) {
     for (int n = 0; n < 3; ++n) {
-      blocks.push_back(pool.Take(bytes));
+      blocks.push_back(pool.Allocate(bytes));
       EXPECT(blocks.back()->bytes() == bytes);
       EXPECT(reinterpret_cast<uintptr_t>(blocks.back()->data()) % 64 == 0);
       std::memset(blocks.back()->data(), static_cast<int>(blocks.size()), bytes);
@@ -41,31 +41,31 @@ void TestReturnedBlocksAreGivenOutAgain() {
   std::set<const void*> first;
   {
     std::vector<BlockPtr> held;
-    for (int n = 0; n < 4; ++n) held.push_back(pool.Take(5000));
+    for (int n = 0; n < 4; ++n) held.push_back(pool.Allocate(5000));
     for (const BlockPtr& block : held) first.insert(block->data());
   }
   EXPECT(first.size() == 4);
-  const BlockPtr other = pool.Take(5001);
+  const BlockPtr other = pool.Allocate(5001);
   EXPECT(first.count(other->data()) == 0);
   std::set<const void*> second;
   std::vector<BlockPtr> held;
-  for (int n = 0; n < 4; ++n) held.push_back(pool.Take(5000));
+  for (int n = 0; n < 4; ++n) held.push_back(pool.Allocate(5000));
   for (const BlockPtr& block : held) second.insert(block->data());
   EXPECT(second == first);
 }
 
 void TestTheLastHolderReturnsABlock() {
   BlockPool pool;
-  BlockPtr block = pool.Take(100);
+  BlockPtr block = pool.Allocate(100);
   const void* const memory = block->data();
-  EXPECT(ps::HeldAlone(block));
+  EXPECT(ps::IsSoleOwner(block));
   BlockPtr reader = block;
-  EXPECT(!ps::HeldAlone(block) && !ps::HeldAlone(reader));
+  EXPECT(!ps::IsSoleOwner(block) && !ps::IsSoleOwner(reader));
   block.reset();
-  EXPECT(ps::HeldAlone(reader));
-  EXPECT(pool.Take(100)->data() != memory);
+  EXPECT(ps::IsSoleOwner(reader));
+  EXPECT(pool.Allocate(100)->data() != memory);
   reader.reset();
-  const BlockPtr one = pool.Take(100), two = pool.Take(100);
+  const BlockPtr one = pool.Allocate(100), two = pool.Allocate(100);
   EXPECT(one->data() == memory || two->data() == memory);
 }
 
@@ -73,37 +73,37 @@ void TestBlocksOutliveTheirPool() {
   std::vector<BlockPtr> held;
   {
     BlockPool pool;
-    for (int n = 0; n < 3; ++n) held.push_back(pool.Take(256));
+    for (int n = 0; n < 3; ++n) held.push_back(pool.Allocate(256));
   }
   for (const BlockPtr& block : held) std::memset(block->data(), 1, block->bytes());
   held.clear();
 }
 
-// Nothing but the count of holders says here that the reader has finished; the thread sanitizer
-// knows whether that is enough.
+// Only the reference count tells here that the reader has finished. The thread sanitizer checks
+// that it orders the reads before the writes.
 void TestAWriterComesAfterFormerReaders() {
   BlockPool pool;
-  const BlockPtr block = pool.Take(4096);
+  const BlockPtr block = pool.Allocate(4096);
   std::memset(block->data(), 1, block->bytes());
   for (int turn = 0; turn < 50; ++turn) {
     std::thread reader([held = block]() mutable {
       for (size_t i = 1; i < held->bytes(); ++i) EXPECT(held->data()[i] == held->data()[0]);
       held.reset();
     });
-    while (!ps::HeldAlone(block)) std::this_thread::yield();
+    while (!ps::IsSoleOwner(block)) std::this_thread::yield();
     std::memset(block->data(), turn, block->bytes());
     reader.join();
   }
 }
 
-// As a server does it: readers hold the newest block while a writer changes it in place if it is
-// alone and replaces it if not. A reader must see one version in all of a block.
+// Like a server: readers hold the newest block; a writer changes it in place if it is the sole
+// owner, and replaces it otherwise. A reader must see one version in the whole block.
 void TestReadersNeverSeeAWrite() {
   constexpr size_t kNumbers = 512;
   constexpr int kVersions = 20000;
   BlockPool pool;
   std::mutex mutex;  // of `newest`
-  BlockPtr newest = pool.Take(kNumbers * sizeof(int));
+  BlockPtr newest = pool.Allocate(kNumbers * sizeof(int));
   std::memset(newest->data(), 0, newest->bytes());
   std::atomic<bool> done = false;
   std::vector<std::thread> readers;
@@ -126,10 +126,10 @@ void TestReadersNeverSeeAWrite() {
   int in_place = 0;
   for (int version = 1; version <= kVersions; ++version) {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (ps::HeldAlone(newest)) {
+    if (ps::IsSoleOwner(newest)) {
       ++in_place;
     } else {
-      newest = pool.Take(newest->bytes());
+      newest = pool.Allocate(newest->bytes());
     }
     auto* const numbers = reinterpret_cast<int*>(newest->data());
     for (size_t i = 0; i < kNumbers; ++i) numbers[i] = version;
@@ -137,7 +137,7 @@ void TestReadersNeverSeeAWrite() {
   done = true;
   for (std::thread& reader : readers) reader.join();
   EXPECT(in_place > 0);
-  EXPECT(ps::HeldAlone(newest));
+  EXPECT(ps::IsSoleOwner(newest));
 }
 
 void TestManyThreadsTakeAndReturn() {
@@ -149,7 +149,7 @@ void TestManyThreadsTakeAndReturn() {
       if (place != nullptr) {
         for (size_t i = 0; i < place->bytes(); ++i) EXPECT(place->data()[i] == rank);
       }
-      place = pool.Take(32 + 32 * (turn % 3));
+      place = pool.Allocate(32 + 32 * (turn % 3));
       std::memset(place->data(), rank, place->bytes());
     }
   });

@@ -14,9 +14,9 @@ constexpr size_t kCount = 1 << 18;  // floats, 1 MB
 struct LendingWorker : RawPsWorker {
   explicit LendingWorker(const Server& server) : RawPsWorker(server, 0, 0, true) {
     exposed.emplace();
-    LendMessage theirs;
+    ExposeMessage theirs;
     EXPECT_OK(
-        Decode(Ask(MessageType::kLend, Encode(LendMessage{exposed->canary(), true})), &theirs));
+        Decode(Ask(MessageType::kExpose, Encode(ExposeMessage{exposed->canary(), true})), &theirs));
     EXPECT(theirs.reads);
     EXPECT(PeerMemory(peer().process, theirs.canary).IsReadable());
     server_memory.emplace(peer().process, theirs.canary);
@@ -29,14 +29,14 @@ struct LendingWorker : RawPsWorker {
     EXPECT(peer().Send(MessageBytes(MessageType::kPull, number, Encode(request))));
     MessageHeader header;
     const std::string meta = ReceiveHead(&header);
-    EXPECT(header.type == MessageType::kOk && header.number == number);
-    EXPECT(header.lent == 1 && header.payload_bytes == kCount * sizeof(float));
+    EXPECT(header.type == MessageType::kOk && header.request_id == number);
+    EXPECT(header.exposed_pieces == 1 && header.payload_bytes == kCount * sizeof(float));
     std::string_view rest = meta;
     std::vector<iovec> pieces;
-    EXPECT_OK(TakeLent(header, &rest, &pieces));
+    EXPECT_OK(TakeExposed(header, &rest, &pieces));
     return static_cast<const char*>(pieces.at(0).iov_base);
   }
-  void Copied() { EXPECT(peer().Send(MessageBytes(MessageType::kCopied, 1000 + pulls, ""))); }
+  void Copied() { EXPECT(peer().Send(MessageBytes(MessageType::kRelease, 1000 + pulls, ""))); }
 
   std::string ReceiveHead(MessageHeader* header) {
     char bytes[kMessageHeaderBytes];
@@ -51,10 +51,10 @@ struct LendingWorker : RawPsWorker {
   static std::string LentPush(const PushRequest& push, const std::vector<iovec>& pieces) {
     MessageHeader header;
     header.type = MessageType::kPush;
-    header.number = 7;
+    header.request_id = 7;
     std::string meta = Encode(push);
     for (const iovec& piece : pieces) header.payload_bytes += piece.iov_len;
-    PutLent(pieces, &header, &meta);
+    AppendExposed(pieces, &header, &meta);
     const auto bytes = Encode(header);
     return std::string(bytes.begin(), bytes.end()) + meta;
   }
@@ -62,7 +62,7 @@ struct LendingWorker : RawPsWorker {
     EXPECT(peer().Send(LentPush(push, pieces)));
     MessageHeader header;
     ReceiveHead(&header);
-    EXPECT(header.number == 7);
+    EXPECT(header.request_id == 7);
     return header.type;
   }
   PushRequest NewGradient(uint32_t shard) {
@@ -174,20 +174,21 @@ void TestClaims() {
     std::string bytes = LendingWorker::LentPush(worker.NewGradient(shard), {all});
     MessageHeader header;
     EXPECT_OK(Decode(bytes.data(), &header));
-    if (kind == 0) header.lent = 2;                           // what is not an address
-    if (kind == 1) header.payload_bytes += 4;                 // more than is lent
-    if (kind == 2) header.payload_bytes -= 4;                 // less
-    if (kind == 3) header.lent = header.meta_bytes / 16 + 1;  // more pieces than there is meta
+    if (kind == 0) header.exposed_pieces = 2;  // what is not an address
+    if (kind == 1) header.payload_bytes += 4;  // more than is lent
+    if (kind == 2) header.payload_bytes -= 4;  // less
+    if (kind == 3)
+      header.exposed_pieces = header.meta_bytes / 16 + 1;  // more pieces than there is meta
     const auto head = Encode(header);
     std::copy(head.begin(), head.end(), bytes.begin());
     EXPECT(worker.peer().Send(bytes));
     worker.peer().AwaitClose();
     ++broken;
   }
-  for (const MessageType type : {MessageType::kLend, MessageType::kCopied}) {
+  for (const MessageType type : {MessageType::kExpose, MessageType::kRelease}) {
     LendingWorker worker(*server);
     const std::string meta =
-        type == MessageType::kLend ? Encode(LendMessage{worker.exposed->canary(), true}) : "";
+        type == MessageType::kExpose ? Encode(ExposeMessage{worker.exposed->canary(), true}) : "";
     EXPECT(worker.peer().Send(MessageBytes(type, 8, meta, "value")));
     worker.peer().AwaitClose();
     ++broken;
@@ -209,10 +210,11 @@ void TestNeverCopied() {
 void TestNeitherReads() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   RawPsWorker worker(*server, 0, 0, true);
-  LendMessage theirs;
+  ExposeMessage theirs;
   CanaryInfo nothing;
   nothing.address = 4096;
-  EXPECT_OK(Decode(worker.Ask(MessageType::kLend, Encode(LendMessage{nothing, false})), &theirs));
+  EXPECT_OK(
+      Decode(worker.Ask(MessageType::kExpose, Encode(ExposeMessage{nothing, false})), &theirs));
   EXPECT(!theirs.reads);
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
   EXPECT(worker.Value(shard) == Floats(kCount, 5));
@@ -226,8 +228,8 @@ void TestNothingIsLentOverTcp() {
   uint64_t broken = 0;
   for (const CanaryInfo& canary : {CanaryInfo{}, ExposedMemory().canary()}) {
     RawPsWorker worker(*server, 0);
-    EXPECT(
-        worker.peer().Send(MessageBytes(MessageType::kLend, 1, Encode(LendMessage{canary, true}))));
+    EXPECT(worker.peer().Send(
+        MessageBytes(MessageType::kExpose, 1, Encode(ExposeMessage{canary, true}))));
     worker.peer().AwaitClose();
     EXPECT(Eventually([&] { return server->stats().broken_requests == broken + 1; }));
     ++broken;
@@ -236,10 +238,10 @@ void TestNothingIsLentOverTcp() {
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
   MessageHeader header;
   header.type = MessageType::kSet;
-  header.number = 9;
+  header.request_id = 9;
   header.payload_bytes = secret.size();
   std::string meta = Encode(SetRequest{{shard}});
-  PutLent({{const_cast<char*>(secret.data()), secret.size()}}, &header, &meta);
+  AppendExposed({{const_cast<char*>(secret.data()), secret.size()}}, &header, &meta);
   const auto bytes = Encode(header);
   EXPECT(worker.peer().Send(std::string(bytes.begin(), bytes.end()) + meta));
   worker.peer().AwaitClose();

@@ -1,4 +1,4 @@
-// A server that may hold only so much memory: what it refuses, and what goes on.
+// A server with a memory budget: requests that it refuses, and requests that it still serves.
 #include "core/base/memory_budget.h"
 
 #include "core/ps/table/table_batch.h"
@@ -26,7 +26,7 @@ bool IsRefused(const Do& act) {
 void TestBudget() {
   ps::MemoryBudget budget(800);
   budget.Take(600, ps::MemoryUse::kPersistent);
-  // An eighth is left to what passes.
+  // An eighth is left to transient memory.
   EXPECT(budget.HasRoom(100, ps::MemoryUse::kPersistent));
   EXPECT(IsRefused([&] { budget.Take(101, ps::MemoryUse::kPersistent); }));
   EXPECT(IsRefused([&] { budget.Check(101, ps::MemoryUse::kPersistent); }));
@@ -34,17 +34,17 @@ void TestBudget() {
   budget.Take(200, ps::MemoryUse::kTransient);
   EXPECT(IsRefused([&] { budget.Take(1, ps::MemoryUse::kTransient); }));
   EXPECT(IsRefused([&] { budget.Take(UINT64_MAX, ps::MemoryUse::kTransient); }));
-  budget.Add(50, ps::MemoryUse::kTransient);  // what cannot be refused is counted all the same
+  budget.Add(50, ps::MemoryUse::kTransient);  // counted, though it cannot be refused
   EXPECT(budget.held() == 850);
   budget.Remove(50, ps::MemoryUse::kTransient);
-  // What is not in use goes before anything is refused.
+  // Unused memory is reclaimed before anything is refused.
   int reclaimed = 0;
   budget.SetReclaim([&] {
     if (reclaimed++ == 0) budget.Remove(200, ps::MemoryUse::kTransient);
   });
   budget.Take(150, ps::MemoryUse::kTransient);
   EXPECT(reclaimed == 1 && budget.held() == 750);
-  // As much as requests have needed together is left to them, up to half.
+  // The peak of requests' needs is left to them, up to half of the budget.
   ps::MemoryBudget busy(800);
   busy.Take(100, ps::MemoryUse::kPersistent);
   EXPECT(IsRefused([&] { busy.Admit(701); }));
@@ -68,20 +68,20 @@ void TestBlocks() {
   const auto budget = std::make_shared<ps::MemoryBudget>(64 << 10);
   ps::BlockPool pool(budget);
   {
-    const ps::BlockPtr block = pool.TakeWithinBudget(40 << 10);
-    EXPECT(IsRefused([&] { pool.TakeWithinBudget(30 << 10); }));
+    const ps::BlockPtr block = pool.AllocateWithinBudget(40 << 10);
+    EXPECT(IsRefused([&] { pool.AllocateWithinBudget(30 << 10); }));
     EXPECT(IsRefused([&] { pool.AllocateAtLeast(30 << 10); }));
     EXPECT(budget->held() == 40 << 10);
-    pool.Take(30 << 10);  // what cannot be refused
+    pool.Allocate(30 << 10);  // cannot be refused
     EXPECT(budget->held() == 70 << 10);
   }
-  // What lies in the pool makes room for what is needed.
+  // Unused blocks of the pool are freed for others.
   EXPECT(budget->held() == 70 << 10);
-  EXPECT(pool.TakeWithinBudget(60 << 10) != nullptr);
+  EXPECT(pool.AllocateWithinBudget(60 << 10) != nullptr);
   EXPECT(budget->held() == 60 << 10);
 }
 
-// Tables count what their rows and indexes take, and give it back.
+// Tables count the memory of their rows and indexes, and return it.
 void TestTable() {
   const auto budget = std::make_shared<ps::MemoryBudget>(0);
   {
@@ -95,7 +95,7 @@ void TestTable() {
     EXPECT(budget->held() == table->counted_bytes());
     EXPECT(budget->held() - before > ids.size() * kWidth * sizeof(float));
     EXPECT(budget->held() - before < 2 * ids.size() * kWidth * sizeof(float));
-    // Rows that are there need nothing, as often as they are looked up.
+    // Lookups of existing rows need no memory.
     const uint64_t full = budget->held();
     for (int i = 0; i < 3; ++i) Lookup(*table, ids);
     EXPECT(budget->held() == full);
@@ -103,7 +103,7 @@ void TestTable() {
   EXPECT(budget->held() == 0);
 }
 
-// A table with max_rows needs room for one row more than that.
+// A table with max_rows needs room for one row more.
 void TestTableThatEvicts() {
   const auto budget = std::make_shared<ps::MemoryBudget>(16 * kMegabyte);
   ps::TableConfig config = Constant(kWidth, 0);
@@ -114,7 +114,7 @@ void TestTableThatEvicts() {
     Ids ids(5000);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = first + static_cast<int64_t>(i);
     Floats rows(ids.size() * kWidth);
-    const auto batch = table->Prepare(ids.data(), ids.size(), ps::Table::Makes::kAdmitted, true);
+    const auto batch = table->Prepare(ids.data(), ids.size(), ps::Table::OnMissing::kAdmit, true);
     table->Lookup(0, *batch, true, rows.data());
   }
   EXPECT(table->stats().rows == config.max_rows);
@@ -176,17 +176,17 @@ void TestRows() {
   EXPECT_CONTAINS(refused.message(), "a lookup in table 'users' needs ");
   EXPECT_CONTAINS(refused.message(), " of its memory budget of 32.0M (TFDIST_PS_MEMORY)");
   EXPECT(server->stats().memory_budget == kBudget);
-  // Well used, and not a byte more; nothing of what was refused was done.
+  // The budget is nearly used up and never exceeded; refused requests had no effect.
   EXPECT(server->stats().memory_held <= kBudget);
   EXPECT(rows * kWidth * sizeof(float) > kBudget / 2);
   ps::Table& users = *server->tables()[0];
   EXPECT(users.stats().rows == static_cast<uint64_t>(rows));
-  // A batch with one new row among many is refused whole as well, once not one more fits.
+  // A batch with one new row among many is refused as a whole, once no row fits.
   Ids spare;
   for (int64_t id = 10 * rows; first.Lookup(table, id, 1).ok(); ++id) spare.push_back(id);
   const uint64_t full = users.stats().rows;
   EXPECT(full == rows + spare.size());
-  // What is there is served to all, in training and outside, and trained.
+  // Existing rows are served in training and outside of it, and are trained.
   for (int i = 0; i < 3; ++i) {
     EXPECT_OK(first.Lookup(table, 0, kStep));
     EXPECT_OK(second.Lookup(table, 0, kStep));
@@ -194,12 +194,12 @@ void TestRows() {
   }
   EXPECT_OK(second.Lookup(table, 5 * rows, kStep, /*training=*/false));
   EXPECT(ValueOf(users, 0) == -3 && users.stats().rows == full);
-  // A gradient of rows that are not there makes them: refused, and applied to none.
+  // A push with gradients of missing rows would create them: it is refused, and applied to no row.
   const Status pushed = second.Push(table, rows - 100, kStep);
   EXPECT_STATUS(pushed, StatusCode::kResourceExhausted);
   EXPECT_CONTAINS(pushed.message(), "asked by worker 1: out of memory: a push to table 'users' ");
   EXPECT(ValueOf(users, rows - 1) == 0 && users.stats().rows == full);
-  // Another table needs memory of its own.
+  // A new table needs memory as well.
   ps::TableConfig counting = Constant(kWidth, 0);
   counting.min_count = 2;
   const int more = first.worker().client().AddTable("items", counting);
@@ -209,7 +209,7 @@ void TestRows() {
   EXPECT(server->tables().size() == 1);
 }
 
-// Ids that are only counted need no row, though the table is full.
+// Ids that are only counted need no row: they are looked up although the table is full.
 void TestRowsThatAreNotAdmitted() {
   const auto server = StartServer(WithBudget(kBudget));
   Tables worker(*server, 0);
@@ -242,20 +242,21 @@ void TestVariables(bool local) {
                   "asked by worker 0: out of memory: the creation of variable "
                   "'large' needs 27.0M more, while 2.");
   EXPECT(server->stats().shards == 1 && server->stats().value_bytes == 2 * kMegabyte);
-  // A message that only says that it is large is refused before it comes, and can still be read.
+  // A message that claims a large payload is refused before the payload arrives; the connection
+  // stays in step.
   const std::string name = "claimed";
   const std::string meta = Encode(CreateRequest{{{name, DType::kFloat32, count, true}}});
   const RawAnswer answer = raw.Try(MessageType::kCreate, meta, std::string(count * 4, 'x'));
   EXPECT_STATUS(answer.status, StatusCode::kResourceExhausted);
   EXPECT_CONTAINS(answer.status.message(), "'claimed'");
   EXPECT(server->stats().memory_held < 4 * kMegabyte);
-  // What passes may not be larger than what is left either.
+  // Transient memory may not exceed the rest of the budget either.
   const RawAnswer sum =
       raw.Try(MessageType::kReduce, Encode(ReduceRequest{1, 1, {DType::kFloat32}, {8 * kMegabyte}}),
               std::string(32 * kMegabyte, '\0'));
   EXPECT_STATUS(sum.status, StatusCode::kResourceExhausted);
   EXPECT_CONTAINS(sum.status.message(), "out of memory: a reduction with key '1' needs 32.0M");
-  // Both go on.
+  // Both connections still work.
   for (int i = 1; i <= 3; ++i) {
     EXPECT_OK(worker.Pull({small}));
     worker.Stage(small, Filled(2 * kMegabyte / sizeof(float), 1.0f));
@@ -267,7 +268,7 @@ void TestVariables(bool local) {
   EXPECT(raw.Create("another", Floats{1}) == 1);
 }
 
-// Who restores more than the budget goes on with it, and makes nothing more.
+// A server that restores more than its budget serves the rows, and creates no more.
 void TestRestored() {
   ps::ServerSnapshot image;
   image.shards.push_back(

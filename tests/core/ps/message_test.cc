@@ -1,5 +1,5 @@
-// The messages of parameter servers survive the wire, and whatever is not one is recognised: cut,
-// flipped, random, of too many entries.
+// Messages of the parameter server are decoded as they were encoded; malformed ones are refused:
+// cut off, with flipped bits, random, with too many entries.
 #include "core/ps/protocol/message.h"
 
 #include <cstring>
@@ -16,12 +16,12 @@ using Random = std::mt19937_64;
 constexpr MessageType kTypes[] = {MessageType::kOpen,   MessageType::kCreate, MessageType::kBind,
                                   MessageType::kPull,   MessageType::kPush,   MessageType::kSet,
                                   MessageType::kReduce, MessageType::kLeave,  MessageType::kOk,
-                                  MessageType::kError,  MessageType::kLend,   MessageType::kCopied,
+                                  MessageType::kError,  MessageType::kExpose, MessageType::kRelease,
                                   MessageType::kResend};
 
 bool Same(const MessageHeader& a, const MessageHeader& b) {
   return a.type == b.type && a.meta_bytes == b.meta_bytes && a.payload_bytes == b.payload_bytes &&
-         a.number == b.number && a.lent == b.lent;
+         a.request_id == b.request_id && a.exposed_pieces == b.exposed_pieces;
 }
 
 void TestHeaders(Random& random) {
@@ -30,8 +30,8 @@ void TestHeaders(Random& random) {
     header.type = kTypes[random() % std::size(kTypes)];
     header.meta_bytes = static_cast<uint32_t>(random() % (kMaxMetaBytes + 1));
     header.payload_bytes = random() % (kMaxPayloadBytes + 1);
-    header.number = random();
-    header.lent = static_cast<uint32_t>(random() % (header.meta_bytes / 16 + 1));
+    header.request_id = random();
+    header.exposed_pieces = static_cast<uint32_t>(random() % (header.meta_bytes / 16 + 1));
     auto bytes = Encode(header);
     EXPECT_OK(Decode(bytes.data(), &decoded));
     EXPECT(Same(header, decoded));
@@ -76,7 +76,7 @@ void TestHeaderLimits() {
 
 template <typename Message>
 void ExpectDecodesCleanly(const std::string& bytes) {
-  // A copy of its own, so that reading past the end is noticed.
+  // A copy on the heap, so that sanitizers notice a read past the end.
   const std::vector<char> copy(bytes.begin(), bytes.end());
   Message first, second;
   if (!Decode(std::string_view(copy.data(), copy.size()), &first).ok()) return;
@@ -164,8 +164,8 @@ void TestMetas(Random& random) {
   TestMeta(PushReply{true}, "PUSH answer", random);
   TestMeta(SetRequest{{1, 2, 3}}, "SET request", random);
   TestMeta(ReduceRequest{1, 2, {DType::kFloat16, DType::kInt64}, {3, 4}}, "REDUCE request", random);
-  TestMeta(DumpRequest{3, 4, 5, 6, true}, "DUMP request", random);
-  TestMeta(DumpReply{3, 4, true, 6}, "DUMP answer", random);
+  TestMeta(ScanRowsRequest{3, 4, 5, 6, true}, "SCAN_ROWS request", random);
+  TestMeta(ScanRowsReply{3, 4, true, 6}, "SCAN_ROWS answer", random);
   TestMeta(EditRowsRequest{3, EditKind::kUpsert, 4, 5, 6}, "EDIT_ROWS request", random);
   TestMeta(FindRowsRequest{3, 4, true}, "FIND_ROWS request", random);
   TestMeta(FindRowsReply{5}, "FIND_ROWS answer", random);
@@ -201,7 +201,7 @@ void TestFieldsArrive() {
   EXPECT(create.entries[0].elements == 12 && create.entries[0].has_value);
 }
 
-// What rows of tables travel as.
+// The dtypes in which rows of tables are sent.
 void TestWires() {
   for (const int wire : {0, 1, 2, 3, 4, 255}) {
     const bool known = wire >= 1 && wire <= 3;
@@ -219,13 +219,13 @@ void TestWires() {
   }
 }
 
-// What no encoder makes.
+// Well-formed bytes that no valid message encodes to.
 void TestNonsense() {
   PushRequest push = TestPush(), push_decoded;
   push.entries[0].step = 2;  // there are two
   EXPECT(!Decode(Encode(push), &push_decoded).ok());
   push = TestPush();
-  push.entries[2].step = 1;  // a change has none
+  push.entries[2].step = 1;  // a delta has no step
   EXPECT(!Decode(Encode(push), &push_decoded).ok());
   push = TestPush();
   push.entries[0].kind = static_cast<UpdateKind>(6);

@@ -19,8 +19,8 @@ using ps::OptimizerConfig;
 using ps::OptimizerKind;
 using ps::StepValues;
 
-// Every kind with every choice that it has. Constants are exact in float32, so that references in
-// double precision need not round them.
+// Every kind with each of its options. Constants are exact in float32, so that references in double
+// precision need not round them.
 std::vector<OptimizerConfig> AllConfigs() {
   std::vector<OptimizerConfig> configs;
   const auto add = [&](OptimizerKind kind, const std::function<void(OptimizerConfig&)>& set = {}) {
@@ -66,7 +66,7 @@ struct Element {
   double slots[ps::kMaxSlots] = {};
 };
 
-// One step as the papers write it.
+// One step, written as in the papers.
 void ReferenceStep(const OptimizerConfig& c, const StepValues& at, double weight_decay, double g,
                    Element* e) {
   const double rate = at.learning_rate;
@@ -156,7 +156,7 @@ void ReferenceStep(const OptimizerConfig& c, const StepValues& at, double weight
   }
 }
 
-// A variable with its slots. The element behind each array's end must stay as it is.
+// A variable with its slots. The element behind the end of each array must not change.
 template <typename T>
 struct Variable {
   static constexpr DType kDType = std::is_same_v<T, float> ? DType::kFloat32 : DType::kFloat64;
@@ -183,7 +183,7 @@ struct Variable {
     for (int s = 0; s < ps::kMaxSlots; ++s) arrays[1 + s][0] = static_cast<T>(element.slots[s]);
   }
 
-  // From `from` into this one, which may be the same.
+  // Steps from `from` into this state; both may be the same.
   void StepFrom(const Variable& from, const OptimizerConfig& config, const StepValues& at,
                 double weight_decay = 0) {
     ps::StepRuns runs;
@@ -233,7 +233,7 @@ void TestSteps(const OptimizerConfig& config, double weight_decay, size_t count)
   }
 }
 
-// With the same gradient g > 0 in every step most of them have a closed form.
+// With the same gradient g > 0 in every step, most optimizers have a closed form.
 template <typename T>
 void TestClosedForms() {
   constexpr double kRate = 0.25, kGradient = 0.5, kStart = 3;

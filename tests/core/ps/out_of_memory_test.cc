@@ -195,7 +195,8 @@ std::vector<Case> Cases() {
                             (Floats{1, 2}));
                      return true;
                    }});
-  cases.push_back({"dump", MessageType::kDump, fixed(Encode(DumpRequest{0, 0, 0, 100, true})), "",
+  cases.push_back({"dump", MessageType::kScanRows,
+                   fixed(Encode(ScanRowsRequest{0, 0, 0, 100, true})), "",
                    [](Job&) { return true; }});
   cases.push_back({"find", MessageType::kFindRows, fixed(Encode(FindRowsRequest{0, 3, true})),
                    Raw(fresh), [](Job&) { return true; }});
@@ -285,7 +286,7 @@ std::optional<std::map<int64_t, float>> CopyOf(Table& table) {
   std::map<int64_t, float> copy;
   SavedRows rows;
   try {
-    while (table.NextSave(10, &rows)) {
+    while (table.NextSnapshotRows(10, &rows)) {
     }
   } catch (const std::bad_alloc&) {
     return std::nullopt;
@@ -307,7 +308,7 @@ void TestCopies() {
     const auto table = Make(Constant(1, 1), "t");
     const Ids ids = Iota(100);
     Lookup(*table, ids);
-    table->BeginSave(false);
+    table->BeginSnapshot(false);
     const Floats gradients(100, 1);
     bool applied = true;
     SpareThisThread(false);
@@ -325,9 +326,9 @@ void TestCopies() {
       for (const auto& [id, value] : *copy) EXPECT(value == 1);
     } else {
       ++lost;
-      table->EndSave();
+      table->EndSnapshot();
     }
-    table->BeginSave(false);
+    table->BeginSnapshot(false);
     const auto copy = CopyOf(*table);
     EXPECT(copy && copy->size() == 100 && copy->at(7) == (applied ? 0 : 1));
   }
@@ -371,7 +372,7 @@ void ReceiveMoreThanThereIs() {
   constexpr uint64_t kBytes = uint64_t{1} << 31;
   MessageHeader header;
   header.type = MessageType::kCreate;
-  header.number = 1;
+  header.request_id = 1;
   const std::string meta =
       Encode(CreateRequest{{{"large", DType::kFloat32, kBytes / sizeof(float), true}}});
   header.meta_bytes = static_cast<uint32_t>(meta.size());

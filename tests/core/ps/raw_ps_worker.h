@@ -36,7 +36,7 @@ inline std::string MessageBytes(MessageType type, uint64_t number, const std::st
                                 const std::string& payload = "") {
   MessageHeader header;
   header.type = type;
-  header.number = number;
+  header.request_id = number;
   header.meta_bytes = static_cast<uint32_t>(meta.size());
   header.payload_bytes = payload.size();
   const auto bytes = Encode(header);
@@ -200,7 +200,7 @@ class RawPsWorker {
     peer_.Receive(bytes, sizeof(bytes));
     MessageHeader header;
     EXPECT_OK(Decode(bytes, &header));
-    EXPECT(answers_.emplace(header.number, ReceiveRest(bytes)).second);
+    EXPECT(answers_.emplace(header.request_id, ReceiveRest(bytes)).second);
   }
   RawAnswer ReceiveRest(const char* bytes) {
     MessageHeader header;

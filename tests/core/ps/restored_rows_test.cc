@@ -16,10 +16,10 @@ ps::ServerSnapshot CopyOf(const ps::ServerSnapshot& image) {
   for (auto& table : copy.tables) {
     const std::shared_ptr<ps::Table> from = table;
     table = Make(from->config(), from->name());
-    table->RestoreStep(from->saved_step());
+    table->RestoreStep(from->snapshot_step());
     ps::SavedRows rows;
-    while (from->NextSave(100, &rows)) {
-      EXPECT_OK(table->Restore(rows));
+    while (from->NextSnapshotRows(100, &rows)) {
+      EXPECT_OK(table->ImportRows(rows));
       rows = {};
     }
   }
@@ -274,7 +274,7 @@ void TestReplayOfAnotherTable() {
   const auto table = Make(Constant(2, 0), "t");
   Ids ids = {1};
   Floats gradients = {1, 1};
-  log.Append({}, {ps::ApplyRows(table.get(), {1, 1}, 1, ids.data(), gradients.data())});
+  log.Append({}, {ps::ApplyTableRows(table.get(), {1, 1}, 1, ids.data(), gradients.data())});
   std::unique_ptr<ps::Server> server;
   EXPECT_OK(ps::Server::Create(AsyncJob(1), "", 0, true, &server));
   ps::ServerSnapshot image;

@@ -1,4 +1,4 @@
-// The time of rows: what the clock of the machine does to it, and a restart.
+// The clock of rows: leaps of the machine's clock, and restarts of the server.
 #include "core/ps/table/row_clock.h"
 
 #include "core/ps/store/redo_log.h"
@@ -10,7 +10,7 @@
 namespace tfdist::testing::ps_row_clock_test {
 namespace {
 
-// A machine whose clocks a test sets. Read by the server's threads.
+// A machine whose clocks a test sets; the server's threads read them.
 struct Machine {
   std::atomic<double> steady{1000}, wall{1.7e9};
 
@@ -37,7 +37,7 @@ void TestClock() {
   EXPECT(clock.Now() == 32);
 }
 
-constexpr double kTtl = 4;  // the sweeper comes every second
+constexpr double kTtl = 4;  // seconds; the sweeper runs every second
 
 class Job {
  public:
@@ -62,7 +62,7 @@ class Job {
     table_ = worker_->client().AddTable("t", config);
     EXPECT_OK(Call([&](ps::Done done) { worker_->client().CreateTable(table_, done); }));
   }
-  // Starts, and makes row 1, which is about to expire, and row 2.
+  // Starts, and creates row 1, which is about to expire, and row 2.
   void MakeOldAndNewRow(Machine* machine) {
     Start();
     Lookup({1});
@@ -80,7 +80,7 @@ class Job {
     EXPECT_OK(worker_->PushStaged());
     EXPECT_OK(worker_->client().Flush(kPatience));
   }
-  // Once the sweeper has come by at the present time.
+  // The statistics after a sweep at the present time.
   ps::TableStats Swept() {
     table().Sweep(server_->Freeze().time);
     return table().stats();
@@ -94,15 +94,15 @@ class Job {
   }
   ps::Table& table() { return *server_->tables()[0]; }
   ps::Server& server() { return *server_; }
-  // What is saved.
+  // A snapshot, copied as a file would be.
   ps::ServerSnapshot Save(const std::string& log = "") {
     ps::ServerSnapshot image = server_->Freeze(false, log);
     for (auto& table : image.tables) {
       const std::shared_ptr<ps::Table> from = table;
       table = Make(from->config(), from->name());
       ps::SavedRows rows;
-      while (from->NextSave(100, &rows)) {
-        EXPECT_OK(table->Restore(rows));
+      while (from->NextSnapshotRows(100, &rows)) {
+        EXPECT_OK(table->ImportRows(rows));
         rows = {};
       }
     }
@@ -116,7 +116,7 @@ class Job {
   int table_ = -1;
 };
 
-// The clock of the machine is set while the server runs.
+// The machine's clock is set while the server runs.
 void TestLeapOfTheMachine() {
   Machine machine;
   Job job(&machine);
@@ -128,13 +128,13 @@ void TestLeapOfTheMachine() {
   machine.Pass(kTtl - 1);
   job.Lookup({1});
   EXPECT(job.Swept().rows == 3);
-  // Time that passes counts: the sweeper itself finds them.
+  // Elapsed time counts: the sweeper evicts the rows.
   machine.Pass(2);
   job.AwaitRows(1);
   EXPECT(job.table().stats().evicted_by_age == 2);
 }
 
-// Rows keep their age over a restart, also if the machine's clocks have changed.
+// Rows keep their age over a restart, also if the machine's clocks were set.
 void TestRestart() {
   for (const double leap : {0.0, 7200.0, -7200.0}) {
     Machine machine;
@@ -144,7 +144,7 @@ void TestRestart() {
     const ps::ServerSnapshot image = job.Save();
     machine.Pass(86400);  // a day without a server
     machine.wall = machine.wall + leap;
-    machine.steady = 3;  // of a machine that was started again
+    machine.steady = 3;  // the machine was restarted
     job.Start(image);
     EXPECT(job.server().Freeze().time == saved);
     EXPECT(job.Swept().rows == 2);
@@ -156,7 +156,7 @@ void TestRestart() {
   }
 }
 
-// The log is ahead of the snapshot; rows that it makes are of its time.
+// The log is newer than the snapshot; rows that it creates have its time.
 void TestLog() {
   for (const bool with_snapshot : {true, false}) {
     const Scratch file;
@@ -183,7 +183,7 @@ void TestLog() {
   }
 }
 
-// What was saved before there was such a clock: its rows are as old as they are against each other.
+// A snapshot from before this clock existed has no time: its rows keep their relative ages.
 void TestImageWithoutTime() {
   Machine machine;
   Job job(&machine);

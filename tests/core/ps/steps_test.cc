@@ -1,4 +1,5 @@
-// Several workers' clients as threads: synchronous steps, late ones, and bounded staleness.
+// The clients of several workers, as threads: synchronous steps, late pushes, and bounded
+// staleness.
 #include <algorithm>
 #include <atomic>
 
@@ -41,7 +42,7 @@ void TestSync(int workers, int servers) {
     worker.in_place = rank == 0;
     for (int step = 0; step < kSteps; ++step) {
       EXPECT_OK(worker.Pull({job.w, job.count}));
-      // Whoever is ahead waits: all see each step's values, and no others.
+      // A worker that is ahead waits: all workers see the values of each step.
       const float expected = 8 - static_cast<float>(step) * sum;
       EXPECT(worker.Value(job.w) == Filled(1000 * servers, expected));
       EXPECT(worker.Value<int64_t>(job.count)[0] == step);
@@ -87,9 +88,9 @@ void TestWorkerThatStopsIsDropped() {
   for (auto& worker : job.workers) EXPECT_OK(worker->Pull({job.w}));
   job.workers[0]->Stage(job.w, Filled(2000, 1.0f));
   EXPECT_OK(job.workers[0]->PushStaged());
-  EXPECT_OK(job.workers[0]->Pull({job.w}));  // goes on alone
+  EXPECT_OK(job.workers[0]->Pull({job.w}));  // continues alone
   EXPECT(job.workers[0]->Value(job.w) == Filled(2000, 6.0f));
-  // Back with its next pull; what it had computed is too late.
+  // It rejoins with its next pull; its former gradient is too late.
   job.workers[1]->Stage(job.w, Filled(2000, 1.0f));
   EXPECT_OK(job.workers[1]->PushStaged());
   EXPECT_OK(job.workers[1]->Pull({job.w}));
@@ -110,7 +111,7 @@ void TestReduce() {
     Worker& worker = *job.workers[rank];
     for (int step = 0; step < 5; ++step) {
       EXPECT_OK(worker.Pull({job.w}));
-      // Each key has its server; an execution after another of one key is another one.
+      // Each key has its server; consecutive executions of a key are distinct.
       for (const uint64_t key : {7, 8, 7}) {
         const auto base = static_cast<float>(step) + static_cast<float>(key);
         ps::Tensor floats{DType::kFloat32, 5000, Hold(Filled(5000, base + 10.0f * rank))};
@@ -129,7 +130,7 @@ void TestReduce() {
   });
 }
 
-// Worker 0 is fast, and never more than `staleness` steps ahead.
+// Worker 0 is fast, but never more than `staleness` steps ahead.
 void TestBoundedStaleness(int staleness) {
   ps::ServerOptions options = AsyncJob(2);
   options.schedule.mode = ps::Mode::kSsp;
@@ -148,11 +149,11 @@ void TestBoundedStaleness(int staleness) {
     EXPECT_OK(job.workers[0]->client().Leave(kPatience));
   });
   for (int step = 0; step < kSteps; ++step) {
-    // The fast one begins its step number staleness + 1 after this worker's, and then waits.
-    const int most = std::min(step + staleness + 1, kSteps);
-    EXPECT(Eventually([&] { return made == most; }));
+    // The fast worker begins staleness + 1 steps more than this worker, and then waits.
+    const int max_steps = std::min(step + staleness + 1, kSteps);
+    EXPECT(Eventually([&] { return made == max_steps; }));
     EXPECT_OK(job.workers[1]->Pull({job.w, job.count}));
-    EXPECT(made == most);
+    EXPECT(made == max_steps);
     EXPECT_OK(job.workers[1]->Push<int64_t>(
         {{job.count, {job.workers[1]->Value<int64_t>(job.count)[0] + 1}}}));
   }
@@ -166,7 +167,7 @@ void TestBoundedStaleness(int staleness) {
   }
 }
 
-// A pull that is held back for too long fails, and the next one still gets its values.
+// A pull that is held back for too long fails, and the next one succeeds.
 void TestPullThatIsHeldBackForTooLong() {
   const auto server = StartServer(SyncJob(2));
   Worker hasty(0, 2, 1, 0.2), other(1, 2);
@@ -180,7 +181,7 @@ void TestPullThatIsHeldBackForTooLong() {
   const Status late = hasty.Pull({a});
   EXPECT_STATUS(late, StatusCode::kDeadlineExceeded);
   EXPECT_CONTAINS(late.message(), "ps 0: no answer to a pull of 1 parameters within 0.2 s");
-  // The server holds back one pull of a worker: it has to be asked on another connection.
+  // The server holds back one pull per worker: the next needs another connection.
   EXPECT(hasty.client().WaitForLost(kPatience) == 0);
   EXPECT_OK(other.Push<float>({{a, {4}}}));
   Ending next = hasty.StartPull({a});

@@ -1,4 +1,4 @@
-// Rows that go by themselves, because nobody has used them.
+// The sweeper evicts unused rows without a request.
 #include "core/ps/store/sweeper.h"
 
 #include <thread>

@@ -1,4 +1,4 @@
-// An embedding's table: rows made, stepped, admitted and evicted as its configuration says.
+// An embedding table: rows are created, stepped, admitted and evicted by its configuration.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -15,7 +15,7 @@ using namespace tfdist::ps;
 Floats ContentOf(Table& table, int64_t id) {
   SavedRows rows;
   uint64_t cursor = 0;
-  while (table.Dump(100, &cursor, &rows)) {
+  while (table.ScanRows(100, &cursor, &rows)) {
   }
   const size_t floats = table.content_floats();
   for (size_t i = 0; i < rows.ids.size(); ++i) {
@@ -81,7 +81,7 @@ OptimizerConfig Adam() {
   return adam;
 }
 
-// Rows that all have a gradient in every step are stepped as a variable is.
+// If all rows have a gradient in every step, the table equals a variable.
 void TestElementwise() {
   constexpr size_t kWidth = 3, kRows = 50;
   std::vector<OptimizerConfig> configs(4);
@@ -115,7 +115,7 @@ void TestElementwise() {
   }
 }
 
-// As a dense variable, of which most rows have no gradient in most steps.
+// The table equals a dense variable of which most rows have no gradient in most steps.
 void TestExactAdam() {
   constexpr size_t kRows = 20;
   TableConfig config = Constant(1, 0.5);
@@ -174,7 +174,7 @@ void TestRowRules() {
   EXPECT(std::abs(rows[3] + 0.6f * 8 / std::sqrt(64.1f)) < 1e-6f);
 }
 
-// Adafactor and Lamb take each row for a vector of its own.
+// Adafactor and Lamb treat each row as a vector.
 void TestRowsAsVectors() {
   TableConfig config = Constant(2, 0.5);
   config.rule = RowRule::kAdafactor;
@@ -187,15 +187,15 @@ void TestRowsAsVectors() {
   EXPECT(table->content_floats() == 4);
   Lookup(*table, {1, 2});
   Apply(*table, {1, 2}, {3, -4, 0.03f, -0.04f}, {0.25, 1});
-  // In the first step the second moment is the gradient's square, and the update its sign, of both
-  // rows; 0.5 decays to 0.4375, by which the rate is multiplied.
+  // In the first step the second moment is the squared gradient, and the update is the gradient's
+  // sign, for both rows. The value 0.5 decays to 0.4375, which scales the rate.
   const float step = 0.25f * 0.4375f;
   for (const int64_t id : {1, 2}) {
     const Floats row = Lookup(*table, {id}, false);
     EXPECT(std::abs(row[0] - (0.4375f - step)) < 1e-6f);
     EXPECT(std::abs(row[1] - (0.4375f + step)) < 1e-6f);
   }
-  // A row's first gradient after many steps: the update would be 40 times as long, and is clipped.
+  // A row's first gradient after many steps: the update would be 40 times as large, and is clipped.
   config.weight_decay = 0;
   table = Make(config);
   Lookup(*table, {1});
@@ -210,10 +210,10 @@ void TestRowsAsVectors() {
   EXPECT(table->content_floats() == 6);
   Lookup(*table, {1});
   Apply(*table, {1}, {3, -0.004f}, {0.25, 1});
-  // Adam's first update is the gradient's sign: as long as the row is sqrt(2) / 2.
+  // Adam's first update is the gradient's sign; the norm of the row is sqrt(2) / 2.
   const Floats row = Lookup(*table, {1}, false);
   EXPECT(std::abs(row[0] - 0.375f) < 1e-5f && std::abs(row[1] - 0.625f) < 1e-5f);
-  // Neither a row of zeros nor a gradient of zeros has a ratio.
+  // For a row of zeros and for a gradient of zeros the trust ratio is 1.
   Edit(*table, EditKind::kReplace, {1, 2}, {0, 0, 0.5f, 0.5f});
   Apply(*table, {1, 2}, {1, 1, 0, 0}, {0.25, 1});
   EXPECT(std::abs(ValueOf(*table, 1) + 0.25f) < 1e-5f && ValueOf(*table, 2) == 0.5f);
@@ -224,7 +224,7 @@ void TestAdmission() {
   config.min_count = 3;
   auto table = Make(config);
   for (int i = 0; i < 2; ++i) EXPECT(Lookup(*table, {1}) == Floats({2}));
-  Lookup(*table, {1}, false);  // is not seen
+  Lookup(*table, {1}, false);  // does not count as seen
   Apply(*table, {1}, {1});
   EXPECT(table->stats().rows == 0 && table->stats().lost_updates == 1);
   EXPECT(Lookup(*table, {1, 5}) == Floats({2, 2}));
@@ -247,7 +247,7 @@ void TestRoom() {
     config.max_rows = 1600;
     config.policy = policy;
     const auto table = Make(config);
-    // A hundred ids are always in use; thousands of others come once.
+    // A hundred ids are in use all the time; thousands of others occur once.
     Ids hot(100);
     for (size_t i = 0; i < hot.size(); ++i) hot[i] = static_cast<int64_t>(i);
     Apply(*table, hot, Floats(hot.size(), -1));
@@ -266,30 +266,30 @@ void TestRoom() {
   }
 }
 
-// Ids hash to stripes unevenly: nothing is evicted as long as the whole table is below the bound,
-// and above it stands at most one row of each stripe.
+// Ids hash to stripes unevenly: nothing is evicted while the whole table is within its limit, and
+// it exceeds the limit by at most one row per stripe.
 void TestBound() {
   constexpr uint64_t kStripes = 16;
-  for (const uint64_t most : {1, 10, 16, 100, 1000}) {
+  for (const uint64_t max_rows : {1, 10, 16, 100, 1000}) {
     TableConfig config = Constant(1, 0);
-    config.max_rows = most;
+    config.max_rows = max_rows;
     const auto table = Make(config);
     int64_t id = 0;
-    for (; id < static_cast<int64_t>(most); ++id) Lookup(*table, {id * 7919}, true, 1);
-    EXPECT(table->stats().rows == most && table->stats().evicted_for_room == 0);
-    // One by one and many at once.
-    for (; id < static_cast<int64_t>(2 * most); ++id) Lookup(*table, {id * 7919}, true, 2);
-    Ids many(3 * most + 50);
+    for (; id < static_cast<int64_t>(max_rows); ++id) Lookup(*table, {id * 7919}, true, 1);
+    EXPECT(table->stats().rows == max_rows && table->stats().evicted_for_room == 0);
+    // One at a time, and many at once.
+    for (; id < static_cast<int64_t>(2 * max_rows); ++id) Lookup(*table, {id * 7919}, true, 2);
+    Ids many(3 * max_rows + 50);
     for (int64_t& each : many) each = id++ * 7919;
     Lookup(*table, many, true, 3);
     const TableStats stats = table->stats();
-    EXPECT(stats.rows >= most && stats.rows < most + kStripes);
+    EXPECT(stats.rows >= max_rows && stats.rows < max_rows + kStripes);
     EXPECT(stats.created - stats.evicted_for_room == stats.rows);
     EXPECT(table->row_count() == stats.rows);
   }
 }
 
-// Several threads fill a table: the bound holds whatever the order of their insertions.
+// Several threads fill a table: the limit holds for any order of their insertions.
 void TestBoundOfThreads() {
   TableConfig config = Constant(4, 0);
   config.max_rows = 500;
@@ -304,14 +304,14 @@ void TestBoundOfThreads() {
   EXPECT(table->row_count() == table->stats().rows);
 }
 
-// Rows of a restored table may be more than its bound: of two servers' there are twice as many.
+// A restored table may exceed its limit: the rows of two servers are twice as many.
 void TestBoundOfRestoredRows() {
   TableConfig config = Constant(1, 0);
   config.max_rows = 100;
   const auto table = Make(config);
   Ids ids(400);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
-  EXPECT_OK(table->Restore(table->NewRows(1, ids.data(), ids.size(), Floats(400, 1).data())));
+  EXPECT_OK(table->ImportRows(table->NewRows(1, ids.data(), ids.size(), Floats(400, 1).data())));
   EXPECT(table->row_count() == 400);
   table->EvictExcess();
   EXPECT(table->row_count() == 100 && table->stats().rows == 100);
@@ -326,20 +326,20 @@ void TestEdits() {
   Lookup(*table, {1, 2, 3}, true, 1);
   Apply(*table, {1}, {2});
   EXPECT(ContentOf(*table, 1)[1] == 4.5f);
-  // The slot of a row that is there stays, and a new row's is its first.
+  // An existing row keeps its slot; a new row gets a first slot.
   Edit(*table, EditKind::kUpsert, {1, 7, 7}, {8, 3, 9}, 9);
   EXPECT(ContentOf(*table, 1) == Floats({8, 4.5f}));
   EXPECT(ContentOf(*table, 7) == Floats({9, 0.5f}));
   Edit(*table, EditKind::kReplace, {1}, {6}, 9);
   EXPECT(ContentOf(*table, 1) == Floats({6, 0.5f}));
-  table->Sweep(12);  // what was put in place counts as used then
+  table->Sweep(12);  // edited rows count as used at the time of the edit
   EXPECT(table->row_count() == 2);
 
   Ids ids = {7, 2, 1};
   std::vector<uint8_t> found(3);
   Floats rows(3);
   const TableStats before = table->stats();
-  table->Find(*table->Prepare(ids.data(), 3, Table::Makes::kNone, false), found.data(),
+  table->Find(*table->Prepare(ids.data(), 3, Table::OnMissing::kIgnore, false), found.data(),
               rows.data());
   EXPECT(found == (std::vector<uint8_t>{1, 0, 1}) && rows == Floats({9, 5, 6}));
   EXPECT(table->row_count() == 2 && table->stats().lookups == before.lookups);
@@ -351,7 +351,7 @@ void TestEdits() {
   Lookup(*table, {7});
   EXPECT(ContentOf(*table, 7) == Floats({5, 0.5f}));
 
-  // An edit keeps the bound too.
+  // Edits keep the limit too.
   config.max_rows = 20;
   const auto few = Make(config);
   Ids many(200);
@@ -362,7 +362,7 @@ void TestEdits() {
   EXPECT(few->row_count() >= 20 && few->row_count() < 36);
 }
 
-// A row that is written while it lags behind: its slots are brought up to the present step first.
+// The slots of a row that is written catch up with the present step first.
 void TestUpsertOfExactAdam() {
   TableConfig config = Constant(1, 0.5);
   config.rule = RowRule::kExactAdam;

@@ -1,4 +1,4 @@
-// Tables as tests make and use them.
+// Helpers for tests of tables.
 #ifndef TFDIST_TESTS_CORE_PS_TABLES_H_
 #define TFDIST_TESTS_CORE_PS_TABLES_H_
 

@@ -208,7 +208,7 @@ void ClientThread::CancelAll(const Status& status) {
 Status ClientThread::OnAnswer(int server, const MessageHeader& header, std::string_view meta,
                               std::vector<iovec>* target) {
   Remote& remote = remotes_[server];
-  const auto found = remote.unanswered.find(header.number);
+  const auto found = remote.unanswered.find(header.request_id);
   if (found == remote.unanswered.end() || !found->second->sent) {
     return Status(StatusCode::kInvalidArgument, "an answer to what was not asked");
   }
@@ -243,7 +243,7 @@ void ClientThread::Resend(int server, const RequestPtr& request) {
 
 Status ClientThread::OnPayload(int server, const MessageHeader& header) {
   Remote& remote = remotes_[server];
-  const auto found = remote.unanswered.find(header.number);
+  const auto found = remote.unanswered.find(header.request_id);
   if (found == remote.unanswered.end()) return Status();
   const RequestPtr request = found->second;
   if (header.type == MessageType::kResend) {

@@ -38,18 +38,18 @@ void Connection::Queue(MessageType type, uint64_t number, std::string meta,
   Outgoing request;
   MessageHeader header;
   header.type = type;
-  header.number = number;
+  header.request_id = number;
   header.meta_bytes = static_cast<uint32_t>(meta.size());
   for (const iovec& piece : payload) header.payload_bytes += piece.iov_len;
-  if (lends_ && header.payload_bytes >= kMinLentBytes) {
-    PutLent(std::exchange(payload, {}), &header, &meta);
+  if (lends_ && header.payload_bytes >= kMinExposedBytes) {
+    AppendExposed(std::exchange(payload, {}), &header, &meta);
     lent_[number] = owner;
   }
   const auto bytes = Encode(header);
   request.head.reserve(bytes.size() + meta.size());
   request.head.assign(bytes.begin(), bytes.end());
   request.head += meta;
-  request.bytes = request.head.size() + (header.lent > 0 ? 0 : header.payload_bytes);
+  request.bytes = request.head.size() + (header.exposed_pieces > 0 ? 0 : header.payload_bytes);
   request.payload = std::move(payload);
   request.owner = std::move(owner);
   outgoing_.push_back(std::move(request));
@@ -150,11 +150,11 @@ Status Connection::Consume(AnswerHandler& handler) {
     begin_ += head_bytes;
     std::string_view meta(head + kMessageHeaderBytes, answer_.meta_bytes);
     std::vector<iovec> lent;
-    if (Status s = TakeLent(answer_, &meta, &lent); !s.ok()) return s;
-    lent_.erase(answer_.number);
+    if (Status s = TakeExposed(answer_, &meta, &lent); !s.ok()) return s;
+    lent_.erase(answer_.request_id);
     if (Status s = handler.OnAnswer(server_, answer_, meta, &target_); !s.ok()) return s;
     const Status status =
-        answer_.lent > 0 ? CopyPayload(handler, std::move(lent)) : BeginPayload(handler);
+        answer_.exposed_pieces > 0 ? CopyPayload(handler, std::move(lent)) : BeginPayload(handler);
     if (!status.ok()) return status;
   }
   return Status();
@@ -173,7 +173,7 @@ Status Connection::CopyPayload(AnswerHandler& handler, std::vector<iovec> lent) 
     payload_received_ = answer_.payload_bytes;
     target_.clear();
   }
-  Queue(MessageType::kCopied, answer_.number, "", {}, nullptr);
+  Queue(MessageType::kRelease, answer_.request_id, "", {}, nullptr);
   return handler.OnPayload(server_, answer_);
 }
 

@@ -24,8 +24,8 @@ Status Handshake::Begin(const std::string& address, bool local, const Key& key,
 Status Handshake::AgreeToLend(Lending* lending) {
   if (socket_.process == nullptr) return Status();
   lending->exposed = std::make_unique<ExposedMemory>();
-  LendMessage ours{lending->exposed->canary(), false}, theirs;
-  if (Status s = Ask(MessageType::kLend, ours, {}, &theirs); !s.ok()) return s;
+  ExposeMessage ours{lending->exposed->canary(), false}, theirs;
+  if (Status s = Ask(MessageType::kExpose, ours, {}, &theirs); !s.ok()) return s;
   if (!theirs.reads) lending->exposed.reset();
   lending->peer.emplace(socket_.process, theirs.canary);
   if (!lending->peer->IsReadable()) {
@@ -33,7 +33,7 @@ Status Handshake::AgreeToLend(Lending* lending) {
     return Status();
   }
   ours.reads = true;
-  return Ask(MessageType::kLend, ours, {}, &theirs);
+  return Ask(MessageType::kExpose, ours, {}, &theirs);
 }
 
 Status Handshake::Exchange(MessageType type, const std::string& meta,

@@ -10,7 +10,7 @@
 namespace tfdist::ps {
 namespace {
 
-// Elements whose value is still in the first-level cache when its step follows its decay.
+// Elements that are decayed and then stepped while they are in the first-level cache.
 constexpr size_t kBlock = 1024;
 
 template <typename T>
@@ -18,7 +18,7 @@ Run From(const Run& run, size_t first) {
   return {static_cast<const T*>(run.in) + first, static_cast<T*>(run.out) + first};
 }
 
-// `step` is a copy, because no store through `out` can change that.
+// `step` is a copy: the compiler knows that no store through `out` changes it.
 template <typename T, typename Step, size_t... slot>
 void StepAll(Step step, size_t count, const StepRuns& runs, std::index_sequence<slot...>) {
   const auto* const gradient = static_cast<const T*>(runs.gradient);
@@ -28,7 +28,7 @@ void StepAll(Step step, size_t count, const StepRuns& runs, std::index_sequence<
       static_cast<const T*>(runs.slots[slot].in)...};
   [[maybe_unused]] const std::array<T*, sizeof...(slot)> out = {
       static_cast<T*>(runs.slots[slot].out)...};
-  // An `out` is its own `in` or apart from everything, so no element depends on another.
+  // Each `out` is its own `in` or overlaps nothing, so no element depends on another.
 #pragma GCC ivdep
   for (size_t i = 0; i < count; ++i) {
     T value = value_in[i];
@@ -69,7 +69,7 @@ void DecayAndStepAll(const Step& step, T weight_decay, T learning_rate, size_t c
   }
 }
 
-// Calls `use` with the step that `config` describes.
+// Calls `use` with the step object of `config`.
 template <typename T, typename Use>
 void WithStep(const OptimizerConfig& config, const StepValues& at, const Use& use) {
   const bool has_momentum = config.momentum > 0;
@@ -100,7 +100,7 @@ void WithStep(const OptimizerConfig& config, const StepValues& at, const Use& us
     case OptimizerKind::kNadam:
       return use(NadamStep<T>(config, at));
   }
-  std::abort();  // an unknown kind is refused before it gets here
+  std::abort();  // unknown kinds are refused when they are decoded
 }
 
 template <typename T>

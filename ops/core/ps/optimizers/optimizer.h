@@ -1,7 +1,7 @@
 // The optimizers that run on a server: one step of each, over runs of elements.
 //
-// They compute what Keras 3 computes, in the variable's dtype and in its order, so that training on
-// servers and training in one process agree.
+// They do the operations of Keras 3 in the same order and in the variable's dtype. Training on
+// servers therefore agrees with training in one process.
 #ifndef TFDIST_OPS_CORE_PS_OPTIMIZERS_OPTIMIZER_H_
 #define TFDIST_OPS_CORE_PS_OPTIMIZERS_OPTIMIZER_H_
 
@@ -15,7 +15,7 @@
 namespace tfdist::ps {
 
 enum class OptimizerKind : uint8_t {
-  kSgd = 1,      // with momentum, and Nesterov's
+  kSgd = 1,      // optionally with momentum, or Nesterov momentum
   kAdagrad = 2,  // Duchi et al. 2011
   kRmsprop = 3,  // Tieleman and Hinton 2012
   kAdam = 4,     // Kingma and Ba 2015; AdamW is Adam with a weight decay
@@ -26,7 +26,8 @@ enum class OptimizerKind : uint8_t {
   kNadam = 9,     // Dozat 2016
 };
 
-// What does not change between steps. Each kind reads its own fields, named as Keras names them.
+// The hyperparameters that stay constant between steps. Each kind reads its own fields, which have
+// the names of Keras. Python passes this struct through ctypes.
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
   bool nesterov = false;
@@ -42,26 +43,42 @@ struct OptimizerConfig {
   double l2_regularization_strength = 0;
   double l2_shrinkage_regularization_strength = 0;
   double beta = 0;
-  // Of Adafactor, which only rows have.
+  // Of Adafactor, which exists only for rows of tables.
   double beta_2_decay = 0;
   double epsilon_1 = 0;
   double epsilon_2 = 0;
   double clip_threshold = 0;
+
+  // In their order on the wire (protocol/message.h).
+  template <typename Config, typename Visitor>
+  static void Fields(Config& c, Visitor& visit) {
+    visit.Enum(c.kind, OptimizerKind::kSgd, OptimizerKind::kNadam);
+    visit(c.nesterov, c.centered, c.amsgrad);
+    visit(c.momentum, c.rho, c.beta_1, c.beta_2, c.epsilon, c.learning_rate_power);
+    visit(c.l1_regularization_strength, c.l2_regularization_strength,
+          c.l2_shrinkage_regularization_strength, c.beta);
+    visit(c.beta_2_decay, c.epsilon_1, c.epsilon_2, c.clip_threshold);
+  }
 };
 
-// What a worker says with each push.
+// The values that change with each step; a push carries them.
 struct StepValues {
   double learning_rate = 0;
   int64_t step = 1;  // counted from 1
+
+  template <typename Values, typename Visitor>
+  static void Fields(Values& v, Visitor& visit) {
+    visit(v.learning_rate, v.step);
+  }
 };
 
 inline constexpr int kMaxSlots = 3;
 
-// How many slots an optimizer keeps per variable. In the order of Keras's `build`:
-//   - SGD: momentum, if it has one
+// The number of slots that an optimizer has per variable. Their order is that of Keras's `build`:
+//   - SGD: momentum, if configured
 //   - Adagrad: accumulator
-//   - RMSprop: velocity; momentum, if it has one; average gradient, if centered
-//   - Adam: momentum, velocity; the largest velocity, with amsgrad
+//   - RMSprop: velocity; momentum, if configured; average gradient, if centered
+//   - Adam: momentum, velocity; largest velocity, with amsgrad
 //   - Adamax: momentum, norm
 //   - Ftrl: accumulator, linear
 //   - Lion: momentum
@@ -69,8 +86,8 @@ inline constexpr int kMaxSlots = 3;
 //   - Nadam: momentum, velocity
 int SlotCount(const OptimizerConfig& config);
 
-// A run of elements of a variable or slot, before and after. `out` is `in`, or overlaps no other
-// run. Aligned to the element, as the gradient is.
+// A run of elements of a variable or slot, before and after a step. `out` is equal to `in`, or
+// overlaps no other run. Runs and the gradient are aligned to the element.
 struct Run {
   const void* in = nullptr;
   void* out = nullptr;
@@ -82,20 +99,20 @@ struct StepRuns {
   std::array<Run, kMaxSlots> slots;
 };
 
-// Whether steps of this optimizer exist for `dtype`: float32 and float64.
+// Whether optimizers support `dtype`: float32 and float64.
 bool CanOptimize(DType dtype);
 
-// Makes one step. Before it, with a `weight_decay`, the value loses value * weight_decay *
-// learning_rate.
+// Makes one step. A `weight_decay` other than 0 first subtracts value * weight_decay *
+// learning_rate from the value.
 void Optimize(const OptimizerConfig& config, const StepValues& step, double weight_decay,
               DType dtype, size_t count, const StepRuns& runs);
 
-// Whether a step with a gradient of zeros changes nothing, so that only the rows of a sparse
-// gradient need be visited.
+// Whether a step with a gradient of zeros changes nothing. Then only the rows of a sparse gradient
+// have to be visited.
 bool LeavesZeroGradientsAlone(const OptimizerConfig& config, double weight_decay);
 
-// gradient += lambda * gradient^2 * (now - then): corrects, to first order, a gradient computed at
-// `then` for use at `now` (DC-ASGD, Zheng et al. 2017).
+// gradient += lambda * gradient^2 * (now - then): a first-order correction of a gradient that was
+// computed at the values `then` and is applied to the values `now` (DC-ASGD, Zheng et al. 2017).
 void CompensateDelay(DType dtype, size_t count, double lambda, const void* now, const void* then,
                      void* gradient);
 

@@ -1,4 +1,4 @@
-// The server's optimizers for Python, through ctypes: there they can be compared with Keras.
+// The server's optimizers for Python, through ctypes: tests compare them with Keras.
 #include <cstddef>
 #include <cstdint>
 
@@ -6,8 +6,8 @@
 
 extern "C" {
 
-// Makes one step of `config` in place, on arrays of `count` elements; one array in `slots` for each
-// slot. Returns whether there are such steps for `dtype` and for so many slots.
+// Makes one step of `config` in place, on arrays of `count` elements; `slots` has one array for
+// each slot. Returns false if optimizers do not support `dtype`, or if `slot_count` is wrong.
 bool tfdist_ps_optimize(const tfdist::ps::OptimizerConfig* config, double learning_rate,
                         int64_t step, double weight_decay, int dtype, size_t count,
                         const void* gradient, void* value, void* const* slots, int slot_count) {

@@ -1,7 +1,8 @@
-// One element's step of each optimizer.
+// The step of each optimizer for one element.
 //
-// Constants are rounded to the variable's dtype, and operations ordered, as Keras does it. Then a
-// step differs from Keras's only where TensorFlow rearranges a compiled one, or raises to a power.
+// Constants are rounded to the variable's dtype and operations are ordered as in Keras. A step
+// therefore differs from Keras's only where TensorFlow rearranges a compiled step, or computes a
+// power.
 #ifndef TFDIST_OPS_CORE_PS_OPTIMIZERS_OPTIMIZER_STEPS_H_
 #define TFDIST_OPS_CORE_PS_OPTIMIZERS_OPTIMIZER_STEPS_H_
 
@@ -15,17 +16,17 @@
 
 namespace tfdist::ps {
 
-// What Keras's `ops.cast` makes of a Python number: it goes by way of float32.
+// The result of Keras's `ops.cast` of a Python number, which converts it to float32 first.
 template <typename T>
 T Cast(double number) {
   return static_cast<T>(static_cast<float>(number));
 }
 
-// Of Nadam's schedule of momentum.
+// Of Nadam's momentum schedule.
 inline constexpr double kNadamDecay = 0.96;
 
-// Each step is called as step(gradient, value, slots) and changes `value` and `slots`. What depends
-// on the configuration is decided by its type, so that a loop over it has no branches.
+// Each step is called as step(gradient, value, slots) and changes `value` and `slots`. Options of
+// the configuration are template parameters, so that the loop over elements has no branches.
 
 template <typename T>
 struct SgdStep {
@@ -153,7 +154,8 @@ struct AdamaxStep {
   T learning_rate, one_minus_beta_1, beta_2, epsilon, correction;
 };
 
-// With `square_root`, for a learning rate power of -0.5, which is faster by far.
+// `square_root`: for a learning rate power of -0.5, where a square root replaces the much slower
+// power.
 template <typename T, bool square_root>
 struct FtrlStep {
   static constexpr size_t kSlots = 2;
@@ -197,7 +199,7 @@ struct LionStep {
   void operator()(T gradient, T& value, std::array<T, kSlots>& slots) const {
     T& momentum = slots[0];
     const T direction = momentum * beta_1 + gradient * (1 - beta_1);
-    // Zero has no sign and not-a-number none either: both are their own.
+    // As in Keras, the sign of zero is zero and the sign of NaN is NaN.
     value -= learning_rate * (direction > 0 ? T(1) : direction < 0 ? T(-1) : direction);
     momentum = momentum * beta_2 + gradient * (1 - beta_2);
   }
@@ -226,8 +228,9 @@ struct AdadeltaStep {
   T learning_rate, rho, one_minus_rho, epsilon;
 };
 
-// The product over the first steps of what Nadam's schedule makes of beta_1, without beta_1 itself.
-// Its factors come so close to 1 that later ones change nothing.
+// The product of the factors 1 - 0.96^t / 2 of Nadam's momentum schedule over the first `steps`
+// steps; without the factors beta_1. The factors approach 1: those after the first 1023 do not
+// change the product.
 inline double NadamProduct(int64_t steps) {
   constexpr size_t kFactors = 1024;
   static const std::array<double, kFactors> products = [] {

@@ -94,9 +94,9 @@ void CatchUpAdam(const OptimizerConfig& config, double learning_rate, int64_t la
                  size_t width, float* row, float* momentum, float* velocity) {
   if (last >= until) return;
   const double beta_1 = config.beta_1, beta_2 = config.beta_2;
-  // From then on momentum is too small to move anything.
-  const double few = beta_1 > 0 ? std::ceil(std::log(1e-12) / std::log(beta_1)) : 1;
-  const int64_t moving = std::min(until, last + static_cast<int64_t>(few));
+  // After this many steps momentum is too small to move the row.
+  const double moving_steps = beta_1 > 0 ? std::ceil(std::log(1e-12) / std::log(beta_1)) : 1;
+  const int64_t moving = std::min(until, last + static_cast<int64_t>(moving_steps));
   double beta_1_power = std::pow(beta_1, static_cast<double>(last));
   double beta_2_power = std::pow(beta_2, static_cast<double>(last));
   const auto keep_1 = static_cast<float>(1 - beta_1), keep_2 = static_cast<float>(1 - beta_2);

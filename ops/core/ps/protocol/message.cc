@@ -1,221 +1,182 @@
-// The header is in message_header.cc, and the messages about tables are in message_rows.cc.
 #include "core/ps/protocol/message.h"
 
 #include <algorithm>
+#include <type_traits>
 
-#include "core/ps/protocol/message_fields.h"
+#include "core/base/wire.h"
 
 namespace tfdist::ps {
 namespace {
 
-bool HasRows(UpdateKind kind) {
-  return kind == UpdateKind::kRows || kind == UpdateKind::kTableRows;
+constexpr uint32_t kMessageMagic =
+    0x50465401;  // "\x01TFP": the version is the first byte on the wire
+
+constexpr size_t kExposedPieceBytes = 2 * sizeof(uint64_t);  // address and size
+
+// Whether T lists its fields.
+template <typename T, typename Visitor, typename = void>
+struct HasFields : std::false_type {};
+template <typename T, typename Visitor>
+struct HasFields<T, Visitor,
+                 std::void_t<decltype(T::Fields(std::declval<T&>(), std::declval<Visitor&>()))>>
+    : std::true_type {};
+
+template <typename T>
+struct IsList : std::false_type {};
+template <typename T>
+struct IsList<std::vector<T>> : std::true_type {};
+
+// Appends the fields that it visits.
+class FieldWriter {
+ public:
+  template <typename... Values>
+  void operator()(const Values&... values) {
+    (PutOne(values), ...);
+  }
+  template <typename E>
+  void Enum(E value, E, E) {
+    writer_.Put(value);
+  }
+  template <typename E, typename T>
+  void Zipped(const std::vector<E>& enums, E, E, const std::vector<T>& values) {
+    const size_t count = std::min(enums.size(), values.size());
+    writer_.Put(static_cast<uint32_t>(count));
+    for (size_t i = 0; i < count; ++i) writer_.Put(enums[i]).Put(values[i]);
+  }
+  void Check(bool) {}
+  std::string Take() { return writer_.Take(); }
+
+ private:
+  template <typename T>
+  void PutOne(const T& value) {
+    if constexpr (std::is_same_v<T, std::string>) {
+      writer_.PutString(value);
+    } else if constexpr (IsList<T>::value) {
+      writer_.Put(static_cast<uint32_t>(value.size()));
+      for (const auto& each : value) PutOne(each);
+    } else if constexpr (HasFields<const T, FieldWriter>::value) {
+      T::Fields(value, *this);
+    } else {
+      static_assert(!std::is_enum_v<T>, "an enumeration has a range");
+      writer_.Put(value);
+    }
+  }
+
+  Writer writer_;
+};
+
+template <typename Message>
+std::string Written(const Message& message) {
+  FieldWriter writer;
+  writer(message);
+  return writer.Take();
+}
+
+// Fills in the fields that it visits. After the first failure it reads nothing more.
+class FieldReader {
+ public:
+  explicit FieldReader(std::string_view bytes) : reader_(bytes) {}
+
+  template <typename... Values>
+  void operator()(Values&... values) {
+    (GetOne(&values), ...);
+  }
+  template <typename E>
+  void Enum(E& value, E first, E last) {
+    reader_.GetEnum(&value, first, last);
+  }
+  template <typename E, typename T>
+  void Zipped(std::vector<E>& enums, E first, E last, std::vector<T>& values) {
+    const uint32_t count = reader_.GetCount(sizeof(E) + sizeof(T));
+    enums.resize(count);
+    values.resize(count);
+    for (uint32_t i = 0; i < count; ++i) {
+      reader_.GetEnum(&enums[i], first, last).Get(&values[i]);
+    }
+  }
+  void Check(bool condition) {
+    if (!condition) reader_.Fail();
+  }
+  Status Finish(const char* what) const { return reader_.Finish(what); }
+
+ private:
+  template <typename T>
+  void GetOne(T* value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      reader_.GetBool(value);
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      reader_.GetString(value);
+    } else if constexpr (IsList<T>::value) {
+      // Empty strings and lists, and no optional fields: no entry is shorter than a default one.
+      static const size_t min_bytes = Written(typename T::value_type()).size();
+      value->resize(reader_.GetCount(min_bytes));
+      for (auto& each : *value) GetOne(&each);
+    } else if constexpr (HasFields<T, FieldReader>::value) {
+      T::Fields(*value, *this);
+    } else {
+      static_assert(!std::is_enum_v<T>, "an enumeration has a range");
+      reader_.Get(value);
+    }
+  }
+
+  Reader reader_;
+};
+
+bool IsKnown(uint8_t type) {
+  return (type >= static_cast<uint8_t>(MessageType::kOpen) &&
+          type <= static_cast<uint8_t>(MessageType::kFindRows)) ||
+         (type >= static_cast<uint8_t>(MessageType::kOk) &&
+          type <= static_cast<uint8_t>(MessageType::kResend));
 }
 
 }  // namespace
 
-std::string Encode(const OpenRequest& request) {
-  return Writer().Put(request.process).Put(request.pushes).Take();
+template <typename Message, typename>
+std::string Encode(const Message& message) {
+  return Written(message);
 }
 
-Status Decode(std::string_view meta, OpenRequest* request) {
-  return Reader(meta).Get(&request->process).Get(&request->pushes).Finish("OPEN request");
+template <typename Message, typename>
+Status Decode(std::string_view meta, Message* message) {
+  FieldReader reader(meta);
+  reader(*message);
+  return reader.Finish(Message::kName);
 }
 
-std::string Encode(const OpenReply& reply) {
-  return Writer().Put(reply.incarnation).Put(reply.clock).Take();
+#define TFDIST_INSTANTIATE(Message)            \
+  template std::string Encode(const Message&); \
+  template Status Decode(std::string_view, Message*)
+TFDIST_INSTANTIATE(OpenRequest);
+TFDIST_INSTANTIATE(OpenReply);
+TFDIST_INSTANTIATE(ExposeMessage);
+TFDIST_INSTANTIATE(CreateRequest);
+TFDIST_INSTANTIATE(CreateReply);
+TFDIST_INSTANTIATE(BindRequest);
+TFDIST_INSTANTIATE(PullRequest);
+TFDIST_INSTANTIATE(PullReply);
+TFDIST_INSTANTIATE(PushRequest);
+TFDIST_INSTANTIATE(PushReply);
+TFDIST_INSTANTIATE(SetRequest);
+TFDIST_INSTANTIATE(ReduceRequest);
+TFDIST_INSTANTIATE(TableRequest);
+TFDIST_INSTANTIATE(TableReply);
+TFDIST_INSTANTIATE(LookupRequest);
+TFDIST_INSTANTIATE(ScanRowsRequest);
+TFDIST_INSTANTIATE(ScanRowsReply);
+TFDIST_INSTANTIATE(EditRowsRequest);
+TFDIST_INSTANTIATE(FindRowsRequest);
+TFDIST_INSTANTIATE(FindRowsReply);
+TFDIST_INSTANTIATE(ErrorReply);
+#undef TFDIST_INSTANTIATE
+
+bool SameFields(const TableConfig& a, const TableConfig& b) { return Written(a) == Written(b); }
+
+bool SameFields(const OptimizerConfig& a, const OptimizerConfig& b) {
+  return Written(a) == Written(b);
 }
 
-Status Decode(std::string_view meta, OpenReply* reply) {
-  return Reader(meta).Get(&reply->incarnation).Get(&reply->clock).Finish("OPEN answer");
-}
-
-std::string Encode(const LendMessage& message) {
-  return Writer().Put(message.canary.address).Put(message.canary.value).Put(message.reads).Take();
-}
-
-Status Decode(std::string_view meta, LendMessage* message) {
-  return Reader(meta)
-      .Get(&message->canary.address)
-      .Get(&message->canary.value)
-      .GetBool(&message->reads)
-      .Finish("LEND message");
-}
-
-std::string Encode(const CreateRequest& request) {
-  Writer writer;
-  writer.Put(Count(request.entries));
-  for (const CreateRequest::Entry& entry : request.entries) {
-    writer.PutString(entry.name).Put(entry.dtype).Put(entry.elements).Put(entry.has_value);
-  }
-  return writer.Take();
-}
-
-Status Decode(std::string_view meta, CreateRequest* request) {
-  Reader reader(meta);
-  request->entries.resize(reader.GetCount(sizeof(uint16_t) + 1 + sizeof(uint64_t) + 1));
-  for (CreateRequest::Entry& entry : request->entries) {
-    GetDType(reader.GetString(&entry.name), &entry.dtype);
-    reader.Get(&entry.elements).GetBool(&entry.has_value);
-  }
-  return reader.Finish("CREATE request");
-}
-
-std::string Encode(const CreateReply& reply) {
-  Writer writer;
-  writer.Put(Count(reply.shards));
-  for (const uint32_t shard : reply.shards) writer.Put(shard);
-  return writer.Take();
-}
-
-Status Decode(std::string_view meta, CreateReply* reply) {
-  Reader reader(meta);
-  reply->shards.resize(reader.GetCount(sizeof(uint32_t)));
-  for (uint32_t& shard : reply->shards) reader.Get(&shard);
-  return reader.Finish("CREATE answer");
-}
-
-std::string Encode(const BindRequest& request) {
-  Writer writer;
-  PutConfig(&writer, request.config);
-  writer.Put(Count(request.entries));
-  for (const BindRequest::Entry& entry : request.entries) {
-    writer.Put(entry.shard).Put(entry.weight_decay).Put(Count(entry.slots));
-    for (const uint32_t slot : entry.slots) writer.Put(slot);
-  }
-  return writer.Take();
-}
-
-Status Decode(std::string_view meta, BindRequest* request) {
-  Reader reader(meta);
-  GetConfig(&reader, &request->config);
-  request->entries.resize(reader.GetCount(2 * sizeof(uint32_t) + sizeof(double)));
-  for (BindRequest::Entry& entry : request->entries) {
-    reader.Get(&entry.shard).Get(&entry.weight_decay);
-    entry.slots.resize(reader.GetCount(sizeof(uint32_t)));
-    for (uint32_t& slot : entry.slots) reader.Get(&slot);
-  }
-  return reader.Finish("BIND request");
-}
-
-std::string Encode(const PullRequest& request) {
-  Writer writer;
-  writer.Put(request.begins_step).Put(Count(request.entries));
-  for (const PullRequest::Entry& entry : request.entries) {
-    writer.Put(entry.shard).Put(entry.version);
-  }
-  return writer.Take();
-}
-
-Status Decode(std::string_view meta, PullRequest* request) {
-  Reader reader(meta);
-  reader.GetBool(&request->begins_step);
-  request->entries.resize(reader.GetCount(sizeof(uint32_t) + sizeof(uint64_t)));
-  for (PullRequest::Entry& entry : request->entries) {
-    reader.Get(&entry.shard).Get(&entry.version);
-  }
-  return reader.Finish("PULL request");
-}
-
-std::string Encode(const PullReply& reply) {
-  Writer writer;
-  writer.Put(reply.clock).Put(Count(reply.versions));
-  for (const uint64_t version : reply.versions) writer.Put(version);
-  return writer.Take();
-}
-
-Status Decode(std::string_view meta, PullReply* reply) {
-  Reader reader(meta);
-  reader.Get(&reply->clock);
-  reply->versions.resize(reader.GetCount(sizeof(uint64_t)));
-  for (uint64_t& version : reply->versions) reader.Get(&version);
-  return reader.Finish("PULL answer");
-}
-
-std::string Encode(const PushRequest& request) {
-  Writer writer;
-  writer.Put(request.sequence).Put(request.clock).Put(request.incarnation);
-  writer.Put(Count(request.steps));
-  for (const StepValues& step : request.steps) writer.Put(step.learning_rate).Put(step.step);
-  writer.Put(Count(request.entries));
-  for (const PushRequest::Entry& entry : request.entries) {
-    writer.Put(entry.shard).Put(entry.kind).Put(entry.step);
-    if (HasRows(entry.kind)) writer.Put(entry.rows).Put(entry.width);
-    if (entry.kind == UpdateKind::kTableRows) writer.Put(entry.wire);
-  }
-  return writer.Take();
-}
-
-Status Decode(std::string_view meta, PushRequest* request) {
-  Reader reader(meta);
-  reader.Get(&request->sequence).Get(&request->clock).Get(&request->incarnation);
-  request->steps.resize(reader.GetCount(sizeof(double) + sizeof(int64_t)));
-  for (StepValues& step : request->steps) reader.Get(&step.learning_rate).Get(&step.step);
-  request->entries.resize(reader.GetCount(sizeof(uint32_t) + 2));
-  for (PushRequest::Entry& entry : request->entries) {
-    reader.Get(&entry.shard);
-    reader.GetEnum(&entry.kind, UpdateKind::kGradient, UpdateKind::kTableRows).Get(&entry.step);
-    const bool rows = HasRows(entry.kind);
-    if (rows) reader.Get(&entry.rows).Get(&entry.width);
-    if (entry.kind == UpdateKind::kTableRows) GetWire(reader, &entry.wire);
-    const bool gradient = rows || entry.kind == UpdateKind::kGradient;
-    if (gradient ? entry.step >= request->steps.size() : entry.step != 0) reader.Fail();
-  }
-  return reader.Finish("PUSH request");
-}
-
-std::string Encode(const PushReply& reply) { return Writer().Put(reply.dropped).Take(); }
-
-Status Decode(std::string_view meta, PushReply* reply) {
-  return Reader(meta).GetBool(&reply->dropped).Finish("PUSH answer");
-}
-
-std::string Encode(const SetRequest& request) {
-  Writer writer;
-  writer.Put(Count(request.shards));
-  for (const uint32_t shard : request.shards) writer.Put(shard);
-  return writer.Take();
-}
-
-Status Decode(std::string_view meta, SetRequest* request) {
-  Reader reader(meta);
-  request->shards.resize(reader.GetCount(sizeof(uint32_t)));
-  for (uint32_t& shard : request->shards) reader.Get(&shard);
-  return reader.Finish("SET request");
-}
-
-// Both lists are of one length; a tensor without a dtype is not there.
-std::string Encode(const ReduceRequest& request) {
-  Writer writer;
-  writer.Put(request.key).Put(request.sequence);
-  const size_t count = std::min(request.dtypes.size(), request.elements.size());
-  writer.Put(static_cast<uint32_t>(count));
-  for (size_t i = 0; i < count; ++i) writer.Put(request.dtypes[i]).Put(request.elements[i]);
-  return writer.Take();
-}
-
-Status Decode(std::string_view meta, ReduceRequest* request) {
-  Reader reader(meta);
-  reader.Get(&request->key).Get(&request->sequence);
-  const uint32_t count = reader.GetCount(1 + sizeof(uint64_t));
-  request->dtypes.resize(count);
-  request->elements.resize(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    GetDType(reader, &request->dtypes[i]).Get(&request->elements[i]);
-  }
-  return reader.Finish("REDUCE request");
-}
-
-std::string Encode(const ErrorReply& reply) {
-  return Writer().Put(static_cast<int32_t>(reply.code)).PutString(reply.message).Take();
-}
-
-Status Decode(std::string_view meta, ErrorReply* reply) {
-  int32_t code = 0;
-  Reader reader(meta);
-  reader.Get(&code).GetString(&reply->message);
-  reply->code = static_cast<StatusCode>(code);
-  switch (reply->code) {
+bool IsErrorCode(StatusCode code) {
+  switch (code) {
     case StatusCode::kCancelled:
     case StatusCode::kInvalidArgument:
     case StatusCode::kDeadlineExceeded:
@@ -223,11 +184,72 @@ Status Decode(std::string_view meta, ErrorReply* reply) {
     case StatusCode::kFailedPrecondition:
     case StatusCode::kInternal:
     case StatusCode::kUnavailable:
+      return true;
+    case StatusCode::kOk:
       break;
-    default:
-      reader.Fail();
   }
-  return reader.Finish("ERROR answer");
+  return false;
+}
+
+std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header) {
+  FieldWriter writer;
+  writer(kMessageMagic, static_cast<uint8_t>(header.type), uint8_t{0}, uint16_t{0}, header);
+  const std::string bytes = writer.Take();
+  std::array<char, kMessageHeaderBytes> out;
+  std::copy(bytes.begin(), bytes.end(), out.begin());
+  return out;
+}
+
+Status Decode(const char* bytes, MessageHeader* header) {
+  uint32_t magic = 0;
+  uint16_t reserved16 = 0;
+  uint8_t type = 0, reserved8 = 0;
+  FieldReader reader(std::string_view(bytes, kMessageHeaderBytes));
+  reader(magic, type, reserved8, reserved16, *header);
+  if (magic != kMessageMagic) {
+    return Status(StatusCode::kInvalidArgument, "not a tfdist message, or of another version");
+  }
+  if (!IsKnown(type)) {
+    return Status(StatusCode::kInvalidArgument, StrCat("unknown message type ", int{type}));
+  }
+  header->type = static_cast<MessageType>(type);
+  if (header->meta_bytes > kMaxMetaBytes || header->payload_bytes > kMaxPayloadBytes) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("message of type ", int{type}, " claims ", header->meta_bytes, " and ",
+                         header->payload_bytes, " bytes, the limits are ", kMaxMetaBytes, " and ",
+                         kMaxPayloadBytes));
+  }
+  reader.Check(reserved8 == 0 && reserved16 == 0);
+  reader.Check(header->exposed_pieces <= header->meta_bytes / kExposedPieceBytes);
+  return reader.Finish("message header");
+}
+
+void AppendExposed(const std::vector<iovec>& payload, MessageHeader* header, std::string* meta) {
+  Writer pieces;
+  for (const iovec& piece : payload) {
+    pieces.Put(reinterpret_cast<uint64_t>(piece.iov_base)).Put(uint64_t{piece.iov_len});
+  }
+  *meta += pieces.Take();
+  header->exposed_pieces = static_cast<uint32_t>(payload.size());
+  header->meta_bytes = static_cast<uint32_t>(meta->size());
+}
+
+Status TakeExposed(const MessageHeader& header, std::string_view* meta,
+                   std::vector<iovec>* payload) {
+  const size_t begin = meta->size() - header.exposed_pieces * kExposedPieceBytes;
+  Reader reader(meta->substr(begin));
+  *meta = meta->substr(0, begin);
+  uint64_t missing = header.payload_bytes;
+  payload->clear();
+  for (uint32_t i = 0; i < header.exposed_pieces; ++i) {
+    uint64_t address = 0, bytes = 0;
+    reader.Get(&address).Get(&bytes);
+    if (bytes > missing) reader.Fail();
+    missing -= std::min(missing, bytes);
+    payload->push_back({reinterpret_cast<void*>(address), bytes});
+  }
+  if (header.exposed_pieces > 0 && missing > 0) reader.Fail();
+  return reader.Finish("list of exposed memory");
 }
 
 }  // namespace tfdist::ps

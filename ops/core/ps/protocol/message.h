@@ -1,36 +1,41 @@
-// What travels between a worker and a parameter server: a fixed header, `meta` (small, parsed),
-// then `payload` (values, in the order that meta lists them, with nothing between them).
+// The messages between a worker and a parameter server: a fixed header, `meta` (small, parsed),
+// then `payload` (values in the order in which meta lists them, without gaps).
 //
 // A connection begins with the HELLO of core/net/frame.h, answered by a WELCOME. From then on the
-// worker sends requests, and the server answers each with an OK or an ERROR of the same number.
+// worker sends requests, and the server answers each with an OK or an ERROR of the same request id.
 // Answers come in any order: a pull may have to wait.
 //
-//   - OPEN: who the worker is; tells its clock
-//   - CREATE: shards by name; the answer gives each a number, or says that it does not exist. With
-//     values, those that do not exist are created.
+//   - OPEN: identifies the worker's process; the answer has the worker's clock
+//   - CREATE: shards by name; the answer gives each an id, or says that it does not exist. Entries
+//     with a value create the shard if it does not exist.
 //   - BIND: the optimizer of a shard, and the shards that are its slots
 //   - PULL: the values of shards that changed since the version that the worker has
-//   - PUSH: gradients and changes of one step
-//   - SET: new values, from outside of a step
-//   - REDUCE: tensors to add up over the workers; the answer carries the sum
-//   - TABLE: embeddings' tables by name, which are created; the answer gives each a number
+//   - PUSH: the gradients and deltas of one step
+//   - SET: new values, outside of a step
+//   - REDUCE: tensors to add up over the workers; the answer has the sum
+//   - TABLE: creates embedding tables by name; the answer gives each an id
 //   - LOOKUP: rows of tables by id
-//   - DUMP: some rows of a table, whichever come next
-//   - EDIT_ROWS: rows of a table to be put in place or removed
-//   - FIND_ROWS: which ids have rows, and these, without making any; how many rows there are
+//   - SCAN_ROWS: the next rows of a table, in any order
+//   - EDIT_ROWS: writes or removes rows of a table
+//   - FIND_ROWS: which ids have rows, and optionally their values; creates none. The answer also
+//     has the number of rows.
 //   - LEAVE: the worker has finished its program
 //
-// Where both are on one machine, large payloads are lent (core/peer_memory.h): meta ends with the
-// addresses of their pieces, and nothing follows it.
+// If both are on one machine, a large payload is exposed instead of sent (core/net/peer_memory.h):
+// meta ends with the addresses of its pieces, and nothing follows it.
 //
-//   - LEND: where the worker's memory is, and whether it can read the server's; the answer says the
-//     same of the server
-//   - COPIED: the worker needs what the answer of this number has lent no more; not answered
-//   - RESEND, an answer: the payload cannot be read where it is
+//   - EXPOSE: where the worker's canary is, and whether it can read the server's memory; the answer
+//     has the same of the server
+//   - RELEASE: the worker has read the exposed payload of the answer with this request id; it is
+//     not answered
+//   - RESEND, an answer: the exposed payload of the request cannot be read; send it
 #ifndef TFDIST_OPS_CORE_PS_PROTOCOL_MESSAGE_H_
 #define TFDIST_OPS_CORE_PS_PROTOCOL_MESSAGE_H_
 
+#include <sys/uio.h>
+
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -54,11 +59,11 @@ enum class MessageType : uint8_t {
   kSet = 6,
   kReduce = 7,
   kLeave = 8,
-  kLend = 9,
-  kCopied = 10,
+  kExpose = 9,
+  kRelease = 10,
   kTable = 11,
   kLookup = 12,
-  kDump = 13,
+  kScanRows = 13,
   kEditRows = 14,
   kFindRows = 15,
   kOk = 64,
@@ -70,219 +75,390 @@ inline constexpr size_t kMessageHeaderBytes = 32;
 inline constexpr size_t kMaxMetaBytes = 64 << 20;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 36;  // 64 GB
 inline constexpr size_t kMaxNameBytes = 1024;                    // of a shard
-inline constexpr uint64_t kMinLentBytes = 64 << 10;              // less is sent
+inline constexpr uint64_t kMinExposedBytes = 64 << 10;           // smaller payloads are sent
 inline constexpr uint32_t kNoShard = 0xffffffff;
+
+// Every message lists its fields once, in their order on the wire, in a static function
+//
+//   template <typename Message, typename Visitor>
+//   static void Fields(Message& m, Visitor& visit);
+//
+// which the writer (of a const Message), the reader and the comparison run (see message.cc):
+//
+//   visit(m.a, m.b)                numbers, booleans, strings, structs with Fields, and lists of
+//   them visit.Enum(m.c, first, last)   an enumeration; a value outside of the range is malformed
+//   visit.Zipped(m.d, first, last, m.e)   two lists of one length, element by element; the first
+//                                  has enumerations
+//   visit.Check(condition)         the message is malformed unless the condition holds
+//
+// kName is the message's name in errors.
 
 struct MessageHeader {
   MessageType type = MessageType::kOk;
   uint32_t meta_bytes = 0;
   uint64_t payload_bytes = 0;
-  uint64_t number = 0;  // of the request
-  uint32_t lent = 0;    // pieces of the payload
+  uint64_t request_id = 0;
+  uint32_t exposed_pieces = 0;  // of the payload; 0: the payload follows meta
+
+  // All but the type, which follows the magic number.
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.meta_bytes, m.exposed_pieces, m.payload_bytes, m.request_id);
+  }
 };
 
 struct OpenRequest {
+  static constexpr char kName[] = "OPEN request";
   uint64_t process = 0;  // random, one per process
-  uint64_t pushes = 0;   // made by this process so far
+  uint64_t pushes = 0;   // of this process so far
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.process, m.pushes);
+  }
 };
 struct OpenReply {
+  static constexpr char kName[] = "OPEN answer";
   uint64_t incarnation = 0;  // random, one per server process
   uint64_t clock = 0;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.incarnation, m.clock);
+  }
 };
 
-struct LendMessage {
+struct ExposeMessage {
+  static constexpr char kName[] = "EXPOSE message";
   CanaryInfo canary;
-  bool reads = false;  // what the other one lends
+  bool reads = false;  // whether the sender can read the receiver's memory
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.canary.address, m.canary.value, m.reads);
+  }
 };
 
 struct CreateRequest {
+  static constexpr char kName[] = "CREATE request";
   struct Entry {
     std::string name;
     DType dtype = DType::kFloat32;
     uint64_t elements = 0;
     bool has_value = false;  // in the payload
+
+    template <typename Message, typename Visitor>
+    static void Fields(Message& m, Visitor& visit) {
+      visit(m.name);
+      visit.Enum(m.dtype, DType::kFloat16, DType::kBytes);
+      visit(m.elements, m.has_value);
+    }
   };
   std::vector<Entry> entries;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.entries);
+  }
 };
 struct CreateReply {
-  std::vector<uint32_t> shards;  // kNoShard: does not exist
+  static constexpr char kName[] = "CREATE answer";
+  std::vector<uint32_t> shards;  // ids; kNoShard: does not exist
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.shards);
+  }
 };
 
 struct BindRequest {
+  static constexpr char kName[] = "BIND request";
   struct Entry {
     uint32_t shard = kNoShard;
     std::vector<uint32_t> slots;
     double weight_decay = 0;
+
+    template <typename Message, typename Visitor>
+    static void Fields(Message& m, Visitor& visit) {
+      visit(m.shard, m.weight_decay, m.slots);
+    }
   };
   OptimizerConfig config;
   std::vector<Entry> entries;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.config, m.entries);
+  }
 };
 
 struct PullRequest {
+  static constexpr char kName[] = "PULL request";
   struct Entry {
     uint32_t shard = kNoShard;
-    uint64_t version = 0;  // what the worker has; 0: nothing
+    uint64_t version = 0;  // that the worker has; 0: none
+
+    template <typename Message, typename Visitor>
+    static void Fields(Message& m, Visitor& visit) {
+      visit(m.shard, m.version);
+    }
   };
-  bool begins_step = false;  // begins a step, and waits for the schedule
+  bool begins_step = false;  // waits for the schedule
   std::vector<Entry> entries;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.begins_step, m.entries);
+  }
 };
 struct PullReply {
+  static constexpr char kName[] = "PULL answer";
   uint64_t clock = 0;
   std::vector<uint64_t> versions;  // an entry's value is in the payload if its version has changed
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.clock, m.versions);
+  }
 };
 
 enum class UpdateKind : uint8_t {
   kGradient = 1,
-  kRows = 2,    // a gradient of some rows: int64 row numbers, then the rows; a row may come twice
-  kDelta = 3,   // to be added
-  kAssign = 4,  // to be put in place
+  kRows = 2,       // a gradient of some rows: int64 row indices (they may repeat), then the rows
+  kDelta = 3,      // added to the value
+  kAssign = 4,     // replaces the value
   kTableRows = 5,  // a gradient of a table's rows: int64 ids, each once, then the rows
 };
 struct PushRequest {
+  static constexpr char kName[] = "PUSH request";
   struct Entry {
     uint32_t shard = kNoShard;  // kTableRows: the table
     UpdateKind kind = UpdateKind::kGradient;
     uint8_t step = 0;              // kGradient, kRows, kTableRows: index into `steps`
     uint64_t rows = 0;             // kRows, kTableRows
     uint64_t width = 0;            // kRows, kTableRows: elements of a row
-    DType wire = DType::kFloat32;  // kTableRows: what they travel as
+    DType wire = DType::kFloat32;  // kTableRows: dtype of the rows in the payload
+
+    bool has_rows() const { return kind == UpdateKind::kRows || kind == UpdateKind::kTableRows; }
+    bool has_step() const { return has_rows() || kind == UpdateKind::kGradient; }
+
+    template <typename Message, typename Visitor>
+    static void Fields(Message& m, Visitor& visit) {
+      visit(m.shard);
+      visit.Enum(m.kind, UpdateKind::kGradient, UpdateKind::kTableRows);
+      visit(m.step);
+      if (m.has_rows()) visit(m.rows, m.width);
+      if (m.kind == UpdateKind::kTableRows) {
+        visit.Enum(m.wire, DType::kFloat16, DType::kFloat32);
+      }
+    }
   };
   uint64_t sequence = 0;     // counted from 1 by the worker's process, the same on all servers
   uint64_t clock = 0;        // of the pull that began the step
   uint64_t incarnation = 0;  // of the server that answered that pull
   std::vector<StepValues> steps;
   std::vector<Entry> entries;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.sequence, m.clock, m.incarnation, m.steps, m.entries);
+    for (const Entry& entry : m.entries) {
+      visit.Check(entry.has_step() ? entry.step < m.steps.size() : entry.step == 0);
+    }
+  }
 };
 struct PushReply {
-  bool dropped = false;  // it came too late
+  static constexpr char kName[] = "PUSH answer";
+  bool dropped = false;  // the push came too late
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.dropped);
+  }
 };
 
 struct SetRequest {
+  static constexpr char kName[] = "SET request";
   std::vector<uint32_t> shards;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.shards);
+  }
 };
 
 struct ReduceRequest {
+  static constexpr char kName[] = "REDUCE request";
   uint64_t key = 0;  // of the op, the same in all workers
-  uint64_t sequence =
-      0;  // which execution of it, counted by the worker's pushes and its place in the step
+  // Which execution of the op: counted by the worker's pushes and its position in the step.
+  uint64_t sequence = 0;
+  // Of the tensors; both lists have one length.
   std::vector<DType> dtypes;
   std::vector<uint64_t> elements;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.key, m.sequence);
+    visit.Zipped(m.dtypes, DType::kFloat16, DType::kBytes, m.elements);
+  }
 };
 
 struct TableRequest {
+  static constexpr char kName[] = "TABLE request";
   struct Entry {
     std::string name;
     TableConfig config;
-    // A table that was restored with another configuration takes this one; its slots are reset.
+    // A table that was restored with another configuration takes this one, and resets its slots.
     bool resets_slots = false;
+
+    template <typename Message, typename Visitor>
+    static void Fields(Message& m, Visitor& visit) {
+      visit(m.name, m.config, m.resets_slots);
+    }
   };
   std::vector<Entry> entries;
+
+  // Snapshots and redo logs describe tables in this form: a change of it makes old files
+  // unreadable.
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.entries);
+  }
 };
 struct TableReply {
+  static constexpr char kName[] = "TABLE answer";
   std::vector<uint32_t> tables;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.tables);
+  }
 };
 
-// The answer's payload: the rows of all entries, one after the other.
+// The answer's payload: the rows of all entries, one entry after the other.
 struct LookupRequest {
+  static constexpr char kName[] = "LOOKUP request";
   struct Entry {
     uint32_t table = 0;
     uint64_t count = 0;            // of ids, int64 in the payload
-    DType wire = DType::kFloat32;  // what rows travel as; float16 and bfloat16 are rounded
+    DType wire = DType::kFloat32;  // of the rows in the answer, rounded to float16 or bfloat16
+
+    template <typename Message, typename Visitor>
+    static void Fields(Message& m, Visitor& visit) {
+      visit(m.table, m.count);
+      visit.Enum(m.wire, DType::kFloat16, DType::kFloat32);
+    }
   };
-  bool training = false;  // ids count as seen, and get rows
+  bool training = false;  // ids count as seen, and missing rows are created
   std::vector<Entry> entries;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.training, m.entries);
+  }
 };
 
 // The answer's payload: ids, times of use, counts, and the rows.
-struct DumpRequest {
+struct ScanRowsRequest {
+  static constexpr char kName[] = "SCAN_ROWS request";
   uint32_t table = 0;
-  uint64_t incarnation = 0;  // of the server that the cursor is of; 0 to begin
+  uint64_t incarnation = 0;  // of the server that returned the cursor; 0 to begin
   uint64_t cursor = 0;
-  uint64_t most = 0;   // rows
-  bool slots = false;  // of rows, not only their values
+  uint64_t max_rows = 0;
+  bool slots = false;  // with slots, not only values
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.table, m.incarnation, m.cursor, m.max_rows, m.slots);
+  }
 };
-struct DumpReply {
+struct ScanRowsReply {
+  static constexpr char kName[] = "SCAN_ROWS answer";
   uint64_t incarnation = 0;
-  uint64_t cursor = 0;  // to go on with
-  bool more = false;    // whether this came with rows
+  uint64_t cursor = 0;  // for the next request
+  bool more = false;    // false: the scan is complete, and this answer has no rows
   uint64_t rows = 0;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.incarnation, m.cursor, m.more, m.rows);
+  }
 };
 
-// The payload: ids; of kRestore times of use and counts; and the rows, if the kind has any.
+// The payload: ids; for kRestore times of use and counts; and the rows, if the kind has any.
 struct EditRowsRequest {
+  static constexpr char kName[] = "EDIT_ROWS request";
   uint32_t table = 0;
   EditKind kind = EditKind::kRemove;
   uint64_t rows = 0;
   uint64_t floats = 0;    // of a row
-  uint64_t sequence = 0;  // of the edits of the worker's process on this server, counted from 1
+  uint64_t sequence = 0;  // counts the edits of the worker's process on this server from 1
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.table);
+    visit.Enum(m.kind, EditKind::kRestore, EditKind::kClear);
+    visit(m.rows, m.floats, m.sequence);
+  }
 };
 
-// The payload: ids. The answer's: a byte for each, 1 if it has a row, and the rows if asked for; of
-// an id without one, what it would begin as.
+// The payload: ids. The answer's: one byte for each id, 1 if it has a row; then, with `values`, the
+// rows. The row of an id without one has its initial value.
 struct FindRowsRequest {
+  static constexpr char kName[] = "FIND_ROWS request";
   uint32_t table = 0;
   uint64_t count = 0;
   bool values = false;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.table, m.count, m.values);
+  }
 };
 struct FindRowsReply {
+  static constexpr char kName[] = "FIND_ROWS answer";
   uint64_t rows = 0;  // of the table on this server
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.rows);
+  }
 };
 
+// The codes of StatusCode have gaps.
+bool IsErrorCode(StatusCode code);
 struct ErrorReply {
+  static constexpr char kName[] = "ERROR answer";
   StatusCode code = StatusCode::kInternal;
   std::string message;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit.Enum(m.code, StatusCode::kCancelled, StatusCode::kUnavailable);
+    visit.Check(IsErrorCode(m.code));
+    visit(m.message);
+  }
 };
 
 std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header);
 Status Decode(const char* bytes, MessageHeader* header);
 
-// Puts the addresses of a lent payload at the end of `meta`, and what the header says of both.
-void PutLent(const std::vector<iovec>& payload, MessageHeader* header, std::string* meta);
-// Takes them off again. Fails unless they make up the payload.
-Status TakeLent(const MessageHeader& header, std::string_view* meta, std::vector<iovec>* payload);
+// `meta` of the messages above, and back. Decode fails if `meta` is anything but a whole message;
+// `message` is then undefined.
+template <typename Message, typename = decltype(Message::kName)>
+std::string Encode(const Message& message);
+template <typename Message, typename = decltype(Message::kName)>
+Status Decode(std::string_view meta, Message* message);
 
-std::string Encode(const OpenRequest& request);
-std::string Encode(const OpenReply& reply);
-std::string Encode(const LendMessage& message);
-std::string Encode(const CreateRequest& request);
-std::string Encode(const CreateReply& reply);
-std::string Encode(const BindRequest& request);
-std::string Encode(const PullRequest& request);
-std::string Encode(const PullReply& reply);
-std::string Encode(const PushRequest& request);
-std::string Encode(const PushReply& reply);
-std::string Encode(const SetRequest& request);
-std::string Encode(const ReduceRequest& request);
-std::string Encode(const TableRequest& request);
-std::string Encode(const TableReply& reply);
-std::string Encode(const LookupRequest& request);
-std::string Encode(const DumpRequest& request);
-std::string Encode(const DumpReply& reply);
-std::string Encode(const EditRowsRequest& request);
-std::string Encode(const FindRowsRequest& request);
-std::string Encode(const FindRowsReply& reply);
-std::string Encode(const ErrorReply& reply);
-Status Decode(std::string_view meta, OpenRequest* request);
-Status Decode(std::string_view meta, OpenReply* reply);
-Status Decode(std::string_view meta, LendMessage* message);
-Status Decode(std::string_view meta, CreateRequest* request);
-Status Decode(std::string_view meta, CreateReply* reply);
-Status Decode(std::string_view meta, BindRequest* request);
-Status Decode(std::string_view meta, PullRequest* request);
-Status Decode(std::string_view meta, PullReply* reply);
-Status Decode(std::string_view meta, PushRequest* request);
-Status Decode(std::string_view meta, PushReply* reply);
-Status Decode(std::string_view meta, SetRequest* request);
-Status Decode(std::string_view meta, ReduceRequest* request);
-Status Decode(std::string_view meta, TableRequest* request);
-Status Decode(std::string_view meta, TableReply* reply);
-Status Decode(std::string_view meta, LookupRequest* request);
-Status Decode(std::string_view meta, DumpRequest* request);
-Status Decode(std::string_view meta, DumpReply* reply);
-Status Decode(std::string_view meta, EditRowsRequest* request);
-Status Decode(std::string_view meta, FindRowsRequest* request);
-Status Decode(std::string_view meta, FindRowsReply* reply);
-Status Decode(std::string_view meta, ErrorReply* reply);
+// Whether all fields of both are equal, bit by bit.
+bool SameFields(const TableConfig& a, const TableConfig& b);
+bool SameFields(const OptimizerConfig& a, const OptimizerConfig& b);
+
+// Appends the addresses of an exposed payload to `meta`, and sets the header's sizes of both.
+void AppendExposed(const std::vector<iovec>& payload, MessageHeader* header, std::string* meta);
+// Removes them from `meta` again. Fails unless they make up the payload.
+Status TakeExposed(const MessageHeader& header, std::string_view* meta,
+                   std::vector<iovec>* payload);
 
 }  // namespace tfdist::ps
 

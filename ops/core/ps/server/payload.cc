@@ -63,7 +63,7 @@ uint64_t Payload::Room(size_t part) const {
 void Payload::MakeRoom(size_t part) {
   const uint64_t bytes = parts_[part].bytes;
   if (part == blocks_.size()) {
-    blocks_.push_back(parts_[part].of_shard ? pool_->TakeWithinBudget(bytes)
+    blocks_.push_back(parts_[part].of_shard ? pool_->AllocateWithinBudget(bytes)
                                             : pool_->AllocateAtLeast(std::min(bytes, kFirstBytes)));
   } else if (Room(part) == 0 && filled_ < bytes) {
     const BlockPtr larger = pool_->AllocateAtLeast(std::min(bytes, 2 * filled_));

@@ -122,7 +122,7 @@ Status LayOut(const MessageHeader& header, const LookupRequest& body, const Stor
   return status;
 }
 
-Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store& store,
+Status LayOut(const MessageHeader& header, const ScanRowsRequest& body, const Store& store,
               Incoming* request) {
   if (store.FindTable(body.table) == nullptr) {
     request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to dump"));
@@ -324,7 +324,7 @@ struct SubjectOf {
     for (const auto& entry : body.entries) names->AddTable(store, entry.table);
     return "a lookup in ";
   }
-  const char* operator()(const DumpRequest& body) const {
+  const char* operator()(const ScanRowsRequest& body) const {
     names->AddTable(store, body.table);
     return "a copy of rows of ";
   }
@@ -361,7 +361,7 @@ Status OutOfMemory(const Incoming& request, const Store& store, const std::bad_a
 Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
              Incoming* request) {
   *request = Incoming();
-  request->number = header.number;
+  request->number = header.request_id;
   switch (header.type) {
     case MessageType::kOpen:
       return ParseAs<OpenRequest>(header, meta, store, request);
@@ -383,14 +383,14 @@ Status Parse(const MessageHeader& header, std::string_view meta, const Store& st
       return ParseAs<TableRequest>(header, meta, store, request);
     case MessageType::kLookup:
       return ParseAs<LookupRequest>(header, meta, store, request);
-    case MessageType::kDump:
-      return ParseAs<DumpRequest>(header, meta, store, request);
+    case MessageType::kScanRows:
+      return ParseAs<ScanRowsRequest>(header, meta, store, request);
     case MessageType::kEditRows:
       return ParseAs<EditRowsRequest>(header, meta, store, request);
     case MessageType::kFindRows:
       return ParseAs<FindRowsRequest>(header, meta, store, request);
-    case MessageType::kLend:
-    case MessageType::kCopied:  // these are the session's
+    case MessageType::kExpose:
+    case MessageType::kRelease:  // these are the session's
     case MessageType::kOk:
     case MessageType::kError:
     case MessageType::kResend:

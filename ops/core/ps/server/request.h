@@ -20,7 +20,7 @@ struct LeaveRequest {};
 struct Incoming {
   uint64_t number = 0;
   std::variant<OpenRequest, CreateRequest, BindRequest, PullRequest, PushRequest, SetRequest,
-               ReduceRequest, LeaveRequest, TableRequest, LookupRequest, DumpRequest,
+               ReduceRequest, LeaveRequest, TableRequest, LookupRequest, ScanRowsRequest,
                EditRowsRequest, FindRowsRequest>
       body;
   // What follows meta, unless the request is refused: then all of it is thrown away.

@@ -68,7 +68,7 @@ class Server::Impl : private Outlet {
   Impl(const ServerOptions& options, Listener listener)
       : port_(listener.port()),
         incarnation_(RandomNumber()),
-        store_(options),
+        store_(options, options.schedule.workers),
         service_(options, incarnation_, &store_, this),
         acceptor_(std::move(listener)),
         workers_(options.schedule.workers) {

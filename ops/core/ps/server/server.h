@@ -16,23 +16,17 @@
 #include "core/math/dtype.h"
 #include "core/net/frame.h"
 #include "core/ps/server/schedule.h"
-#include "core/ps/table/row_clock.h"
+#include "core/ps/store/store.h"
+#include "core/ps/table/table.h"
 
 namespace tfdist::ps {
 
-enum class Compensation : uint8_t { kNone = 0, kDcAsgd = 1, kAdaDelay = 2 };
-
-struct ServerOptions {
+struct ServerOptions : StoreOptions {
   int index = 0;  // which server of the job, for messages
   ScheduleOptions schedule;
-  bool hogwild = false;  // no locks, and in place: what is pulled may mix old and new values
-  Compensation compensation = Compensation::kNone;
-  double compensation_lambda = 0.04;  // dc-asgd
-  bool refuse_unlogged = false;       // pushes, while what they change cannot be kept in the log
+  bool refuse_unlogged = false;  // pushes, while what they change cannot be kept in the log
   int threads = 2;
-  size_t trace_events = 0;     // the latest pushes and pulls are kept, for tests and inspection
-  uint64_t memory_budget = 0;  // bytes that the server may hold; 0: as many as there are
-  TimeSources time;
+  size_t trace_events = 0;  // the latest pushes and pulls are kept, for tests and inspection
 };
 
 struct ServerStats {
@@ -64,16 +58,6 @@ struct TraceEvent {
   uint64_t clock = 0;    // of the worker (ssp) or the step
   uint64_t slowest = 0;  // smallest clock of an active worker
 };
-
-// A shard as a snapshot holds it. The block stays as it is while it is held.
-struct SavedShard {
-  std::string name;
-  DType dtype = DType::kFloat32;
-  uint64_t elements = 0;
-  BlockPtr block;
-};
-
-class Table;
 
 // What a server is at one moment, between two pushes.
 struct ServerSnapshot {

@@ -188,16 +188,17 @@ std::optional<Answer> Service::Do(Caller*, uint64_t number, const LookupRequest&
   Answer answer = OkAnswer(number);
   // All that needs memory comes first: a lookup makes all of its rows or none.
   answer.payload.reserve(lookup.entries.size());
-  std::vector<std::unique_ptr<Table::Batch>> batches;
+  std::vector<std::unique_ptr<TableBatch>> batches;
   batches.reserve(lookup.entries.size());
   size_t most_to_narrow = 0;
   for (size_t i = 0; i < lookup.entries.size(); ++i) {
     const LookupRequest::Entry& entry = lookup.entries[i];
     Table* const table = store_->FindTable(entry.table);
     request->table = &table->name();
-    batches.push_back(table->Prepare(
-        reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
-        lookup.training ? Table::Makes::kAdmitted : Table::Makes::kNone, /*within_budget=*/true));
+    batches.push_back(
+        table->Prepare(reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
+                       lookup.training ? Table::OnMissing::kAdmit : Table::OnMissing::kIgnore,
+                       /*within_budget=*/true));
     const size_t elements = entry.count * table->config().width;
     answer.payload.push_back(store_->pool().AllocateAtLeast(elements * ByteSize(entry.wire)));
     if (entry.wire != DType::kFloat32) most_to_narrow = std::max(most_to_narrow, elements);

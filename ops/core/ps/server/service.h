@@ -107,7 +107,7 @@ class Service {
   std::optional<Answer> Do(Caller* caller, uint64_t number, const TableRequest& tables, Incoming*);
   std::optional<Answer> Do(Caller* caller, uint64_t number, const LookupRequest& lookup,
                            Incoming* request);
-  std::optional<Answer> Do(Caller* caller, uint64_t number, const DumpRequest& dump, Incoming*);
+  std::optional<Answer> Do(Caller* caller, uint64_t number, const ScanRowsRequest& dump, Incoming*);
   std::optional<Answer> Do(Caller* caller, uint64_t number, const EditRowsRequest& edit,
                            Incoming* request);
   std::optional<Answer> Do(Caller* caller, uint64_t number, const FindRowsRequest& find,

@@ -24,7 +24,7 @@ const T* As(const BlockPtr& block) {
 
 }  // namespace
 
-std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const DumpRequest& dump,
+std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const ScanRowsRequest& dump,
                                   Incoming*) {
   if (dump.incarnation != 0 && dump.incarnation != incarnation_) {
     return Refuse(*caller, number,
@@ -33,9 +33,10 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const DumpReq
   }
   const auto sharing = store_->Share();
   const Table& table = *store_->FindTable(dump.table);
-  DumpReply reply{incarnation_, dump.cursor, false, 0};
+  ScanRowsReply reply{incarnation_, dump.cursor, false, 0};
   SavedRows rows;
-  reply.more = table.Dump(std::clamp<uint64_t>(dump.most, 1, kMostDumped), &reply.cursor, &rows);
+  reply.more =
+      table.ScanRows(std::clamp<uint64_t>(dump.max_rows, 1, kMostDumped), &reply.cursor, &rows);
   reply.rows = rows.ids.size();
   const size_t width = table.config().width, floats = table.content_floats();
   if (!dump.slots && width < floats) {
@@ -76,9 +77,9 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const EditRow
     edit.counts = As<uint32_t>(parts[2]);
   }
   const bool makes = table->EditFloats(request.kind) > 0;
-  const std::unique_ptr<Table::Batch> room =
-      table->Prepare(edit.ids, edit.count, makes ? Table::Makes::kAll : Table::Makes::kNone,
-                     /*within_budget=*/true);
+  const std::unique_ptr<TableBatch> room = table->Prepare(
+      edit.ids, edit.count, makes ? Table::OnMissing::kCreate : Table::OnMissing::kIgnore,
+      /*within_budget=*/true);
   table->Edit(edit);
   log_.Append(editor, table, edit);
   {
@@ -95,7 +96,7 @@ std::optional<Answer> Service::Do(Caller*, uint64_t number, const FindRowsReques
   const auto sharing = store_->Share();
   Table* const table = store_->FindTable(find.table);
   const auto batch = table->Prepare(As<int64_t>(request->payload[0]), find.count,
-                                    Table::Makes::kNone, /*within_budget=*/true);
+                                    Table::OnMissing::kIgnore, /*within_budget=*/true);
   const BlockPtr found = store_->pool().AllocateAtLeast(find.count);
   const BlockPtr rows = store_->pool().AllocateAtLeast(
       find.values ? find.count * table->config().width * sizeof(float) : 0);

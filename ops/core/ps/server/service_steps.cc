@@ -142,7 +142,8 @@ std::optional<Answer> Service::Do(Caller* caller, uint64_t number, const PushReq
   std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), store_);
   if (Status s = CheckRows(updates); !s.ok()) return Refuse(*caller, number, s);
   if (Status s = CheckLog(); !s.ok()) return Refuse(*caller, number, s);
-  TakeMemory(options_, &store_->pool(), &updates, &request->table);
+  ReserveMemory(!options_.hogwild && options_.schedule.mode != Mode::kSync, &store_->pool(),
+                &updates, &request->table);
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   {
     const Lock lock(schedule_mutex_);
@@ -232,12 +233,12 @@ ServerSnapshot Service::Freeze(bool changed_rows_only, const std::string& log_pa
   ServerSnapshot image;
   std::string log = log_path;  // what needs memory comes before the log is begun
   image.time = store_->clock().Now();
-  image.shards = store_->Save();
+  image.shards = store_->SnapshotShards();
   image.progress = SaveProgress();
   // Workers have created all of their variables before they train.
-  if (pushes() > 0) store_->ForgetAside();
-  image.aside = store_->SaveAside();
-  image.tables = store_->SaveTables(changed_rows_only);
+  if (pushes() > 0) store_->ForgetUnclaimed();
+  image.aside = store_->SnapshotUnclaimed();
+  image.tables = store_->BeginTableSnapshots(changed_rows_only);
   // What a push does is all in the image, or all in the file.
   if (!log.empty()) log_.Begin(std::move(log));
   return image;
@@ -280,7 +281,7 @@ uint64_t Service::pushes() const {
 }
 
 std::vector<uint64_t> Service::SaveProgress() const {
-  const std::vector<uint64_t> updates = store_->SaveUpdates();
+  const std::vector<uint64_t> updates = store_->update_counts();
   const Lock lock(schedule_mutex_);
   std::vector<uint64_t> progress = {kProgressVersion, workers_.size(), updates.size()};
   for (const auto& worker : workers_) {
@@ -300,9 +301,9 @@ Status Service::Restore(const ServerSnapshot& image) {
   for (const auto& table : image.tables) {
     if (image.time == 0) ResumeFrom(table->LatestUse(store_->clock().Now()));
   }
-  if (Status s = store_->Restore(image.shards); !s.ok()) return s;
+  if (Status s = store_->RestoreShards(image.shards); !s.ok()) return s;
   if (Status s = store_->RestoreTables(image.tables); !s.ok()) return s;
-  store_->PutAside(image.aside);
+  store_->AddUnclaimed(image.aside);
   return image.progress.empty() ? Status() : RestoreProgress(image.progress);
 }
 
@@ -318,7 +319,7 @@ Status Service::RestoreProgress(const std::vector<uint64_t>& progress) {
   }
   auto next = progress.begin() + kProgressHead;
   const auto updates = next + kProgressPerWorker * workers, clocks = updates + shards;
-  store_->RestoreUpdates({updates, clocks});
+  store_->RestoreUpdateCounts({updates, clocks});
   const Lock lock(schedule_mutex_);
   for (size_t i = 0; i < workers; ++i, next += kProgressPerWorker) {
     if (i >= workers_.size()) continue;

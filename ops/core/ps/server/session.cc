@@ -90,13 +90,13 @@ Status Session::BeginPayload() {
   if (caller_.opened == (header_.type == MessageType::kOpen)) {
     return Status(StatusCode::kInvalidArgument, "a connection begins with one OPEN, and only that");
   }
-  if (header_.type == MessageType::kLend) return OnLend();
-  if (header_.type == MessageType::kCopied) return OnCopied();
+  if (header_.type == MessageType::kExpose) return OnLend();
+  if (header_.type == MessageType::kRelease) return OnCopied();
   std::string_view meta = meta_;
   std::vector<iovec> lent;
-  if (Status s = TakeLent(header_, &meta, &lent); !s.ok()) return s;
+  if (Status s = TakeExposed(header_, &meta, &lent); !s.ok()) return s;
   if (Status s = Parse(header_, meta, *store_, &request_); !s.ok()) return s;
-  if (header_.lent > 0) return CopyPayload(std::move(lent));
+  if (header_.exposed_pieces > 0) return CopyPayload(std::move(lent));
   if (!request_.refusal.ok()) request_.parts.clear();
   try {
     payload_.Expect(std::move(request_.parts));
@@ -128,7 +128,7 @@ Status Session::CopyPayload(std::vector<iovec> lent) {
     }
     request_.payload = payload_.Take();
     if (status.code() == StatusCode::kFailedPrecondition) {
-      Send({MessageType::kResend, header_.number, "", {}});
+      Send({MessageType::kResend, header_.request_id, "", {}});
       ExpectHeader();
       return Status();
     }
@@ -140,7 +140,7 @@ Status Session::CopyPayload(std::vector<iovec> lent) {
 }
 
 Status Session::OnLend() {
-  LendMessage message;
+  ExposeMessage message;
   if (Status s = Decode(meta_, &message); !s.ok()) return s;
   if (header_.payload_bytes > 0) return InvalidArgument("a LEND message with values");
   if (process_ == nullptr) return InvalidArgument("a LEND message over TCP");
@@ -149,8 +149,8 @@ Status Session::OnLend() {
   peer_.emplace(process_, message.canary);
   if (!peer_->IsReadable()) peer_.reset();
   Send({MessageType::kOk,
-        header_.number,
-        Encode(LendMessage{exposed_->canary(), peer_.has_value()}),
+        header_.request_id,
+        Encode(ExposeMessage{exposed_->canary(), peer_.has_value()}),
         {}});
   ExpectHeader();
   return Status();
@@ -160,7 +160,7 @@ Status Session::OnCopied() {
   if (header_.meta_bytes > 0 || header_.payload_bytes > 0) {
     return Status(StatusCode::kInvalidArgument, "malformed COPIED message");
   }
-  lent_.erase(header_.number);
+  lent_.erase(header_.request_id);
   ExpectHeader();
   return Status();
 }
@@ -195,13 +195,13 @@ void Session::RefuseForMemory(const std::bad_alloc& error) {
 void Session::Send(Answer answer) {
   MessageHeader header;
   header.type = answer.type;
-  header.number = answer.number;
+  header.request_id = answer.number;
   header.meta_bytes = static_cast<uint32_t>(answer.meta.size());
   for (const BlockPtr& block : answer.payload) header.payload_bytes += block->bytes();
-  if (worker_reads_ && header.payload_bytes >= kMinLentBytes && lent_.size() < kMaxLent) {
+  if (worker_reads_ && header.payload_bytes >= kMinExposedBytes && lent_.size() < kMaxLent) {
     std::vector<iovec> pieces;
     for (const BlockPtr& block : answer.payload) pieces.push_back({block->data(), block->bytes()});
-    PutLent(pieces, &header, &answer.meta);
+    AppendExposed(pieces, &header, &answer.meta);
     lent_[answer.number] = std::exchange(answer.payload, {});
     bytes_sent_ += header.payload_bytes;
   }

@@ -119,9 +119,9 @@ int tfdist_ps_server_restore_rows(int64_t handle, int index, const tfdist_ps_row
     return Report(status, error, error_size);
   }
   const Status status = WithMemory("saved rows", [&] {
-    tables[index]->Restore({rows->count, rows->removed_count, rows->ids, rows->used, rows->counts,
-                            rows->content, rows->removed},
-                           server, servers);
+    tables[index]->ImportRows({rows->count, rows->removed_count, rows->ids, rows->used,
+                               rows->counts, rows->content, rows->removed},
+                              server, servers);
     return Status();
   });
   return Report(status, error, error_size);
@@ -249,7 +249,7 @@ bool tfdist_ps_image_table(int64_t image, uint64_t i, tfdist_ps_saved_table* out
   if (found == nullptr || i >= found->server.tables.size()) return false;
   const ps::Table& table = *found->server.tables[i];
   const std::string& description = found->descriptions[i];
-  const ps::StepValues step = table.saved_step();
+  const ps::StepValues step = table.snapshot_step();
   *out = {description.data(),     description.size(), table.name().c_str(),
           table.content_floats(), step.learning_rate, step.step};
   return true;
@@ -268,9 +268,9 @@ int tfdist_ps_image_next_rows(int64_t image, uint64_t i, uint64_t most, tfdist_p
   rows.content.clear();
   rows.removed.clear();
   try {
-    if (!found->server.tables[i]->NextSave(most, &rows)) return 0;
+    if (!found->server.tables[i]->NextSnapshotRows(most, &rows)) return 0;
   } catch (const std::bad_alloc&) {
-    for (const auto& table : found->server.tables) table->EndSave();
+    for (const auto& table : found->server.tables) table->EndSnapshot();
     return -1;
   }
   *out = {rows.ids.size(),    rows.removed.size(), rows.ids.data(),    rows.used.data(),

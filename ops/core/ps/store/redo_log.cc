@@ -24,11 +24,11 @@ constexpr char kLogMagic[] = "tfdist row log 2";
 constexpr size_t kLogMagicBytes = sizeof(kLogMagic) - 1;
 enum Kind : uint32_t { kTable = 1, kPush = 2, kEdit = 3 };
 
-// Of each record; then come `meta`, and numbers as it says.
-struct Head {
+// Precedes each record, which consists of `meta` and then of arrays, whose sizes meta tells.
+struct RecordHeader {
   uint32_t kind = 0, meta_bytes = 0;
-  uint64_t number_bytes = 0;
-  uint64_t checksum = 0;  // of all but itself
+  uint64_t array_bytes = 0;
+  uint64_t checksum = 0;  // of the rest of the header, and of the record
 };
 
 Status Failed(const std::string& path, const char* what) {
@@ -70,23 +70,24 @@ iovec ViewOf(const T* data, size_t count) {
   return {const_cast<T*>(data), count * sizeof(T)};
 }
 
-uint64_t ChecksumOf(const Head& head, const std::vector<iovec>& pieces) {
+uint64_t ChecksumOf(const RecordHeader& header, const std::vector<iovec>& pieces) {
   Checksum sum;
-  sum.Add(&head, offsetof(Head, checksum));
+  sum.Add(&header, offsetof(RecordHeader, checksum));
   for (const iovec& piece : pieces) sum.Add(piece.iov_base, piece.iov_len);
   return sum.value();
 }
 
-// The numbers of a record, one run behind the other. Null if there are not so many.
-class Numbers {
+// The arrays of a record.
+class ArrayReader {
  public:
-  explicit Numbers(std::string_view bytes) : bytes_(bytes) {}
+  explicit ArrayReader(std::string_view bytes) : bytes_(bytes) {}
 
+  // Returns false if fewer than `count` numbers are left.
   template <typename T>
-  bool Take(uint64_t count, std::vector<T>* numbers) {
+  bool Take(uint64_t count, std::vector<T>* array) {
     if (count > bytes_.size() / sizeof(T)) return false;
-    numbers->resize(count);
-    if (count > 0) std::memcpy(numbers->data(), bytes_.data(), count * sizeof(T));
+    array->resize(count);
+    if (count > 0) std::memcpy(array->data(), bytes_.data(), count * sizeof(T));
     bytes_.remove_prefix(count * sizeof(T));
     return true;
   }
@@ -100,15 +101,15 @@ class Replayer {
  public:
   explicit Replayer(const RedoLog::Reader& reader) : reader_(reader) {}
 
-  // Returns whether the record makes sense.
-  bool Do(uint32_t kind, std::string_view meta, std::string_view numbers) {
+  // Returns false if the record is malformed.
+  bool Replay(uint32_t kind, std::string_view meta, std::string_view arrays) {
     switch (kind) {
       case kTable:
         return AddTable(meta);
       case kPush:
-        return Push(meta, Numbers(numbers));
+        return Push(meta, ArrayReader(arrays));
       case kEdit:
-        return Edit(meta, Numbers(numbers));
+        return Edit(meta, ArrayReader(arrays));
       default:
         return false;
     }
@@ -129,7 +130,7 @@ class Replayer {
     return tables_.back() != nullptr;
   }
 
-  bool Push(std::string_view meta, Numbers numbers) {
+  bool Push(std::string_view meta, ArrayReader arrays) {
     Pusher pusher;
     tfdist::Reader fields(meta);
     fields.Get(&pusher.worker).Get(&pusher.process).Get(&pusher.sequence);
@@ -146,32 +147,32 @@ class Replayer {
       Table* const table = tables_[entry.table];
       std::vector<int64_t> ids;
       std::vector<float> gradients;
-      if (!numbers.Take(entry.count, &ids) ||
-          !numbers.Take(entry.count * table->config().width, &gradients)) {
+      if (!arrays.Take(entry.count, &ids) ||
+          !arrays.Take(entry.count * table->config().width, &gradients)) {
         return false;
       }
       if (wanted) {
-        table->Repeat(entry.now, ids.data(), ids.size(), gradients.data(), entry.step);
+        table->Replay(entry.now, ids.data(), ids.size(), gradients.data(), entry.step);
       }
     }
-    return numbers.empty();
+    return arrays.empty();
   }
 
-  bool Edit(std::string_view meta, Numbers numbers) {
+  bool Edit(std::string_view meta, ArrayReader arrays) {
     Pusher editor;
-    uint32_t number = 0;
+    uint32_t id = 0;
     TableEdit edit;
     uint64_t count = 0;
     tfdist::Reader fields(meta);
-    fields.Get(&editor.worker).Get(&editor.process).Get(&editor.sequence).Get(&number);
+    fields.Get(&editor.worker).Get(&editor.process).Get(&editor.sequence).Get(&id);
     fields.GetEnum(&edit.kind, EditKind::kRestore, EditKind::kClear).Get(&edit.now).Get(&count);
-    if (!fields.Finish("record").ok() || number >= tables_.size()) return false;
-    Table* const table = tables_[number];
+    if (!fields.Finish("record").ok() || id >= tables_.size()) return false;
+    Table* const table = tables_[id];
     SavedRows rows;
     const uint64_t uses = edit.kind == EditKind::kRestore ? count : 0;
-    if (!numbers.Take(count, &rows.ids) || !numbers.Take(uses, &rows.used) ||
-        !numbers.Take(uses, &rows.counts) ||
-        !numbers.Take(count * table->EditFloats(edit.kind), &rows.content) || !numbers.empty()) {
+    if (!arrays.Take(count, &rows.ids) || !arrays.Take(uses, &rows.used) ||
+        !arrays.Take(uses, &rows.counts) ||
+        !arrays.Take(count * table->EditFloats(edit.kind), &rows.content) || !arrays.empty()) {
       return false;
     }
     if (reader_.passes) reader_.passes(edit.now);
@@ -186,14 +187,14 @@ class Replayer {
   }
 
   const RedoLog::Reader& reader_;
-  std::vector<Table*> tables_;  // by their number in the file
+  std::vector<Table*> tables_;  // by their id in the file
 };
 
 }  // namespace
 
 void RedoLog::Begin(std::string path) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  numbers_.clear();
+  ids_.clear();
   described_ = 0;
   path_ = std::move(path);
   bytes_ = 0;
@@ -208,11 +209,11 @@ void RedoLog::Saved() {
 }
 
 void RedoLog::Fail(const char* what) {
-  open_ = false;  // what came behind half a record would not be read
+  open_ = false;  // Replay stops at an incomplete record: what followed would be lost
   failed_ = has_lost_ = true;
   try {
     on_failure_(Failed(path_, what));
-  } catch (const std::bad_alloc&) {  // the log lacks a line
+  } catch (const std::bad_alloc&) {  // the failure is not reported
   }
 }
 
@@ -234,21 +235,21 @@ void RedoLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& appli
     Writer meta;
     meta.Put(pusher.worker).Put(pusher.process).Put(pusher.sequence);
     meta.Put(static_cast<uint32_t>(applied.size()));
-    std::vector<iovec> numbers;
+    std::vector<iovec> arrays;
     for (const AppliedRows& one : applied) {
-      meta.Put(NumberOf(one.table)).Put(one.now).Put(one.step.learning_rate).Put(one.step.step);
+      meta.Put(IdOf(one.table)).Put(one.now).Put(one.step.learning_rate).Put(one.step.step);
       meta.Put(uint64_t{one.count});
-      numbers.push_back(ViewOf(one.ids, one.count));
-      numbers.push_back(ViewOf(one.gradients, one.count * one.table->config().width));
+      arrays.push_back(ViewOf(one.ids, one.count));
+      arrays.push_back(ViewOf(one.gradients, one.count * one.table->config().width));
     }
-    Write(kPush, meta.Take(), numbers);
+    Write(kPush, meta.Take(), arrays);
   });
 }
 
 void RedoLog::Append(const Pusher& editor, Table* table, const TableEdit& edit) {
   Record([&] {
     Writer meta;
-    meta.Put(editor.worker).Put(editor.process).Put(editor.sequence).Put(NumberOf(table));
+    meta.Put(editor.worker).Put(editor.process).Put(editor.sequence).Put(IdOf(table));
     meta.Put(edit.kind).Put(edit.now).Put(uint64_t{edit.count});
     const size_t uses = edit.kind == EditKind::kRestore ? edit.count : 0;
     Write(kEdit, meta.Take(),
@@ -259,48 +260,48 @@ void RedoLog::Append(const Pusher& editor, Table* table, const TableEdit& edit) 
 
 void RedoLog::Forget(const Table* table) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  numbers_.erase(table);
+  ids_.erase(table);
 }
 
-uint32_t RedoLog::NumberOf(Table* table) {
-  const auto [known, is_new] = numbers_.emplace(table, described_);
+uint32_t RedoLog::IdOf(Table* table) {
+  const auto [known, is_new] = ids_.emplace(table, described_);
   if (!is_new) return known->second;
   ++described_;
   Write(kTable, Encode(TableRequest{{{table->name(), table->config(), false}}}), {});
   return known->second;
 }
 
-void RedoLog::Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers) {
+void RedoLog::Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& arrays) {
   if (!file_.valid() && open_) {
     file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!file_.valid()) return Fail("cannot be made");
     if (!WriteAll(file_.get(), {ViewOf(kLogMagic, kLogMagicBytes)}))
       return Fail("cannot be written");
   }
-  if (!open_) return;  // it failed before, in this record's course
-  Head head;
-  head.kind = kind;
-  head.meta_bytes = static_cast<uint32_t>(meta.size());
-  for (const iovec& piece : numbers) head.number_bytes += piece.iov_len;
+  if (!open_) return;  // the description of the record's table has failed
+  RecordHeader header;
+  header.kind = kind;
+  header.meta_bytes = static_cast<uint32_t>(meta.size());
+  for (const iovec& array : arrays) header.array_bytes += array.iov_len;
   std::vector<iovec> pieces = {ViewOf(meta.data(), meta.size())};
-  pieces.insert(pieces.end(), numbers.begin(), numbers.end());
-  head.checksum = ChecksumOf(head, pieces);
-  pieces.insert(pieces.begin(), ViewOf(&head, 1));
+  pieces.insert(pieces.end(), arrays.begin(), arrays.end());
+  header.checksum = ChecksumOf(header, pieces);
+  pieces.insert(pieces.begin(), ViewOf(&header, 1));
   if (!WriteAll(file_.get(), std::move(pieces))) return Fail("cannot be written");
-  bytes_ += sizeof(head) + meta.size() + head.number_bytes;
+  bytes_ += sizeof(header) + meta.size() + header.array_bytes;
 }
 
 Status RedoLog::Replay(const std::string& path, const Reader& reader, uint64_t* records,
                        uint64_t* left_out) {
   *records = *left_out = 0;
-  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // it could be a pipe
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // may be a pipe
   struct stat about{};
   if (!file.valid() || fstat(file.get(), &about) != 0) return Failed(path, "cannot be read");
   if (!S_ISREG(about.st_mode)) {
     return Status(StatusCode::kInvalidArgument, StrCat(path, ": not a log of rows"));
   }
   auto left = static_cast<uint64_t>(about.st_size);
-  if (left < kLogMagicBytes) {  // its server was killed while it began
+  if (left < kLogMagicBytes) {  // the server was killed when it created the file
     *left_out = left;
     return Status();
   }
@@ -314,21 +315,22 @@ Status RedoLog::Replay(const std::string& path, const Reader& reader, uint64_t* 
   std::string content;
   while (left > 0) {
     *left_out = left;
-    Head head;
-    if (left < sizeof(head)) break;
-    if (!ReadAll(file.get(), &head, sizeof(head))) return Failed(path, "cannot be read");
-    left -= sizeof(head);
-    if (head.meta_bytes > left || head.number_bytes > left - head.meta_bytes) break;
-    content.resize(head.meta_bytes + head.number_bytes);
+    RecordHeader header;
+    if (left < sizeof(header)) break;
+    if (!ReadAll(file.get(), &header, sizeof(header))) return Failed(path, "cannot be read");
+    left -= sizeof(header);
+    if (header.meta_bytes > left || header.array_bytes > left - header.meta_bytes) break;
+    content.resize(header.meta_bytes + header.array_bytes);
     if (!ReadAll(file.get(), content.data(), content.size())) return Failed(path, "cannot be read");
-    if (ChecksumOf(head, {ViewOf(content.data(), content.size())}) != head.checksum) break;
+    if (ChecksumOf(header, {ViewOf(content.data(), content.size())}) != header.checksum) break;
     const std::string_view bytes = content;
-    if (!replayer.Do(head.kind, bytes.substr(0, head.meta_bytes), bytes.substr(head.meta_bytes))) {
+    if (!replayer.Replay(header.kind, bytes.substr(0, header.meta_bytes),
+                         bytes.substr(header.meta_bytes))) {
       break;
     }
     left -= content.size();
     *left_out = left;
-    if (head.kind != kTable) ++*records;
+    if (header.kind != kTable) ++*records;
   }
   return Status();
 }

@@ -1,9 +1,10 @@
-// What has been applied to the rows of tables since they were last saved, in a file: a server that
-// is killed and started again applies it once more, so that no gradient and no edit it has
-// acknowledged is lost.
+// A file of the gradients and edits that were applied to tables since the last snapshot. A server
+// that was killed and is started again applies them once more: no acknowledged gradient or edit is
+// lost.
 //
-// Records are handed to the operating system, which writes them even if this process is killed; not
-// if the machine is lost. Rows that lookups have made are not in it: they are made anew.
+// Records are handed to the operating system, which writes them even if this process is killed, but
+// not if the machine fails. Rows that lookups have created are not in the log: lookups create them
+// again.
 #ifndef TFDIST_OPS_CORE_PS_STORE_REDO_LOG_H_
 #define TFDIST_OPS_CORE_PS_STORE_REDO_LOG_H_
 
@@ -25,7 +26,7 @@
 
 namespace tfdist::ps {
 
-// Gradients that a table has applied, of ids that have rows.
+// Gradients that a table has applied to its rows.
 struct AppliedRows {
   Table* table = nullptr;
   double now = 0;
@@ -35,59 +36,59 @@ struct AppliedRows {
   const float* gradients = nullptr;
 };
 
-// The worker that has pushed them or edited rows; pushes and edits have sequences of their own. A
-// step of synchronous workers is nobody's, and has the sequence 0.
+// The worker of a push or an edit, and its position in the sequence of the worker's pushes or of
+// its edits. The step of a synchronous job belongs to no worker, and has the sequence 0.
 struct Pusher {
   uint32_t worker = 0;
   uint64_t process = 0, sequence = 0;
 };
 
-// Any thread may call it.
+// Thread-safe.
 class RedoLog {
  public:
   using OnFailure = std::function<void(const Status&)>;
 
-  // After a failure, nothing is kept until another file is begun; the loss lasts until what the
-  // rows were at that moment is saved.
+  // After a failure nothing is logged until the next Begin, and records count as lost until the
+  // snapshot of that moment is saved.
   explicit RedoLog(OnFailure on_failure) : on_failure_(std::move(on_failure)) {}
 
-  // Goes on in a new file, which is made when there is something to keep.
+  // Continues in a new file, which is created with the first record.
   void Begin(std::string path);
   bool is_open() const { return open_; }
-  // Everything up to the last Begin is on disk in another way.
+  // The snapshot that was taken at the last Begin is on disk.
   void Saved();
-  // Whether something was applied that is neither saved nor in a file.
+  // Whether something was applied that is neither in a saved snapshot nor in a file.
   bool has_lost() const { return has_lost_; }
-  // What is in the file that was begun last.
+  // The size of the records in the present file.
   uint64_t bytes() const { return bytes_; }
 
   void Append(const Pusher& pusher, const std::vector<AppliedRows>& applied);
   void Append(const Pusher& editor, Table* table, const TableEdit& edit);
-  // The table is about to go.
+  // The table is about to be destroyed.
   void Forget(const Table* table);
 
   struct Reader {
-    // Finds or makes a table; null if it cannot be, which ends the reading.
+    // Finds or creates a table; null on failure, which ends the replay.
     std::function<Table*(const std::string& name, const TableConfig& config)> find;
-    // Whether this push is to be applied, or this edit.
+    // Whether to apply this push, or this edit.
     std::function<bool(const Pusher& pusher)> wants, wants_edit;
-    // When it was applied.
+    // Receives the time at which a record was applied.
     std::function<void(double now)> passes;
   };
-  // Applies what is in a file, up to the first record that is not whole. `records`: the pushes and
-  // edits in it; `left_out`: the bytes from there on. Fails if there is no such file, or it
-  // is no log.
+  // Applies the records of a file, up to the first that is incomplete or damaged. `records`: the
+  // number of pushes and edits up to there; `left_out`: the bytes behind them. Fails if the file
+  // cannot be read or is no log.
   static Status Replay(const std::string& path, const Reader& reader, uint64_t* records,
                        uint64_t* left_out);
 
  private:
-  // With the lock.
+  // Under the lock.
   void Fail(const char* what);
-  // A record; without memory the log fails.
+  // Calls `write` under the lock, if a file is open. The log fails if there is no memory.
   template <typename Do>
   void Record(const Do& write);
-  void Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& numbers);
-  uint32_t NumberOf(Table* table);
+  void Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& arrays);
+  uint32_t IdOf(Table* table);
 
   const OnFailure on_failure_;
   std::atomic<bool> open_{false}, has_lost_{false};
@@ -95,9 +96,9 @@ class RedoLog {
   std::mutex mutex_;  // guards the rest
   Fd file_;
   std::string path_;
-  bool failed_ = false;                                 // since the last Begin
-  std::unordered_map<const Table*, uint32_t> numbers_;  // of those that the file has described
-  uint32_t described_ = 0;                              // how many it has
+  bool failed_ = false;                             // since the last Begin
+  std::unordered_map<const Table*, uint32_t> ids_;  // in the file, of the tables that it describes
+  uint32_t described_ = 0;                          // tables in the file
 };
 
 }  // namespace tfdist::ps

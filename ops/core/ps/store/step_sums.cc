@@ -14,13 +14,13 @@ void Scale(void* values, size_t count, T factor) {
   for (size_t i = 0; i < count; ++i) v[i] *= factor;
 }
 
-// Of the dtypes that optimizers run on.
+// For the dtypes that optimizers support.
 void Scale(DType dtype, void* values, size_t count, double factor) {
   if (dtype == DType::kFloat64) return Scale<double>(values, count, factor);
   Scale<float>(values, count, static_cast<float>(factor));
 }
 
-// To nearest, and halves away from zero.
+// Rounds to nearest, and halves away from zero.
 template <typename T>
 void DivideRounded(void* values, size_t count, T divisor) {
   auto* v = static_cast<T*>(values);
@@ -42,7 +42,7 @@ void MakeMean(DType dtype, void* values, size_t count, int contributions) {
   }
 }
 
-// The first contribution is the sum until there is a second one.
+// The first contribution becomes the sum; others are added to it.
 void AddTo(BlockPtr* sum, BlockPtr values, const Shard& shard) {
   if (*sum == nullptr) {
     *sum = std::move(values);
@@ -65,7 +65,7 @@ void StepSums::Collect(int worker, Update* update) {
   if (update->kind == UpdateKind::kTableRows) return CollectRows(worker, *update);
   Shard* const shard = update->shard;
   const std::lock_guard<std::mutex> lock(shard->mutex);
-  Sums& sums = shard->sums;
+  ShardSums& sums = shard->sums;
   if (sums.gradient == nullptr && sums.delta == nullptr && sums.assigned == nullptr) {
     const std::lock_guard<std::mutex> touched_lock(mutex_);
     touched_.push_back(shard);
@@ -87,7 +87,7 @@ void StepSums::Collect(int worker, Update* update) {
     return AddTo(&sums.gradient, std::move(update->values), *shard);
   }
   if (sums.gradient == nullptr) {
-    sums.gradient = store_->pool().Take(shard->bytes);
+    sums.gradient = store_->pool().Allocate(shard->bytes);
     std::memset(sums.gradient->data(), 0, shard->bytes);
   }
   ScatterAdd(*update, sums.gradient->data());
@@ -97,13 +97,13 @@ void StepSums::CollectRows(int worker, const Update& update) {
   const size_t width = update.table->config().width;
   const auto* gradient = reinterpret_cast<const float*>(update.values->data());
   const std::lock_guard<std::mutex> lock(mutex_);
-  RowSums& sums = of_rows_[update.table];
+  TableSums& sums = table_sums_[update.table];
   sums.charge.SetBudget(store_->shared_memory());
-  // Before anything is added, as much as it can become.
-  const size_t most = (sums.ids.ids().size() + update.row_count()) * width;
+  // Memory for all ids comes first: nothing has changed if there is none.
+  const size_t max_floats = (sums.ids.ids().size() + update.row_count()) * width;
   const size_t capacity = sums.gradients.capacity();
-  if (most > capacity) {
-    sums.gradients.reserve(std::max(most, 2 * capacity));
+  if (max_floats > capacity) {
+    sums.gradients.reserve(std::max(max_floats, 2 * capacity));
     sums.charge.Grow((sums.gradients.capacity() - capacity) * sizeof(float),
                      /*within_budget=*/false);
   }
@@ -113,7 +113,7 @@ void StepSums::CollectRows(int worker, const Update& update) {
     sums.step = update.step;
   }
   const size_t before = sums.ids.indices().size();
-  sums.ids.Add(update.row_numbers(), update.row_count());
+  sums.ids.Add(update.row_indices(), update.row_count());
   sums.gradients.resize(sums.ids.ids().size() * width);
   for (size_t i = before; i < sums.ids.indices().size(); ++i, gradient += width) {
     float* const sum = sums.gradients.data() + sums.ids.indices()[i] * width;
@@ -124,28 +124,28 @@ void StepSums::CollectRows(int worker, const Update& update) {
 NotApplied StepSums::Close(int contributions) {
   NotApplied missed;
   std::vector<Shard*> touched;
-  std::map<Table*, RowSums> of_rows;
+  std::map<Table*, TableSums> table_sums;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     touched.swap(touched_);
-    of_rows.swap(of_rows_);
+    table_sums.swap(table_sums_);
   }
   for (Shard* shard : touched) {
     if (!Apply(shard, contributions)) missed.Add(shard->name);
   }
   std::vector<AppliedRows> applied;
-  std::vector<std::vector<int64_t>> ids;  // as long as they are in `applied`
-  for (auto& [table, sums] : of_rows) {
+  std::vector<std::vector<int64_t>> ids;  // which `applied` points to
+  for (auto& [table, sums] : table_sums) {
     if (contributions != workers_) {
       Scale(DType::kFloat32, sums.gradients.data(), sums.gradients.size(),
             static_cast<double>(workers_) / contributions);
     }
     const bool done = store_->TryWithReclaim([&, table = table, &sums = sums] {
-      ids.reserve(of_rows.size());
-      applied.reserve(of_rows.size());
+      ids.reserve(table_sums.size());
+      applied.reserve(table_sums.size());
       std::vector<int64_t> own = sums.ids.ids();
-      applied.push_back(ApplyRows(table, sums.step, own.size(), own.data(), sums.gradients.data(),
-                                  store_->clock().Now()));
+      applied.push_back(ApplyTableRows(table, sums.step, own.size(), own.data(),
+                                       sums.gradients.data(), store_->clock().Now()));
       ids.push_back(std::move(own));
     });
     if (!done) missed.Add(table->name());
@@ -155,7 +155,7 @@ NotApplied StepSums::Close(int contributions) {
 }
 
 bool StepSums::Apply(Shard* shard, int contributions) {
-  Sums sums;
+  ShardSums sums;
   {
     const std::lock_guard<std::mutex> lock(shard->mutex);
     std::swap(sums, shard->sums);
@@ -167,11 +167,12 @@ bool StepSums::Apply(Shard* shard, int contributions) {
       Scale(shard->dtype, sums.gradient->data(), shard->elements,
             static_cast<double>(workers_) / contributions);
     }
-    done = store_->TryWithReclaim([&] { updater_->Gradient(-1, shard, sums.step, sums.gradient); });
+    done = store_->TryWithReclaim(
+        [&] { updater_->ApplyGradient(-1, shard, sums.step, sums.gradient); });
   }
   if (sums.delta != nullptr) {
     MakeMean(shard->dtype, sums.delta->data(), shard->elements, contributions);
-    done = store_->TryWithReclaim([&] { updater_->Delta(shard, sums.delta); }) && done;
+    done = store_->TryWithReclaim([&] { updater_->AddDelta(shard, sums.delta); }) && done;
   }
   return done;
 }

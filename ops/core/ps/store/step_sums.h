@@ -1,4 +1,5 @@
-// The open step of a synchronous job: what the workers have contributed to it, added up per shard.
+// The open step of a synchronous job: the sums of the workers' contributions to it, by shard and by
+// table.
 #ifndef TFDIST_OPS_CORE_PS_STORE_STEP_SUMS_H_
 #define TFDIST_OPS_CORE_PS_STORE_STEP_SUMS_H_
 
@@ -12,8 +13,8 @@
 
 namespace tfdist::ps {
 
-// Gradients of a table's rows, each id once.
-struct RowSums {
+// The sums of gradients of a table's rows.
+struct TableSums {
   StepValues step;  // of the lowest rank that contributed
   int worker = 0;
   UniqueIds ids;
@@ -23,22 +24,22 @@ struct RowSums {
 
 class StepSums {
  public:
-  // `workers`: of the job. Each has divided its loss by that number.
+  // `workers`: of the job. Each worker has divided its loss by that number.
   StepSums(int workers, Updater* updater, Store* store, RedoLog* log)
       : workers_(workers), updater_(updater), store_(store), log_(log) {}
 
-  // Several threads may do so at once.
+  // Adds a push. Thread-safe.
   NotApplied Collect(int worker, std::vector<Update> updates);
 
-  // Applies the step that `contributions` workers have contributed to; nobody collects meanwhile.
-  // A gradient is what it would be if all workers had contributed the same on average; a change is
-  // the mean of theirs.
+  // Applies the step, to which `contributions` workers have contributed; no thread collects
+  // meanwhile. Gradients are scaled by workers / contributions, as if all workers had contributed.
+  // Deltas are averaged over the contributions.
   NotApplied Close(int contributions);
 
  private:
   void Collect(int worker, Update* update);
   void CollectRows(int worker, const Update& update);
-  // Whether there was memory for it.
+  // Returns whether there was memory for it.
   bool Apply(Shard* shard, int contributions);
 
   const int workers_;
@@ -46,8 +47,8 @@ class StepSums {
   Store* const store_;
   RedoLog* const log_;
   std::mutex mutex_;
-  std::vector<Shard*> touched_;        // have sums; guarded by mutex_
-  std::map<Table*, RowSums> of_rows_;  // guarded by mutex_
+  std::vector<Shard*> touched_;             // shards with sums; guarded by mutex_
+  std::map<Table*, TableSums> table_sums_;  // guarded by mutex_
 };
 
 }  // namespace tfdist::ps

@@ -5,28 +5,23 @@
 #include <cstring>
 #include <iterator>
 #include <new>
+#include <string_view>
 #include <utility>
-
-#include "core/ps/table/table_batch.h"
 
 namespace tfdist::ps {
 namespace {
 
-constexpr size_t kCopiedAtOnce = 4096;  // rows
+constexpr size_t kRowsPerCopy = 4096;
 
-bool SaysTheSame(const TableConfig& a, const TableConfig& b) {
-  return Encode(TableRequest{{{"", a, false}}}) == Encode(TableRequest{{{"", b, false}}});
-}
-
-// Fills a new table with the values of another one's rows, of the same width, without its slots.
-// Throws if there is no memory for them.
+// Copies the rows of a table to a new one of the same width, but not their slots. Throws if there
+// is no memory for them.
 void CopyValues(const Table& from, Table* to, const std::shared_ptr<MemoryBudget>& budget) {
   to->ChargeTo(budget);
   const size_t width = to->config().width, floats = from.content_floats();
   uint64_t cursor = 0;
   for (bool more = true; more;) {
     SavedRows rows;
-    more = from.Dump(kCopiedAtOnce, &cursor, &rows);
+    more = from.ScanRows(kRowsPerCopy, &cursor, &rows);
     const size_t count = rows.ids.size();
     std::vector<float> values(count * width);
     for (size_t i = 0; i < count; ++i) {
@@ -35,11 +30,28 @@ void CopyValues(const Table& from, Table* to, const std::shared_ptr<MemoryBudget
     SavedRows fresh = to->NewRows(0, rows.ids.data(), count, values.data());
     fresh.used = std::move(rows.used);
     fresh.counts = std::move(rows.counts);
-    const auto room =
-        to->Prepare(fresh.ids.data(), count, Table::Makes::kAll, /*within_budget=*/true);
-    if (const Status status = to->Restore(fresh); !status.ok()) std::abort();  // they fit
+    const auto batch =
+        to->Prepare(fresh.ids.data(), count, Table::OnMissing::kCreate, /*within_budget=*/true);
+    if (const Status status = to->ImportRows(fresh); !status.ok()) std::abort();  // NewRows fits
   }
   to->EvictExcess();
+}
+
+BlockPtr Copy(const BlockPtr& block, BlockPool* pool) {
+  BlockPtr copy = pool->Allocate(block->bytes());
+  std::memcpy(copy->data(), block->data(), block->bytes());
+  return copy;
+}
+
+// The name of the variable that a shard is a part of: "x/rows_0_of_2" is a part of "x".
+std::string VariableOf(const std::string& shard) {
+  constexpr std::string_view kRows = "/rows_", kOf = "_of_", kDigits = "0123456789";
+  const size_t at = shard.rfind(kRows);
+  if (at == std::string::npos) return shard;
+  const size_t of = shard.find_first_not_of(kDigits, at + kRows.size());
+  if (of == std::string::npos || shard.compare(of, kOf.size(), kOf) != 0) return shard;
+  const bool ends = shard.find_first_not_of(kDigits, of + kOf.size()) == std::string::npos;
+  return ends ? shard.substr(0, at) : shard;
 }
 
 }  // namespace
@@ -50,60 +62,58 @@ std::optional<uint64_t> BytesOf(DType dtype, uint64_t elements) {
   return elements * size;
 }
 
-Store::Store(const ServerOptions& options)
-    : watched_workers_(options.compensation == Compensation::kNone ? 0 : options.schedule.workers),
+Store::Store(const StoreOptions& options, int workers)
+    : tracked_workers_(options.compensation == Compensation::kNone ? 0 : workers),
       hogwild_(options.hogwild),
       memory_(std::make_shared<MemoryBudget>(options.memory_budget)),
       pool_(memory_),
       clock_(options.time) {}
 
 std::shared_lock<std::shared_mutex> Store::Share() const {
-  // A shared mutex may let those who share pass those who exclude for ever.
+  // Without the turnstile, threads that share could overtake one that excludes for ever.
   {
-    const std::lock_guard<std::mutex> door(door_);
+    const std::lock_guard<std::mutex> turnstile(turnstile_);
   }
   return std::shared_lock<std::shared_mutex>(changes_);
 }
 
 std::unique_lock<std::shared_mutex> Store::Exclude() const {
-  const std::lock_guard<std::mutex> door(door_);
+  const std::lock_guard<std::mutex> turnstile(turnstile_);
   return std::unique_lock<std::shared_mutex>(changes_);
 }
 
-Shard* Store::Find(uint32_t number) const {
-  return number < shards_.size() ? shards_[number].get() : nullptr;
-}
+Shard* Store::Find(uint32_t id) const { return id < shards_.size() ? shards_[id].get() : nullptr; }
 
-Table* Store::FindTable(uint32_t number) const {
-  return number < tables_.size() ? tables_[number].get() : nullptr;
+Table* Store::FindTable(uint32_t id) const {
+  return id < tables_.size() ? tables_[id].get() : nullptr;
 }
 
 Status Store::CreateTables(const TableRequest& request, TableReply* reply,
                            std::vector<std::shared_ptr<Table>>* replaced, bool is_replay) {
   const auto lock = Exclude();
   const size_t count = request.entries.size();
-  std::vector<std::shared_ptr<Table>> made(count);
+  std::vector<std::shared_ptr<Table>> created(count);
   for (size_t i = 0; i < count; ++i) {
     const TableRequest::Entry& entry = request.entries[i];
-    const auto known = table_numbers_.find(entry.name);
-    const bool is_new = known == table_numbers_.end();
+    const auto known = table_ids_.find(entry.name);
+    const bool is_new = known == table_ids_.end();
     if (!is_new) {
       const Table& table = *tables_[known->second];
-      if (SaysTheSame(entry.config, table.config())) continue;
+      if (SameFields(entry.config, table.config())) continue;
       if (Status s = CheckTable(entry, known->second, is_replay); !s.ok()) return s;
     }
     std::unique_ptr<Table> fresh;
     if (Status s = Table::Create(entry.config, &fresh, entry.name); !s.ok()) {
       return Status(s.code(), StrCat("table '", entry.name, "': ", s.message()));
     }
-    made[i] = std::move(fresh);
-    if (!is_new) CopyValues(*tables_[known->second], made[i].get(), memory_);
+    created[i] = std::move(fresh);
+    if (!is_new) CopyValues(*tables_[known->second], created[i].get(), memory_);
   }
   const size_t before = tables_.size();
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; ++i) {
-    const bool is_new = table_numbers_.count(request.entries[i].name) == 0;
-    if (is_new) bytes += made[i]->counted_bytes();  // the others are charged already
+    const bool is_new = table_ids_.count(request.entries[i].name) == 0;
+    if (is_new) bytes += created[i]->counted_bytes();  // replacements are charged already
   }
   if (bytes > 0) memory_->Check(bytes, MemoryUse::kPersistent);
   reply->tables.clear();
@@ -112,35 +122,35 @@ Status Store::CreateTables(const TableRequest& request, TableReply* reply,
     replaced->reserve(replaced->size() + count);
     tables_.reserve(before + count);
     for (const TableRequest::Entry& entry : request.entries) {
-      const auto next = static_cast<uint32_t>(table_numbers_.size());
-      reply->tables.push_back(table_numbers_.emplace(entry.name, next).first->second);
+      const auto next = static_cast<uint32_t>(table_ids_.size());
+      reply->tables.push_back(table_ids_.emplace(entry.name, next).first->second);
       if (is_replay) unclaimed_tables_.insert(reply->tables.back());
     }
   } catch (const std::bad_alloc&) {
-    for (auto known = table_numbers_.begin(); known != table_numbers_.end();) {
-      known = known->second < before ? std::next(known) : table_numbers_.erase(known);
+    for (auto known = table_ids_.begin(); known != table_ids_.end();) {
+      known = known->second < before ? std::next(known) : table_ids_.erase(known);
     }
     throw;
   }
   // Nothing fails from here on.
   for (size_t i = 0; i < count; ++i) {
-    const uint32_t number = reply->tables[i];
-    if (!is_replay) unclaimed_tables_.erase(number);
-    if (made[i] == nullptr) continue;
-    if (number < before) {
-      replaced->push_back(std::exchange(tables_[number], std::move(made[i])));
-    } else if (number == tables_.size()) {  // else it was in the request before
-      tables_.push_back(std::move(made[i]));
+    const uint32_t id = reply->tables[i];
+    if (!is_replay) unclaimed_tables_.erase(id);
+    if (created[i] == nullptr) continue;
+    if (id < before) {
+      replaced->push_back(std::exchange(tables_[id], std::move(created[i])));
+    } else if (id == tables_.size()) {  // else the request names the table twice
+      tables_.push_back(std::move(created[i]));
       tables_.back()->ChargeTo(memory_);
     }
   }
   return Status();
 }
 
-// Of a table that is there with another configuration: whether that may be replaced.
-Status Store::CheckTable(const TableRequest::Entry& entry, uint32_t number, bool is_replay) const {
-  const TableConfig& has = tables_[number]->config();
-  const bool is_unclaimed = unclaimed_tables_.count(number) > 0;
+// Whether a table that exists with another configuration may be replaced.
+Status Store::CheckTable(const TableRequest::Entry& entry, uint32_t id, bool is_replay) const {
+  const TableConfig& has = tables_[id]->config();
+  const bool is_unclaimed = unclaimed_tables_.count(id) > 0;
   const bool may_replace = is_unclaimed && has.width == entry.config.width;
   if (may_replace && (is_replay || entry.resets_slots)) return Status();
   std::string what = StrCat("table '", entry.name, "' was created with another configuration");
@@ -181,22 +191,23 @@ Status Store::Create(const CreateRequest& request, const std::vector<BlockPtr>& 
     size_t value = 0;
     for (const CreateRequest::Entry& entry : request.entries) {
       const Shard* shard = FindName(entry.name);
-      if (const auto aside = aside_.find(entry.name); shard == nullptr && aside != aside_.end()) {
-        shard = Add(entry.name, entry.dtype, entry.elements, aside->second.block);
+      const auto unclaimed = unclaimed_.find(entry.name);
+      if (shard == nullptr && unclaimed != unclaimed_.end()) {
+        shard = Add(entry.name, entry.dtype, entry.elements, unclaimed->second.block);
       }
       if (shard == nullptr && entry.has_value) {
-        // Its memory is held already, by the request.
+        // The request holds its memory already.
         memory_->CheckPersistent(values[value]->bytes());
         shard = Add(entry.name, entry.dtype, entry.elements, values[value]);
       }
       if (entry.has_value) ++value;
-      reply->shards.push_back(shard == nullptr ? kNoShard : shard->number);
+      reply->shards.push_back(shard == nullptr ? kNoShard : shard->id);
     }
   } catch (const std::bad_alloc&) {
     Remove(before);
     throw;
   }
-  for (size_t i = before; i < shards_.size(); ++i) aside_.erase(shards_[i]->name);
+  for (size_t i = before; i < shards_.size(); ++i) unclaimed_.erase(shards_[i]->name);
   return Status();
 }
 
@@ -210,7 +221,7 @@ Status Store::CheckCreate(const CreateRequest& request) const {
     DType dtype = entry.dtype;
     uint64_t elements = entry.elements;
     if (FindName(entry.name) == nullptr) {
-      if (Status s = CheckAside(entry); !s.ok()) return s;
+      if (Status s = CheckUnclaimed(entry); !s.ok()) return s;
     }
     if (const Shard* shard = FindName(entry.name)) {
       dtype = shard->dtype;
@@ -228,15 +239,33 @@ Status Store::CheckCreate(const CreateRequest& request) const {
   return Status();
 }
 
+Status Store::CheckUnclaimed(const CreateRequest::Entry& entry) const {
+  const auto part = unclaimed_parts_.find(VariableOf(entry.name));
+  if (part == unclaimed_parts_.end()) return Status();
+  const auto found = unclaimed_.find(entry.name);
+  if (found == unclaimed_.end()) {
+    return InvalidArgument(StrCat("shard '", entry.name,
+                                  "': the checkpoint of another number of servers ", "has '",
+                                  part->second, "' instead: expected the variable to be split ",
+                                  "into as many parts as it was then"));
+  }
+  const SavedShard& saved = found->second;
+  if (saved.dtype == entry.dtype && saved.elements == entry.elements) return Status();
+  return InvalidArgument(StrCat("shard '", entry.name, "': expected ",
+                                Describe(saved.dtype, saved.elements),
+                                ", as in the checkpoint of another number of servers, received ",
+                                Describe(entry.dtype, entry.elements)));
+}
+
 Shard* Store::Add(const std::string& name, DType dtype, uint64_t elements, BlockPtr block) {
   auto shard = std::make_unique<Shard>();
-  shard->number = static_cast<uint32_t>(shards_.size());
+  shard->id = static_cast<uint32_t>(shards_.size());
   shard->name = name;
   shard->dtype = dtype;
   shard->elements = elements;
   shard->bytes = block->bytes();
   shard->block = std::move(block);
-  shard->seen.resize(watched_workers_);
+  shard->seen.resize(tracked_workers_);
   shards_.push_back(std::move(shard));
   Shard* const added = shards_.back().get();
   try {
@@ -247,7 +276,7 @@ Shard* Store::Add(const std::string& name, DType dtype, uint64_t elements, Block
   }
   ++count_;
   value_bytes_ += added->bytes;
-  memory_->MakePersistent(added->bytes);
+  memory_->MarkPersistent(added->bytes);
   return added;
 }
 
@@ -257,7 +286,7 @@ void Store::Remove(size_t count) {
     by_name_.erase(last.name);
     --count_;
     value_bytes_ -= last.bytes;
-    memory_->MakeTransient(last.bytes);
+    memory_->UnmarkPersistent(last.bytes);
   }
 }
 
@@ -266,9 +295,6 @@ Status Store::Bind(const BindRequest& request, std::string* replaced) {
   for (const BindRequest::Entry& entry : request.entries) {
     if (Status s = CheckBind(request.config, entry); !s.ok()) return s;
   }
-  const auto says = [](const OptimizerConfig& config, double weight_decay) {
-    return Encode(BindRequest{config, {{0, {}, weight_decay}}});
-  };
   size_t count = 0;
   replaced->clear();
   std::vector<Binding> bindings;
@@ -277,8 +303,8 @@ Status Store::Bind(const BindRequest& request, std::string* replaced) {
     bindings.push_back({request.config, entry.weight_decay, {}});
     for (const uint32_t slot : entry.slots) bindings.back().slots.push_back(Find(slot));
     const std::optional<Binding>& before = shard->binding;
-    if (before.has_value() &&
-        says(before->config, before->weight_decay) != says(request.config, entry.weight_decay)) {
+    if (before.has_value() && !(SameFields(before->config, request.config) &&
+                                before->weight_decay == entry.weight_decay)) {
       if (count++ == 0) *replaced = StrCat("'", shard->name, "'");
     }
   }
@@ -321,6 +347,93 @@ Status Store::CheckBind(const OptimizerConfig& config, const BindRequest::Entry&
     }
   }
   return Status();
+}
+
+std::vector<SavedShard> Store::SnapshotShards() {
+  std::vector<SavedShard> saved;
+  for (const auto& shard : shards_) {
+    saved.push_back({shard->name, shard->dtype, shard->elements,
+                     hogwild_ ? Copy(shard->block, &pool_) : shard->block});
+  }
+  return saved;
+}
+
+std::vector<uint64_t> Store::update_counts() const {
+  std::vector<uint64_t> updates;
+  for (const auto& shard : shards_) updates.push_back(shard->updates);
+  return updates;
+}
+
+Status Store::RestoreShards(const std::vector<SavedShard>& shards) {
+  const auto lock = Exclude();
+  for (const SavedShard& saved : shards) {
+    const std::optional<uint64_t> bytes = BytesOf(saved.dtype, saved.elements);
+    if (saved.block == nullptr || bytes != saved.block->bytes()) {
+      return InvalidArgument(StrCat("saved shard '", saved.name,
+                                    "': ", Describe(saved.dtype, saved.elements), " does not fit ",
+                                    saved.block == nullptr ? 0 : saved.block->bytes(), " bytes"));
+    }
+    if (saved.name.size() > kMaxNameBytes || FindName(saved.name) != nullptr) {
+      return InvalidArgument(StrCat("saved shard '", saved.name.substr(0, 64),
+                                    "': its name is too long, or was there before"));
+    }
+    if (!hogwild_) saved.block->ChargeTo(memory_);
+    Add(saved.name, saved.dtype, saved.elements,
+        hogwild_ ? Copy(saved.block, &pool_) : saved.block);
+  }
+  return Status();
+}
+
+void Store::RestoreUpdateCounts(const std::vector<uint64_t>& updates) {
+  const auto lock = Exclude();
+  for (size_t i = 0; i < std::min(updates.size(), shards_.size()); ++i) {
+    shards_[i]->updates = updates[i];
+  }
+}
+
+std::vector<std::shared_ptr<Table>> Store::BeginTableSnapshots(bool changed_only) {
+  try {
+    for (const auto& table : tables_) table->BeginSnapshot(changed_only);
+    return tables_;
+  } catch (const std::bad_alloc&) {
+    for (const auto& table : tables_) table->EndSnapshot();
+    throw;
+  }
+}
+
+Status Store::RestoreTables(const std::vector<std::shared_ptr<Table>>& tables) {
+  const auto lock = Exclude();
+  for (const auto& table : tables) {
+    const auto id = static_cast<uint32_t>(tables_.size());
+    if (!table_ids_.emplace(table->name(), id).second) {
+      return InvalidArgument(StrCat("saved table '", table->name(), "' was there before"));
+    }
+    tables_.push_back(table);
+    unclaimed_tables_.insert(id);
+    table->EvictExcess();
+    table->ChargeTo(memory_);
+  }
+  return Status();
+}
+
+void Store::AddUnclaimed(const std::vector<SavedShard>& shards) {
+  const auto lock = Exclude();
+  for (const SavedShard& shard : shards) {
+    shard.block->ChargeTo(memory_);
+    unclaimed_[shard.name] = shard;
+    unclaimed_parts_[VariableOf(shard.name)] = shard.name;
+  }
+}
+
+std::vector<SavedShard> Store::SnapshotUnclaimed() const {
+  std::vector<SavedShard> saved;
+  for (const auto& [name, shard] : unclaimed_) saved.push_back(shard);
+  return saved;
+}
+
+void Store::ForgetUnclaimed() {
+  unclaimed_.clear();
+  unclaimed_parts_.clear();
 }
 
 }  // namespace tfdist::ps

@@ -7,13 +7,13 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr double kShortestPause = 1, kLongestPause = 60;
+constexpr double kMinSeconds = 1, kMaxSeconds = 60;
 
 }  // namespace
 
 double SweepSeconds(const TableConfig& config) {
-  if (config.ttl_seconds == 0) return config.min_norm == 0 ? 0 : kLongestPause;
-  return std::clamp(config.ttl_seconds / 4, kShortestPause, kLongestPause);
+  if (config.ttl_seconds == 0) return config.min_norm == 0 ? 0 : kMaxSeconds;
+  return std::clamp(config.ttl_seconds / 4, kMinSeconds, kMaxSeconds);
 }
 
 void Sweeper::Start() {
@@ -31,13 +31,13 @@ void Sweeper::Stop() {
 
 void Sweeper::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
-  // As often as the most frequent, for tables may come at any time.
-  while (!stopping_.wait_for(lock, std::chrono::duration<double>(kShortestPause),
+  // At the shortest interval, as tables may be created at any time.
+  while (!stopping_.wait_for(lock, std::chrono::duration<double>(kMinSeconds),
                              [this] { return stop_; })) {
     lock.unlock();
     try {
       SweepDue();
-    } catch (const std::bad_alloc&) {  // it looks again soon
+    } catch (const std::bad_alloc&) {  // the next round tries again
     }
     lock.lock();
   }

@@ -1,4 +1,4 @@
-// Evicts rows of tables by age and norm, from time to time, in a thread of its own.
+// A thread that evicts rows of tables by age and norm at intervals.
 #ifndef TFDIST_OPS_CORE_PS_STORE_SWEEPER_H_
 #define TFDIST_OPS_CORE_PS_STORE_SWEEPER_H_
 
@@ -12,8 +12,8 @@
 
 namespace tfdist::ps {
 
-// Seconds between two sweeps of a table: a quarter of how long it keeps unused rows, from one
-// second to a minute. 0: it needs none.
+// The seconds between two sweeps of a table: a quarter of ttl_seconds, but at least one second and
+// at most one minute. 0: the table needs no sweeps.
 double SweepSeconds(const TableConfig& config);
 
 class Sweeper {
@@ -33,7 +33,7 @@ class Sweeper {
   std::mutex mutex_;
   std::condition_variable stopping_;
   bool stop_ = false;                      // guarded by mutex_
-  std::map<const Table*, TimePoint> due_;  // the thread's
+  std::map<const Table*, TimePoint> due_;  // next sweeps; used by the thread alone
 };
 
 }  // namespace tfdist::ps

@@ -13,14 +13,14 @@ namespace tfdist::ps {
 namespace {
 
 // The locks of a shard and of its slots.
-class Locks {
+class ShardLocks {
  public:
-  Locks(Shard* shard, bool hogwild) {
+  ShardLocks(Shard* shard, bool hogwild) {
     if (hogwild) return;
     std::vector<Shard*> shards = shard->binding->slots;
     shards.push_back(shard);
     std::sort(shards.begin(), shards.end(),
-              [](const Shard* a, const Shard* b) { return a->number < b->number; });
+              [](const Shard* a, const Shard* b) { return a->id < b->id; });
     for (Shard* each : shards) locks_.emplace_back(each->mutex);
   }
 
@@ -28,14 +28,14 @@ class Locks {
   std::vector<std::unique_lock<std::mutex>> locks_;
 };
 
-// A shard's next value: the memory of the present one, if nobody else holds it, or else a fresh
-// block that takes its place at the end. `copy`: it begins as the present value.
-class Next {
+// The next value of a shard: in the block of the present one if there is no other holder, else in a
+// fresh block that replaces it at the end. `copy`: a fresh block begins as a copy.
+class NextValue {
  public:
-  Next() = default;
-  Next(Shard* shard, bool in_place, bool copy, BlockPool* pool) : shard_(shard) {
-    if (in_place || HeldAlone(shard->block)) return;
-    fresh_ = pool->Take(shard->bytes);
+  NextValue() = default;
+  NextValue(Shard* shard, bool in_place, bool copy, BlockPool* pool) : shard_(shard) {
+    if (in_place || IsSoleOwner(shard->block)) return;
+    fresh_ = pool->Allocate(shard->bytes);
     if (copy) std::memcpy(fresh_->data(), shard->block->data(), shard->bytes);
   }
 
@@ -44,7 +44,7 @@ class Next {
     const char* in = shard_->block->data() + offset;
     return {in, const_cast<char*>(fresh_ == nullptr ? in : fresh_->data() + offset)};
   }
-  // Where it begins as a copy.
+  // The same if the value began as a copy.
   Run copied_run(size_t offset) const {
     const Run both = run(offset);
     return {both.out, both.out};
@@ -65,7 +65,7 @@ class NextStep {
   NextStep(Shard* shard, bool in_place, bool copy, BlockPool* pool)
       : shard_(shard), value_(shard, in_place, copy, pool) {
     for (Shard* slot : shard->binding->slots) {
-      slots_[count_++] = Next(slot, in_place, copy, pool);
+      slots_[count_++] = NextValue(slot, in_place, copy, pool);
     }
   }
 
@@ -87,12 +87,12 @@ class NextStep {
 
  private:
   Shard* const shard_;
-  Next value_;
-  std::array<Next, kMaxSlots> slots_;
+  NextValue value_;
+  std::array<NextValue, kMaxSlots> slots_;
   size_t count_ = 0;
 };
 
-// Rows of a table as float32, whatever they came as.
+// Rows of a table as float32, from the dtype in which they were sent.
 BlockPtr Widened(BlockPtr values, DType wire, BlockPool* pool) {
   if (wire == DType::kFloat32) return values;
   const size_t count = values->bytes() / ByteSize(wire);
@@ -133,7 +133,7 @@ Status CheckRows(const std::vector<Update>& updates) {
     if (update.kind != UpdateKind::kRows) continue;
     const int64_t count = static_cast<int64_t>(update.shard->elements / update.width);
     for (uint64_t i = 0; i < update.row_count(); ++i) {
-      const int64_t row = update.row_numbers()[i];
+      const int64_t row = update.row_indices()[i];
       if (row >= 0 && row < count) continue;
       return Status(StatusCode::kInvalidArgument,
                     StrCat("shard '", update.shard->name, "': expected row numbers from 0 to ",
@@ -143,23 +143,23 @@ Status CheckRows(const std::vector<Update>& updates) {
   return Status();
 }
 
-void ScatterAdd(const Update& update, char* into) {
+void ScatterAdd(const Update& update, char* sums) {
   const DType dtype = update.shard->dtype;
   const size_t row_bytes = update.width * ByteSize(dtype);
   for (uint64_t i = 0; i < update.row_count(); ++i) {
-    char* const row = into + update.row_numbers()[i] * row_bytes;
+    char* const row = sums + update.row_indices()[i] * row_bytes;
     Add(dtype, row, row, update.values->data() + i * row_bytes, update.width);
   }
 }
 
-AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
-                      float* gradients, double now, const Table::Batch* batch) {
+AppliedRows ApplyTableRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
+                           float* gradients, double now, const TableBatch* batch) {
   AppliedRows applied{table, now, step, 0, ids, gradients};
   std::vector<size_t> lost;
   lost.reserve(count);
-  std::unique_ptr<Table::Batch> own;
+  std::unique_ptr<TableBatch> own;
   if (batch == nullptr) {
-    own = table->Prepare(ids, count, table->apply_makes(), /*within_budget=*/false);
+    own = table->Prepare(ids, count, table->on_missing_gradient(), /*within_budget=*/false);
     batch = own.get();
   }
   table->Apply(applied.now, *batch, gradients, step, &lost);
@@ -180,7 +180,6 @@ AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_
   return applied;
 }
 
-// Each update happens as a whole or not at all.
 NotApplied Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
   NotApplied missed;
   std::vector<AppliedRows> applied;
@@ -198,18 +197,18 @@ NotApplied Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
 void Updater::Apply(int worker, Update* update, std::vector<AppliedRows>* applied) {
   switch (update->kind) {
     case UpdateKind::kGradient:
-      return Gradient(worker, update->shard, update->step, update->values);
+      return ApplyGradient(worker, update->shard, update->step, update->values);
     case UpdateKind::kRows:
-      return Rows(worker, *update);
+      return ApplyRows(worker, *update);
     case UpdateKind::kDelta:
-      return Delta(update->shard, update->values);
+      return AddDelta(update->shard, update->values);
     case UpdateKind::kAssign:
       return Assign(update->shard, std::move(update->values));
     case UpdateKind::kTableRows:
-      applied->push_back(ApplyRows(update->table, update->step, update->row_count(),
-                                   update->row_numbers(),
-                                   reinterpret_cast<float*>(update->values->data()),
-                                   store_->clock().Now(), update->batch.get()));
+      applied->push_back(ApplyTableRows(update->table, update->step, update->row_count(),
+                                        update->row_indices(),
+                                        reinterpret_cast<float*>(update->values->data()),
+                                        store_->clock().Now(), update->batch.get()));
       return;
   }
 }
@@ -221,31 +220,32 @@ Status NotApplied::status() const {
                        ", for which the system gives no more memory"));
 }
 
-void TakeMemory(const ServerOptions& options, BlockPool* pool, std::vector<Update>* updates,
-                const std::string** table) {
-  // Blocks for values that somebody else holds go back to the pool, where applying finds them.
+void ReserveMemory(bool replaces_blocks, BlockPool* pool, std::vector<Update>* updates,
+                   const std::string** table) {
+  // At the end, these blocks go back to the pool, from which the updates allocate.
   std::vector<BlockPtr> spare;
-  const auto take_for = [&](Shard* shard) {
+  const auto reserve_for = [&](Shard* shard) {
     const std::lock_guard<std::mutex> lock(shard->mutex);
-    if (!HeldAlone(shard->block)) spare.push_back(pool->TakeWithinBudget(shard->bytes));
+    if (!IsSoleOwner(shard->block)) spare.push_back(pool->AllocateWithinBudget(shard->bytes));
   };
-  const bool replaces = !options.hogwild && options.schedule.mode != Mode::kSync;
   for (Update& update : *updates) {
     if (update.table != nullptr) {
       *table = &update.table->name();
-      update.batch = update.table->Prepare(update.row_numbers(), update.row_count(),
-                                           update.table->apply_makes(), /*within_budget=*/true);
+      update.batch =
+          update.table->Prepare(update.row_indices(), update.row_count(),
+                                update.table->on_missing_gradient(), /*within_budget=*/true);
       *table = nullptr;
-    } else if (replaces && update.kind != UpdateKind::kAssign) {
-      take_for(update.shard);
+    } else if (replaces_blocks && update.kind != UpdateKind::kAssign) {
+      reserve_for(update.shard);
       if (update.kind == UpdateKind::kDelta || !update.shard->binding) continue;
-      for (Shard* slot : update.shard->binding->slots) take_for(slot);
+      for (Shard* slot : update.shard->binding->slots) reserve_for(slot);
     }
   }
 }
 
-void Updater::Gradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient) {
-  const Locks locks(shard, options_.hogwild);
+void Updater::ApplyGradient(int worker, Shard* shard, const StepValues& step,
+                            const BlockPtr& gradient) {
+  const ShardLocks locks(shard, options_.hogwild);
   const Binding& binding = *shard->binding;
   NextStep next(shard, options_.hogwild, /*copy=*/false, pool_);
   if (const Block* then = PulledBy(worker, *shard)) {
@@ -257,36 +257,36 @@ void Updater::Gradient(int worker, Shard* shard, const StepValues& step, const B
   next.Finish();
 }
 
-void Updater::Rows(int worker, const Update& update) {
+void Updater::ApplyRows(int worker, const Update& update) {
   Shard* const shard = update.shard;
   const Binding& binding = *shard->binding;
   if (!LeavesZeroGradientsAlone(binding.config, binding.weight_decay)) {
-    const BlockPtr dense = pool_->Take(shard->bytes);
+    const BlockPtr dense = pool_->Allocate(shard->bytes);
     std::memset(dense->data(), 0, dense->bytes());
     ScatterAdd(update, dense->data());
-    return Gradient(worker, shard, update.step, dense);
+    return ApplyGradient(worker, shard, update.step, dense);
   }
-  // Rows of the same number come together, and are added up in the first of them.
+  // Sorted, gradients of the same row are adjacent; they are added up in the first of them.
   std::vector<uint64_t> order(update.row_count());
   std::iota(order.begin(), order.end(), 0);
-  const int64_t* const numbers = update.row_numbers();
-  std::sort(order.begin(), order.end(), [numbers](uint64_t a, uint64_t b) {
-    return std::pair(numbers[a], a) < std::pair(numbers[b], b);
+  const int64_t* const indices = update.row_indices();
+  std::sort(order.begin(), order.end(), [indices](uint64_t a, uint64_t b) {
+    return std::pair(indices[a], a) < std::pair(indices[b], b);
   });
 
-  const Locks locks(shard, options_.hogwild);
+  const ShardLocks locks(shard, options_.hogwild);
   const size_t row_bytes = update.width * ByteSize(shard->dtype);
   const StepValues step = Delayed(worker, *shard, update.step);
   const Block* const then = PulledBy(worker, *shard);
   NextStep next(shard, options_.hogwild, /*copy=*/true, pool_);
   for (size_t i = 0; i < order.size();) {
     char* const gradient = update.values->data() + order[i] * row_bytes;
-    const int64_t number = numbers[order[i]];
-    for (++i; i < order.size() && numbers[order[i]] == number; ++i) {
+    const int64_t index = indices[order[i]];
+    for (++i; i < order.size() && indices[order[i]] == index; ++i) {
       Add(shard->dtype, gradient, gradient, update.values->data() + order[i] * row_bytes,
           update.width);
     }
-    const size_t offset = number * row_bytes;
+    const size_t offset = index * row_bytes;
     if (then != nullptr) {
       CompensateDelay(shard->dtype, update.width, options_.compensation_lambda,
                       shard->block->data() + offset, then->data() + offset, gradient);
@@ -297,10 +297,10 @@ void Updater::Rows(int worker, const Update& update) {
   next.Finish();
 }
 
-void Updater::Delta(Shard* shard, const BlockPtr& delta) {
+void Updater::AddDelta(Shard* shard, const BlockPtr& delta) {
   std::unique_lock<std::mutex> lock(shard->mutex, std::defer_lock);
   if (!options_.hogwild) lock.lock();
-  Next next(shard, options_.hogwild, /*copy=*/false, pool_);
+  NextValue next(shard, options_.hogwild, /*copy=*/false, pool_);
   const Run run = next.run();
   Add(shard->dtype, run.out, run.in, delta->data(), shard->elements);
   next.Finish();

@@ -1,4 +1,4 @@
-// How a push changes shards: by gradients, changes to add, and values to put in place.
+// Applies pushes to shards and tables: gradients, deltas to add, and values to assign.
 #ifndef TFDIST_OPS_CORE_PS_STORE_UPDATE_H_
 #define TFDIST_OPS_CORE_PS_STORE_UPDATE_H_
 
@@ -13,43 +13,43 @@
 
 namespace tfdist::ps {
 
-// One entry of a push. Its blocks are held by nobody else.
+// One entry of a push. It is the only owner of its blocks.
 struct Update {
-  Shard* shard = nullptr;  // or, with kTableRows,
-  Table* table = nullptr;
+  Shard* shard = nullptr;  // null for kTableRows
+  Table* table = nullptr;  // only for kTableRows
   UpdateKind kind = UpdateKind::kGradient;
   StepValues step;
   uint64_t width = 0;
-  BlockPtr rows;  // kRows: int64 row numbers; kTableRows: ids
+  BlockPtr rows;  // kRows: int64 row indices; kTableRows: ids
   BlockPtr values;
-  std::unique_ptr<Table::Batch> batch;  // kTableRows: of the ids, once there is room for their rows
+  std::unique_ptr<TableBatch> batch;  // kTableRows: of the ids, after ReserveMemory
 
   uint64_t row_count() const { return rows->bytes() / sizeof(int64_t); }
-  int64_t* row_numbers() { return reinterpret_cast<int64_t*>(rows->data()); }
-  const int64_t* row_numbers() const { return reinterpret_cast<const int64_t*>(rows->data()); }
+  int64_t* row_indices() { return reinterpret_cast<int64_t*>(rows->data()); }
+  const int64_t* row_indices() const { return reinterpret_cast<const int64_t*>(rows->data()); }
 };
 
-// The entries of a push, under Store::Share. What is to be put in place comes first, so that it
-// does not undo a gradient or a change of the same push.
+// The entries of a push, under Store::Share. Assigned values come first, so that they do not undo a
+// gradient or a delta of the same push.
 std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
                               Store* store);
 
-// Fails if a row number is not one of its shard's.
+// Fails if a row index is out of the bounds of its shard.
 Status CheckRows(const std::vector<Update>& updates);
 
-// Takes the memory that applying them may need, so that a push changes all or nothing. Throws
-// OverBudget or std::bad_alloc; `table` is then the name of the table it was about, if it was one.
-void TakeMemory(const ServerOptions& options, BlockPool* pool, std::vector<Update>* updates,
-                const std::string** table);
+// Reserves the memory that applying the updates may need, so that a push changes all or nothing.
+// `replaces_blocks`: values that readers hold are replaced, not changed in place. Throws OverBudget
+// or std::bad_alloc; `table` is then the name of the table that needed the memory, if it was one.
+void ReserveMemory(bool replaces_blocks, BlockPool* pool, std::vector<Update>* updates,
+                   const std::string** table);
 
-// Applies gradients at the time `now`. Those of ids without rows are lost, and `ids` and
-// `gradients` are closed up to be without them. `batch` is of the ids, if there was one made;
-// `lost` has capacity for all of them.
-AppliedRows ApplyRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
-                      float* gradients, double now = 0, const Table::Batch* batch = nullptr);
+// Applies gradients of a table's rows at the time `now`. Gradients of ids without rows are lost,
+// and are removed from `ids` and `gradients`. `batch`: of the ids; null to make one.
+AppliedRows ApplyTableRows(Table* table, const StepValues& step, size_t count, int64_t* ids,
+                           float* gradients, double now = 0, const TableBatch* batch = nullptr);
 
-// What could not be applied, though memory was taken for it before: requests of others have used it
-// since. The names are those of shards and tables.
+// The shards and tables to which a push was not applied, because other requests have used the
+// memory that was reserved for it.
 class NotApplied {
  public:
   void Add(const Update& update) { Add(update.table ? update.table->name() : update.shard->name); }
@@ -64,35 +64,35 @@ class NotApplied {
   size_t count_ = 0;
 };
 
-// into[row] += values, for each row of `update`.
-void ScatterAdd(const Update& update, char* into);
+// sums[row] += values, for each row of `update`.
+void ScatterAdd(const Update& update, char* sums);
 
-// Changes values, each shard under its own lock and those of its slots; in Hogwild (Niu et al.
-// 2011) without locks and always in place, so that an answer sent meanwhile may mix old and new
-// values.
+// Changes values, each shard under its own lock and those of its slots. With Hogwild (Niu et al.
+// 2011) it takes no locks and always updates in place: an answer that is sent meanwhile may mix old
+// and new values.
 class Updater {
  public:
-  Updater(const ServerOptions& options, Store* store, RedoLog* log)
+  Updater(const StoreOptions& options, Store* store, RedoLog* log)
       : options_(options), store_(store), pool_(&store->pool()), log_(log) {}
 
-  // At once, as they come from a worker.
+  // Applies a push at once. Each update is applied as a whole or not at all.
   NotApplied Apply(const Pusher& pusher, std::vector<Update> updates);
 
-  // `worker` is -1 for what several have contributed to: there is no delay to compensate.
-  void Gradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient);
-  void Rows(int worker, const Update& update);
-  void Delta(Shard* shard, const BlockPtr& delta);
+  // `worker`: -1 for a sum over workers, which has no delay to compensate.
+  void ApplyGradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient);
+  void ApplyRows(int worker, const Update& update);
+  void AddDelta(Shard* shard, const BlockPtr& delta);
   void Assign(Shard* shard, BlockPtr value);
 
  private:
   void Apply(int worker, Update* update, std::vector<AppliedRows>* applied);
-  // The step as a worker that pulled some updates ago may make it: adadelay (Sra et al. 2016)
-  // shrinks its step size by the delay.
+  // The step of a worker that pulled some updates ago: adadelay (Sra et al. 2016) reduces its
+  // learning rate by the delay.
   StepValues Delayed(int worker, const Shard& shard, StepValues step) const;
-  // What the worker pulled, if a gradient is to be corrected for it.
+  // The value that the worker pulled, if gradients are corrected by it (dc-asgd); else null.
   const Block* PulledBy(int worker, const Shard& shard) const;
 
-  const ServerOptions& options_;
+  const StoreOptions& options_;
   Store* const store_;
   BlockPool* const pool_;
   RedoLog* const log_;

@@ -11,10 +11,10 @@ int ServerOfId(int64_t id, int servers) {
 }
 
 IdsByServer::IdsByServer(const std::vector<int64_t>& ids, int servers) : parts(servers) {
-  for (size_t place = 0; place < ids.size(); ++place) {
-    Part& part = parts[ServerOfId(ids[place], servers)];
-    part.ids.push_back(ids[place]);
-    part.places.push_back(static_cast<uint32_t>(place));
+  for (size_t index = 0; index < ids.size(); ++index) {
+    Part& part = parts[ServerOfId(ids[index], servers)];
+    part.ids.push_back(ids[index]);
+    part.indices.push_back(static_cast<uint32_t>(index));
   }
 }
 

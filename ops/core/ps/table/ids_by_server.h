@@ -17,7 +17,7 @@ struct IdsByServer {
 
   struct Part {
     std::vector<int64_t> ids;
-    std::vector<uint32_t> places;  // in the list of all
+    std::vector<uint32_t> indices;  // in the list of all
   };
   std::vector<Part> parts;
 };

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/ps/table/rows.h"
+#include "core/ps/table/row_map.h"
 
 namespace tfdist::ps {
 
@@ -17,7 +17,7 @@ class RowBits {
   RowBits() = default;
   explicit RowBits(std::vector<uint64_t> words) : words_(std::move(words)) {}
 
-  // Has room for the rows below `rows`: to set them needs no memory.
+  // Allocates for the rows below `rows`: Set needs no memory for them.
   void Cover(size_t rows) {
     const size_t words = (rows + 63) / 64;
     if (words > words_.size()) words_.resize(words);
@@ -32,14 +32,14 @@ class RowBits {
   void Clear(uint32_t row) {
     if (row / 64 < words_.size()) words_[row / 64] &= ~(uint64_t{1} << row % 64);
   }
-  // The first that is set, from `row` on; all below it are not set any more.
+  // The first row from `row` on that is set; RowMap::kNone if there is none.
   uint32_t Next(uint32_t row) const {
     for (size_t word = row / 64; word < words_.size(); ++word) {
       const uint64_t rest =
           word == row / 64 ? words_[word] & ~uint64_t{0} << row % 64 : words_[word];
       if (rest != 0) return static_cast<uint32_t>(word * 64 + __builtin_ctzll(rest));
     }
-    return Rows::kNone;
+    return RowMap::kNone;
   }
   size_t bytes() const { return words_.capacity() * sizeof(uint64_t); }
 

@@ -1,8 +1,8 @@
-// The time that tables' rows are of: when each was used, and how long it has been unused.
+// The clock of the rows of tables: rows store the time of their last use, and age by it.
 //
-// It follows the steady clock, so that setting the machine's clock has no effect, and a restarted
-// server resumes where it stopped: rows do not age while the server is down. A new server starts at
-// the machine's time, so that the servers of a job agree.
+// It advances with the steady clock: setting the machine's clock has no effect. A restarted server
+// resumes the time at which it stopped: rows do not age while the server is down. A new server
+// starts at the machine's time, so that the servers of a job agree.
 #ifndef TFDIST_OPS_CORE_PS_TABLE_ROW_CLOCK_H_
 #define TFDIST_OPS_CORE_PS_TABLE_ROW_CLOCK_H_
 
@@ -13,11 +13,11 @@
 
 namespace tfdist::ps {
 
-// Where a RowClock has its time from, in seconds; tests have sources of their own.
+// The clocks of the machine, in seconds; tests replace them.
 struct TimeSources {
-  // Never falls or leaps.
+  // Monotonic, without leaps.
   std::function<double()> steady = [] { return Seconds(std::chrono::steady_clock::now()); };
-  // Since 1970, as the machine has it.
+  // Since 1970, by the machine's clock.
   std::function<double()> wall = [] { return Seconds(std::chrono::system_clock::now()); };
 
  private:
@@ -27,14 +27,14 @@ struct TimeSources {
   }
 };
 
-// Any thread may call it.
+// Thread-safe.
 class RowClock {
  public:
   explicit RowClock(TimeSources sources)
       : steady_(std::move(sources.steady)), offset_(sources.wall() - steady_()) {}
 
   double Now() const { return steady_() + offset_.load(std::memory_order_relaxed); }
-  // Sets the time to `now`, before rows are used.
+  // Sets the time to `now`; before rows are used.
   void ResumeFrom(double now) { offset_ = now - steady_(); }
 
  private:

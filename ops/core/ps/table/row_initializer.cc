@@ -4,19 +4,19 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "core/ps/table/rows.h"
+#include "core/ps/table/row_map.h"
 
 namespace tfdist::ps {
 namespace {
 
 constexpr double kTwoPi = 6.283185307179586;
 
-// Random numbers of one row: SplitMix64 (Steele et al. 2014).
+// The random numbers of one row: SplitMix64 (Steele et al. 2014).
 class Stream {
  public:
   Stream(uint64_t seed, int64_t id) : state_(MixId(id) ^ MixId(static_cast<int64_t>(seed))) {}
 
-  // From 0 to 1, without 1.
+  // In [0, 1).
   double Uniform() {
     return static_cast<double>(MixId(static_cast<int64_t>(state_++)) >> 11) * 0x1p-53;
   }
@@ -53,7 +53,7 @@ void RowInitializer::Fill(int64_t id, size_t width, float* row) const {
       }
       return;
   }
-  std::abort();  // an unknown kind is refused before it gets here
+  std::abort();  // unknown kinds are refused when they are decoded
 }
 
 }  // namespace tfdist::ps

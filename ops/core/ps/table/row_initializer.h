@@ -1,5 +1,5 @@
-// The first value of an embedding's row: a function of the table's seed and the row's id, so that
-// it is the same whoever asks first, on whichever server, and after the row was evicted.
+// The initial value of a row: a function of the table's seed and the row's id. It does not depend
+// on the worker or the server that creates the row, and is the same after the row was evicted.
 #ifndef TFDIST_OPS_CORE_PS_TABLE_ROW_INITIALIZER_H_
 #define TFDIST_OPS_CORE_PS_TABLE_ROW_INITIALIZER_H_
 
@@ -14,7 +14,7 @@ enum class InitializerKind : uint8_t {
   kConstant = 1,         // `a`
   kUniform = 2,          // from `a` to `b`
   kNormal = 3,           // mean `a`, standard deviation `b`
-  kTruncatedNormal = 4,  // the same, drawn again beyond two standard deviations
+  kTruncatedNormal = 4,  // the same, redrawn beyond two standard deviations
 };
 
 struct RowInitializer {

@@ -1,47 +1,18 @@
-// Making a table, looking up and updating. Its memory is in table_memory.cc, eviction in
-// table_eviction.cc, edits in table_edits.cc, copies of a table and rows that are put in place in
-// table_copies.cc.
 #include "core/ps/table/table.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <new>
 #include <utility>
 
-#include "core/ps/optimizers/row_steps.h"
-#include "core/ps/table/table_batch.h"
-#include "core/ps/table/table_stripe.h"
+#include "core/math/unique_ids.h"
 
 namespace tfdist::ps {
 namespace {
 
 constexpr uint32_t kMaxWidth = 1 << 16;
-
-// How many slots a row has, and how many floats they and its value are.
-size_t SlotsOf(const TableConfig& config) {
-  switch (config.rule) {
-    case RowRule::kElementwise:
-      return static_cast<size_t>(SlotCount(config.optimizer));
-    case RowRule::kRowwiseAdagrad:
-      return 1;
-    case RowRule::kGroupFtrl:
-      return 2;
-    case RowRule::kExactAdam:
-      return 3;  // momentum, velocity, and one number: the step that it has come to
-    case RowRule::kAdafactor:
-      return 1;
-    case RowRule::kLamb:
-      return 2;
-  }
-  std::abort();  // an unknown rule is refused before it gets here
-}
-size_t FloatsOf(const TableConfig& config) {
-  if (config.rule == RowRule::kRowwiseAdagrad) return config.width + 1;
-  if (config.rule == RowRule::kExactAdam) return 3 * size_t{config.width} + 1;
-  return config.width * (1 + SlotsOf(config));
-}
+constexpr size_t kSpareFraction = 16;  // one row in 16 may be kept spare
 
 Status Expected(const char* what, double received) {
   return Status(StatusCode::kInvalidArgument,
@@ -68,224 +39,357 @@ Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std
 }
 
 Table::Table(const TableConfig& config, std::string name)
-    : name_(std::move(name)),
-      config_(config),
-      slots_(SlotsOf(config)),
-      content_floats_(FloatsOf(config)) {
-  for (size_t i = 0; i < kStripes; ++i) {
-    stripes_.push_back(std::make_unique<Stripe>(config_, content_floats_));
-  }
+    : name_(std::move(name)), config_(config), optimizer_(config_), limit_(config.max_rows) {
+  for (auto& stripe : stripes_) stripe = std::make_unique<Stripe>(config_, optimizer_, &limit_);
 }
 
-Table::~Table() = default;
+void Table::ChargeTo(std::shared_ptr<MemoryBudget> budget) {
+  for (const auto& stripe : stripes_) {
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    stripe->ChargeTo(budget);
+  }
+  budget_ = std::move(budget);
+}
 
-float* Table::Content(Stripe* stripe, uint32_t row) const {
-  return reinterpret_cast<float*>(stripe->rows.content(row));
+uint64_t Table::counted_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& stripe : stripes_) {
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    bytes += stripe->counted_bytes();
+  }
+  return bytes;
+}
+
+std::unique_ptr<TableBatch> Table::Prepare(const int64_t* ids, size_t count, OnMissing on_missing,
+                                           bool within_budget) {
+  auto batch = std::make_unique<TableBatch>(ids, count);
+  if (on_missing == OnMissing::kIgnore) return batch;
+  for (size_t i = 0; i < kStripes; ++i) {
+    if (batch->Has(i)) ReserveRows(i, on_missing, within_budget, batch.get());
+  }
+  return batch;
+}
+
+void Table::ReserveRows(size_t index, OnMissing on_missing, bool within_budget, TableBatch* batch) {
+  Stripe* const stripe = stripes_[index].get();
+  RowMap* const rows = &stripe->rows();
+  // With a limit, rows are evicted when the table has one more than that.
+  size_t max_new = batch->count(index);
+  if (config_.max_rows > 0) {
+    max_new =
+        std::min<uint64_t>(max_new, config_.max_rows - std::min(config_.max_rows, row_count()) + 1);
+  }
+  // Assumes that no id has a row: finding out is expensive and needs the lock.
+  if (batch->Claim(index, max_new, rows)) return;
+  const std::lock_guard<std::mutex> lock(stripe->mutex);
+  // The total of spare rows of which `count` are unpromised.
+  const auto spare_for = [&](size_t count) {
+    return rows->spare() + count - std::min<int64_t>(count, rows->unpromised());
+  };
+  const auto claim = [&](size_t count) {
+    while (!batch->Claim(index, count, rows)) stripe->Reserve(spare_for(count), within_budget);
+  };
+  // If that takes little memory, spare rows for all ids are allocated: in a table that has stopped
+  // growing, later requests find them and do not get here.
+  const size_t spare = spare_for(max_new);
+  const bool is_little = spare <= std::max(rows->slab_rows(), rows->size() / kSpareFraction);
+  if (is_little && (!within_budget || budget_ == nullptr ||
+                    budget_->HasRoom(rows->BytesToReserve(spare), MemoryUse::kPersistent))) {
+    try {
+      return claim(max_new);
+    } catch (const std::bad_alloc&) {  // fewer may fit
+    }
+  }
+  size_t missing = 0;
+  batch->Each(index, *rows, 0, [&](size_t, int64_t id, uint64_t hash) {
+    if (rows->Find(id, hash) != RowMap::kNone) return;
+    missing += on_missing == OnMissing::kCreate || stripe->MayAdmit(hash) ? 1 : 0;
+  });
+  if (missing > 0) claim(std::min(missing, max_new));
+}
+
+template <typename Use>
+void Table::ForEach(const TableBatch& batch, size_t floats, const Use& use) {
+  for (size_t i = 0; i < kStripes; ++i) {
+    if (!batch.Has(i)) continue;
+    Stripe& stripe = *stripes_[i];
+    const std::lock_guard<std::mutex> lock(stripe.mutex);
+    batch.Each(i, stripe.rows(), floats,
+               [&](size_t index, int64_t id, uint64_t hash) { use(stripe, index, id, hash); });
+  }
 }
 
 void Table::Lookup(double now, const int64_t* ids, size_t count, bool training, float* rows) {
-  const Makes makes = training ? Makes::kAdmitted : Makes::kNone;
-  Lookup(now, *Prepare(ids, count, makes, /*within_budget=*/false), training, rows);
+  const OnMissing on_missing = training ? OnMissing::kAdmit : OnMissing::kIgnore;
+  Lookup(now, *Prepare(ids, count, on_missing, /*within_budget=*/false), training, rows);
 }
 
-void Table::Lookup(double now, const Batch& batch, bool training, float* rows) {
+void Table::Lookup(double now, const TableBatch& batch, bool training, float* rows) {
   const uint32_t ticks = Ticks(now);
-  for (size_t i = 0; i < kStripes; ++i) {
-    if (!batch.Has(i)) continue;
-    Stripe* const stripe = stripes_[i].get();
-    const std::lock_guard<std::mutex> lock(stripe->mutex);
-    batch.Each(i, stripe->rows, config_.width, [&](size_t place, int64_t id, uint64_t hash) {
-      float* const out = rows + place * config_.width;
-      Rows::Number row = stripe->rows.Find(id, hash);
-      ++stripe->stats.lookups;
-      if (row != Rows::kNone) {
-        ++stripe->stats.hits;
-        CatchUp(stripe, row);
-      } else if (training && Admits(stripe, hash)) {
-        row = Make(stripe, id, hash);
-      }
-      if (row == Rows::kNone) return config_.initializer.Fill(id, config_.width, out);
-      if (training) {
-        Rows::Head& head = stripe->rows.head(row);
-        head.used = ticks;
-        head.count += head.count < UINT32_MAX ? 1 : 0;
-      }
-      std::memcpy(out, Content(stripe, row), config_.width * sizeof(float));
-    });
-  }
+  const size_t width = config_.width;
+  ForEach(batch, width, [&](Stripe& stripe, size_t index, int64_t id, uint64_t hash) {
+    float* const out = rows + index * width;
+    RowMap::Row row = stripe.Find(id, hash);
+    ++stripe.stats().lookups;
+    if (row != RowMap::kNone) {
+      ++stripe.stats().hits;
+      stripe.CatchUp(row);
+    } else if (training && stripe.Admits(hash)) {
+      row = stripe.Create(id, hash);
+    }
+    if (row == RowMap::kNone) return config_.initializer.Fill(id, width, out);
+    if (training) {
+      RowMap::Header& header = stripe.header(row);
+      header.used = ticks;
+      header.count += header.count < UINT32_MAX ? 1 : 0;
+    }
+    std::memcpy(out, stripe.content(row), width * sizeof(float));
+  });
 }
 
-Table::Makes Table::apply_makes() const {
-  return config_.min_count <= 1 && config_.probability == 1 ? Makes::kAll : Makes::kNone;
+Table::OnMissing Table::on_missing_gradient() const {
+  return config_.min_count <= 1 && config_.probability == 1 ? OnMissing::kCreate
+                                                            : OnMissing::kIgnore;
 }
 
 void Table::Apply(double now, const int64_t* ids, size_t count, const float* gradients,
                   const StepValues& step, std::vector<size_t>* lost) {
-  Apply(now, *Prepare(ids, count, apply_makes(), /*within_budget=*/false), gradients, step, lost);
+  Apply(now, *Prepare(ids, count, on_missing_gradient(), /*within_budget=*/false), gradients, step,
+        lost);
 }
 
-void Table::Apply(double now, const Batch& batch, const float* gradients, const StepValues& step,
-                  std::vector<size_t>* lost) {
-  Apply(now, batch, gradients, step, apply_makes() == Makes::kAll, lost);
+void Table::Apply(double now, const TableBatch& batch, const float* gradients,
+                  const StepValues& step, std::vector<size_t>* lost) {
+  Apply(now, batch, gradients, step, on_missing_gradient() == OnMissing::kCreate, lost);
 }
 
-void Table::Repeat(double now, const int64_t* ids, size_t count, const float* gradients,
+void Table::Replay(double now, const int64_t* ids, size_t count, const float* gradients,
                    const StepValues& step) {
-  const std::unique_ptr<Batch> batch = Prepare(ids, count, Makes::kAll, /*within_budget=*/false);
-  Apply(now, *batch, gradients, step, /*makes_all=*/true, nullptr);
+  const auto batch = Prepare(ids, count, OnMissing::kCreate, /*within_budget=*/false);
+  Apply(now, *batch, gradients, step, /*creates_all=*/true, nullptr);
 }
 
-void Table::Apply(double now, const Batch& batch, const float* gradients, const StepValues& step,
-                  bool makes_all, std::vector<size_t>* lost) {
+void Table::Apply(double now, const TableBatch& batch, const float* gradients,
+                  const StepValues& step, bool creates_all, std::vector<size_t>* lost) {
   const uint32_t ticks = Ticks(now);
-  if (config_.rule == RowRule::kExactAdam) {
-    learning_rate_ = step.learning_rate;
-    int64_t last = last_step_;
-    while (last < step.step && !last_step_.compare_exchange_weak(last, step.step)) {
-    }
-  }
-  for (size_t i = 0; i < kStripes; ++i) {
-    if (!batch.Has(i)) continue;
-    Stripe* const stripe = stripes_[i].get();
-    const std::lock_guard<std::mutex> lock(stripe->mutex);
-    batch.Each(i, stripe->rows, content_floats_, [&](size_t place, int64_t id, uint64_t hash) {
-      Rows::Number row = stripe->rows.Find(id, hash);
-      if (row == Rows::kNone && makes_all) {
-        row = Make(stripe, id, hash);
-        if (row != Rows::kNone) stripe->rows.head(row).used = ticks;
-      }
-      if (row == Rows::kNone) {
-        ++stripe->stats.lost_updates;
-        if (lost != nullptr) lost->push_back(place);
-        return;
-      }
-      ++stripe->stats.updates;
-      WillChange(stripe, row);
-      Step(Content(stripe, row), gradients + place * config_.width, step);
-    });
-  }
-}
-
-// Rows with a gradient in this step have been looked up before it, and so were caught up.
-void Table::Step(float* content, const float* gradient, const StepValues& step) const {
   const size_t width = config_.width;
-  float* const slots = content + width;
-  if (config_.weight_decay > 0) {
-    const auto decay = static_cast<float>(config_.weight_decay);
-    const auto rate = static_cast<float>(step.learning_rate);
-    for (size_t i = 0; i < width; ++i) content[i] -= content[i] * decay * rate;
-  }
-  switch (config_.rule) {
-    case RowRule::kElementwise: {
-      StepRuns runs{gradient, {content, content}, {}};
-      for (size_t i = 0; i < slots_; ++i) runs.slots[i] = {slots + i * width, slots + i * width};
-      return Optimize(config_.optimizer, step, 0, DType::kFloat32, width, runs);
+  optimizer_.BeginStep(step);
+  ForEach(batch, content_floats(), [&](Stripe& stripe, size_t index, int64_t id, uint64_t hash) {
+    RowMap::Row row = stripe.Find(id, hash);
+    if (row == RowMap::kNone && creates_all) {
+      row = stripe.Create(id, hash);
+      if (row != RowMap::kNone) stripe.header(row).used = ticks;
     }
-    case RowRule::kAdafactor:
-      return StepAdafactor(config_.optimizer, step, width, gradient, content, slots);
-    case RowRule::kLamb:
-      return StepLamb(config_.optimizer, step, width, gradient, content, slots, slots + width);
-    case RowRule::kRowwiseAdagrad:
-      return StepRowwiseAdagrad(config_.optimizer, step, width, gradient, content, slots);
-    case RowRule::kGroupFtrl:
-      return StepGroupFtrl(config_.optimizer, config_.group_penalty, step, width, gradient, content,
-                           slots, slots + width);
-    case RowRule::kExactAdam: {
-      int32_t last = 0;
-      std::memcpy(&last, slots + 2 * width, sizeof(last));
-      CatchUpAdam(config_.optimizer, step.learning_rate, last, step.step - 1, width, content, slots,
-                  slots + width);
-      StepRuns runs{gradient, {content, content}, {}};
-      for (size_t i = 0; i < 2; ++i) runs.slots[i] = {slots + i * width, slots + i * width};
-      Optimize(config_.optimizer, step, 0, DType::kFloat32, width, runs);
-      last = static_cast<int32_t>(step.step);
-      std::memcpy(slots + 2 * width, &last, sizeof(last));
+    if (row == RowMap::kNone) {
+      ++stripe.stats().lost_updates;
+      if (lost != nullptr) lost->push_back(index);
       return;
     }
-  }
+    ++stripe.stats().updates;
+    stripe.Step(row, gradients + index * width, step);
+  });
 }
 
-void Table::CatchUp(Stripe* stripe, uint32_t row) const {
-  if (config_.rule != RowRule::kExactAdam) return;
-  float* const content = Content(stripe, row);
-  float* const slots = content + config_.width;
-  int32_t last = 0;
-  std::memcpy(&last, slots + 2 * config_.width, sizeof(last));
-  const int64_t until = last_step_;
-  if (last >= until) return;
-  WillChange(stripe, row);
-  CatchUpAdam(config_.optimizer, learning_rate_, last, until, config_.width, content, slots,
-              slots + config_.width);
-  last = static_cast<int32_t>(until);
-  std::memcpy(slots + 2 * config_.width, &last, sizeof(last));
+void Table::Sweep(double now) {
+  for (const auto& stripe : stripes_) stripe->Sweep(Ticks(now));
 }
 
-bool Table::Admits(Stripe* stripe, uint64_t hash) const {
-  if (stripe->sightings != nullptr && stripe->sightings->Add(hash) < config_.min_count) {
-    return false;
-  }
-  if (config_.probability == 1) return true;
-  const uint64_t random = MixId(static_cast<int64_t>(stripe->random++));
-  return static_cast<double>(random >> 11) * 0x1p-53 < config_.probability;
-}
-
-// Without memory there is none: kNone. Requests have prepared for it; only where another request
-// has evicted rows since may they need more.
-uint32_t Table::Make(Stripe* stripe, int64_t id, uint64_t hash) {
-  Rows::Number row = Rows::kNone;
-  try {
-    row = Insert(stripe, id, hash);
-  } catch (const std::bad_alloc&) {
-    return row;
-  }
-  float* const content = Content(stripe, row);
-  config_.initializer.Fill(id, config_.width, content);
-  FillSlots(content + config_.width);
-  stripe->changed.Set(row);
-  ++stripe->stats.created;
-  KeepBound(stripe, row);
-  return row;
-}
-
-// Throws std::bad_alloc if there is no memory.
-uint32_t Table::Insert(Stripe* stripe, int64_t id, uint64_t hash) {
-  if (stripe->rows.spare() == 0) Reserve(stripe, 1, /*within_budget=*/false);
-  const Rows::Number row = stripe->rows.Insert(id, hash);
-  row_count_.fetch_add(1, std::memory_order_relaxed);
-  return row;
-}
-
-// As they are before the first step.
-void Table::FillSlots(float* slots) const {
-  const size_t slot_floats = content_floats_ - config_.width;
-  if (config_.rule == RowRule::kExactAdam) {
-    std::fill_n(slots, slot_floats, 0.0f);
-    const auto last = static_cast<int32_t>(last_step_.load());
-    std::memcpy(slots + 2 * config_.width, &last, sizeof(last));
-  } else {
-    const size_t each = slots_ == 0 ? 0 : slot_floats / slots_;
-    for (size_t i = 0; i < slots_; ++i) {
-      std::fill_n(slots + i * each, each, static_cast<float>(config_.first_slots[i]));
+void Table::EvictExcess() {
+  if (config_.max_rows == 0 || row_count() < config_.max_rows + kStripes) return;
+  // Stripes take turns, so that each loses the same number of rows.
+  for (bool evicts = true; evicts;) {
+    evicts = false;
+    for (const auto& stripe : stripes_) {
+      const std::lock_guard<std::mutex> lock(stripe->mutex);
+      evicts = stripe->EvictExcess() || evicts;
     }
   }
+}
+
+size_t Table::EditFloats(EditKind kind) const {
+  switch (kind) {
+    case EditKind::kRestore:
+      return content_floats();
+    case EditKind::kReplace:
+    case EditKind::kUpsert:
+      return config_.width;
+    case EditKind::kRemove:
+    case EditKind::kClear:
+      break;
+  }
+  return 0;
+}
+
+void Table::Edit(const TableEdit& edit) {
+  switch (edit.kind) {
+    case EditKind::kRestore:
+      return WriteRows({edit.count, 0, edit.ids, edit.used, edit.counts, edit.content, nullptr});
+    case EditKind::kReplace: {
+      const SavedRows rows = NewRows(edit.now, edit.ids, edit.count, edit.content);
+      return WriteRows({edit.count, 0, edit.ids, rows.used.data(), rows.counts.data(),
+                        rows.content.data(), nullptr});
+    }
+    case EditKind::kUpsert:
+      return WriteValues(edit);
+    case EditKind::kRemove:
+      return RemoveRows(edit.ids, edit.count);
+    case EditKind::kClear:
+      for (const auto& stripe : stripes_) {
+        const std::lock_guard<std::mutex> lock(stripe->mutex);
+        stripe->Clear();
+      }
+  }
+}
+
+void Table::WriteRow(const RowMap::Header& header, const float* content, bool keeps_limit) {
+  const uint64_t hash = MixId(header.id);
+  Stripe& stripe = *stripes_[StripeOf(hash)];
+  const std::lock_guard<std::mutex> lock(stripe.mutex);
+  stripe.Write(header, hash, content, keeps_limit);
+}
+
+void Table::WriteRows(const SavedRowsView& rows) {
+  for (size_t i = 0; i < rows.count; ++i) {
+    WriteRow({rows.ids[i], rows.used[i], rows.counts[i]}, rows.content + i * content_floats(),
+             /*keeps_limit=*/true);
+  }
+}
+
+void Table::WriteValues(const TableEdit& edit) {
+  for (size_t i = 0; i < edit.count; ++i) {
+    const uint64_t hash = MixId(edit.ids[i]);
+    Stripe& stripe = *stripes_[StripeOf(hash)];
+    const std::lock_guard<std::mutex> lock(stripe.mutex);
+    stripe.WriteValue(edit.ids[i], hash, Ticks(edit.now), edit.content + i * config_.width);
+  }
+}
+
+void Table::RemoveRows(const int64_t* ids, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t hash = MixId(ids[i]);
+    Stripe& stripe = *stripes_[StripeOf(hash)];
+    const std::lock_guard<std::mutex> lock(stripe.mutex);
+    const RowMap::Row row = stripe.Find(ids[i], hash);
+    if (row != RowMap::kNone) stripe.Remove(row);
+  }
+}
+
+void Table::Find(const TableBatch& batch, uint8_t* found, float* rows) {
+  const size_t width = config_.width;
+  const size_t floats = rows == nullptr ? 0 : width;
+  ForEach(batch, floats, [&](Stripe& stripe, size_t index, int64_t id, uint64_t hash) {
+    const RowMap::Row row = stripe.Find(id, hash);
+    found[index] = row == RowMap::kNone ? 0 : 1;
+    if (rows == nullptr) return;
+    float* const out = rows + index * width;
+    if (row == RowMap::kNone) return config_.initializer.Fill(id, width, out);
+    stripe.CatchUp(row);
+    std::memcpy(out, stripe.content(row), width * sizeof(float));
+  });
+}
+
+// The cursor is the number of a stripe, and below it (32 bits) the number of a row.
+bool Table::ScanRows(size_t max_rows, uint64_t* cursor, SavedRows* rows) const {
+  const size_t before = rows->ids.size();
+  while (*cursor >> 32 < kStripes) {
+    Stripe& stripe = *stripes_[*cursor >> 32];
+    const std::lock_guard<std::mutex> lock(stripe.mutex);
+    const RowMap& map = stripe.rows();
+    auto row = static_cast<RowMap::Row>(*cursor);
+    for (; row < map.end(); ++row) {
+      if (!map.in_use(row)) continue;
+      if (rows->ids.size() - before == max_rows) break;
+      AppendRow(map, row, content_floats(), rows);
+    }
+    if (row < map.end()) {
+      *cursor = *cursor >> 32 << 32 | row;
+      return true;
+    }
+    *cursor = ((*cursor >> 32) + 1) << 32;
+  }
+  return rows->ids.size() > before;
+}
+
+void Table::ImportRows(const SavedRowsView& rows, int server, int servers) {
+  RemoveRows(rows.removed, rows.removed_count);
+  for (size_t i = 0; i < rows.count; ++i) {
+    if (servers > 1 && ServerOfId(rows.ids[i], servers) != server) continue;
+    WriteRow({rows.ids[i], rows.used[i], rows.counts[i]}, rows.content + i * content_floats(),
+             /*keeps_limit=*/false);
+  }
+}
+
+Status Table::ImportRows(const SavedRows& rows) {
+  const size_t count = rows.ids.size();
+  if (rows.used.size() != count || rows.counts.size() != count ||
+      rows.content.size() != count * content_floats()) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("saved rows: expected ", content_floats(), " numbers for each of ", count,
+                         ", received ", rows.content.size()));
+  }
+  ImportRows({count, rows.removed.size(), rows.ids.data(), rows.used.data(), rows.counts.data(),
+              rows.content.data(), rows.removed.data()});
+  return Status();
+}
+
+SavedRows Table::NewRows(double now, const int64_t* ids, size_t count, const float* values) const {
+  SavedRows rows;
+  rows.ids.assign(ids, ids + count);
+  rows.used.assign(count, Ticks(now));
+  rows.counts.assign(count, 0);
+  rows.content.resize(count * content_floats());
+  for (size_t i = 0; i < count; ++i) {
+    float* const content = rows.content.data() + i * content_floats();
+    std::copy_n(values + i * config_.width, config_.width, content);
+    optimizer_.FillSlots(content + config_.width);
+  }
+  return rows;
+}
+
+void Table::BeginSnapshot(bool changed_only) {
+  snapshot_step_ = optimizer_.last_step();
+  for (const auto& stripe : stripes_) {
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    stripe->snapshot().Begin(changed_only);
+  }
+}
+
+bool Table::NextSnapshotRows(size_t max_rows, SavedRows* rows) {
+  for (const auto& stripe : stripes_) {
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    if (stripe->snapshot().Next(max_rows, rows)) return true;
+  }
+  return false;
+}
+
+void Table::EndSnapshot() {
+  for (const auto& stripe : stripes_) {
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    stripe->snapshot().End();
+  }
+}
+
+double Table::LatestUse(double now) const {
+  const uint32_t ticks = Ticks(now);
+  bool found = false;
+  int32_t latest = INT32_MIN;
+  for (const auto& stripe : stripes_) {
+    const std::lock_guard<std::mutex> lock(stripe->mutex);
+    const RowMap& rows = stripe->rows();
+    for (RowMap::Row row = 0; row < rows.end(); ++row) {
+      if (!rows.in_use(row)) continue;
+      found = true;
+      latest = std::max(latest, static_cast<int32_t>(rows.header(row).used - ticks));
+    }
+  }
+  return found ? now + latest / kTicks : now;
 }
 
 TableStats Table::stats() const {
   TableStats all;
   for (const auto& stripe : stripes_) {
     const std::lock_guard<std::mutex> lock(stripe->mutex);
-    const TableStats& one = stripe->stats;
-    all.rows += stripe->rows.size();
-    all.bytes += stripe->rows.bytes() + stripe->changed.bytes() + stripe->needed.bytes() +
-                 (stripe->sightings == nullptr ? 0 : stripe->sightings->bytes());
-    all.lookups += one.lookups;
-    all.hits += one.hits;
-    all.created += one.created;
-    all.updates += one.updates;
-    all.lost_updates += one.lost_updates;
-    all.evicted_for_room += one.evicted_for_room;
-    all.evicted_by_age += one.evicted_by_age;
-    all.evicted_by_norm += one.evicted_by_norm;
+    stripe->AddStats(&all);
   }
   return all;
 }

@@ -1,4 +1,4 @@
-// The ids of a request by the stripes that hold them, and the memory that their rows may need.
+// The ids of a request by the stripes that hold them, and the spare rows that they were promised.
 #ifndef TFDIST_OPS_CORE_PS_TABLE_TABLE_BATCH_H_
 #define TFDIST_OPS_CORE_PS_TABLE_TABLE_BATCH_H_
 
@@ -7,42 +7,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
-#include <utility>
 #include <vector>
 
-#include "core/ps/table/rows.h"
-#include "core/ps/table/table_stripe.h"
+#include "core/ps/table/row_map.h"
+#include "core/ps/table/stripe.h"
 
 namespace tfdist::ps {
 
-// How many spare rows the stripes of a table keep for a request in progress. The table outlives it.
-class Table::Room {
+// The table and the ids outlive the batch.
+class TableBatch {
  public:
-  Room() = default;
-  ~Room() {
-    for (size_t i = 0; i < kStripes; ++i) {
-      if (rows_[i] > 0) table_->stripes_[i]->rows.TakeBack(rows_[i]);
-    }
-  }
-  Room(Room&& other) noexcept { Add(std::move(other)); }
-  Room& operator=(Room&&) = delete;
-
-  // Takes over another one, of the same table.
-  void Add(Room&& other) noexcept {
-    if (other.table_ != nullptr) table_ = other.table_;
-    for (size_t i = 0; i < kStripes; ++i) rows_[i] += std::exchange(other.rows_[i], 0);
-  }
-
- private:
-  friend class Table;
-
-  Table* table_ = nullptr;
-  std::array<uint32_t, kStripes> rows_{};
-};
-
-class Table::Batch {
- public:
-  Batch(const int64_t* ids, size_t count) : ids_(ids), hashes_(count), order_(count) {
+  TableBatch(const int64_t* ids, size_t count) : ids_(ids), hashes_(count), order_(count) {
     for (size_t i = 0; i < count; ++i) {
       hashes_[i] = MixId(ids[i]);
       ++ends_[StripeOf(hashes_[i]) + 1];
@@ -52,11 +27,18 @@ class Table::Batch {
     std::copy_n(ends_.begin(), kStripes, next.begin());
     for (size_t i = 0; i < count; ++i) order_[next[StripeOf(hashes_[i])]++] = i;
   }
+  ~TableBatch() {
+    for (const Promise& promise : promises_) {
+      if (promise.count > 0) promise.rows->Unpromise(promise.count);
+    }
+  }
+  TableBatch(const TableBatch&) = delete;
+  TableBatch& operator=(const TableBatch&) = delete;
 
-  // Calls use(place in the request, id, hash) for each id of a stripe, whose lock is held; it will
-  // use so many floats of each row.
+  // Calls use(index in the request, id, hash) for each id of a stripe, whose lock is held. It will
+  // use that many floats of each row.
   template <typename Use>
-  void Each(size_t stripe, const Rows& rows, size_t floats, const Use& use) const {
+  void Each(size_t stripe, const RowMap& rows, size_t floats, const Use& use) const {
     const size_t begin = ends_[stripe], end = ends_[stripe + 1];
     for (size_t i = begin; i < end; ++i) {
       if (i + 2 * kAhead < end) rows.PrefetchIndex(hashes_[order_[i + 2 * kAhead]]);
@@ -68,16 +50,28 @@ class Table::Batch {
   }
   size_t count(size_t stripe) const { return ends_[stripe + 1] - ends_[stripe]; }
   bool Has(size_t stripe) const { return count(stripe) > 0; }
-  Room& room() { return room_; }
+
+  // Has the stripe promise spare rows for as long as the batch lives; false if fewer are free.
+  bool Claim(size_t stripe, size_t count, RowMap* rows) {
+    if (!rows->Promise(count)) return false;
+    promises_[stripe].rows = rows;
+    promises_[stripe].count += count;
+    return true;
+  }
 
  private:
-  static constexpr size_t kAhead = 8;  // rows fetched ahead of the one that is worked on
+  static constexpr size_t kAhead = 8;  // rows are prefetched that far ahead of their use
+
+  struct Promise {
+    RowMap* rows = nullptr;
+    size_t count = 0;
+  };
 
   const int64_t* const ids_;
   std::vector<uint64_t> hashes_;
-  std::vector<size_t> order_;
+  std::vector<size_t> order_;  // indices of ids, by stripe
   std::array<size_t, kStripes + 1> ends_{};
-  Room room_;
+  std::array<Promise, kStripes> promises_;
 };
 
 }  // namespace tfdist::ps

@@ -7,7 +7,7 @@
 namespace tfdist::ps {
 namespace {
 
-// Named as `TableConfig.slots` in table_config.py does.
+// The names of `TableConfig.slots` in table_config.py.
 std::vector<const char*> ElementwiseSlots(const OptimizerConfig& config) {
   switch (config.kind) {
     case OptimizerKind::kSgd:

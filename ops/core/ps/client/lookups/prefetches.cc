@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/ps/table/rows.h"
+#include "core/ps/table/row_map.h"
 
 namespace tfdist::ps {
 namespace {

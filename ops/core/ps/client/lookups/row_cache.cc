@@ -21,13 +21,13 @@ void RowCache::Get(const std::vector<int64_t>& ids, const std::vector<float*>& r
                    std::vector<uint32_t>* missing) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (size_t place = 0; place < ids.size(); ++place) {
-    const Rows::Number row = rows_.Find(ids[place], MixId(ids[place]));
-    if (row == Rows::kNone || IsStale(rows_.head(row), step)) {
+    const RowMap::Row row = rows_.Find(ids[place], MixId(ids[place]));
+    if (row == RowMap::kNone || IsStale(rows_.header(row), step)) {
       missing->push_back(static_cast<uint32_t>(place));
       continue;
     }
-    Rows::Head& head = rows_.head(row);
-    head.count += head.count < UINT32_MAX ? 1 : 0;
+    RowMap::Header& header = rows_.header(row);
+    header.count += header.count < UINT32_MAX ? 1 : 0;
     std::memcpy(rows[place], rows_.content(row), width_ * sizeof(float));
   }
 }
@@ -38,17 +38,17 @@ void RowCache::Put(const std::vector<int64_t>& ids, const std::vector<float*>& r
   if (edition != edition_) return;
   for (const uint32_t place : places) {
     const uint64_t hash = MixId(ids[place]);
-    Rows::Number row = rows_.Find(ids[place], hash);
-    if (row == Rows::kNone) {
+    RowMap::Row row = rows_.Find(ids[place], hash);
+    if (row == RowMap::kNone) {
       if (rows_.size() >= most_rows_) EvictOne(step);
       row = rows_.Insert(ids[place], hash);
-      rows_.head(row) = {ids[place], static_cast<uint32_t>(step), 1};
+      rows_.header(row) = {ids[place], static_cast<uint32_t>(step), 1};
     } else {
-      Rows::Head& head = rows_.head(row);
+      RowMap::Header& header = rows_.header(row);
       // Asked for twice at a time: the later one is the newer.
-      if (static_cast<int32_t>(static_cast<uint32_t>(step) - head.used) < 0) continue;
-      head.used = static_cast<uint32_t>(step);
-      head.count = head.count / 2 + 1;  // what was used long ago counts less
+      if (static_cast<int32_t>(static_cast<uint32_t>(step) - header.used) < 0) continue;
+      header.used = static_cast<uint32_t>(step);
+      header.count = header.count / 2 + 1;  // what was used long ago counts less
     }
     std::memcpy(rows_.content(row), rows[place], width_ * sizeof(float));
   }
@@ -62,22 +62,21 @@ uint64_t RowCache::edition() const {
 void RowCache::Clear() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++edition_;
-  for (Rows::Number row = 0; row < rows_.end(); ++row) {
+  for (RowMap::Row row = 0; row < rows_.end(); ++row) {
     if (rows_.in_use(row)) rows_.Erase(row);
   }
 }
 
 // Of some rows that are taken at random, one that is stale, or else the one used most seldom.
 void RowCache::EvictOne(uint64_t step) {
-  Rows::Number victim = Rows::kNone;
+  RowMap::Row victim = RowMap::kNone;
   for (int looked = 0; looked < kCacheCandidates;) {
-    const auto row =
-        static_cast<Rows::Number>(MixId(static_cast<int64_t>(random_++)) % rows_.end());
+    const auto row = static_cast<RowMap::Row>(MixId(static_cast<int64_t>(random_++)) % rows_.end());
     if (!rows_.in_use(row)) continue;
     ++looked;
-    const Rows::Head& head = rows_.head(row);
-    if (victim == Rows::kNone || head.count < rows_.head(victim).count) victim = row;
-    if (!IsStale(head, step)) continue;
+    const RowMap::Header& header = rows_.header(row);
+    if (victim == RowMap::kNone || header.count < rows_.header(victim).count) victim = row;
+    if (!IsStale(header, step)) continue;
     victim = row;
     break;
   }

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/ps/table/rows.h"
+#include "core/ps/table/row_map.h"
 
 namespace tfdist::ps {
 
@@ -34,15 +34,15 @@ class RowCache {
   void Clear();
 
  private:
-  bool IsStale(const Rows::Head& head, uint64_t step) const {
-    return static_cast<uint32_t>(step) - head.used > most_steps_;
+  bool IsStale(const RowMap::Header& header, uint64_t step) const {
+    return static_cast<uint32_t>(step) - header.used > most_steps_;
   }
   void EvictOne(uint64_t step);
 
   const size_t width_, most_rows_;
   const uint64_t most_steps_;
   mutable std::mutex mutex_;
-  Rows rows_;  // `used`: the step in which it was asked for
+  RowMap rows_;  // `used`: the step in which it was asked for
   uint64_t edition_ = 0;
   uint64_t random_ = 0;
 };

@@ -100,14 +100,14 @@ void LookupOperation::AskFor(Group* group) {
   for (const uint32_t place : group->missing) {
     const int server = ServerOfId(ids[place], servers);
     asked[server]->push_back(ids[place]);
-    group->parts[server].places.push_back(place);
+    group->parts[server].indices.push_back(place);
   }
   for (int server = 0; server < servers; ++server) {
     Part& part = group->parts[server];
-    if (part.places.empty()) continue;
+    if (part.indices.empty()) continue;
     part.direct = group->wire == DType::kFloat32 &&
-                  kDirectReadRun * CountRuns(group->rows, part.places, group->width) <=
-                      std::max(part.places.size(), kDirectReadRun);
+                  kDirectReadRun * CountRuns(group->rows, part.indices, group->width) <=
+                      std::max(part.indices.size(), kDirectReadRun);
     // The request may outlive this operation.
     Append(&To(server, MessageType::kLookup), asked[server]->data(),
            asked[server]->size() * sizeof(int64_t), asked[server]);
@@ -118,7 +118,7 @@ Status LookupOperation::Meta(const Request& request, const ServerView&, std::str
   LookupRequest message;
   message.training = training_;
   for (const Group& group : groups_) {
-    const size_t count = group.parts[request.server].places.size();
+    const size_t count = group.parts[request.server].indices.size();
     if (count == 0) continue;
     message.entries.push_back({0, count, group.wire});
     uint32_t* const number = &message.entries.back().table;
@@ -146,8 +146,8 @@ Status LookupOperation::OnAnswer(const Request& request, ServerView*, std::strin
   for (Group& group : groups_) {
     Part& part = group.parts[request.server];
     if (part.direct) {
-      AppendRuns(group.rows, part.places, group.width, target);
-    } else if (!part.places.empty()) {
+      AppendRuns(group.rows, part.indices, group.width, target);
+    } else if (!part.indices.empty()) {
       part.received = next;
       target->push_back({next, group.BytesOf(part)});
       next += group.BytesOf(part);
@@ -159,12 +159,12 @@ Status LookupOperation::OnAnswer(const Request& request, ServerView*, std::strin
 Status LookupOperation::OnPayload(const Request& request) {
   for (const Group& group : groups_) {
     const Part& part = group.parts[request.server];
-    counts_.rows += part.places.size();
+    counts_.rows += part.indices.size();
     counts_.bytes += group.BytesOf(part);
     if (part.direct) continue;
     const size_t row_bytes = group.width * ByteSize(group.wire);
     const char* from = part.received;
-    for (const uint32_t place : part.places) {
+    for (const uint32_t place : part.indices) {
       CastToFloat32(group.wire, from, group.rows[place], group.width);
       from += row_bytes;
     }

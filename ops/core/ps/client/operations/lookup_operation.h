@@ -55,7 +55,7 @@ class LookupOperation : public Operation {
   };
   // What one server has of a group.
   struct Part {
-    std::vector<uint32_t> places;
+    std::vector<uint32_t> indices;
     bool direct = false;             // its rows come into their places
     const char* received = nullptr;  // else here
   };
@@ -72,7 +72,7 @@ class LookupOperation : public Operation {
     std::vector<uint32_t> missing;  // places that are not cached
     std::vector<Part> parts;        // by server
 
-    size_t BytesOf(const Part& part) const { return part.places.size() * width * ByteSize(wire); }
+    size_t BytesOf(const Part& part) const { return part.indices.size() * width * ByteSize(wire); }
   };
 
   Group& GroupOf(const TableLookup& lookup, const RowCaches* caches);

@@ -96,7 +96,7 @@ BlockPtr PushOperation::GatherRows(const Gradient& gradient, const ParameterSpec
   *count = 0;
   for (const int64_t row : gradient.rows) *count += is_here(row) ? 1 : 0;
   const size_t row_bytes = gradient.width * ByteSize(spec.dtype);
-  BlockPtr block = pool_->Take(*count * (sizeof(int64_t) + row_bytes));
+  BlockPtr block = pool_->Allocate(*count * (sizeof(int64_t) + row_bytes));
   char* number = block->data();
   char* values = block->data() + *count * sizeof(int64_t);
   for (size_t i = 0; i < gradient.rows.size(); ++i) {
@@ -157,7 +157,7 @@ Status PushOperation::AddChange(int parameter, const Memory& now, bool alone) {
     if (alone) {
       AddPayload(shard.server, now.data + offset, bytes, now.owner);
     } else if (known) {
-      const BlockPtr change = pool_->Take(bytes);
+      const BlockPtr change = pool_->Allocate(bytes);
       Subtract(spec.dtype, change->data(), now.data + offset, then.pulled.data + offset,
                shard.count);
       AddPayload(shard.server, change->data(), bytes, change);

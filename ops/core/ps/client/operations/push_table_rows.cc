@@ -82,7 +82,7 @@ Status PushOperation::AddTableRows(const StepValues& step,
   const auto sums = std::make_shared<SummedRows>(gradients, width, pool_);
   std::vector<IdsByServer::Part> parts = IdsByServer(sums->ids(), directory_->servers()).parts;
   for (int server = 0; server < directory_->servers(); ++server) {
-    const std::vector<uint32_t>& places = parts[server].places;
+    const std::vector<uint32_t>& places = parts[server].indices;
     if (places.empty()) continue;
     PushRequest::Entry entry;
     entry.kind = UpdateKind::kTableRows;

@@ -36,14 +36,14 @@ DumpOperation::DumpOperation(const TableDirectory* directory, int table, int ser
       slots_(slots),
       begun_{dump->incarnation, dump->cursor, true, {}},
       dump_(dump) {
-  To(server, MessageType::kDump);
+  To(server, MessageType::kScanRows);
 }
 
 Status DumpOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
-  DumpRequest message;
+  ScanRowsRequest message;
   message.incarnation = begun_.incarnation;
   message.cursor = begun_.cursor;
-  message.most = most_;
+  message.max_rows = most_;
   message.slots = slots_;
   const Status status = directory_->NumberOf(request.server, table_, &message.table);
   if (status.ok()) *meta = Encode(message);
@@ -52,7 +52,7 @@ Status DumpOperation::Meta(const Request& request, const ServerView&, std::strin
 
 Status DumpOperation::OnAnswer(const Request&, ServerView*, std::string_view meta,
                                uint64_t payload_bytes, std::vector<iovec>* target) {
-  DumpReply reply;
+  ScanRowsReply reply;
   if (Status s = Decode(meta, &reply); !s.ok()) return s;
   constexpr uint64_t kHead = sizeof(int64_t) + 2 * sizeof(uint32_t);
   const uint64_t row_bytes = reply.rows == 0 ? 0 : payload_bytes / reply.rows;
@@ -134,9 +134,9 @@ FindRowsOperation::FindRowsOperation(const TableDirectory* directory, int table,
       parts_(directory->servers()) {
   std::vector<IdsByServer::Part> by_server = IdsByServer(ids, directory->servers()).parts;
   for (int server = 0; server < directory->servers(); ++server) {
-    parts_[server].places = std::move(by_server[server].places);
+    parts_[server].indices = std::move(by_server[server].indices);
     if (to.size != nullptr) To(server, MessageType::kFindRows);
-    if (parts_[server].places.empty()) continue;
+    if (parts_[server].indices.empty()) continue;
     auto asked = std::make_shared<std::vector<int64_t>>(std::move(by_server[server].ids));
     Append(&To(server, MessageType::kFindRows), asked->data(), asked->size() * sizeof(int64_t),
            asked);
@@ -146,7 +146,7 @@ FindRowsOperation::FindRowsOperation(const TableDirectory* directory, int table,
 
 Status FindRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
   FindRowsRequest message;
-  message.count = parts_[request.server].places.size();
+  message.count = parts_[request.server].indices.size();
   message.values = width_ > 0;
   const Status status = directory_->NumberOf(request.server, table_, &message.table);
   if (status.ok()) *meta = Encode(message);
@@ -158,7 +158,7 @@ Status FindRowsOperation::OnAnswer(const Request& request, ServerView*, std::str
   Part& part = parts_[request.server];
   FindRowsReply reply;
   if (Status s = Decode(meta, &reply); !s.ok()) return s;
-  const size_t count = part.places.size();
+  const size_t count = part.indices.size();
   const uint64_t expected = count * (1 + width_ * sizeof(float));
   if (payload_bytes != expected) {
     return Status(StatusCode::kInvalidArgument, StrCat("expected ", count, " rows of ", expected,
@@ -174,9 +174,9 @@ Status FindRowsOperation::OnAnswer(const Request& request, ServerView*, std::str
 
 Status FindRowsOperation::OnPayload(const Request& request) {
   Part& part = parts_[request.server];
-  for (size_t i = 0; i < part.places.size(); ++i) {
-    to_.found[part.places[i]] = part.found[i];
-    std::copy_n(part.rows.begin() + i * width_, width_, to_.rows + part.places[i] * width_);
+  for (size_t i = 0; i < part.indices.size(); ++i) {
+    to_.found[part.indices[i]] = part.found[i];
+    std::copy_n(part.rows.begin() + i * width_, width_, to_.rows + part.indices[i] * width_);
   }
   if (to_.size != nullptr) *to_.size += part.size;
   return Status();

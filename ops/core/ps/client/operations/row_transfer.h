@@ -85,7 +85,7 @@ class FindRowsOperation : public PlainOperation {
 
  private:
   struct Part {
-    std::vector<uint32_t> places;
+    std::vector<uint32_t> indices;
     uint64_t size = 0;
     std::vector<uint8_t> found;
     std::vector<float> rows;

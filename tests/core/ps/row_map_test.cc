@@ -1,5 +1,5 @@
-// Rows by id: what is there is found, with what was written to it, whatever came and went.
-#include "core/ps/table/rows.h"
+// The map of rows: each row is found with its content, whatever else was inserted and erased.
+#include "core/ps/table/row_map.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,45 +9,45 @@
 #include "core/ps/table/row_initializer.h"
 #include "testing.h"
 
-namespace tfdist::testing::ps_rows_test {
+namespace tfdist::testing::ps_row_map_test {
 namespace {
 
 using namespace tfdist::ps;
 
-int32_t& Number(Rows& rows, Rows::Number row) {
+int32_t& Number(RowMap& rows, RowMap::Row row) {
   return *reinterpret_cast<int32_t*>(rows.content(row));
 }
 
-void ExpectSame(Rows& rows, const std::unordered_map<int64_t, int32_t>& expected) {
+void ExpectSame(RowMap& rows, const std::unordered_map<int64_t, int32_t>& expected) {
   EXPECT(rows.size() == expected.size());
   for (const auto& [id, number] : expected) {
-    const Rows::Number row = rows.Find(id, MixId(id));
-    EXPECT(row != Rows::kNone && rows.in_use(row));
-    EXPECT(rows.head(row).id == id && Number(rows, row) == number);
+    const RowMap::Row row = rows.Find(id, MixId(id));
+    EXPECT(row != RowMap::kNone && rows.in_use(row));
+    EXPECT(rows.header(row).id == id && Number(rows, row) == number);
   }
   size_t in_use = 0;
-  for (Rows::Number row = 0; row < rows.end(); ++row) in_use += rows.in_use(row) ? 1 : 0;
+  for (RowMap::Row row = 0; row < rows.end(); ++row) in_use += rows.in_use(row) ? 1 : 0;
   EXPECT(in_use == expected.size());
 }
 
 void TestComingAndGoing() {
   std::mt19937_64 random(1);
-  Rows rows(3 * sizeof(int32_t));
+  RowMap rows(3 * sizeof(int32_t));
   std::unordered_map<int64_t, int32_t> expected;
-  EXPECT(rows.Find(0, MixId(0)) == Rows::kNone);
+  EXPECT(rows.Find(0, MixId(0)) == RowMap::kNone);
   for (int i = 0; i < 400000; ++i) {
-    // Grows to thousands, shrinks, and grows again; neighbours and extremes among the ids.
+    // Grows to thousands, shrinks, and grows again, with adjacent and extreme ids.
     const bool shrinks = i / 50000 % 2 == 1;
     int64_t id = static_cast<int64_t>(random() % 20000);
     if (id == 7) id = INT64_MIN;
     if (id == 8) id = INT64_MAX;
     const uint64_t hash = MixId(id);
-    const Rows::Number row = rows.Find(id, hash);
-    EXPECT((row != Rows::kNone) == (expected.count(id) == 1));
-    if (row == Rows::kNone && (!shrinks || random() % 4 == 0)) {
+    const RowMap::Row row = rows.Find(id, hash);
+    EXPECT((row != RowMap::kNone) == (expected.count(id) == 1));
+    if (row == RowMap::kNone && (!shrinks || random() % 4 == 0)) {
       Number(rows, rows.Insert(id, hash)) = i;
       expected[id] = i;
-    } else if (row != Rows::kNone && (shrinks || random() % 4 == 0)) {
+    } else if (row != RowMap::kNone && (shrinks || random() % 4 == 0)) {
       rows.Erase(row);
       expected.erase(id);
     }
@@ -58,15 +58,16 @@ void TestComingAndGoing() {
 }
 
 void TestRowsStayWhereTheyAre() {
-  Rows rows(64);
+  RowMap rows(64);
   const char* const first = rows.content(rows.Insert(-5, MixId(-5)));
   for (int64_t id = 0; id < 100000; ++id) rows.Insert(id, MixId(id));
   EXPECT(rows.content(rows.Find(-5, MixId(-5))) == first);
 }
 
-// 16 floats and as many of a slot: 128 bytes. At its fullest, and just after it has grown.
+// Rows of 16 floats and a slot of 16: 128 bytes. The overhead is checked at every size, also just
+// after the map has grown.
 void TestMemory() {
-  Rows rows(128);
+  RowMap rows(128);
   double worst = 0;
   for (int64_t id = 0; id < 1000000; ++id) {
     rows.Insert(id, MixId(id));
@@ -121,10 +122,10 @@ void Main() {
   TestRowsStayWhereTheyAre();
   TestMemory();
   TestInitializers();
-  std::puts("ps rows: ok");
+  std::puts("ps row map: ok");
 }
 
 REGISTER_TEST(Main);
 
 }  // namespace
-}  // namespace tfdist::testing::ps_rows_test
+}  // namespace tfdist::testing::ps_row_map_test

@@ -1,15 +1,16 @@
-// The log of what was applied to rows: whatever of it is whole counts, and once.
+// The redo log of tables: each intact record is applied, once.
+#include "core/ps/store/redo_log.h"
+
 #include <cstdio>
 #include <map>
 
 #include "collectives/calls.h"
 #include "core/base/checksum.h"
-#include "core/ps/store/redo_log.h"
 #include "core/ps/store/update.h"
 #include "ps/tables.h"
 #include "scratch.h"
 
-namespace tfdist::testing::ps_row_log_test {
+namespace tfdist::testing::ps_redo_log_test {
 namespace {
 
 void TestChecksum() {
@@ -35,7 +36,7 @@ void TestChecksum() {
   }
 }
 
-// Tables by name, as a reader finds them.
+// The tables of a replay, by name.
 struct Replayed {
   explicit Replayed(const Scratch& file) {
     ps::RedoLog::Reader reader;
@@ -51,7 +52,7 @@ struct Replayed {
   }
 
   std::map<std::string, std::unique_ptr<ps::Table>> tables;
-  uint64_t known = 1;  // the sequence up to which pushes are not wanted
+  uint64_t known = 1;  // pushes up to this sequence are not wanted
   uint64_t known_edit = 5;
   uint64_t records = 0, left_out = 0;
   Status status;
@@ -64,22 +65,22 @@ void TestRecords() {
   const auto a = Make(Constant(2, 0), "a"), b = Make(Constant(1, 0), "b");
   Ids ids = {1, 2};
   Floats gradients = {1, 1, 2, 2};
-  log.Append({0, 7, 1}, {ps::ApplyRows(a.get(), {1, 1}, 2, ids.data(), gradients.data())});
-  EXPECT(log.bytes() == 0);  // nothing was begun
+  log.Append({0, 7, 1}, {ps::ApplyTableRows(a.get(), {1, 1}, 2, ids.data(), gradients.data())});
+  EXPECT(log.bytes() == 0);  // no file was begun
   log.Begin(file.path);
   EXPECT(file.Read().empty());
   for (uint64_t sequence = 1; sequence <= 3; ++sequence) {
     log.Append({0, 7, sequence},
-               {ps::ApplyRows(a.get(), {1, 1}, 2, ids.data(), gradients.data()),
-                ps::ApplyRows(b.get(), {0.5, 1}, 2, ids.data(), gradients.data())});
+               {ps::ApplyTableRows(a.get(), {1, 1}, 2, ids.data(), gradients.data()),
+                ps::ApplyTableRows(b.get(), {0.5, 1}, 2, ids.data(), gradients.data())});
   }
-  log.Append({}, {ps::ApplyRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
+  log.Append({}, {ps::ApplyTableRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
   log.Append({0, 7, 4}, {});
   const ps::SavedRows rows = a->NewRows(5, ids.data(), 1, Floats{9, 8}.data());
   ps::TableEdit edit;
   edit.count = 1;
   edit.ids = ids.data();
-  log.Append({0, 7, 5}, a.get(), edit);  // is not wanted
+  log.Append({0, 7, 5}, a.get(), edit);  // not wanted by the replay
   edit.kind = ps::EditKind::kRestore;
   edit.used = rows.used.data();
   edit.counts = rows.counts.data();
@@ -102,7 +103,7 @@ void TestRecords() {
   const std::string content = file.Read();
   EXPECT(log.bytes() + 16 == content.size());
 
-  // Cut off anywhere, or altered anywhere.
+  // The file is cut off at any byte, or any byte is altered.
   uint64_t last = 0;
   for (size_t size = 0; size < content.size(); ++size) {
     file.Write(content.substr(0, size));
@@ -126,12 +127,12 @@ void TestRecords() {
   EXPECT_STATUS(Replayed(file).status, StatusCode::kUnavailable);
 
   log.Begin("/nowhere/at/all");
-  log.Append({}, {ps::ApplyRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
-  log.Append({}, {ps::ApplyRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
+  log.Append({}, {ps::ApplyTableRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
+  log.Append({}, {ps::ApplyTableRows(b.get(), {1, 1}, 1, ids.data(), gradients.data())});
   EXPECT(failures == 1 && !log.is_open());
 }
 
-// What a log could not keep is lost until the rows of a later moment are saved.
+// After a failure records count as lost until a later snapshot is saved.
 void TestLoss() {
   const Scratch file;
   ps::RedoLog log([](const Status&) {});
@@ -139,7 +140,7 @@ void TestLoss() {
   Ids ids = {1};
   Floats gradients = {1};
   const auto append = [&] {
-    log.Append({}, {ps::ApplyRows(table.get(), {1, 1}, 1, ids.data(), gradients.data())});
+    log.Append({}, {ps::ApplyTableRows(table.get(), {1, 1}, 1, ids.data(), gradients.data())});
   };
   log.Begin(file.path);
   append();
@@ -148,9 +149,9 @@ void TestLoss() {
   EXPECT(!log.has_lost());
   append();
   EXPECT(log.has_lost() && !log.is_open());
-  log.Saved();  // of a moment before
+  log.Saved();  // the snapshot before the failure
   EXPECT(log.has_lost());
-  log.Begin(file.path);  // and what was saved then never came to the disk
+  log.Begin(file.path);  // the snapshot of the Begin before this was never saved
   append();
   EXPECT(log.has_lost() && log.is_open());
   log.Begin("/dev/full");
@@ -162,7 +163,7 @@ void TestLoss() {
   EXPECT(!log.has_lost());
 }
 
-// Of a table that admits rows, those that have none lose their gradients for good.
+// In a table with admission, gradients of ids without rows are lost and not logged.
 void TestLostGradients() {
   ps::TableConfig config = Constant(1, 0);
   config.min_count = 2;
@@ -171,7 +172,7 @@ void TestLostGradients() {
   Floats rows(4), gradients = {1, 2, 3, 4};
   for (int i = 0; i < 2; ++i) table->Lookup(0, Ids{2, 4}.data(), 2, true, rows.data());
   const ps::AppliedRows applied =
-      ps::ApplyRows(table.get(), {1, 1}, 4, ids.data(), gradients.data());
+      ps::ApplyTableRows(table.get(), {1, 1}, 4, ids.data(), gradients.data());
   EXPECT(applied.count == 2 && ids[0] == 2 && ids[1] == 4 && gradients[0] == 2 &&
          gradients[1] == 4);
 }
@@ -181,10 +182,10 @@ void Main() {
   TestRecords();
   TestLoss();
   TestLostGradients();
-  std::puts("ps row log: ok");
+  std::puts("ps redo log: ok");
 }
 
 REGISTER_TEST(Main);
 
 }  // namespace
-}  // namespace tfdist::testing::ps_row_log_test
+}  // namespace tfdist::testing::ps_redo_log_test

@@ -1,4 +1,4 @@
-// Copies of an embedding's table: of one moment, full or of what changed, and put back.
+// Snapshots of an embedding table: of one moment, full or incremental, and imported again.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -8,7 +8,7 @@
 
 #include "ps/tables.h"
 
-namespace tfdist::testing::ps_table_copies_test {
+namespace tfdist::testing::ps_table_snapshot_test {
 namespace {
 
 using namespace tfdist::ps;
@@ -25,8 +25,8 @@ std::map<int64_t, Floats> AsMap(const SavedRows& rows, size_t floats) {
 
 SavedRows Save(Table& table, bool changed_only) {
   SavedRows rows;
-  table.BeginSave(changed_only);
-  while (table.NextSave(7, &rows)) {
+  table.BeginSnapshot(changed_only);
+  while (table.NextSnapshotRows(7, &rows)) {
   }
   return rows;
 }
@@ -50,34 +50,34 @@ void TestSaveAndRestore() {
   std::sort(saved.begin(), saved.end());
   EXPECT(saved == Ids({3, 7, 14}));
   const auto copy = Make(config);
-  EXPECT_OK(copy->Restore(full));
-  EXPECT_OK(copy->Restore(some));
+  EXPECT_OK(copy->ImportRows(full));
+  EXPECT_OK(copy->ImportRows(some));
   ids.push_back(3);
   EXPECT(Lookup(*copy, ids, false) == Lookup(*table, ids, false));
   EXPECT(AsMap(Save(*copy, false), 4) == AsMap(Save(*table, false), 4));
   SavedRows wrong = full;
   wrong.content.pop_back();
-  EXPECT_CONTAINS(copy->Restore(wrong).message(), "expected 4 numbers for each of 1000");
+  EXPECT_CONTAINS(copy->ImportRows(wrong).message(), "expected 4 numbers for each of 1000");
 }
 
-// What is removed between two copies is removed by the second.
+// An incremental snapshot has the removals since the previous snapshot.
 void TestRemovedRows() {
   TableConfig config = Constant(1, 5);
   config.min_norm = 1;
   const auto table = Make(config), copy = Make(config);
   Lookup(*table, {1, 2, 3});
-  EXPECT_OK(copy->Restore(Save(*table, false)));
+  EXPECT_OK(copy->ImportRows(Save(*table, false)));
   Apply(*table, {1, 2}, {5, 5});
   table->Sweep(0);
-  Lookup(*table, {2});  // comes back
+  Lookup(*table, {2});  // is created again
   const SavedRows some = Save(*table, true);
   EXPECT(some.ids == Ids({2}));
-  EXPECT_OK(copy->Restore(some));
+  EXPECT_OK(copy->ImportRows(some));
   EXPECT(AsMap(Save(*copy, false), 1) == AsMap(Save(*table, false), 1));
   EXPECT(copy->stats().rows == 2);
 }
 
-// A copy is of the moment when it was begun, whatever others do while it is taken.
+// A snapshot is of the moment at which it was begun, though rows change while it is copied.
 void TestSaveWhileItChanges() {
   TableConfig config = Constant(1, 0);
   config.min_norm = 0.5;
@@ -88,12 +88,12 @@ void TestSaveWhileItChanges() {
   Apply(*table, ids, Floats(ids.size(), -1));
   for (int round = 0; round < 20; ++round) {
     SavedRows rows;
-    table->BeginSave(false);
+    table->BeginSnapshot(false);
     const Floats then = Lookup(*table, ids, false);
     const uint64_t count = table->stats().rows;
     bool more = true;
     while (more) {
-      more = table->NextSave(100, &rows);
+      more = table->NextSnapshotRows(100, &rows);
       Ids some;
       for (int i = 0; i < 50; ++i) some.push_back(static_cast<int64_t>(random() % 6000));
       std::sort(some.begin(), some.end());
@@ -112,7 +112,7 @@ void TestSaveWhileItChanges() {
   }
 }
 
-// Many threads, ids of all kinds, and copies meanwhile: every gradient counts once.
+// Many threads, overlapping ids, and concurrent snapshots: every gradient counts once.
 void TestThreads() {
   const auto table = Make(Constant(4, 0));
   std::atomic<bool> done{false};
@@ -148,10 +148,10 @@ void Main() {
   TestRemovedRows();
   TestSaveWhileItChanges();
   TestThreads();
-  std::puts("ps table copies: ok");
+  std::puts("ps table snapshot: ok");
 }
 
 REGISTER_TEST(Main);
 
 }  // namespace
-}  // namespace tfdist::testing::ps_table_copies_test
+}  // namespace tfdist::testing::ps_table_snapshot_test
