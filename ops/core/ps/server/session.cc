@@ -26,8 +26,8 @@ Session::Session(uint64_t id, int worker, PeerSocket socket, Store* store)
       socket_(std::move(socket.fd)),
       store_(store),
       payload_(&store->pool()) {
-  caller_.session = id;
-  caller_.worker = worker;
+  client_.session = id;
+  client_.worker = worker;
   FrameHeader welcome;
   welcome.type = FrameType::kWelcome;
   const HeaderBytes bytes = EncodeHeader(welcome);
@@ -87,7 +87,7 @@ Status Session::ReceiveMeta(uint64_t* received) {
 }
 
 Status Session::BeginPayload() {
-  if (caller_.opened == (header_.type == MessageType::kOpen)) {
+  if (client_.opened == (header_.type == MessageType::kOpen)) {
     return Status(StatusCode::kInvalidArgument, "a connection begins with one OPEN, and only that");
   }
   if (header_.type == MessageType::kLend) return OnLend();
@@ -195,14 +195,14 @@ void Session::RefuseForMemory(const std::bad_alloc& error) {
 void Session::Send(Answer answer) {
   MessageHeader header;
   header.type = answer.type;
-  header.number = answer.number;
+  header.number = answer.id;
   header.meta_bytes = static_cast<uint32_t>(answer.meta.size());
   for (const BlockPtr& block : answer.payload) header.payload_bytes += block->bytes();
   if (worker_reads_ && header.payload_bytes >= kMinLentBytes && lent_.size() < kMaxLent) {
     std::vector<iovec> pieces;
     for (const BlockPtr& block : answer.payload) pieces.push_back({block->data(), block->bytes()});
     PutLent(pieces, &header, &answer.meta);
-    lent_[answer.number] = std::exchange(answer.payload, {});
+    lent_[answer.id] = std::exchange(answer.payload, {});
     bytes_sent_ += header.payload_bytes;
   }
   const auto bytes = Encode(header);
