@@ -6,8 +6,8 @@
 
 #include "core/net/acceptor.h"
 #include "core/net/socket.h"
-#include "core/ps/server/reply_channel.h"
-#include "core/ps/server/request_handler.h"
+#include "core/ps/server/handlers/reply_channel.h"
+#include "core/ps/server/handlers/request_handler.h"
 #include "core/ps/server/server_thread.h"
 #include "core/ps/store/store.h"
 #include "core/ps/store/sweeper.h"

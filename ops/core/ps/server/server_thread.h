@@ -15,7 +15,7 @@
 
 #include "core/net/acceptor.h"
 #include "core/net/socket.h"
-#include "core/ps/server/request_handler.h"
+#include "core/ps/server/handlers/request_handler.h"
 #include "core/ps/server/session.h"
 
 namespace tfdist::ps {

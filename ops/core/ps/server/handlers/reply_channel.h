@@ -1,6 +1,6 @@
 // The way from a request handler to connections that other threads own.
-#ifndef TFDIST_OPS_CORE_PS_SERVER_REPLY_CHANNEL_H_
-#define TFDIST_OPS_CORE_PS_SERVER_REPLY_CHANNEL_H_
+#ifndef TFDIST_OPS_CORE_PS_SERVER_HANDLERS_REPLY_CHANNEL_H_
+#define TFDIST_OPS_CORE_PS_SERVER_HANDLERS_REPLY_CHANNEL_H_
 
 #include <cstdint>
 
@@ -21,4 +21,4 @@ class ReplyChannel {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_SERVER_REPLY_CHANNEL_H_
+#endif  // TFDIST_OPS_CORE_PS_SERVER_HANDLERS_REPLY_CHANNEL_H_

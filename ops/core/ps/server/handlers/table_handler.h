@@ -1,11 +1,11 @@
 // Requests about tables of rows: created, looked up, scanned, edited and searched.
-#ifndef TFDIST_OPS_CORE_PS_SERVER_TABLE_HANDLER_H_
-#define TFDIST_OPS_CORE_PS_SERVER_TABLE_HANDLER_H_
+#ifndef TFDIST_OPS_CORE_PS_SERVER_HANDLERS_TABLE_HANDLER_H_
+#define TFDIST_OPS_CORE_PS_SERVER_HANDLERS_TABLE_HANDLER_H_
 
 #include <cstdint>
 
+#include "core/ps/server/handlers/server_state.h"
 #include "core/ps/server/request.h"
-#include "core/ps/server/server_state.h"
 
 namespace tfdist::ps {
 
@@ -36,4 +36,4 @@ class TableHandler {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_SERVER_TABLE_HANDLER_H_
+#endif  // TFDIST_OPS_CORE_PS_SERVER_HANDLERS_TABLE_HANDLER_H_

@@ -6,8 +6,8 @@
 //   - StepHandler: pulls, pushes, and other values
 //   - TableHandler: tables of rows
 //   - Recovery: no requests, but snapshots and the redo log
-#ifndef TFDIST_OPS_CORE_PS_SERVER_REQUEST_HANDLER_H_
-#define TFDIST_OPS_CORE_PS_SERVER_REQUEST_HANDLER_H_
+#ifndef TFDIST_OPS_CORE_PS_SERVER_HANDLERS_REQUEST_HANDLER_H_
+#define TFDIST_OPS_CORE_PS_SERVER_HANDLERS_REQUEST_HANDLER_H_
 
 #include <cstdint>
 #include <new>
@@ -15,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "core/ps/server/recovery.h"
+#include "core/ps/server/handlers/recovery.h"
+#include "core/ps/server/handlers/server_state.h"
+#include "core/ps/server/handlers/setup_handler.h"
+#include "core/ps/server/handlers/step_handler.h"
+#include "core/ps/server/handlers/table_handler.h"
 #include "core/ps/server/request.h"
-#include "core/ps/server/server_state.h"
-#include "core/ps/server/setup_handler.h"
-#include "core/ps/server/step_handler.h"
-#include "core/ps/server/table_handler.h"
 
 namespace tfdist::ps {
 
@@ -69,4 +69,4 @@ class RequestHandler {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_SERVER_REQUEST_HANDLER_H_
+#endif  // TFDIST_OPS_CORE_PS_SERVER_HANDLERS_REQUEST_HANDLER_H_

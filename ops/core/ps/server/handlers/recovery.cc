@@ -1,4 +1,4 @@
-#include "core/ps/server/recovery.h"
+#include "core/ps/server/handlers/recovery.h"
 
 #include <memory>
 #include <mutex>

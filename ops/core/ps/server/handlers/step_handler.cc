@@ -1,4 +1,4 @@
-#include "core/ps/server/step_handler.h"
+#include "core/ps/server/handlers/step_handler.h"
 
 #include <algorithm>
 #include <new>

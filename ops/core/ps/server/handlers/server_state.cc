@@ -1,4 +1,4 @@
-#include "core/ps/server/server_state.h"
+#include "core/ps/server/handlers/server_state.h"
 
 #include <algorithm>
 #include <new>

@@ -1,6 +1,6 @@
 // The state that the request handlers of a server share: the workers, their schedule, the store.
-#ifndef TFDIST_OPS_CORE_PS_SERVER_SERVER_STATE_H_
-#define TFDIST_OPS_CORE_PS_SERVER_SERVER_STATE_H_
+#ifndef TFDIST_OPS_CORE_PS_SERVER_HANDLERS_SERVER_STATE_H_
+#define TFDIST_OPS_CORE_PS_SERVER_HANDLERS_SERVER_STATE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 #include "core/ps/server/disjoint_workers.h"
 #include "core/ps/server/events.h"
+#include "core/ps/server/handlers/reply_channel.h"
 #include "core/ps/server/reducer.h"
-#include "core/ps/server/reply_channel.h"
 #include "core/ps/server/request.h"
 #include "core/ps/server/schedule.h"
 #include "core/ps/server/server.h"
@@ -80,4 +80,4 @@ struct ServerState {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_SERVER_SERVER_STATE_H_
+#endif  // TFDIST_OPS_CORE_PS_SERVER_HANDLERS_SERVER_STATE_H_

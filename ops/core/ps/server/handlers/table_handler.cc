@@ -1,4 +1,4 @@
-#include "core/ps/server/table_handler.h"
+#include "core/ps/server/handlers/table_handler.h"
 
 #include <algorithm>
 #include <cstring>

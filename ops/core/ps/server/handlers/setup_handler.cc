@@ -1,4 +1,4 @@
-#include "core/ps/server/setup_handler.h"
+#include "core/ps/server/handlers/setup_handler.h"
 
 #include <algorithm>
 #include <mutex>

@@ -1,15 +1,15 @@
 // Requests before the first step and after the last: a worker opens its connection, creates
 // variables, binds optimizers to them, and leaves.
-#ifndef TFDIST_OPS_CORE_PS_SERVER_SETUP_HANDLER_H_
-#define TFDIST_OPS_CORE_PS_SERVER_SETUP_HANDLER_H_
+#ifndef TFDIST_OPS_CORE_PS_SERVER_HANDLERS_SETUP_HANDLER_H_
+#define TFDIST_OPS_CORE_PS_SERVER_HANDLERS_SETUP_HANDLER_H_
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "core/ps/server/handlers/server_state.h"
+#include "core/ps/server/handlers/step_handler.h"
 #include "core/ps/server/request.h"
-#include "core/ps/server/server_state.h"
-#include "core/ps/server/step_handler.h"
 
 namespace tfdist::ps {
 
@@ -38,4 +38,4 @@ class SetupHandler {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_SERVER_SETUP_HANDLER_H_
+#endif  // TFDIST_OPS_CORE_PS_SERVER_HANDLERS_SETUP_HANDLER_H_

@@ -1,4 +1,4 @@
-#include "core/ps/server/request_handler.h"
+#include "core/ps/server/handlers/request_handler.h"
 
 #include <stdexcept>
 #include <utility>

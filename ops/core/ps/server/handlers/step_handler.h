@@ -1,6 +1,6 @@
 // The steps of training: pulls and pushes; and values that are set or added up outside of them.
-#ifndef TFDIST_OPS_CORE_PS_SERVER_STEP_HANDLER_H_
-#define TFDIST_OPS_CORE_PS_SERVER_STEP_HANDLER_H_
+#ifndef TFDIST_OPS_CORE_PS_SERVER_HANDLERS_STEP_HANDLER_H_
+#define TFDIST_OPS_CORE_PS_SERVER_HANDLERS_STEP_HANDLER_H_
 
 #include <atomic>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/ps/server/events.h"
+#include "core/ps/server/handlers/server_state.h"
 #include "core/ps/server/request.h"
-#include "core/ps/server/server_state.h"
 #include "core/ps/store/step_sums.h"
 #include "core/ps/store/update.h"
 
@@ -79,4 +79,4 @@ class StepHandler {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_SERVER_STEP_HANDLER_H_
+#endif  // TFDIST_OPS_CORE_PS_SERVER_HANDLERS_STEP_HANDLER_H_

@@ -1,15 +1,15 @@
 // How a server survives a restart: it takes snapshots, and is restored from a snapshot and the redo
 // log of the changes since.
-#ifndef TFDIST_OPS_CORE_PS_SERVER_RECOVERY_H_
-#define TFDIST_OPS_CORE_PS_SERVER_RECOVERY_H_
+#ifndef TFDIST_OPS_CORE_PS_SERVER_HANDLERS_RECOVERY_H_
+#define TFDIST_OPS_CORE_PS_SERVER_HANDLERS_RECOVERY_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "core/ps/server/handlers/server_state.h"
+#include "core/ps/server/handlers/step_handler.h"
 #include "core/ps/server/server.h"
-#include "core/ps/server/server_state.h"
-#include "core/ps/server/step_handler.h"
 
 namespace tfdist::ps {
 
@@ -40,4 +40,4 @@ class Recovery {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_SERVER_RECOVERY_H_
+#endif  // TFDIST_OPS_CORE_PS_SERVER_HANDLERS_RECOVERY_H_
