@@ -1,9 +1,6 @@
 #include "kernels/ps/ps_kernel.h"
 
-#include <utility>
-
-#include "core/ps/client/client_handles.h"
-#include "kernels/conversions.h"
+#include "core/base/handle_table.h"
 #include "tensorflow/core/framework/tensor_util.h"
 
 namespace tfdist {
@@ -17,7 +14,7 @@ PsKernel::PsKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
 }
 
 std::shared_ptr<ps::Client> PsKernel::FindClient(OpKernelContext* context) const {
-  std::shared_ptr<ps::Client> client = ps::FindClient(client_);
+  std::shared_ptr<ps::Client> client = HandleTable<ps::Client>::Get().Find(client_);
   if (client == nullptr) {
     context->SetStatus(absl::FailedPreconditionError(
         "the connections to the parameter servers were closed; the strategy that made this graph "
@@ -54,19 +51,12 @@ absl::Status PsVariablesKernel::ReadVariables(const ps::Client& client,
           "variable '", spec.name, "': expected a value of ", spec.elements, " elements, found ",
           variables[i]->is_initialized ? StrCat(tensor.NumElements()) : std::string("none")));
     }
-    // In this mode the variable's memory is written in place even if others hold it.
+    // In this mode the variable's memory is written in place, whoever else holds it.
     const bool shared = variables[i]->copy_on_read_mode.load();
     values->push_back(
         {parameters_[i], Hold(shared ? tensorflow::tensor::DeepCopy(tensor) : tensor)});
   }
   return absl::OkStatus();
-}
-
-ps::Done Ending(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done) {
-  return [context, done = std::move(done)](const Status& status) {
-    if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-    done();
-  };
 }
 
 ps::Memory Hold(const Tensor& tensor) {

@@ -12,8 +12,8 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr uint64_t kFirstBytes = 1 << 20;    // of a part whose size is only claimed
-constexpr uint64_t kAheadBytes = 256 << 10;  // parts are begun for so many bytes at once
+constexpr uint64_t kFirstBytes = 1 << 20;    // of a part of claimed size
+constexpr uint64_t kAheadBytes = 256 << 10;  // of parts that are started at once
 constexpr size_t kPiecesOfPayload = 64;
 constexpr size_t kScratchBytes = 64 << 10;
 
@@ -59,7 +59,7 @@ uint64_t Payload::Room(size_t part) const {
   return blocks_[part]->bytes() - (part == part_ ? filled_ : 0);
 }
 
-// A block for a part, or a larger one.
+// Allocates a block for a part, or a larger one if its block is full.
 void Payload::MakeRoom(size_t part) {
   const uint64_t bytes = parts_[part].bytes;
   if (part == blocks_.size()) {
@@ -99,11 +99,12 @@ Status Payload::Copy(RemoteRead* lent) {
   return Status();
 }
 
-// Memory for the bytes that come next.
-size_t Payload::NextRoom(iovec* pieces, size_t most) {
+// Memory for the next bytes.
+size_t Payload::NextRoom(iovec* pieces, size_t max_pieces) {
   size_t count = 0;
   uint64_t bytes = 0;
-  for (size_t part = part_; part < parts_.size() && count < most && bytes < kAheadBytes; ++part) {
+  for (size_t part = part_; part < parts_.size() && count < max_pieces && bytes < kAheadBytes;
+       ++part) {
     MakeRoom(part);
     const uint64_t room = Room(part);
     pieces[count++] = {blocks_[part]->data() + blocks_[part]->bytes() - room, room};

@@ -11,8 +11,8 @@
 
 namespace tfdist::ps {
 
-// What is expected: the value of a shard that is here, or as much as the sender says. Memory for
-// the latter is taken as its bytes come.
+// An expected part: the value of an existing shard, or a size that the sender claims. Memory for a
+// claimed size is allocated as its bytes arrive.
 struct PayloadPart {
   uint64_t bytes = 0;
   bool of_shard = false;
@@ -22,36 +22,35 @@ class Payload {
  public:
   explicit Payload(BlockPool* pool) : pool_(pool) {}
 
-  // Begins with a request's payload: its parts, or that many bytes to throw away.
+  // Begins a request's payload: its parts, or a number of bytes to discard.
   void Expect(std::vector<PayloadPart> parts);
   void Discard(uint64_t bytes);
-  // Throws the rest away, and what has come.
+  // Discards the parts that have arrived, and those that will.
   void DiscardRest();
 
   bool complete() const { return discard_ == 0 && part_ == parts_.size(); }
-  // Reads once from a socket, as much as there is. `received` is 0 if nothing has come. As Copy, it
-  // throws OverBudget or std::bad_alloc if there is no memory for what comes.
+  // Reads once from a socket. `received` is 0 if no bytes were available. Like Copy, it throws
+  // OverBudget or std::bad_alloc if there is no memory for the payload.
   Status Receive(int socket, uint64_t* received);
-  // Reads all of it where it was lent.
+  // Reads all of it from the sender's memory.
   Status Copy(RemoteRead* lent);
   std::vector<BlockPtr> Take();
 
  private:
   uint64_t Room(size_t part) const;
   void MakeRoom(size_t part);
-  size_t NextRoom(iovec* pieces, size_t most);
+  size_t NextRoom(iovec* pieces, size_t max_pieces);
   void Advance(uint64_t bytes);
 
   BlockPool* const pool_;
   uint64_t discard_ = 0;
   std::vector<PayloadPart> parts_;
-  std::vector<BlockPtr> blocks_;  // of the parts that have begun
+  std::vector<BlockPtr> blocks_;  // of the parts that have started
   size_t part_ = 0;               // the first incomplete one
   uint64_t filled_ = 0;           // bytes of it
 };
 
-// One recv or readv that is not interrupted: OK with 0 bytes if nothing is there, an error if the
-// other side has closed the connection.
+// One recv. OK with 0 bytes if none are available; an error if the peer has closed the connection.
 Status ReceiveSome(int socket, char* data, size_t size, uint64_t* received);
 
 }  // namespace tfdist::ps

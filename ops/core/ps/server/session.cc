@@ -26,8 +26,8 @@ Session::Session(uint64_t id, int worker, PeerSocket socket, Store* store)
       socket_(std::move(socket.fd)),
       store_(store),
       payload_(&store->pool()) {
-  caller_.session = id;
-  caller_.worker = worker;
+  client_.session = id;
+  client_.worker = worker;
   FrameHeader welcome;
   welcome.type = FrameType::kWelcome;
   const HeaderBytes bytes = EncodeHeader(welcome);
@@ -87,16 +87,16 @@ Status Session::ReceiveMeta(uint64_t* received) {
 }
 
 Status Session::BeginPayload() {
-  if (caller_.opened == (header_.type == MessageType::kOpen)) {
+  if (client_.opened == (header_.type == MessageType::kOpen)) {
     return Status(StatusCode::kInvalidArgument, "a connection begins with one OPEN, and only that");
   }
-  if (header_.type == MessageType::kExpose) return OnLend();
-  if (header_.type == MessageType::kRelease) return OnCopied();
+  if (header_.type == MessageType::kLend) return OnLend();
+  if (header_.type == MessageType::kCopied) return OnCopied();
   std::string_view meta = meta_;
   std::vector<iovec> lent;
-  if (Status s = TakeExposed(header_, &meta, &lent); !s.ok()) return s;
+  if (Status s = TakeLent(header_, &meta, &lent); !s.ok()) return s;
   if (Status s = Parse(header_, meta, *store_, &request_); !s.ok()) return s;
-  if (header_.exposed_pieces > 0) return CopyPayload(std::move(lent));
+  if (header_.lent > 0) return CopyPayload(std::move(lent));
   if (!request_.refusal.ok()) request_.parts.clear();
   try {
     payload_.Expect(std::move(request_.parts));
@@ -128,7 +128,7 @@ Status Session::CopyPayload(std::vector<iovec> lent) {
     }
     request_.payload = payload_.Take();
     if (status.code() == StatusCode::kFailedPrecondition) {
-      Send({MessageType::kResend, header_.request_id, "", {}});
+      Send({MessageType::kResend, header_.number, "", {}});
       ExpectHeader();
       return Status();
     }
@@ -140,7 +140,7 @@ Status Session::CopyPayload(std::vector<iovec> lent) {
 }
 
 Status Session::OnLend() {
-  ExposeMessage message;
+  LendMessage message;
   if (Status s = Decode(meta_, &message); !s.ok()) return s;
   if (header_.payload_bytes > 0) return InvalidArgument("a LEND message with values");
   if (process_ == nullptr) return InvalidArgument("a LEND message over TCP");
@@ -149,8 +149,8 @@ Status Session::OnLend() {
   peer_.emplace(process_, message.canary);
   if (!peer_->IsReadable()) peer_.reset();
   Send({MessageType::kOk,
-        header_.request_id,
-        Encode(ExposeMessage{exposed_->canary(), peer_.has_value()}),
+        header_.number,
+        Encode(LendMessage{exposed_->canary(), peer_.has_value()}),
         {}});
   ExpectHeader();
   return Status();
@@ -160,7 +160,7 @@ Status Session::OnCopied() {
   if (header_.meta_bytes > 0 || header_.payload_bytes > 0) {
     return Status(StatusCode::kInvalidArgument, "malformed COPIED message");
   }
-  lent_.erase(header_.request_id);
+  lent_.erase(header_.number);
   ExpectHeader();
   return Status();
 }
@@ -195,14 +195,14 @@ void Session::RefuseForMemory(const std::bad_alloc& error) {
 void Session::Send(Answer answer) {
   MessageHeader header;
   header.type = answer.type;
-  header.request_id = answer.number;
+  header.number = answer.id;
   header.meta_bytes = static_cast<uint32_t>(answer.meta.size());
   for (const BlockPtr& block : answer.payload) header.payload_bytes += block->bytes();
-  if (worker_reads_ && header.payload_bytes >= kMinExposedBytes && lent_.size() < kMaxLent) {
+  if (worker_reads_ && header.payload_bytes >= kMinLentBytes && lent_.size() < kMaxLent) {
     std::vector<iovec> pieces;
     for (const BlockPtr& block : answer.payload) pieces.push_back({block->data(), block->bytes()});
-    AppendExposed(pieces, &header, &answer.meta);
-    lent_[answer.number] = std::exchange(answer.payload, {});
+    PutLent(pieces, &header, &answer.meta);
+    lent_[answer.id] = std::exchange(answer.payload, {});
     bytes_sent_ += header.payload_bytes;
   }
   const auto bytes = Encode(header);

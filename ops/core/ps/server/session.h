@@ -20,21 +20,14 @@
 
 namespace tfdist::ps {
 
-// Who sends a request.
-struct Caller {
-  uint64_t session = 0;  // never zero, and never used again
-  int worker = 0;
-  bool opened = false;
-};
-
 class Session {
  public:
   // What has come, in order; it may answer with Send.
-  using OnRequest = std::function<Status(Incoming request)>;
+  using OnRequest = std::function<Status(ClientRequest request)>;
 
   Session(uint64_t id, int worker, PeerSocket socket, Store* store);
 
-  Caller* caller() { return &caller_; }
+  ClientContext* client() { return &client_; }
   int socket() const { return socket_.get(); }
   uint64_t bytes_received() const { return bytes_received_; }  // of values
   uint64_t bytes_sent() const { return bytes_sent_; }
@@ -71,7 +64,7 @@ class Session {
   size_t Gather(iovec* pieces, size_t most) const;
   void Advance(size_t bytes);
 
-  Caller caller_;
+  ClientContext client_;
   const std::shared_ptr<const PeerProcess> process_;  // where the worker is on this machine
   Fd socket_;
   Store* const store_;
@@ -81,7 +74,7 @@ class Session {
   MessageHeader header_;
   std::string meta_;
   size_t meta_received_ = 0;
-  Incoming request_;
+  ClientRequest request_;
   Payload payload_;
   bool whole_ = false;
   std::deque<Output> outputs_;
