@@ -92,11 +92,11 @@ Status Exchange::Place(int peer, const FrameHeader& chunk, char* scratch,
   Task& task = tasks_[line->receives[line->next_receive]];
   const Transfer& transfer = task.transfer;
   const size_t begin = task.arrived, end = std::min(begin + kChunkBytes, transfer.bytes);
-  if (chunk.step != transfer.step || chunk.offset != begin || chunk.length != end - begin) {
+  if (chunk.step != transfer.step || chunk.offset != begin || chunk.payload_bytes != end - begin) {
     return Status(StatusCode::kInternal,
                   StrCat(Title(), ": expected step ", transfer.step, " offset ", begin, " length ",
                          end - begin, ", received step ", chunk.step, " offset ", chunk.offset,
-                         " length ", chunk.length, " from rank ", peer));
+                         " length ", chunk.payload_bytes, " from rank ", peer));
   }
   if (transfer.kind == Transfer::Kind::kReceive) {
     View(transfer.at.memory).Slice(transfer.at.begin + begin, transfer.at.begin + end, target);
@@ -114,7 +114,7 @@ void Exchange::Received(ChunkSender& sender, int peer, const FrameHeader& chunk,
                         const char* scratch) {
   Line* const line = FindLine(peer);
   Task& task = tasks_[line->receives[line->next_receive]];
-  const size_t begin = task.arrived, end = begin + chunk.length;
+  const size_t begin = task.arrived, end = begin + chunk.payload_bytes;
   task.arrived = end;
   if (end == task.transfer.bytes) ++line->next_receive;
   if (task.aside.empty()) {

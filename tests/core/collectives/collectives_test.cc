@@ -205,7 +205,7 @@ void Main() {
   std::printf("collectives (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(collectives, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::collectives_test

@@ -235,7 +235,7 @@ void Main() {
   std::printf("disagreement (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(disagreement, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::disagreement_test

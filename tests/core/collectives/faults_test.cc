@@ -220,7 +220,7 @@ void Main() {
   std::printf("faults (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(faults, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::faults_test

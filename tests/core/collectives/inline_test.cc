@@ -88,7 +88,7 @@ void Main() {
   std::printf("inline (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(inline, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::inline_test

@@ -130,7 +130,7 @@ void Main() {
   std::printf("stress (%s): ok\n", shared_memory ? "shared memory" : "sockets");
 }
 
-REGISTER_TEST(stress, [] { InBothWays(Main); });
+REGISTER_TEST([] { InBothWays(Main); });
 
 }  // namespace
 }  // namespace tfdist::testing::stress_test

@@ -67,7 +67,7 @@ class RawPsWorker {
       : incarnation(of_server), peer_(port, local) {
     EXPECT(peer_.Introduce(static_cast<uint32_t>(rank), incarnation));
     const FrameHeader welcome = peer_.ReceiveHeader();
-    EXPECT(welcome.type == FrameType::kWelcome && welcome.length == 0);
+    EXPECT(welcome.Is(FrameType::kWelcome) && welcome.meta_bytes == 0);
     OpenReply reply;
     EXPECT_OK(
         Decode(Ask(MessageType::kOpen, Encode(OpenRequest{process + 100 * rank + 1, 0})), &reply));

@@ -171,7 +171,7 @@ void TestMadWorker() {
     }
     RawPeer peer(busy.server().port());
     EXPECT(peer.Introduce(kHostile, busy.server().incarnation()));
-    EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+    EXPECT(peer.ReceiveHeader().Is(FrameType::kWelcome));
     peer.Send(random() % 3 == 0 ? bytes.substr(0, random() % (bytes.size() + 1)) : bytes);
     if (random() % 4 == 0) continue;
     peer.EndSending();

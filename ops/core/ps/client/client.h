@@ -18,7 +18,7 @@
 
 #include "core/base/block.h"
 #include "core/base/status.h"
-#include "core/net/frame.h"
+#include "core/net/authenticate.h"
 #include "core/ps/client/client_thread.h"
 #include "core/ps/client/lookups/lookups.h"
 #include "core/ps/client/operations/parameter_table.h"

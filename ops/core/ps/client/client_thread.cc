@@ -1,20 +1,12 @@
 // The thread and its connections. What becomes of operations is in client_operations.cc.
 #include "core/ps/client/client_thread.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <future>
 #include <utility>
 
 namespace tfdist::ps {
 namespace {
-
-constexpr uint64_t kWakeTag = ~uint64_t{0};  // servers have their number
 
 Status Closed() { return Status(StatusCode::kCancelled, "the client was closed"); }
 
@@ -23,23 +15,14 @@ Status Closed() { return Status(StatusCode::kCancelled, "the client was closed")
 Status ClientThread::Create(int servers, double timeout_seconds,
                             std::unique_ptr<ClientThread>* out) {
   std::unique_ptr<ClientThread> made(new ClientThread(servers, timeout_seconds));
-  if (!made->epoll_.valid() || !made->wake_.valid()) {
-    return Status(StatusCode::kUnavailable, StrCat("no descriptors left: ", std::strerror(errno)));
-  }
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = kWakeTag;
-  epoll_ctl(made->epoll_.get(), EPOLL_CTL_ADD, made->wake_.get(), &event);
+  if (Status s = made->loop_.Create(); !s.ok()) return s;
   made->thread_ = std::thread([thread = made.get()] { thread->Run(); });
   *out = std::move(made);
   return Status();
 }
 
 ClientThread::ClientThread(int servers, double timeout_seconds)
-    : timeout_seconds_(timeout_seconds),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      remotes_(servers) {}
+    : timeout_seconds_(timeout_seconds), remotes_(servers) {}
 
 ClientThread::~ClientThread() { Close(); }
 
@@ -55,14 +38,8 @@ void ClientThread::Close() {
 }
 
 bool ClientThread::Post(std::function<void()> command) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (ended_) return false;
-    commands_.push_back(std::move(command));
-  }
-  const uint64_t one = 1;
-  // Fails only when the counter is full, and then the thread is awake anyway.
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+  if (!commands_.Push(std::move(command))) return false;
+  loop_.Wake();
   return true;
 }
 
@@ -104,10 +81,7 @@ Status ClientThread::Adopt(int server, Fd socket, Lending lending, const ServerV
     }
     remote.view = view;
     remote.connection = std::make_unique<Connection>(server, std::move(socket), std::move(lending));
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = static_cast<uint64_t>(server);
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, remote.connection->fd(), &event);
+    loop_.Add(remote.connection->fd(), static_cast<uint64_t>(server), EPOLLIN);
     const std::map<uint64_t, RequestPtr> again = remote.unanswered;
     for (const auto& [number, request] : again) {
       if (request->operation != nullptr) Send(request);
@@ -175,53 +149,29 @@ Status ClientThread::Flush(double timeout_seconds) {
 }
 
 void ClientThread::Run() {
-  std::vector<epoll_event> events(64);
   while (!stop_) {
-    const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-                                 WaitMilliseconds());
-    for (int i = 0; i < ready; ++i) {
-      const uint64_t tag = events[i].data.u64;
-      if (tag == kWakeTag) {
-        uint64_t count;
-        [[maybe_unused]] const ssize_t drained = read(wake_.get(), &count, sizeof(count));
-      } else {
-        HandleEvents(static_cast<int>(tag), events[i].events);
-      }
-    }
-    RunCommands();
+    loop_.Wait(NextDeadline(), [this](uint64_t tag, uint32_t events) {
+      HandleEvents(static_cast<int>(tag), events);
+    });
+    commands_.Run();
     CheckDeadlines();
     CallWhatIsDue();
     LoseStale();
     BeginWaiting();
     FlushConnections();
   }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ended_ = true;
-  }
-  RunCommands();  // what came in until then is refused, not forgotten
+  commands_.Close();  // what came in until then is refused, not forgotten
   CancelAll(Closed());
 }
 
-int ClientThread::WaitMilliseconds() const {
+TimePoint ClientThread::NextDeadline() const {
   TimePoint next = later_.empty() ? TimePoint::max() : later_.begin()->first;
   for (const Remote& remote : remotes_) {
     for (const auto& [number, request] : remote.unanswered) {
       if (request->operation != nullptr) next = std::min(next, request->deadline);
     }
   }
-  if (next == TimePoint::max()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 3600 * 1000));
-}
-
-void ClientThread::RunCommands() {
-  std::vector<std::function<void()>> commands;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    commands.swap(commands_);
-  }
-  for (const auto& command : commands) command();
+  return next;
 }
 
 void ClientThread::HandleEvents(int server, uint32_t events) {
@@ -236,10 +186,8 @@ void ClientThread::HandleEvents(int server, uint32_t events) {
 }
 
 void ClientThread::WatchWritable(int server, bool on) {
-  epoll_event event{};
-  event.events = on ? EPOLLIN | EPOLLOUT : EPOLLIN;
-  event.data.u64 = static_cast<uint64_t>(server);
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, remotes_[server].connection->fd(), &event);
+  loop_.Change(remotes_[server].connection->fd(), static_cast<uint64_t>(server),
+               on ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 void ClientThread::FlushConnections() {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/net/event_loop.h"
 #include "core/net/socket.h"
 #include "core/ps/client/connection.h"
 #include "core/ps/client/operations/operation.h"
@@ -66,8 +67,7 @@ class ClientThread : private AnswerHandler {
 
   // The thread only, from here on.
   void Run();
-  int WaitMilliseconds() const;
-  void RunCommands();
+  TimePoint NextDeadline() const;
   void HandleEvents(int server, uint32_t events);
   void WatchWritable(int server, bool on);
   void FlushConnections();
@@ -95,17 +95,16 @@ class ClientThread : private AnswerHandler {
   void Resend(int server, const RequestPtr& request);
 
   const double timeout_seconds_;
-  Fd epoll_, wake_;
+  EventLoop loop_;
+  CommandQueue commands_;
   std::thread thread_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::function<void()>> commands_;  // guarded by mutex_
   std::deque<int> lost_;                         // guarded by mutex_
   uint64_t open_pushes_ = 0;                     // guarded by mutex_
   Status push_failure_;                          // guarded by mutex_; the next pull's
   bool closing_ = false;                         // guarded by mutex_
-  bool ended_ = false;                           // guarded by mutex_
 
   std::vector<Remote> remotes_;
   std::multimap<TimePoint, std::function<void()>> later_;

@@ -10,13 +10,13 @@ Status Handshake::Begin(const std::string& address, bool local, const Key& key,
                         const Hello& hello) {
   Status s = Dial(address, local, deadline_, &socket_);
   if (s.ok()) s = Authenticate(socket_, key, hello, deadline_);
-  HeaderBytes welcome;
+  FrameHeaderBytes welcome;
   if (s.ok()) s = ReceiveAll(socket_.fd, welcome.data(), welcome.size(), deadline_);
   FrameHeader header;
-  if (s.ok()) s = DecodeHeader(welcome.data(), &header);
-  if (s.ok() && (header.type != FrameType::kWelcome || header.length != 0)) {
+  if (s.ok()) s = Decode(welcome.data(), LimitsOfConnection, &header);
+  if (s.ok() && (!header.Is(FrameType::kWelcome) || header.meta_bytes != 0)) {
     s = Status(StatusCode::kInternal, StrCat("expected a WELCOME, received a frame of type ",
-                                             static_cast<int>(header.type)));
+                                             int{header.type}));
   }
   return s;
 }

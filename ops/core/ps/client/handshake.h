@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/net/authenticate.h"
 #include "core/net/frame.h"
 #include "core/net/socket.h"
 #include "core/ps/client/connection.h"

@@ -103,7 +103,7 @@ class Server::Impl : private Outlet {
     }
     started_ = true;
     acceptor_.Open(
-        threads_[0]->epoll(), key, incarnation_, 0,
+        threads_[0]->loop(), key, incarnation_, 0,
         [this](uint32_t rank) { return rank < static_cast<uint32_t>(workers_); },
         [this](uint32_t rank, PeerSocket socket) {
           const uint64_t session = next_session_++;

@@ -14,7 +14,7 @@
 #include "core/base/block.h"
 #include "core/base/status.h"
 #include "core/math/dtype.h"
-#include "core/net/frame.h"
+#include "core/net/authenticate.h"
 #include "core/ps/server/schedule.h"
 #include "core/ps/table/row_clock.h"
 

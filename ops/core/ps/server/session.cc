@@ -28,10 +28,7 @@ Session::Session(uint64_t id, int worker, PeerSocket socket, Store* store)
       payload_(&store->pool()) {
   caller_.session = id;
   caller_.worker = worker;
-  FrameHeader welcome;
-  welcome.type = FrameType::kWelcome;
-  const HeaderBytes bytes = EncodeHeader(welcome);
-  outputs_.push_back({std::string(bytes.begin(), bytes.end()), {}});
+  outputs_.push_back({EncodeFrame(FrameType::kWelcome, ""), {}});
 }
 
 Status Session::Receive(const OnRequest& on_request) {
