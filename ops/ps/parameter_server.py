@@ -256,7 +256,7 @@ class ParameterServer:
 def _held(image: ctypes.c_int64) -> Iterator[ServerSnapshot]:
     try:
         shards = _shards(image)
-        split = len(shards) - IMAGE.aside_count(image)
+        split = len(shards) - IMAGE.unclaimed_count(image)
         yield ServerSnapshot(
             dict(shards[:split]),
             _progress(image),

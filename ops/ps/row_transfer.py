@@ -10,8 +10,8 @@ from tfdist.ops.ps.parameter_client import ParameterClient
 from tfdist.ops.ps.saved_rows import SavedRows, rows_from_c
 from tfdist.ops.ps.server_calls import Handle, Rows
 
-_DUMP = library.CFunctions(
-    "tfdist_ps_dump_",
+_SCAN = library.CFunctions(
+    "tfdist_ps_scan_",
     checked={
         "next": [
             Handle,
@@ -28,11 +28,9 @@ _DUMP = library.CFunctions(
     plain={"end": [Handle]},
     returning={"begin": ([], Handle)},
 )
-_ROWS = library.CFunctions(
-    "tfdist_ps_rows_",
-    checked={
-        "assign": [Handle, ctypes.c_int, ctypes.POINTER(Rows), ctypes.c_uint64, ctypes.c_bool]
-    },
+_IMPORT = library.CFunctions(
+    "tfdist_ps_import_",
+    checked={"rows": [Handle, ctypes.c_int, ctypes.POINTER(Rows), ctypes.c_uint64, ctypes.c_bool]},
 )
 
 
@@ -56,12 +54,12 @@ def scan_rows(
     Raises:
       tf.errors.OpError: the server does not answer, or was started again meanwhile.
     """
-    dump = _DUMP.begin()
+    scan = _SCAN.begin()
     raw, floats, more = Rows(), ctypes.c_uint64(), ctypes.c_bool(True)
     try:
         while True:
-            _DUMP.next(
-                dump,
+            _SCAN.next(
+                scan,
                 client.handle,
                 table,
                 server,
@@ -76,7 +74,7 @@ def scan_rows(
             if not more.value:
                 return
     finally:
-        _DUMP.end(dump)
+        _SCAN.end(scan)
 
 
 def import_rows(client: ParameterClient, table: int, rows: SavedRows, slots: bool) -> None:
@@ -92,4 +90,4 @@ def import_rows(client: ParameterClient, table: int, rows: SavedRows, slots: boo
       tf.errors.InvalidArgumentError: the table's rows are of another length.
       tf.errors.OpError: a server does not answer.
     """
-    _ROWS.assign(client.handle, table, ctypes.byref(rows.as_c()), rows.content.shape[1], slots)
+    _IMPORT.rows(client.handle, table, ctypes.byref(rows.as_c()), rows.content.shape[1], slots)

@@ -1,4 +1,4 @@
-"""The C functions of a parameter server: server_c_api.cc and snapshot_c_api.cc."""
+"""The C functions of a parameter server, in core/ps/server/server_c_api.cc."""
 
 from __future__ import annotations
 
@@ -144,12 +144,12 @@ SERVER = library.CFunctions(
     },
 )
 IMAGE = library.CFunctions(
-    "tfdist_ps_image_",
+    "tfdist_ps_snapshot_",
     plain={"free": [Handle]},
     returning={
         "count": ([Handle], ctypes.c_uint64),
         "time": ([Handle], ctypes.c_double),
-        "aside_count": ([Handle], ctypes.c_uint64),
+        "unclaimed_count": ([Handle], ctypes.c_uint64),
         "table": ([Handle, ctypes.c_uint64, ctypes.POINTER(SavedTable)], ctypes.c_bool),
         "next_rows": (
             [Handle, ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(Rows)],

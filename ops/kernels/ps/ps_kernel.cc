@@ -1,6 +1,6 @@
 #include "kernels/ps/ps_kernel.h"
 
-#include "core/ps/client/client_handles.h"
+#include "core/base/handle_table.h"
 #include "tensorflow/core/framework/tensor_util.h"
 
 namespace tfdist {
@@ -14,7 +14,7 @@ PsKernel::PsKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
 }
 
 std::shared_ptr<ps::Client> PsKernel::FindClient(OpKernelContext* context) const {
-  std::shared_ptr<ps::Client> client = ps::FindClient(client_);
+  std::shared_ptr<ps::Client> client = HandleTable<ps::Client>::Get().Find(client_);
   if (client == nullptr) {
     context->SetStatus(absl::FailedPreconditionError(
         "the connections to the parameter servers were closed; the strategy that made this graph "

@@ -1,4 +1,4 @@
-// What fails, and how a client says it.
+// Failures of a client's operations, and their messages.
 #include <sys/mman.h>
 
 #include "ps/worker.h"
@@ -16,7 +16,7 @@ void TestRefusals() {
   EXPECT_CONTAINS(early.message(), "parameter 'a' has not been created on ps 1");
   EXPECT_STATUS(worker.Pull({a + 1}, false), StatusCode::kInvalidArgument);
   EXPECT_OK(worker.Create<float>(a, {1, 2}));
-  // A server's refusal names it, and a push's is the next pull's.
+  // A refusal names the server; the next pull reports the refusal of a push.
   const int b = worker.Add("b", {2}, DType::kInt64, 1);
   EXPECT_OK(worker.Create<int64_t>(b, {1, 2}));
   const Status unfit = worker.BindSgd({b});
@@ -29,9 +29,9 @@ void TestRefusals() {
     EXPECT_OK(worker.PushStaged());
     const Status status = flush ? worker.client().Flush(kPatience) : worker.Pull({a}, false);
     EXPECT(!status.ok());
-    EXPECT_OK(worker.Pull({a}, false));  // told once
+    EXPECT_OK(worker.Pull({a}, false));  // reported once
   }
-  const Status gone = worker.Pull({a}, true);  // a step concerns all servers
+  const Status gone = worker.Pull({a}, true);  // a step goes to all servers
   EXPECT_STATUS(gone, StatusCode::kUnavailable);
   EXPECT(gone.message() == "ps 0 is gone for good");
 
@@ -44,7 +44,7 @@ void TestRefusals() {
   EXPECT(worker.client().WaitForLost(10) == -1);
 }
 
-// Values that the server cannot read out of the worker's memory are sent.
+// Values that the server cannot read in the worker's memory are sent.
 void TestUnreadableMemory() {
   constexpr size_t kCount = 1 << 18;
   const auto server = StartServer(AsyncJob(1));
@@ -71,7 +71,7 @@ void TestUnreadableMemory() {
   EXPECT(worker.Value(a) == Filled(kCount, 1.0f));  // a gradient of zeros
 }
 
-void TestClosingEndsWhatWaits() {
+void TestClosingEndsWaits() {
   const auto server = StartServer(SyncJob(2));
   Worker worker(0, 2);
   worker.Connect(*server);
@@ -89,7 +89,7 @@ void TestClosingEndsWhatWaits() {
 void Main() {
   TestRefusals();
   TestUnreadableMemory();
-  TestClosingEndsWhatWaits();
+  TestClosingEndsWaits();
   std::puts("ps_client_errors: ok");
 }
 

@@ -1,4 +1,4 @@
-// One worker's client and real servers: what is pulled, and what is pushed.
+// Clients and real servers: pulls and pushes.
 #include <numeric>
 
 #include "ps/worker.h"
@@ -26,14 +26,14 @@ void TestCreatePullPush() {
   EXPECT(worker.allocated == std::vector<int>({a, b, nothing}));
   EXPECT(worker.Value(a) == Floats({1, 2, 3}));
 
-  // Nothing has changed: nothing comes, and nothing goes.
+  // Without a change, nothing is transferred.
   EXPECT_OK(worker.Pull({a, b, nothing}));
   EXPECT(worker.allocated.empty());
   EXPECT_OK(worker.Push<float>({{a, {1, 2, 3}}}));
   EXPECT_OK(worker.client().Flush(kPatience));
   EXPECT(server->stats().pushes == 0);
 
-  // Alone, a worker assigns; what it changed is fetched again, the rest not.
+  // A single worker assigns. Only the changed parameter is fetched again.
   EXPECT_OK(worker.Push<int64_t>({{b, {(int64_t{1} << 40) + 1}}}));
   EXPECT(worker.Value<int64_t>(b)[0] == (int64_t{1} << 40) + 1);
   EXPECT_OK(worker.Pull({a, b, nothing, b}));
@@ -59,7 +59,7 @@ void TestFirstCreatorWins() {
   EXPECT_OK(second.Pull({also}, false));
   EXPECT(second.Value(also) == Floats({1, 2}));
 
-  // Several workers add; a change of a value that was not pulled means nothing.
+  // Several workers add. A change of a value that was not pulled is an error.
   EXPECT_OK(first.Pull({a}));
   EXPECT_OK(first.Push<float>({{a, {2, 4}}}));
   EXPECT_OK(second.Push<float>({{also, {11, 22}}}));
@@ -115,7 +115,7 @@ void TestGradients() {
   EXPECT_OK(worker.Pull({a, b}));
   EXPECT(worker.Value(a) == Floats({0.5, 2, 2.5, 4}) && worker.Value(b) == Floats({4}));
 
-  // Rows 1, 0 and 1 of two; a row that comes twice is added up. Then none.
+  // Rows 1, 0 and 1 of two; a repeated row is added up. Then no rows.
   ps::Gradient rows;
   rows.parameter = a;
   rows.values = Hold<float>({1, 2, 10, 20, 3, 4});
@@ -159,7 +159,7 @@ void TestSplitParameter() {
   EXPECT(other.allocated == std::vector<int>({split}));
   EXPECT(other.Value(split) == Ramp(100000, 0));
 
-  // Fresh memory, or what was pulled: parts that have not changed are in either.
+  // New memory, or that of the last pulled value: both have the unchanged shards.
   Floats expected = Ramp(100000, 0);
   for (const bool in_place : {false, true}) {
     worker.in_place = in_place;
@@ -174,12 +174,12 @@ void TestSplitParameter() {
   }
   EXPECT_OK(worker.Pull({split}));
   EXPECT(worker.Value(split) == expected);
-  // One shard was changed each time, but both servers heard of each step.
+  // Each push changed one shard, but both servers counted it.
   const uint64_t received = left->stats().bytes_received + right->stats().bytes_received;
   EXPECT(received == 400000 + 4 * 40000 * 4 + 2 * 60000 * 4);
   EXPECT(left->stats().pushes == 6 && right->stats().pushes == 6);
 
-  // A gradient of rows finds the servers of its rows.
+  // A gradient of rows is split by server.
   EXPECT_OK(worker.BindSgd({split}));
   ps::Gradient rows;
   rows.parameter = split;
@@ -211,7 +211,7 @@ void TestSetAndExclude() {
   EXPECT_OK(Call(
       [&](ps::Done done) { worker.client().Set({{a, Hold<float>({7, 8})}}, std::move(done)); }));
   EXPECT(worker.Value(a) == Floats({7, 8}));
-  EXPECT_OK(worker.PushStaged());  // nothing
+  EXPECT_OK(worker.PushStaged());  // pushes nothing
   EXPECT_OK(other.Pull({a}));
   EXPECT(other.Value(a) == Floats({7, 8}));
   EXPECT_OK(worker.Pull({a}));

@@ -1,4 +1,4 @@
-// Updates at once, by several workers: what delay does, and what threads may do at the same time.
+// Concurrent updates: compensation of delays, and several threads at once.
 #include <atomic>
 #include <cmath>
 
@@ -34,9 +34,9 @@ void TestDcAsgd() {
   other.Push(w, kGradient, Floats{2, 0});
   other.PushRows(rows, {0, 2}, {2, -1});
   other.PushRows(dense_rows, {0, 2}, {2, -1});
-  EXPECT(other.Value(w) == Floats({-1, 1}));  // on what it had pulled: nothing to correct
+  EXPECT(other.Value(w) == Floats({-1, 1}));  // no update since its pull: no correction
   EXPECT(other.Value(rows) == Floats({-1, 1, 2}));
-  // g + 0.5 g^2 (now - then)
+  // g + 0.5 g^2 (now - then).
   late.Push(w, kGradient, Floats{3, 3});
   EXPECT(other.Value(w) == Floats({-1 - (3 - 9), 1 - 3}));
   late.PushRows(rows, {2, 0}, {2, 3});
@@ -62,8 +62,8 @@ void TestAdaDelay() {
   late.Push(w, kGradient, Floats{1});  // 3 updates in all, and 3 since its pull
   const float expected = -3.0f - std::sqrt(0.5f);
   EXPECT(std::abs(late.Value(w)[0] - expected) < 1e-6f);
-  // How many there were is remembered.
-  auto next = StartServer(Compensated(Compensation::kAdaDelay), server->Freeze());
+  // The number of updates is in the snapshot.
+  auto next = StartServer(Compensated(Compensation::kAdaDelay), server->TakeSnapshot());
   RawPsWorker again(*next, 0), another(*next, 1);
   again.Create("w", Floats{0});
   again.Bind(Sgd(), w);
@@ -107,7 +107,7 @@ void TestOptions() {
   refused(options, "expected timeouts of more than 0 s");
 }
 
-// An answer on its way, of values that are changed meanwhile: what was asked for comes.
+// An answer on its way whose values are changed meanwhile has the old values.
 void TestSlowReader() {
   constexpr size_t kCount = 4 << 20;  // more than connections hold
   auto server = StartServer(Options(Mode::kAsync, 2));
@@ -123,8 +123,8 @@ void TestSlowReader() {
   for (const float value : after) EXPECT(value == 4);
 }
 
-// Workers push to the same shards at once. Nothing is lost, and an image holds each push whole or
-// not at all.
+// Workers push to the same shards at once. No push is lost, and a snapshot has each push entirely
+// or not at all.
 void TestManyAtOnce() {
   constexpr int kWorkers = 3, kSteps = 150;
   constexpr size_t kCount = 5000;
@@ -132,12 +132,12 @@ void TestManyAtOnce() {
   options.threads = 3;
   auto server = StartServer(options);
   std::atomic<bool> stop{false};
-  std::thread freezing([&] {
+  std::thread snapshots([&] {
     while (!stop) {
-      const ServerSnapshot image = server->Freeze();
-      if (image.shards.size() < 2) continue;
-      const Floats u = Values<float>({image.shards[0].block->data(), 4 * kCount});
-      const Floats v = Values<float>({image.shards[1].block->data(), 4 * kCount});
+      const ServerSnapshot snapshot = server->TakeSnapshot();
+      if (snapshot.shards.size() < 2) continue;
+      const Floats u = Values<float>({snapshot.shards[0].block->data(), 4 * kCount});
+      const Floats v = Values<float>({snapshot.shards[1].block->data(), 4 * kCount});
       for (size_t i = 0; i < kCount; ++i) EXPECT(u[i] == u[0] && v[i] == -u[0]);
     }
   });
@@ -151,18 +151,18 @@ void TestManyAtOnce() {
       worker.Push(push, Raw(Floats(kCount, mine)) + Raw(Floats(kCount, -mine)));
       const Floats now = worker.Value(u);
       for (const float value : now) EXPECT(value == now[0]);
-      EXPECT(now[0] >= mine * static_cast<float>(step + 1));  // what it wrote itself it reads
+      EXPECT(now[0] >= mine * static_cast<float>(step + 1));  // it reads its own pushes
     }
   });
   stop = true;
-  freezing.join();
+  snapshots.join();
   RawPsWorker worker(*server, 0, 5);
   const uint32_t u = worker.Create("u", Floats(kCount, 0));
   for (const float value : worker.Value(u)) EXPECT(value == 6 * kSteps);
 }
 
-// Hogwild changes values in place, and what is lost when two do so at once is not to be foreseen:
-// here workers have shards of their own, and then all have one thread, and turns.
+// Hogwild updates in place, and concurrent updates may be lost. So this test gives each worker its
+// own shards, and then uses a single thread.
 void TestHogwild() {
   constexpr int kWorkers = 2, kSteps = 50;
   ServerOptions options = Options(Mode::kAsync, kWorkers);
@@ -182,13 +182,13 @@ void TestHogwild() {
   server = StartServer(options);
   RawPsWorker a(*server, 0), b(*server, 1);
   const uint32_t shared = a.Create("shared", Floats{1, 2});
-  const ServerSnapshot image = server->Freeze();
+  const ServerSnapshot snapshot = server->TakeSnapshot();
   a.Push(shared, kDelta, Floats{1, 1});
   b.Push(shared, kDelta, Floats{2, 2});
   EXPECT(a.Value(shared) == Floats({4, 5}));
   b.Push(shared, UpdateKind::kAssign, Floats{9, 9});
   EXPECT(a.Value(shared) == Floats({9, 9}));
-  EXPECT(Values<float>({image.shards[0].block->data(), 8}) == Floats({1, 2}));
+  EXPECT(Values<float>({snapshot.shards[0].block->data(), 8}) == Floats({1, 2}));
 }
 
 void Main() {

@@ -1,5 +1,5 @@
-// Embeddings on several servers: rows by id from wherever they are, gradients added up and applied
-// once, whatever breaks in between.
+// Embeddings on several servers: rows are looked up by id; gradients are added up and applied once,
+// also when connections break.
 #include <random>
 
 #include "proxy.h"
@@ -17,7 +17,7 @@ ps::TableConfig Zeros(uint32_t width) {
   return config;
 }
 
-// The servers of a job, and a worker that is connected to all.
+// The servers of a job, and workers that are connected to all of them.
 struct Job {
   Job(const ps::ServerOptions& options, int count) {
     for (int i = 0; i < count; ++i) servers.push_back(StartServer(options));
@@ -28,9 +28,11 @@ struct Job {
     return worker;
   }
   uint64_t pushes() const {
-    uint64_t most = 0;
-    for (const auto& server : servers) most = std::max(most, server->stats().pushes);
-    return most;
+    uint64_t max_pushes = 0;
+    for (const auto& server : servers) {
+      max_pushes = std::max(max_pushes, server->stats().pushes);
+    }
+    return max_pushes;
   }
 
   std::vector<std::unique_ptr<ps::Server>> servers;
@@ -74,7 +76,7 @@ void TestLookupAndPush(int servers) {
     config.initializer.Fill(ids[i], 3, expected);
     EXPECT(std::equal(expected, expected + 3, before.begin() + 3 * i));
   }
-  // Two lists of ids, in which each occurs several times.
+  // Two lists with repeated ids.
   EXPECT_OK(worker->Pull({}));
   Stage(*worker, table, ids, Floats(3000, 0.5f));
   Stage(*worker, table, {ids[0], ids[1]}, {1, 1, 1, 2, 2, 2});
@@ -92,7 +94,7 @@ void TestLookupAndPush(int servers) {
   EXPECT(job.pushes() == 1);
 }
 
-// One request of each server for all tables.
+// One request to each server for all tables.
 void TestManyTables() {
   Job job(AsyncJob(1), 2);
   const auto worker = job.Join(0);
@@ -131,7 +133,7 @@ void TestRefusals() {
   EXPECT(Lookup(*worker, table, {1}, 3) == Floats(3, 0));
 }
 
-// Gradients of synchronous workers are added up, and applied as one.
+// The gradients of synchronous workers are added up, and applied as one.
 void TestSync() {
   Job job(SyncJob(2), 2);
   const auto a = job.Join(0, 2), b = job.Join(1, 2);
@@ -148,9 +150,9 @@ void TestSync() {
   EXPECT_OK(b->PushStaged());
   Ending next[] = {a->StartPull({}), b->StartPull({})};
   for (Ending& step : next) EXPECT_OK(Wait(step));
-  // One step of Adagrad from nothing is of length 1, whatever the gradient.
+  // The first step of Adagrad has length 1 for any gradient.
   EXPECT(Lookup(*b, table, {1, 2, 3}, 2, false) == Floats(6, -1));
-  // A worker whose batch has no rows makes the step too.
+  // A worker whose batch has no rows contributes too.
   Stage(*a, table, {7}, {1, 1});
   EXPECT_OK(a->PushStaged());
   Stage(*b, table, {}, {});
@@ -160,8 +162,8 @@ void TestSync() {
   EXPECT(Lookup(*b, table, {7}, 2, false) == Floats(2, -1));
 }
 
-// Two workers push rows of the same ids for the same step, each served by a thread of its own.
-void TestSyncAtOnce() {
+// Two workers push rows of the same ids for the same step, on two threads of the server.
+void TestConcurrentSync() {
   constexpr size_t kIds = 2000, kWidth = 8;
   Job job(SyncJob(2), 1);
   std::vector<std::unique_ptr<Worker>> workers;
@@ -182,7 +184,7 @@ void TestSyncAtOnce() {
   });
 }
 
-// A connection that is cut at any byte of a step: nothing is applied twice, or lost.
+// A connection that is cut at any byte of a step: no gradient is applied twice or lost.
 void TestCuts() {
   Job job(AsyncJob(2), 2);
   Proxy proxy(job.servers[0]->port());
@@ -225,8 +227,8 @@ void TestCuts() {
   EXPECT(Lookup(worker, table, ids, 2, false) == Floats(40, steps));
 }
 
-// A server that is started again without its rows begins them anew; the others keep theirs.
-void TestServerStartedAgain() {
+// A server that restarts without its rows makes new ones; other servers keep theirs.
+void TestServerRestart() {
   Job job(AsyncJob(1), 2);
   const auto worker = job.Join(0);
   const int table = MakeTable(*worker, "t", Zeros(1));
@@ -259,9 +261,9 @@ void Main() {
   TestManyTables();
   TestRefusals();
   TestSync();
-  TestSyncAtOnce();
+  TestConcurrentSync();
   TestCuts();
-  TestServerStartedAgain();
+  TestServerRestart();
   std::puts("ps embedding: ok");
 }
 

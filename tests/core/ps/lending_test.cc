@@ -1,4 +1,4 @@
-// Values that are lent instead of sent, between a worker and a server of one machine.
+// Values that a worker and a server of one machine read in each other's memory.
 #include <cstring>
 #include <optional>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kCount = 1 << 18;  // floats, 1 MB
 
-// A worker that agrees by hand.
+// A worker that exchanges canaries and lent values by hand.
 struct LendingWorker : RawPsWorker {
   explicit LendingWorker(const Server& server) : RawPsWorker(server, 0, 0, true) {
     exposed.emplace();
@@ -22,7 +22,7 @@ struct LendingWorker : RawPsWorker {
     server_memory.emplace(peer().process, theirs.canary);
   }
 
-  // Where the answer to a pull has lent the value of a shard.
+  // Pulls a shard; the address at which the server lends its value.
   const char* PullLent(uint32_t shard) {
     PullRequest request{false, {{shard, 0}}};
     const uint64_t number = 1000 + ++pulls;
@@ -47,7 +47,7 @@ struct LendingWorker : RawPsWorker {
     return meta;
   }
 
-  // Lends what is at `pieces` as a push's payload; the type of the answer.
+  // A push that lends the memory of `pieces` as its payload.
   static std::string LentPush(const PushRequest& push, const std::vector<iovec>& pieces) {
     MessageHeader header;
     header.type = MessageType::kPush;
@@ -80,7 +80,7 @@ float First(const char* values) {
   return first;
 }
 
-// What is lent stays as it is until it is said to be copied; from then on it may be written to.
+// A lent value does not change until the worker releases it; then its memory may be reused.
 void TestLentValuesStay() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
@@ -91,7 +91,7 @@ void TestLentValuesStay() {
                                   {gradient.data() + 100, kCount * 4 - 400}};
 
   const char* const first = worker.PullLent(shard);
-  EXPECT(First(first) == 5);  // this is the server's process too
+  EXPECT(First(first) == 5);  // the server is in the same process
   Floats copy(kCount);
   EXPECT_OK(worker.server_memory->Read({{copy.data(), kCount * 4}},
                                        {{const_cast<char*>(first), kCount * 4}}));
@@ -106,12 +106,12 @@ void TestLentValuesStay() {
   worker.Copied();
   EXPECT(worker.PushLent(worker.NewGradient(shard), halves) == MessageType::kOk);
   EXPECT(worker.PullLent(shard) == second && First(second) == 3);
-  // Values, by whichever way.
+  // Bytes of values are counted, sent or lent.
   EXPECT(Eventually([&] { return server->stats().bytes_received == 3 * kCount * 4; }));
   EXPECT(Eventually([&] { return server->stats().bytes_sent == 3 * kCount * 4; }));
 }
 
-// The worker is asked to send what cannot be read where it is.
+// The server requests values again that it cannot read.
 void TestUnreadableIsSent() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
@@ -128,7 +128,7 @@ void TestUnreadableIsSent() {
   EXPECT(First(worker.PullLent(shard)) == 4);
 }
 
-// Nothing is applied of what is not lent any more.
+// Values that are no longer lent are not applied.
 void TestWithdrawn() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
@@ -143,7 +143,7 @@ void TestWithdrawn() {
   EXPECT(server->stats().broken_requests == 0);
 }
 
-// Refused, with the values that go with it, as if it had been sent.
+// A refusal of a request with lent values.
 void TestRefused() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   LendingWorker worker(*server);
@@ -160,7 +160,7 @@ void TestClaims() {
   const iovec all{gradient.data(), kCount * 4};
   uint64_t broken = 0;
   {
-    RawPsWorker worker(*server, 0);  // lends without having said whose memory it is
+    RawPsWorker worker(*server, 0);  // lends without a LEND message
     const uint32_t shard = worker.Create("w", Floats(kCount, 5));
     worker.Bind(Sgd(), shard);
     const PushRequest push = worker.NewPush({{shard, UpdateKind::kGradient, 0, 0, 0}});
@@ -174,10 +174,10 @@ void TestClaims() {
     std::string bytes = LendingWorker::LentPush(worker.NewGradient(shard), {all});
     MessageHeader header;
     EXPECT_OK(Decode(bytes.data(), &header));
-    if (kind == 0) header.lent = 2;                           // what is not an address
-    if (kind == 1) header.payload_bytes += 4;                 // more than is lent
-    if (kind == 2) header.payload_bytes -= 4;                 // less
-    if (kind == 3) header.lent = header.meta_bytes / 16 + 1;  // more pieces than there is meta
+    if (kind == 0) header.lent = 2;                           // not an address
+    if (kind == 1) header.payload_bytes += 4;                 // more bytes than are lent
+    if (kind == 2) header.payload_bytes -= 4;                 // fewer bytes
+    if (kind == 3) header.lent = header.meta_bytes / 16 + 1;  // more pieces than meta has
     const auto head = Encode(header);
     std::copy(head.begin(), head.end(), bytes.begin());
     EXPECT(worker.peer().Send(bytes));
@@ -196,7 +196,7 @@ void TestClaims() {
   EXPECT(server->stats().broken_requests == broken);
 }
 
-// Who never says what it has copied is sent values in the end; others are not held up.
+// A worker that never releases lent values is sent values in the end.
 void TestNeverCopied() {
   const auto server = StartServer(Options(Mode::kAsync, 2));
   LendingWorker worker(*server);
@@ -205,7 +205,7 @@ void TestNeverCopied() {
   EXPECT(worker.Value(shard) == Floats(kCount, 5));
 }
 
-// A worker whose memory cannot be read, and which cannot read.
+// A worker that cannot read, and whose memory cannot be read.
 void TestNeitherReads() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   RawPsWorker worker(*server, 0, 0, true);
@@ -218,8 +218,8 @@ void TestNeitherReads() {
   EXPECT(worker.Value(shard) == Floats(kCount, 5));
 }
 
-// What was once the way to read a server's memory over a network: no address is heard by TCP, not
-// even by a worker that knows the key, and none is told.
+// Over TCP a server accepts no addresses, not even from a worker that knows the key, and sends
+// none. Otherwise its memory could be read over the network.
 void TestNothingIsLentOverTcp() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   const std::string secret(kCount * sizeof(float), 's');
@@ -248,7 +248,7 @@ void TestNothingIsLentOverTcp() {
   EXPECT(after.Value(after.Create("w", DType::kFloat32, kCount, "")) == Floats(kCount, 5));
 }
 
-// A server that is not to read its workers' memory, nor be read, has no unix socket.
+// A server without lending has no unix socket.
 void TestServerThatDoesNotLend() {
   std::unique_ptr<Server> server;
   EXPECT_OK(Server::Create(Options(Mode::kAsync, 1), "127.0.0.1", 0, false, &server));

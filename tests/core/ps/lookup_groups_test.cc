@@ -1,4 +1,4 @@
-// Lookups that wait for each other, and rows that are asked for ahead.
+// Batched lookups, and prefetches.
 #include <chrono>
 #include <thread>
 
@@ -7,18 +7,19 @@
 namespace tfdist::testing::ps_lookup_groups_test {
 namespace {
 
-struct Asked {
+struct PendingLookup {
   ps::Memory rows;
   ps::LookupGroups::MemberPtr member = std::make_shared<ps::LookupGroups::Member>();
   Ending ending;
 };
 
-Asked Ask(LookupJob& job, const ps::GroupKey& key, int table, int64_t id, Asked asked = {}) {
-  asked.rows = Hold(Floats(2, -7));
-  asked.ending = Start([&](ps::Done done) {
-    job.lookups().LookupBatched(key, asked.member, {{table, {id}, asked.rows}}, true, done);
+PendingLookup StartLookup(LookupJob& job, const ps::GroupKey& key, int table, int64_t id,
+                          PendingLookup pending = {}) {
+  pending.rows = Hold(Floats(2, -7));
+  pending.ending = Start([&](ps::Done done) {
+    job.lookups().LookupBatched(key, pending.member, {{table, {id}, pending.rows}}, true, done);
   });
-  return asked;
+  return pending;
 }
 
 bool Waits(Ending& ending) {
@@ -30,33 +31,34 @@ void TestGroups() {
   const int table = job.Make(2);
   job.lookups().groups().SetSize(1, 0, 3);
   const ps::GroupKey one{1, 0, 10, 0, 0}, other{1, 0, 11, 0, 0};
-  Asked a = Ask(job, one, table, 1), b = Ask(job, other, table, 2), c = Ask(job, one, table, 3);
+  PendingLookup a = StartLookup(job, one, table, 1), b = StartLookup(job, other, table, 2),
+                c = StartLookup(job, one, table, 3);
   EXPECT(Waits(a.ending) && Waits(b.ending) && Waits(c.ending));
-  Asked last = Ask(job, one, table, 4);
-  for (Asked* each : {&a, &c, &last}) EXPECT_OK(Wait(each->ending));
+  PendingLookup last = StartLookup(job, one, table, 4);
+  for (PendingLookup* each : {&a, &c, &last}) EXPECT_OK(Wait(each->ending));
   EXPECT(LookupJob::Values(c.rows, 2) == First({3}, 2));
   EXPECT(job.client().lookup_stats().lookups == 1);
-  // One that is cancelled ends, before it is added too; the others' step fails as well.
+  // A cancelled lookup ends, also if it is cancelled before it is added.
   job.lookups().groups().Cancel(b.member);
   EXPECT_STATUS(Wait(b.ending), StatusCode::kCancelled);
   job.lookups().groups().Cancel(b.member);
-  Asked early;
+  PendingLookup early;
   job.lookups().groups().Cancel(early.member);
-  early = Ask(job, other, table, 2, std::move(early));
+  early = StartLookup(job, other, table, 2, std::move(early));
   EXPECT_STATUS(Wait(early.ending), StatusCode::kCancelled);
-  // A group of unknown size does not wait, nor one for a table that is not there.
-  Asked alone = Ask(job, {2, 0, 10, 0, 0}, table, 5);
+  // Lookups of a group without a size, and of an unknown table, do not wait.
+  PendingLookup alone = StartLookup(job, {2, 0, 10, 0, 0}, table, 5);
   EXPECT_OK(Wait(alone.ending));
-  Asked unknown = Ask(job, one, 77, 5);
+  PendingLookup unknown = StartLookup(job, one, 77, 5);
   EXPECT_STATUS(Wait(unknown.ending), StatusCode::kInvalidArgument);
-  Asked open = Ask(job, one, table, 5);
+  PendingLookup open = StartLookup(job, one, table, 5);
   job.client().Close();
   EXPECT_STATUS(Wait(open.ending), StatusCode::kCancelled);
-  Asked late = Ask(job, one, table, 5);
+  PendingLookup late = StartLookup(job, one, table, 5);
   EXPECT_STATUS(Wait(late.ending), StatusCode::kCancelled);
 }
 
-// Executions of a group at once, of which some are cancelled.
+// Concurrent executions of a group, some of which are cancelled.
 void TestGroupsAtOnce() {
   LookupJob job(2);
   const int table = job.Make(2);
@@ -66,12 +68,12 @@ void TestGroupsAtOnce() {
     threads.emplace_back([&, thread] {
       for (int step = 0; step < 50; ++step) {
         const ps::GroupKey key{1, 0, thread * 1000 + step, 0, 0};
-        Asked a = Ask(job, key, table, step);
+        PendingLookup a = StartLookup(job, key, table, step);
         std::thread canceller;
         if (step % 5 == 0) {
           canceller = std::thread([&] { job.lookups().groups().Cancel(a.member); });
         }
-        Asked b = Ask(job, key, table, step + 1);
+        PendingLookup b = StartLookup(job, key, table, step + 1);
         if (canceller.joinable()) canceller.join();
         const Status status = Wait(a.ending);
         if (status.ok()) {
@@ -109,19 +111,19 @@ void TestPrefetch() {
   const auto hits = [&] { return job.client().lookup_stats().prefetch_hits; };
   Prefetch first = Begin(job, 1, {{table, {1, 2, 1}, {}}, {table, {3}, {}}, {other, {4}, {}}});
   EXPECT_OK(Wait(first.begun));
-  // The next one of the same owner waits, one of another table does not.
+  // The next prefetch of the same owner and table waits.
   Prefetch second = Begin(job, 1, {{table, {5}, {}}});
   EXPECT(Waits(second.begun));
   job.Step(table, {1, 2, 3}, 2);
   EXPECT(job.Lookup(table, {3}, 2) == First({3}, 2));
-  EXPECT(job.Lookup(table, {1, 2}, 2) == First({1, 2}, 2, 1));  // others' ids
+  EXPECT(job.Lookup(table, {1, 2}, 2) == First({1, 2}, 2, 1));  // other ids
   EXPECT(job.Lookup(table, {1, 2, 1}, 2, false) == First({1, 2, 1}, 2, 1));
   EXPECT(job.Lookup(table, {1, 2, 1}, 2) == First({1, 2, 1}, 2));
   EXPECT(Waits(second.begun));
   EXPECT(job.Lookup(other, {4}, 3) == First({4}, 3));
   EXPECT_OK(Wait(second.begun));
   EXPECT(hits() == 3);
-  // What is not used for two steps is forgotten.
+  // A prefetch is given up after two steps.
   Prefetch third = Begin(job, 1, {{table, {6}, {}}});
   job.Step(table, {5, 6}, 2);
   EXPECT(Waits(third.begun));
@@ -129,7 +131,7 @@ void TestPrefetch() {
   EXPECT_OK(Wait(third.begun));
   EXPECT(job.Lookup(table, {5}, 2) == First({5}, 2, 2));
   EXPECT(hits() == 3);
-  // A later owner's takes its place; the former owner's does not.
+  // The prefetch of a later owner replaces it; that of a former owner does not.
   Prefetch fourth = Begin(job, 2, {{table, {7}, {}}});
   EXPECT_OK(Wait(fourth.begun));
   EXPECT(job.Lookup(table, {6}, 2) == First({6}, 2, 2));
@@ -145,14 +147,14 @@ void TestPrefetch() {
   Status status;
   EXPECT(job.lookups().MakePrefetch(1, {{77, {1}, {}}}, true, &status) == nullptr);
   EXPECT_STATUS(status, StatusCode::kInvalidArgument);
-  Prefetch kept = Begin(job, 2, {{table, {9}, {}}}), open = Begin(job, 2, {{table, {9}, {}}});
-  EXPECT_OK(Wait(kept.begun));
+  Prefetch current = Begin(job, 2, {{table, {9}, {}}}), open = Begin(job, 2, {{table, {9}, {}}});
+  EXPECT_OK(Wait(current.begun));
   job.client().Close();
   EXPECT_STATUS(Wait(open.begun), StatusCode::kCancelled);
 }
 
-// Of a dataset of which another worker gets a part.
-void TestPrefetchThatNobodyUses() {
+// For example of a batch that another worker gets.
+void TestUnusedPrefetch() {
   constexpr double kSeconds = 0.3;
   LookupJob job(1, true, kSeconds);
   const int table = job.Make(2);
@@ -166,7 +168,7 @@ void TestPrefetchThatNobodyUses() {
   EXPECT(job.client().lookup_stats().prefetch_hits == 1);
 }
 
-// A pipeline that runs one batch ahead of the steps, and does not wait for rows.
+// A pipeline that is one batch ahead of the steps, and does not wait for rows.
 void TestPipeline() {
   LookupJob job(2);
   const int table = job.Make(2);
@@ -193,7 +195,7 @@ void Main() {
   TestGroups();
   TestGroupsAtOnce();
   TestPrefetch();
-  TestPrefetchThatNobodyUses();
+  TestUnusedPrefetch();
   TestPipeline();
   std::puts("ps lookup groups: ok");
 }

@@ -1,4 +1,4 @@
-// A worker that looks up rows, as tests use it.
+// A worker that looks up rows, for tests.
 #ifndef TFDIST_TESTS_CORE_PS_LOOKUPS_H_
 #define TFDIST_TESTS_CORE_PS_LOOKUPS_H_
 
@@ -20,7 +20,7 @@ inline ps::TableConfig Random(uint32_t width) {
   return config;
 }
 
-// A worker and its servers, whose tables are steps of SGD away from their first rows.
+// A worker and its servers. Their tables differ from the initial rows by steps of SGD.
 struct LookupJob {
   explicit LookupJob(int count, bool lend = true, double timeout_seconds = kPatience)
       : worker(0, 1, count, timeout_seconds, 0, lend) {
@@ -48,7 +48,7 @@ struct LookupJob {
     const auto* values = reinterpret_cast<const float*>(rows.data);
     return Floats(values, values + count);
   }
-  // All elements of these rows become larger by one.
+  // A step that adds 1 to all elements of these rows.
   void Step(int table, const Ids& ids, size_t width) {
     client().StageRows({1, 1}, {table, ids, Hold(Floats(ids.size() * width, -1))});
     EXPECT_OK(worker.PushStaged());
@@ -60,7 +60,7 @@ struct LookupJob {
   int tables = 0;
 };
 
-// As after so many steps.
+// The initial rows plus a number of steps.
 inline Floats First(const Ids& ids, uint32_t width, int steps = 0) {
   Floats rows(ids.size() * width);
   for (size_t i = 0; i < ids.size(); ++i) {

@@ -1,4 +1,4 @@
-// What becomes of lookups on the worker: rows of equal ids once, caches, and what rows travel as.
+// Lookups on the worker: each id is fetched once; caches; wire dtypes.
 #include "ps/lookups.h"
 
 #include <set>
@@ -6,7 +6,7 @@
 namespace tfdist::testing::ps_lookups_test {
 namespace {
 
-// Long runs without a repeated id, which are received in place, and short ones.
+// Long runs without a repeated id, which are received without a copy, and short ones.
 void TestEqualIds(int servers, bool lend) {
   LookupJob job(servers, lend);
   const int table = job.Make(40);
@@ -70,7 +70,7 @@ void TestShortFloats() {
     const Floats sent = rounded(gradients), after = job.Lookup(table, {1, 2, 3}, 7);
     for (size_t i = 0; i < after.size(); ++i) EXPECT(after[i] == exact[i] - sent[i]);
   }
-  // To nearest even, and what no float16 can hold.
+  // Rounding to nearest even, and overflow of float16.
   const Floats odd = {1.0f + 0x1p-11f, 1.0f + 3 * 0x1p-11f, 70000.0f, -0.0f};
   uint16_t half[4], brain[4];
   Narrow(DType::kFloat16, odd.data(), half, 4);
@@ -94,7 +94,7 @@ void TestCache() {
   EXPECT(job.Lookup(table, ids, 3) == First(ids, 3, 3));
   const ps::LookupStats stats = job.client().lookup_stats();
   EXPECT(stats.cache_lookups == 15 && stats.cache_hits == 9);
-  // Of more rows than there is room for, the ones that are used often stay.
+  // A full cache keeps frequently used rows.
   const int large = job.Make(2);
   EXPECT_OK(job.lookups().SetCache(large, 64, 2));
   for (int i = 0; i < 20; ++i) job.Lookup(large, {1, 2}, 2);

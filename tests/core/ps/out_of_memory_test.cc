@@ -266,7 +266,7 @@ void TestRequests(Mode mode) {
       job.worker().Pull({0, 1});
       EXPECT(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));
       job.worker().Pull({0, 1});
-      EXPECT(!job.server().Freeze().shards.empty());
+      EXPECT(!job.server().TakeSnapshot().shards.empty());
     }
     std::printf("  %s, mode %d: %d of %d refused, %d closed\n", one.name, static_cast<int>(mode),
                 refused, static_cast<int>(nth) - 2, closed);
@@ -344,7 +344,7 @@ void TestFreeze() {
     SpareThisThread(false);
     FailAllocation(nth);
     try {
-      const ServerSnapshot image = job.server().Freeze(false, next_log.path);
+      const ServerSnapshot image = job.server().TakeSnapshot(false, next_log.path);
     } catch (const std::bad_alloc&) {
       ++thrown;
     }
@@ -352,7 +352,7 @@ void TestFreeze() {
     SpareThisThread(true);
     EXPECT(!job.worker().Push<float>(0, UpdateKind::kGradient, {1, 1, 1, 1}));
     job.Lookup({1, 2, 30});
-    const ServerSnapshot image = job.server().Freeze();
+    const ServerSnapshot image = job.server().TakeSnapshot();
     EXPECT(image.shards.size() == 2 && image.tables.size() == 2);
     EXPECT(CopyOf(*image.tables[1])->size() == 4);
   }

@@ -1,4 +1,4 @@
-// Connections that break: nothing is applied twice, and nothing is lost.
+// Broken connections: no update is applied twice or lost.
 #include "proxy.h"
 #include "ps/worker.h"
 
@@ -9,10 +9,10 @@ using Floats = std::vector<float>;
 
 constexpr Proxy::Direction kDirections[] = {Proxy::kToServer, Proxy::kToClient};
 
-// A worker of a job of two, whose changes are added: twice the same would show. It reaches server 0
-// by a proxy and server 1 directly.
+// A worker of a job of two, whose changes are added: a repeated one would show. It reaches server 0
+// through a proxy and server 1 directly.
 struct Route {
-  // With `scale` 4000, what goes to server 0 is lent, and what goes to the other one is not.
+  // With `scale` 4000, values for server 0 are large enough to be read in place.
   explicit Route(const ps::ServerOptions& options, size_t values_scale = 1)
       : scale(values_scale),
         server(StartServer(options)),
@@ -34,7 +34,7 @@ struct Route {
   Status TryToConnect() { return worker.Connect(0, proxy.port(), server->incarnation()); }
   void Connect() { EXPECT_OK(TryToConnect()); }
 
-  // A push of +1 of everything, and the pull behind it, under way.
+  // Starts a push that adds 1 to all parameters, and the next pull.
   Ending StartStep() {
     ++steps;
     worker.Stage(weights, Filled(6 * scale, -1.0f));
@@ -54,7 +54,7 @@ struct Route {
     EXPECT(worker.Value(weights) == Filled(6 * scale, value));
   }
 
-  // All that the worker says of a step has passed: COPIED has no answer to wait for.
+  // Waits until all messages of a step have passed: COPIED has no answer to wait for.
   void Settle() { EXPECT_OK(worker.Pull({count}, false)); }
 
   const size_t scale;
@@ -65,7 +65,7 @@ struct Route {
   int64_t steps = 0;
 };
 
-// A byte more each time that only some are tried.
+// A part of the positions is tried: each call begins at another one.
 void TestCutAtEveryByteOfAStep(bool in_place, size_t scale, int first) {
   Route route(AsyncJob(2), scale);
   route.worker.in_place = in_place;
@@ -99,8 +99,8 @@ void TestCutAtEveryByteOfAStep(bool in_place, size_t scale, int first) {
   EXPECT(route.server->stats().repeated_pushes > 0);
 }
 
-// An edit whose connection breaks is sent again, and carried out once: what another worker has done
-// to the row meanwhile stays.
+// An edit whose connection breaks is sent again, and carried out once: a later edit by another
+// worker is not overwritten.
 void TestCutOfAnEdit() {
   const auto server = StartServer(AsyncJob(2));
   Proxy proxy(server->port());
@@ -180,14 +180,14 @@ void TestCutWhileConnectingAgain() {
       const Status status = route.TryToConnect();
       EXPECT_STATUS(status, StatusCode::kUnavailable);
       EXPECT_CONTAINS(status.message(), "cannot connect to ps 0 (127.0.0.1:");
-      EXPECT(route.worker.client().WaitForLost(0) == -1);  // it was not there
+      EXPECT(route.worker.client().WaitForLost(0) == -1);  // it was not connected
       route.Connect();
       route.ExpectStep(pull);
     }
   }
 }
 
-// Synchronous steps of two workers, one of which loses its connection again and again.
+// Synchronous steps of two workers, one of which loses its connection repeatedly.
 void TestCutOfASynchronousWorker() {
   const auto server = StartServer(SyncJob(2));
   Proxy proxy(server->port());
@@ -226,8 +226,8 @@ void TestCutOfASynchronousWorker() {
   EXPECT(server->stats().dropped_pushes == 0);
 }
 
-// An answer that makes no sense is as good as none.
-void TestAnswersThatMakeNoSense() {
+// A malformed answer is a broken connection.
+void TestMalformedAnswers() {
   Route route(AsyncJob(2));
   // Of the header of the answer to a push: magic, type, payload size, number.
   for (const uint64_t at : {0, 3, 4, 16, 20, 24, 31}) {
@@ -256,7 +256,7 @@ void TestGivingUp() {
   EXPECT(route.worker.client().WaitForLost(0) == -1);
 }
 
-// A server that is there and says nothing, or nothing more.
+// A connected server that does not answer, or stops in an answer.
 void TestSilence() {
   const auto server = StartServer(AsyncJob(2));
   Proxy proxy(server->port());
@@ -265,7 +265,7 @@ void TestSilence() {
   connect();
   const int a = worker.Make("a", Filled(100000, 1.0f));
   EXPECT_OK(worker.Pull({a}));
-  // In the answer to a push; in the value, at which a later answer could not be understood.
+  // In the answer to a push; in a value, after which a later answer could not be parsed.
   for (const uint64_t at : {0, 100000}) {
     worker.in_place = at > 0;
     proxy.Arm(Proxy::kToClient, at, Proxy::Fault::kStall);
@@ -274,7 +274,7 @@ void TestSilence() {
     EXPECT_STATUS(status, StatusCode::kDeadlineExceeded);
     EXPECT_CONTAINS(status.message(), at == 0 ? "ps 0: no answer to a push within 0.3 s"
                                               : "ps 0: no answer to a pull of 1 parameters");
-    // That the step of this worker is abandoned, the server learns by a new connection.
+    // A new connection tells the server that this worker has abandoned its step.
     EXPECT(worker.client().WaitForLost(kPatience) == 0);
     connect();
     EXPECT_OK(worker.Pull({a}));
@@ -295,7 +295,7 @@ void Main() {
   TestCutOfAnEdit();
   TestCutWhileConnectingAgain();
   TestCutOfASynchronousWorker();
-  TestAnswersThatMakeNoSense();
+  TestMalformedAnswers();
   TestGivingUp();
   TestSilence();
   std::puts("ps_reconnect: ok");

@@ -1,4 +1,4 @@
-// Sums over the workers of a job, on a parameter server.
+// Reductions over the workers of a job, by a parameter server.
 #include "ps/raw_ps_worker.h"
 
 namespace tfdist::testing::ps_reduce_test {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr uint64_t kKey = 77;
 
-// Which of three workers wait for which others.
+// Which of three workers wait for which others, such as "0-2 1-2 ".
 std::string Waits(const Server& server) {
   bool waits[9];
   server.Waits(waits);
@@ -42,7 +42,7 @@ void TestSums() {
   }
 }
 
-// Several tensors of several types in one.
+// One reduction of several tensors of several dtypes.
 void TestTensors() {
   auto server = StartServer(Options(Mode::kSync, 2));
   RawPsWorker a(*server, 0), b(*server, 1);
@@ -58,8 +58,8 @@ void TestTensors() {
   EXPECT(a.Await(first).payload == payload(3, 0.75, 7));
 }
 
-// A worker that asks again, because its connection broke, gets the same and adds nothing.
-void TestAskedAgain() {
+// A request that is repeated after a broken connection gets the same result, and adds nothing.
+void TestRepeatedRequest() {
   auto server = StartServer(Options(Mode::kSync, 2));
   auto a = std::make_unique<RawPsWorker>(*server, 0);
   RawPsWorker b(*server, 1);
@@ -75,7 +75,7 @@ void TestAskedAgain() {
   EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{3});
   EXPECT(a->AwaitReduce(a->RequestReduce(kKey + 1, 2, {6})) == Floats{11});
   EXPECT(b.AwaitReduce(ahead) == Floats{11});
-  // Now that all are further on, the old result is gone: it has to do with what it has.
+  // All workers are further on: the old result is gone, and the worker gets its own values back.
   EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{1});
 }
 
@@ -98,7 +98,7 @@ void TestDisagreement() {
   EXPECT(a.AwaitReduce(first) == Floats({11, 22}));
 }
 
-// Nobody waits for who has left, is silent, or has gone past.
+// A reduction does not wait for workers that left, were dropped, or are at a later execution.
 void TestFewerWorkers() {
   ServerOptions options = Options(Mode::kSync, 3);
   options.schedule.worker_timeout_seconds = 0.3;
@@ -109,7 +109,7 @@ void TestFewerWorkers() {
   c.Leave();
   EXPECT(a.AwaitReduce(first) == Floats{3} && b.AwaitReduce(second) == Floats{3});
   first = a.RequestReduce(kKey, 2, {1});
-  second = b.RequestReduce(kKey, 3, {2});  // will not come with the second one any more
+  second = b.RequestReduce(kKey, 3, {2});  // will not contribute to execution 2
   EXPECT(a.AwaitReduce(first) == Floats{1});
   EXPECT(a.AwaitReduce(a.RequestReduce(kKey, 3, {5})) == Floats{7});
   EXPECT(b.AwaitReduce(second) == Floats{7});
@@ -121,8 +121,8 @@ void TestFewerWorkers() {
     EXPECT(server->WaitForEvent(20, &event));
   } while (event.kind != Server::Event::Kind::kLog);
   EXPECT_CONTAINS(event.text, "worker 1 is dropped");
-  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 4, {9})) == Floats{1});  // of those who were there
-  b.Pull({});                                                         // is back
+  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 4, {9})) == Floats{1});  // without b
+  b.Pull({});                                                         // b is active again
   first = a.RequestReduce(kKey, 5, {1});
   EXPECT(!a.HasAnswer(first));
   EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 5, {2})) == Floats{3});
@@ -132,7 +132,7 @@ void TestFewerWorkers() {
 void Main() {
   TestSums();
   TestTensors();
-  TestAskedAgain();
+  TestRepeatedRequest();
   TestDisagreement();
   TestFewerWorkers();
   std::puts("ps reduce: ok");

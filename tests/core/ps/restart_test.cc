@@ -1,4 +1,4 @@
-// Servers that end and are started again: with what they had saved, or with nothing.
+// Servers that restart, with a snapshot or with nothing.
 #include "proxy.h"
 #include "ps/worker.h"
 
@@ -7,15 +7,15 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// Ends the server and has the next one where the proxy leads.
+// Ends the server, and starts the next one behind the proxy.
 void Replace(std::unique_ptr<ps::Server>* server, Proxy* proxy, const ps::ServerOptions& options,
-             const ps::ServerSnapshot& image) {
+             const ps::ServerSnapshot& snapshot) {
   (*server)->Close();
-  *server = StartServer(options, image);
+  *server = StartServer(options, snapshot);
   proxy->Lead((*server)->port());
 }
 
-// The push reaches the server, its answer does not reach the worker; the server is replaced.
+// A push reaches the server, but its answer does not reach the worker; the server is replaced.
 void TestUnansweredPush(const ps::ServerOptions& options, bool saved_before) {
   auto server = StartServer(options);
   Proxy proxy(server->port());
@@ -35,18 +35,18 @@ void TestUnansweredPush(const ps::ServerOptions& options, bool saved_before) {
     EXPECT_OK(worker.Pull({a}));
     EXPECT(worker.Value(a)[0] == expected);
   }
-  ps::ServerSnapshot image = server->Freeze();
+  ps::ServerSnapshot snapshot = server->TakeSnapshot();
   proxy.Arm(Proxy::kToClient, 0, Proxy::Fault::kCut);
   worker.Stage(a, {1, 1});
   EXPECT_OK(worker.PushStaged());
   Ending pull = worker.StartPull({a});
   EXPECT(worker.client().WaitForLost(kPatience) == 0);
   EXPECT(Eventually([&] { return server->stats().pushes == 3; }));
-  if (!saved_before) image = server->Freeze();
-  Replace(&server, &proxy, options, image);
+  if (!saved_before) snapshot = server->TakeSnapshot();
+  Replace(&server, &proxy, options, snapshot);
   connect();
   EXPECT_OK(Wait(pull));
-  // Applied by the old server and saved, or by the new one, with its moment of before.
+  // Applied by the old server and saved, or by the new one, with the saved moment.
   EXPECT(worker.Value(a) == Floats({-5, -4}));
   EXPECT(server->stats().repeated_pushes == (saved_before ? 0 : 1));
   worker.Stage(a, {0, 0});
@@ -55,8 +55,8 @@ void TestUnansweredPush(const ps::ServerOptions& options, bool saved_before) {
   EXPECT(worker.Value(a) == Floats({-8, -7}));
 }
 
-// The versions of another server mean nothing, even where they are the same numbers.
-void TestValuesOfAnOlderImage() {
+// The versions of another server are void, even if they are equal.
+void TestValuesOfAnOlderSnapshot() {
   const ps::ServerOptions options = AsyncJob(1);
   auto server = StartServer(options);
   Proxy proxy(server->port());
@@ -65,10 +65,10 @@ void TestValuesOfAnOlderImage() {
   const int a = worker.Make<float>("a", {1, 2});
   const int b = worker.Make<float>("b", {3});
   EXPECT_OK(worker.Pull({a, b}));
-  const ps::ServerSnapshot image = server->Freeze();
+  const ps::ServerSnapshot snapshot = server->TakeSnapshot();
   EXPECT_OK(worker.Push<float>({{a, {5, 6}}}));
   EXPECT_OK(worker.Pull({a, b}));
-  Replace(&server, &proxy, options, image);
+  Replace(&server, &proxy, options, snapshot);
   EXPECT(worker.client().WaitForLost(kPatience) == 0);
   EXPECT_OK(worker.Connect(0, proxy.port(), server->incarnation()));
   EXPECT_OK(worker.Pull({a, b}));
@@ -76,7 +76,7 @@ void TestValuesOfAnOlderImage() {
   EXPECT(worker.allocated.size() == 2);
 }
 
-// A synchronous job loses the steps since the image, and goes on from there together.
+// A synchronous job loses the steps since the snapshot, and continues from there.
 void TestSynchronousJobGoesBack() {
   const ps::ServerOptions options = SyncJob(2);
   auto server = StartServer(options);
@@ -90,9 +90,9 @@ void TestSynchronousJobGoesBack() {
     EXPECT_OK(worker->BindSgd({a}));
     EXPECT_OK(worker->Pull({a}));
   }
-  ps::ServerSnapshot image;
+  ps::ServerSnapshot snapshot;
   for (int step = 0; step < 3; ++step) {
-    if (step == 1) image = server->Freeze();
+    if (step == 1) snapshot = server->TakeSnapshot();
     for (Worker* worker : {&first, &second}) {
       worker->Stage(a, {-1});
       EXPECT_OK(worker->PushStaged());
@@ -100,19 +100,19 @@ void TestSynchronousJobGoesBack() {
     for (Worker* worker : {&first, &second}) EXPECT_OK(worker->Pull({a}));
   }
   EXPECT(first.Value(a)[0] == 6 && server->stats().clock == 3);
-  // The first has been heard in step 3; the second has not pushed yet.
+  // In step 3, the first worker has pushed and the second has not.
   first.Stage(a, {-1});
   EXPECT_OK(first.PushStaged());
   EXPECT_OK(first.client().Flush(kPatience));
   Ending pull = first.StartPull({a});
-  Replace(&server, &proxy, options, image);
+  Replace(&server, &proxy, options, snapshot);
   EXPECT(first.client().WaitForLost(kPatience) == 0);
   EXPECT(second.client().WaitForLost(kPatience) == 0);
   EXPECT_OK(first.Connect(0, proxy.port(), server->incarnation()));
   second.Connect(*server);
   EXPECT_OK(Wait(pull));  // of step 1
   EXPECT(first.Value(a)[0] == 2);
-  second.Stage(a, {-100});  // computed from values that are lost
+  second.Stage(a, {-100});  // computed from lost values
   EXPECT_OK(second.PushStaged());
   EXPECT_OK(second.Pull({a}));
   EXPECT(second.Value(a)[0] == 2 && second.client().stats().dropped_pushes == 1);
@@ -128,7 +128,7 @@ void TestSynchronousJobGoesBack() {
   }
 }
 
-// Everything is made again from what the worker has; optimizers are bound again.
+// Parameters are created again from the worker's values, and optimizers are bound again.
 void TestServerThatHasLostEverything() {
   const ps::ServerOptions options = AsyncJob(2);
   auto server = StartServer(options);
@@ -166,13 +166,13 @@ void TestServerThatHasLostEverything() {
   EXPECT_OK(worker.Pull(all));
   EXPECT(worker.Value(split) == Floats({0, 1, 2}) && worker.Value<int64_t>(count)[0] == 3);
   EXPECT(worker.Value(never_pulled)[0] == 9 && worker.Value(taken)[0] == 7);
-  // The first server's moments are those that were pulled last, zero; the other's is -1.
+  // The moments of the first server are the last pulled ones, 0; the other's is -1.
   worker.Stage(split, {1, 1, 1});
   EXPECT_OK(worker.PushStaged());
   EXPECT_OK(worker.Pull({split}));
   EXPECT(worker.Value(split) == Floats({-1, 0, 0}));
 
-  // Of what a worker has given away, it can make nothing.
+  // A worker cannot restore a value that it has handed over.
   worker.client().TakePulled(count);
   Replace(&server, &proxy, options, {});
   EXPECT(worker.client().WaitForLost(kPatience) == 0);
@@ -181,13 +181,13 @@ void TestServerThatHasLostEverything() {
   EXPECT_STATUS(lost, StatusCode::kFailedPrecondition);
   EXPECT_CONTAINS(lost.message(), "ps 0 has come back without 'count', and this worker has no");
   EXPECT_OK(worker.Pull({split, never_pulled}));
-  // Somebody else may have one.
+  // Another worker may have one.
   EXPECT_OK(worker.Create(count, std::vector<int64_t>{4}));
   EXPECT_OK(worker.Pull(all));
   EXPECT(worker.Value<int64_t>(count)[0] == 4);
 }
 
-// The server ends in the middle of a value and comes back without it.
+// The server ends in the middle of a value, and restarts without it.
 void TestTornValue(bool in_place) {
   const ps::ServerOptions options = AsyncJob(1);
   auto server = StartServer(options);
@@ -201,7 +201,7 @@ void TestTornValue(bool in_place) {
   const int untouched = worker.Make("untouched", Filled(1000, 1.0f));
   const std::vector<int> all = {whole, torn, untouched};
   EXPECT_OK(worker.Pull(all));
-  // Another worker's program sets them all; it has them under the same names.
+  // Another program sets parameters of the same names.
   Worker other(0, 1, 1, kPatience, 77);
   other.Connect(*server);
   for (const char* name : {"whole", "torn", "untouched"}) {
@@ -210,7 +210,7 @@ void TestTornValue(bool in_place) {
       other.client().Set({{id, Hold(Filled(1000, 2.0f))}}, std::move(done));
     }));
   }
-  connect();  // of one rank, the server talks to one process
+  connect();  // the server is connected to one process of each rank
   proxy.Arm(Proxy::kToClient, 6001, Proxy::Fault::kCut);
   Ending pull = worker.StartPull(all);
   EXPECT(worker.client().WaitForLost(kPatience) == 0);
@@ -234,7 +234,7 @@ void Main() {
   for (const bool saved_before : {false, true}) {
     TestUnansweredPush(AsyncJob(2), saved_before);
   }
-  TestValuesOfAnOlderImage();
+  TestValuesOfAnOlderSnapshot();
   TestSynchronousJobGoesBack();
   TestServerThatHasLostEverything();
   TestTornValue(false);

@@ -61,7 +61,7 @@ void TestImageAndLog() {
       });
     }
     while (pushed < 10 + 20 * round) std::this_thread::yield();
-    const ps::ServerSnapshot image = CopyOf(server->Freeze(false, file.path));
+    const ps::ServerSnapshot image = CopyOf(server->TakeSnapshot(false, file.path));
     has_image = true;
     for (std::thread& thread : threads) thread.join();
 
@@ -99,7 +99,7 @@ void TestPushThatIsSentAgain() {
     EXPECT_OK(worker.client().Flush(kPatience));
   };
   step(first);
-  const ps::ServerSnapshot image = CopyOf(server->Freeze(false, file.path));
+  const ps::ServerSnapshot image = CopyOf(server->TakeSnapshot(false, file.path));
   step(first);
   server->Close();
 
@@ -109,7 +109,7 @@ void TestPushThatIsSentAgain() {
   uint64_t records = 0, left_out = 0;
   EXPECT_OK(copy->ReplayLog(file.path, &records, &left_out));
   // Saved once more, it still knows.
-  const ps::ServerSnapshot again = CopyOf(copy->Freeze());
+  const ps::ServerSnapshot again = CopyOf(copy->TakeSnapshot());
   copy = StartServer(options, again);
   EXPECT(ValueOf(*copy->tables()[0], 5) == -2);
   // The same process, which counts its pushes from the beginning.
@@ -153,7 +153,7 @@ void TestEdits() {
     EXPECT_OK(worker.client().Flush(kPatience));
   };
   edit(first, ps::EditKind::kUpsert, {1, 2, 3, 4}, {10, 20, 30, 40});
-  const ps::ServerSnapshot image = CopyOf(server->Freeze(false, file.path));
+  const ps::ServerSnapshot image = CopyOf(server->TakeSnapshot(false, file.path));
   push(first, {1, 2, 3, 9});
   edit(first, ps::EditKind::kRemove, {2, 9}, {});
   edit(first, ps::EditKind::kUpsert, {3, 5}, {33, 50});
@@ -176,7 +176,7 @@ void TestEdits() {
   auto copy = goes_on();
   EXPECT(values(*copy) == Floats({9, 0, 32, 40, 50, 0}) && values(*server) == values(*copy));
   EXPECT(copy->tables()[0]->row_count() == 4);
-  const ps::ServerSnapshot again = CopyOf(copy->Freeze());
+  const ps::ServerSnapshot again = CopyOf(copy->TakeSnapshot());
   copy = StartServer(options, again);
   // The same process, which counts its edits from the beginning.
   Worker second(0, 2, 1, kPatience, 1000);

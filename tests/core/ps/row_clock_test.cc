@@ -82,7 +82,7 @@ class Job {
   }
   // Once the sweeper has come by at the present time.
   ps::TableStats Swept() {
-    table().Sweep(server_->Freeze().time);
+    table().Sweep(server_->TakeSnapshot().time);
     return table().stats();
   }
   void AwaitRows(uint64_t rows) {
@@ -96,7 +96,7 @@ class Job {
   ps::Server& server() { return *server_; }
   // What is saved.
   ps::ServerSnapshot Save(const std::string& log = "") {
-    ps::ServerSnapshot image = server_->Freeze(false, log);
+    ps::ServerSnapshot image = server_->TakeSnapshot(false, log);
     for (auto& table : image.tables) {
       const std::shared_ptr<ps::Table> from = table;
       table = Make(from->config(), from->name());
@@ -140,13 +140,13 @@ void TestRestart() {
     Machine machine;
     Job job(&machine);
     job.MakeOldAndNewRow(&machine);
-    const double saved = job.server().Freeze().time;
+    const double saved = job.server().TakeSnapshot().time;
     const ps::ServerSnapshot image = job.Save();
     machine.Pass(86400);  // a day without a server
     machine.wall = machine.wall + leap;
     machine.steady = 3;  // of a machine that was started again
     job.Start(image);
-    EXPECT(job.server().Freeze().time == saved);
+    EXPECT(job.server().TakeSnapshot().time == saved);
     EXPECT(job.Swept().rows == 2);
     machine.Pass(2);
     EXPECT(job.Swept().rows == 1);
@@ -173,10 +173,10 @@ void TestLog() {
     job.Push({1});
     machine.Pass(kTtl - 1);
     job.Push({2});
-    const double last = job.server().Freeze().time;
+    const double last = job.server().TakeSnapshot().time;
     machine.Pass(86400);
     job.Start(image, file.path);
-    EXPECT(job.server().Freeze().time == last);
+    EXPECT(job.server().TakeSnapshot().time == last);
     EXPECT(job.Swept().rows == 2);
     machine.Pass(2);
     EXPECT(job.Swept().rows == 1);

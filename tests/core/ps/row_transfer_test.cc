@@ -32,9 +32,9 @@ struct Job {
     EXPECT_OK(Call([&](ps::Done done) { worker.client().CreateTable(table, done); }));
     return table;
   }
-  Status Next(int table, int server, uint64_t most, bool slots, ps::RowDump* dump) {
+  Status Next(int table, int server, uint64_t most, bool slots, ps::RowScan* dump) {
     return Call([&](ps::Done done) {
-      worker.client().Dump(table, server, most, slots, dump, std::move(done));
+      worker.client().ScanRows(table, server, most, slots, dump, std::move(done));
     });
   }
   Status Assign(int table, const ps::SavedRows& rows, uint64_t floats, bool slots) {
@@ -80,7 +80,7 @@ struct Job {
   std::map<int64_t, Floats> All(int table, bool slots, uint64_t most = 100) {
     std::map<int64_t, Floats> all;
     for (size_t server = 0; server < servers.size(); ++server) {
-      ps::RowDump dump;
+      ps::RowScan dump;
       while (dump.more) {
         EXPECT_OK(Next(table, static_cast<int>(server), most, slots, &dump));
         const ps::SavedRows& rows = dump.rows;
@@ -129,7 +129,7 @@ void TestDumpAndAssign() {
   }
   EXPECT_OK(to.Assign(other, rows, 6, true));
   EXPECT(to.All(other, true, 1) == whole);
-  ps::RowDump dump;
+  ps::RowScan dump;
   EXPECT_OK(to.Next(other, 0, 1, false, &dump));
   EXPECT(dump.rows.used[0] == 7 && dump.rows.counts[0] == 8);
 
@@ -205,7 +205,7 @@ void TestRefusals() {
   Job job(1);
   const int table = job.Create(Adagrad(3));
   Fill(job, table, 100, 3);
-  ps::RowDump dump;
+  ps::RowScan dump;
   EXPECT_STATUS(job.Next(9, 0, 1, true, &dump), StatusCode::kInvalidArgument);
   EXPECT_STATUS(job.Next(table, 1, 1, true, &dump), StatusCode::kInvalidArgument);
   ps::SavedRows rows;
@@ -237,7 +237,7 @@ ps::SavedShard Saved(const std::string& name, const Floats& values) {
 
 void TestShardsAside() {
   ps::ServerSnapshot image;
-  image.aside = {Saved("w", {1, 2}), Saved("x/rows_0_of_2", {3}), Saved("unused", {4})};
+  image.unclaimed = {Saved("w", {1, 2}), Saved("x/rows_0_of_2", {3}), Saved("unused", {4})};
   auto server = StartServer(AsyncJob(2), image);
   Worker worker(0, 2);
   worker.Connect(*server);
@@ -253,13 +253,13 @@ void TestShardsAside() {
   EXPECT_CONTAINS(worker.Create<float>(narrow, {0, 0}).message(), "'unused': expected float32[1]");
 
   // Until they train, a snapshot has what is still aside.
-  ps::ServerSnapshot next = server->Freeze();
-  EXPECT(next.aside.size() == 2 && next.shards.size() == 2);
+  ps::ServerSnapshot next = server->TakeSnapshot();
+  EXPECT(next.unclaimed.size() == 2 && next.shards.size() == 2);
   const auto copy = StartServer(AsyncJob(2), next);
   EXPECT(copy->stats().shards == 2);
   EXPECT_OK(worker.Push<float>({{w, {3, 3}}}));
   EXPECT_OK(worker.client().Flush(kPatience));
-  EXPECT(server->Freeze(true).aside.empty());
+  EXPECT(server->TakeSnapshot(true).unclaimed.empty());
   EXPECT_OK(worker.Create<float>(x, {6}));
 }
 

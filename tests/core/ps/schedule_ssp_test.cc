@@ -1,4 +1,4 @@
-// Bounded staleness: nobody is ever further ahead of the slowest than allowed.
+// Bounded staleness: no worker is further ahead of the slowest than allowed.
 #include <algorithm>
 #include <random>
 
@@ -21,7 +21,7 @@ void TestSspTime() {
   EXPECT(lines.size() == 1);
   EXPECT_CONTAINS(lines[0], "worker 2 is dropped");
   EXPECT(schedule.slowest_clock() == 1 && schedule.MayPull(0, At(71)));
-  // What it pushes is applied, and it starts again where the slowest is.
+  // Its pushes are applied, and it continues at the slowest clock.
   EXPECT(schedule.Push(1, 0) == Verdict::kApply);
   EXPECT(schedule.Push(2, 0) == Verdict::kApply);
   EXPECT(schedule.clock_of(2) == 0 && schedule.slowest_clock() == 2);
@@ -33,7 +33,7 @@ void TestSspNewProcess() {
   Schedule schedule = Started(ScheduleFor(Mode::kSsp, 3, 3));
   for (int step = 0; step < 3; ++step) schedule.Push(0, 0);
   for (int step = 0; step < 2; ++step) schedule.Push(1, 0);
-  schedule.Join(2, false);  // only its connection broke
+  schedule.Join(2, false);  // the same process connects again
   EXPECT(schedule.clock_of(2) == 0);
   schedule.Join(2, true);
   EXPECT(schedule.clock_of(2) == 2 && schedule.slowest_clock() == 2);
@@ -41,7 +41,7 @@ void TestSspNewProcess() {
   EXPECT(schedule.clock_of(0) == 2);
 }
 
-// Workers in a random order, each either in a step or waiting for its next pull.
+// Workers in random order; each is in a step or waits for its next pull.
 void TestSspBound(int workers, int staleness, uint32_t seed) {
   Schedule schedule = Started(ScheduleFor(Mode::kSsp, workers, staleness));
   std::mt19937 random(seed);
@@ -61,7 +61,7 @@ void TestSspBound(int workers, int staleness, uint32_t seed) {
     EXPECT(may == (lead <= static_cast<uint64_t>(staleness)));
     waiting[worker] = !may;
     if (may) largest = std::max(largest, lead);
-    // Somebody can always go on.
+    // At least one worker can always go on.
     EXPECT(std::find(waiting.begin(), waiting.end(), false) != waiting.end() || [&] {
       for (int other = 0; other < workers; ++other) {
         if (schedule.MayPull(other, At(0))) return true;

@@ -1,4 +1,4 @@
-// Scripted sequences of pushes and pulls: asynchronous and synchronous jobs, and restarts.
+// Scripted pushes and pulls: asynchronous and synchronous jobs, and restarts.
 #include "ps/schedules.h"
 
 namespace tfdist::testing::ps_schedule_test {
@@ -35,9 +35,9 @@ void TestSyncOfAll() {
   EXPECT(schedule.clock() == 5 && schedule.clock_of(2) == 5 && schedule.dropped_pushes() == 0);
 }
 
-void TestWhoWaitsForWhom() {
+void TestWaitsFor() {
   Schedule sync = Started(ScheduleFor(Mode::kSync, 3));
-  EXPECT(sync.Push(0, 0) == Verdict::kCollect && !sync.WaitsFor(0, 1));  // it still computes
+  EXPECT(sync.Push(0, 0) == Verdict::kCollect && !sync.WaitsFor(0, 1));  // 0 does not pull yet
   EXPECT(!sync.MayPull(0, At(0)));
   EXPECT(sync.WaitsFor(0, 1) && sync.WaitsFor(0, 2) && !sync.WaitsFor(1, 0));
   EXPECT(sync.Push(1, 0) == Verdict::kCollect);
@@ -55,12 +55,12 @@ void TestTwoPushesOfOneStep() {
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect);
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect);
   EXPECT(schedule.contributions() == 1 && !schedule.StepIsComplete());
-  // A clock of before a restart that lost some steps.
+  // A clock from before a restart that lost some steps.
   EXPECT(schedule.Push(1, 17) == Verdict::kCollect);
   EXPECT(schedule.contributions() == 2 && schedule.StepIsComplete());
 }
 
-void TestSyncOfTheFirst() {
+void TestSyncWithBackupWorkers() {
   Schedule schedule = Started(ScheduleFor(Mode::kSync, 3, 2));
   for (uint64_t step = 0; step < 4; ++step) {
     EXPECT(schedule.Push(0, step) == Verdict::kCollect);
@@ -70,7 +70,7 @@ void TestSyncOfTheFirst() {
     schedule.CloseStep();
     EXPECT(schedule.MayPull(0, At(0)) && schedule.MayPull(1, At(0)));
   }
-  // Worker 2 computed on step 0 all the time; then it is one of the first.
+  // Worker 2 is still at step 0 and is late; for the next step it is in time.
   EXPECT(schedule.Push(2, 0) == Verdict::kDropLate);
   EXPECT(schedule.contributions() == 0);
   EXPECT(schedule.dropped_pushes() == 1 && schedule.dropped_pushes_of(2) == 1);
@@ -87,10 +87,10 @@ void TestLeaving() {
   Schedule schedule = Started(ScheduleFor(Mode::kSync, 3, 2));
   schedule.Leave(0);
   EXPECT(schedule.Push(1, 0) == Verdict::kCollect && !schedule.StepIsComplete());
-  schedule.Leave(2);  // nobody else is left to wait for
+  schedule.Leave(2);  // no other active worker is left
   EXPECT(schedule.StepIsComplete() && schedule.contributions() == 1);
   schedule.CloseStep();
-  // Who contributes and leaves still counts; a step of nobody never closes.
+  // The contribution of a worker that leaves counts. A step without contributions never closes.
   EXPECT(schedule.Push(1, 1) == Verdict::kCollect);
   schedule.Leave(1);
   EXPECT(schedule.StepIsComplete());
@@ -111,7 +111,7 @@ void TestNeverComing() {
     schedule.Join(worker, true);
     EXPECT(schedule.MayPull(worker, At(10)));
   }
-  EXPECT(schedule.NextDeadline() == TimePoint::max());  // nobody waits
+  EXPECT(schedule.NextDeadline() == TimePoint::max());  // no worker waits
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect);
   EXPECT(!schedule.MayPull(0, At(20)));
   EXPECT(schedule.Push(1, 0) == Verdict::kCollect);
@@ -132,7 +132,7 @@ void TestNeverComing() {
 void TestDroppedAndBack() {
   Schedule schedule = Started(ScheduleFor(Mode::kSync, 3));
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect && !schedule.MayPull(0, At(100)));
-  // Whoever asks again has waited since the first time.
+  // A repeated pull has waited since the first one.
   EXPECT(!schedule.MayPull(0, At(130)));
   EXPECT(schedule.NextDeadline() == At(160));
   EXPECT(schedule.Push(1, 0) == Verdict::kCollect && !schedule.MayPull(1, At(150)));
@@ -142,7 +142,7 @@ void TestDroppedAndBack() {
   EXPECT(schedule.StepIsComplete() && schedule.contributions() == 2);
   schedule.CloseStep();
 
-  // Its push comes too late. The others go on without it, until it pulls.
+  // Its push is too late. The others do not wait for it until it pulls.
   EXPECT(schedule.Push(2, 0) == Verdict::kDropLate);
   EXPECT(schedule.Push(0, 1) == Verdict::kCollect && schedule.Push(1, 1) == Verdict::kCollect);
   EXPECT(schedule.StepIsComplete());
@@ -150,21 +150,21 @@ void TestDroppedAndBack() {
   EXPECT(schedule.Push(0, 2) == Verdict::kCollect && !schedule.MayPull(0, At(200)));
   EXPECT(schedule.MayPull(2, At(250)));
   EXPECT(schedule.Push(1, 2) == Verdict::kCollect && !schedule.StepIsComplete());
-  EXPECT(schedule.NextDeadline() == At(250));  // to say so
+  EXPECT(schedule.NextDeadline() == At(250));  // to report it
   const std::vector<std::string> back = schedule.CheckTime(At(250));
   EXPECT(back.size() == 1 && back[0] == "worker 2 is back, at step 2");
-  // Worker 0 has waited since 200, but for worker 2 only since it is back.
+  // Worker 0 has waited since 200, but for worker 2 only since its return.
   EXPECT(schedule.NextDeadline() == At(310));
   EXPECT(schedule.Push(2, 2) == Verdict::kCollect && schedule.StepIsComplete());
 }
 
-void TestNobodyWaitsAnyMore() {
-  // A worker that waits and dies must not get the others dropped.
+void TestStopWaiting() {
+  // A worker that dies while it waits must not cause others to be dropped.
   Schedule schedule = Started(ScheduleFor(Mode::kSync, 2));
   EXPECT(schedule.Push(0, 0) == Verdict::kCollect && !schedule.MayPull(0, At(10)));
   schedule.StopWaiting(0);
   EXPECT(schedule.NextDeadline() == TimePoint::max() && schedule.CheckTime(At(1000)).empty());
-  // Its next process does not push for this step again.
+  // Its next process has contributed to this step already.
   schedule.Join(0, true);
   EXPECT(!schedule.MayPull(0, At(2000)));
   EXPECT(schedule.NextDeadline() == At(2060));
@@ -180,7 +180,7 @@ void TestSaveAndRestore() {
   }
   schedule.Push(2, 1);  // late
   schedule.Leave(2);
-  schedule.Push(0, 3);  // not in the image: the step begins again
+  schedule.Push(0, 3);  // not saved: the step starts again
   Schedule again(options, At(500));
   again.Restore(schedule.Save());
   EXPECT(again.clock() == 3 && again.contributions() == 0);
@@ -188,7 +188,7 @@ void TestSaveAndRestore() {
   EXPECT(again.dropped_pushes() == 1 && again.dropped_pushes_of(2) == 1);
   EXPECT(again.MayPull(0, At(501)));
   EXPECT(again.Push(0, 3) == Verdict::kCollect && !again.MayPull(0, At(502)));
-  // Worker 2 had left; worker 1 has as long as at the start.
+  // Worker 2 had left; worker 1 has the start timeout.
   EXPECT(!again.StepIsComplete() && again.NextDeadline() == At(802));
   EXPECT(again.Push(1, 3) == Verdict::kCollect && again.StepIsComplete());
 
@@ -197,7 +197,7 @@ void TestSaveAndRestore() {
   EXPECT(ssp.Push(0, 0) == Verdict::kApply && ssp.MayPull(0, At(0)));
   ssp.Push(0, 0);
   ssp.Push(1, 0);
-  // A third worker has been added, and starts where the slowest is.
+  // A third worker is added, and starts at the slowest clock.
   Schedule larger(ScheduleFor(Mode::kSsp, 3, 1), At(0));
   larger.Restore(ssp.Save());
   EXPECT(larger.clock_of(0) == 2 && larger.clock_of(1) == 1 && larger.clock_of(2) == 1);
@@ -213,13 +213,13 @@ void TestSaveAndRestore() {
 void Main() {
   TestAsync();
   TestSyncOfAll();
-  TestWhoWaitsForWhom();
+  TestWaitsFor();
   TestTwoPushesOfOneStep();
-  TestSyncOfTheFirst();
+  TestSyncWithBackupWorkers();
   TestLeaving();
   TestNeverComing();
   TestDroppedAndBack();
-  TestNobodyWaitsAnyMore();
+  TestStopWaiting();
   TestSaveAndRestore();
   std::puts("ps_schedule: ok");
 }

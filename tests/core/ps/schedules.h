@@ -1,4 +1,4 @@
-// Schedules as tests make them. Times are passed in, so that nothing has to wait.
+// Schedules for tests. Times are passed in, so that no test has to wait.
 #ifndef TFDIST_TESTS_CORE_PS_SCHEDULES_H_
 #define TFDIST_TESTS_CORE_PS_SCHEDULES_H_
 
@@ -26,7 +26,7 @@ inline ScheduleOptions ScheduleFor(Mode mode, int workers, int parameter = 0) {
   return options;
 }
 
-// All workers have come.
+// A schedule of which all workers have pulled.
 inline Schedule Started(const ScheduleOptions& options) {
   Schedule schedule(options, At(0));
   for (int worker = 0; worker < options.workers; ++worker) {

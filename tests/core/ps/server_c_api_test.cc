@@ -1,7 +1,7 @@
-// A parameter server as Python sees it: functions of C, found by name.
+// The C functions of a parameter server that Python calls.
 #include <algorithm>
 
-#include "core/ps/server/rows_c_api.h"
+#include "core/ps/table/rows_c_api.h"
 #include "core/ps/table/table.h"
 #include "ps/raw_ps_worker.h"
 
@@ -24,9 +24,9 @@ int tfdist_ps_server_replay_log(int64_t, const char*, uint64_t*, uint64_t*, char
 int tfdist_ps_server_checkpoint(int64_t, bool, const char*, int64_t*, char*, size_t);
 bool tfdist_ps_server_table_stats(int64_t, uint64_t, char*, size_t, tfdist::ps::TableStats*);
 void tfdist_ps_server_of_ids(const int64_t*, uint64_t, int, int32_t*);
-uint64_t tfdist_ps_image_aside_count(int64_t);
-bool tfdist_ps_image_table(int64_t, uint64_t, tfdist_ps_saved_table*);
-int tfdist_ps_image_next_rows(int64_t, uint64_t, uint64_t, tfdist_ps_rows*);
+uint64_t tfdist_ps_snapshot_unclaimed_count(int64_t);
+bool tfdist_ps_snapshot_table(int64_t, uint64_t, tfdist_ps_saved_table*);
+int tfdist_ps_snapshot_next_rows(int64_t, uint64_t, uint64_t, tfdist_ps_rows*);
 struct tfdist_ps_server_options {
   int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
       threads, has_chief;
@@ -43,11 +43,11 @@ void tfdist_ps_server_waits(int64_t, bool*);
 void tfdist_ps_server_stats(int64_t, tfdist::ps::ServerStats*);
 uint64_t tfdist_ps_server_trace(int64_t, tfdist::ps::TraceEvent*, uint64_t);
 void tfdist_ps_server_close(int64_t);
-uint64_t tfdist_ps_image_count(int64_t);
-bool tfdist_ps_image_entry(int64_t, uint64_t, const char**, int*, uint64_t*, const void**,
-                           uint64_t*);
-bool tfdist_ps_image_progress(int64_t, const uint64_t**, uint64_t*);
-void tfdist_ps_image_free(int64_t);
+uint64_t tfdist_ps_snapshot_count(int64_t);
+bool tfdist_ps_snapshot_entry(int64_t, uint64_t, const char**, int*, uint64_t*, const void**,
+                              uint64_t*);
+bool tfdist_ps_snapshot_progress(int64_t, const uint64_t**, uint64_t*);
+void tfdist_ps_snapshot_free(int64_t);
 }
 
 namespace tfdist::testing::ps_server_c_api_test {
@@ -104,35 +104,35 @@ void TestLife() {
     EXPECT(events[i].kind == 2 && events[i].worker == 1 && events[i].clock == i + 3);
   }
 
-  int64_t image = 0;
-  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
-         0);
+  int64_t snapshot = 0;
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &snapshot, api.error,
+                                     sizeof(api.error)) == 0);
   tfdist_ps_server_close(api.handle);
   worker.peer().AwaitClose();
-  EXPECT(tfdist_ps_image_count(image) == 1);
+  EXPECT(tfdist_ps_snapshot_count(snapshot) == 1);
   const char* name = nullptr;
   int dtype = 0;
   uint64_t elements = 0, bytes = 0, count = 0;
   const void* data = nullptr;
   const uint64_t* progress = nullptr;
-  EXPECT(tfdist_ps_image_entry(image, 0, &name, &dtype, &elements, &data, &bytes));
+  EXPECT(tfdist_ps_snapshot_entry(snapshot, 0, &name, &dtype, &elements, &data, &bytes));
   EXPECT(std::string(name) == "w" && dtype == 3 && elements == 2 && bytes == 8);
   EXPECT(Values<float>({static_cast<const char*>(data), bytes}) == Floats({6, 7}));
-  EXPECT(!tfdist_ps_image_entry(image, 1, &name, &dtype, &elements, &data, &bytes));
-  EXPECT(tfdist_ps_image_progress(image, &progress, &count));
+  EXPECT(!tfdist_ps_snapshot_entry(snapshot, 1, &name, &dtype, &elements, &data, &bytes));
+  EXPECT(tfdist_ps_snapshot_progress(snapshot, &progress, &count));
 
   Api next(2);
   EXPECT(tfdist_ps_server_restore_shard(next.handle, "w", dtype, elements, data, bytes, false,
                                         next.error, sizeof(next.error)) == 0);
   EXPECT(tfdist_ps_server_restore_progress(next.handle, progress, count, next.error,
                                            sizeof(next.error)) == 0);
-  tfdist_ps_image_free(image);
-  EXPECT(!tfdist_ps_image_progress(image, &progress, &count));
+  tfdist_ps_snapshot_free(snapshot);
+  EXPECT(!tfdist_ps_snapshot_progress(snapshot, &progress, &count));
   EXPECT(tfdist_ps_server_start(next.handle, TestKey().data(), next.error, sizeof(next.error)) ==
          0);
   RawPsWorker again(next.port, tfdist_ps_server_incarnation(next.handle), 1);
   again.sequence = 4;
-  again.Push(w, UpdateKind::kDelta, Floats{100, 100});  // the fifth is in the image
+  again.Push(w, UpdateKind::kDelta, Floats{100, 100});  // the fifth is in the snapshot
   EXPECT(again.Value(w) == Floats({6, 7}));
 }
 
@@ -150,11 +150,11 @@ void TestErrors() {
   EXPECT_CONTAINS(api.error, "saved shard 'w': float32[2] does not fit 4 bytes");
   EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 9);
   tfdist_ps_server_close(api.handle);
-  int64_t image = 0;
+  int64_t snapshot = 0;
   int kind = 0, rank = 0;
   char text[1];
-  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
-         9);
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &snapshot, api.error,
+                                     sizeof(api.error)) == 9);
   EXPECT_CONTAINS(api.error, "was closed");
   EXPECT(tfdist_ps_server_wait_event(api.handle, 20, &kind, &rank, text, 1) == -1);
   EXPECT(tfdist_ps_server_incarnation(api.handle) == 0);
@@ -162,7 +162,7 @@ void TestErrors() {
   tfdist_ps_server_waits(api.handle, waits);
   EXPECT(!waits[0]);
   EXPECT(tfdist_ps_server_trace(api.handle, nullptr, 0) == 0);
-  EXPECT(tfdist_ps_image_count(77) == 0);
+  EXPECT(tfdist_ps_snapshot_count(77) == 0);
 }
 
 std::string Description(const std::string& name, uint32_t width) {
@@ -177,7 +177,7 @@ int RestoreTable(Api& api, const std::string& description, uint64_t floats, int*
   return tfdist_ps_server_restore_table(api.handle, &saved, index, api.error, sizeof(api.error));
 }
 
-// Rows 0 to 99, of which one of two servers has a part; then an image of them.
+// Restores the rows of 0 to 99 that one of two servers has, and takes a snapshot.
 void TestTables() {
   std::vector<int64_t> ids(100);
   Floats content;
@@ -188,8 +188,8 @@ void TestTables() {
   const std::vector<uint32_t> used(100, 7), counts(100, 8);
   const tfdist_ps_rows rows{100,    0, ids.data(), used.data(), counts.data(), content.data(),
                             nullptr};
-  std::vector<int32_t> places(100);
-  tfdist_ps_server_of_ids(ids.data(), 100, 2, places.data());
+  std::vector<int32_t> servers(100);
+  tfdist_ps_server_of_ids(ids.data(), 100, 2, servers.data());
   Api api(1);
   int index = -1;
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -208,37 +208,40 @@ void TestTables() {
   char name[10];
   ps::TableStats stats;
   EXPECT(tfdist_ps_server_table_stats(api.handle, 0, name, sizeof(name), &stats));
-  const auto here = static_cast<uint64_t>(std::count(places.begin(), places.end(), 1));
+  const auto here = static_cast<uint64_t>(std::count(servers.begin(), servers.end(), 1));
   EXPECT(std::string(name) == "t" && stats.rows == here && here > 30 && here < 70);
   EXPECT(tfdist_ps_server_table_stats(api.handle, 1, name, sizeof(name), &stats));
   EXPECT(std::string(name) == "u" && stats.rows == 0);
   EXPECT(!tfdist_ps_server_table_stats(api.handle, 2, name, sizeof(name), &stats));
 
-  int64_t image = 0;
-  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &image, api.error, sizeof(api.error)) ==
-         0);
-  EXPECT(tfdist_ps_image_count(image) == 1 && tfdist_ps_image_aside_count(image) == 1);
+  int64_t snapshot = 0;
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, false, "", &snapshot, api.error,
+                                     sizeof(api.error)) == 0);
+  EXPECT(tfdist_ps_snapshot_count(snapshot) == 1 &&
+         tfdist_ps_snapshot_unclaimed_count(snapshot) == 1);
   tfdist_ps_saved_table table;
-  EXPECT(tfdist_ps_image_table(image, 0, &table) && std::string(table.name) == "t");
+  EXPECT(tfdist_ps_snapshot_table(snapshot, 0, &table) && std::string(table.name) == "t");
   EXPECT(std::string(table.description, table.description_bytes) == Description("t", 2));
   EXPECT(table.content_floats == 2 && table.learning_rate == 0.5 && table.step == 3);
-  EXPECT(tfdist_ps_image_table(image, 1, &table) && !tfdist_ps_image_table(image, 2, &table));
+  EXPECT(tfdist_ps_snapshot_table(snapshot, 1, &table) &&
+         !tfdist_ps_snapshot_table(snapshot, 2, &table));
   uint64_t found = 0;
   tfdist_ps_rows next;
-  while (tfdist_ps_image_next_rows(image, 0, 3, &next)) {
+  while (tfdist_ps_snapshot_next_rows(snapshot, 0, 3, &next)) {
     EXPECT(next.count <= 3 && next.removed_count == 0);
     for (uint64_t i = 0; i < next.count; ++i, ++found) {
-      EXPECT(places[next.ids[i]] == 1 && next.used[i] == 7 && next.counts[i] == 8);
+      EXPECT(servers[next.ids[i]] == 1 && next.used[i] == 7 && next.counts[i] == 8);
       EXPECT(next.content[2 * i] == static_cast<float>(next.ids[i]) &&
              next.content[2 * i + 1] == 0.5f);
     }
   }
   EXPECT(found == here);
-  EXPECT(!tfdist_ps_image_next_rows(image, 1, 3, &next));
-  EXPECT(!tfdist_ps_image_next_rows(image, 2, 3, &next));
-  tfdist_ps_image_free(image);
-  EXPECT(!tfdist_ps_image_table(image, 0, &table) && tfdist_ps_image_aside_count(image) == 0);
-  EXPECT(!tfdist_ps_image_next_rows(image, 0, 3, &next));
+  EXPECT(!tfdist_ps_snapshot_next_rows(snapshot, 1, 3, &next));
+  EXPECT(!tfdist_ps_snapshot_next_rows(snapshot, 2, 3, &next));
+  tfdist_ps_snapshot_free(snapshot);
+  EXPECT(!tfdist_ps_snapshot_table(snapshot, 0, &table) &&
+         tfdist_ps_snapshot_unclaimed_count(snapshot) == 0);
+  EXPECT(!tfdist_ps_snapshot_next_rows(snapshot, 0, 3, &next));
 }
 
 void TestTableErrors() {
@@ -262,13 +265,13 @@ void TestTableErrors() {
   EXPECT(tfdist_ps_server_replay_log(api.handle, "/nowhere/at/all", &records, &left_out, api.error,
                                      sizeof(api.error)) == 14);
   tfdist_ps_server_close(api.handle);
-  int64_t image = 0;
+  int64_t snapshot = 0;
   EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 9);
   EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &none, 0, 1, api.error, sizeof(api.error)) ==
          9);
   EXPECT(tfdist_ps_server_restore_end(api.handle, api.error, sizeof(api.error)) == 9);
-  EXPECT(tfdist_ps_server_checkpoint(api.handle, true, "", &image, api.error, sizeof(api.error)) ==
-         9);
+  EXPECT(tfdist_ps_server_checkpoint(api.handle, true, "", &snapshot, api.error,
+                                     sizeof(api.error)) == 9);
   EXPECT(tfdist_ps_server_replay_log(api.handle, "", &records, &left_out, api.error,
                                      sizeof(api.error)) == 9);
   char name[1];

@@ -1,5 +1,5 @@
-// Strangers, and workers that have lost their mind, at the port of a parameter server whose other
-// workers go on training: they notice nothing, and nothing is left behind.
+// Unauthorized peers and misbehaving workers connect to a parameter server whose other workers
+// train: these are not disturbed, and no resource leaks.
 #include <atomic>
 #include <random>
 
@@ -12,7 +12,7 @@ using Random = std::mt19937_64;
 
 constexpr int kHostile = 2;  // a rank of its own
 
-// A server, and two workers that push and pull without a pause and check every value.
+// A server, and two workers that push and pull continuously and check every value.
 class BusyServer {
  public:
   BusyServer() {
@@ -20,7 +20,7 @@ class BusyServer {
     options.trace_events = 0;
     server_ = StartServer(options);
     {
-      // So many that a number of the last ones with one bit changed is none of the first.
+      // Enough shards that flipping one bit in the id of a last one does not give a first one.
       RawPsWorker worker(*server_, kHostile);
       for (uint32_t i = 0; i < 98; ++i) worker.Create(StrCat("w", i), Floats(8, 0));
       for (uint32_t i = 96; i < 98; ++i) worker.Bind(Sgd(), i);
@@ -57,8 +57,8 @@ class BusyServer {
   std::atomic<uint64_t> steps_{0};
 };
 
-std::string Garbage(Random& random, size_t most) {
-  std::string bytes(1 + random() % most, '\0');
+std::string Garbage(Random& random, size_t max_bytes) {
+  std::string bytes(1 + random() % max_bytes, '\0');
   for (char& byte : bytes) byte = static_cast<char>(random());
   return bytes;
 }
@@ -69,7 +69,7 @@ void FlipBits(Random& random, std::string* bytes, size_t first = 0) {
   }
 }
 
-// Something that must not be let in.
+// Bytes of a peer that must be rejected.
 std::string Intrusion(Random& random, const Server& server) {
   const std::string hello = HelloFrame(random() % 3, server.incarnation());
   switch (random() % 6) {
@@ -88,7 +88,7 @@ std::string Intrusion(Random& random, const Server& server) {
   }
 }
 
-// A request as a worker in its right mind might send it, of the hostile one's own shards.
+// A valid request for the hostile worker's own shards.
 std::string SomeRequest(Random& random, uint64_t sequence) {
   const uint32_t w = 96 + random() % 2;
   const std::string values(32, '\1');
@@ -123,27 +123,27 @@ std::string SomeRequest(Random& random, uint64_t sequence) {
   }
 }
 
-void TestStrangers() {
+void TestUnauthorizedPeers() {
   BusyServer busy;
   Random random(11);
   const int before = OpenDescriptors();
-  const auto strangers = static_cast<uint64_t>(Rounds(3000));
-  for (uint64_t i = 0; i < strangers; ++i) {
+  const auto peers = static_cast<uint64_t>(Rounds(3000));
+  for (uint64_t i = 0; i < peers; ++i) {
     const std::string bytes = Intrusion(random, busy.server());
     RawPeer peer(busy.server().port());
     peer.Send(random() % 3 == 0 ? bytes.substr(0, random() % bytes.size()) : bytes);
-    if (random() % 4 == 0) continue;  // gone at once
+    if (random() % 4 == 0) continue;  // closes at once
     peer.EndSending();
     peer.AwaitClose();
   }
-  EXPECT(Eventually([&] { return busy.server().stats().rejected_connections == strangers; }));
+  EXPECT(Eventually([&] { return busy.server().stats().rejected_connections == peers; }));
   EXPECT(Eventually([&] { return OpenDescriptors() == before; }));
   EXPECT(busy.server().stats().broken_requests == 0);
   busy.ExpectProgress();
 }
 
-// Somebody who was let in, and then sends requests that are cut, flipped, or none.
-void TestMadWorker() {
+// An authorized worker sends requests that are cut, flipped, or garbage.
+void TestMisbehavingWorker() {
   BusyServer busy;
   Random random(12);
   const int before = OpenDescriptors();
@@ -184,7 +184,7 @@ void TestMadWorker() {
   busy.ExpectProgress();
 }
 
-// Sizes that are only claimed cost nothing, and sizes that cannot be are refused.
+// Claimed sizes cost no memory, and impossible sizes are refused.
 void TestClaims() {
   BusyServer busy;
   const auto claim = [&](MessageType type, const std::string& meta, uint64_t payload_bytes) {
@@ -205,7 +205,7 @@ void TestClaims() {
   rows.steps.resize(1);
   rows.entries = {{96, UpdateKind::kRows, 0, uint64_t{1} << 32, 8}};
   const uint64_t row_bytes = (uint64_t{1} << 32) * (8 + 32);
-  // Waited for, at no cost: the most that a message may have, and none of it has come.
+  // Payloads of the maximal size that do not arrive.
   for (const std::string& bytes :
        {claim(MessageType::kCreate, create(uint64_t{1} << 33), kMaxPayloadBytes),
         claim(MessageType::kReduce, reduce(uint64_t{1} << 32), kMaxPayloadBytes),
@@ -224,13 +224,13 @@ void TestClaims() {
   const std::string wide_rows = Encode(rows);
   for (const std::string& bytes :
        {claim(MessageType::kCreate, create(uint64_t{1} << 61), 0),  // overflows
-        claim(MessageType::kCreate, create(1), 9),                  // does not agree
+        claim(MessageType::kCreate, create(1), 9),                  // sizes differ
         claim(MessageType::kReduce, reduce((uint64_t{1} << 32) + 1), 16),
         claim(MessageType::kReduce, reduce(UINT64_MAX), UINT64_MAX - 15),
         claim(MessageType::kPush, many_rows, row_bytes), claim(MessageType::kPush, wide_rows, 16),
         claim(MessageType::kSet, Encode(SetRequest{{96}}), 33), claim(MessageType::kLeave, "", 1),
         claim(MessageType::kLeave, "x", 0), claim(MessageType::kOk, "", 0),
-        claim(MessageType::kOpen, Encode(OpenRequest{1, 1}), 0)}) {  // it is open already
+        claim(MessageType::kOpen, Encode(OpenRequest{1, 1}), 0)}) {  // already open
     RawPsWorker worker(busy.server(), kHostile);
     EXPECT(worker.peer().Send(bytes));
     worker.peer().AwaitClose();
@@ -240,8 +240,8 @@ void TestClaims() {
   busy.ExpectProgress();
 }
 
-// One who asks and never listens is not asked to wait for: it is not read from any more.
-void TestDeafWorker() {
+// A worker that sends requests and reads no answers: the server stops reading from it.
+void TestWorkerThatDoesNotRead() {
   BusyServer busy;
   RawPsWorker worker(busy.server(), kHostile);
   const uint32_t big = worker.Create("big", Floats(1 << 20, 1));
@@ -256,7 +256,7 @@ void TestDeafWorker() {
   EXPECT(busy.server().stats().pulls > pulls);
 }
 
-void TestComingAndGoing() {
+void TestShortConnections() {
   BusyServer busy;
   const int before = OpenDescriptors();
   for (int i = 0; i < Rounds(1000); ++i) {
@@ -266,7 +266,7 @@ void TestComingAndGoing() {
       RawPsWorker worker(busy.server(), kHostile, i % 5);
       if (i % 2 == 0) worker.RequestPull({96}, true);
     } else {
-      // Two at once: the older one has to go.
+      // Two connections: the older one is closed.
       RawPsWorker older(busy.server(), kHostile), newer(busy.server(), kHostile);
       older.peer().AwaitClose();
       EXPECT(newer.Pull({96}).size() == 32);
@@ -281,10 +281,10 @@ void TestComingAndGoing() {
 
 void Main() {
   TestClaims();
-  TestDeafWorker();
-  TestComingAndGoing();
-  TestStrangers();
-  TestMadWorker();
+  TestWorkerThatDoesNotRead();
+  TestShortConnections();
+  TestUnauthorizedPeers();
+  TestMisbehavingWorker();
   std::puts("ps server, hostile: ok");
 }
 

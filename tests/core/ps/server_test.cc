@@ -1,4 +1,5 @@
-// One parameter server and workers that speak to it by hand: shards, updates, errors, images.
+// One parameter server, and workers that write messages by hand: shards, updates, errors,
+// snapshots.
 #include "ps/raw_ps_worker.h"
 
 namespace tfdist::testing::ps_server_test {
@@ -21,8 +22,8 @@ void TestCreateAndPull() {
   RawPsWorker first(*server, 0), second(*server, 1);
   const uint32_t kernel = first.Create("kernel", Ramp(6, 1));
   const uint32_t bias = first.Create("bias", Ramp(2, 10));
-  const uint32_t big = first.Create("big", Ramp(700000, 0.5));  // grown while it arrives
-  EXPECT(second.Create("kernel", Ramp(6, -1)) == kernel);       // the first value stays
+  const uint32_t big = first.Create("big", Ramp(700000, 0.5));  // its block grows while it arrives
+  EXPECT(second.Create("kernel", Ramp(6, -1)) == kernel);       // the first value wins
   EXPECT(second.Create("bias", DType::kFloat32, 2, "") == bias);
   EXPECT(second.Create("other", DType::kFloat32, 2, "") == kNoShard);
   EXPECT(second.Value(kernel) == Ramp(6, 1));
@@ -43,7 +44,7 @@ void TestCreateAndPull() {
   EXPECT(stats.pushes == 1 && stats.broken_requests == 0 && stats.connections == 2);
 }
 
-void TestUpdatesAtOnce() {
+void TestUpdates() {
   auto server = StartServer(Options(Mode::kAsync, 2));
   RawPsWorker first(*server, 0), second(*server, 1);
   const uint32_t w = first.Create("w", Floats{1, 2, 3});
@@ -60,7 +61,7 @@ void TestUpdatesAtOnce() {
   EXPECT(second.Value(w) == Floats({7, 8, 9}));
   EXPECT(Values<int64_t>(second.Pull({n})) == std::vector<int64_t>{3});
   EXPECT(second.Pull({b}) == "xyz");
-  // All in one push. What is put in place does not undo the gradient, though it is named later.
+  // All in one push. The assignment is applied before the gradient, though it is listed later.
   PushRequest push = first.NewPush({{w, UpdateKind::kGradient, 1, 0, 0},
                                     {n, UpdateKind::kDelta, 0, 0, 0},
                                     {w, UpdateKind::kAssign, 0, 0, 0}});
@@ -89,8 +90,8 @@ void TestSlots() {
   EXPECT(worker.Value(w) == Floats({-0.5f * 0.75f - 0.5f, -0.25f * 0.75f - 0.5f}));
 }
 
-// Each is applied once, in rising order, by process.
-void TestOnceEach() {
+// Each push of a process is applied once, in increasing order.
+void TestRepeatedPushes() {
   auto server = StartServer(Options(Mode::kAsync, 2));
   RawPsWorker first(*server, 0), second(*server, 1);
   const uint32_t w = first.Create("w", Floats{0});
@@ -99,14 +100,14 @@ void TestOnceEach() {
   EXPECT(first.Value(w) == Floats{1});
   second.sequence = 4;
   second.Push(w, UpdateKind::kDelta, Floats{10});
-  second.sequence = 2;  // an older one than that of before
+  second.sequence = 2;  // older than the last one
   second.Push(w, UpdateKind::kDelta, Floats{100});
   EXPECT(first.Value(w) == Floats{11});
   EXPECT(server->stats().pushes == 2 && server->stats().repeated_pushes == 3);
   {
-    RawPsWorker again(*server, 0);  // the same process: what it has pushed stays pushed
+    RawPsWorker again(*server, 0);  // the same process: its pushes count as applied
     EXPECT(!again.Push(push, Raw(Floats{1})));
-    first.peer().AwaitClose();  // there is one connection for each worker
+    first.peer().AwaitClose();  // each worker has one connection
     EXPECT(again.Value(w) == Floats{11});
   }
   RawPsWorker restarted(*server, 0, 7);
@@ -123,8 +124,8 @@ std::string ErrorOf(RawPsWorker& worker, MessageType type, const Message& messag
   return answer.status.message();
 }
 
-// What cannot be done is answered with an error, and none of it is done.
-void TestImpossible() {
+// An impossible request is answered with an error, and has no effect.
+void TestImpossibleRequests() {
   auto server = StartServer(Options(Mode::kAsync, 2));
   RawPsWorker worker(*server, 1);
   const uint32_t w = worker.Create("w", Floats{1, 2, 3, 4}), v = worker.Create("v", Floats{5});
@@ -159,7 +160,7 @@ void TestImpossible() {
   const uint64_t before = worker.sequence;
   const auto push = [&](std::vector<PushRequest::Entry> entries, size_t bytes,
                         const std::string& expected) {
-    // The first entry could be done.
+    // The first entry is possible.
     entries.insert(entries.begin(), {w, UpdateKind::kDelta, 0, 0, 0});
     EXPECT_CONTAINS(ErrorOf(worker, MessageType::kPush, worker.NewPush(std::move(entries)),
                             std::string(16 + bytes, '\1')),
@@ -176,7 +177,7 @@ void TestImpossible() {
   EXPECT(worker.Value(w) == Floats({1, 2, 3, 4}));
   EXPECT(worker.versions[w] == 1 && server->stats().pushes == 0);
   EXPECT(server->stats().broken_requests == 0 && server->stats().connections == 1);
-  worker.Push(w, UpdateKind::kDelta, Floats{1, 1, 1, 1});  // its sequence number is not used up
+  worker.Push(w, UpdateKind::kDelta, Floats{1, 1, 1, 1});  // its sequence number is still unused
   EXPECT(worker.Value(w) == Floats({2, 3, 4, 5}));
 }
 
@@ -189,15 +190,15 @@ void TestRows() {
   momentum.momentum = 0.5;
   worker.Bind(Sgd(), w);
   worker.Bind(momentum, d, {m});
-  const Floats rows = {1, 2, 10, 20, 100, 200};  // of rows 3, 1, 3
+  const Floats rows = {1, 2, 10, 20, 100, 200};  // rows 3, 1, 3
   worker.PushRows(w, {3, 1, 3}, rows, 1);
   EXPECT(worker.Value(w) == Floats({1, 2, 3 - 10, 4 - 20, 5, 6, 7 - 101, 8 - 202}));
-  worker.PushRows(d, {3, 1, 3}, rows, 1);  // the others move too, by their momentum
+  worker.PushRows(d, {3, 1, 3}, rows, 1);  // the others change too, by their momentum
   EXPECT(worker.Value(m) == Floats({1, 1, 1 - 10, 1 - 20, 1, 1, 1 - 101, 1 - 202}));
   EXPECT(worker.Value(d) == Floats({2, 3, 4 - 10, 5 - 20, 6, 7, 8 - 101, 9 - 202}));
   worker.PushRows(w, {}, {}, 1);
   EXPECT(worker.Value(w)[6] == 7 - 101);
-  // Adagrad: a row that comes twice is one gradient, the sum.
+  // Adagrad: the gradients of a repeated row are added up first.
   OptimizerConfig adagrad;
   adagrad.kind = OptimizerKind::kAdagrad;
   const uint32_t a = worker.Create("a", Floats(4, 1)), s = worker.Create("s", Floats(4, 0));
@@ -207,37 +208,38 @@ void TestRows() {
   EXPECT(worker.Value(a) == Floats({1, 1, 0.5, 0.5}));
 }
 
-// An image is of one moment, stays as it is, and brings another server to where this one was.
-void TestImage() {
+// A snapshot is of one moment, does not change, and restores another server to that moment.
+void TestSnapshot() {
   auto server = StartServer(Options(Mode::kAsync, 2));
   RawPsWorker first(*server, 0), second(*server, 1);
   const uint32_t w = first.Create("w", Floats{1, 2}), n = first.Create("n", Floats{9});
   first.Push(w, UpdateKind::kDelta, Floats{1, 1});
   const PushRequest last = second.NewPush({{w, UpdateKind::kDelta, 0, 0, 0}});
   second.Push(last, Raw(Floats{10, 10}));
-  const ServerSnapshot image = server->Freeze();
+  const ServerSnapshot snapshot = server->TakeSnapshot();
   first.Push(w, UpdateKind::kDelta, Floats{100, 100});
   first.Push(n, UpdateKind::kAssign, Floats{8});
   EXPECT(first.Value(w) == Floats({112, 113}) && first.Value(n) == Floats{8});
-  EXPECT(image.shards.size() == 2 && image.shards[0].name == "w" && image.shards[1].name == "n");
-  EXPECT(Values<float>({image.shards[0].block->data(), 8}) == Floats({12, 13}));
-  EXPECT(Values<float>({image.shards[1].block->data(), 4}) == Floats{9});
+  EXPECT(snapshot.shards.size() == 2 && snapshot.shards[0].name == "w" &&
+         snapshot.shards[1].name == "n");
+  EXPECT(Values<float>({snapshot.shards[0].block->data(), 8}) == Floats({12, 13}));
+  EXPECT(Values<float>({snapshot.shards[1].block->data(), 4}) == Floats{9});
 
-  auto next = StartServer(Options(Mode::kAsync, 2), image);
+  auto next = StartServer(Options(Mode::kAsync, 2), snapshot);
   EXPECT(next->incarnation() != server->incarnation());
   RawPsWorker again(*next, 1);
   const uint32_t again_w = again.Create("w", DType::kFloat32, 2, "");
   EXPECT(again.Value(again_w) == Floats({12, 13}));
-  EXPECT(!again.Push(last, Raw(Floats{10, 10})));  // is in the image
+  EXPECT(!again.Push(last, Raw(Floats{10, 10})));  // is in the snapshot
   EXPECT(next->stats().repeated_pushes == 1 && again.Value(again_w) == Floats({12, 13}));
 
   std::unique_ptr<Server> other;
   EXPECT_OK(Server::Create(Options(Mode::kAsync, 2), "", 0, true, &other));
-  ServerSnapshot broken = image;
+  ServerSnapshot broken = snapshot;
   broken.progress.resize(4);
   EXPECT_CONTAINS(other->Restore(broken).message(), "does not make sense: 4 numbers");
   EXPECT_OK(Server::Create(Options(Mode::kAsync, 2), "", 0, true, &other));
-  broken = image;
+  broken = snapshot;
   broken.shards[1].elements = 2;
   EXPECT_CONTAINS(other->Restore(broken).message(), "'n': float32[2] does not fit 4 bytes");
 }
@@ -267,12 +269,12 @@ void TestEvents() {
 
 void Main() {
   TestCreateAndPull();
-  TestUpdatesAtOnce();
+  TestUpdates();
   TestSlots();
-  TestOnceEach();
-  TestImpossible();
+  TestRepeatedPushes();
+  TestImpossibleRequests();
   TestRows();
-  TestImage();
+  TestSnapshot();
   TestEvents();
   std::puts("ps server: ok");
 }

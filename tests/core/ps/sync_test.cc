@@ -1,5 +1,4 @@
-// Synchronous and bounded-staleness training on one parameter server: who waits for whom, and what
-// comes out.
+// Synchronous and bounded-staleness training on one parameter server: waits and results.
 #include <atomic>
 
 #include "ps/raw_ps_worker.h"
@@ -27,13 +26,13 @@ void TestGradientsAreSummed() {
     first.Pull({w});
     second.Pull({w});
     EXPECT(first.clock == static_cast<uint64_t>(step) && second.clock == first.clock);
-    // The lowest rank's learning rate counts, whoever comes first.
+    // The learning rate of the lowest rank counts, in any order of arrival.
     const auto push_first = [&] { EXPECT(!first.Push(w, kGradient, Floats{1, 2}, 0.5)); };
     const auto push_second = [&] { EXPECT(!second.Push(w, kGradient, Floats{3, 6}, 100)); };
     RawPsWorker& early = step == 1 ? second : first;
     step == 1 ? push_second() : push_first();
     const uint64_t waiting = early.RequestPull({w}, true);
-    const uint64_t reading = early.RequestPull({w}, false);  // is to see what it has pushed
+    const uint64_t reading = early.RequestPull({w}, false);  // has to see its own push
     EXPECT(!early.HasAnswer(waiting) && !early.HasAnswer(reading));
     step == 1 ? push_first() : push_second();
     const float sum = -2.0f * static_cast<float>(step + 1);
@@ -44,7 +43,7 @@ void TestGradientsAreSummed() {
   EXPECT(stats.clock == 3 && stats.pushes == 6 && stats.dropped_pushes == 0);
 }
 
-// Who asks and asks while nothing can be answered is told so.
+// A worker with too many unanswered pulls gets errors.
 void TestTooManyPulls() {
   auto server = StartServer(Options(Mode::kSync, 2));
   RawPsWorker first(*server, 0), second(*server, 1);
@@ -88,7 +87,7 @@ void TestMeans() {
   EXPECT(Values<int64_t>(second.Pull({n})) == std::vector<int64_t>({101, 99, 101, 103}));
 }
 
-// Two of three are enough; the third is told that it came too late.
+// The step needs two workers of three; the push of the third is dropped.
 void TestBackupWorkers() {
   ServerOptions options = Options(Mode::kSync, 3);
   options.schedule.num_aggregate = 2;
@@ -101,7 +100,7 @@ void TestBackupWorkers() {
   b.Push(w, kGradient, Floats{3});
   EXPECT(a.Value(w, true) == Floats{-6});  // (1 + 3) * 3 / 2
   EXPECT(slow.Push(w, kGradient, Floats{1000}));
-  // Asked again, it says the same.
+  // A repeated push gets the same answer.
   --slow.sequence;
   EXPECT(slow.Push(w, kGradient, Floats{1000}));
   EXPECT(slow.Value(w, true) == Floats{-6} && slow.clock == 1);
@@ -118,7 +117,7 @@ void TestBackupWorkers() {
   EXPECT(dropped == 1 && closed == 2);
 }
 
-// Who leaves or stays silent is not waited for, and what the others pushed counts for it too.
+// A step does not wait for workers that left or were dropped; the other gradients are scaled up.
 void TestFewerWorkers() {
   ServerOptions options = Options(Mode::kSync, 3);
   options.schedule.worker_timeout_seconds = 0.3;
@@ -136,7 +135,7 @@ void TestFewerWorkers() {
   a.Push(w, kGradient, Floats{2});
   EXPECT(a.Value(w, true) == Floats{-9});  // b was waited for, and dropped
   EXPECT_CONTAINS(NextLog(*server), "worker 1 is dropped");
-  EXPECT(b.Push(w, kGradient, Floats{1000}));  // for a step that has closed
+  EXPECT(b.Push(w, kGradient, Floats{1000}));  // for a closed step
   EXPECT(b.Value(w, true) == Floats{-9} && b.clock == 2);
   EXPECT_CONTAINS(NextLog(*server), "worker 1 is back");
   a.Push(w, kGradient, Floats{1});
@@ -146,8 +145,8 @@ void TestFewerWorkers() {
   EXPECT(Values<float>(a.AwaitPull(last, {w})) == Floats{-12});
 }
 
-// What was computed on another server's values is not for this one.
-void TestPushOfFormerLife() {
+// A synchronous server drops a push that was computed from the values of another incarnation.
+void TestPushForFormerIncarnation() {
   for (const Mode mode : {Mode::kSync, Mode::kAsync, Mode::kSsp}) {
     auto server = StartServer(Options(mode, 1));
     RawPsWorker worker(*server, 0);
@@ -162,17 +161,18 @@ void TestPushOfFormerLife() {
   }
 }
 
-// A restored server goes on at its clock; a step that was open begins again.
-void TestImageOfOpenStep() {
+// A restored server continues at its clock; the open step starts again.
+void TestSnapshotOfOpenStep() {
   auto server = StartServer(Options(Mode::kSync, 2));
   RawPsWorker a(*server, 0), b(*server, 1);
   const uint32_t w = a.Create("w", Floats{0});
   for (RawPsWorker* worker : {&a, &b}) worker->Push(w, kDelta, Floats{2});
   EXPECT(a.Value(w, true) == Floats{2} && a.clock == 1);
   a.Push(w, kDelta, Floats{100});
-  auto next = StartServer(Options(Mode::kSync, 2), server->Freeze());
+  auto next = StartServer(Options(Mode::kSync, 2), server->TakeSnapshot());
   RawPsWorker c(*next, 0), d(*next, 1);
-  EXPECT(c.clock == 1 && c.Value(w, true) == Floats{2});  // does not wait for the former a
+  EXPECT(c.clock == 1 &&
+         c.Value(w, true) == Floats{2});  // does not wait for the push of the former a
   c.sequence = a.sequence;
   c.Push(w, kDelta, Floats{4});
   d.sequence = b.sequence;
@@ -207,8 +207,8 @@ void TestStaleness() {
   }
 }
 
-// In sync all workers see in each step what was pushed before it, and nothing else; with staleness
-// 0 also what others may have pushed in it already.
+// In sync, workers see exactly the pushes of earlier steps; with staleness 0, perhaps also pushes
+// of the same step.
 void TestManySteps(Mode mode) {
   constexpr int kWorkers = 3, kSteps = 60;
   constexpr size_t kCount = 2000;
@@ -243,8 +243,8 @@ void Main() {
   TestMeans();
   TestBackupWorkers();
   TestFewerWorkers();
-  TestPushOfFormerLife();
-  TestImageOfOpenStep();
+  TestPushForFormerIncarnation();
+  TestSnapshotOfOpenStep();
   TestStaleness();
   TestManySteps(Mode::kSync);
   TestManySteps(Mode::kSsp);

@@ -1,4 +1,4 @@
-// Parameter servers and workers' clients as tests use them: every call waits, with a deadline.
+// Workers' clients for tests: every call waits, with a deadline.
 #ifndef TFDIST_TESTS_CORE_PS_WORKER_H_
 #define TFDIST_TESTS_CORE_PS_WORKER_H_
 
@@ -32,14 +32,14 @@ inline ps::ServerOptions SyncJob(int workers) {
   return options;
 }
 
-// Memory with these values, kept by whoever holds it.
+// Memory with these values, which it owns.
 template <typename T>
 ps::Memory Hold(std::vector<T> values) {
   auto owner = std::make_shared<std::vector<T>>(std::move(values));
   return {reinterpret_cast<char*>(owner->data()), owner};
 }
 
-// Starts a call that ends by a `done`.
+// Starts a call that takes a `done`.
 inline Ending Start(const std::function<void(ps::Done)>& call) {
   // A second `done` would throw, and end the test.
   auto promise = std::make_shared<std::promise<Status>>();
@@ -53,7 +53,7 @@ inline Status Call(const std::function<void(ps::Done)>& call) {
   return Wait(ending, kPatience + 10);
 }
 
-// A worker's client, with parameters of one dtype and one server or more.
+// A worker's client.
 class Worker {
  public:
   explicit Worker(int rank, int workers = 1, int servers = 1, double timeout = kPatience,
@@ -77,7 +77,7 @@ class Worker {
     EXPECT_OK(Connect(index, server.port(), server.incarnation()));
   }
 
-  // A parameter in as many shards as there are counts, on servers 0, 1, ...
+  // Adds a parameter with one shard per count, on servers 0, 1, ...
   int Add(const std::string& name, const std::vector<uint64_t>& counts,
           DType dtype = DType::kFloat32, int first_server = 0) {
     ps::ParameterSpec spec;
@@ -97,7 +97,7 @@ class Worker {
   Status Create(int parameter, std::vector<T> values) {
     return Call([&](ps::Done done) { client_->Create(parameter, Hold(std::move(values)), done); });
   }
-  // Adds and creates it.
+  // Adds and creates a parameter of one shard.
   template <typename T>
   int Make(const std::string& name, std::vector<T> values, DType dtype = DType::kFloat32) {
     const int parameter = Add(name, {values.size()}, dtype);
@@ -105,9 +105,9 @@ class Worker {
     return parameter;
   }
 
-  // Fresh memory for every new value, or what was pulled last.
+  // Whether pulls reuse the memory of the last pulled value.
   bool in_place = false;
-  // The parameters that the latest pull asked memory for, in order.
+  // The parameters for which the latest pull allocated memory, in order.
   std::vector<int> allocated;
 
   Ending StartPull(const std::vector<int>& parameters, bool begins_step = true) {
@@ -119,7 +119,7 @@ class Worker {
         if (pulled.data != nullptr) return pulled;
       }
       const ps::ParameterSpec& spec = client_->parameter(parameter);
-      // Not zeros: what is not written shows.
+      // Not zeros, so that bytes that are not received show.
       return Hold(std::vector<char>(spec.elements * ByteSize(spec.dtype), 0x55));
     };
     return Start(

@@ -1,15 +1,19 @@
-// What any thread may call. Connecting is in client_connect.cc, the client's own thread in
-// client_thread.cc.
 #include "core/ps/client/client.h"
 
 #include <chrono>
 #include <future>
 #include <map>
 
+#include "core/ps/client/connection_setup.h"
+#include "core/ps/client/handshake.h"
 #include "core/ps/client/operations/pull_operation.h"
 
 namespace tfdist::ps {
 namespace {
+
+Clock::duration DurationOf(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
 
 uint64_t NanosecondsSince(TimePoint start) {
   return static_cast<uint64_t>(
@@ -51,6 +55,47 @@ Client::Client(const ClientOptions& options)
 
 Client::~Client() = default;
 
+Status Client::Connect(int server, const std::string& address, const Key& key, uint64_t generation,
+                       double timeout_seconds) {
+  if (server < 0 || server >= options_.servers) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        StrCat("expected a server from 0 to ", options_.servers - 1, ", received ", server));
+  }
+  const std::lock_guard<std::mutex> lock(connecting_[server]);
+  // Until Adopt, no operation uses the server, and `view` stays valid.
+  ServerView view;
+  if (Status s = thread_->Disconnect(server, &view); !s.ok()) return s;
+  Handshake handshake(Clock::now() + DurationOf(timeout_seconds));
+  const bool again = view.incarnation != 0;
+  Hello hello;
+  hello.generation = generation;
+  hello.rank = static_cast<uint32_t>(options_.worker);
+  Status status = handshake.Begin(address, options_.lend, key, hello);
+  if (status.ok()) {
+    std::vector<BoundOptimizer> optimizers;
+    {
+      const std::lock_guard<std::mutex> bound_lock(mutex_);
+      optimizers = bound_;
+    }
+    status = ConnectionSetup(server, &handshake, &table_, &directory_)
+                 .Run({options_.process, pushes_}, optimizers, &view);
+  }
+  Lending lending;
+  if (status.ok()) status = handshake.AgreeToLend(&lending);
+  if (!status.ok()) {
+    return Status(status.code(),
+                  StrCat("cannot connect to ps ", server, " (", address, "): ", status.message()));
+  }
+  status = thread_->Adopt(server, handshake.TakeSocket(), std::move(lending), view);
+  if (!status.ok()) return status;
+  if (again) {
+    const std::lock_guard<std::mutex> stats_lock(mutex_);
+    ++stats_.reconnections;
+  }
+  return Status();
+}
+
 int Client::WaitForLost(double seconds) { return thread_->WaitForLost(seconds); }
 std::string Client::Waiting(double seconds) { return thread_->Waiting(seconds); }
 
@@ -74,8 +119,8 @@ void Client::Create(int parameter, Memory value, Done done) {
     return done(
         InvalidArgument(StrCat("parameter '", spec.name, "' cannot be created without a value")));
   }
-  // Values may be large: most often another worker, or this one before it was started again, has
-  // created the parameter.
+  // Asks without the value first, which may be large: most often another worker, or this one before
+  // a restart, has created the parameter.
   thread_->Submit(std::make_shared<CreateOperation>(
       &table_, parameter, nullptr, [this, parameter, value, done](const Status& status) {
         if (!status.ok()) return done(status);
@@ -88,7 +133,7 @@ void Client::CreateMissing(int parameter, const Memory& value, const Done& done)
       &table_, parameter, &value, [this, parameter, value, done](const Status& status) {
         if (status.ok()) {
           table_.With(parameter, [&](Parameter& known) {
-            if (known.pulled.data == nullptr) known.Know(value);
+            if (known.pulled.data == nullptr) known.SetPulled(value);
           });
         }
         done(status);
@@ -100,12 +145,12 @@ void Client::Bind(const OptimizerConfig& config, std::vector<Binding> bindings, 
   for (const Binding& binding : bindings) {
     for (const int slot : binding.slots) Exclude(slot);
   }
-  const Bound bound{config, bindings};
+  const BoundOptimizer optimizer{config, std::move(bindings)};
   thread_->Submit(std::make_shared<BindOperation>(
-      &table_, config, std::move(bindings), [this, bound, done](const Status& status) {
+      &table_, optimizer, [this, optimizer, done](const Status& status) {
         if (status.ok()) {
           const std::lock_guard<std::mutex> lock(mutex_);
-          bound_.push_back(bound);
+          bound_.push_back(optimizer);
         }
         done(status);
       }));
@@ -126,7 +171,7 @@ void Client::Pull(std::vector<int> parameters, bool begins_step, Allocate alloca
     if (Status s = CheckParameter(parameter, "a pull"); !s.ok()) return done(s);
   }
   if (begins_step) {
-    // What a step staged that failed before its push.
+    // Gradients of a step that failed before its push.
     const std::lock_guard<std::mutex> lock(mutex_);
     staged_.clear();
     staged_rows_.clear();
@@ -164,19 +209,20 @@ int Client::AddTable(const std::string& name, const TableConfig& config, bool re
 
 void Client::CreateTable(int table, Done done) {
   if (!directory_.Has(table)) return done(InvalidArgument(StrCat("there is no table ", table)));
-  // What a server could not read would break its connection.
+  // A request that a server cannot decode would break its connection.
   TableRequest read;
   const TableRequest request = directory_.RequestFor(table);
   if (Status s = Decode(Encode(request), &read); !s.ok()) return done(s);
   thread_->Submit(std::make_shared<CreateTableOperation>(&directory_, table, std::move(done)));
 }
 
-void Client::Dump(int table, int server, uint64_t most, bool slots, RowDump* dump, Done done) {
+void Client::ScanRows(int table, int server, uint64_t max_rows, bool slots, RowScan* scan,
+                      Done done) {
   if (!directory_.Has(table) || server < 0 || server >= options_.servers) {
     return done(InvalidArgument(StrCat("there is no table ", table, " on ps ", server)));
   }
-  thread_->Submit(std::make_shared<DumpOperation>(&directory_, table, server, most, slots, dump,
-                                                  std::move(done)));
+  thread_->Submit(std::make_shared<ScanRowsOperation>(&directory_, table, server, max_rows, slots,
+                                                      scan, std::move(done)));
 }
 
 void Client::EditRows(int table, const TableEdit& edit, uint64_t floats, Done done) {
@@ -184,7 +230,7 @@ void Client::EditRows(int table, const TableEdit& edit, uint64_t floats, Done do
   thread_->Submit(std::make_shared<EditRowsOperation>(
       &directory_, table, edit, floats, &edits_,
       [this, table, done = std::move(done)](const Status& status) {
-        // Also where it failed, for some servers may have carried it out.
+        // Also after a failure: some servers may have carried it out.
         lookups_.Forget(table);
         done(status);
       }));
@@ -196,24 +242,24 @@ void Client::FindRows(int table, const std::vector<int64_t>& ids, const FoundRow
       std::make_shared<FindRowsOperation>(&directory_, table, ids, to, std::move(done)));
 }
 
-void Client::StageRows(const StepValues& step, RowGradient gradient) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  staged_rows_.emplace_back(step, std::move(gradient));
-}
-
 void Client::Stage(const StepValues& step, std::vector<Gradient> gradients) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Gradient& gradient : gradients) staged_.emplace_back(step, std::move(gradient));
 }
 
+void Client::StageRows(const StepValues& step, RowGradient gradient) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  staged_rows_.emplace_back(step, std::move(gradient));
+}
+
 void Client::Push(std::vector<Value> now, Done done) {
-  lookups_.StepEnds();
+  lookups_.EndStep();
   Gradients gradients;
-  RowGradients of_rows;
+  RowGradients row_gradients;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     gradients.swap(staged_);
-    of_rows.swap(staged_rows_);
+    row_gradients.swap(staged_rows_);
   }
   const TimePoint start = Clock::now();
   auto push = std::make_shared<PushOperation>(
@@ -226,19 +272,19 @@ void Client::Push(std::vector<Value> now, Done done) {
         stats_.bytes_pushed += outcome.bytes;
         stats_.push_nanoseconds += NanosecondsSince(start);
       });
-  const Status status = FillPush(gradients, of_rows, now, push.get());
+  const Status status = FillPush(gradients, row_gradients, now, push.get());
   if (status.ok() && !push->empty()) thread_->Submit(std::move(push));
   done(status);
 }
 
-Status Client::FillPush(const Gradients& gradients, const RowGradients& of_rows,
+Status Client::FillPush(const Gradients& gradients, const RowGradients& row_gradients,
                         const std::vector<Value>& now, PushOperation* push) {
   for (const auto& [step, gradient] : gradients) {
     if (Status s = push->AddGradient(step, gradient); !s.ok()) return s;
   }
   std::map<int, std::vector<const RowGradient*>> by_table;
   std::map<int, StepValues> steps;
-  for (const auto& [step, gradient] : of_rows) {
+  for (const auto& [step, gradient] : row_gradients) {
     by_table[gradient.table].push_back(&gradient);
     steps[gradient.table] = step;
   }
@@ -262,7 +308,7 @@ void Client::Set(std::vector<Value> values, Done done) {
     }
   }
   for (const Value& value : values) {
-    table_.With(value.parameter, [&](Parameter& known) { known.Know(value.now); });
+    table_.With(value.parameter, [&](Parameter& known) { known.SetPulled(value.now); });
   }
   thread_->Submit(std::make_shared<SetOperation>(&table_, values, std::move(done)));
 }

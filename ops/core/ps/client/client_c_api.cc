@@ -1,8 +1,12 @@
-// A worker's client for Python, through ctypes. Every function that can fail returns a status code
-// (0: OK) and writes its message into `error`, cut to `error_size` bytes.
+// A worker's client for Python, through ctypes.
+//
+// Clients and scans are named by handles. A function with an `error` returns a status code (0: OK)
+// and writes its message there, cut to `error_size` bytes. The others do nothing if the handle is
+// unknown.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -12,14 +16,36 @@
 #include "core/base/c_error.h"
 #include "core/base/handle_table.h"
 #include "core/ps/client/client.h"
-#include "core/ps/client/client_handles.h"
+#include "core/ps/table/rows_c_api.h"
 
 namespace {
 
-using namespace tfdist;  // NOLINT: what follows is C, and names nothing for others
+using namespace tfdist;  // NOLINT: a C interface, which declares no C++ names
 using ps::Client;
-using ps::ClosedClient;
-using ps::FindClient;
+
+// Null if it was closed.
+std::shared_ptr<Client> FindClient(int64_t handle) {
+  return HandleTable<Client>::Get().Find(handle);
+}
+
+// Reports the status of `call(client)`, or that the client was closed.
+template <typename Call>
+int CallClient(int64_t handle, char* error, size_t error_size, const Call& call) {
+  const std::shared_ptr<Client> client = FindClient(handle);
+  if (client == nullptr) {
+    const Status closed(StatusCode::kFailedPrecondition,
+                        StrCat("parameter client ", handle, " was closed"));
+    return Report(closed, error, error_size);
+  }
+  return Report(call(*client), error, error_size);
+}
+
+// The status that `call` passes to its `done`.
+Status Wait(const std::function<void(ps::Done)>& call) {
+  std::promise<Status> ended;
+  call([&](const Status& status) { ended.set_value(status); });
+  return ended.get_future().get();
+}
 
 }  // namespace
 
@@ -36,24 +62,23 @@ int tfdist_ps_client_create(const ps::ClientOptions* options, int64_t* handle, c
 int tfdist_ps_client_connect(int64_t handle, int server, const char* address, const uint8_t* key,
                              uint64_t generation, double timeout_seconds, char* error,
                              size_t error_size) {
-  const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  Key bytes;
-  std::copy_n(key, bytes.size(), bytes.begin());
-  return Report(client->Connect(server, address, bytes, generation, timeout_seconds), error,
-                error_size);
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    Key bytes;
+    std::copy_n(key, bytes.size(), bytes.begin());
+    return client.Connect(server, address, bytes, generation, timeout_seconds);
+  });
 }
 
 // `server` is -1 if none was lost.
 int tfdist_ps_client_wait_for_lost(int64_t handle, double seconds, int* server, char* error,
                                    size_t error_size) {
-  const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  *server = client->WaitForLost(seconds);
-  return 0;
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    *server = client.WaitForLost(seconds);
+    return Status();
+  });
 }
 
-// Fills `text`, an empty one if all servers have answered.
+// As Client::Waiting; `text` is cut to `size` bytes.
 void tfdist_ps_client_waiting(int64_t handle, double seconds, char* text, size_t size) {
   const std::shared_ptr<Client> client = FindClient(handle);
   const std::string waiting = client == nullptr ? "" : client->Waiting(seconds);
@@ -70,61 +95,60 @@ int tfdist_ps_client_add_parameter(int64_t handle, const char* name, int dtype, 
                                    int shard_count, const int* servers, const char* const* names,
                                    const uint64_t* firsts, const uint64_t* counts, int* id,
                                    char* error, size_t error_size) {
-  const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  ps::ParameterSpec spec;
-  spec.name = name;
-  spec.dtype = static_cast<DType>(dtype);
-  spec.elements = elements;
-  for (int i = 0; i < shard_count; ++i) {
-    spec.shards.push_back({servers[i], names[i], firsts[i], counts[i]});
-  }
-  return Report(client->AddParameter(std::move(spec), id), error, error_size);
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    ps::ParameterSpec spec;
+    spec.name = name;
+    spec.dtype = static_cast<DType>(dtype);
+    spec.elements = elements;
+    for (int i = 0; i < shard_count; ++i) {
+      spec.shards.push_back({servers[i], names[i], firsts[i], counts[i]});
+    }
+    return client.AddParameter(std::move(spec), id);
+  });
 }
 
-// One of `parameters`, `slot_counts` and `weight_decays` for each binding; the slots of all of
-// them, one binding's behind another's, in `slots`.
+// `count` bindings: each has an element of `parameters`, `slot_counts` and `weight_decays`. `slots`
+// has the slots of all bindings, one after the other.
 int tfdist_ps_client_bind(int64_t handle, const ps::OptimizerConfig* config, int count,
                           const int* parameters, const int* slot_counts, const int* slots,
                           const double* weight_decays, char* error, size_t error_size) {
-  const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  std::vector<Client::Binding> bindings(count);
-  for (int i = 0; i < count; ++i) {
-    bindings[i].parameter = parameters[i];
-    bindings[i].slots.assign(slots, slots + slot_counts[i]);
-    bindings[i].weight_decay = weight_decays[i];
-    slots += slot_counts[i];
-  }
-  std::promise<Status> told;
-  client->Bind(*config, std::move(bindings), [&](const Status& status) { told.set_value(status); });
-  return Report(told.get_future().get(), error, error_size);
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    std::vector<Client::Binding> bindings(count);
+    for (int i = 0; i < count; ++i) {
+      bindings[i].parameter = parameters[i];
+      bindings[i].slots.assign(slots, slots + slot_counts[i]);
+      bindings[i].weight_decay = weight_decays[i];
+      slots += slot_counts[i];
+    }
+    return Wait([&](ps::Done done) { client.Bind(*config, std::move(bindings), std::move(done)); });
+  });
 }
 
-// Makes a table known, and creates it where it does not exist. One of a checkpoint with other slots
-// keeps its values alone if it `resets_slots`.
+void tfdist_ps_client_exclude(int64_t handle, int parameter) {
+  if (const auto client = FindClient(handle)) client->Exclude(parameter);
+}
+
+// Adds a table, and creates it where it does not exist. With `resets_slots`, a table that was
+// restored with other slots keeps only its values.
 int tfdist_ps_client_create_table(int64_t handle, const char* name, const ps::TableConfig* config,
                                   bool resets_slots, int* table, char* error, size_t error_size) {
-  const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  *table = client->AddTable(name, *config, resets_slots);
-  std::promise<Status> told;
-  client->CreateTable(*table, [&](const Status& status) { told.set_value(status); });
-  return Report(told.get_future().get(), error, error_size);
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    *table = client.AddTable(name, *config, resets_slots);
+    return Wait([&](ps::Done done) { client.CreateTable(*table, std::move(done)); });
+  });
 }
 
-// How many lookups there are of a level of a group, in each execution.
+// The number of lookups of a group and level, in each execution.
 void tfdist_ps_client_set_lookup_group(int64_t handle, int64_t group, int level, uint64_t size) {
   if (const auto client = FindClient(handle))
     client->lookups().groups().SetSize(group, level, size);
 }
 
-// Keeps up to `rows` rows of a table on this worker, each for `steps` steps.
+// Caches up to `rows` rows of a table on this worker, each for `steps` steps.
 int tfdist_ps_client_set_cache(int64_t handle, int table, uint64_t rows, uint64_t steps,
                                char* error, size_t error_size) {
-  const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  return Report(client->lookups().SetCache(table, rows, steps), error, error_size);
+  return CallClient(handle, error, error_size,
+                    [&](Client& client) { return client.lookups().SetCache(table, rows, steps); });
 }
 
 void tfdist_ps_client_lookup_stats(int64_t handle, ps::LookupStats* stats) {
@@ -132,20 +156,14 @@ void tfdist_ps_client_lookup_stats(int64_t handle, ps::LookupStats* stats) {
   *stats = client == nullptr ? ps::LookupStats() : client->lookup_stats();
 }
 
-void tfdist_ps_client_exclude(int64_t handle, int parameter) {
-  if (const auto client = FindClient(handle)) client->Exclude(parameter);
-}
-
 int tfdist_ps_client_flush(int64_t handle, double timeout_seconds, char* error, size_t error_size) {
-  const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  return Report(client->Flush(timeout_seconds), error, error_size);
+  return CallClient(handle, error, error_size,
+                    [&](Client& client) { return client.Flush(timeout_seconds); });
 }
 
 int tfdist_ps_client_leave(int64_t handle, double timeout_seconds, char* error, size_t error_size) {
-  const std::shared_ptr<Client> client = FindClient(handle);
-  if (client == nullptr) return Report(ClosedClient(handle), error, error_size);
-  return Report(client->Leave(timeout_seconds), error, error_size);
+  return CallClient(handle, error, error_size,
+                    [&](Client& client) { return client.Leave(timeout_seconds); });
 }
 
 void tfdist_ps_client_stats(int64_t handle, ps::ClientStats* stats) {
@@ -154,9 +172,51 @@ void tfdist_ps_client_stats(int64_t handle, ps::ClientStats* stats) {
 }
 
 void tfdist_ps_client_close(int64_t handle) {
-  // Here, because an operation in progress may hold the last reference and must not join its own
-  // thread.
+  // Closed here: a pending operation may hold the last reference, and must not join its own thread.
   if (const auto client = HandleTable<Client>::Get().Remove(handle)) client->Close();
+}
+
+int64_t tfdist_ps_scan_begin() {
+  return HandleTable<ps::RowScan>::Get().Add(std::make_shared<ps::RowScan>());
+}
+
+// The next rows of a server, about `max_rows`, with `floats` floats each. They are valid until the
+// next call or the end. `more` is false once there are none.
+int tfdist_ps_scan_next(int64_t scan, int64_t client_handle, int table, int server,
+                        uint64_t max_rows, bool slots, tfdist_ps_rows* rows, uint64_t* floats,
+                        bool* more, char* error, size_t error_size) {
+  return CallClient(client_handle, error, error_size, [&](Client& client) {
+    const auto found = HandleTable<ps::RowScan>::Get().Find(scan);
+    if (found == nullptr) {
+      return Status(StatusCode::kFailedPrecondition, StrCat("scan ", scan, " has ended"));
+    }
+    const Status status = Wait([&](ps::Done done) {
+      client.ScanRows(table, server, max_rows, slots, found.get(), std::move(done));
+    });
+    const ps::SavedRows& all = found->rows;
+    *more = found->more;
+    *floats = all.ids.empty() ? 0 : all.content.size() / all.ids.size();
+    *rows = {all.ids.size(),     0,      all.ids.data(), all.used.data(), all.counts.data(),
+             all.content.data(), nullptr};
+    return status;
+  });
+}
+
+void tfdist_ps_scan_end(int64_t scan) { HandleTable<ps::RowScan>::Get().Remove(scan); }
+
+// Stores rows: with slots, or values only, which resets the slots.
+int tfdist_ps_import_rows(int64_t client_handle, int table, const tfdist_ps_rows* rows,
+                          uint64_t floats, bool slots, char* error, size_t error_size) {
+  return CallClient(client_handle, error, error_size, [&](Client& client) {
+    ps::TableEdit edit;
+    edit.kind = slots ? ps::EditKind::kRestore : ps::EditKind::kReplace;
+    edit.count = rows->count;
+    edit.ids = rows->ids;
+    edit.used = rows->used;
+    edit.counts = rows->counts;
+    edit.content = rows->content;
+    return Wait([&](ps::Done done) { client.EditRows(table, edit, floats, std::move(done)); });
+  });
 }
 
 }  // extern "C"

@@ -31,8 +31,8 @@ void ClientThread::Begin(const OperationPtr& operation) {
   const std::vector<RequestPtr> requests = operation->open;
   for (const RequestPtr& request : requests) {
     request->operation = operation;
-    request->number = next_number_++;
-    remotes_[request->server].unanswered.emplace(request->number, request);
+    request->id = next_number_++;
+    remotes_[request->server].unanswered.emplace(request->id, request);
   }
   for (const RequestPtr& request : requests) {
     if (request->operation != nullptr) Send(request);  // else an earlier one has failed
@@ -50,11 +50,11 @@ void ClientThread::Send(const RequestPtr& request) {
     status = request->operation->Meta(*request, remote.view, &meta);
   }
   if (!status.ok() || (leaving && remote.connection == nullptr)) {
-    remote.unanswered.erase(request->number);
+    remote.unanswered.erase(request->id);
     return Settle(request, leaving ? Status() : status);
   }
   if (remote.connection == nullptr) return;
-  remote.connection->Queue(request->type, request->number, meta, request->payload, request);
+  remote.connection->Queue(request->type, request->id, meta, request->payload, request);
   request->sent = true;
   request->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                          std::chrono::duration<double>(timeout_seconds_));
@@ -84,7 +84,7 @@ void ClientThread::Fail(const OperationPtr& operation, const Status& status) {
       continue;
     }
     request->operation = nullptr;
-    if (!request->sent) remote.unanswered.erase(request->number);
+    if (!request->sent) remote.unanswered.erase(request->id);
     // The server has to forget that it was asked.
     if (request->sent && request->exclusive) remote.stale = true;
   }
@@ -238,7 +238,7 @@ Status ClientThread::OnAnswer(int server, const MessageHeader& header, std::stri
 void ClientThread::Resend(int server, const RequestPtr& request) {
   remotes_[server].connection->StopLending();
   if (request->operation != nullptr) return Send(request);
-  remotes_[server].unanswered.erase(request->number);
+  remotes_[server].unanswered.erase(request->id);
 }
 
 Status ClientThread::OnPayload(int server, const MessageHeader& header) {

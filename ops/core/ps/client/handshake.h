@@ -1,5 +1,4 @@
-// The first words on a connection to a server: one question after the other, each answered before
-// the next is asked.
+// The handshake on a connection to a server: blocking requests, each answered before the next.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_HANDSHAKE_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_HANDSHAKE_H_
 
@@ -22,23 +21,23 @@ class Handshake {
  public:
   explicit Handshake(TimePoint deadline) : deadline_(deadline) {}
 
-  // Connects, with `local` to a server of this machine and user by a unix socket, and proves the
-  // key.
+  // Connects and proves the key. With `local`, uses a unix socket to a server of this machine and
+  // user.
   Status Begin(const std::string& address, bool local, const Key& key, const Hello& hello);
 
-  template <typename Question, typename Answer>
-  Status Ask(MessageType type, const Question& question, const std::vector<iovec>& payload,
-             Answer* answer) {
+  template <typename Message, typename Reply>
+  Status Ask(MessageType type, const Message& message, const std::vector<iovec>& payload,
+             Reply* reply) {
     std::string meta;
-    if (Status s = Exchange(type, Encode(question), payload, &meta); !s.ok()) return s;
-    return Decode(meta, answer);
+    if (Status s = Exchange(type, Encode(message), payload, &meta); !s.ok()) return s;
+    return Decode(meta, reply);
   }
   Status Tell(MessageType type, const std::string& meta) {
     std::string nothing;
     return Exchange(type, meta, {}, &nothing);
   }
 
-  // What of each other's memory the two ends of a unix socket can read; nothing over TCP.
+  // Finds out which end of a unix socket can read the other's memory; none over TCP.
   Status AgreeToLend(Lending* lending);
 
   Fd TakeSocket() { return std::move(socket_.fd); }

@@ -4,7 +4,7 @@
 
 namespace tfdist::ps {
 
-void DisjointWorkerCheck::Knows(int worker, const std::vector<uint32_t>& shards) {
+void DisjointWorkerCheck::AddShards(int worker, const std::vector<uint32_t>& shards) {
   for (uint32_t shard : shards) {
     if (shard >= workers_.size()) workers_.resize(shard + 1);
     workers_[shard].insert(worker);
@@ -15,10 +15,10 @@ int DisjointWorkerCheck::FindDisjointWorker(int worker, const std::vector<uint32
   if (shards.empty() || active_.count(worker) > 0) return -1;
   int other = -1;
   for (int active : active_) {
-    const bool knows_some = std::any_of(shards.begin(), shards.end(), [&](uint32_t shard) {
+    const bool shares_some = std::any_of(shards.begin(), shards.end(), [&](uint32_t shard) {
       return shard < workers_.size() && workers_[shard].count(active) > 0;
     });
-    if (knows_some) {
+    if (shares_some) {
       other = -1;
       break;
     }

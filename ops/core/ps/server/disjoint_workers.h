@@ -1,8 +1,7 @@
-// Notices a worker that trains alone.
+// Detects a worker that shares no variable with the others.
 //
-// Names say which variable is the same in all workers. A worker that makes its variables in another
-// order than the others gives them other names, and would train without the others, and without a
-// word.
+// Workers share variables by name. A worker that creates its variables in another order than the
+// others gives them other names. It would train alone, without an error.
 #ifndef TFDIST_OPS_CORE_PS_SERVER_DISJOINT_WORKERS_H_
 #define TFDIST_OPS_CORE_PS_SERVER_DISJOINT_WORKERS_H_
 
@@ -14,15 +13,15 @@ namespace tfdist::ps {
 
 class DisjointWorkerCheck {
  public:
-  // A worker has made these shards its own.
-  void Knows(int worker, const std::vector<uint32_t>& shards);
-  // A worker updates these shards. Returns a worker that has also updated some, if nobody who has
-  // knows any of these; -1 otherwise, and whenever this is not the worker's first update.
+  // The worker has created these shards, or found them created.
+  void AddShards(int worker, const std::vector<uint32_t>& shards);
+  // The worker updates these shards. On its first update: an active worker if none of the active
+  // workers shares any of them, else -1. On later updates: -1.
   int FindDisjointWorker(int worker, const std::vector<uint32_t>& shards);
 
  private:
   std::vector<std::set<int>> workers_;  // by shard
-  std::set<int> active_;                // that have updated something
+  std::set<int> active_;                // have updated shards
 };
 
 }  // namespace tfdist::ps

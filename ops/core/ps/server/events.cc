@@ -9,21 +9,21 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr size_t kMostEvents = 4096;
-constexpr double kLongestWait = 1e6;  // more might not fit into a time point
+constexpr size_t kMaxEvents = 4096;
+constexpr double kMaxWaitSeconds = 1e6;  // a larger value might overflow a time point
 
 }  // namespace
 
 void Events::Add(Server::Event event) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (events_.size() == kMostEvents) events_.pop_front();
+  if (events_.size() == kMaxEvents) events_.pop_front();
   events_.push_back(std::move(event));
   changed_.notify_one();
 }
 
 bool Events::Wait(double seconds, Server::Event* event) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const std::chrono::duration<double> patience(std::clamp(seconds, 0.0, kLongestWait));
+  const std::chrono::duration<double> patience(std::clamp(seconds, 0.0, kMaxWaitSeconds));
   changed_.wait_for(lock, patience, [this] { return closed_ || !events_.empty(); });
   if (events_.empty()) return false;
   *event = std::move(events_.front());

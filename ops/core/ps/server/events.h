@@ -1,4 +1,4 @@
-// What a server tells: events that the control plane waits for, and a trace of pushes and pulls.
+// A server's reports: events for the control plane, and a trace of pushes and pulls.
 #ifndef TFDIST_OPS_CORE_PS_SERVER_EVENTS_H_
 #define TFDIST_OPS_CORE_PS_SERVER_EVENTS_H_
 
@@ -12,12 +12,12 @@
 
 namespace tfdist::ps {
 
-// Keeps the latest, should nobody ask for them.
+// A queue of bounded size; when it is full, the oldest event is dropped.
 class Events {
  public:
   void Add(Server::Event event);
   bool Wait(double seconds, Server::Event* event);
-  // Nobody waits any more.
+  // Ends all waits.
   void Close();
 
  private:
@@ -27,7 +27,7 @@ class Events {
   bool closed_ = false;
 };
 
-// The latest `capacity` events; none are kept at no cost.
+// The latest `capacity` events. A capacity of 0 costs nothing.
 class Trace {
  public:
   enum Kind : uint32_t { kPull = 1, kPush = 2, kDropped = 3, kClosed = 4 };

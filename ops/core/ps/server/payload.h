@@ -2,12 +2,12 @@
 #ifndef TFDIST_OPS_CORE_PS_SERVER_PAYLOAD_H_
 #define TFDIST_OPS_CORE_PS_SERVER_PAYLOAD_H_
 
+#include <sys/uio.h>
+
 #include <cstdint>
 #include <vector>
 
 #include "core/base/block.h"
-#include "core/base/status.h"
-#include "core/net/peer_memory.h"
 
 namespace tfdist::ps {
 
@@ -22,37 +22,28 @@ class Payload {
  public:
   explicit Payload(BlockPool* pool) : pool_(pool) {}
 
-  // Begins with a request's payload: its parts, or that many bytes to throw away.
+  // Begins with a request's payload. As NextRoom, it throws OverBudget or std::bad_alloc if there
+  // is no memory.
   void Expect(std::vector<PayloadPart> parts);
-  void Discard(uint64_t bytes);
-  // Throws the rest away, and what has come.
-  void DiscardRest();
-
-  bool complete() const { return discard_ == 0 && part_ == parts_.size(); }
-  // Reads once from a socket, as much as there is. `received` is 0 if nothing has come. As Copy, it
-  // throws OverBudget or std::bad_alloc if there is no memory for what comes.
-  Status Receive(int socket, uint64_t* received);
-  // Reads all of it where it was lent.
-  Status Copy(RemoteRead* lent);
-  std::vector<BlockPtr> Take();
+  // Appends memory for the bytes from `received` on; those before have arrived.
+  void NextRoom(uint64_t received, std::vector<iovec>* room);
+  // Lets go of what has arrived.
+  void Discard() { parts_.clear(); blocks_.clear(); }
+  // Ends a payload of which all `received` bytes have arrived.
+  std::vector<BlockPtr> Take(uint64_t received);
 
  private:
   uint64_t Room(size_t part) const;
   void MakeRoom(size_t part);
-  size_t NextRoom(iovec* pieces, size_t most);
-  void Advance(uint64_t bytes);
+  void Advance(uint64_t received);
 
   BlockPool* const pool_;
-  uint64_t discard_ = 0;
   std::vector<PayloadPart> parts_;
   std::vector<BlockPtr> blocks_;  // of the parts that have begun
   size_t part_ = 0;               // the first incomplete one
   uint64_t filled_ = 0;           // bytes of it
+  uint64_t received_ = 0;         // bytes in all
 };
-
-// One recv or readv that is not interrupted: OK with 0 bytes if nothing is there, an error if the
-// other side has closed the connection.
-Status ReceiveSome(int socket, char* data, size_t size, uint64_t* received);
 
 }  // namespace tfdist::ps
 

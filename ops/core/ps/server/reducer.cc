@@ -6,8 +6,8 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr size_t kMostFinished = 256;
-constexpr size_t kMostSums = 4096;
+constexpr size_t kMaxFinishedSums = 256;
+constexpr size_t kMaxSums = 4096;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ Reducer::Reducer(int workers, IsActive is_active, Patience patience, Deliver del
       latest_(workers),
       returned_(workers) {}
 
-void Reducer::Add(uint64_t session, int worker, uint64_t number, const ReduceRequest& request,
+void Reducer::Add(uint64_t session, int worker, uint64_t id, const ReduceRequest& request,
                   std::vector<BlockPtr> tensors) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Key& key = keys_[request.key];
@@ -31,13 +31,13 @@ void Reducer::Add(uint64_t session, int worker, uint64_t number, const ReduceReq
   auto sum = Find(request.key, request.sequence);
   if (sum == sums_.end()) {
     if (key.finished && request.sequence <= *key.finished) {
-      // The others did without this worker, and it has to do without them.
-      return deliver_(session, {MessageType::kOk, number, "", std::move(tensors)});
+      // The execution finished without this worker, which gets its own values back.
+      return deliver_(session, {MessageType::kOk, id, "", std::move(tensors)});
     }
-    if (sums_.size() >= kMostSums) {
+    if (sums_.size() >= kMaxSums) {
       const Status status(StatusCode::kFailedPrecondition,
                           StrCat("too many reductions wait for other workers: ", sums_.size()));
-      return deliver_(session, ErrorAnswer(number, status));
+      return deliver_(session, ErrorAnswer(id, status));
     }
     Sums fresh(1);
     sum = fresh.begin();
@@ -48,16 +48,16 @@ void Reducer::Add(uint64_t session, int worker, uint64_t number, const ReduceReq
     sum->elements = request.elements;
     sum->since = Clock::now();
     sum->waiting.reserve(1);
-    sums_.splice(sums_.end(), fresh);  // whole, or not at all if there is no memory
+    sums_.splice(sums_.end(), fresh);  // entirely, or not at all without memory
   } else if (Status s = Compare(*sum, worker, request); !s.ok()) {
-    return deliver_(session, ErrorAnswer(number, s));
+    return deliver_(session, ErrorAnswer(id, s));
   }
   if (sum->finished) {
-    deliver_(session, {MessageType::kOk, number, "", sum->tensors});
+    deliver_(session, {MessageType::kOk, id, "", sum->tensors});
     return Forget();
   }
   std::set<int> contributor = {worker};
-  sum->waiting.push_back({session, worker, number});
+  sum->waiting.push_back({session, worker, id});
   if (sum->contributors.empty()) {
     sum->tensors = std::move(tensors);
   } else if (sum->contributors.count(worker) == 0) {
@@ -116,23 +116,23 @@ void Reducer::Finish(Sum* sum) {
   finished = std::max(finished.value_or(0), sum->sequence);
   for (const Waiting& waiting : sum->waiting) {
     try {
-      deliver_(waiting.session, {MessageType::kOk, waiting.number, "", sum->tensors});
+      deliver_(waiting.session, {MessageType::kOk, waiting.id, "", sum->tensors});
     } catch (const std::bad_alloc&) {
-      disconnect_(waiting.session);  // the worker asks again, and the sum is kept for it
+      disconnect_(waiting.session);  // the worker repeats its request; the sum is kept for it
     }
   }
   sum->waiting.clear();
 }
 
-// A result is kept for those whose connection breaks before it has reached them.
+// Keeps a result for workers whose connection breaks before they have received it.
 void Reducer::Forget() {
-  size_t kept = 0;
+  size_t finished = 0;
   for (auto sum = sums_.end(); sum != sums_.begin();) {
     --sum;
     if (!sum->finished) continue;
     const bool wanted = std::any_of(sum->contributors.begin(), sum->contributors.end(),
                                     [&](int worker) { return latest_[worker] <= sum->sequence; });
-    if (wanted && ++kept <= kMostFinished) continue;
+    if (wanted && ++finished <= kMaxFinishedSums) continue;
     sum = sums_.erase(sum);
   }
 }
@@ -142,15 +142,15 @@ void Reducer::Check() {
   FinishComplete();
 }
 
-void Reducer::Returned(int worker) {
+void Reducer::Reactivate(int worker) {
   const std::lock_guard<std::mutex> lock(mutex_);
   returned_[worker] = Clock::now();
 }
 
-void Reducer::ProcessEnded(int worker) {
+void Reducer::EndProcess(int worker) {
   const std::lock_guard<std::mutex> lock(mutex_);
   latest_[worker] = 0;
-  for (auto& [number, key] : keys_) {
+  for (auto& [id, key] : keys_) {
     if (!key.latest.empty()) key.latest[worker] = 0;
   }
   for (Sum& sum : sums_) {
@@ -159,7 +159,7 @@ void Reducer::ProcessEnded(int worker) {
   Forget();
 }
 
-void Reducer::Gone(uint64_t session) {
+void Reducer::EndSession(uint64_t session) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Sum& sum : sums_) {
     const auto end =

@@ -1,7 +1,7 @@
 // Adds up tensors over the active workers of a job.
 //
-// The executions of one key have rising sequence numbers. A worker that comes with a later one does
-// not come with an earlier one of the same key any more, and is not waited for there.
+// The executions of one key have rising sequence numbers. A worker that contributes to an execution
+// will not contribute to an earlier one of the same key, which then does not wait for it.
 #ifndef TFDIST_OPS_CORE_PS_SERVER_REDUCER_H_
 #define TFDIST_OPS_CORE_PS_SERVER_REDUCER_H_
 
@@ -26,30 +26,30 @@ class Reducer {
   using IsActive = std::function<bool(int worker)>;
   using Patience = std::function<Clock::duration(int worker)>;
   using Deliver = std::function<void(uint64_t session, Answer answer)>;
-
-  // Has the worker connect again, and ask again for what it waits for.
+  // Makes the worker connect again and repeat its unanswered requests.
   using Disconnect = std::function<void(uint64_t session)>;
 
   Reducer(int workers, IsActive is_active, Patience patience, Deliver deliver,
           Disconnect disconnect);
 
-  // A contribution. It is answered by `deliver` when all have come, at once with an error if it
-  // does not fit the others.
-  void Add(uint64_t session, int worker, uint64_t number, const ReduceRequest& request,
+  // A contribution. `deliver` answers it when all workers have contributed, or at once with an
+  // error if it does not match the others.
+  void Add(uint64_t session, int worker, uint64_t id, const ReduceRequest& request,
            std::vector<BlockPtr> tensors);
-  // Fewer workers are active.
+  // Finishes the sums that wait for nobody else. To be called when fewer workers are active.
   void Check();
-  // A worker is active again, and has its whole time.
-  void Returned(int worker);
-  // Its process has ended: it asks for nothing again, and another one counts anew.
-  void ProcessEnded(int worker);
-  // Nobody is there to be answered.
-  void Gone(uint64_t session);
+  // A worker is active again: the time that others wait for it starts from now.
+  void Reactivate(int worker);
+  // The worker's process has ended: it repeats no request, and the next process starts its own
+  // sequence.
+  void EndProcess(int worker);
+  // The session has ended: no answers are delivered to it.
+  void EndSession(uint64_t session);
 
-  // Sets waits[worker * workers + other] where `worker` waits for a sum to which `other` has to
-  // contribute yet.
+  // Sets waits[worker * workers + other] where `worker` waits for a sum that lacks the contribution
+  // of `other`.
   void AddWaits(bool* waits) const;
-  // Active workers for whom others have waited for too long.
+  // Active workers that others have waited for too long.
   std::vector<int> Late(TimePoint now) const;
   TimePoint NextDeadline() const;
 
@@ -57,14 +57,14 @@ class Reducer {
   struct Waiting {
     uint64_t session;
     int worker;
-    uint64_t number;
+    uint64_t id;  // of the request
   };
   struct Sum {
     uint64_t key = 0, sequence = 0;
     std::vector<DType> dtypes;
     std::vector<uint64_t> elements;
     std::vector<BlockPtr> tensors;
-    int first = 0;  // the worker that came first
+    int first = 0;  // the first contributor
     std::set<int> contributors;
     std::vector<Waiting> waiting;
     TimePoint since{};
@@ -72,8 +72,8 @@ class Reducer {
   };
   using Sums = std::list<Sum>;  // oldest first
   struct Key {
-    std::vector<uint64_t> latest;      // by worker: the sequence number it came with last
-    std::optional<uint64_t> finished;  // the last one of which all had come
+    std::vector<uint64_t> latest;      // by worker: its last sequence number
+    std::optional<uint64_t> finished;  // the last finished execution
   };
 
   Sums::iterator Find(uint64_t key, uint64_t sequence);
@@ -88,10 +88,10 @@ class Reducer {
   const Patience patience_;
   const Deliver deliver_;
   const Disconnect disconnect_;
-  mutable std::mutex mutex_;  // held while asking is_active_ and patience_; guards the rest
+  mutable std::mutex mutex_;  // held during is_active_ and patience_; guards the rest
   Sums sums_;
   std::unordered_map<uint64_t, Key> keys_;
-  std::vector<uint64_t> latest_;  // by worker, of any key
+  std::vector<uint64_t> latest_;  // by worker, over all keys
   std::vector<TimePoint> returned_;
 };
 

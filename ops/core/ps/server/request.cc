@@ -6,11 +6,11 @@
 namespace tfdist::ps {
 namespace {
 
-// The parts of a payload, and how large they are together.
+// The parts of a payload, and their total size.
 class Layout {
  public:
   void AddShard(const Shard& shard) { Add(shard.bytes, true); }
-  // `elements` as the sender says.
+  // `elements` is the sender's claim.
   void AddClaimed(DType dtype, uint64_t elements) {
     const std::optional<uint64_t> bytes = BytesOf(dtype, elements);
     if (!bytes) {
@@ -19,8 +19,8 @@ class Layout {
       Add(*bytes, false);
     }
   }
-  // The parts, if they make up the payload.
-  Status Finish(const MessageHeader& header, Incoming* request) {
+  // Gives the request its parts. Fails if they do not add up to the payload's size.
+  Status Finish(const MessageHeader& header, ClientRequest* request) {
     if (too_large_ || bytes_ != header.payload_bytes) {
       return InvalidArgument(StrCat("a request with ", header.payload_bytes,
                                     " bytes of values, expected ",
@@ -43,12 +43,12 @@ class Layout {
   bool too_large_ = false;
 };
 
-Status NoSuchShard(uint32_t number) {
-  return InvalidArgument(StrCat("there is no shard ", number, "; it was never created here"));
+Status NoSuchShard(uint32_t id) {
+  return InvalidArgument(StrCat("there is no shard ", id, "; it was never created here"));
 }
 
 Status LayOut(const MessageHeader& header, const CreateRequest& body, const Store& store,
-              Incoming* request) {
+              ClientRequest* request) {
   Layout layout;
   uint64_t fresh_bytes = 0;
   for (const CreateRequest::Entry& entry : body.entries) {
@@ -61,7 +61,7 @@ Status LayOut(const MessageHeader& header, const CreateRequest& body, const Stor
   return status;
 }
 
-// Whether this may be done to the shard.
+// Fails if the update does not suit the shard.
 Status CheckUpdate(const PushRequest::Entry& entry, const Shard& shard) {
   const auto wrong = [&shard](const std::string& what) {
     return InvalidArgument(
@@ -86,7 +86,7 @@ Status CheckUpdate(const PushRequest::Entry& entry, const Shard& shard) {
   return wrong("received a gradient, but no optimizer was bound to it");
 }
 
-// A gradient of a table's rows. What does not fit is refused; what would be too large fails.
+// Fails if a gradient does not suit its table.
 Status CheckTableRows(const PushRequest::Entry& entry, const Store& store) {
   const Table* const table = store.FindTable(entry.shard);
   if (table == nullptr) return InvalidArgument(StrCat("there is no table ", entry.shard));
@@ -98,7 +98,7 @@ Status CheckTableRows(const PushRequest::Entry& entry, const Store& store) {
 }
 
 Status LayOut(const MessageHeader& header, const LookupRequest& body, const Store& store,
-              Incoming* request) {
+              ClientRequest* request) {
   Layout layout;
   uint64_t answer_bytes = 0;
   for (const LookupRequest::Entry& entry : body.entries) {
@@ -123,7 +123,7 @@ Status LayOut(const MessageHeader& header, const LookupRequest& body, const Stor
 }
 
 Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store& store,
-              Incoming* request) {
+              ClientRequest* request) {
   if (store.FindTable(body.table) == nullptr) {
     request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to dump"));
   }
@@ -131,7 +131,7 @@ Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store&
 }
 
 Status LayOut(const MessageHeader& header, const EditRowsRequest& body, const Store& store,
-              Incoming* request) {
+              ClientRequest* request) {
   const Table* const table = store.FindTable(body.table);
   if (table == nullptr) {
     request->refusal =
@@ -152,7 +152,7 @@ Status LayOut(const MessageHeader& header, const EditRowsRequest& body, const St
 }
 
 Status LayOut(const MessageHeader& header, const FindRowsRequest& body, const Store& store,
-              Incoming* request) {
+              ClientRequest* request) {
   const Table* const table = store.FindTable(body.table);
   uint64_t answer_bytes = 0;
   if (table == nullptr) {
@@ -173,7 +173,7 @@ Status LayOut(const MessageHeader& header, const FindRowsRequest& body, const St
 }
 
 Status LayOut(const MessageHeader& header, const PushRequest& body, const Store& store,
-              Incoming* request) {
+              ClientRequest* request) {
   Layout layout;
   for (const PushRequest::Entry& entry : body.entries) {
     if (entry.kind == UpdateKind::kTableRows) {
@@ -201,12 +201,12 @@ Status LayOut(const MessageHeader& header, const PushRequest& body, const Store&
 }
 
 Status LayOut(const MessageHeader& header, const SetRequest& body, const Store& store,
-              Incoming* request) {
+              ClientRequest* request) {
   Layout layout;
-  for (const uint32_t number : body.shards) {
-    const Shard* shard = store.Find(number);
+  for (const uint32_t id : body.shards) {
+    const Shard* shard = store.Find(id);
     if (shard == nullptr) {
-      request->refusal = NoSuchShard(number);
+      request->refusal = NoSuchShard(id);
       return Status();
     }
     layout.AddShard(*shard);
@@ -215,7 +215,7 @@ Status LayOut(const MessageHeader& header, const SetRequest& body, const Store& 
 }
 
 Status LayOut(const MessageHeader& header, const ReduceRequest& body, const Store&,
-              Incoming* request) {
+              ClientRequest* request) {
   Layout layout;
   for (size_t i = 0; i < body.dtypes.size(); ++i) {
     layout.AddClaimed(body.dtypes[i], body.elements[i]);
@@ -228,9 +228,9 @@ Status LayOut(const MessageHeader& header, const ReduceRequest& body, const Stor
   return layout.Finish(header, request);
 }
 
-// Of requests without values.
+// Requests without values.
 template <typename Body>
-Status LayOut(const MessageHeader& header, const Body&, const Store&, Incoming* request) {
+Status LayOut(const MessageHeader& header, const Body&, const Store&, ClientRequest* request) {
   return Layout().Finish(header, request);
 }
 
@@ -240,16 +240,16 @@ Status Decode(std::string_view meta, LeaveRequest*) {
 
 template <typename Body>
 Status ParseAs(const MessageHeader& header, std::string_view meta, const Store& store,
-               Incoming* request) {
+               ClientRequest* request) {
   Body body;
   if (Status s = Decode(meta, &body); !s.ok()) return s;
   const auto sharing = store.Share();
   request->body = std::move(body);
   try {
     const Status status = LayOut(header, std::get<Body>(request->body), store, request);
-    // Before any of it has come, and memory is taken for it.
     if (!status.ok()) return status;
-    // A variable's first value stays: it is no measure of what requests need.
+    // The budget is checked before the payload arrives and is allocated. A variable's first value
+    // is kept: it does not count as memory that requests need.
     if constexpr (std::is_same_v<Body, CreateRequest>) {
       store.memory().Check(header.payload_bytes, MemoryUse::kTransient);
     } else {
@@ -268,11 +268,11 @@ class Names {
   void Add(const char* kind, const std::string& name) {
     if (count_++ == 0) first_ = StrCat(kind, " '", name.substr(0, 64), "'");
   }
-  void AddTable(const Store& store, uint32_t number) {
-    if (const Table* table = store.FindTable(number)) Add("table", table->name());
+  void AddTable(const Store& store, uint32_t id) {
+    if (const Table* table = store.FindTable(id)) Add("table", table->name());
   }
-  void AddShard(const Store& store, uint32_t number) {
-    if (const Shard* shard = store.Find(number)) Add("variable", shard->name);
+  void AddShard(const Store& store, uint32_t id) {
+    if (const Shard* shard = store.Find(id)) Add("variable", shard->name);
   }
   std::string text() const {
     return count_ < 2 ? first_ : StrCat(first_, " and ", count_ - 1, " more");
@@ -283,7 +283,7 @@ class Names {
   size_t count_ = 0;
 };
 
-// What a request is about. Those that are not listed hardly need memory.
+// The subject of a request, for an error. Requests that are not listed need little memory.
 struct SubjectOf {
   const Store& store;
   Names* names;
@@ -345,7 +345,7 @@ struct SubjectOf {
 
 }  // namespace
 
-Status OutOfMemory(const Incoming& request, const Store& store, const std::bad_alloc& error) {
+Status OutOfMemory(const ClientRequest& request, const Store& store, const std::bad_alloc& error) {
   Names names;
   const char* const what = std::visit(SubjectOf{store, &names}, request.body);
   if (request.table != nullptr) {
@@ -359,9 +359,9 @@ Status OutOfMemory(const Incoming& request, const Store& store, const std::bad_a
 }
 
 Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
-             Incoming* request) {
-  *request = Incoming();
-  request->number = header.number;
+             ClientRequest* request) {
+  *request = ClientRequest();
+  request->id = header.number;
   switch (header.type) {
     case MessageType::kOpen:
       return ParseAs<OpenRequest>(header, meta, store, request);
@@ -390,7 +390,7 @@ Status Parse(const MessageHeader& header, std::string_view meta, const Store& st
     case MessageType::kFindRows:
       return ParseAs<FindRowsRequest>(header, meta, store, request);
     case MessageType::kLend:
-    case MessageType::kCopied:  // these are the session's
+    case MessageType::kCopied:  // handled by the session
     case MessageType::kOk:
     case MessageType::kError:
     case MessageType::kResend:

@@ -1,4 +1,4 @@
-// A request as a server sees it, and the answer.
+// A worker's request as its server sees it, and the answer.
 #ifndef TFDIST_OPS_CORE_PS_SERVER_REQUEST_H_
 #define TFDIST_OPS_CORE_PS_SERVER_REQUEST_H_
 
@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -15,44 +16,51 @@
 
 namespace tfdist::ps {
 
+// The connection and the worker of a request.
+struct ClientContext {
+  uint64_t session = 0;  // the connection; never zero, and never reused
+  int worker = 0;
+  bool opened = false;
+};
+
 struct LeaveRequest {};
 
-struct Incoming {
-  uint64_t number = 0;
+struct ClientRequest {
+  uint64_t id = 0;
   std::variant<OpenRequest, CreateRequest, BindRequest, PullRequest, PushRequest, SetRequest,
                ReduceRequest, LeaveRequest, TableRequest, LookupRequest, DumpRequest,
                EditRowsRequest, FindRowsRequest>
       body;
-  // What follows meta, unless the request is refused: then all of it is thrown away.
+  // The expected payload. The payload of a refused request is discarded.
   std::vector<PayloadPart> parts;
   Status refusal;
-  std::vector<BlockPtr> payload;  // once it has come
-  // What is being done, for the message if memory runs out.
+  std::vector<BlockPtr> payload;  // once it has arrived
+  // The table that memory is being allocated for, which an error then names.
   const std::string* table = nullptr;
 };
 
-// Reads a request's meta. Fails if it is malformed, or does not go with its payload's size. What is
-// well-formed and asks for something impossible is marked as refused.
+// Reads a request's meta. Fails if it is malformed, or does not agree with the payload's size. A
+// well-formed request for something impossible is marked as refused.
 Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
-             Incoming* request);
+             ClientRequest* request);
 
-// The refusal of a request for want of memory; names the tables or variables that it is about.
-Status OutOfMemory(const Incoming& request, const Store& store, const std::bad_alloc& error);
+// The refusal of a request for lack of memory; names the request's tables or variables.
+Status OutOfMemory(const ClientRequest& request, const Store& store, const std::bad_alloc& error);
 
 struct Answer {
   MessageType type = MessageType::kOk;
-  uint64_t number = 0;
+  uint64_t id = 0;  // of the request
   std::string meta;
   std::vector<BlockPtr> payload;  // one after the other
 };
 
 template <typename Reply>
-Answer OkAnswer(uint64_t number, const Reply& reply, std::vector<BlockPtr> payload = {}) {
-  return {MessageType::kOk, number, Encode(reply), std::move(payload)};
+Answer OkAnswer(uint64_t id, const Reply& reply, std::vector<BlockPtr> payload = {}) {
+  return {MessageType::kOk, id, Encode(reply), std::move(payload)};
 }
-inline Answer OkAnswer(uint64_t number) { return {MessageType::kOk, number, "", {}}; }
-inline Answer ErrorAnswer(uint64_t number, const Status& status) {
-  return {MessageType::kError, number, Encode(ErrorReply{status.code(), status.message()}), {}};
+inline Answer OkAnswer(uint64_t id) { return {MessageType::kOk, id, "", {}}; }
+inline Answer ErrorAnswer(uint64_t id, const Status& status) {
+  return {MessageType::kError, id, Encode(ErrorReply{status.code(), status.message()}), {}};
 }
 
 }  // namespace tfdist::ps

@@ -47,12 +47,12 @@ Schedule::Verdict Schedule::Push(int worker, uint64_t clock) {
   Worker& self = workers_[worker];
   self.waiting = false;
   if (!sync()) {
-    // Who has been dropped will start where the others are.
+    // A dropped worker takes the slowest clock when it pulls again.
     if (self.active) ++self.clock;
     UpdateSlowest();
     return Verdict::kApply;
   }
-  // A later clock is one of before the server was restarted.
+  // A later clock dates from before a restart of the server.
   if (clock < clock_) {
     ++self.dropped_pushes;
     ++dropped_pushes_;
@@ -191,7 +191,7 @@ void Schedule::Restore(const std::vector<uint64_t>& saved) {
   dropped_pushes_ = saved[2];
   largest_lead_ = saved[3];
   contributions_ = 0;
-  // The job may have grown or shrunk since; new ranks start where the others are.
+  // The job may have grown or shrunk since; new ranks start at the slowest clock.
   const size_t known = (saved.size() - kSavedHead) / kSavedPerWorker;
   for (size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];

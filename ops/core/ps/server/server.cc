@@ -6,15 +6,16 @@
 
 #include "core/net/acceptor.h"
 #include "core/net/socket.h"
+#include "core/ps/server/reply_channel.h"
+#include "core/ps/server/request_handler.h"
 #include "core/ps/server/server_thread.h"
-#include "core/ps/server/service.h"
 #include "core/ps/store/store.h"
 #include "core/ps/store/sweeper.h"
 
 namespace tfdist::ps {
 namespace {
 
-constexpr int kMostThreads = 64;
+constexpr int kMaxThreads = 64;
 
 Status Check(const ServerOptions& options) {
   const ScheduleOptions& schedule = options.schedule;
@@ -40,9 +41,9 @@ Status Check(const ServerOptions& options) {
                                   schedule.worker_timeout_seconds, " and ",
                                   schedule.start_timeout_seconds));
   }
-  if (options.threads < 1 || options.threads > kMostThreads) {
+  if (options.threads < 1 || options.threads > kMaxThreads) {
     return InvalidArgument(
-        StrCat("expected 1 to ", kMostThreads, " threads, received ", options.threads));
+        StrCat("expected 1 to ", kMaxThreads, " threads, received ", options.threads));
   }
   if (options.hogwild && sync)
     return InvalidArgument("hogwild does not go with sync: updates have turns");
@@ -63,17 +64,17 @@ uint64_t RandomNumber() {
 
 }  // namespace
 
-class Server::Impl : private Outlet {
+class Server::Impl : private ReplyChannel {
  public:
   Impl(const ServerOptions& options, Listener listener)
       : port_(listener.port()),
         incarnation_(RandomNumber()),
         store_(options),
-        service_(options, incarnation_, &store_, this),
+        handler_(options, incarnation_, &store_, this),
         acceptor_(std::move(listener)),
         workers_(options.schedule.workers) {
     for (int i = 0; i < options.threads; ++i) {
-      threads_.push_back(std::make_unique<ServerThread>(&store_, &service_, &stats_));
+      threads_.push_back(std::make_unique<ServerThread>(&store_, &handler_, &stats_));
     }
   }
   ~Impl() override { Close(); }
@@ -85,7 +86,7 @@ class Server::Impl : private Outlet {
     return Status();
   }
 
-  // What may be done as long as nobody was let in.
+  // Fails if workers may be connected already.
   template <typename Do>
   Status BeforeStart(const Do& act) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -117,14 +118,14 @@ class Server::Impl : private Outlet {
   void Close() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (std::exchange(closed_, true)) return;
-    service_.events().Close();
+    handler_.events().Close();
     for (auto& thread : threads_) thread->Stop();
     sweeper_.Stop();
     acceptor_.Close();
   }
 
   ServerStats stats() const {
-    ServerStats stats = service_.stats();
+    ServerStats stats = handler_.stats();
     stats.bytes_sent = stats_.bytes_sent;
     stats.bytes_received = stats_.bytes_received;
     stats.rejected_connections = acceptor_.rejected();
@@ -135,7 +136,8 @@ class Server::Impl : private Outlet {
 
   int port() const { return port_; }
   uint64_t incarnation() const { return incarnation_; }
-  Service& service() { return service_; }
+  RequestHandler& handler() { return handler_; }
+  Recovery& recovery() { return handler_.recovery(); }
   const Store& store() const { return store_; }
 
  private:
@@ -150,7 +152,7 @@ class Server::Impl : private Outlet {
   const int port_;
   const uint64_t incarnation_;
   Store store_;
-  Service service_;
+  RequestHandler handler_;
   TrafficStats stats_;
   Acceptor acceptor_;
   const int workers_;
@@ -179,26 +181,25 @@ Status Server::Create(const ServerOptions& options, const std::string& interface
 
 int Server::port() const { return impl_->port(); }
 uint64_t Server::incarnation() const { return impl_->incarnation(); }
-Status Server::Restore(const ServerSnapshot& image) {
-  return impl_->BeforeStart([&] { return impl_->service().Restore(image); });
+Status Server::Restore(const ServerSnapshot& snapshot) {
+  return impl_->BeforeStart([&] { return impl_->recovery().Restore(snapshot); });
 }
 Status Server::ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out) {
-  return impl_->BeforeStart([&] { return impl_->service().ReplayLog(path, records, left_out); });
+  return impl_->BeforeStart([&] { return impl_->recovery().ReplayLog(path, records, left_out); });
 }
-void Server::BeginLog(const std::string& path) { impl_->service().BeginLog(path); }
-
-void Server::Saved() { impl_->service().Saved(); }
+void Server::BeginLog(const std::string& path) { impl_->recovery().BeginLog(path); }
+void Server::Saved() { impl_->recovery().Saved(); }
 Status Server::Start(const Key& key) { return impl_->Start(key); }
-ServerSnapshot Server::Freeze(bool changed_rows_only, const std::string& log_path) {
-  return impl_->service().Freeze(changed_rows_only, log_path);
+ServerSnapshot Server::TakeSnapshot(bool changed_rows_only, const std::string& log_path) {
+  return impl_->recovery().TakeSnapshot(changed_rows_only, log_path);
 }
 bool Server::WaitForEvent(double seconds, Event* event) {
-  return impl_->service().events().Wait(seconds, event);
+  return impl_->handler().events().Wait(seconds, event);
 }
-void Server::Waits(bool* waits) const { impl_->service().Waits(waits); }
+void Server::Waits(bool* waits) const { impl_->handler().Waits(waits); }
 ServerStats Server::stats() const { return impl_->stats(); }
 std::vector<std::shared_ptr<Table>> Server::tables() const { return impl_->store().tables(); }
-std::vector<TraceEvent> Server::trace() const { return impl_->service().trace(); }
+std::vector<TraceEvent> Server::trace() const { return impl_->handler().trace(); }
 void Server::Close() { impl_->Close(); }
 
 }  // namespace tfdist::ps

@@ -1,8 +1,9 @@
-// A parameter server: holds shards, applies what workers push, and sends what they pull.
+// A parameter server: holds shards and tables, applies workers' pushes, and answers their pulls.
 //
-// A few threads, each with its own epoll and its share of the connections. A thread receives a
-// whole request, carries it out under the locks of the shards it touches, and answers straight from
-// the blocks. A pull that the schedule holds back is parked; whoever lets it go wakes its thread.
+// It has a few threads, each with its own epoll and its share of the connections. A thread receives
+// a whole request, carries it out under the locks of the shards it touches, and answers from the
+// blocks without a copy. A pull that the schedule holds back is parked; the thread that releases it
+// wakes the thread of its connection.
 #ifndef TFDIST_OPS_CORE_PS_SERVER_SERVER_H_
 #define TFDIST_OPS_CORE_PS_SERVER_SERVER_H_
 
@@ -25,21 +26,21 @@ enum class Compensation : uint8_t { kNone = 0, kDcAsgd = 1, kAdaDelay = 2 };
 struct ServerOptions {
   int index = 0;  // which server of the job, for messages
   ScheduleOptions schedule;
-  bool hogwild = false;  // no locks, and in place: what is pulled may mix old and new values
+  bool hogwild = false;  // updates without locks, in place: a pull may mix old and new values
   Compensation compensation = Compensation::kNone;
   double compensation_lambda = 0.04;  // dc-asgd
-  bool refuse_unlogged = false;       // pushes, while what they change cannot be kept in the log
+  bool refuse_unlogged = false;       // refuse pushes while the redo log cannot record them
   int threads = 2;
-  size_t trace_events = 0;     // the latest pushes and pulls are kept, for tests and inspection
-  uint64_t memory_budget = 0;  // bytes that the server may hold; 0: as many as there are
+  size_t trace_events = 0;     // capacity of the trace of pushes and pulls
+  uint64_t memory_budget = 0;  // bytes that the server may hold; 0: no limit
   TimeSources time;
 };
 
 struct ServerStats {
   uint64_t pulls = 0;
-  uint64_t pushes = 0;           // applied, or collected
+  uint64_t pushes = 0;           // applied or collected
   uint64_t dropped_pushes = 0;   // late ones
-  uint64_t repeated_pushes = 0;  // applied before
+  uint64_t repeated_pushes = 0;  // already applied before
   uint64_t clock = 0;
   uint64_t largest_lead = 0;
   uint64_t bytes_sent = 0;  // values
@@ -49,11 +50,11 @@ struct ServerStats {
   uint64_t shards = 0;
   uint64_t value_bytes = 0;
   uint64_t connections = 0;
-  uint64_t log_bytes = 0;      // of rows, since they were last saved
-  uint64_t log_failed = 0;     // 1: rows were changed that are neither saved nor in the log
-  uint64_t memory_held = 0;    // bytes that are counted: values, rows and buffers
+  uint64_t log_bytes = 0;      // of the redo log, since the rows were last saved
+  uint64_t log_failed = 0;     // 1: some changes of rows are neither saved nor in the log
+  uint64_t memory_held = 0;    // bytes of values, rows and buffers
   uint64_t memory_budget = 0;  // 0: none
-  uint64_t edits = 0;          // of tables' rows, which are not pushes
+  uint64_t edits = 0;          // of tables' rows; not pushes
 };
 
 struct TraceEvent {
@@ -65,7 +66,7 @@ struct TraceEvent {
   uint64_t slowest = 0;  // smallest clock of an active worker
 };
 
-// A shard as a snapshot holds it. The block stays as it is while it is held.
+// A shard of a snapshot. Its block does not change while it is held.
 struct SavedShard {
   std::string name;
   DType dtype = DType::kFloat32;
@@ -75,25 +76,27 @@ struct SavedShard {
 
 class Table;
 
-// What a server is at one moment, between two pushes.
+// The state of a server at one moment, between two pushes.
 struct ServerSnapshot {
   std::vector<SavedShard> shards;
-  // Of a job with another number of servers: what is created with such a name begins as this.
-  std::vector<SavedShard> aside;
-  // A copy of that moment was begun of each, and can be taken bit by bit.
+  // Shards of a job with another number of servers, which no worker has created here yet. A shard
+  // that is created with such a name takes this value.
+  std::vector<SavedShard> unclaimed;
+  // Each has begun a copy of its rows at that moment, which can be read in parts.
   std::vector<std::shared_ptr<Table>> tables;
-  std::vector<uint64_t> progress;  // clocks, and who has pushed what: opaque numbers
-  // Of the rows, which goes on from here (row_clock.h); 0: unknown, as in images of before there
-  // was one: then it goes on from when a row was used last.
+  std::vector<uint64_t> progress;  // clocks, and the last pushes of each worker: opaque numbers
+  // The time of the rows (row_clock.h). 0: unknown, as in snapshots of former releases; then the
+  // latest use of a row counts.
   double time = 0;
 };
 
 class Server {
  public:
   // Listens on `port` (0: the kernel chooses) of `interface`, a numeric address of this host
-  // (empty: all there are). With `local` also on a unix socket, for workers of this machine and
-  // user; server and worker then read each other's memory. No peer is admitted before Start; then
-  // those that prove the key, with `incarnation()` as generation and a worker's rank.
+  // (empty: all interfaces). With `local` also on a unix socket, for workers of this machine and
+  // user; server and worker then read each other's memory. No peer is admitted before Start. From
+  // then on a peer has to prove the key, and to name `incarnation()` as generation and a worker's
+  // rank.
   static Status Create(const ServerOptions& options, const std::string& interface, int port,
                        bool local, std::unique_ptr<Server>* out);
   ~Server();
@@ -101,26 +104,26 @@ class Server {
   int port() const;
   uint64_t incarnation() const;
 
-  // Before Start only, which after a failure is refused.
-  Status Restore(const ServerSnapshot& image);
+  // Only before Start, which fails if this has failed.
+  Status Restore(const ServerSnapshot& snapshot);
   Status Start(const Key& key);
 
-  // A consistent image; takes no longer than to count references, or in Hogwild to copy all values.
-  // Of tables' rows all, or those that changed since the last time. If there is a `log_path`, what
-  // is applied to rows from then on is kept in that file. Throws std::bad_alloc if there is no
-  // memory for it; the server goes on.
-  ServerSnapshot Freeze(bool changed_rows_only = false, const std::string& log_path = "");
-  // Before Start: applies what such a file holds, as far as the image lacks it. `records`: what it
-  // held; `left_out`: bytes that are not whole records.
+  // A consistent snapshot, with all rows of the tables, or those that changed since the last
+  // snapshot. Blocks are shared, not copied, except in Hogwild. Unless `log_path` is empty, later
+  // changes of rows are recorded in a redo log of that name. Throws std::bad_alloc if there is no
+  // memory for the snapshot; the server goes on.
+  ServerSnapshot TakeSnapshot(bool changed_rows_only = false, const std::string& log_path = "");
+  // Before Start: applies the records of a redo log that the snapshot lacks. `records`: how many
+  // there are; `left_out`: bytes behind the last whole record.
   Status ReplayLog(const std::string& path, uint64_t* records, uint64_t* left_out);
-  // What Freeze returned last is on disk.
+  // The last result of TakeSnapshot is on disk.
   void Saved();
-  // Before Start, as Freeze does.
+  // Before Start: begins a redo log, as TakeSnapshot does.
   void BeginLog(const std::string& path);
 
-  // Waits until something has happened that the job's control plane cares about, at most `seconds`:
-  // a worker came (a new process, or one that had left or was lost), left or was lost, lines for
-  // the log. Returns false when the time is over, or the server is closed.
+  // Waits for an event that concerns the job's control plane, at most `seconds`: a worker came (a
+  // new process, or one that had left or was lost), left or was lost, or a line for the log.
+  // Returns false when the time is over, or the server is closed.
   struct Event {
     enum class Kind { kCame = 1, kLeft = 2, kLost = 3, kLog = 4 };
     Kind kind = Kind::kLog;
@@ -129,8 +132,8 @@ class Server {
   };
   bool WaitForEvent(double seconds, Event* event);
 
-  // Sets each waits[worker * workers + other] to whether the worker's step cannot go on before the
-  // other one's next: in a synchronous job, or with a bounded staleness.
+  // Sets each waits[worker * workers + other] to whether the worker's step waits for the next step
+  // of the other one: in a synchronous job, or with a bounded staleness.
   void Waits(bool* waits) const;
 
   ServerStats stats() const;

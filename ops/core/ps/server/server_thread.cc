@@ -16,8 +16,8 @@ Status NoMemory() { return Status(StatusCode::kUnavailable, "out of memory"); }
 
 }  // namespace
 
-ServerThread::ServerThread(Store* store, Service* service, TrafficStats* stats)
-    : store_(store), service_(service), stats_(stats) {}
+ServerThread::ServerThread(Store* store, RequestHandler* handler, TrafficStats* stats)
+    : store_(store), handler_(handler), stats_(stats) {}
 
 ServerThread::~ServerThread() { Stop(); }
 
@@ -97,8 +97,8 @@ void ServerThread::CheckTime() {
   acceptor_->CheckTime(now);
   if (due_ > now) return;
   try {
-    service_->CheckTime(now);
-    due_ = service_->NextDeadline();
+    handler_->CheckTime(now);
+    due_ = handler_->NextDeadline();
   } catch (const std::bad_alloc&) {
     due_ = now + kPause;
   }
@@ -131,7 +131,7 @@ bool ServerThread::ReadMail() {
     End(id, Status(StatusCode::kUnavailable, "the worker has connected anew"));
   }
   if (mail.lost) EndAll();
-  if (mail.timer) due_ = service_->NextDeadline();
+  if (mail.timer) due_ = handler_->NextDeadline();
   return !mail.stop;
 }
 
@@ -155,8 +155,8 @@ void ServerThread::HandleSession(uint64_t id, uint32_t events) {
   Session* const session = found->second.session.get();
   Status status;
   if (events & EPOLLIN) {
-    status =
-        session->Receive([&](Incoming request) { return OnRequest(session, std::move(request)); });
+    status = session->Receive(
+        [&](ClientRequest request) { return OnRequest(session, std::move(request)); });
   } else if (events & (EPOLLERR | EPOLLHUP)) {
     status = Status(StatusCode::kUnavailable, "the connection was closed");
   }
@@ -165,8 +165,8 @@ void ServerThread::HandleSession(uint64_t id, uint32_t events) {
   End(id, status);
 }
 
-Status ServerThread::OnRequest(Session* session, Incoming request) {
-  if (std::optional<Answer> answer = service_->Execute(session->caller(), std::move(request))) {
+Status ServerThread::OnRequest(Session* session, ClientRequest request) {
+  if (std::optional<Answer> answer = handler_->Execute(session->client(), std::move(request))) {
     session->Send(*std::move(answer));
   }
   return Status();
@@ -202,7 +202,7 @@ void ServerThread::End(uint64_t id, const Status& why) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
   try {
-    service_->Gone(*found->second.session->caller(), why.message());
+    handler_->EndConnection(*found->second.session->client(), why.message());
   } catch (const std::bad_alloc&) {  // the worker's loss is told when it connects again
   }
   sessions_.erase(found);  // closes the socket, which also ends its watch

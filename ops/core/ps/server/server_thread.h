@@ -16,7 +16,7 @@
 #include "core/net/acceptor.h"
 #include "core/net/event_loop.h"
 #include "core/net/socket.h"
-#include "core/ps/server/service.h"
+#include "core/ps/server/request_handler.h"
 #include "core/ps/server/session.h"
 
 namespace tfdist::ps {
@@ -28,11 +28,12 @@ struct TrafficStats {
 
 class ServerThread {
  public:
-  ServerThread(Store* store, Service* service, TrafficStats* stats);
+  ServerThread(Store* store, RequestHandler* handler, TrafficStats* stats);
   ~ServerThread();
 
   Status Create();
-  // The thread that has an acceptor is also the one that heeds the service's deadlines.
+  // The thread that has an acceptor is also the one that heeds the deadlines of the request
+  // handler.
   void Start(Acceptor* acceptor);
   void Stop();
 
@@ -72,13 +73,13 @@ class ServerThread {
   void HandleSession(uint64_t id, uint32_t events);
   void EndAll();
   void Adopt(Arrival* arrival);
-  Status OnRequest(Session* session, Incoming request);
+  Status OnRequest(Session* session, ClientRequest request);
   void Flush(uint64_t id);
   void Watch(uint64_t id, bool added);
   void End(uint64_t id, const Status& why);
 
   Store* const store_;
-  Service* const service_;
+  RequestHandler* const handler_;
   TrafficStats* const stats_;
   Acceptor* acceptor_ = nullptr;
   EventLoop loop_;

@@ -19,7 +19,7 @@ void LookupGroups::SetSize(int64_t group, int level, size_t size) {
 
 void LookupGroups::Add(const GroupKey& key, const MemberPtr& member,
                        std::vector<TableLookup> lookups, bool training, ps::Done done) {
-  std::vector<MemberPtr> together;
+  std::vector<MemberPtr> complete;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     member->lookups = std::move(lookups);
@@ -28,27 +28,27 @@ void LookupGroups::Add(const GroupKey& key, const MemberPtr& member,
     if (closed_ || member->cancelled) {
       member->cancelled = true;
     } else if (size == sizes_.end() || size->second <= 1) {
-      together.push_back(member);
+      complete.push_back(member);
     } else {
       const auto group = waiting_.try_emplace(key).first;
       group->second.push_back(member);
       member->waits = &group->first;
       if (group->second.size() < size->second) return;
-      together = std::move(group->second);
-      for (const MemberPtr& each : together) each->waits = nullptr;
+      complete = std::move(group->second);
+      for (const MemberPtr& each : complete) each->waits = nullptr;
       waiting_.erase(group);
     }
   }
-  if (together.empty()) return member->done(LookupCancelled());
-  // In an order of their own, not that of their coming: what is sent is the same in each step.
+  if (complete.empty()) return member->done(LookupCancelled());
+  // Sorted by table, not by time of arrival: the messages of all steps are alike.
   std::vector<TableLookup> all;
-  for (const MemberPtr& each : together) {
+  for (const MemberPtr& each : complete) {
     std::move(each->lookups.begin(), each->lookups.end(), std::back_inserter(all));
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const TableLookup& a, const TableLookup& b) { return a.table < b.table; });
-  send_(std::move(all), training, [together = std::move(together)](const Status& status) {
-    for (const MemberPtr& each : together) std::exchange(each->done, nullptr)(status);
+  send_(std::move(all), training, [complete = std::move(complete)](const Status& status) {
+    for (const MemberPtr& each : complete) std::exchange(each->done, nullptr)(status);
   });
 }
 

@@ -1,5 +1,5 @@
-// Lookups of one step that travel together: the layers of a model ask one by one, and each waits
-// until all that belong to its group have asked.
+// Batches the lookups of one step: each layer of a model makes its own, which waits until all
+// lookups of its group have been made.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_LOOKUP_GROUPS_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_LOOKUP_GROUPS_H_
 
@@ -13,12 +13,11 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/ps/client/operations/lookup_operation.h"
+#include "core/ps/client/lookups/lookup_operation.h"
 
 namespace tfdist::ps {
 
-// One execution of a group. The first two say which lookups belong to it, the others tell its
-// executions apart.
+// One execution of a group. `group` and `level` identify the group, the others its execution.
 struct GroupKey {
   int64_t group = 0;
   int level = 0;
@@ -37,8 +36,8 @@ class LookupGroups {
  public:
   using Send = std::function<void(std::vector<TableLookup>, bool training, ps::Done)>;
 
-  // What waits for the others of its group. Made before it is added, so that it can be cancelled
-  // at any time.
+  // A lookup that waits for the others of its group. Created before it is added, so that it can be
+  // cancelled at any time.
   class Member {
    private:
     friend class LookupGroups;
@@ -51,14 +50,15 @@ class LookupGroups {
 
   explicit LookupGroups(Send send) : send_(std::move(send)) {}
 
-  // How many lookups are in each execution of a group. One whose size is not known does not wait.
+  // The number of lookups in each execution of a group. Lookups of a group without a size do not
+  // wait.
   void SetSize(int64_t group, int level, size_t size);
-  // All of a group are of one kind, `training` or not.
+  // `training` is the same for all members of a group.
   void Add(const GroupKey& key, const MemberPtr& member, std::vector<TableLookup> lookups,
            bool training, ps::Done done);
-  // The member does not wait any more, and will not.
+  // Ends the member's wait. If it is added later, it fails.
   void Cancel(const MemberPtr& member);
-  // Nobody waits any more, and nobody will.
+  // Ends all waits. Later members fail.
   void Close();
 
  private:

@@ -8,7 +8,7 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr double kPatienceSeconds = 60;  // of a prefetch, until what it waits for is used
+constexpr double kMaxPrefetchWait = 60;  // seconds, until the prefetch before it is used
 
 // Calls `done` when all parts are done, with the first failure.
 class Parts {
@@ -39,8 +39,8 @@ Lookups::Lookups(const TableDirectory* directory, BlockPool* pool, Submit submit
       pool_(pool),
       submit_(std::move(submit)),
       prefetches_([this](std::vector<TableLookup> lookups, bool training,
-                         Done done) { Ask(std::move(lookups), training, std::move(done)); },
-                  std::move(later), std::min(timeout_seconds, kPatienceSeconds), pool),
+                         Done done) { Fetch(std::move(lookups), training, std::move(done)); },
+                  std::move(later), std::min(timeout_seconds, kMaxPrefetchWait), pool),
       groups_([this](std::vector<TableLookup> lookups, bool training, Done done) {
         Lookup(std::move(lookups), training, std::move(done));
       }) {}
@@ -56,23 +56,23 @@ Status Lookups::Check(const std::vector<TableLookup>& lookups) const {
 
 void Lookups::Lookup(std::vector<TableLookup> lookups, bool training, Done done) {
   if (Status s = Check(lookups); !s.ok()) return done(s);
-  if (!prefetches_.any()) return Ask(std::move(lookups), training, std::move(done));
+  if (!prefetches_.any()) return Fetch(std::move(lookups), training, std::move(done));
   const auto parts = std::make_shared<Parts>(lookups.size() + 1, std::move(done));
   std::vector<TableLookup> rest;
   for (TableLookup& lookup : lookups) {
     const bool taken =
         prefetches_.Take(lookup, training, [this, lookup, training, parts](const Status& status) {
           if (status.ok()) return parts->End(status);
-          Ask({lookup}, training, [parts](const Status& again) { parts->End(again); });
+          Fetch({lookup}, training, [parts](const Status& again) { parts->End(again); });
         });
     if (!taken) rest.push_back(std::move(lookup));
   }
-  const size_t asked = rest.size();
-  const auto end = [parts, asked](const Status& status) {
-    for (size_t i = 0; i <= asked; ++i) parts->End(status);
+  const size_t fetched = rest.size();
+  const auto end = [parts, fetched](const Status& status) {
+    for (size_t i = 0; i <= fetched; ++i) parts->End(status);
   };
   if (rest.empty()) return end(Status());
-  Ask(std::move(rest), training, end);
+  Fetch(std::move(rest), training, end);
 }
 
 void Lookups::LookupBatched(const GroupKey& key, const LookupGroups::MemberPtr& member,
@@ -92,9 +92,10 @@ Prefetches::BatchPtr Lookups::MakePrefetch(uint64_t owner, std::vector<TableLook
   return Prefetches::Make(owner, std::move(lookups), widths, training);
 }
 
-void Lookups::Ask(std::vector<TableLookup> lookups, bool training, Done done) {
+void Lookups::Fetch(std::vector<TableLookup> lookups, bool training, Done done) {
   const auto start = std::chrono::steady_clock::now();
-  // Rows of an evaluation are to be as new as the servers': no steps go by in it.
+  // An evaluation does not use the caches: it makes no steps, after which rows would be fetched
+  // again.
   auto operation = std::make_shared<LookupOperation>(
       directory_, pool_, training ? &caches_ : nullptr, prefetches_.step(), std::move(lookups),
       training,
@@ -134,7 +135,7 @@ LookupStats Lookups::stats() const {
   const Prefetches::Counts prefetches = prefetches_.counts();
   const std::lock_guard<std::mutex> lock(mutex_);
   LookupStats all = stats_;
-  all.prefetched = prefetches.asked;
+  all.prefetched = prefetches.requested;
   all.prefetch_hits = prefetches.used;
   return all;
 }

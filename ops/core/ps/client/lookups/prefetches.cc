@@ -9,7 +9,7 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr uint64_t kMostStepsBehind = 1;  // that rows may lack
+constexpr uint64_t kMaxStepsBehind = 1;  // whose updates rows may lack
 
 uint64_t HashOf(const std::vector<int64_t>& ids) {
   uint64_t hash = ids.size();
@@ -26,7 +26,7 @@ struct Prefetches::Entry {
   size_t bytes = 0;
   uint64_t hash = 0;
   bool used = false;
-  // Who waits for it.
+  // Of a lookup that waits for the rows.
   Memory to;
   ps::Done done;
 };
@@ -36,9 +36,9 @@ struct Prefetches::Batch {
   bool training = false;
   std::vector<Entry> entries;
   ps::Done begun;
-  enum class State { kNew, kWaiting, kAsked, kCancelled } state = State::kNew;
-  bool asks = true;    // else others have its tables
-  uint64_t asked = 0;  // the step in which it was asked for
+  enum class State { kNew, kWaiting, kRequested, kCancelled } state = State::kNew;
+  bool superseded = false;  // a later owner has one of its tables
+  uint64_t request_step = 0;
   bool ended = false;  // with `status`
   Status status;
 };
@@ -73,8 +73,8 @@ void Prefetches::Begin(const BatchPtr& batch, ps::Done done) {
     }
   }
   if (done != nullptr) return done(PrefetchCancelled());
-  Ask(ready);
-  if (waits) later_(patience_seconds_, [this, batch] { StopWaiting(batch); });
+  Request(ready);
+  if (waits) later_(max_wait_seconds_, [this, batch] { StopWaiting(batch); });
 }
 
 void Prefetches::StopWaiting(const BatchPtr& batch) {
@@ -85,7 +85,7 @@ void Prefetches::StopWaiting(const BatchPtr& batch) {
     for (const Entry& entry : batch->entries) by_table_.erase(entry.lookup.table);
     ready = TakeReady();
   }
-  Ask(ready);
+  Request(ready);
 }
 
 void Prefetches::Cancel(const BatchPtr& batch) {
@@ -93,17 +93,17 @@ void Prefetches::Cancel(const BatchPtr& batch) {
   ps::Done begun;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (batch->state == Batch::State::kAsked) return;
+    if (batch->state == Batch::State::kRequested) return;
     batch->state = Batch::State::kCancelled;
     begun = std::exchange(batch->begun, nullptr);
     waiting_.remove(batch);
     ready = TakeReady();
   }
   if (begun != nullptr) begun(PrefetchCancelled());
-  Ask(ready);
+  Request(ready);
 }
 
-// The waiting batches that have come to their end, or may be asked for and now have their tables.
+// Removes the batches that need not wait: they own their tables now, or are superseded.
 std::vector<Prefetches::BatchPtr> Prefetches::TakeReady() {
   std::vector<BatchPtr> ready;
   for (auto next = waiting_.begin(); next != waiting_.end();) {
@@ -120,28 +120,28 @@ std::vector<Prefetches::BatchPtr> Prefetches::TakeReady() {
       continue;
     }
     next = waiting_.erase(next);
-    batch->state = Batch::State::kAsked;
+    batch->state = Batch::State::kRequested;
     ready.push_back(batch);
-    batch->asks = !late;
+    batch->superseded = late;
     if (late) continue;
-    batch->asked = step_;
+    batch->request_step = step_;
     for (Entry& entry : batch->entries) {
       const BatchPtr other = std::exchange(by_table_[entry.lookup.table], batch);
       if (other != nullptr && other != batch) GiveUp(other);
       const BlockPtr rows = pool_->AllocateAtLeast(entry.bytes);
       entry.lookup.rows = {rows->data(), rows};
     }
-    counts_.asked += batch->entries.size();
+    counts_.requested += batch->entries.size();
   }
   return ready;
 }
 
-void Prefetches::Ask(const std::vector<BatchPtr>& batches) {
+void Prefetches::Request(const std::vector<BatchPtr>& batches) {
   for (const BatchPtr& batch : batches) {
     std::vector<TableLookup> lookups;
     for (const Entry& entry : batch->entries) lookups.push_back(entry.lookup);
     const ps::Done begun = std::exchange(batch->begun, nullptr);
-    if (!batch->asks) {
+    if (batch->superseded) {
       begun(Status());
       continue;
     }
@@ -152,16 +152,16 @@ void Prefetches::Ask(const std::vector<BatchPtr>& batches) {
 }
 
 void Prefetches::End(const BatchPtr& batch, const Status& status) {
-  std::vector<Entry*> waited_for;
+  std::vector<Entry*> awaited;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     batch->ended = true;
     batch->status = status;
     for (Entry& entry : batch->entries) {
-      if (entry.done != nullptr) waited_for.push_back(&entry);
+      if (entry.done != nullptr) awaited.push_back(&entry);
     }
   }
-  for (Entry* entry : waited_for) {
+  for (Entry* entry : awaited) {
     if (status.ok()) std::memcpy(entry->to.data, entry->lookup.rows.data, entry->bytes);
     entry->to = {};
     std::exchange(entry->done, nullptr)(status);
@@ -172,7 +172,7 @@ bool Prefetches::Take(const TableLookup& lookup, bool training, ps::Done done) {
   std::vector<BatchPtr> ready;
   BatchPtr batch;
   Entry* entry = nullptr;
-  bool there = false;
+  bool arrived = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = by_table_.find(lookup.table);
@@ -190,8 +190,8 @@ bool Prefetches::Take(const TableLookup& lookup, bool training, ps::Done done) {
     if (entry == nullptr || (batch->ended && !batch->status.ok())) return false;
     entry->used = true;
     ++counts_.used;
-    there = batch->ended;
-    if (!there) {
+    arrived = batch->ended;
+    if (!arrived) {
       entry->to = lookup.rows;
       entry->done = std::move(done);
     }
@@ -201,8 +201,8 @@ bool Prefetches::Take(const TableLookup& lookup, bool training, ps::Done done) {
       ready = TakeReady();
     }
   }
-  Ask(ready);
-  if (there) {
+  Request(ready);
+  if (arrived) {
     std::memcpy(lookup.rows.data, entry->lookup.rows.data, entry->bytes);
     done(Status());
   }
@@ -215,19 +215,19 @@ void Prefetches::GiveUp(const BatchPtr& batch) {
   }
 }
 
-void Prefetches::StepEnds() {
+void Prefetches::EndStep() {
   std::vector<BatchPtr> ready;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++step_;
     if (by_table_.empty()) return;
     for (auto next = by_table_.begin(); next != by_table_.end();) {
-      const bool stale = step_ - next->second->asked > kMostStepsBehind;
+      const bool stale = step_ - next->second->request_step > kMaxStepsBehind;
       next = stale ? by_table_.erase(next) : std::next(next);
     }
     ready = TakeReady();
   }
-  Ask(ready);
+  Request(ready);
 }
 
 void Prefetches::Forget(int table) {
@@ -240,7 +240,7 @@ void Prefetches::Forget(int table) {
     GiveUp(batch);
     ready = TakeReady();
   }
-  Ask(ready);
+  Request(ready);
 }
 
 void Prefetches::Close() {

@@ -1,5 +1,5 @@
-// Rows that were asked for before the step that needs them, so that they travel while the step
-// before computes. They may lack the updates of one step, not more.
+// Requests rows one step before they are needed, so that they are transferred during the
+// computation of the step before. Such rows may lack the updates of one step, not more.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_PREFETCHES_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_PREFETCHES_H_
 
@@ -15,7 +15,7 @@
 
 #include "core/base/block.h"
 #include "core/base/status.h"
-#include "core/ps/client/operations/lookup_operation.h"
+#include "core/ps/client/lookups/lookup_operation.h"
 
 namespace tfdist::ps {
 
@@ -28,61 +28,62 @@ class Prefetches {
   struct Batch;
   using BatchPtr = std::shared_ptr<Batch>;
 
-  Prefetches(Send send, Later later, double patience_seconds, BlockPool* pool)
+  // `max_wait_seconds`: how long a batch waits until the one before it is used.
+  Prefetches(Send send, Later later, double max_wait_seconds, BlockPool* pool)
       : send_(std::move(send)),
         later_(std::move(later)),
-        patience_seconds_(patience_seconds),
+        max_wait_seconds_(max_wait_seconds),
         pool_(pool) {}
 
-  // `owner` is who makes prefetches one after the other, numbered as they come to be; of `lookups`
-  // the rows' memory is not read, and their tables are there, `widths` floats wide.
+  // `owner` is a producer of batches; a later producer has a larger id. The tables of `lookups`
+  // exist, with rows of `widths` floats; their `rows` are ignored.
   static BatchPtr Make(uint64_t owner, std::vector<TableLookup> lookups,
                        const std::vector<size_t>& widths, bool training);
-  // Asks for the batch, and is done when it was asked for. While rows of one of its tables that
-  // the same owner asked for before may still be used, it waits, but not for ever: whose batch it
-  // is may never use them. An earlier owner's are given up; if a later owner has one of its tables,
-  // nothing is asked for.
+  // Requests the batch; `done` is called when it has been requested. A batch waits while an earlier
+  // batch of its owner may still be used for one of its tables, but for a limited time: the earlier
+  // batch may never be used. Batches of earlier owners are given up. If a later owner has one of
+  // the tables, nothing is requested.
   void Begin(const BatchPtr& batch, ps::Done done);
-  // The batch does not wait any more, and will not.
+  // Ends the batch's wait. If it is begun later, it fails.
   void Cancel(const BatchPtr& batch);
-  // Whether rows of exactly these ids were asked for, at most one step ago. Then they come to
-  // `lookup`, once, and `done` is called when they are there, perhaps at once.
+  // Returns whether rows of exactly these ids were requested, at most one step ago, and not used
+  // yet. If so, they are copied to the lookup when they have arrived, and `done` is called.
   bool Take(const TableLookup& lookup, bool training, ps::Done done);
-  // Whether there is anything to take. Cheap.
+  // Whether there was any prefetch. Cheap.
   bool any() const { return any_.load(std::memory_order_relaxed); }
   // A step of this worker ends.
-  void StepEnds();
-  // What was asked for of this table, and of others with it, is given up.
+  void EndStep();
+  // Gives up the batch that has the table.
   void Forget(int table);
-  // Nobody waits any more, and nobody will.
+  // Ends all waits. Later batches fail.
   void Close();
 
   struct Counts {
-    uint64_t asked = 0, used = 0;  // lists of ids
+    uint64_t requested = 0, used = 0;  // lists of ids
   };
   Counts counts() const;
   uint64_t step() const;
 
  private:
   struct Entry;
-  // What `batch` still waits for is given up.
+  // Gives up the batches that `batch` still waits for.
   void StopWaiting(const BatchPtr& batch);
   void GiveUp(const BatchPtr& batch);
   std::vector<BatchPtr> TakeReady();
-  void Ask(const std::vector<BatchPtr>& batches);
+  void Request(const std::vector<BatchPtr>& batches);
   void End(const BatchPtr& batch, const Status& status);
 
   const Send send_;
   const Later later_;
-  const double patience_seconds_;
+  const double max_wait_seconds_;
   BlockPool* const pool_;
   mutable std::mutex mutex_;
   uint64_t step_ = 0;
-  std::map<int, BatchPtr> by_table_;  // asked for, and not all used
+  std::map<int, BatchPtr> by_table_;  // requested, and not used completely
   std::list<BatchPtr> waiting_;
   Counts counts_;
   bool closed_ = false;
-  std::atomic<bool> any_{false};  // has been asked for
+  std::atomic<bool> any_{false};
 };
 
 }  // namespace tfdist::ps

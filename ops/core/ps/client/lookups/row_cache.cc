@@ -6,51 +6,51 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr int kCacheCandidates = 8;              // looked at to evict one
-constexpr uint64_t kMostStepsKept = UINT32_MAX;  // that are told apart
+constexpr int kCacheCandidates = 8;               // per eviction
+constexpr uint64_t kMaxCachedSteps = UINT32_MAX;  // of the 32 bits of Head::used
 
 }  // namespace
 
-RowCache::RowCache(size_t width, size_t most_rows, uint64_t most_steps)
+RowCache::RowCache(size_t width, size_t max_rows, uint64_t max_steps)
     : width_(width),
-      most_rows_(most_rows),
-      most_steps_(std::min(most_steps, kMostStepsKept)),
+      max_rows_(max_rows),
+      max_steps_(std::min(max_steps, kMaxCachedSteps)),
       rows_(width * sizeof(float)) {}
 
 void RowCache::Get(const std::vector<int64_t>& ids, const std::vector<float*>& rows, uint64_t step,
                    std::vector<uint32_t>* missing) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (size_t place = 0; place < ids.size(); ++place) {
-    const Rows::Number row = rows_.Find(ids[place], MixId(ids[place]));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const Rows::Number row = rows_.Find(ids[i], MixId(ids[i]));
     if (row == Rows::kNone || IsStale(rows_.head(row), step)) {
-      missing->push_back(static_cast<uint32_t>(place));
+      missing->push_back(static_cast<uint32_t>(i));
       continue;
     }
     Rows::Head& head = rows_.head(row);
     head.count += head.count < UINT32_MAX ? 1 : 0;
-    std::memcpy(rows[place], rows_.content(row), width_ * sizeof(float));
+    std::memcpy(rows[i], rows_.content(row), width_ * sizeof(float));
   }
 }
 
 void RowCache::Put(const std::vector<int64_t>& ids, const std::vector<float*>& rows,
-                   const std::vector<uint32_t>& places, uint64_t step, uint64_t edition) {
+                   const std::vector<uint32_t>& indices, uint64_t step, uint64_t edition) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (edition != edition_) return;
-  for (const uint32_t place : places) {
-    const uint64_t hash = MixId(ids[place]);
-    Rows::Number row = rows_.Find(ids[place], hash);
+  for (const uint32_t i : indices) {
+    const uint64_t hash = MixId(ids[i]);
+    Rows::Number row = rows_.Find(ids[i], hash);
     if (row == Rows::kNone) {
-      if (rows_.size() >= most_rows_) EvictOne(step);
-      row = rows_.Insert(ids[place], hash);
-      rows_.head(row) = {ids[place], static_cast<uint32_t>(step), 1};
+      if (rows_.size() >= max_rows_) EvictOne(step);
+      row = rows_.Insert(ids[i], hash);
+      rows_.head(row) = {ids[i], static_cast<uint32_t>(step), 1};
     } else {
       Rows::Head& head = rows_.head(row);
-      // Asked for twice at a time: the later one is the newer.
+      // Of two overlapping requests for the row, the later one is newer.
       if (static_cast<int32_t>(static_cast<uint32_t>(step) - head.used) < 0) continue;
       head.used = static_cast<uint32_t>(step);
-      head.count = head.count / 2 + 1;  // what was used long ago counts less
+      head.count = head.count / 2 + 1;  // uses of long ago count less
     }
-    std::memcpy(rows_.content(row), rows[place], width_ * sizeof(float));
+    std::memcpy(rows_.content(row), rows[i], width_ * sizeof(float));
   }
 }
 
@@ -67,7 +67,7 @@ void RowCache::Clear() {
   }
 }
 
-// Of some rows that are taken at random, one that is stale, or else the one used most seldom.
+// Evicts a stale row, or else the least frequently used row, of a random sample.
 void RowCache::EvictOne(uint64_t step) {
   Rows::Number victim = Rows::kNone;
   for (int looked = 0; looked < kCacheCandidates;) {
@@ -84,12 +84,12 @@ void RowCache::EvictOne(uint64_t step) {
   rows_.Erase(victim);
 }
 
-void RowCaches::Set(int table, size_t width, size_t most_rows, uint64_t most_steps) {
+void RowCaches::Set(int table, size_t width, size_t max_rows, uint64_t max_steps) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (most_rows == 0) {
+  if (max_rows == 0) {
     by_table_.erase(table);
   } else {
-    by_table_[table] = std::make_shared<RowCache>(width, most_rows, most_steps);
+    by_table_[table] = std::make_shared<RowCache>(width, max_rows, max_steps);
   }
 }
 

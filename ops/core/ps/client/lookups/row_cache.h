@@ -1,6 +1,6 @@
-// Rows that a worker keeps for some of its steps, so that those that occur in nearly every batch
-// need not travel with each. What it reads may lack the updates of so many steps, its own among
-// them: stale reads within a bound (Ho et al. 2013).
+// A cache of rows on a worker, for rows that occur in nearly every batch. A row is used for a
+// number of steps after it was fetched, and may lack the updates of these steps, the worker's own
+// included: bounded staleness (Ho et al. 2013).
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_ROW_CACHE_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_ROW_CACHE_H_
 
@@ -15,44 +15,44 @@
 
 namespace tfdist::ps {
 
-// Of one table. Any thread may call it.
+// The rows of one table. Any thread may call it.
 class RowCache {
  public:
-  // Keeps up to `most_rows`, and gives one for up to `most_steps` after it was asked for.
-  RowCache(size_t width, size_t most_rows, uint64_t most_steps);
+  // Holds up to `max_rows`. A row is fresh for up to `max_steps` after its request.
+  RowCache(size_t width, size_t max_rows, uint64_t max_steps);
 
-  // Copies each row that it has to its place in `rows`; `missing` are the others' places.
+  // Copies the row of `ids[i]` to `rows[i]` if it is fresh, else appends i to `missing`.
   void Get(const std::vector<int64_t>& ids, const std::vector<float*>& rows, uint64_t step,
            std::vector<uint32_t>* missing);
-  // The rows at `places` were asked for in `step`, when the cache was of this `edition`. Nothing is
-  // kept of an earlier one.
+  // Stores the rows at `indices`, which were requested in `step` with this `edition` of the cache.
+  // Has no effect for an earlier edition.
   void Put(const std::vector<int64_t>& ids, const std::vector<float*>& rows,
-           const std::vector<uint32_t>& places, uint64_t step, uint64_t edition);
-  // How often the cache was emptied.
+           const std::vector<uint32_t>& indices, uint64_t step, uint64_t edition);
+  // Counts the calls of Clear.
   uint64_t edition() const;
-  // Empties it: what was asked for until now is not to be used.
+  // Empties the cache. Rows that were requested before are not stored.
   void Clear();
 
  private:
   bool IsStale(const Rows::Head& head, uint64_t step) const {
-    return static_cast<uint32_t>(step) - head.used > most_steps_;
+    return static_cast<uint32_t>(step) - head.used > max_steps_;
   }
   void EvictOne(uint64_t step);
 
-  const size_t width_, most_rows_;
-  const uint64_t most_steps_;
+  const size_t width_, max_rows_;
+  const uint64_t max_steps_;
   mutable std::mutex mutex_;
-  Rows rows_;  // `used`: the step in which it was asked for
+  Rows rows_;  // `used`: the step of the request
   uint64_t edition_ = 0;
   uint64_t random_ = 0;
 };
 
-// By table. Any thread may call it.
+// Caches by table. Any thread may call it.
 class RowCaches {
  public:
-  // Begins anew; no rows: none is kept.
-  void Set(int table, size_t width, size_t most_rows, uint64_t most_steps);
-  // Null if the table's rows are not kept.
+  // Replaces the table's cache by an empty one; by none if `max_rows` is 0.
+  void Set(int table, size_t width, size_t max_rows, uint64_t max_steps);
+  // Null if the table has no cache.
   std::shared_ptr<RowCache> Find(int table) const;
 
  private:

@@ -5,14 +5,14 @@
 namespace tfdist::ps {
 
 Request& Operation::To(int server, MessageType type) {
-  const auto place =
+  const auto at =
       std::find_if(requests_.begin(), requests_.end(),
                    [server](const RequestPtr& request) { return request->server >= server; });
-  if (place != requests_.end() && (*place)->server == server) return **place;
+  if (at != requests_.end() && (*at)->server == server) return **at;
   auto request = std::make_shared<Request>();
   request->server = server;
   request->type = type;
-  return **requests_.insert(place, std::move(request));
+  return **requests_.insert(at, std::move(request));
 }
 
 void Operation::Append(Request* request, const void* data, size_t bytes,

@@ -1,4 +1,4 @@
-// What a caller of the client waits for: some requests, at most one to each server.
+// An operation of the client: requests, at most one to each server, that are answered together.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_OPERATION_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_OPERATION_H_
 
@@ -18,11 +18,11 @@
 
 namespace tfdist::ps {
 
-// What the client's thread knows of a server.
+// The client's knowledge of a server.
 struct ServerView {
   uint64_t incarnation = 0;    // of the process that is connected, or was last
   uint64_t opening_clock = 0;  // its clock when it was connected
-  // The step that was pulled last, and its server's incarnation; before the first, the opening.
+  // Of the step that was pulled last; before the first, as at the opening.
   uint64_t step_clock = 0;
   uint64_t step_incarnation = 0;
   uint64_t steps = 0;  // pulled so far
@@ -34,31 +34,31 @@ using OperationPtr = std::shared_ptr<Operation>;
 struct Request {
   int server = 0;
   MessageType type = MessageType::kPull;
-  std::vector<iovec> payload;  // pieces of what the owners keep
+  std::vector<iovec> payload;  // its memory belongs to `owners`
   std::vector<std::shared_ptr<void>> owners;
-  // The server may hold it back, and refuses another one meanwhile.
+  // The server may hold it back, and refuses another such request until it has answered.
   bool exclusive = false;
 
-  // The thread's own.
-  uint64_t number = 0;
-  OperationPtr operation;  // null once nobody waits for the answer
-  bool sent = false;       // on the connection that there is
-  bool receiving = false;  // the answer
-  Status refusal;          // an ERROR that has come
+  // Used by the client's thread.
+  uint64_t id = 0;
+  OperationPtr operation;  // null once it does not wait for the answer
+  bool sent = false;       // on the current connection
+  bool receiving = false;  // the answer is arriving
+  Status refusal;          // from an ERROR answer
   TimePoint deadline = TimePoint::max();
 };
 using RequestPtr = std::shared_ptr<Request>;
 
 using Done = std::function<void(const Status&)>;
 
-// Made by the caller's thread; from then on the client's thread has it.
+// Created by the caller's thread, and then used by the client's thread.
 class Operation {
  public:
   enum class Kind {
     kPull,   // one at a time
-    kPush,   // one at a time; a failure is the next pull's
+    kPush,   // one at a time; the next pull reports its failure
     kEdit,   // one at a time
-    kLeave,  // asks only servers that are connected
+    kLeave,  // goes only to connected servers
     kOther,
   };
 
@@ -69,31 +69,31 @@ class Operation {
   // For messages: "a pull of 3 parameters".
   const std::string& title() const { return title_; }
 
-  // By server, in order.
+  // Ordered by server.
   const std::vector<RequestPtr>& requests() const { return requests_; }
 
-  // What a request says, asked each time that it is sent.
+  // The meta of a request; called each time that it is sent.
   virtual Status Meta(const Request& request, const ServerView& view, std::string* meta) = 0;
-  // An OK has come. Appends memory for exactly its payload to `target`, or nothing to have it
-  // thrown away. A failure means that the answer makes no sense.
+  // An OK has arrived. Appends memory for exactly its payload to `target`, or nothing to have it
+  // discarded. Fails if the answer is malformed.
   virtual Status OnAnswer(const Request& request, ServerView* view, std::string_view meta,
                           uint64_t payload_bytes, std::vector<iovec>* target) = 0;
-  // Its payload is there. A failure ends the operation.
+  // Its payload has arrived. A failure ends the operation.
   virtual Status OnPayload(const Request&) { return Status(); }
-  // The connection broke after so much of the payload was there; of its memory so much may have
-  // been written to. The request will be sent again.
+  // The connection broke after `received` bytes of the payload; `touched` bytes of its memory may
+  // have been overwritten. The request will be sent again.
   virtual void OnBroken(const Request&, uint64_t /*received*/, uint64_t /*touched*/) {}
-  // All requests have been answered, or the first failure. Tells the caller.
+  // All requests have been answered, or one has failed. Tells the caller.
   virtual void OnEnd(const Status& status) = 0;
 
-  // The thread's own.
-  std::vector<RequestPtr> open;  // not answered
+  // Used by the client's thread.
+  std::vector<RequestPtr> open;  // unanswered
   Status status;                 // the first failure
 
  protected:
-  // The request to a server, which is made if there is none yet.
+  // The request to a server; created on the first call.
   Request& To(int server, MessageType type);
-  // Appends to its payload.
+  // Appends to a request's payload.
   static void Append(Request* request, const void* data, size_t bytes, std::shared_ptr<void> owner);
 
  private:
@@ -102,13 +102,13 @@ class Operation {
   std::vector<RequestPtr> requests_;
 };
 
-// One whose caller only wants to know how it ended.
+// An operation whose result is only a status.
 class PlainOperation : public Operation {
  public:
   PlainOperation(Kind kind, std::string title, Done done)
       : Operation(kind, std::move(title)), done_(std::move(done)) {}
 
-  // An answer that says nothing.
+  // Expects an empty answer.
   Status OnAnswer(const Request& request, ServerView* view, std::string_view meta,
                   uint64_t payload_bytes, std::vector<iovec>* target) override;
   void OnEnd(const Status& status) override { std::exchange(done_, nullptr)(status); }

@@ -11,7 +11,7 @@ Status InvalidParameter(const ParameterSpec& spec, const std::string& what) {
 
 }  // namespace
 
-void Parameter::Know(Memory value) {
+void Parameter::SetPulled(Memory value) {
   pulled = std::move(value);
   for (ShardState& shard : shards) {
     shard.version = 0;
@@ -89,19 +89,19 @@ void ParameterTable::ForgetVersions(int server) {
   }
 }
 
-void ParameterTable::Number(const ShardRef& shard, uint32_t number) {
+void ParameterTable::SetShardId(const ShardRef& shard, uint32_t id) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ShardState& state = parameters_[shard.parameter]->shards[shard.shard];
-  state.number = number;
-  if (number != kNoShard) state.created = true;
+  state.id = id;
+  if (id != kNoShard) state.created = true;
 }
 
-Status ParameterTable::NumberOf(const ShardRef& shard, uint32_t* number) const {
+Status ParameterTable::FindShardId(const ShardRef& shard, uint32_t* id) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Parameter& parameter = *parameters_[shard.parameter];
   const ShardState& state = parameter.shards[shard.shard];
-  *number = state.number;
-  if (state.number != kNoShard) return Status();
+  *id = state.id;
+  if (state.id != kNoShard) return Status();
   const ShardSpec& spec = parameter.spec.shards[shard.shard];
   return Status(StatusCode::kFailedPrecondition,
                 state.created ? StrCat("ps ", spec.server, " has come back without '", spec.name,

@@ -1,4 +1,4 @@
-// What a worker knows of its parameters: where they are, and what it pulled last.
+// A worker's parameters: their shards on the servers, and their last pulled values.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_PARAMETER_TABLE_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_PARAMETER_TABLE_H_
 
@@ -14,7 +14,7 @@
 
 namespace tfdist::ps {
 
-// Memory and whoever keeps it.
+// Memory and its owner.
 struct Memory {
   char* data = nullptr;
   std::shared_ptr<void> owner;
@@ -31,31 +31,31 @@ struct ParameterSpec {
   std::string name;
   DType dtype = DType::kFloat32;
   uint64_t elements = 0;
-  std::vector<ShardSpec> shards;  // in order, without gaps
+  std::vector<ShardSpec> shards;  // in order, contiguous
 
   size_t OffsetOf(const ShardSpec& shard) const { return shard.first * ByteSize(dtype); }
   size_t BytesOf(const ShardSpec& shard) const { return shard.count * ByteSize(dtype); }
 };
 
 struct ShardState {
-  bool created = false;        // its server has had it
-  uint32_t number = kNoShard;  // its server's name for it
-  uint64_t version = 0;        // of what was pulled; 0: to be pulled again whatever it is
-  bool whole = false;          // what was pulled is a value, not the rest of a pull that broke off
+  bool created = false;    // on its server, at some time
+  uint32_t id = kNoShard;  // of its server
+  uint64_t version = 0;    // of the pulled value; 0: the next pull fetches it in any case
+  bool whole = false;      // the pulled value is not torn by a broken pull
 };
 
 struct Parameter {
   ParameterSpec spec;
   bool excluded = false;
-  Memory pulled;
+  Memory pulled;  // the last pulled value
   std::vector<ShardState> shards;
 
-  // Whether what was pulled last has a value of this shard.
+  // Whether the last pulled value has this shard.
   bool HasWhole(int shard) const {
     return spec.elements == 0 || (pulled.data != nullptr && shards[shard].whole);
   }
-  // Takes `value` for what was pulled last, though its servers may have another.
-  void Know(Memory value);
+  // Replaces the last pulled value. The next pull fetches the servers' value.
+  void SetPulled(Memory value);
 };
 
 // A shard of a parameter.
@@ -68,24 +68,24 @@ class ParameterTable {
  public:
   Status Add(ParameterSpec spec, int servers, int* id);
   bool Has(int id) const;
-  // Stays as it is; of no elements for an unknown id.
+  // Does not change; without elements for an unknown id.
   const ParameterSpec& spec(int id) const;
 
-  // Calls `look(parameter)` while nobody else looks at any parameter.
-  template <typename Lookup>
-  decltype(auto) With(int id, const Lookup& look) const {
+  // Calls `call(parameter)` under the lock.
+  template <typename Call>
+  decltype(auto) With(int id, const Call& call) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return look(*parameters_[id]);
+    return call(*parameters_[id]);
   }
 
-  // All shards that a server has or had.
+  // The shards that were created on a server.
   std::vector<ShardRef> CreatedOn(int server) const;
-  // The server is another than before: its versions mean nothing.
+  // The server has restarted: its versions are void.
   void ForgetVersions(int server);
-  // The number by which the server knows a shard; kNoShard: it does not have it any more.
-  void Number(const ShardRef& shard, uint32_t number);
-  // Fails if the server does not have it.
-  Status NumberOf(const ShardRef& shard, uint32_t* number) const;
+  // The server's id of a shard; kNoShard: the server has lost it.
+  void SetShardId(const ShardRef& shard, uint32_t id);
+  // Fails if the server does not have the shard.
+  Status FindShardId(const ShardRef& shard, uint32_t* id) const;
 
  private:
   mutable std::mutex mutex_;

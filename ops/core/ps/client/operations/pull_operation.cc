@@ -40,15 +40,15 @@ Status PullOperation::Meta(const Request& request, const ServerView& view, std::
   message.entries.resize(part.entries.size());
   for (size_t i = 0; i < part.entries.size(); ++i) {
     Entry& entry = part.entries[i];
-    if (Status s = table_->NumberOf(entry.ref, &message.entries[i].shard); !s.ok()) return s;
+    if (Status s = table_->FindShardId(entry.ref, &message.entries[i].shard); !s.ok()) return s;
     if (restarted) entry.received = 0;
-    entry.asked = entry.received;
-    if (entry.asked == 0) {
-      entry.asked = table_->With(entry.ref.parameter, [&](const Parameter& parameter) {
+    entry.known = entry.received;
+    if (entry.known == 0) {
+      entry.known = table_->With(entry.ref.parameter, [&](const Parameter& parameter) {
         return parameter.shards[entry.ref.shard].version;
       });
     }
-    message.entries[i].version = entry.asked;
+    message.entries[i].version = entry.known;
   }
   *meta = Encode(message);
   return Status();
@@ -69,7 +69,7 @@ Status PullOperation::OnAnswer(const Request& request, ServerView* view, std::st
     if (reply.versions[i] == 0) {
       return Status(StatusCode::kInvalidArgument, "received version 0, which means none");
     }
-    entries[i].coming = reply.versions[i] == entries[i].asked ? 0 : reply.versions[i];
+    entries[i].coming = reply.versions[i] == entries[i].known ? 0 : reply.versions[i];
     if (entries[i].coming != 0) expected += entries[i].bytes();
   }
   if (expected != payload_bytes) {
@@ -85,7 +85,7 @@ Status PullOperation::OnAnswer(const Request& request, ServerView* view, std::st
     if (entry.coming == 0) continue;
     const Destination* const destination = FindOrAllocate(entry);
     if (destination == nullptr) {
-      target->clear();  // nobody wants any of it
+      target->clear();  // the payload is discarded
       return Status();
     }
     if (entry.bytes() == 0) continue;
@@ -106,7 +106,7 @@ const PullOperation::Destination* PullOperation::FindOrAllocate(const Entry& ent
                                                     entry.parameter->name, "'"));
     return nullptr;
   }
-  // Not held before: who allocates may look whether others hold it.
+  // Not referenced before: `allocate_` may check whether the value has other owners.
   const Memory before =
       table_->With(parameter, [](const Parameter& known) { return known.pulled; });
   destination.in_place = before.data == destination.memory.data;
@@ -143,7 +143,7 @@ void PullOperation::OnBroken(const Request& request, uint64_t received, uint64_t
   }
 }
 
-// Received in place, a value is what was pulled last as soon as it is there.
+// A value that is received in place is the last pulled value at once.
 void PullOperation::MarkReceived(const Entry& entry, uint64_t version, bool whole) {
   const auto destination = destinations_.find(entry.ref.parameter);
   if (destination == destinations_.end() || !destination->second.in_place) return;
@@ -169,7 +169,7 @@ void PullOperation::OnEnd(const Status& status) {
   std::exchange(done_, nullptr)(outcome, bytes_);
 }
 
-// Takes the destination for what was pulled last.
+// Makes the destination the last pulled value.
 Status PullOperation::Complete(int parameter, Destination* destination) {
   const Memory& before = destination->before;
   for (const Entry* entry : destination->entries) {
@@ -183,7 +183,7 @@ Status PullOperation::Complete(int parameter, Destination* destination) {
                 entry->bytes());
   }
   table_->With(parameter, [&](Parameter& known) {
-    std::swap(known.pulled, destination->memory);  // the old one is let go of later
+    std::swap(known.pulled, destination->memory);  // the old value is released without the lock
     for (const Entry* entry : destination->entries) {
       if (entry->received == 0) continue;
       known.shards[entry->ref.shard].version = entry->received;

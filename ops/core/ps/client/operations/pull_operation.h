@@ -15,19 +15,20 @@
 
 namespace tfdist::ps {
 
-// Values are received straight into the memory that the caller gives for a parameter, when the
-// first server has sent a new value of a part of it:
+// Values are received directly into memory that the caller allocates for a parameter, when the
+// first server sends a new value of one of its shards:
 //
-//   - memory other than what was pulled last takes its place when all servers have answered; parts
-//     that have not changed are copied over then
-//   - if it is what was pulled last, parts that have not changed are there already; should the
-//     connection break, one part of it may be no value any more, and the table is told at once
+//   - New memory replaces the last pulled value when all servers have answered. The shards that
+//   have
+//     not changed are then copied from the old value.
+//   - If the memory is that of the last pulled value, unchanged shards need no copy. A broken
+//     connection may then tear a shard, which the table records at once.
 class PullOperation : public Operation {
  public:
   using Allocate = std::function<Memory(int parameter)>;
   using Done = std::function<void(const Status&, uint64_t bytes)>;
 
-  // One that begins a step goes to all `servers`, whatever it asks of them.
+  // A pull that begins a step goes to all `servers`.
   PullOperation(ParameterTable* table, const std::vector<int>& parameters, bool begins_step,
                 int servers, Allocate allocate, Done done);
 
@@ -43,15 +44,15 @@ class PullOperation : public Operation {
     ShardRef ref;
     const ParameterSpec* parameter = nullptr;
     const ShardSpec* shard = nullptr;
-    uint64_t asked = 0;     // the version that the server was told
+    uint64_t known = 0;     // the version in the request
     uint64_t coming = 0;    // the version that is being received; 0: none
-    uint64_t received = 0;  // the version that has been; 0: none
+    uint64_t received = 0;  // the version that has been received; 0: none
 
     size_t offset() const { return parameter->OffsetOf(*shard); }
     size_t bytes() const { return parameter->BytesOf(*shard); }
   };
   struct Part {
-    uint64_t incarnation = 0;  // that `received` is of
+    uint64_t incarnation = 0;  // of the server that sent the received versions
     std::vector<Entry> entries;
   };
   struct Destination {

@@ -1,19 +1,116 @@
 #include "core/ps/client/operations/push_operation.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
-#include "core/ps/client/operations/difference.h"
+#include "core/ps/table/unique_ids.h"
 
 namespace tfdist::ps {
 namespace {
 
-constexpr size_t kMaxSteps = 256;  // that a message can tell apart
+constexpr size_t kMaxSteps = 256;  // of one message
 
 Status InvalidPush(const ParameterSpec& spec, const std::string& what) {
   return Status(StatusCode::kInvalidArgument,
                 StrCat("a push of parameter '", spec.name, "': ", what));
 }
+
+template <typename T>
+void SubtractPlain(void* out, const void* now, const void* then, size_t count) {
+  auto* o = static_cast<T*>(out);
+  const auto* a = static_cast<const T*>(now);
+  const auto* b = static_cast<const T*>(then);
+  for (size_t i = 0; i < count; ++i) o[i] = a[i] - b[i];
+}
+
+// now + (-then): the sign is the first bit of both formats, and Add rounds.
+void SubtractHalf(DType dtype, void* out, const void* now, const void* then, size_t count) {
+  auto* negative = static_cast<uint16_t*>(out);
+  const auto* bits = static_cast<const uint16_t*>(then);
+  for (size_t i = 0; i < count; ++i) negative[i] = bits[i] ^ uint16_t { 0x8000 };
+  Add(dtype, out, out, now, count);
+}
+
+// The change of a step: out[i] = now[i] - then[i]. 16-bit floats are subtracted in float32 and
+// rounded to nearest even; integers wrap.
+void ComputeDelta(DType dtype, void* out, const void* now, const void* then, size_t count) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return SubtractHalf(dtype, out, now, then, count);
+    case DType::kFloat32:
+      return SubtractPlain<float>(out, now, then, count);
+    case DType::kFloat64:
+      return SubtractPlain<double>(out, now, then, count);
+    case DType::kInt32:
+      return SubtractPlain<uint32_t>(out, now, then, count);
+    case DType::kInt64:
+      return SubtractPlain<uint64_t>(out, now, then, count);
+    default:
+      std::abort();  // no parameter has another type
+  }
+}
+
+// The mean number of adjacent rows from which rows are sent without a copy.
+constexpr size_t kDirectSendRun = 8;
+
+// One gradient per id: the given one if the id occurs once, else a sum, whose memory this owns.
+class SummedRows {
+ public:
+  SummedRows(const std::vector<const RowGradient*>& gradients, size_t width, BlockPool* pool)
+      : width_(width) {
+    for (const RowGradient* gradient : gradients) {
+      unique_.Add(gradient->ids.data(), gradient->ids.size());
+      owners_.push_back(gradient->values.owner);
+    }
+    rows_.resize(unique_.ids().size());
+    std::vector<bool> repeats(rows_.size());
+    size_t first = 0, repeated = 0;
+    for (const uint32_t index : unique_.places()) {
+      if (index == first) {
+        ++first;
+      } else if (!repeats[index]) {
+        repeats[index] = true;
+        ++repeated;
+      }
+    }
+    BlockPtr sums = pool->AllocateAtLeast(repeated * width * sizeof(float));
+    auto* next_sum = reinterpret_cast<float*>(sums->data());
+    owners_.push_back(std::move(sums));
+    const uint32_t* index = unique_.places().data();
+    for (const RowGradient* gradient : gradients) {
+      const auto* values = reinterpret_cast<const float*>(gradient->values.data);
+      for (size_t i = 0; i < gradient->ids.size(); ++i, ++index, values += width) {
+        const float*& row = rows_[*index];
+        if (row != nullptr) {
+          auto* const sum = const_cast<float*>(row);
+          for (size_t j = 0; j < width; ++j) sum[j] += values[j];
+        } else if (repeats[*index]) {
+          std::copy_n(values, width, next_sum);
+          row = next_sum;
+          next_sum += width;
+        } else {
+          row = values;
+        }
+      }
+    }
+  }
+
+  const std::vector<int64_t>& ids() const { return unique_.ids(); }
+  const float* row(uint32_t index) const { return rows_[index]; }
+  // Whether row `index` is adjacent in memory to row `before`.
+  bool Follows(uint32_t before, uint32_t index) const {
+    return rows_[index] == rows_[before] + width_;
+  }
+
+ private:
+  const size_t width_;
+  UniqueIds unique_;
+  std::vector<const float*> rows_;
+  std::vector<std::shared_ptr<void>> owners_;
+};
 
 }  // namespace
 
@@ -87,7 +184,7 @@ Status PushOperation::AddRows(const Gradient& gradient, uint8_t step) {
   return Status();
 }
 
-// The numbers of the rows of a shard, counted from its first, and then the rows.
+// The indices of a shard's rows, relative to its first row, and then the rows.
 BlockPtr PushOperation::GatherRows(const Gradient& gradient, const ParameterSpec& spec,
                                    const ShardSpec& shard, uint64_t* count) {
   const auto first = static_cast<int64_t>(shard.first / gradient.width);
@@ -97,17 +194,63 @@ BlockPtr PushOperation::GatherRows(const Gradient& gradient, const ParameterSpec
   for (const int64_t row : gradient.rows) *count += is_here(row) ? 1 : 0;
   const size_t row_bytes = gradient.width * ByteSize(spec.dtype);
   BlockPtr block = pool_->Take(*count * (sizeof(int64_t) + row_bytes));
-  char* number = block->data();
+  char* index = block->data();
   char* values = block->data() + *count * sizeof(int64_t);
   for (size_t i = 0; i < gradient.rows.size(); ++i) {
     if (!is_here(gradient.rows[i])) continue;
     const int64_t local = gradient.rows[i] - first;
-    std::memcpy(number, &local, sizeof(local));
+    std::memcpy(index, &local, sizeof(local));
     std::memcpy(values, gradient.values.data + i * row_bytes, row_bytes);
-    number += sizeof(local);
+    index += sizeof(local);
     values += row_bytes;
   }
   return block;
+}
+
+Status PushOperation::AddTableRows(const StepValues& step,
+                                   const std::vector<const RowGradient*>& gradients) {
+  const int table = gradients.front()->table;
+  const DType wire = gradients.front()->wire;
+  const size_t width = directory_->config(table).width, row_bytes = width * ByteSize(wire);
+  uint8_t step_index = 0;
+  if (Status s = StepIndex(step, &step_index); !s.ok()) return s;
+  const auto sums = std::make_shared<SummedRows>(gradients, width, pool_);
+  std::vector<IdsByServer::Part> parts = IdsByServer(sums->ids(), directory_->servers()).parts;
+  for (int server = 0; server < directory_->servers(); ++server) {
+    const std::vector<uint32_t>& indices = parts[server].places;
+    if (indices.empty()) continue;
+    PushRequest::Entry entry;
+    entry.kind = UpdateKind::kTableRows;
+    entry.step = step_index;
+    entry.rows = indices.size();
+    entry.width = width;
+    entry.wire = wire;
+    parts_[server].shards.push_back({table, 0});
+    parts_[server].entries.push_back(entry);
+    ++entries_;
+    auto ids = std::make_shared<std::vector<int64_t>>(std::move(parts[server].ids));
+    AddPayload(server, ids->data(), ids->size() * sizeof(int64_t), ids);
+    std::vector<size_t> runs;  // ends of runs of adjacent rows
+    for (size_t i = 1; i <= indices.size(); ++i) {
+      if (i == indices.size() || !sums->Follows(indices[i - 1], indices[i])) runs.push_back(i);
+    }
+    if (wire == DType::kFloat32 && runs.size() * kDirectSendRun <= indices.size()) {
+      size_t begin = 0;
+      for (const size_t end : runs) {
+        AddPayload(server, sums->row(indices[begin]), (end - begin) * row_bytes, sums);
+        begin = end;
+      }
+      continue;
+    }
+    const BlockPtr rows = pool_->AllocateAtLeast(indices.size() * row_bytes);
+    char* to = rows->data();
+    for (const uint32_t index : indices) {
+      Narrow(wire, sums->row(index), to, width);
+      to += row_bytes;
+    }
+    AddPayload(server, rows->data(), rows->bytes(), rows);
+  }
+  return Status();
 }
 
 Status PushOperation::StepIndex(const StepValues& step, uint8_t* index) {
@@ -142,7 +285,7 @@ Status PushOperation::AddChange(int parameter, const Memory& now, bool alone) {
     copy.excluded = known.excluded;
     return copy;
   });
-  // The servers change it, and steps do not pull it: what the worker holds means nothing.
+  // Only servers change it, and steps do not pull it: the worker's value has no meaning.
   if (then.excluded && then.pulled.data == nullptr) return Status();
   if (now.data == then.pulled.data) return Status();
   std::vector<bool> changed(spec.shards.size(), false);
@@ -158,8 +301,8 @@ Status PushOperation::AddChange(int parameter, const Memory& now, bool alone) {
       AddPayload(shard.server, now.data + offset, bytes, now.owner);
     } else if (known) {
       const BlockPtr change = pool_->Take(bytes);
-      Subtract(spec.dtype, change->data(), now.data + offset, then.pulled.data + offset,
-               shard.count);
+      ComputeDelta(spec.dtype, change->data(), now.data + offset, then.pulled.data + offset,
+                   shard.count);
       AddPayload(shard.server, change->data(), bytes, change);
     } else {
       return Status(StatusCode::kFailedPrecondition,
@@ -170,7 +313,7 @@ Status PushOperation::AddChange(int parameter, const Memory& now, bool alone) {
     Add({parameter, static_cast<int>(i)}, entry);
   }
   table_->With(parameter, [&](Parameter& known) {
-    known.pulled = now;  // `then` still holds the old one
+    known.pulled = now;  // `then` still owns the old value
     for (size_t i = 0; i < changed.size(); ++i) {
       known.shards[i].whole = true;
       if (changed[i]) known.shards[i].version = 0;
@@ -206,11 +349,11 @@ Status PushOperation::Meta(const Request& request, const ServerView& view, std::
   message.steps = steps_;
   message.entries = part.entries;
   for (size_t i = 0; i < part.shards.size(); ++i) {
-    uint32_t* const number = &message.entries[i].shard;
+    uint32_t* const id = &message.entries[i].shard;
     const ShardRef& ref = part.shards[i];
     const Status status = part.entries[i].kind == UpdateKind::kTableRows
-                              ? directory_->NumberOf(request.server, ref.parameter, number)
-                              : table_->NumberOf(ref, number);
+                              ? directory_->FindTableId(request.server, ref.parameter, id)
+                              : table_->FindShardId(ref, id);
     if (!status.ok()) return status;
   }
   *meta = Encode(message);

@@ -21,21 +21,21 @@ namespace tfdist::ps {
 struct Gradient {
   int parameter = 0;
   Memory values;
-  // Of rows only: their numbers and how many elements each has. A gradient of no rows has a width
-  // too; a width of 0 means a whole gradient.
+  // Only for a gradient of rows: their indices and elements per row. A gradient of 0 rows has a
+  // width too; a width of 0 means a gradient of the whole parameter.
   std::vector<int64_t> rows;
   uint64_t width = 0;
 };
 
-// Gradients of a table's rows, float32, one for each id; ids may repeat.
+// Gradients of a table's rows, float32, one per id; ids may repeat.
 struct RowGradient {
   int table = 0;
   std::vector<int64_t> ids;
   Memory values;
-  DType wire = DType::kFloat32;  // what sums travel as
+  DType wire = DType::kFloat32;  // the dtype in which sums are sent
 };
 
-// If there is anything for one server, all have to hear of the step.
+// Goes to all servers: each counts the step, also if the push has no values for it.
 class PushOperation : public Operation {
  public:
   struct Outcome {
@@ -44,19 +44,19 @@ class PushOperation : public Operation {
   };
   using Done = std::function<void(const Status&, const Outcome&)>;
 
-  // `pushes` counts the pushes of this process: the caller's one and only counter.
+  // `pushes` counts the pushes of the client.
   PushOperation(ParameterTable* table, const TableDirectory* directory, BlockPool* pool,
                 std::atomic<uint64_t>* pushes, Done done);
 
-  // The caller's thread adds what there is.
+  // The caller's thread fills the push.
 
   Status AddGradient(const StepValues& step, const Gradient& gradient);
-  // All of one table, added up by id.
+  // All gradients of one table. They are added up by id.
   Status AddTableRows(const StepValues& step, const std::vector<const RowGradient*>& gradients);
-  // Adds what differs from what was pulled last, which `now` becomes: as values to put in place if
-  // the worker is `alone`, else as values to be added.
+  // Adds the shards of `now` that differ from the last pulled value, which `now` replaces: as new
+  // values if the worker is `alone`, else as differences to be added.
   Status AddChange(int parameter, const Memory& now, bool alone);
-  // Whether there was no step. One whose gradients have no rows is one: other workers wait for it.
+  // Whether there is nothing to push. Gradients of 0 rows are a push: other workers wait for it.
   bool empty() const { return entries_ == 0 && steps_.empty(); }
 
   Status Meta(const Request& request, const ServerView& view, std::string* meta) override;
@@ -69,7 +69,7 @@ class PushOperation : public Operation {
     uint64_t incarnation = 0;  // of the server that the step was pulled from; 0: not sent yet
     uint64_t clock = 0;
     std::vector<ShardRef> shards;             // of kTableRows: the table, as `parameter`
-    std::vector<PushRequest::Entry> entries;  // without their shards' numbers
+    std::vector<PushRequest::Entry> entries;  // without the ids of their shards
   };
 
   Status AddRows(const Gradient& gradient, uint8_t step);

@@ -7,14 +7,14 @@
 namespace tfdist::ps {
 namespace {
 
-// The items of `all` at `places`, `each` to a place.
+// The items of `all` at `indices`, `each` per index.
 template <typename T>
-std::shared_ptr<std::vector<T>> Gather(const T* all, const std::vector<uint32_t>& places,
+std::shared_ptr<std::vector<T>> Gather(const T* all, const std::vector<uint32_t>& indices,
                                        size_t each) {
   auto some = std::make_shared<std::vector<T>>();
-  some->reserve(places.size() * each);
-  for (const uint32_t place : places) {
-    some->insert(some->end(), all + place * each, all + (place + 1) * each);
+  some->reserve(indices.size() * each);
+  for (const uint32_t index : indices) {
+    some->insert(some->end(), all + index * each, all + (index + 1) * each);
   }
   return some;
 }
@@ -26,32 +26,32 @@ iovec PieceOf(std::vector<T>* values) {
 
 }  // namespace
 
-DumpOperation::DumpOperation(const TableDirectory* directory, int table, int server, uint64_t most,
-                             bool slots, RowDump* dump, Done done)
-    : PlainOperation(Kind::kOther, StrCat("a dump of table '", directory->name(table), "'"),
+ScanRowsOperation::ScanRowsOperation(const TableDirectory* directory, int table, int server,
+                                     uint64_t max_rows, bool slots, RowScan* scan, Done done)
+    : PlainOperation(Kind::kOther, StrCat("a scan of table '", directory->name(table), "'"),
                      std::move(done)),
       directory_(directory),
       table_(table),
-      most_(most),
+      max_rows_(max_rows),
       slots_(slots),
-      begun_{dump->incarnation, dump->cursor, true, {}},
-      dump_(dump) {
+      begin_{scan->incarnation, scan->cursor, true, {}},
+      scan_(scan) {
   To(server, MessageType::kDump);
 }
 
-Status DumpOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
+Status ScanRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
   DumpRequest message;
-  message.incarnation = begun_.incarnation;
-  message.cursor = begun_.cursor;
-  message.most = most_;
+  message.incarnation = begin_.incarnation;
+  message.cursor = begin_.cursor;
+  message.most = max_rows_;
   message.slots = slots_;
-  const Status status = directory_->NumberOf(request.server, table_, &message.table);
+  const Status status = directory_->FindTableId(request.server, table_, &message.table);
   if (status.ok()) *meta = Encode(message);
   return status;
 }
 
-Status DumpOperation::OnAnswer(const Request&, ServerView*, std::string_view meta,
-                               uint64_t payload_bytes, std::vector<iovec>* target) {
+Status ScanRowsOperation::OnAnswer(const Request&, ServerView*, std::string_view meta,
+                                   uint64_t payload_bytes, std::vector<iovec>* target) {
   DumpReply reply;
   if (Status s = Decode(meta, &reply); !s.ok()) return s;
   constexpr uint64_t kHead = sizeof(int64_t) + 2 * sizeof(uint32_t);
@@ -61,10 +61,10 @@ Status DumpOperation::OnAnswer(const Request&, ServerView*, std::string_view met
     return Status(StatusCode::kInvalidArgument,
                   StrCat(reply.rows, " rows of ", payload_bytes, " bytes"));
   }
-  dump_->incarnation = reply.incarnation;
-  dump_->cursor = reply.cursor;
-  dump_->more = reply.more;
-  SavedRows& rows = dump_->rows;
+  scan_->incarnation = reply.incarnation;
+  scan_->cursor = reply.cursor;
+  scan_->more = reply.more;
+  SavedRows& rows = scan_->rows;
   rows.ids.resize(reply.rows);
   rows.used.resize(reply.rows);
   rows.counts.resize(reply.rows);
@@ -87,31 +87,31 @@ EditRowsOperation::EditRowsOperation(const TableDirectory* directory, int table,
       floats_(floats),
       sequences_(sequences),
       parts_(directory->servers()) {
-  std::vector<std::vector<uint32_t>> places(directory->servers());
+  std::vector<std::vector<uint32_t>> indices(directory->servers());
   for (size_t i = 0; i < edit.count; ++i) {
-    places[ServerOfId(edit.ids[i], directory->servers())].push_back(static_cast<uint32_t>(i));
+    indices[ServerOfId(edit.ids[i], directory->servers())].push_back(static_cast<uint32_t>(i));
   }
   const auto append = [this](int server, const auto& values) {
     Append(&To(server, MessageType::kEditRows), values->data(),
            values->size() * sizeof(values->front()), values);
   };
   for (int server = 0; server < directory->servers(); ++server) {
-    parts_[server].rows = places[server].size();
+    parts_[server].rows = indices[server].size();
     if (kind_ == EditKind::kClear) To(server, MessageType::kEditRows);
-    if (places[server].empty()) continue;
-    append(server, Gather(edit.ids, places[server], 1));
+    if (indices[server].empty()) continue;
+    append(server, Gather(edit.ids, indices[server], 1));
     if (kind_ == EditKind::kRestore) {
-      append(server, Gather(edit.used, places[server], 1));
-      append(server, Gather(edit.counts, places[server], 1));
+      append(server, Gather(edit.used, indices[server], 1));
+      append(server, Gather(edit.counts, indices[server], 1));
     }
-    if (floats > 0) append(server, Gather(edit.content, places[server], floats));
+    if (floats > 0) append(server, Gather(edit.content, indices[server], floats));
   }
 }
 
 Status EditRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
   Part& part = parts_[request.server];
   EditRowsRequest message;
-  const Status status = directory_->NumberOf(request.server, table_, &message.table);
+  const Status status = directory_->FindTableId(request.server, table_, &message.table);
   if (!status.ok()) return status;
   if (part.sequence == 0) part.sequence = ++(*sequences_)[request.server];
   message.kind = kind_;
@@ -134,21 +134,21 @@ FindRowsOperation::FindRowsOperation(const TableDirectory* directory, int table,
       parts_(directory->servers()) {
   std::vector<IdsByServer::Part> by_server = IdsByServer(ids, directory->servers()).parts;
   for (int server = 0; server < directory->servers(); ++server) {
-    parts_[server].places = std::move(by_server[server].places);
+    parts_[server].indices = std::move(by_server[server].places);
     if (to.size != nullptr) To(server, MessageType::kFindRows);
-    if (parts_[server].places.empty()) continue;
-    auto asked = std::make_shared<std::vector<int64_t>>(std::move(by_server[server].ids));
-    Append(&To(server, MessageType::kFindRows), asked->data(), asked->size() * sizeof(int64_t),
-           asked);
+    if (parts_[server].indices.empty()) continue;
+    auto wanted = std::make_shared<std::vector<int64_t>>(std::move(by_server[server].ids));
+    Append(&To(server, MessageType::kFindRows), wanted->data(), wanted->size() * sizeof(int64_t),
+           wanted);
   }
   if (to.size != nullptr) *to.size = 0;
 }
 
 Status FindRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
   FindRowsRequest message;
-  message.count = parts_[request.server].places.size();
+  message.count = parts_[request.server].indices.size();
   message.values = width_ > 0;
-  const Status status = directory_->NumberOf(request.server, table_, &message.table);
+  const Status status = directory_->FindTableId(request.server, table_, &message.table);
   if (status.ok()) *meta = Encode(message);
   return status;
 }
@@ -158,7 +158,7 @@ Status FindRowsOperation::OnAnswer(const Request& request, ServerView*, std::str
   Part& part = parts_[request.server];
   FindRowsReply reply;
   if (Status s = Decode(meta, &reply); !s.ok()) return s;
-  const size_t count = part.places.size();
+  const size_t count = part.indices.size();
   const uint64_t expected = count * (1 + width_ * sizeof(float));
   if (payload_bytes != expected) {
     return Status(StatusCode::kInvalidArgument, StrCat("expected ", count, " rows of ", expected,
@@ -174,9 +174,9 @@ Status FindRowsOperation::OnAnswer(const Request& request, ServerView*, std::str
 
 Status FindRowsOperation::OnPayload(const Request& request) {
   Part& part = parts_[request.server];
-  for (size_t i = 0; i < part.places.size(); ++i) {
-    to_.found[part.places[i]] = part.found[i];
-    std::copy_n(part.rows.begin() + i * width_, width_, to_.rows + part.places[i] * width_);
+  for (size_t i = 0; i < part.indices.size(); ++i) {
+    to_.found[part.indices[i]] = part.found[i];
+    std::copy_n(part.rows.begin() + i * width_, width_, to_.rows + part.indices[i] * width_);
   }
   if (to_.size != nullptr) *to_.size += part.size;
   return Status();

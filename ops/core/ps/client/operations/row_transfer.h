@@ -1,4 +1,4 @@
-// Rows of tables that a client takes out of servers as they are, edits, and searches.
+// Rows of tables that a client scans, edits and searches.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_ROW_TRANSFER_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_ROW_TRANSFER_H_
 
@@ -15,18 +15,18 @@
 
 namespace tfdist::ps {
 
-// Some rows of one server, and where to go on.
-struct RowDump {
-  uint64_t incarnation = 0, cursor = 0;  // 0 to begin with
-  bool more = true;                      // whether there may be others
-  SavedRows rows;                        // content without slots if they were not asked for
+// Some rows of one server, and the position of the next ones.
+struct RowScan {
+  uint64_t incarnation = 0, cursor = 0;  // 0 at the beginning
+  bool more = true;                      // whether there may be more rows
+  SavedRows rows;                        // with or without slots, as requested
 };
 
-class DumpOperation : public PlainOperation {
+class ScanRowsOperation : public PlainOperation {
  public:
-  // `dump` stays until the operation has ended.
-  DumpOperation(const TableDirectory* directory, int table, int server, uint64_t most, bool slots,
-                RowDump* dump, Done done);
+  // `scan` has to exist until the operation has ended.
+  ScanRowsOperation(const TableDirectory* directory, int table, int server, uint64_t max_rows,
+                    bool slots, RowScan* scan, Done done);
 
   Status Meta(const Request& request, const ServerView& view, std::string* meta) override;
   Status OnAnswer(const Request& request, ServerView* view, std::string_view meta,
@@ -35,17 +35,17 @@ class DumpOperation : public PlainOperation {
  private:
   const TableDirectory* const directory_;
   const int table_;
-  const uint64_t most_;
+  const uint64_t max_rows_;
   const bool slots_;
-  const RowDump begun_;  // without rows
-  RowDump* const dump_;
+  const RowScan begin_;  // without rows
+  RowScan* const scan_;
 };
 
-// Edits wait for each other, so that a server can tell by their sequence which it has carried out.
+// Edits are carried out one after the other, so that a server can recognise a repeated one by its
+// sequence number.
 class EditRowsOperation : public PlainOperation {
  public:
-  // Nothing is kept of what `edit` points to. `sequences` counts the edits that each server was
-  // sent: the caller's one and only counters.
+  // Copies from `edit`. `sequences` counts the edits that the client has sent to each server.
   EditRowsOperation(const TableDirectory* directory, int table, const TableEdit& edit,
                     uint64_t floats, std::vector<uint64_t>* sequences, Done done);
 
@@ -65,16 +65,16 @@ class EditRowsOperation : public PlainOperation {
   std::vector<Part> parts_;  // by server
 };
 
-// What servers have of some ids, without making rows for them.
+// The result of a search for ids, which makes no rows.
 struct FoundRows {
-  uint8_t* found = nullptr;  // of each id, 1 if it has a row
-  float* rows = nullptr;     // null: they are not asked for
-  uint64_t* size = nullptr;  // rows of the table on all servers; null: not asked for
+  uint8_t* found = nullptr;  // by id: 1 if it has a row
+  float* rows = nullptr;     // null: not requested
+  uint64_t* size = nullptr;  // rows of the table on all servers; null: not requested
 };
 
 class FindRowsOperation : public PlainOperation {
  public:
-  // What `to` points to stays until the operation has ended.
+  // The memory of `to` has to exist until the operation has ended.
   FindRowsOperation(const TableDirectory* directory, int table, const std::vector<int64_t>& ids,
                     const FoundRows& to, Done done);
 
@@ -85,7 +85,7 @@ class FindRowsOperation : public PlainOperation {
 
  private:
   struct Part {
-    std::vector<uint32_t> places;
+    std::vector<uint32_t> indices;  // of the ids
     uint64_t size = 0;
     std::vector<uint8_t> found;
     std::vector<float> rows;

@@ -38,22 +38,22 @@ TableRequest TableDirectory::RequestForAll(int server, std::vector<int>* tables)
   const std::lock_guard<std::mutex> lock(mutex_);
   TableRequest request;
   for (size_t i = 0; i < tables_.size(); ++i) {
-    if (tables_[i].numbers[server] == kNoShard) continue;
+    if (tables_[i].ids[server] == kNoShard) continue;
     tables->push_back(static_cast<int>(i));
     request.entries.push_back({tables_[i].name, tables_[i].config, tables_[i].resets_slots});
   }
   return request;
 }
 
-void TableDirectory::Number(int server, int table, uint32_t number) {
+void TableDirectory::SetTableId(int server, int table, uint32_t id) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  tables_[table].numbers[server] = number;
+  tables_[table].ids[server] = id;
 }
 
-Status TableDirectory::NumberOf(int server, int table, uint32_t* number) const {
+Status TableDirectory::FindTableId(int server, int table, uint32_t* id) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  *number = tables_[table].numbers[server];
-  if (*number != kNoShard) return Status();
+  *id = tables_[table].ids[server];
+  if (*id != kNoShard) return Status();
   return Status(StatusCode::kFailedPrecondition,
                 StrCat("table '", tables_[table].name, "' has not been created on ps ", server));
 }

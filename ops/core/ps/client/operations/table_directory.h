@@ -1,4 +1,4 @@
-// The tables that a worker knows, and what its servers call them.
+// A worker's tables, and their ids on the servers.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_TABLE_DIRECTORY_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_TABLE_DIRECTORY_H_
 
@@ -18,32 +18,32 @@ class TableDirectory {
  public:
   explicit TableDirectory(int servers) : servers_(servers) {}
 
-  // A table's id: that of the table of this name, if there is one.
+  // Returns the table's id. A table of the same name keeps its id and configuration.
   int Add(const std::string& name, const TableConfig& config, bool resets_slots = false);
   bool Has(int table) const;
   int servers() const { return servers_; }
-  // Stay as they are.
+  // Do not change.
   const std::string& name(int table) const;
   const TableConfig& config(int table) const;
 
-  // Asks a server for one table, or for all that it has or had.
+  // A request for one table, or for all that were created on a server.
   TableRequest RequestFor(int table) const;
   TableRequest RequestForAll(int server, std::vector<int>* tables) const;
-  void Number(int server, int table, uint32_t number);
+  void SetTableId(int server, int table, uint32_t id);
   // Fails if the server was never asked to create it.
-  Status NumberOf(int server, int table, uint32_t* number) const;
+  Status FindTableId(int server, int table, uint32_t* id) const;
 
  private:
   struct Known {
     std::string name;
     TableConfig config;
     bool resets_slots = false;
-    std::vector<uint32_t> numbers;  // by server
+    std::vector<uint32_t> ids;  // by server
   };
 
   const int servers_;
   mutable std::mutex mutex_;
-  std::deque<Known> tables_;  // does not move what it holds
+  std::deque<Known> tables_;  // a deque does not move its elements
 };
 
 }  // namespace tfdist::ps

@@ -1,4 +1,4 @@
-#include "core/ps/client/operations/lookup_operation.h"
+#include "core/ps/client/lookups/lookup_operation.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,26 +8,26 @@
 namespace tfdist::ps {
 namespace {
 
-// Rows of one request that lie one behind the other, on average, for them to be read where they
-// belong: each run of them costs the kernel about as much as a few rows' copies.
+// The mean number of adjacent rows from which rows are received without a copy: each run of them
+// costs the kernel about as much as the copies of a few rows.
 constexpr size_t kDirectReadRun = 8;
 
-size_t CountRuns(const std::vector<float*>& rows, const std::vector<uint32_t>& places,
+size_t CountRuns(const std::vector<float*>& rows, const std::vector<uint32_t>& indices,
                  size_t width) {
   size_t runs = 0;
-  for (size_t i = 0; i < places.size(); ++i) {
-    runs += i == 0 || rows[places[i]] != rows[places[i - 1]] + width ? 1 : 0;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    runs += i == 0 || rows[indices[i]] != rows[indices[i - 1]] + width ? 1 : 0;
   }
   return runs;
 }
 
-void AppendRuns(const std::vector<float*>& rows, const std::vector<uint32_t>& places, size_t width,
+void AppendRuns(const std::vector<float*>& rows, const std::vector<uint32_t>& indices, size_t width,
                 std::vector<iovec>* runs) {
   const float* end = nullptr;
-  for (const uint32_t place : places) {
-    if (rows[place] != end) runs->push_back({rows[place], 0});
+  for (const uint32_t index : indices) {
+    if (rows[index] != end) runs->push_back({rows[index], 0});
     runs->back().iov_len += width * sizeof(float);
-    end = rows[place] + width;
+    end = rows[index] + width;
   }
 }
 
@@ -45,7 +45,7 @@ LookupOperation::LookupOperation(const TableDirectory* directory, BlockPool* poo
       done_(std::move(done)),
       received_(directory->servers()) {
   for (const TableLookup& lookup : lookups_) Add(lookup, &GroupOf(lookup, caches));
-  for (Group& group : groups_) AskFor(&group);
+  for (Group& group : groups_) RequestMissing(&group);
 }
 
 LookupOperation::Group& LookupOperation::GroupOf(const TableLookup& lookup,
@@ -67,20 +67,20 @@ LookupOperation::Group& LookupOperation::GroupOf(const TableLookup& lookup,
 void LookupOperation::Add(const TableLookup& lookup, Group* group) {
   const size_t before = group->unique.places().size();
   group->unique.Add(lookup.ids.data(), lookup.ids.size());
-  const uint32_t* const places = group->unique.places().data() + before;
+  const uint32_t* const indices = group->unique.places().data() + before;
   auto* row = reinterpret_cast<float*>(lookup.rows.data);
   for (size_t i = 0; i < lookup.ids.size(); ++i, row += group->width) {
-    // Places are counted up as ids occur first.
-    if (places[i] == group->rows.size()) {
+    // A new id has the next index.
+    if (indices[i] == group->rows.size()) {
       group->rows.push_back(row);
     } else {
-      group->repeats.push_back({places[i], row});
+      group->repeats.push_back({indices[i], row});
     }
   }
   counts_.ids += lookup.ids.size();
 }
 
-void LookupOperation::AskFor(Group* group) {
+void LookupOperation::RequestMissing(Group* group) {
   const std::vector<int64_t>& ids = group->unique.ids();
   if (group->cache != nullptr) {
     group->cache->Get(ids, group->rows, step_, &group->missing);
@@ -92,22 +92,22 @@ void LookupOperation::AskFor(Group* group) {
   }
   const int servers = directory_->servers();
   group->parts.resize(servers);
-  std::vector<std::shared_ptr<std::vector<int64_t>>> asked(servers);
-  for (auto& one : asked) one = std::make_shared<std::vector<int64_t>>();
-  for (const uint32_t place : group->missing) {
-    const int server = ServerOfId(ids[place], servers);
-    asked[server]->push_back(ids[place]);
-    group->parts[server].places.push_back(place);
+  std::vector<std::shared_ptr<std::vector<int64_t>>> missing_ids(servers);
+  for (auto& one : missing_ids) one = std::make_shared<std::vector<int64_t>>();
+  for (const uint32_t index : group->missing) {
+    const int server = ServerOfId(ids[index], servers);
+    missing_ids[server]->push_back(ids[index]);
+    group->parts[server].indices.push_back(index);
   }
   for (int server = 0; server < servers; ++server) {
     Part& part = group->parts[server];
-    if (part.places.empty()) continue;
+    if (part.indices.empty()) continue;
     part.direct = group->wire == DType::kFloat32 &&
-                  kDirectReadRun * CountRuns(group->rows, part.places, group->width) <=
-                      std::max(part.places.size(), kDirectReadRun);
+                  kDirectReadRun * CountRuns(group->rows, part.indices, group->width) <=
+                      std::max(part.indices.size(), kDirectReadRun);
     // The request may outlive this operation.
-    Append(&To(server, MessageType::kLookup), asked[server]->data(),
-           asked[server]->size() * sizeof(int64_t), asked[server]);
+    Append(&To(server, MessageType::kLookup), missing_ids[server]->data(),
+           missing_ids[server]->size() * sizeof(int64_t), missing_ids[server]);
   }
 }
 
@@ -115,11 +115,11 @@ Status LookupOperation::Meta(const Request& request, const ServerView&, std::str
   LookupRequest message;
   message.training = training_;
   for (const Group& group : groups_) {
-    const size_t count = group.parts[request.server].places.size();
+    const size_t count = group.parts[request.server].indices.size();
     if (count == 0) continue;
     message.entries.push_back({0, count, group.wire});
-    uint32_t* const number = &message.entries.back().table;
-    if (Status s = directory_->NumberOf(request.server, group.table, number); !s.ok()) return s;
+    uint32_t* const id = &message.entries.back().table;
+    if (Status s = directory_->FindTableId(request.server, group.table, id); !s.ok()) return s;
   }
   *meta = Encode(message);
   return Status();
@@ -127,24 +127,24 @@ Status LookupOperation::Meta(const Request& request, const ServerView&, std::str
 
 Status LookupOperation::OnAnswer(const Request& request, ServerView*, std::string_view meta,
                                  uint64_t payload_bytes, std::vector<iovec>* target) {
-  size_t bytes = 0, apart = 0;
+  size_t bytes = 0, buffered = 0;
   for (const Group& group : groups_) {
     const Part& part = group.parts[request.server];
     bytes += group.BytesOf(part);
-    if (!part.direct) apart += group.BytesOf(part);
+    if (!part.direct) buffered += group.BytesOf(part);
   }
   if (!meta.empty() || payload_bytes != bytes) {
     return Status(StatusCode::kInvalidArgument,
                   StrCat("expected rows of ", bytes, " bytes, received ", payload_bytes));
   }
   BlockPtr& received = received_[request.server];
-  if (apart > 0) received = pool_->AllocateAtLeast(apart);
-  char* next = apart > 0 ? received->data() : nullptr;
+  if (buffered > 0) received = pool_->AllocateAtLeast(buffered);
+  char* next = buffered > 0 ? received->data() : nullptr;
   for (Group& group : groups_) {
     Part& part = group.parts[request.server];
     if (part.direct) {
-      AppendRuns(group.rows, part.places, group.width, target);
-    } else if (!part.places.empty()) {
+      AppendRuns(group.rows, part.indices, group.width, target);
+    } else if (!part.indices.empty()) {
       part.received = next;
       target->push_back({next, group.BytesOf(part)});
       next += group.BytesOf(part);
@@ -156,13 +156,13 @@ Status LookupOperation::OnAnswer(const Request& request, ServerView*, std::strin
 Status LookupOperation::OnPayload(const Request& request) {
   for (const Group& group : groups_) {
     const Part& part = group.parts[request.server];
-    counts_.rows += part.places.size();
+    counts_.rows += part.indices.size();
     counts_.bytes += group.BytesOf(part);
     if (part.direct) continue;
     const size_t row_bytes = group.width * ByteSize(group.wire);
     const char* from = part.received;
-    for (const uint32_t place : part.places) {
-      Widen(group.wire, from, group.rows[place], group.width);
+    for (const uint32_t index : part.indices) {
+      Widen(group.wire, from, group.rows[index], group.width);
       from += row_bytes;
     }
   }
@@ -174,7 +174,7 @@ void LookupOperation::OnEnd(const Status& status) {
   for (const Group& group : groups_) {
     if (!status.ok()) break;
     for (const Repeat& repeat : group.repeats) {
-      std::memcpy(repeat.row, group.rows[repeat.place], group.width * sizeof(float));
+      std::memcpy(repeat.row, group.rows[repeat.index], group.width * sizeof(float));
     }
     if (group.cache != nullptr) {
       group.cache->Put(group.unique.ids(), group.rows, group.missing, step_, group.cache_edition);

@@ -1,6 +1,6 @@
-// Rows of tables, brought from the servers: each id travels once, however often it occurs.
-#ifndef TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_LOOKUP_OPERATION_H_
-#define TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_LOOKUP_OPERATION_H_
+// Fetches rows of tables from the servers. Each id is sent once, however often it occurs.
+#ifndef TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_LOOKUP_OPERATION_H_
+#define TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_LOOKUP_OPERATION_H_
 
 #include <cstdint>
 #include <functional>
@@ -23,13 +23,13 @@ namespace tfdist::ps {
 struct TableLookup {
   int table = 0;
   std::vector<int64_t> ids;      // may repeat
-  Memory rows;                   // float32, as wide as the table for each id
-  DType wire = DType::kFloat32;  // what the rows travel as
+  Memory rows;                   // float32[ids, width of the table]
+  DType wire = DType::kFloat32;  // the dtype in which the rows are sent
 };
 
 struct LookupCounts {
-  uint64_t ids = 0;                            // asked for
-  uint64_t rows = 0, bytes = 0;                // that have come
+  uint64_t ids = 0;                            // requested
+  uint64_t rows = 0, bytes = 0;                // received
   uint64_t cache_lookups = 0, cache_hits = 0;  // unique ids
 };
 
@@ -37,7 +37,7 @@ class LookupOperation : public Operation {
  public:
   using Done = std::function<void(const Status&, const LookupCounts&)>;
 
-  // Rows that `caches` have are not asked for, and those that come are put there; null: not used.
+  // Rows in `caches` are not requested, and received rows are stored there; null: no caches.
   // `step` is the worker's.
   LookupOperation(const TableDirectory* directory, BlockPool* pool, const RowCaches* caches,
                   uint64_t step, std::vector<TableLookup> lookups, bool training, Done done);
@@ -50,16 +50,16 @@ class LookupOperation : public Operation {
 
  private:
   struct Repeat {
-    uint32_t place;
+    uint32_t index;  // of the unique id
     float* row;
   };
-  // What one server has of a group.
+  // The rows of a group on one server.
   struct Part {
-    std::vector<uint32_t> places;
-    bool direct = false;             // its rows come into their places
-    const char* received = nullptr;  // else here
+    std::vector<uint32_t> indices;   // of the unique ids
+    bool direct = false;             // rows are received into the lookup's memory,
+    const char* received = nullptr;  // or else here
   };
-  // All lookups in one table whose rows travel alike.
+  // All lookups in one table with the same wire dtype.
   struct Group {
     int table = 0;
     DType wire = DType::kFloat32;
@@ -67,17 +67,17 @@ class LookupOperation : public Operation {
     std::shared_ptr<RowCache> cache;
     uint64_t cache_edition = 0;
     UniqueIds unique;
-    std::vector<float*> rows;  // of each unique id, for its first occurrence
+    std::vector<float*> rows;  // by unique id: the row of its first occurrence
     std::vector<Repeat> repeats;
-    std::vector<uint32_t> missing;  // places that are not cached
+    std::vector<uint32_t> missing;  // indices of the ids that are not cached
     std::vector<Part> parts;        // by server
 
-    size_t BytesOf(const Part& part) const { return part.places.size() * width * ByteSize(wire); }
+    size_t BytesOf(const Part& part) const { return part.indices.size() * width * ByteSize(wire); }
   };
 
   Group& GroupOf(const TableLookup& lookup, const RowCaches* caches);
   void Add(const TableLookup& lookup, Group* group);
-  void AskFor(Group* group);
+  void RequestMissing(Group* group);
 
   const TableDirectory* const directory_;
   BlockPool* const pool_;
@@ -92,4 +92,4 @@ class LookupOperation : public Operation {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_LOOKUP_OPERATION_H_
+#endif  // TFDIST_OPS_CORE_PS_CLIENT_LOOKUPS_LOOKUP_OPERATION_H_

@@ -1,0 +1,248 @@
+#include "core/ps/server/step_handler.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace tfdist::ps {
+namespace {
+
+constexpr int64_t kMaxParkedPulls = 1024;  // of one worker
+
+}  // namespace
+
+uint64_t StepHandler::ClockFor(int worker) const {
+  return state_.sync() ? state_.schedule.clock() : state_.schedule.clock_of(worker);
+}
+
+void StepHandler::CancelPulls(int worker) {
+  parked_.remove_if([worker](const Parked& parked) { return parked.client.worker == worker; });
+}
+
+std::optional<Answer> StepHandler::HandlePull(const ClientContext& client, uint64_t id,
+                                              const PullRequest& pull) {
+  const int rank = client.worker;
+  const auto sharing = state_.store->Share();
+  Lock lock(state_.mutex);
+  const auto parked = std::count_if(parked_.begin(), parked_.end(), [rank](const Parked& parked) {
+    return parked.client.worker == rank;
+  });
+  if (parked >= kMaxParkedPulls) {
+    return state_.Refuse(
+        client, id,
+        Status(StatusCode::kFailedPrecondition,
+               StrCat("a pull, while ", parked, " others wait for their answers")));
+  }
+  if (pull.begins_step) {
+    const bool returns = !state_.schedule.is_active(rank);
+    const bool waits = std::any_of(parked_.begin(), parked_.end(), [rank](const Parked& parked) {
+      return parked.client.worker == rank && parked.pull.begins_step;
+    });
+    if (waits) {
+      return state_.Refuse(
+          client, id,
+          Status(StatusCode::kFailedPrecondition,
+                 "a pull that begins a step, while another one waits for its answer"));
+    }
+    const bool may_pull = state_.schedule.MayPull(rank, Clock::now());
+    if (!may_pull) parked_.push_back({client, id, pull});
+    if (!may_pull || returns) state_.Arm(state_.schedule.NextDeadline());
+    if (returns) {
+      lock.unlock();
+      state_.reducer.Reactivate(rank);
+      lock.lock();
+    }
+    if (!may_pull) return std::nullopt;
+    trace_.Add(Trace::kPull, rank, ClockFor(rank), state_.schedule.slowest_clock());
+  } else if (!state_.schedule.MayRead(rank, Clock::now())) {
+    parked_.push_back({client, id, pull});
+    state_.Arm(state_.schedule.NextDeadline());
+    return std::nullopt;
+  }
+  const uint64_t clock = ClockFor(rank);
+  if (!state_.sync()) lock.unlock();
+  return Gather(client, id, pull, clock);
+}
+
+Answer StepHandler::Gather(const ClientContext& client, uint64_t id, const PullRequest& pull,
+                           uint64_t clock) {
+  PullReply reply{clock, {}};
+  std::vector<BlockPtr> payload;
+  uint64_t bytes = 0;
+  reply.versions.reserve(pull.entries.size());
+  for (const PullRequest::Entry& entry : pull.entries) {
+    Shard* const shard = state_.store->Find(entry.shard);
+    if (shard == nullptr) {
+      return state_.Refuse(client, id,
+                           Status(StatusCode::kInvalidArgument,
+                                  StrCat("there is no shard ", entry.shard, " to pull")));
+    }
+    Lock lock(shard->mutex, std::defer_lock);
+    if (!state_.options.hogwild) lock.lock();
+    reply.versions.push_back(shard->version);
+    if (entry.version != reply.versions.back()) {
+      payload.push_back(shard->block);
+      bytes += shard->bytes;
+    }
+    if (pull.begins_step && shard->binding && !shard->seen.empty()) {
+      Shard::Seen& seen = shard->seen[client.worker];
+      seen.updates = shard->updates;
+      if (state_.options.compensation == Compensation::kDcAsgd) seen.block = shard->block;
+    }
+    if (bytes > kMaxPayloadBytes) {
+      return state_.Refuse(client, id,
+                           Status(StatusCode::kInvalidArgument,
+                                  StrCat("a pull of more than ", kMaxPayloadBytes, " bytes")));
+    }
+  }
+  ++pulls_;
+  return OkAnswer(id, reply, std::move(payload));
+}
+
+void StepHandler::Advance(Lock* lock) {
+  CloseIfComplete();
+  ReleasePulls(lock);
+}
+
+void StepHandler::CloseIfComplete() {
+  if (!state_.sync() || collecting_ > 0 || !state_.schedule.StepIsComplete()) return;
+  if (const NotApplied missed = sums_.Close(state_.schedule.contributions()); !missed.empty()) {
+    state_.Warn(missed.status().message());
+  }
+  trace_.Add(Trace::kClosed, 0, state_.schedule.clock(), state_.schedule.slowest_clock());
+  state_.schedule.CloseStep();
+}
+
+void StepHandler::ReleasePulls(Lock* lock) {
+  if (parked_.empty()) return;
+  const TimePoint now = Clock::now();
+  std::list<Parked> ready;
+  for (auto parked = parked_.begin(); parked != parked_.end();) {
+    const auto next = std::next(parked);
+    const int rank = parked->client.worker;
+    const bool begins_step = parked->pull.begins_step;
+    if (begins_step ? state_.schedule.MayPull(rank, now) : state_.schedule.MayRead(rank, now)) {
+      parked->clock = ClockFor(rank);
+      if (begins_step) {
+        trace_.Add(Trace::kPull, rank, parked->clock, state_.schedule.slowest_clock());
+      }
+      ready.splice(ready.end(), parked_, parked);
+    }
+    parked = next;
+  }
+  state_.Arm(state_.schedule.NextDeadline());
+  if (!state_.sync()) lock->unlock();
+  for (const Parked& parked : ready) {
+    try {
+      state_.replies->Deliver(parked.client.session,
+                              Gather(parked.client, parked.id, parked.pull, parked.clock));
+    } catch (const std::bad_alloc&) {  // the worker connects again and repeats the pull
+      state_.replies->Disconnect(parked.client.session);
+    }
+  }
+}
+
+Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& push,
+                               ClientRequest* request) {
+  const int rank = client.worker;
+  const uint64_t id = request->id;
+  WorkerState& worker = state_.WorkerOf(client);
+  const auto sharing = state_.store->Share();
+  std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), state_.store);
+  if (Status s = CheckRows(updates); !s.ok()) return state_.Refuse(client, id, s);
+  if (Status s = state_.CheckLog(); !s.ok()) return state_.Refuse(client, id, s);
+  TakeMemory(state_.options, &state_.store->pool(), &updates, &request->table);
+  Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
+  {
+    const Lock lock(state_.mutex);
+    if (push.sequence <= worker.sequence) {
+      ++repeated_pushes_;
+      return OkAnswer(id, PushReply{push.sequence == worker.sequence && worker.dropped});
+    }
+    worker.sequence = push.sequence;
+    worker.dropped = false;
+    if (push.sequence <= worker.rows_sequence) {
+      updates.erase(std::remove_if(updates.begin(), updates.end(),
+                                   [](const Update& update) { return update.table != nullptr; }),
+                    updates.end());
+    }
+    pusher.process = worker.rows_process;
+    if (!state_.sync()) worker.rows_sequence = std::max(worker.rows_sequence, push.sequence);
+    try {
+      CheckDisjoint(rank, push);
+    } catch (const std::bad_alloc&) {  // the log lacks a line
+    }
+    if (state_.sync()) {
+      const bool foreign = push.incarnation != state_.incarnation;
+      if (foreign) ++foreign_pushes_;
+      if (foreign || state_.schedule.Push(rank, push.clock) == Schedule::Verdict::kDropLate) {
+        worker.dropped = true;
+        trace_.Add(Trace::kDropped, rank, push.clock, state_.schedule.slowest_clock());
+        return OkAnswer(id, PushReply{true});
+      }
+      trace_.Add(Trace::kPush, rank, push.clock, state_.schedule.slowest_clock());
+      ++collecting_;
+    }
+    ++pushes_;
+  }
+  const NotApplied missed = state_.sync() ? sums_.Collect(rank, std::move(updates))
+                                          : updater_.Apply(pusher, std::move(updates));
+  Lock lock(state_.mutex);
+  if (state_.sync()) {
+    --collecting_;
+  } else {
+    // After the update: a worker whose pull this allows has to see the pushed values.
+    state_.schedule.Push(rank, push.clock);
+    trace_.Add(Trace::kPush, rank, state_.schedule.clock_of(rank), state_.schedule.slowest_clock());
+  }
+  Advance(&lock);
+  if (!missed.empty()) return state_.Refuse(client, id, missed.status());
+  // This push may have been the first that the redo log could not record.
+  if (Status s = state_.CheckLog(); !s.ok()) return state_.Refuse(client, id, s);
+  return OkAnswer(id, PushReply{false});
+}
+
+void StepHandler::CheckDisjoint(int worker, const PushRequest& push) {
+  std::vector<uint32_t> shards;
+  for (const PushRequest::Entry& entry : push.entries) {
+    // Single elements are left out: counters often have the same name in different programs.
+    if (entry.kind != UpdateKind::kTableRows && state_.store->Find(entry.shard)->elements > 1)
+      shards.push_back(entry.shard);
+  }
+  const int other = state_.disjoint_workers.FindDisjointWorker(worker, shards);
+  if (other < 0) return;
+  state_.AddEvent(
+      Server::Event::Kind::kLog, worker,
+      StrCat("rank ", worker, " trains '", state_.store->Find(shards.front())->name, "'",
+             shards.size() > 1 ? StrCat(" and ", shards.size() - 1, " more shards") : "",
+             ", none of which rank ", other,
+             " has: names differ where workers do not make the same variables in the same order"));
+}
+
+Answer StepHandler::HandleSet(const SetRequest& set, ClientRequest* request) {
+  const auto sharing = state_.store->Share();
+  Lock lock(state_.mutex, std::defer_lock);
+  if (state_.sync()) lock.lock();  // a pull gets all of the new values or none
+  for (size_t i = 0; i < set.shards.size(); ++i) {
+    updater_.Assign(state_.store->Find(set.shards[i]), std::move(request->payload[i]));
+  }
+  return OkAnswer(request->id);
+}
+
+void StepHandler::HandleReduce(const ClientContext& client, const ReduceRequest& reduce,
+                               ClientRequest* request) {
+  state_.reducer.Add(client.session, client.worker, request->id, reduce,
+                     std::move(request->payload));
+  state_.Arm(state_.reducer.NextDeadline());
+}
+
+void StepHandler::AddStats(ServerStats* stats) const {
+  stats->pulls = pulls_;
+  stats->pushes = pushes_;
+  stats->dropped_pushes = state_.schedule.dropped_pushes() + foreign_pushes_;
+  stats->repeated_pushes = repeated_pushes_;
+  stats->clock = state_.schedule.clock();
+  stats->largest_lead = state_.schedule.largest_lead();
+}
+
+}  // namespace tfdist::ps
