@@ -50,6 +50,7 @@ StreamOptions OptionsOf(bool share_memory) {
   StreamOptions options;
   options.limits_of = LimitsOfCollectives;
   options.share_memory = share_memory;
+  options.awaits_reason = true;
   return options;
 }
 

@@ -247,7 +247,12 @@ Status MessageStream::Read(size_t* received) {
 
 // Handles every frame of the buffer whose meta is whole.
 Status MessageStream::Consume(StreamHandler& handler) {
-  while (!detached_ && !in_payload_ && wants_input() && end_ - begin_ >= kFrameHeaderBytes) {
+  stalled_ = false;
+  while (!detached_ && !in_payload_ && end_ - begin_ >= kFrameHeaderBytes) {
+    if (!wants_input()) {
+      stalled_ = true;
+      return Status();
+    }
     const char* const head = buffer_.data() + begin_;
     if (Status s = Decode(head, options_.limits_of, &incoming_); !s.ok()) return s;
     const size_t whole = kFrameHeaderBytes + incoming_.meta_bytes;
@@ -344,7 +349,7 @@ Status MessageStream::CopyExposed(StreamHandler& handler, std::vector<iovec> pie
     const uint64_t bytes = BytesOf(target);
     payload_touched_ += bytes;
     const Status s = remote.Read(target.data(), target.size());
-    if (s.code() == StatusCode::kUnavailable) {
+    if (s.code() == StatusCode::kUnavailable && options_.awaits_reason) {
       withdrawn_ = true;  // the peer gives up; its reason or its end follows
       return Status();
     }

@@ -72,6 +72,8 @@ struct StreamOptions {
   size_t max_outgoing = SIZE_MAX;        // frames; with more, nothing is received
   bool share_memory = false;             // frames go through shared memory where they can
   bool resend_refused = false;           // payloads that the peer cannot read; else an error
+  // Whether a peer that withdraws what it exposes goes on to say why; else its stream breaks.
+  bool awaits_reason = false;
 };
 
 class MessageStream {
@@ -87,6 +89,8 @@ class MessageStream {
   bool idle() const { return outgoing_.empty(); }
   // Whether a payload is queued, and neither sent nor copied by the peer.
   bool has_payloads() const;
+  // Whether a frame waits in the buffer, because there was too much to send.
+  bool stalled() const { return stalled_; }
   bool wants_input() const { return outgoing_.size() < options_.max_outgoing; }
 
   // Payload bytes so far; a frame that is half received or sent counts with what there is.
@@ -176,6 +180,7 @@ class MessageStream {
   std::vector<iovec> batch_;  // of one read or write
   uint64_t bytes_received_ = 0, bytes_sent_ = 0;
 
+  bool stalled_ = false;
   std::vector<char> buffer_;  // headers, metas, and the first bytes of payloads
   size_t begin_ = 0, end_ = 0;
   FrameHeader incoming_;  // whose payload is being received

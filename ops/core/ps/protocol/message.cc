@@ -14,6 +14,26 @@ bool HasRows(UpdateKind kind) {
 
 }  // namespace
 
+bool LimitsOfMessages(uint8_t type, FrameLimits* limits) {
+  const auto within = [type](MessageType first, MessageType last) {
+    return type >= static_cast<uint8_t>(first) && type <= static_cast<uint8_t>(last);
+  };
+  *limits = {kMaxMetaBytes, kMaxPayloadBytes};
+  return within(MessageType::kOpen, MessageType::kFindRows) ||
+         within(MessageType::kOk, MessageType::kError);
+}
+
+StreamOptions MessageStreamOptions() {
+  StreamOptions options;
+  options.limits_of = LimitsOfMessages;
+  options.buffer_bytes = 64 << 10;
+  options.receive_budget = 4 << 20;
+  options.min_exposed = 64 << 10;
+  options.max_exposed_pieces = 64 << 10;
+  options.resend_refused = true;
+  return options;
+}
+
 std::string Encode(const OpenRequest& request) {
   return Writer().Put(request.process).Put(request.pushes).Take();
 }
@@ -28,18 +48,6 @@ std::string Encode(const OpenReply& reply) {
 
 Status Decode(std::string_view meta, OpenReply* reply) {
   return Reader(meta).Get(&reply->incarnation).Get(&reply->clock).Finish("OPEN answer");
-}
-
-std::string Encode(const LendMessage& message) {
-  return Writer().Put(message.canary.address).Put(message.canary.value).Put(message.reads).Take();
-}
-
-Status Decode(std::string_view meta, LendMessage* message) {
-  return Reader(meta)
-      .Get(&message->canary.address)
-      .Get(&message->canary.value)
-      .GetBool(&message->reads)
-      .Finish("LEND message");
 }
 
 std::string Encode(const CreateRequest& request) {

@@ -1,9 +1,8 @@
-// What travels between a worker and a parameter server: a fixed header, `meta` (small, parsed),
-// then `payload` (values, in the order that meta lists them, with nothing between them).
+// The frames between a worker and a parameter server (net/frame.h): their metas are below, their
+// payloads are values, in the order that meta lists them, without gaps.
 //
-// A connection begins with the HELLO of core/net/frame.h, answered by a WELCOME. From then on the
-// worker sends requests, and the server answers each with an OK or an ERROR of the same number.
-// Answers come in any order: a pull may have to wait.
+// The worker sends requests, each with an id as its key. The server answers each with an OK or an
+// ERROR of the same key. Answers come in any order: a pull may have to wait.
 //
 //   - OPEN: who the worker is; tells its clock
 //   - CREATE: shards by name; the answer gives each a number, or says that it does not exist. With
@@ -19,18 +18,9 @@
 //   - EDIT_ROWS: rows of a table to be put in place or removed
 //   - FIND_ROWS: which ids have rows, and these, without making any; how many rows there are
 //   - LEAVE: the worker has finished its program
-//
-// Where both are on one machine, large payloads are lent (core/peer_memory.h): meta ends with the
-// addresses of their pieces, and nothing follows it.
-//
-//   - LEND: where the worker's memory is, and whether it can read the server's; the answer says the
-//     same of the server
-//   - COPIED: the worker needs what the answer of this number has lent no more; not answered
-//   - RESEND, an answer: the payload cannot be read where it is
 #ifndef TFDIST_OPS_CORE_PS_PROTOCOL_MESSAGE_H_
 #define TFDIST_OPS_CORE_PS_PROTOCOL_MESSAGE_H_
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -38,7 +28,8 @@
 
 #include "core/base/status.h"
 #include "core/math/dtype.h"
-#include "core/net/peer_memory.h"
+#include "core/net/frame.h"
+#include "core/net/message_stream.h"
 #include "core/ps/optimizers/optimizer.h"
 #include "core/ps/table/table_config.h"
 #include "core/ps/table/table_edit.h"
@@ -46,40 +37,27 @@
 namespace tfdist::ps {
 
 enum class MessageType : uint8_t {
-  kOpen = 1,
-  kCreate = 2,
-  kBind = 3,
-  kPull = 4,
-  kPush = 5,
-  kSet = 6,
-  kReduce = 7,
-  kLeave = 8,
-  kLend = 9,
-  kCopied = 10,
-  kTable = 11,
-  kLookup = 12,
-  kDump = 13,
-  kEditRows = 14,
-  kFindRows = 15,
+  kOpen = kFirstPsType,
+  kCreate,
+  kBind,
+  kPull,
+  kPush,
+  kSet,
+  kReduce,
+  kLeave,
+  kTable,
+  kLookup,
+  kDump,
+  kEditRows,
+  kFindRows,
   kOk = 64,
-  kError = 65,
-  kResend = 66,
+  kError,
 };
 
-inline constexpr size_t kMessageHeaderBytes = 32;
 inline constexpr size_t kMaxMetaBytes = 64 << 20;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 36;  // 64 GB
 inline constexpr size_t kMaxNameBytes = 1024;                    // of a shard
-inline constexpr uint64_t kMinLentBytes = 64 << 10;              // less is sent
 inline constexpr uint32_t kNoShard = 0xffffffff;
-
-struct MessageHeader {
-  MessageType type = MessageType::kOk;
-  uint32_t meta_bytes = 0;
-  uint64_t payload_bytes = 0;
-  uint64_t number = 0;  // of the request
-  uint32_t lent = 0;    // pieces of the payload
-};
 
 struct OpenRequest {
   uint64_t process = 0;  // random, one per process
@@ -88,11 +66,6 @@ struct OpenRequest {
 struct OpenReply {
   uint64_t incarnation = 0;  // random, one per server process
   uint64_t clock = 0;
-};
-
-struct LendMessage {
-  CanaryInfo canary;
-  bool reads = false;  // what the other one lends
 };
 
 struct CreateRequest {
@@ -233,17 +206,19 @@ struct ErrorReply {
   std::string message;
 };
 
-std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header);
-Status Decode(const char* bytes, MessageHeader* header);
-
-// Puts the addresses of a lent payload at the end of `meta`, and what the header says of both.
-void PutLent(const std::vector<iovec>& payload, MessageHeader* header, std::string* meta);
-// Takes them off again. Fails unless they make up the payload.
-Status TakeLent(const MessageHeader& header, std::string_view* meta, std::vector<iovec>* payload);
+// The types above, and how large their frames may be.
+bool LimitsOfMessages(uint8_t type, FrameLimits* limits);
+// How both ends use a connection.
+StreamOptions MessageStreamOptions();
+inline FrameHeader HeaderOf(MessageType type, uint64_t id) {
+  FrameHeader header;
+  header.type = static_cast<uint8_t>(type);
+  header.key = id;
+  return header;
+}
 
 std::string Encode(const OpenRequest& request);
 std::string Encode(const OpenReply& reply);
-std::string Encode(const LendMessage& message);
 std::string Encode(const CreateRequest& request);
 std::string Encode(const CreateReply& reply);
 std::string Encode(const BindRequest& request);
@@ -264,7 +239,6 @@ std::string Encode(const FindRowsReply& reply);
 std::string Encode(const ErrorReply& reply);
 Status Decode(std::string_view meta, OpenRequest* request);
 Status Decode(std::string_view meta, OpenReply* reply);
-Status Decode(std::string_view meta, LendMessage* message);
 Status Decode(std::string_view meta, CreateRequest* request);
 Status Decode(std::string_view meta, CreateReply* reply);
 Status Decode(std::string_view meta, BindRequest* request);

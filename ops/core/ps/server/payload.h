@@ -28,7 +28,10 @@ class Payload {
   // Appends memory for the bytes from `received` on; those before have arrived.
   void NextRoom(uint64_t received, std::vector<iovec>* room);
   // Lets go of what has arrived.
-  void Discard() { parts_.clear(); blocks_.clear(); }
+  void Discard() {
+    parts_.clear();
+    blocks_.clear();
+  }
   // Ends a payload of which all `received` bytes have arrived.
   std::vector<BlockPtr> Take(uint64_t received);
 

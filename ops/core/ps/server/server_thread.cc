@@ -136,9 +136,11 @@ bool ServerThread::ReadMail() {
 }
 
 void ServerThread::Adopt(Arrival* arrival) {
-  auto session = std::make_unique<Session>(arrival->session, arrival->worker,
-                                           std::move(arrival->socket), store_);
-  sessions_[arrival->session].session = std::move(session);
+  std::unique_ptr<Session>& session = sessions_[arrival->session].session;
+  session = std::make_unique<Session>(arrival->session, arrival->worker, std::move(arrival->socket),
+                                      store_, [this, &session](ClientRequest request) {
+                                        return OnRequest(session.get(), std::move(request));
+                                      });
   ++stats_->connections;
   Watch(arrival->session, false);
   Flush(arrival->session);
@@ -154,15 +156,14 @@ void ServerThread::HandleSession(uint64_t id, uint32_t events) {
   if (found == sessions_.end()) return;
   Session* const session = found->second.session.get();
   Status status;
+  if (events & EPOLLOUT) session->Unblock();
   if (events & EPOLLIN) {
-    status = session->Receive(
-        [&](ClientRequest request) { return OnRequest(session, std::move(request)); });
+    status = session->Receive();
   } else if (events & (EPOLLERR | EPOLLHUP)) {
     status = Status(StatusCode::kUnavailable, "the connection was closed");
   }
   if (status.ok()) return Flush(id);
-  if (status.code() != StatusCode::kUnavailable) ++stats_->broken_requests;
-  End(id, status);
+  Break(id, status);
 }
 
 Status ServerThread::OnRequest(Session* session, ClientRequest request) {
@@ -174,14 +175,24 @@ Status ServerThread::OnRequest(Session* session, ClientRequest request) {
 
 void ServerThread::Flush(uint64_t id) {
   Owned& owned = sessions_.at(id);
-  // Before the worker has its answer, after which it may ask for these.
-  stats_->bytes_received += owned.session->bytes_received() - owned.bytes_received;
-  owned.bytes_received = owned.session->bytes_received();
-  const Status status = owned.session->Flush();
-  stats_->bytes_sent += owned.session->bytes_sent() - owned.bytes_sent;
-  owned.bytes_sent = owned.session->bytes_sent();
-  if (!status.ok()) return End(id, status);
+  Session* const session = owned.session.get();
+  for (;;) {
+    // Before the worker has its answer, after which it may ask for these.
+    stats_->bytes_received += session->bytes_received() - owned.bytes_received;
+    owned.bytes_received = session->bytes_received();
+    session->Flush();
+    stats_->bytes_sent += session->bytes_sent() - owned.bytes_sent;
+    owned.bytes_sent = session->bytes_sent();
+    if (!session->stalled() || !session->wants_input()) break;
+    if (const Status status = session->Receive(); !status.ok()) return Break(id, status);
+  }
   Watch(id, true);
+}
+
+// Ends a session because of what has come, or has not.
+void ServerThread::Break(uint64_t id, const Status& why) {
+  if (why.code() != StatusCode::kUnavailable) ++stats_->broken_requests;
+  End(id, why);
 }
 
 void ServerThread::Watch(uint64_t id, bool added) {

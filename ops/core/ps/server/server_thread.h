@@ -76,6 +76,7 @@ class ServerThread {
   Status OnRequest(Session* session, ClientRequest request);
   void Flush(uint64_t id);
   void Watch(uint64_t id, bool added);
+  void Break(uint64_t id, const Status& why);
   void End(uint64_t id, const Status& why);
 
   Store* const store_;

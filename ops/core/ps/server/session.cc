@@ -6,7 +6,7 @@ namespace tfdist::ps {
 namespace {
 
 StreamOptions Options() {
-  StreamOptions options = PsStreamOptions();
+  StreamOptions options = MessageStreamOptions();
   options.receive_budget = 8 << 20;  // then the thread's other sessions have their turn
   options.max_outgoing = 64;         // a worker that does not take answers gets no more of them
   options.max_exposed_frames = 64;
@@ -64,22 +64,10 @@ void Session::RefuseForMemory(const std::bad_alloc& error) {
 }
 
 void Session::Send(Answer answer) {
-  FrameHeader header;
-  header.type = static_cast<uint8_t>(answer.type);
-  header.key = answer.id;
   std::vector<iovec> pieces;
   for (const BlockPtr& block : answer.payload) pieces.push_back({block->data(), block->bytes()});
-  stream_.Queue(header, std::move(answer.meta), std::move(pieces),
+  stream_.Queue(HeaderOf(answer.type, answer.id), std::move(answer.meta), std::move(pieces),
                 {answer.payload.begin(), answer.payload.end()});
-}
-
-Status Session::Flush() {
-  for (;;) {
-    stream_.Flush(*this);
-    if (!stream_.has_unread() || !stream_.wants_input()) return Status();
-    if (Status s = stream_.Receive(*this); !s.ok()) return s;
-    if (stream_.idle() || stream_.blocked()) return Status();
-  }
 }
 
 }  // namespace tfdist::ps

@@ -32,12 +32,13 @@ class Session : private StreamHandler {
   // is broken, else because of what the worker has sent.
   Status Receive() { return stream_.Receive(*this); }
   void Send(Answer answer);
-  // Sends as much as the connection takes, and handles the requests that were held back because
-  // too many answers waited.
-  Status Flush();
+  // Sends as much as the connection takes.
+  void Flush() { stream_.Flush(*this); }
 
   bool has_output() const { return !stream_.idle(); }
   bool wants_input() const { return stream_.wants_input(); }
+  // Whether requests were held back because too many answers waited.
+  bool stalled() const { return stream_.stalled(); }
   void Unblock() { stream_.Unblock(); }
 
  private:
