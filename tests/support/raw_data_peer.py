@@ -19,14 +19,14 @@ from tfdist.control.signing import data_key
 from tfdist.ps.config import PsConfig
 from tfdist.ps.server import fingerprint
 
-MAGIC = 0x44465401
-HELLO, WELCOME, CHALLENGE, PROOF = 1, 2, 12, 13
-HEADER_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES = 40, 32, 16, 32
+MAGIC = 0x44465402
+HELLO, CHALLENGE, PROOF, WELCOME = 1, 2, 3, 4
+HEADER_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES = 48, 32, 16, 32
 
 
 def frame(kind: int, length: int, payload: bytes = b"", magic: int = MAGIC) -> bytes:
-    """A frame as on the data connections: 40 bytes of header, then the payload."""
-    return struct.pack("<IBBHIIQQQ", magic, kind, 0, 0, length, 0, 0, 0, 0) + payload
+    """A frame as on the data connections: 48 bytes of header, then the meta."""
+    return struct.pack("<IBBHIIQQQQ", magic, kind, 0, 0, length, 0, 0, 0, 0, 0) + payload
 
 
 def hello(generation: int, rank: int, to: int = 0, nonce: bytes | None = None) -> bytes:

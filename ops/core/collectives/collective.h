@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/collectives/frames.h"
 #include "core/math/dtype.h"
-#include "core/net/frame.h"
 #include "core/net/socket.h"
 
 namespace tfdist {

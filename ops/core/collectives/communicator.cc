@@ -1,13 +1,8 @@
-// What any thread may call. The communicator's own thread is in communicator_thread.cc.
 #include "core/collectives/communicator.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "core/collectives/selector.h"
@@ -16,9 +11,58 @@
 namespace tfdist {
 namespace {
 
-TimePoint After(double seconds) {
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+Signature& Fill(CollectiveOptions* options, CollectiveKind kind, DType dtype) {
+  options->signature.kind = static_cast<uint8_t>(kind);
+  options->signature.dtype = static_cast<uint8_t>(dtype);
+  return options->signature;
+}
+
+void CopyBytes(const FlatView& from, size_t from_begin, const FlatView& to, size_t to_begin,
+               size_t bytes) {
+  std::vector<iovec> in, out;
+  from.Slice(from_begin, from_begin + bytes, &in);
+  to.Slice(to_begin, to_begin + bytes, &out);
+  for (size_t i = 0, j = 0, skip_i = 0, skip_j = 0; i < in.size() && j < out.size();) {
+    const size_t part = std::min(in[i].iov_len - skip_i, out[j].iov_len - skip_j);
+    char* const target = static_cast<char*>(out[j].iov_base) + skip_j;
+    const char* const source = static_cast<const char*>(in[i].iov_base) + skip_i;
+    if (target != source) std::memcpy(target, source, part);
+    skip_i += part;
+    skip_j += part;
+    if (skip_i == in[i].iov_len) ++i, skip_i = 0;
+    if (skip_j == out[j].iov_len) ++j, skip_j = 0;
+  }
+}
+
+// What a rank gives itself.
+void CopyOwn(const Signature& signature, int rank, int size, const FlatView& input,
+             const FlatView& output) {
+  const std::vector<uint64_t>& blocks = signature.blocks;
+  const auto before = [&blocks](int block) {
+    return std::accumulate(blocks.begin(), blocks.begin() + block, size_t{0});
+  };
+  const bool root = rank == static_cast<int>(signature.root);
+  switch (static_cast<CollectiveKind>(signature.kind)) {
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kReduceScatter:
+      if (size == 1) CopyBytes(input, 0, output, 0, output.bytes());
+      return;
+    case CollectiveKind::kGather:
+      if (root) CopyBytes(input, 0, output, before(rank), blocks[rank]);
+      return;
+    case CollectiveKind::kScatter:
+      if (root) CopyBytes(input, before(rank), output, 0, blocks[rank]);
+      return;
+    case CollectiveKind::kAllToAll:
+      CopyBytes(input, before(rank), output, before(size + rank) - before(size), blocks[rank]);
+      return;
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kBroadcast:
+    case CollectiveKind::kBarrier:
+    case CollectiveKind::kJoin:
+      return;
+  }
 }
 
 }  // namespace
@@ -35,245 +79,249 @@ Status Communicator::Create(int rank, int size, const std::string& interface, in
   }
   std::unique_ptr<Communicator> made(
       new Communicator(rank, size, std::move(listener), shared_memory));
-  if (!made->epoll_.valid() || !made->wake_.valid()) {
-    return Status(StatusCode::kUnavailable,
-                  StrCat(made->Who(), ": no descriptors left: ", std::strerror(errno)));
+  if (Status s = made->engine_.Create(); !s.ok()) {
+    return Status(s.code(), StrCat(made->group_.Self(), ": ", s.message()));
   }
   *out = std::move(made);
   return Status();
 }
 
 Communicator::Communicator(int rank, int size, Listener listener, bool shared_memory)
-    : rank_(rank),
-      size_(size),
+    : group_{rank, size, {}, std::vector<int>(size, 0)},
       port_(listener.port()),
       shared_memory_(shared_memory),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      acceptor_(std::move(listener)),
-      hosts_(size, 0),
-      linked_(size, false),
-      links_(size),
-      left_(size, false),
-      polled_(size, 0),
-      watched_(size, 0) {
-  linked_[rank_] = true;
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = kWakeTag;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
-}
+      engine_(&group_, std::move(listener), shared_memory) {}
 
 Communicator::~Communicator() { Close(); }
 
-void Communicator::Close() {
-  if (!running_.exchange(false)) return;
-  Post([this] {
-    const std::string why = StrCat(Who(), ": the communicator was closed here");
-    Fail(Status(StatusCode::kUnavailable, why), Status());
-    stop_ = true;
-    Wake();
-  });
-  thread_.join();
-  // The destructor may come much later, and peers learn of the end by the connections.
-  {
-    const EngineLock engine(engine_);
-    for (auto& link : links_) link.reset();
-    acceptor_.Close();
-  }
-  Drive();
-}
+void Communicator::Close() { engine_.Close(); }
 
 Status Communicator::Connect(const Key& key, uint64_t generation,
                              const std::vector<std::string>& addresses, double timeout_seconds) {
-  if (static_cast<int>(addresses.size()) != size_) {
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat(Who(), ": expected ", size_, " addresses, received ", addresses.size()));
+  if (static_cast<int>(addresses.size()) != group_.size) {
+    return Status(StatusCode::kInvalidArgument, StrCat(group_.Self(), ": expected ", group_.size,
+                                                       " addresses, received ", addresses.size()));
   }
-  if (running_) {
-    return Status(StatusCode::kFailedPrecondition, StrCat(Who(), ": is connected already"));
+  if (engine_.running()) {
+    return Status(StatusCode::kFailedPrecondition, StrCat(group_.Self(), ": is connected already"));
   }
-  const TimePoint deadline = After(timeout_seconds);
-  addresses_ = addresses;
-  hosts_ = NumberHosts(addresses);
-  crowded_ =
-      std::count(hosts_.begin(), hosts_.end(), hosts_[rank_]) > sysconf(_SC_NPROCESSORS_ONLN);
-  acceptor_.Open(
-      epoll_.get(), key, generation, static_cast<uint32_t>(rank_),
-      [this](uint32_t rank) {
-        // Higher ranks dial lower ones, each once.
-        return rank < static_cast<uint32_t>(size_) && static_cast<int>(rank) > rank_ &&
-               links_[rank] == nullptr;
-      },
-      [this](uint32_t rank, PeerSocket socket) {
-        AdoptLink(static_cast<int>(rank), std::move(socket), std::nullopt);
-      });
-  running_ = true;
-  thread_ = std::thread([this] { Run(); });
-
-  for (int peer = 0; peer < rank_; ++peer) {
-    // std::function must be copyable, a descriptor is not.
-    auto socket = std::make_shared<PeerSocket>();
-    auto welcome = std::make_shared<Welcome>();
-    const Status s = DialPeer(peer, key, generation, deadline, socket.get(), welcome.get());
+  const TimePoint deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                std::chrono::duration<double>(timeout_seconds));
+  group_.addresses = addresses;
+  group_.hosts = NumberHosts(addresses);
+  engine_.Start(key, generation);
+  for (int peer = 0; peer < group_.rank; ++peer) {
+    PeerSocket socket;
+    Welcome welcome;
+    const Status s = DialPeer(peer, key, generation, deadline, &socket, &welcome);
     if (!s.ok()) {
-      return Status(s.code(),
-                    StrCat(Who(), ": cannot connect to ", PeerName(peer), ": ", s.message()));
+      return Status(s.code(), StrCat(group_.Self(), ": cannot connect to ", group_.Name(peer), ": ",
+                                     s.message()));
     }
-    Post([this, peer, socket, welcome] {
-      AdoptLink(peer, std::move(*socket), std::move(*welcome));
-    });
+    engine_.AddDialled(peer, std::move(socket), std::move(welcome));
   }
-
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto complete = [this] {
-    return std::all_of(linked_.begin(), linked_.end(), [](bool linked) { return linked; });
-  };
-  if (connected_.wait_until(lock, deadline, complete)) return Status();
-  std::string missing;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (!linked_[peer]) missing += StrCat(missing.empty() ? "" : ", ", PeerName(peer));
-  }
-  return Status(StatusCode::kDeadlineExceeded, StrCat(Who(), ": no data connection from ", missing,
-                                                      " within ", timeout_seconds, " s"));
+  const std::vector<int> missing = engine_.WaitForPeers(deadline);
+  if (missing.empty()) return Status();
+  std::string names;
+  for (const int peer : missing) names += StrCat(names.empty() ? "" : ", ", group_.Name(peer));
+  return Status(StatusCode::kDeadlineExceeded, StrCat(group_.Self(), ": no data connection from ",
+                                                      names, " within ", timeout_seconds, " s"));
 }
 
 Status Communicator::DialPeer(int peer, const Key& key, uint64_t generation, TimePoint deadline,
                               PeerSocket* socket, Welcome* welcome) const {
-  if (Status s = Dial(addresses_[peer], SharesWith(peer), deadline, socket); !s.ok()) return s;
+  if (Status s = Dial(group_.addresses[peer], SharesWith(peer), deadline, socket); !s.ok())
+    return s;
   Hello hello;
   hello.generation = generation;
-  hello.rank = static_cast<uint32_t>(rank_);
+  hello.rank = static_cast<uint32_t>(group_.rank);
   hello.to = static_cast<uint32_t>(peer);
   if (Status s = Authenticate(*socket, key, hello, deadline); !s.ok()) return s;
-  HeaderBytes bytes;
+  FrameHeaderBytes bytes;
   const bool local = socket->process != nullptr;
   Status s = local ? ReceiveWithDescriptor(socket->fd, bytes.data(), bytes.size(),
                                            &welcome->descriptor, deadline)
                    : ReceiveAll(socket->fd, bytes.data(), bytes.size(), deadline);
   FrameHeader header;
-  if (s.ok()) s = DecodeHeader(bytes.data(), &header);
+  if (s.ok()) s = Decode(bytes.data(), LimitsOfConnection, &header);
   if (!s.ok()) return s;
-  if (header.type != FrameType::kWelcome ||
-      (header.length != 0 && !(local && header.length == kOfferBytes))) {
-    return Status(StatusCode::kInternal,
-                  StrCat("expected a WELCOME, received ", header.length,
-                         " bytes in a frame of type ", static_cast<int>(header.type)));
+  if (!header.Is(FrameType::kWelcome) || (header.meta_bytes > 0 && !local)) {
+    return Status(StatusCode::kInternal, StrCat("expected a WELCOME, received ", header.meta_bytes,
+                                                " bytes in a frame of type ", int{header.type}));
   }
-  welcome->payload.resize(header.length);
-  return ReceiveAll(socket->fd, welcome->payload.data(), welcome->payload.size(), deadline);
+  welcome->meta.resize(header.meta_bytes);
+  s = ReceiveAll(socket->fd, welcome->meta.data(), welcome->meta.size(), deadline);
+  Sharing offer;
+  return s.ok() && !welcome->meta.empty() ? Decode(welcome->meta, "WELCOME frame", &offer) : s;
 }
 
-uint64_t Communicator::NextSequence(uint64_t key) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return sequences_[key]++;
+bool Communicator::SharesWith(int peer) const {
+  const auto host = [this](int rank) {
+    const std::string& address = group_.addresses[rank];
+    return address.substr(0, address.rfind(':'));
+  };
+  return shared_memory_ && host(peer) == host(group_.rank);
 }
 
-void Communicator::Cancel(const CollectiveId& id) {
-  // Left to another thread: whoever stops a step may not expect its collectives to call back from
-  // within.
-  Enqueue([this, id] {
-    if (const Collective* collective = Find(id)) {
-      GiveUp(*collective);
-    } else if (join_ != nullptr && id == join_named_) {
-      GiveUp(*join_);
-    } else if (!failed_ && !history_.HasStarted(id)) {
-      history_.MarkCancelled(id);  // it is still on its way here
-    }
-  });
-  Wake();
-}
+uint64_t Communicator::NextSequence(uint64_t key) { return engine_.table().NextSequence(key); }
 
-void Communicator::Abort(const Status& status) {
-  Post([this, status] { Fail(status, status); });
-}
+void Communicator::Cancel(const CollectiveId& id) { engine_.Cancel(id); }
 
-void Communicator::Leave() {
-  Post([this] {
-    if (failed_) return;
-    for (auto& link : links_) {
-      if (link != nullptr) link->QueueControl(FrameType::kGoodbye, {}, "");
-    }
-  });
-}
+void Communicator::Abort(const Status& status) { engine_.Abort(status); }
 
-std::string Communicator::Waiting(double seconds) {
-  std::string text;
-  {
-    const EngineLock engine(engine_);
-    const TimePoint now = Clock::now();
-    for (const auto& collective : pending_) {
-      const double waited = std::chrono::duration<double>(now - collective->started).count();
-      if (waited < seconds || collective->Complete()) continue;
-      const int peer = collective->Awaited();
-      const bool opened = std::find(collective->opened_by.begin(), collective->opened_by.end(),
-                                    peer) != collective->opened_by.end();
-      text = StrCat(Who(), ": ", collective->Title(), " has waited ", static_cast<int>(waited),
-                    " s for ", PeerName(peer),
-                    opened ? ", which takes part" : ", which has not started it");
-      break;
-    }
-  }
-  Drive();
-  return text;
-}
+void Communicator::Leave() { engine_.Leave(); }
 
-Status Communicator::status() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return failure_;
-}
+std::string Communicator::Waiting(double seconds) { return engine_.Waiting(seconds); }
+
+Status Communicator::status() const { return engine_.table().failure(); }
 
 CommunicatorStats Communicator::stats() const {
   CommunicatorStats stats;
-  stats.collectives = finished_.load(std::memory_order_relaxed);
-  stats.bytes_sent = bytes_sent_.load(std::memory_order_relaxed);
-  stats.bytes_received = bytes_received_.load(std::memory_order_relaxed);
-  stats.busy_nanoseconds = busy_nanoseconds_.load(std::memory_order_relaxed);
-  stats.rejected_connections = acceptor_.rejected();
-  stats.chunks_sent = chunks_sent_.load(std::memory_order_relaxed);
-  stats.bytes_sent_to_other_hosts = far_bytes_sent_.load(std::memory_order_relaxed);
+  engine_.table().AddTo(&stats);
+  stats.rejected_connections = engine_.rejected_connections();
   return stats;
 }
 
-void Communicator::Submit(std::unique_ptr<Collective> collective) {
-  collective->started = Clock::now();
-  const double timeout = collective->timeout_seconds();
-  if (timeout > 0) collective->deadline = After(timeout);
-  collective->next_check = After(CheckSeconds(timeout));
-  if (size_ == 1) {
-    finished_.fetch_add(1, std::memory_order_relaxed);
-    return collective->Finish(Status());
+void Communicator::AllReduce(CollectiveOptions options, FlatView input, FlatView output,
+                             DType dtype, ReduceOp reduce_op) {
+  Signature& signature = Fill(&options, CollectiveKind::kAllReduce, dtype);
+  signature.reduce_op = static_cast<uint8_t>(reduce_op);
+  signature.elements = output.bytes() / ByteSize(dtype);
+  Start(std::move(options), 0, std::move(input), std::move(output));
+}
+
+void Communicator::Reduce(CollectiveOptions options, FlatView input, FlatView output, DType dtype,
+                          ReduceOp reduce_op, int root) {
+  Signature& signature = Fill(&options, CollectiveKind::kReduce, dtype);
+  signature.reduce_op = static_cast<uint8_t>(reduce_op);
+  signature.elements = input.bytes() / ByteSize(dtype);
+  Start(std::move(options), root, std::move(input), std::move(output));
+}
+
+void Communicator::ReduceScatter(CollectiveOptions options, FlatView input, FlatView output,
+                                 DType dtype, ReduceOp reduce_op,
+                                 const std::vector<size_t>& block_bytes) {
+  Signature& signature = Fill(&options, CollectiveKind::kReduceScatter, dtype);
+  signature.reduce_op = static_cast<uint8_t>(reduce_op);
+  signature.blocks.assign(block_bytes.begin(), block_bytes.end());
+  Start(std::move(options), 0, std::move(input), std::move(output));
+}
+
+void Communicator::AllGather(CollectiveOptions options, DType dtype,
+                             const std::vector<size_t>& block_bytes, FlatView output) {
+  Signature& signature = Fill(&options, CollectiveKind::kAllGather, dtype);
+  signature.blocks.assign(block_bytes.begin(), block_bytes.end());
+  Start(std::move(options), 0, FlatView(), std::move(output));
+}
+
+void Communicator::Gather(CollectiveOptions options, DType dtype,
+                          const std::vector<size_t>& block_bytes, int root, FlatView input,
+                          FlatView output) {
+  Signature& signature = Fill(&options, CollectiveKind::kGather, dtype);
+  signature.blocks.assign(block_bytes.begin(), block_bytes.end());
+  Start(std::move(options), root, std::move(input), std::move(output));
+}
+
+void Communicator::Scatter(CollectiveOptions options, DType dtype,
+                           const std::vector<size_t>& block_bytes, int root, FlatView input,
+                           FlatView output) {
+  Signature& signature = Fill(&options, CollectiveKind::kScatter, dtype);
+  signature.blocks.assign(block_bytes.begin(), block_bytes.end());
+  Start(std::move(options), root, std::move(input), std::move(output));
+}
+
+void Communicator::AllToAll(CollectiveOptions options, DType dtype,
+                            const std::vector<size_t>& send_bytes,
+                            const std::vector<size_t>& receive_bytes, FlatView input,
+                            FlatView output) {
+  Signature& signature = Fill(&options, CollectiveKind::kAllToAll, dtype);
+  signature.blocks.assign(send_bytes.begin(), send_bytes.end());
+  signature.blocks.insert(signature.blocks.end(), receive_bytes.begin(), receive_bytes.end());
+  Start(std::move(options), 0, std::move(input), std::move(output));
+}
+
+void Communicator::Barrier(CollectiveOptions options) {
+  Fill(&options, CollectiveKind::kBarrier, DType::kBytes);
+  // Every barrier sends and receives the same byte, whose value nobody looks at.
+  auto token = std::make_shared<char>('!');
+  const FlatView output({{token.get(), 1}});
+  Start(std::move(options), 0, FlatView(), output, std::move(token));
+}
+
+void Communicator::Broadcast(CollectiveOptions options, DType dtype, int root, FlatView buffer) {
+  Signature& signature = Fill(&options, CollectiveKind::kBroadcast, dtype);
+  signature.elements = buffer.bytes() / ByteSize(dtype);
+  Start(std::move(options), root, FlatView(), std::move(buffer));
+}
+
+// Why a collective cannot start, or OK.
+Status Communicator::CheckStart(const Signature& signature, int root, Algorithm algorithm,
+                                size_t input_bytes, size_t output_bytes) const {
+  const CollectiveKind kind = static_cast<CollectiveKind>(signature.kind);
+  const DType dtype = static_cast<DType>(signature.dtype);
+  const auto bad = [&](const std::string& what) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat(group_.Self(), ": ", Title(signature), " ", what));
+  };
+  if (root < 0 || root >= group_.size) {
+    return bad(StrCat("expected a root from 0 to ", group_.size - 1, ", received ", root));
   }
-  if (!running_ && status().ok()) {
+  const ReduceOp reduce_op = static_cast<ReduceOp>(signature.reduce_op);
+  if (Reduces(kind) && !CanReduce(dtype, reduce_op)) {
+    return bad(
+        StrCat("cannot reduce ", Describe(dtype, signature.elements), " by ", Name(reduce_op)));
+  }
+  const size_t all = kind == CollectiveKind::kAllToAll ? 2 * group_.size : group_.size;
+  if (HasBlocks(kind) && signature.blocks.size() != all) {
+    return bad(StrCat("expected ", all, " sizes of blocks, received ", signature.blocks.size()));
+  }
+  if (kind == CollectiveKind::kAllToAll &&
+      signature.blocks[group_.rank] != signature.blocks[group_.size + group_.rank]) {
+    return bad(StrCat("sends itself ", signature.blocks[group_.rank], " bytes and expects ",
+                      signature.blocks[group_.size + group_.rank]));
+  }
+  const DataBytes expected = ExpectedBytes(signature, group_.rank, group_.size);
+  if (expected.input != input_bytes || expected.output != output_bytes) {
+    return bad(StrCat("expected input and output of ", expected.input, " and ", expected.output,
+                      " bytes, received ", input_bytes, " and ", output_bytes));
+  }
+  if (algorithm != Algorithm::kAuto && !HasAlgorithm(kind, algorithm)) {
+    return bad(StrCat("has no algorithm '", Name(algorithm), "'"));
+  }
+  return Status();
+}
+
+void Communicator::Start(CollectiveOptions options, int root, FlatView input, FlatView output,
+                         std::shared_ptr<void> kept) {
+  Signature& signature = options.signature;
+  if (HasRoot(static_cast<CollectiveKind>(signature.kind))) {
+    signature.root = static_cast<uint32_t>(root);
+  }
+  const Status bad = CheckStart(signature, root, options.algorithm, input.bytes(), output.bytes());
+  if (!bad.ok()) return options.done(bad);
+  const Algorithm algorithm = options.algorithm == Algorithm::kAuto
+                                  ? SelectAlgorithm(signature, group_.hosts)
+                                  : options.algorithm;
+  signature.algorithm = static_cast<uint8_t>(algorithm);
+  signature.joins = engine_.table().joins();
+  CopyOwn(signature, group_.rank, group_.size, input, output);
+  Submit(MakePlanExecutor(std::move(options), group_.rank, group_.hosts, std::move(input),
+                          std::move(output), std::move(kept)));
+}
+
+void Communicator::Join(CollectiveOptions options, int* last_rank) {
+  Submit(engine_.table().MakeJoin(std::move(options), last_rank));
+}
+
+void Communicator::Submit(std::unique_ptr<Collective> collective) {
+  CollectiveTable::SetTimes(collective.get());
+  if (group_.size == 1) return engine_.table().EndAlone(std::move(collective));
+  if (!engine_.running() && status().ok()) {
     return collective->Finish(
         Status(StatusCode::kFailedPrecondition,
-               StrCat(Who(), ": ", collective->Title(), " was started before Connect")));
+               StrCat(group_.Self(), ": ", collective->Title(), " was started before Connect")));
   }
-  const CollectiveId id = collective->id();
-  const std::vector<int> peers = collective->Peers();
-  if (EngineLock engine(engine_, std::try_to_lock); engine) {
-    RunCommands();  // one may be to cancel it
-    Begin(std::move(collective));
-    const bool polls = pending_.size() == 1 && Find(id) != nullptr && MayPoll();
-    if (polls) BeginPolling(peers);
-    Release(std::move(engine));
-    if (polls) Poll(peers, [this, &id] { return Find(id) == nullptr; });
-    return Drive();
-  }
-  // std::function must be copyable.
-  auto shared = std::make_shared<std::unique_ptr<Collective>>(std::move(collective));
-  Post([this, shared] { Begin(std::move(*shared)); });
-}
-
-double Communicator::CheckSeconds(double timeout_seconds) {
-  constexpr double kWithoutTimeout = 60;
-  return timeout_seconds > 0 ? timeout_seconds / 10 : kWithoutTimeout;
-}
-
-std::string Communicator::Who() const { return StrCat("rank ", rank_, " of ", size_); }
-
-std::string Communicator::PeerName(int peer) const {
-  return StrCat("rank ", peer, " (", addresses_.empty() ? "?" : addresses_[peer], ")");
+  engine_.Submit(std::move(collective));
 }
 
 }  // namespace tfdist

@@ -92,11 +92,11 @@ Status PlanExecutor::Place(int peer, const FrameHeader& chunk, char* scratch,
   TransferState& state = transfers_[queue->receives[queue->next_receive]];
   const Transfer& transfer = state.transfer;
   const size_t begin = state.arrived, end = std::min(begin + kChunkBytes, transfer.bytes);
-  if (chunk.step != transfer.step || chunk.offset != begin || chunk.length != end - begin) {
+  if (chunk.step != transfer.step || chunk.offset != begin || chunk.payload_bytes != end - begin) {
     return Status(StatusCode::kInternal,
                   StrCat(Title(), ": expected step ", transfer.step, " offset ", begin, " length ",
                          end - begin, ", received step ", chunk.step, " offset ", chunk.offset,
-                         " length ", chunk.length, " from rank ", peer));
+                         " length ", chunk.payload_bytes, " from rank ", peer));
   }
   if (transfer.kind == Transfer::Kind::kReceive) {
     View(transfer.at.memory).Slice(transfer.at.begin + begin, transfer.at.begin + end, target);
@@ -114,7 +114,7 @@ void PlanExecutor::Received(ChunkSender& sender, int peer, const FrameHeader& ch
                             const char* scratch) {
   PeerQueue* const queue = FindQueue(peer);
   TransferState& state = transfers_[queue->receives[queue->next_receive]];
-  const size_t begin = state.arrived, end = begin + chunk.length;
+  const size_t begin = state.arrived, end = begin + chunk.payload_bytes;
   state.arrived = end;
   if (end == state.transfer.bytes) ++queue->next_receive;
   if (state.aside.empty()) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/collectives/collective.h"
-#include "core/net/frame.h"
+#include "core/collectives/frames.h"
 #include "core/net/socket.h"
 
 namespace tfdist {

@@ -32,16 +32,16 @@ Status UnexpectedMessages::AddOpen(const CollectiveId& id, Open open) {
 
 Status UnexpectedMessages::AddChunk(const CollectiveId& id, int peer, const FrameHeader& header,
                                     std::vector<iovec>* target) {
-  if (header.length > kEagerBytes) {
+  if (header.payload_bytes > kEagerBytes) {
     return Status(
         StatusCode::kInternal,
-        StrCat("sent a chunk of ", header.length,
+        StrCat("sent a chunk of ", header.payload_bytes,
                " bytes of a collective that has not started, the limit is ", kEagerBytes));
   }
-  if (Status s = Charge(header.length); !s.ok()) return s;
+  if (Status s = Charge(header.payload_bytes); !s.ok()) return s;
   std::list<Chunk>& chunks = entries_[id].chunks;
-  chunks.push_back({peer, header, std::vector<char>(header.length)});
-  target->push_back({chunks.back().bytes.data(), header.length});
+  chunks.push_back({peer, header, std::vector<char>(header.payload_bytes)});
+  target->push_back({chunks.back().bytes.data(), header.payload_bytes});
   return Status();
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/collectives/collective.h"
-#include "core/net/frame.h"
+#include "core/collectives/frames.h"
 
 namespace tfdist {
 

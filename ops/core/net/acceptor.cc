@@ -1,14 +1,11 @@
 #include "core/net/acceptor.h"
 
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <string>
 #include <string_view>
-
-#include "core/net/authenticate.h"
 
 namespace tfdist {
 namespace {
@@ -18,23 +15,19 @@ constexpr int kMaxAccepts = 16;  // per event, so that other events are handled 
 constexpr auto kProofTimeout = std::chrono::seconds(10);
 constexpr auto kPause = std::chrono::seconds(1);
 
-void Add(int epoll, const Fd& fd, uint64_t tag) {
-  if (!fd.valid()) return;
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = tag;
-  epoll_ctl(epoll, EPOLL_CTL_ADD, fd.get(), &event);
+void Add(EventLoop* loop, const Fd& fd, uint64_t tag) {
+  if (fd.valid()) loop->Add(fd.get(), tag, EPOLLIN);
 }
 
-void Remove(int epoll, const Fd& fd) {
-  if (fd.valid()) epoll_ctl(epoll, EPOLL_CTL_DEL, fd.get(), nullptr);
+void Remove(EventLoop* loop, const Fd& fd) {
+  if (fd.valid()) loop->Remove(fd.get());
 }
 
 }  // namespace
 
-void Acceptor::Open(int epoll, const Key& key, uint64_t generation, uint32_t to,
+void Acceptor::Open(EventLoop* loop, const Key& key, uint64_t generation, uint32_t to,
                     Authorize authorize, Authorized authorized) {
-  epoll_ = epoll;
+  loop_ = loop;
   key_ = key;
   generation_ = generation;
   to_ = to;
@@ -71,7 +64,7 @@ void Acceptor::AcceptSome(const Fd& listener) {
     pending.tag = next_tag_++;
     pending.socket = std::move(socket);
     pending.deadline = Clock::now() + kProofTimeout;
-    Add(epoll_, pending.socket.fd, pending.tag);
+    Add(loop_, pending.socket.fd, pending.tag);
   }
   // Out of descriptors: the pending connection would make epoll return again and again.
   if (errno == EMFILE || errno == ENFILE) Pause();
@@ -87,7 +80,7 @@ void Acceptor::OnPending(Position pending) {
     return;
   }
   if (!IsAuthentic(*pending) || !authorize_(pending->hello.rank)) return Reject(pending);
-  Remove(epoll_, pending->socket.fd);
+  Remove(loop_, pending->socket.fd);
   PeerSocket socket = std::move(pending->socket);
   const uint32_t rank = pending->hello.rank;
   pending_.erase(pending);
@@ -99,21 +92,21 @@ bool Acceptor::Receive(PendingConnection* pending, bool* whole) {
   const size_t length = pending->challenged ? kProofBytes : kHelloBytes;
   // At most one frame: bytes after the PROOF belong to the owner of the connection.
   const ssize_t read = recv(pending->socket.fd.get(), pending->bytes.data() + pending->received,
-                            kHeaderBytes + length - pending->received, 0);
+                            kFrameHeaderBytes + length - pending->received, 0);
   if (read < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
   if (read <= 0) return false;
   pending->received += static_cast<size_t>(read);
-  if (pending->received < kHeaderBytes) return true;
+  if (pending->received < kFrameHeaderBytes) return true;
   FrameHeader header;
-  *whole = pending->received == kHeaderBytes + length;
-  return DecodeHeader(pending->bytes.data(), &header).ok() && header.type == type &&
-         header.length == length;
+  *whole = pending->received == kFrameHeaderBytes + length;
+  return Decode(pending->bytes.data(), LimitsOfConnection, &header).ok() && header.Is(type) &&
+         header.meta_bytes == length;
 }
 
 // Sends a CHALLENGE in response to any HELLO, so that a peer without the key learns nothing. False
 // if it cannot be sent.
 bool Acceptor::Challenge(PendingConnection* pending) {
-  const std::string_view payload(pending->bytes.data() + kHeaderBytes, kHelloBytes);
+  const std::string_view payload(pending->bytes.data() + kFrameHeaderBytes, kHelloBytes);
   Hello& hello = pending->hello;
   if (!Decode(payload, &hello).ok()) return false;
   const Nonce nonce = NewNonce();
@@ -127,7 +120,7 @@ bool Acceptor::Challenge(PendingConnection* pending) {
 
 bool Acceptor::IsAuthentic(const PendingConnection& pending) const {
   Digest proof;
-  std::copy_n(pending.bytes.data() + kHeaderBytes, proof.size(), proof.begin());
+  std::copy_n(pending.bytes.data() + kFrameHeaderBytes, proof.size(), proof.begin());
   return SameDigest(proof, pending.expected) && pending.hello.generation == generation_ &&
          pending.hello.to == to_;
 }
@@ -138,13 +131,13 @@ void Acceptor::Reject(Position pending) {
 }
 
 void Acceptor::Watch() {
-  Add(epoll_, listener_.tcp(), kTcpTag);
-  Add(epoll_, listener_.local(), kLocalTag);
+  Add(loop_, listener_.tcp(), kTcpTag);
+  Add(loop_, listener_.local(), kLocalTag);
 }
 
 void Acceptor::Pause() {
-  Remove(epoll_, listener_.tcp());
-  Remove(epoll_, listener_.local());
+  Remove(loop_, listener_.tcp());
+  Remove(loop_, listener_.local());
   paused_until_ = Clock::now() + kPause;
 }
 

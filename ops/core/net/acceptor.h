@@ -14,6 +14,8 @@
 #include <list>
 #include <utility>
 
+#include "core/net/authenticate.h"
+#include "core/net/event_loop.h"
 #include "core/net/frame.h"
 #include "core/net/socket.h"
 
@@ -27,9 +29,9 @@ class Acceptor {
 
   explicit Acceptor(Listener listener) : listener_(std::move(listener)) {}
 
-  // Watches the listener with `epoll`; the tags of its events are kFirstTag or larger. A peer's
+  // Watches the listener with `loop`; the tags of its events are kFirstTag or larger. A peer's
   // HELLO must name this generation, and rank `to` as the rank that it means to reach.
-  void Open(int epoll, const Key& key, uint64_t generation, uint32_t to, Authorize authorize,
+  void Open(EventLoop* loop, const Key& key, uint64_t generation, uint32_t to, Authorize authorize,
             Authorized authorized);
 
   // Stops listening and drops all pending connections.
@@ -50,7 +52,7 @@ class Acceptor {
     uint64_t tag;
     PeerSocket socket;
     TimePoint deadline;
-    std::array<char, kHeaderBytes + std::max(kHelloBytes, kProofBytes)> bytes;
+    std::array<char, kFrameHeaderBytes + std::max(kHelloBytes, kProofBytes)> bytes;
     size_t received = 0;
     bool challenged = false;
     Hello hello;
@@ -70,7 +72,7 @@ class Acceptor {
   void Reject(Position pending);
 
   Listener listener_;
-  int epoll_ = -1;
+  EventLoop* loop_ = nullptr;
   Key key_{};
   uint64_t generation_ = 0;
   uint32_t to_ = 0;

@@ -6,6 +6,9 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/wire.h"
+#include "core/net/frame.h"
+
 namespace tfdist {
 namespace {
 
@@ -17,6 +20,25 @@ Digest Proof(const char* side, const Key& key, const Hello& hello, const Nonce& 
 }
 
 }  // namespace
+
+std::string Encode(const Hello& hello) {
+  return Writer().Put(hello.generation).Put(hello.rank).Put(hello.to).Put(hello.nonce).Take();
+}
+
+Status Decode(std::string_view bytes, Hello* hello) {
+  Reader reader(bytes);
+  reader.Get(&hello->generation).Get(&hello->rank).Get(&hello->to).Get(&hello->nonce);
+  return reader.Finish("HELLO frame");
+}
+
+std::string Encode(const Challenge& challenge) {
+  return Writer().Put(challenge.nonce).Put(challenge.proof).Take();
+}
+
+Status Decode(std::string_view bytes, Challenge* challenge) {
+  Reader reader(bytes);
+  return reader.Get(&challenge->nonce).Get(&challenge->proof).Finish("CHALLENGE frame");
+}
 
 Nonce NewNonce() {
   Nonce nonce;
@@ -39,16 +61,16 @@ Status Authenticate(const PeerSocket& socket, const Key& key, Hello hello, TimeP
   hello.nonce = NewNonce();
   const std::string greeting = EncodeFrame(FrameType::kHello, Encode(hello));
   if (Status s = SendAll(socket.fd, greeting.data(), greeting.size(), deadline); !s.ok()) return s;
-  std::array<char, kHeaderBytes + kChallengeBytes> bytes;
+  std::array<char, kFrameHeaderBytes + kChallengeBytes> bytes;
   if (Status s = ReceiveAll(socket.fd, bytes.data(), bytes.size(), deadline); !s.ok()) return s;
   FrameHeader header;
-  if (Status s = DecodeHeader(bytes.data(), &header); !s.ok()) return s;
-  if (header.type != FrameType::kChallenge || header.length != kChallengeBytes) {
+  if (Status s = Decode(bytes.data(), LimitsOfConnection, &header); !s.ok()) return s;
+  if (!header.Is(FrameType::kChallenge) || header.meta_bytes != kChallengeBytes) {
     return Status(StatusCode::kInternal, StrCat("expected a CHALLENGE, received a frame of type ",
                                                 static_cast<int>(header.type)));
   }
   Challenge challenge;
-  const std::string_view payload(bytes.data() + kHeaderBytes, kChallengeBytes);
+  const std::string_view payload(bytes.data() + kFrameHeaderBytes, kChallengeBytes);
   if (Status s = Decode(payload, &challenge); !s.ok()) return s;
   if (!SameDigest(challenge.proof, AcceptorProof(key, hello, challenge.nonce))) {
     return Status(StatusCode::kUnavailable,

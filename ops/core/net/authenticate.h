@@ -10,11 +10,41 @@
 #ifndef TFDIST_OPS_CORE_NET_AUTHENTICATE_H_
 #define TFDIST_OPS_CORE_NET_AUTHENTICATE_H_
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/base/hmac.h"
 #include "core/base/status.h"
-#include "core/net/frame.h"
 #include "core/net/socket.h"
 
 namespace tfdist {
+
+// A secret that only the ranks of a generation know.
+using Key = std::array<uint8_t, 32>;
+using Nonce = std::array<uint8_t, 16>;
+
+struct Hello {
+  uint64_t generation = 0;
+  uint32_t rank = 0;  // of the dialling side
+  uint32_t to = 0;    // of the rank that it means to have dialled; a server is its generation
+  Nonce nonce{};
+};
+inline constexpr size_t kHelloBytes = sizeof(uint64_t) + 2 * sizeof(uint32_t) + sizeof(Nonce);
+
+struct Challenge {
+  Nonce nonce{};
+  Digest proof{};
+};
+inline constexpr size_t kChallengeBytes = sizeof(Nonce) + sizeof(Digest);
+inline constexpr size_t kProofBytes = sizeof(Digest);
+
+std::string Encode(const Hello& hello);
+std::string Encode(const Challenge& challenge);
+Status Decode(std::string_view bytes, Hello* hello);
+Status Decode(std::string_view bytes, Challenge* challenge);
 
 Nonce NewNonce();
 

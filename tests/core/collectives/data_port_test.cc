@@ -65,9 +65,9 @@ std::string Garbage(Random& random, size_t max_bytes) {
 
 std::string RandomFrame(Random& random) {
   FrameHeader header;
-  header.type = static_cast<FrameType>(1 + random() % 8);
+  header.type = static_cast<uint8_t>(1 + random() % 24);
   header.step = static_cast<uint16_t>(random());
-  header.length = static_cast<uint32_t>(random() % 300);
+  header.meta_bytes = static_cast<uint32_t>(random() % 300);
   header.key = random() % 3;
   header.sequence = random() % 100;
   header.offset = random() % 1000;
@@ -203,7 +203,7 @@ void TestProofs() {
   const Hello hello{1, 1, 0, NewNonce()};
   const auto challenge_of = [](RawPeer& peer, const Hello& sent) {
     EXPECT(peer.Send(HelloFrame(sent)));
-    EXPECT(peer.ReceiveHeader().type == FrameType::kChallenge);
+    EXPECT(peer.ReceiveHeader().Is(FrameType::kChallenge));
     char bytes[kChallengeBytes];
     peer.Receive(bytes, sizeof(bytes));
     Challenge challenge;
@@ -245,7 +245,7 @@ void TestProofs() {
   }
   RawPeer peer(comm->port());
   EXPECT(peer.Introduce(1));
-  EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+  EXPECT(peer.ReceiveHeader().Is(FrameType::kWelcome));
   connecting.join();
 }
 
@@ -260,7 +260,7 @@ void TestSlowHello() {
   RawPeer peer(comm->port());
   const Hello hello{1, 1, 0, NewNonce()};
   for (const char byte : HelloFrame(hello)) EXPECT(peer.Send(std::string(1, byte)));
-  EXPECT(peer.ReceiveHeader().type == FrameType::kChallenge);
+  EXPECT(peer.ReceiveHeader().Is(FrameType::kChallenge));
   char bytes[kChallengeBytes];
   peer.Receive(bytes, sizeof(bytes));
   Challenge challenge;
@@ -268,7 +268,7 @@ void TestSlowHello() {
   for (const char byte : RawPeer::ProofFrame(DiallerProof(TestKey(), hello, challenge.nonce))) {
     EXPECT(peer.Send(std::string(1, byte)));
   }
-  EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+  EXPECT(peer.ReceiveHeader().Is(FrameType::kWelcome));
   connecting.join();
   EXPECT(comm->stats().rejected_connections == 0);
 }

@@ -16,7 +16,7 @@ struct Duel {
         [this] { EXPECT_OK(comm->Connect(TestKey(), 1, {"unused:1", "mallory:2"}, 20)); });
     peer = std::make_unique<RawPeer>(comm->port());
     EXPECT(peer->Introduce(1));
-    EXPECT(peer->ReceiveHeader().type == FrameType::kWelcome);
+    EXPECT(peer->ReceiveHeader().Is(FrameType::kWelcome));
     connecting.join();
   }
 
@@ -34,17 +34,14 @@ std::string Open(uint64_t key, size_t count, const std::string& shapes = "") {
   signature.algorithm = static_cast<uint8_t>(SelectAlgorithm(signature, {0, 0}));
   signature.name = "theirs";
   signature.shapes = shapes;
-  return Frame(FrameType::kOpen, Encode(signature), key);
+  return Frame(CollectiveFrame::kOpen, Encode(signature), key);
 }
 
 std::string Data(uint64_t key, uint64_t sequence, uint16_t step, uint64_t offset, size_t length) {
-  FrameHeader header;
-  header.type = FrameType::kData;
+  FrameHeader header = DataHeader(key, length);
   header.step = step;
-  header.key = key;
   header.sequence = sequence;
   header.offset = offset;
-  header.length = static_cast<uint32_t>(length);
   return Bytes(header, std::string(length, '\0'));
 }
 
@@ -71,29 +68,32 @@ void TestBytes(const std::string& bytes, StatusCode code, const std::string& mes
 void TestBrokenFrames() {
   const auto lost = StatusCode::kUnavailable;
   const std::string open = Open(1, kCount);
-  TestBytes(std::string(40, 'x'), lost, "not a tfdist frame");
+  TestBytes(std::string(kFrameHeaderBytes, 'x'), lost, "not a tfdist frame");
   TestBytes(open + HelloFrame(1), lost, "unexpected frame of type 1");
-  TestBytes(open + Frame(FrameType::kWelcome, ""), lost, "unexpected frame of type 2");
-  TestBytes(Frame(FrameType::kOpen, "garbage", 1), lost, "malformed OPEN");
-  TestBytes(Frame(FrameType::kOpen, "", 1), lost, "malformed OPEN");
-  TestBytes(Frame(FrameType::kReply, "r"), lost, "malformed REPLY");
-  TestBytes(Frame(FrameType::kAbort, "a"), lost, "malformed ABORT");
-  TestBytes(Frame(FrameType::kAbort, Encode(Abort{StatusCode::kOk, "so there"})), lost, "so there");
+  TestBytes(open + Frame(FrameType::kWelcome, ""), lost, "unexpected frame of type 4");
+  TestBytes(Frame(CollectiveFrame::kOpen, "garbage", 1), lost, "malformed OPEN");
+  TestBytes(Frame(CollectiveFrame::kOpen, "", 1), lost, "malformed OPEN");
+  TestBytes(Frame(CollectiveFrame::kReply, "r"), lost, "malformed REPLY");
+  TestBytes(Frame(CollectiveFrame::kAbort, "a"), lost, "malformed ABORT");
+  TestBytes(Frame(CollectiveFrame::kAbort, Encode(Abort{StatusCode::kOk, "so there"})), lost,
+            "so there");
   FrameHeader header;
-  header.type = FrameType::kOpen;
-  header.length = kMaxControlBytes + 1;
-  TestBytes(Bytes(header), lost, "claims 8193 bytes");
-  header.type = FrameType::kData;
-  header.length = UINT32_MAX;
-  TestBytes(Bytes(header), lost, "claims 4294967295 bytes");
+  header.type = static_cast<uint8_t>(CollectiveFrame::kOpen);
+  header.meta_bytes = kMaxCollectiveMeta + 1;
+  TestBytes(Bytes(header), lost, "claims 8193 and 0 bytes");
+  header.meta_bytes = 0;
+  header.payload_bytes = 1;
+  TestBytes(Bytes(header), lost, "claims 0 and 1 bytes");
+  TestBytes(Bytes(DataHeader(1, UINT64_MAX)), lost, "claims 0 and 18446744073709551615 bytes");
+  TestBytes(open + Bytes(DataHeader(1, 0)), lost, "an empty DATA frame");
   TestBytes(Open(1, kCount + 1), StatusCode::kInvalidArgument, "the ranks disagree");
   Signature unknown;
   unknown.kind = 99;
   unknown.dtype = 77;
-  TestBytes(Frame(FrameType::kOpen, Encode(unknown), 1), StatusCode::kInvalidArgument,
+  TestBytes(Frame(CollectiveFrame::kOpen, Encode(unknown), 1), StatusCode::kInvalidArgument,
             "the ranks disagree");
-  TestBytes(Frame(FrameType::kGoodbye, ""), lost, "has finished its program");
-  TestBytes(open + Frame(FrameType::kGoodbye, "") + Data(1, 0, 7, 0, 8), lost, "rank 1");
+  TestBytes(Frame(CollectiveFrame::kGoodbye, ""), lost, "has finished its program");
+  TestBytes(open + Frame(CollectiveFrame::kGoodbye, "") + Data(1, 0, 7, 0, 8), lost, "rank 1");
 }
 
 // Chunks other than the expected one. They follow the OPEN, so they may be stored until the
@@ -166,8 +166,9 @@ void TestHarmlessFrames() {
   Duel duel;
   std::vector<float> values(2, 1);
   Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
-  const std::string reply = Frame(FrameType::kReply, Encode(Reply{true, "?"}), 5, 5);
-  EXPECT(duel.peer->Send(reply + Open(1, 2) + Open(1, 2) + Frame(FrameType::kQuery, "odd", 8, 8)));
+  const std::string reply = Frame(CollectiveFrame::kReply, Encode(Reply{true, "?"}), 5, 5);
+  EXPECT(duel.peer->Send(reply + Open(1, 2) + Open(1, 2) +
+                         Frame(CollectiveFrame::kQuery, "odd", 8, 8)));
   EXPECT(duel.peer->Send(Data(1, 0, 0, 0, 8) + Open(1, 2)));
   EXPECT_OK(Wait(ending));
   EXPECT_OK(duel.comm->status());
@@ -199,8 +200,8 @@ void TestAbortBeforeReset() {
     EXPECT(duel.peer->Send(Open(1, values.size())));
     Ending ending = AllReduce(*duel.comm, values, {1, "ours"});
     duel.peer->ReceiveHeader();
-    EXPECT(duel.peer->Send(
-        Frame(FrameType::kAbort, Encode(Abort{StatusCode::kUnavailable, "the disk is full"}))));
+    EXPECT(duel.peer->Send(Frame(CollectiveFrame::kAbort,
+                                 Encode(Abort{StatusCode::kUnavailable, "the disk is full"}))));
     duel.peer.reset();
     const Status status = Wait(ending);
     EXPECT_STATUS(status, StatusCode::kUnavailable);
@@ -211,23 +212,23 @@ void TestAbortBeforeReset() {
 // A process at a peer's address that is not the peer.
 void TestImpostor() {
   FrameHeader long_welcome;
-  long_welcome.type = FrameType::kWelcome;
-  long_welcome.length = 8;
+  long_welcome.type = static_cast<uint8_t>(FrameType::kWelcome);
+  long_welcome.meta_bytes = 8;
   // The answer is sent instead of the CHALLENGE, or after it.
   struct Case {
     bool proves;
     std::string answer, message;
   };
   const std::vector<Case> cases = {
-      {false, std::string(kHeaderBytes + kChallengeBytes, 'x'), "not a tfdist frame"},
-      {false, Frame(FrameType::kData, std::string(kChallengeBytes, 'x')), "expected a CHALLENGE"},
+      {false, std::string(kFrameHeaderBytes + kChallengeBytes, 'x'), "not a tfdist frame"},
+      {false, Frame(FrameType::kProof, std::string(kChallengeBytes, 'x')), "expected a CHALLENGE"},
       {false, Frame(FrameType::kChallenge, std::string(kChallengeBytes, 'x')),
        "does not know this job's key"},
       {false, "", "closed"},
-      {true, std::string(40, 'x'), "not a tfdist frame"},
-      {true, Frame(FrameType::kData, ""), "expected a WELCOME"},
+      {true, std::string(kFrameHeaderBytes, 'x'), "not a tfdist frame"},
+      {true, Frame(FrameType::kProof, ""), "expected a WELCOME"},
       {true, Bytes(long_welcome, "surprise"), "expected a WELCOME"},
-      {true, Frame(FrameType::kWelcome, Encode(Offer{})), "expected a WELCOME"},
+      {true, Frame(FrameType::kWelcome, Encode(Sharing{})), "expected a WELCOME"},
       {true, "", "closed"}};
   for (const auto& [proves, answer, message] : cases) {
     Listener listener;
@@ -242,7 +243,7 @@ void TestImpostor() {
       std::string greeting(HelloFrame(1).size(), '\0');
       EXPECT_OK(ReceiveAll(socket.fd, greeting.data(), greeting.size(), deadline));
       Hello hello;
-      EXPECT_OK(Decode(std::string_view(greeting).substr(kHeaderBytes), &hello));
+      EXPECT_OK(Decode(std::string_view(greeting).substr(kFrameHeaderBytes), &hello));
       EXPECT(hello.generation == 1 && hello.rank == 1 && hello.to == 0);
       if (proves) {
         const Nonce nonce = NewNonce();
@@ -250,7 +251,7 @@ void TestImpostor() {
             Frame(FrameType::kChallenge,
                   Encode(Challenge{nonce, AcceptorProof(TestKey(), hello, nonce)}));
         EXPECT_OK(SendAll(socket.fd, challenge.data(), challenge.size(), deadline));
-        std::string proof(kHeaderBytes + kProofBytes, '\0');
+        std::string proof(kFrameHeaderBytes + kProofBytes, '\0');
         EXPECT_OK(ReceiveAll(socket.fd, proof.data(), proof.size(), deadline));
         EXPECT(proof == RawPeer::ProofFrame(DiallerProof(TestKey(), hello, nonce)));
       }

@@ -16,19 +16,28 @@
 
 namespace tfdist::testing {
 
-inline std::string Bytes(const FrameHeader& header, const std::string& payload = "") {
-  const HeaderBytes bytes = EncodeHeader(header);
-  return std::string(bytes.begin(), bytes.end()) + payload;
+inline std::string Bytes(const FrameHeader& header, const std::string& content = "") {
+  const FrameHeaderBytes bytes = Encode(header);
+  return std::string(bytes.begin(), bytes.end()) + content;
 }
 
-inline std::string Frame(FrameType type, const std::string& payload, uint64_t key = 0,
-                         uint64_t sequence = 0) {
+// A frame without payload.
+template <typename Type>
+std::string Frame(Type type, const std::string& meta, uint64_t key = 0, uint64_t sequence = 0) {
   FrameHeader header;
-  header.type = type;
-  header.length = static_cast<uint32_t>(payload.size());
+  header.type = static_cast<uint8_t>(type);
+  header.meta_bytes = static_cast<uint32_t>(meta.size());
   header.key = key;
   header.sequence = sequence;
-  return Bytes(header, payload);
+  return Bytes(header, meta);
+}
+
+inline FrameHeader DataHeader(uint64_t key, uint64_t bytes) {
+  FrameHeader header;
+  header.type = static_cast<uint8_t>(CollectiveFrame::kData);
+  header.payload_bytes = bytes;
+  header.key = key;
+  return header;
 }
 
 inline std::string HelloFrame(const Hello& hello) {
@@ -63,16 +72,16 @@ class RawPeer {
     return ReceiveAll(socket_, data, size, Deadline()).ok();
   }
   FrameHeader ReceiveHeader() {
-    HeaderBytes bytes;
+    FrameHeaderBytes bytes;
     Receive(bytes.data(), bytes.size());
     FrameHeader header;
-    EXPECT_OK(DecodeHeader(bytes.data(), &header));
+    EXPECT_OK(Decode(bytes.data(), LimitsOfCollectives, &header));
     return header;
   }
   // Sends HELLO and answers the CHALLENGE with a proof of `key`. False if the other side closes the
   // connection before.
   bool Introduce(const Hello& hello, const Key& key = TestKey()) {
-    HeaderBytes head;
+    FrameHeaderBytes head;
     Challenge challenge;
     char bytes[kChallengeBytes];
     if (!Send(HelloFrame(hello)) ||

@@ -13,6 +13,8 @@
 namespace tfdist::testing::sharing_test {
 namespace {
 
+const size_t kSharingBytes = Encode(Sharing{}).size();
+
 // Rank 0 is a communicator; the test sends the frames of rank 1, which uses the shared memory.
 class Sharer {
  public:
@@ -26,17 +28,17 @@ class Sharer {
     EXPECT(peer->Introduce(1));
     Fd descriptor;
     const std::string welcome =
-        peer->ReceiveWithDescriptor(kHeaderBytes + kOfferBytes, &descriptor);
+        peer->ReceiveWithDescriptor(kFrameHeaderBytes + kSharingBytes, &descriptor);
     FrameHeader header;
-    EXPECT_OK(DecodeHeader(welcome.data(), &header));
-    EXPECT(header.type == FrameType::kWelcome && header.length == kOfferBytes);
-    Offer offer;
-    EXPECT_OK(Decode(std::string_view(welcome).substr(kHeaderBytes), &offer));
+    EXPECT_OK(Decode(welcome.data(), LimitsOfConnection, &header));
+    EXPECT(header.Is(FrameType::kWelcome) && header.meta_bytes == kSharingBytes);
+    Sharing offer;
+    EXPECT_OK(Decode(std::string_view(welcome).substr(kFrameHeaderBytes), "WELCOME", &offer));
     EXPECT(PeerMemory(peer->process, offer.canary).IsReadable());
     channel = SharedChannel::Open(std::move(descriptor));
     EXPECT(channel != nullptr);
-    EXPECT(peer->Send(Frame(FrameType::kShared, Encode(Shared{true, reads, exposed->canary()}))));
-    EXPECT(peer->ReceiveHeader().type == FrameType::kShared);
+    EXPECT(peer->Send(Frame(FrameType::kShared, Encode(Sharing{true, reads, exposed->canary()}))));
+    EXPECT(peer->ReceiveHeader().Is(FrameType::kShared));
     connecting.join();
   }
 
@@ -71,17 +73,16 @@ std::string Open(uint64_t key) {
   signature.algorithm = static_cast<uint8_t>(Algorithm::kRing);
   signature.elements = kCount;
   signature.shape_hash = std::hash<std::string>()("");
-  return Frame(FrameType::kOpen, Encode(signature), key);
+  return Frame(CollectiveFrame::kOpen, Encode(signature), key);
 }
 
-std::string LendFrame(uint16_t step, const std::vector<iovec>& pieces) {
-  const std::string payload = Encode(Lent{pieces});
-  FrameHeader header;
-  header.type = FrameType::kLend;
-  header.key = 1;
+std::string ExposedFrame(uint16_t step, const std::vector<iovec>& pieces) {
+  FrameHeader header = DataHeader(1, 0);
   header.step = step;
-  header.length = static_cast<uint32_t>(payload.size());
-  return Bytes(header, payload);
+  for (const iovec& piece : pieces) header.payload_bytes += piece.iov_len;
+  std::string meta;
+  AppendExposed(pieces, &header, &meta);
+  return Bytes(header, meta);
 }
 
 void TestLending() {
@@ -90,11 +91,11 @@ void TestLending() {
   Ending ending = sharer.StartAllReduce(ours);
   char* const bytes = reinterpret_cast<char*>(theirs.data());
   // Step 0 in two pieces, step 1 in one.
-  sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, 4}, {bytes + kHalf + 4, kHalf - 4}}) +
-              LendFrame(1, {{bytes, kHalf}}));
-  // Rank 0 lends too, and ends when its memory has been returned.
+  sharer.Send(Open(1) + ExposedFrame(0, {{bytes + kHalf, 4}, {bytes + kHalf + 4, kHalf - 4}}) +
+              ExposedFrame(1, {{bytes, kHalf}}));
+  // Rank 0 exposes memory too, and ends when it has been released.
   EXPECT(StillRuns(ending, 0.05));
-  sharer.Send(Frame(FrameType::kReturn, "") + Frame(FrameType::kReturn, ""));
+  sharer.Send(Frame(FrameType::kRelease, "") + Frame(FrameType::kRelease, ""));
   EXPECT_OK(Wait(ending));
   EXPECT(ours[0] == 2 && ours[kCount - 1] == 3);
 }
@@ -112,7 +113,7 @@ void TestIdle() {
     return sharer.channel->Room() < kCapacity;
   });
   EXPECT(waits);
-  sharer.Send(Frame(FrameType::kQuery, "", 1));
+  sharer.Send(Frame(CollectiveFrame::kQuery, "", 1));
   EXPECT(Eventually([&] { return sharer.channel->Room() == kCapacity; }));
 }
 
@@ -145,10 +146,10 @@ void TestWithdrawn() {
     char* const bytes = reinterpret_cast<char*>(theirs.data());
     Ending ending = sharer.StartAllReduce(ours);
     sharer.exposed.reset();
-    sharer.Send(Open(1) + LendFrame(0, {{bytes + kHalf, kHalf}}));
+    sharer.Send(Open(1) + ExposedFrame(0, {{bytes + kHalf, kHalf}}));
     if (says_why) {
       const Abort abort{StatusCode::kUnavailable, "the disk is full"};
-      sharer.Send(Frame(FrameType::kAbort, Encode(abort)));
+      sharer.Send(Frame(CollectiveFrame::kAbort, Encode(abort)));
     }
     sharer.peer.reset();
     const Status status = Wait(ending);
@@ -162,19 +163,24 @@ void TestBrokenRules() {
   char* const bytes = reinterpret_cast<char*>(theirs.data());
   const auto nowhere = reinterpret_cast<char*>(uint64_t{4096});
   const std::string open = Open(1);
+  FrameHeader odd = DataHeader(1, kHalf);
+  odd.meta_bytes = 3;
+  odd.exposed = 1;
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {open + LendFrame(0, {}), "malformed LEND"},
-      {open + LendFrame(0, {{bytes, 0}}), "malformed LEND"},
-      {open + LendFrame(0, {{bytes, kChunkBytes + 1}}), "malformed LEND"},
-      {open + LendFrame(0, {{bytes, SIZE_MAX}, {bytes, kHalf + 1}}), "malformed LEND"},
-      {open + LendFrame(0, {{nowhere, kHalf}}), "cannot read"},
-      {open + LendFrame(0, {{bytes, kHalf - 4}}), "expected step 0"},
-      {open + LendFrame(1, {{bytes, kHalf}}), "expected step 0"},
-      {open + Frame(FrameType::kLend, "odd", 1), "malformed LEND"},
-      {Frame(FrameType::kReturn, ""), "an unexpected RETURN frame"},
-      {Frame(FrameType::kShared, Encode(Shared{true, true, {}})), "an unexpected SHARED frame"},
+      {open + ExposedFrame(0, {}), "an empty DATA frame"},
+      {open + ExposedFrame(0, {{bytes, 0}}), "an empty DATA frame"},
+      {open + ExposedFrame(0, {{bytes, kChunkBytes + 1}}), "claims 16 and 262145 bytes"},
+      {open + ExposedFrame(0, {{bytes, SIZE_MAX}, {bytes, kHalf + 1}}),
+       "malformed list of exposed"},
+      {open + ExposedFrame(0, {{nowhere, kHalf}}), "cannot read"},
+      {open + ExposedFrame(0, {{bytes, kHalf - 4}}), "expected step 0"},
+      {open + ExposedFrame(1, {{bytes, kHalf}}), "expected step 0"},
+      {open + Bytes(odd, "odd"), "malformed frame header"},
+      {Frame(FrameType::kRelease, ""), "an unexpected RELEASE frame"},
+      {Frame(FrameType::kRefuse, ""), "an unexpected REFUSE frame"},
+      {Frame(FrameType::kShared, Encode(Sharing{true, true, {}})), "an unexpected SHARED frame"},
       {Frame(FrameType::kShared, ""), "malformed SHARED"},
-      {std::string(40, 'x'), "not a tfdist frame"}};
+      {std::string(kFrameHeaderBytes, 'x'), "not a tfdist frame"}};
   for (const auto& [sent, message] : cases) {
     Sharer sharer;
     std::vector<float> ours(kCount, 1);
@@ -197,12 +203,12 @@ PeerSocket WelcomeByHand(const Listener& listener, bool local, const std::string
   std::string bytes(HelloFrame(1).size(), '\0');
   EXPECT_OK(ReceiveAll(socket.fd, bytes.data(), bytes.size(), deadline));
   Hello hello;
-  EXPECT_OK(Decode(std::string_view(bytes).substr(kHeaderBytes), &hello));
+  EXPECT_OK(Decode(std::string_view(bytes).substr(kFrameHeaderBytes), &hello));
   const Nonce nonce = NewNonce();
   const std::string challenge = Frame(
       FrameType::kChallenge, Encode(Challenge{nonce, AcceptorProof(TestKey(), hello, nonce)}));
   EXPECT_OK(SendAll(socket.fd, challenge.data(), challenge.size(), deadline));
-  std::string proof(kHeaderBytes + kProofBytes, '\0');
+  std::string proof(kFrameHeaderBytes + kProofBytes, '\0');
   EXPECT_OK(ReceiveAll(socket.fd, proof.data(), proof.size(), deadline));
   const std::string welcome = Frame(FrameType::kWelcome, payload);
   if (descriptor < 0) {
@@ -217,7 +223,7 @@ PeerSocket WelcomeByHand(const Listener& listener, bool local, const std::string
 // offer, or one over TCP, is an error.
 void TestFalseOffers() {
   const ExposedMemory exposed;
-  const std::string offer = Encode(Offer{exposed.canary()});
+  const std::string offer = Encode(Sharing{false, false, exposed.canary()});
   const Fd zeros(open("/dev/zero", O_RDWR));
   struct Case {
     bool local;
@@ -227,7 +233,7 @@ void TestFalseOffers() {
   };
   for (const auto& [local, payload, descriptor, declined] :
        {Case{true, offer, -1, true}, Case{true, offer, zeros.get(), true},
-        Case{true, std::string(kOfferBytes - 1, 'x'), zeros.get(), false},
+        Case{true, std::string(kSharingBytes - 1, 'x'), zeros.get(), false},
         Case{false, offer, -1, false}}) {
     Listener listener;
     EXPECT_OK(Listener::Listen("127.0.0.1", 0, local, &listener));
@@ -240,7 +246,7 @@ void TestFalseOffers() {
     host.join();
     EXPECT(status.ok() == declined);
     if (!declined) continue;
-    const std::string expected = Frame(FrameType::kShared, Encode(Shared{}));
+    const std::string expected = Frame(FrameType::kShared, Encode(Sharing{}));
     std::string bytes(expected.size(), '\0');
     EXPECT_OK(
         ReceiveAll(socket.fd, bytes.data(), bytes.size(), Clock::now() + std::chrono::seconds(10)));
@@ -251,27 +257,27 @@ void TestFalseOffers() {
 // A wrong canary: the memory is shared, but exposed memory is not read.
 void TestFalseCanary() {
   const std::unique_ptr<SharedChannel> channel = SharedChannel::Create();
-  Offer offer;
+  Sharing offer;
   offer.canary = {4096, {1, 2}};
   Listener listener;
   EXPECT_OK(Listener::Listen("127.0.0.1", 0, true, &listener));
   std::unique_ptr<Communicator> comm;
   EXPECT_OK(Communicator::Create(1, 2, "", 0, &comm));
   PeerSocket socket;
-  std::string answer(Frame(FrameType::kShared, Encode(Shared{})).size(), '\0');
+  std::string answer(Frame(FrameType::kShared, Encode(Sharing{})).size(), '\0');
   std::thread host([&] {
     socket = WelcomeByHand(listener, true, Encode(offer), channel->fd());
     EXPECT_OK(ReceiveAll(socket.fd, answer.data(), answer.size(),
                          Clock::now() + std::chrono::seconds(10)));
-    const std::string shared = Frame(FrameType::kShared, Encode(Shared{true, false, {}}));
+    const std::string shared = Frame(FrameType::kShared, Encode(Sharing{true, false, {}}));
     EXPECT_OK(
         SendAll(socket.fd, shared.data(), shared.size(), Clock::now() + std::chrono::seconds(10)));
   });
   EXPECT_OK(
       comm->Connect(TestKey(), 1, {StrCat("127.0.0.1:", listener.port()), "127.0.0.1:1"}, 20));
   host.join();
-  Shared shared;
-  EXPECT_OK(Decode(std::string_view(answer).substr(kHeaderBytes), &shared));
+  Sharing shared;
+  EXPECT_OK(Decode(std::string_view(answer).substr(kFrameHeaderBytes), "SHARED", &shared));
   EXPECT(shared.joined && !shared.reads);
 }
 
@@ -281,9 +287,9 @@ void TestNothingIsLentOverTcp() {
   char* const bytes = reinterpret_cast<char*>(theirs.data());
   const ExposedMemory exposed;
   for (const std::string& sent :
-       {Open(1) + LendFrame(0, {{bytes + kHalf, kHalf}}),
-        Frame(FrameType::kShared, Encode(Shared{true, true, exposed.canary()})),
-        Frame(FrameType::kReturn, "")}) {
+       {Open(1) + ExposedFrame(0, {{bytes + kHalf, kHalf}}),
+        Frame(FrameType::kShared, Encode(Sharing{true, true, exposed.canary()})),
+        Frame(FrameType::kRelease, "")}) {
     std::unique_ptr<Communicator> comm;
     EXPECT_OK(Communicator::Create(0, 2, "", 0, &comm));
     std::thread connecting(
@@ -291,7 +297,7 @@ void TestNothingIsLentOverTcp() {
     RawPeer peer(comm->port());
     EXPECT(peer.Introduce(1));
     const FrameHeader welcome = peer.ReceiveHeader();
-    EXPECT(welcome.type == FrameType::kWelcome && welcome.length == 0);
+    EXPECT(welcome.Is(FrameType::kWelcome) && welcome.meta_bytes == 0);
     connecting.join();
     std::vector<float> ours(kCount, 1);
     Ending ending = AllReduce(*comm, ours);

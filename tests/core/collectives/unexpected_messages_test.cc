@@ -15,10 +15,12 @@ std::string Open() {
   signature.shape_hash = std::hash<std::string>()("");
   signature.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
   signature.blocks.assign(kBlocks.begin(), kBlocks.end());
-  return Frame(FrameType::kOpen, Encode(signature), 1);
+  return Frame(CollectiveFrame::kOpen, Encode(signature), 1);
 }
 
-std::string Data(const std::string& content) { return Frame(FrameType::kData, content, 1); }
+std::string Data(const std::string& content) {
+  return Bytes(DataHeader(1, content.size()), content);
+}
 
 // While an unexpected chunk of one peer is still arriving, another peer, which has received this
 // rank's OPEN, sends a chunk larger than the limit of unexpected ones.
@@ -31,7 +33,7 @@ void TestLargeChunkBesideAnUnexpectedOne() {
   for (const uint32_t rank : {1, 2}) {
     peers.push_back(std::make_unique<RawPeer>(comm->port()));
     EXPECT(peers.back()->Introduce(rank));
-    EXPECT(peers.back()->ReceiveHeader().type == FrameType::kWelcome);
+    EXPECT(peers.back()->ReceiveHeader().Is(FrameType::kWelcome));
   }
   connecting.join();
   const std::string small(kSmall, 's'), large(kLarge, 'l'), of_one = Open() + Data(small);

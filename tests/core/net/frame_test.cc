@@ -3,8 +3,11 @@
 #include "core/net/frame.h"
 
 #include <cstring>
+#include <iterator>
 #include <random>
 
+#include "core/collectives/frames.h"
+#include "core/net/authenticate.h"
 #include "testing.h"
 
 namespace tfdist::testing::frame_test {
@@ -12,11 +15,28 @@ namespace {
 
 using Random = std::mt19937_64;
 
+// All types there are.
+constexpr int kTypes[] = {1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21};
+
+FrameLimits LimitsOf(int type) {
+  FrameLimits limits;
+  EXPECT(LimitsOfConnection(static_cast<uint8_t>(type), &limits) ||
+         LimitsOfCollectives(static_cast<uint8_t>(type), &limits));
+  return limits;
+}
+
+Status Decode(const char* bytes, FrameHeader* header) {
+  return tfdist::Decode(bytes, LimitsOfCollectives, header);
+}
+
 FrameHeader RandomHeader(Random& random) {
   FrameHeader header;
-  header.type = static_cast<FrameType>(1 + random() % 8);
+  header.type = static_cast<uint8_t>(kTypes[random() % std::size(kTypes)]);
+  const FrameLimits limits = LimitsOf(header.type);
   header.step = static_cast<uint16_t>(random());
-  header.length = static_cast<uint32_t>(random() % (kMaxControlBytes + 1));
+  header.meta_bytes = static_cast<uint32_t>(random() % (limits.meta_bytes + 1));
+  header.payload_bytes = random() % (limits.payload_bytes + 1);
+  header.exposed = static_cast<uint32_t>(random() % (header.meta_bytes / 16 + 1));
   header.key = random();
   header.sequence = random();
   header.offset = random();
@@ -24,35 +44,35 @@ FrameHeader RandomHeader(Random& random) {
 }
 
 bool Same(const FrameHeader& a, const FrameHeader& b) {
-  return a.type == b.type && a.step == b.step && a.length == b.length && a.key == b.key &&
+  return a.type == b.type && a.step == b.step && a.meta_bytes == b.meta_bytes &&
+         a.payload_bytes == b.payload_bytes && a.exposed == b.exposed && a.key == b.key &&
          a.sequence == b.sequence && a.offset == b.offset;
 }
-
-size_t Limit(FrameType type) { return type == FrameType::kData ? kChunkBytes : kMaxControlBytes; }
 
 // Expects an error, or a header within all limits that encodes to the same header.
 void ExpectDecodesCleanly(const char* bytes) {
   FrameHeader header, again;
-  if (!DecodeHeader(bytes, &header).ok()) return;
-  EXPECT(header.type >= FrameType::kHello && header.type <= FrameType::kProof);
-  EXPECT(header.length <= Limit(header.type));
-  EXPECT_OK(DecodeHeader(EncodeHeader(header).data(), &again));
+  if (!Decode(bytes, &header).ok()) return;
+  const FrameLimits limits = LimitsOf(header.type);
+  EXPECT(header.meta_bytes <= limits.meta_bytes && header.exposed <= header.meta_bytes / 16);
+  EXPECT(header.payload_bytes <= limits.payload_bytes);
+  EXPECT_OK(Decode(Encode(header).data(), &again));
   EXPECT(Same(header, again));
 }
 
 void TestHeaders(Random& random) {
   for (int i = 0; i < 2000; ++i) {
     const FrameHeader header = RandomHeader(random);
-    HeaderBytes bytes = EncodeHeader(header);
+    FrameHeaderBytes bytes = Encode(header);
     FrameHeader decoded;
-    EXPECT_OK(DecodeHeader(bytes.data(), &decoded));
+    EXPECT_OK(Decode(bytes.data(), &decoded));
     EXPECT(Same(header, decoded));
-    for (size_t bit = 0; bit < 8 * kHeaderBytes; ++bit) {
+    for (size_t bit = 0; bit < 8 * kFrameHeaderBytes; ++bit) {
       bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
       ExpectDecodesCleanly(bytes.data());
       // The first four bytes are magic and version.
       if (bit < 32) {
-        const Status status = DecodeHeader(bytes.data(), &decoded);
+        const Status status = Decode(bytes.data(), &decoded);
         EXPECT(status.code() == StatusCode::kInvalidArgument);
         EXPECT_CONTAINS(status.message(), "not a tfdist frame, or of another version");
       }
@@ -60,46 +80,64 @@ void TestHeaders(Random& random) {
     }
   }
   for (int i = 0; i < 100000; ++i) {
-    HeaderBytes bytes;
+    FrameHeaderBytes bytes;
     for (char& byte : bytes) byte = static_cast<char>(random());
     // Half of them have the right magic, so that the checks after it run too.
-    if (i % 2 == 0) std::memcpy(bytes.data(), EncodeHeader({}).data(), 4);
+    if (i % 2 == 0) std::memcpy(bytes.data(), Encode(FrameHeader()).data(), 4);
     ExpectDecodesCleanly(bytes.data());
   }
 }
 
+void ExpectTooLong(const FrameHeader& header, const FrameLimits& limits) {
+  FrameHeader decoded;
+  const Status status = Decode(Encode(header).data(), &decoded);
+  EXPECT(status.code() == StatusCode::kInvalidArgument);
+  EXPECT_CONTAINS(status.message(), StrCat("type ", int{header.type}, " claims ", header.meta_bytes,
+                                           " and ", header.payload_bytes, " bytes"));
+  EXPECT_CONTAINS(status.message(),
+                  StrCat("the limits are ", limits.meta_bytes, " and ", limits.payload_bytes));
+}
+
 void TestLengths() {
-  for (int type = 1; type <= 8; ++type) {
+  for (const int type : kTypes) {
+    const FrameLimits limits = LimitsOf(type);
     FrameHeader header, decoded;
-    header.type = static_cast<FrameType>(type);
-    const size_t limit = Limit(header.type);
-    for (const uint64_t length : {uint64_t{0}, uint64_t{limit}}) {
-      header.length = static_cast<uint32_t>(length);
-      EXPECT_OK(DecodeHeader(EncodeHeader(header).data(), &decoded));
+    header.type = static_cast<uint8_t>(type);
+    EXPECT_OK(Decode(Encode(header).data(), &decoded));
+    header.meta_bytes = limits.meta_bytes;
+    header.payload_bytes = limits.payload_bytes;
+    EXPECT_OK(Decode(Encode(header).data(), &decoded));
+    for (const uint64_t bytes :
+         {uint64_t{limits.meta_bytes} + 1, uint64_t{1} << 31, uint64_t{UINT32_MAX}}) {
+      header.meta_bytes = static_cast<uint32_t>(bytes);
+      ExpectTooLong(header, limits);
     }
-    for (const uint64_t length : {uint64_t{limit} + 1, uint64_t{1} << 31, uint64_t{UINT32_MAX}}) {
-      header.length = static_cast<uint32_t>(length);
-      const Status status = DecodeHeader(EncodeHeader(header).data(), &decoded);
-      EXPECT(status.code() == StatusCode::kInvalidArgument);
-      EXPECT_CONTAINS(status.message(), StrCat("type ", type, " claims ", length, " bytes"));
-      EXPECT_CONTAINS(status.message(), StrCat("the limit is ", limit));
+    header.meta_bytes = 0;
+    for (const uint64_t bytes : {limits.payload_bytes + 1, uint64_t{UINT64_MAX}}) {
+      header.payload_bytes = bytes;
+      ExpectTooLong(header, limits);
     }
   }
-  for (const int type : {0, 14, 255}) {
+  for (const int type : {0, 8, 15, 22, 255}) {
     FrameHeader header, decoded;
-    header.type = static_cast<FrameType>(type);
-    EXPECT_CONTAINS(DecodeHeader(EncodeHeader(header).data(), &decoded).message(),
+    header.type = static_cast<uint8_t>(type);
+    EXPECT_CONTAINS(Decode(Encode(header).data(), &decoded).message(),
                     StrCat("unknown frame type ", type));
   }
+  FrameHeader header, decoded;
+  header.type = static_cast<uint8_t>(CollectiveFrame::kData);
+  header.meta_bytes = 31;
+  header.exposed = 2;  // which take 32 bytes of meta
+  EXPECT_CONTAINS(Decode(Encode(header).data(), &decoded).message(), "malformed frame header");
 }
 
 // Truncates, extends, corrupts and randomises the encoding of `message`.
 template <typename Message>
 void TestPayload(const Message& message, const std::string& what, Random& random) {
   const std::string bytes = Encode(message);
-  EXPECT(bytes.size() <= kMaxControlBytes);
+  EXPECT(bytes.size() <= kMaxCollectiveMeta);
   Message decoded;
-  EXPECT_OK(Decode(bytes, &decoded));
+  EXPECT_OK(tfdist::Decode(bytes, &decoded));
   EXPECT(Encode(decoded) == bytes);
   for (size_t size = 0; size < bytes.size(); ++size) {
     // A separate copy, so that a sanitizer detects reads past the end.
@@ -159,12 +197,12 @@ void TestTexts() {
   // Texts of any length are cut to the limit of a frame.
   const std::string endless(100000, 'x');
   const std::string bytes = Encode(TestSignature(endless, endless));
-  EXPECT(bytes.size() <= kMaxControlBytes);
+  EXPECT(bytes.size() <= kMaxCollectiveMeta);
   Signature signature;
   EXPECT_OK(Decode(bytes, &signature));
   EXPECT(!signature.name.empty() && endless.find(signature.name) == 0);
-  EXPECT(Encode(Reply{true, endless, 0, 0, 0}).size() <= kMaxControlBytes);
-  EXPECT(Encode(Abort{StatusCode::kInternal, endless}).size() <= kMaxControlBytes);
+  EXPECT(Encode(Reply{true, endless, 0, 0, 0}).size() <= kMaxCollectiveMeta);
+  EXPECT(Encode(Abort{StatusCode::kInternal, endless}).size() <= kMaxCollectiveMeta);
   const std::string zeros("a\0b", 3);
   EXPECT_OK(Decode(Encode(TestSignature(zeros, "")), &signature));
   EXPECT(signature.name == zeros);
@@ -190,7 +228,7 @@ void TestSignatures() {
   // More blocks than fit are not sent.
   Signature many = ours, received;
   many.blocks.assign(kMaxBlocks, 7);
-  EXPECT(Encode(many).size() <= kMaxControlBytes);
+  EXPECT(Encode(many).size() <= kMaxCollectiveMeta);
   EXPECT_OK(Decode(Encode(many), &received));
   EXPECT(received.blocks == many.blocks);
   many.blocks.push_back(7);

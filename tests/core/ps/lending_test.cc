@@ -10,59 +10,65 @@ namespace {
 
 constexpr size_t kCount = 1 << 18;  // floats, 1 MB
 
-// A worker that exchanges canaries and lent values by hand.
+// A worker that exposes its memory, and reads the server's, by hand.
 struct LendingWorker : RawPsWorker {
   explicit LendingWorker(const Server& server) : RawPsWorker(server, 0, 0, true) {
     exposed.emplace();
-    LendMessage theirs;
-    EXPECT_OK(
-        Decode(Ask(MessageType::kLend, Encode(LendMessage{exposed->canary(), true})), &theirs));
-    EXPECT(theirs.reads);
-    EXPECT(PeerMemory(peer().process, theirs.canary).IsReadable());
-    server_memory.emplace(peer().process, theirs.canary);
+    Sharing offer, theirs;
+    EXPECT_OK(Decode(welcome, "WELCOME", &offer));
+    EXPECT(PeerMemory(peer().process, offer.canary).IsReadable());
+    server_memory.emplace(peer().process, offer.canary);
+    EXPECT(peer().Send(Frame(FrameType::kShared, Encode(Sharing{true, true, exposed->canary()}))));
+    FrameHeader header;
+    const std::string meta = ReceiveHead(&header);
+    EXPECT(header.Is(FrameType::kShared));
+    EXPECT_OK(Decode(meta, "SHARED", &theirs));
+    EXPECT(theirs.joined && theirs.reads);
   }
 
-  // Pulls a shard; the address at which the server lends its value.
-  const char* PullLent(uint32_t shard) {
+  // Pulls a shard; the address of its value in the server's memory.
+  const char* PullExposed(uint32_t shard) {
     PullRequest request{false, {{shard, 0}}};
     const uint64_t number = 1000 + ++pulls;
     EXPECT(peer().Send(MessageBytes(MessageType::kPull, number, Encode(request))));
-    MessageHeader header;
+    FrameHeader header;
     const std::string meta = ReceiveHead(&header);
-    EXPECT(header.type == MessageType::kOk && header.number == number);
-    EXPECT(header.lent == 1 && header.payload_bytes == kCount * sizeof(float));
+    EXPECT(header.type == static_cast<uint8_t>(MessageType::kOk) && header.key == number);
+    EXPECT(header.exposed == 1 && header.payload_bytes == kCount * sizeof(float));
     std::string_view rest = meta;
     std::vector<iovec> pieces;
-    EXPECT_OK(TakeLent(header, &rest, &pieces));
+    EXPECT_OK(TakeExposed(header, &rest, &pieces));
     return static_cast<const char*>(pieces.at(0).iov_base);
   }
-  void Copied() { EXPECT(peer().Send(MessageBytes(MessageType::kCopied, 1000 + pulls, ""))); }
+  // The oldest exposed value.
+  void Release() { EXPECT(peer().Send(Frame(FrameType::kRelease, ""))); }
 
-  std::string ReceiveHead(MessageHeader* header) {
-    char bytes[kMessageHeaderBytes];
+  std::string ReceiveHead(FrameHeader* header) {
+    char bytes[kFrameHeaderBytes];
     peer().Receive(bytes, sizeof(bytes));
-    EXPECT_OK(Decode(bytes, header));
+    EXPECT_OK(Decode(bytes, LimitsOfMessages, header));
     std::string meta(header->meta_bytes, '\0');
     peer().Receive(meta.data(), meta.size());
     return meta;
   }
 
-  // A push that lends the memory of `pieces` as its payload.
-  static std::string LentPush(const PushRequest& push, const std::vector<iovec>& pieces) {
-    MessageHeader header;
-    header.type = MessageType::kPush;
-    header.number = 7;
+  // A push whose payload stays in the memory of `pieces`.
+  static std::string ExposedPush(const PushRequest& push, const std::vector<iovec>& pieces) {
+    FrameHeader header = HeaderOf(MessageType::kPush, 7);
     std::string meta = Encode(push);
     for (const iovec& piece : pieces) header.payload_bytes += piece.iov_len;
-    PutLent(pieces, &header, &meta);
-    const auto bytes = Encode(header);
-    return std::string(bytes.begin(), bytes.end()) + meta;
+    AppendExposed(pieces, &header, &meta);
+    return Bytes(header, meta);
   }
-  MessageType PushLent(const PushRequest& push, const std::vector<iovec>& pieces) {
-    EXPECT(peer().Send(LentPush(push, pieces)));
-    MessageHeader header;
+  // The type of the answer, after the RELEASE; or REFUSE.
+  uint8_t PushExposed(const PushRequest& push, const std::vector<iovec>& pieces) {
+    EXPECT(peer().Send(ExposedPush(push, pieces)));
+    FrameHeader header;
     ReceiveHead(&header);
-    EXPECT(header.number == 7);
+    if (header.Is(FrameType::kRelease)) {
+      ReceiveHead(&header);
+      EXPECT(header.key == 7);
+    }
     return header.type;
   }
   PushRequest NewGradient(uint32_t shard) {
@@ -90,22 +96,24 @@ void TestLentValuesStay() {
   const std::vector<iovec> halves{{gradient.data(), 400},
                                   {gradient.data() + 100, kCount * 4 - 400}};
 
-  const char* const first = worker.PullLent(shard);
+  const char* const first = worker.PullExposed(shard);
   EXPECT(First(first) == 5);  // the server is in the same process
   Floats copy(kCount);
   EXPECT_OK(worker.server_memory->Read({{copy.data(), kCount * 4}},
                                        {{const_cast<char*>(first), kCount * 4}}));
   EXPECT(copy == Floats(kCount, 5));
-  EXPECT(worker.PushLent(worker.NewGradient(shard), halves) == MessageType::kOk);
+  EXPECT(worker.PushExposed(worker.NewGradient(shard), halves) ==
+         static_cast<uint8_t>(MessageType::kOk));
   EXPECT(First(first) == 5);
 
   worker.pulls = 0;
-  worker.Copied();
-  const char* const second = worker.PullLent(shard);
+  worker.Release();
+  const char* const second = worker.PullExposed(shard);
   EXPECT(second != first && First(second) == 4);
-  worker.Copied();
-  EXPECT(worker.PushLent(worker.NewGradient(shard), halves) == MessageType::kOk);
-  EXPECT(worker.PullLent(shard) == second && First(second) == 3);
+  worker.Release();
+  EXPECT(worker.PushExposed(worker.NewGradient(shard), halves) ==
+         static_cast<uint8_t>(MessageType::kOk));
+  EXPECT(worker.PullExposed(shard) == second && First(second) == 3);
   // Bytes of values are counted, sent or lent.
   EXPECT(Eventually([&] { return server->stats().bytes_received == 3 * kCount * 4; }));
   EXPECT(Eventually([&] { return server->stats().bytes_sent == 3 * kCount * 4; }));
@@ -118,14 +126,15 @@ void TestUnreadableIsSent() {
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
   worker.Bind(Sgd(), shard);
   const PushRequest push = worker.NewGradient(shard);
-  EXPECT(worker.PushLent(push, {{nullptr, kCount * 4}}) == MessageType::kResend);
+  EXPECT(worker.PushExposed(push, {{nullptr, kCount * 4}}) ==
+         static_cast<uint8_t>(FrameType::kRefuse));
   Floats half(kCount / 2, 1);
-  EXPECT(worker.PushLent(push, {{half.data(), kCount * 2}, {nullptr, kCount * 2}}) ==
-         MessageType::kResend);
+  EXPECT(worker.PushExposed(push, {{half.data(), kCount * 2}, {nullptr, kCount * 2}}) ==
+         static_cast<uint8_t>(FrameType::kRefuse));
   EXPECT(server->stats().pushes == 0);
   EXPECT(!worker.Push(push, Raw(Floats(kCount, 1))));
   EXPECT(server->stats().pushes == 1);
-  EXPECT(First(worker.PullLent(shard)) == 4);
+  EXPECT(First(worker.PullExposed(shard)) == 4);
 }
 
 // Values that are no longer lent are not applied.
@@ -137,7 +146,7 @@ void TestWithdrawn() {
   Floats gradient(kCount, 1);
   const PushRequest push = worker.NewGradient(shard);
   worker.exposed.reset();
-  EXPECT(worker.peer().Send(LendingWorker::LentPush(push, {{gradient.data(), kCount * 4}})));
+  EXPECT(worker.peer().Send(LendingWorker::ExposedPush(push, {{gradient.data(), kCount * 4}})));
   worker.peer().AwaitClose();
   EXPECT(server->stats().pushes == 0);
   EXPECT(server->stats().broken_requests == 0);
@@ -149,8 +158,8 @@ void TestRefused() {
   LendingWorker worker(*server);
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
   Floats gradient(kCount, 1);
-  EXPECT(worker.PushLent(worker.NewGradient(shard), {{gradient.data(), kCount * 4}}) ==
-         MessageType::kError);
+  EXPECT(worker.PushExposed(worker.NewGradient(shard), {{gradient.data(), kCount * 4}}) ==
+         static_cast<uint8_t>(MessageType::kError));
   EXPECT(worker.Value(worker.Create("v", Floats{1, 2})) == (Floats{1, 2}));
 }
 
@@ -160,35 +169,36 @@ void TestClaims() {
   const iovec all{gradient.data(), kCount * 4};
   uint64_t broken = 0;
   {
-    RawPsWorker worker(*server, 0);  // lends without a LEND message
+    RawPsWorker worker(*server, 0);  // lends without shared memory
     const uint32_t shard = worker.Create("w", Floats(kCount, 5));
     worker.Bind(Sgd(), shard);
     const PushRequest push = worker.NewPush({{shard, UpdateKind::kGradient, 0, 0, 0}});
-    EXPECT(worker.peer().Send(LendingWorker::LentPush(push, {all})));
+    EXPECT(worker.peer().Send(LendingWorker::ExposedPush(push, {all})));
     worker.peer().AwaitClose();
     ++broken;
   }
   for (int kind = 0; kind < 4; ++kind) {
     LendingWorker worker(*server);
     const uint32_t shard = worker.Create("w", DType::kFloat32, kCount, "");
-    std::string bytes = LendingWorker::LentPush(worker.NewGradient(shard), {all});
-    MessageHeader header;
-    EXPECT_OK(Decode(bytes.data(), &header));
-    if (kind == 0) header.lent = 2;                           // not an address
-    if (kind == 1) header.payload_bytes += 4;                 // more bytes than are lent
-    if (kind == 2) header.payload_bytes -= 4;                 // fewer bytes
-    if (kind == 3) header.lent = header.meta_bytes / 16 + 1;  // more pieces than meta has
+    std::string bytes = LendingWorker::ExposedPush(worker.NewGradient(shard), {all});
+    FrameHeader header;
+    EXPECT_OK(Decode(bytes.data(), LimitsOfMessages, &header));
+    if (kind == 0) header.exposed = 2;                           // not an address
+    if (kind == 1) header.payload_bytes += 4;                    // more bytes than are exposed
+    if (kind == 2) header.payload_bytes -= 4;                    // fewer bytes
+    if (kind == 3) header.exposed = header.meta_bytes / 16 + 1;  // more pieces than meta has
     const auto head = Encode(header);
     std::copy(head.begin(), head.end(), bytes.begin());
     EXPECT(worker.peer().Send(bytes));
     worker.peer().AwaitClose();
     ++broken;
   }
-  for (const MessageType type : {MessageType::kLend, MessageType::kCopied}) {
+  // A second SHARED, and a release or refusal of what was not exposed.
+  const Sharing again{true, true, ExposedMemory().canary()};
+  for (const std::string& frame : {Frame(FrameType::kShared, Encode(again)),
+                                   Frame(FrameType::kRelease, ""), Frame(FrameType::kRefuse, "")}) {
     LendingWorker worker(*server);
-    const std::string meta =
-        type == MessageType::kLend ? Encode(LendMessage{worker.exposed->canary(), true}) : "";
-    EXPECT(worker.peer().Send(MessageBytes(type, 8, meta, "value")));
+    EXPECT(worker.peer().Send(frame));
     worker.peer().AwaitClose();
     ++broken;
   }
@@ -197,11 +207,11 @@ void TestClaims() {
 }
 
 // A worker that never releases lent values is sent values in the end.
-void TestNeverCopied() {
+void TestNeverReleased() {
   const auto server = StartServer(Options(Mode::kAsync, 2));
   LendingWorker worker(*server);
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
-  for (int i = 0; i < 64; ++i) EXPECT(First(worker.PullLent(shard)) == 5);
+  for (int i = 0; i < 64; ++i) EXPECT(First(worker.PullExposed(shard)) == 5);
   EXPECT(worker.Value(shard) == Floats(kCount, 5));
 }
 
@@ -209,11 +219,15 @@ void TestNeverCopied() {
 void TestNeitherReads() {
   const auto server = StartServer(Options(Mode::kAsync, 1));
   RawPsWorker worker(*server, 0, 0, true);
-  LendMessage theirs;
   CanaryInfo nothing;
   nothing.address = 4096;
-  EXPECT_OK(Decode(worker.Ask(MessageType::kLend, Encode(LendMessage{nothing, false})), &theirs));
-  EXPECT(!theirs.reads);
+  EXPECT(worker.peer().Send(Frame(FrameType::kShared, Encode(Sharing{true, false, nothing}))));
+  EXPECT(worker.peer().ReceiveHeader().Is(FrameType::kShared));
+  std::string meta(Encode(Sharing{}).size(), '\0');
+  worker.peer().Receive(meta.data(), meta.size());
+  Sharing theirs;
+  EXPECT_OK(Decode(meta, "SHARED", &theirs));
+  EXPECT(theirs.joined && !theirs.reads);
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
   EXPECT(worker.Value(shard) == Floats(kCount, 5));
 }
@@ -226,22 +240,18 @@ void TestNothingIsLentOverTcp() {
   uint64_t broken = 0;
   for (const CanaryInfo& canary : {CanaryInfo{}, ExposedMemory().canary()}) {
     RawPsWorker worker(*server, 0);
-    EXPECT(
-        worker.peer().Send(MessageBytes(MessageType::kLend, 1, Encode(LendMessage{canary, true}))));
+    EXPECT(worker.peer().Send(Frame(FrameType::kShared, Encode(Sharing{true, true, canary}))));
     worker.peer().AwaitClose();
     EXPECT(Eventually([&] { return server->stats().broken_requests == broken + 1; }));
     ++broken;
   }
   RawPsWorker worker(*server, 0);
   const uint32_t shard = worker.Create("w", Floats(kCount, 5));
-  MessageHeader header;
-  header.type = MessageType::kSet;
-  header.number = 9;
+  FrameHeader header = HeaderOf(MessageType::kSet, 9);
   header.payload_bytes = secret.size();
   std::string meta = Encode(SetRequest{{shard}});
-  PutLent({{const_cast<char*>(secret.data()), secret.size()}}, &header, &meta);
-  const auto bytes = Encode(header);
-  EXPECT(worker.peer().Send(std::string(bytes.begin(), bytes.end()) + meta));
+  AppendExposed({{const_cast<char*>(secret.data()), secret.size()}}, &header, &meta);
+  EXPECT(worker.peer().Send(Bytes(header, meta)));
   worker.peer().AwaitClose();
   EXPECT(Eventually([&] { return server->stats().broken_requests == broken + 1; }));
   RawPsWorker after(*server, 0, 7);
@@ -265,7 +275,7 @@ void Main() {
   TestWithdrawn();
   TestRefused();
   TestClaims();
-  TestNeverCopied();
+  TestNeverReleased();
   TestNeitherReads();
   TestNothingIsLentOverTcp();
   TestServerThatDoesNotLend();

@@ -370,15 +370,12 @@ void ReceiveMoreThanThereIs() {
   const rlimit limit{now, now};
   EXPECT(setrlimit(RLIMIT_AS, &limit) == 0);
   constexpr uint64_t kBytes = uint64_t{1} << 31;
-  MessageHeader header;
-  header.type = MessageType::kCreate;
-  header.request_id = 1;
+  FrameHeader header = HeaderOf(MessageType::kCreate, 1);
   const std::string meta =
       Encode(CreateRequest{{{"large", DType::kFloat32, kBytes / sizeof(float), true}}});
   header.meta_bytes = static_cast<uint32_t>(meta.size());
   header.payload_bytes = kBytes;
-  const auto bytes = Encode(header);
-  EXPECT(worker.peer().Send(std::string(bytes.begin(), bytes.end()) + meta));
+  EXPECT(worker.peer().Send(Bytes(header, meta)));
   const std::string piece(1 << 20, 'x');
   for (uint64_t sent = 0; sent < kBytes; sent += piece.size()) {
     EXPECT(worker.peer().Send(piece));

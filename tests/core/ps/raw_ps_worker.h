@@ -34,13 +34,10 @@ std::vector<T> Values(std::string_view bytes) {
 
 inline std::string MessageBytes(MessageType type, uint64_t number, const std::string& meta,
                                 const std::string& payload = "") {
-  MessageHeader header;
-  header.type = type;
-  header.request_id = number;
+  FrameHeader header = HeaderOf(type, number);
   header.meta_bytes = static_cast<uint32_t>(meta.size());
   header.payload_bytes = payload.size();
-  const auto bytes = Encode(header);
-  return std::string(bytes.begin(), bytes.end()) + meta + payload;
+  return Bytes(header, meta + payload);
 }
 
 struct RawAnswer {
@@ -66,8 +63,10 @@ class RawPsWorker {
   RawPsWorker(int port, uint64_t of_server, int rank, uint64_t process = 0, bool local = false)
       : incarnation(of_server), peer_(port, local) {
     EXPECT(peer_.Introduce(static_cast<uint32_t>(rank), incarnation));
-    const FrameHeader welcome = peer_.ReceiveHeader();
-    EXPECT(welcome.type == FrameType::kWelcome && welcome.length == 0);
+    const FrameHeader header = peer_.ReceiveHeader();
+    EXPECT(header.Is(FrameType::kWelcome) && (header.meta_bytes > 0) == local);
+    welcome.resize(header.meta_bytes);
+    peer_.Receive(welcome.data(), welcome.size());
     OpenReply reply;
     EXPECT_OK(
         Decode(Ask(MessageType::kOpen, Encode(OpenRequest{process + 100 * rank + 1, 0})), &reply));
@@ -96,7 +95,7 @@ class RawPsWorker {
   // The answer of the request that was sent last, all others of which have come; false if the
   // server has closed the connection instead.
   bool TryAwait(RawAnswer* answer) {
-    char bytes[kMessageHeaderBytes];
+    char bytes[kFrameHeaderBytes];
     if (!peer_.TryReceive(bytes, sizeof(bytes))) return false;
     *answer = ReceiveRest(bytes);
     return true;
@@ -191,31 +190,32 @@ class RawPsWorker {
   }
   void Leave() { Ask(MessageType::kLeave, ""); }
 
+  std::string welcome;  // the meta of the server's WELCOME
   uint64_t incarnation = 0, clock = 0, sequence = 0;
   std::map<uint32_t, uint64_t> versions;
 
  private:
   void Receive() {
-    char bytes[kMessageHeaderBytes];
+    char bytes[kFrameHeaderBytes];
     peer_.Receive(bytes, sizeof(bytes));
-    MessageHeader header;
-    EXPECT_OK(Decode(bytes, &header));
-    EXPECT(answers_.emplace(header.request_id, ReceiveRest(bytes)).second);
+    FrameHeader header;
+    EXPECT_OK(Decode(bytes, LimitsOfMessages, &header));
+    EXPECT(answers_.emplace(header.key, ReceiveRest(bytes)).second);
   }
   RawAnswer ReceiveRest(const char* bytes) {
-    MessageHeader header;
-    EXPECT_OK(Decode(bytes, &header));
+    FrameHeader header;
+    EXPECT_OK(Decode(bytes, LimitsOfMessages, &header));
     RawAnswer answer;
     answer.meta.resize(header.meta_bytes);
     answer.payload.resize(header.payload_bytes);
     peer_.Receive(answer.meta.data(), answer.meta.size());
     peer_.Receive(answer.payload.data(), answer.payload.size());
-    if (header.type == MessageType::kError) {
+    if (header.type == static_cast<uint8_t>(MessageType::kError)) {
       ErrorReply error;
       EXPECT_OK(Decode(answer.meta, &error));
       answer.status = Status(error.code, error.message);
     } else {
-      EXPECT(header.type == MessageType::kOk);
+      EXPECT(header.type == static_cast<uint8_t>(MessageType::kOk));
     }
     return answer;
   }

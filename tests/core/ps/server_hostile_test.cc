@@ -160,8 +160,8 @@ void TestMisbehavingWorker() {
           FlipBits(random, &request);
           break;
         case 1:  // past the header
-          if (request.size() > kMessageHeaderBytes) {
-            FlipBits(random, &request, kMessageHeaderBytes);
+          if (request.size() > kFrameHeaderBytes) {
+            FlipBits(random, &request, kFrameHeaderBytes);
           }
           break;
         case 2:
@@ -171,7 +171,7 @@ void TestMisbehavingWorker() {
     }
     RawPeer peer(busy.server().port());
     EXPECT(peer.Introduce(kHostile, busy.server().incarnation()));
-    EXPECT(peer.ReceiveHeader().type == FrameType::kWelcome);
+    EXPECT(peer.ReceiveHeader().Is(FrameType::kWelcome));
     peer.Send(random() % 3 == 0 ? bytes.substr(0, random() % (bytes.size() + 1)) : bytes);
     if (random() % 4 == 0) continue;
     peer.EndSending();
@@ -188,12 +188,10 @@ void TestMisbehavingWorker() {
 void TestClaims() {
   BusyServer busy;
   const auto claim = [&](MessageType type, const std::string& meta, uint64_t payload_bytes) {
-    MessageHeader header;
-    header.type = type;
+    FrameHeader header = HeaderOf(type, 0);
     header.meta_bytes = static_cast<uint32_t>(meta.size());
     header.payload_bytes = payload_bytes;
-    const auto bytes = Encode(header);
-    return std::string(bytes.begin(), bytes.end()) + meta;
+    return Bytes(header, meta);
   };
   const auto create = [](uint64_t elements) {
     return Encode(CreateRequest{{{"huge", DType::kFloat64, elements, true}}});

@@ -81,13 +81,11 @@ Status Client::Connect(int server, const std::string& address, const Key& key, u
     status = ConnectionSetup(server, &handshake, &table_, &directory_)
                  .Run({options_.process, pushes_}, optimizers, &view);
   }
-  Lending lending;
-  if (status.ok()) status = handshake.AgreeToLend(&lending);
   if (!status.ok()) {
     return Status(status.code(),
                   StrCat("cannot connect to ps ", server, " (", address, "): ", status.message()));
   }
-  status = thread_->Adopt(server, handshake.TakeSocket(), std::move(lending), view);
+  status = thread_->Adopt(server, handshake.TakeSocket(), handshake.welcome(), view);
   if (!status.ok()) return status;
   if (again) {
     const std::lock_guard<std::mutex> stats_lock(mutex_);

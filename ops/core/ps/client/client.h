@@ -2,8 +2,8 @@
 //
 // It keeps the last pulled value of each parameter, and computes the changes of a step from it.
 // When a connection breaks, its requests wait until Connect is called again for that server, or
-// GiveUp. Connect creates parameters that the server lacks, from the last pulled values, and repeats
-// the unanswered requests.
+// GiveUp. Connect creates parameters that the server lacks, from the last pulled values, and
+// repeats the unanswered requests.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_CLIENT_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_CLIENT_H_
 
@@ -18,7 +18,7 @@
 
 #include "core/base/block.h"
 #include "core/base/status.h"
-#include "core/net/frame.h"
+#include "core/net/authenticate.h"
 #include "core/ps/client/client_thread.h"
 #include "core/ps/client/lookups/lookups.h"
 #include "core/ps/client/operations/control_operations.h"

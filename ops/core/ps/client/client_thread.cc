@@ -1,20 +1,13 @@
-// The thread and its connections. What becomes of operations is in client_operations.cc.
 #include "core/ps/client/client_thread.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <future>
 #include <utility>
 
 namespace tfdist::ps {
 namespace {
 
-constexpr uint64_t kWakeTag = ~uint64_t{0};  // servers have their number
+using Kind = Operation::Kind;
 
 Status Closed() { return Status(StatusCode::kCancelled, "the client was closed"); }
 
@@ -23,23 +16,16 @@ Status Closed() { return Status(StatusCode::kCancelled, "the client was closed")
 Status ClientThread::Create(int servers, double timeout_seconds,
                             std::unique_ptr<ClientThread>* out) {
   std::unique_ptr<ClientThread> made(new ClientThread(servers, timeout_seconds));
-  if (!made->epoll_.valid() || !made->wake_.valid()) {
-    return Status(StatusCode::kUnavailable, StrCat("no descriptors left: ", std::strerror(errno)));
-  }
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = kWakeTag;
-  epoll_ctl(made->epoll_.get(), EPOLL_CTL_ADD, made->wake_.get(), &event);
+  if (Status s = made->loop_.Create(); !s.ok()) return s;
   made->thread_ = std::thread([thread = made.get()] { thread->Run(); });
   *out = std::move(made);
   return Status();
 }
 
 ClientThread::ClientThread(int servers, double timeout_seconds)
-    : timeout_seconds_(timeout_seconds),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      remotes_(servers) {}
+    : timeout_seconds_(timeout_seconds), remotes_(servers) {
+  for (Remote& remote : remotes_) remote.thread = this;
+}
 
 ClientThread::~ClientThread() { Close(); }
 
@@ -55,14 +41,8 @@ void ClientThread::Close() {
 }
 
 bool ClientThread::Post(std::function<void()> command) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (ended_) return false;
-    commands_.push_back(std::move(command));
-  }
-  const uint64_t one = 1;
-  // Fails only when the counter is full, and then the thread is awake anyway.
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+  if (!commands_.Push(std::move(command))) return false;
+  loop_.Wake();
   return true;
 }
 
@@ -92,7 +72,8 @@ Status ClientThread::Disconnect(int server, ServerView* view) {
   });
 }
 
-Status ClientThread::Adopt(int server, Fd socket, Lending lending, const ServerView& view) {
+Status ClientThread::Adopt(int server, PeerSocket socket, const std::string& welcome,
+                           const ServerView& view) {
   return Ask([&] {
     Remote& remote = remotes_[server];
     if (stop_) return Closed();
@@ -103,11 +84,12 @@ Status ClientThread::Adopt(int server, Fd socket, Lending lending, const ServerV
       lost_.erase(std::remove(lost_.begin(), lost_.end(), server), lost_.end());
     }
     remote.view = view;
-    remote.connection = std::make_unique<Connection>(server, std::move(socket), std::move(lending));
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = static_cast<uint64_t>(server);
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, remote.connection->fd(), &event);
+    remote.stream = std::make_unique<MessageStream>(std::move(socket), MessageStreamOptions());
+    if (Status s = remote.stream->OnWelcome(welcome, Fd()); !s.ok()) {
+      remote.stream.reset();
+      return s;
+    }
+    loop_.Add(remote.stream->fd(), static_cast<uint64_t>(server), EPOLLIN);
     const std::map<uint64_t, RequestPtr> again = remote.unanswered;
     for (const auto& [number, request] : again) {
       if (request->operation != nullptr) Send(request);
@@ -175,79 +157,53 @@ Status ClientThread::Flush(double timeout_seconds) {
 }
 
 void ClientThread::Run() {
-  std::vector<epoll_event> events(64);
   while (!stop_) {
-    const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-                                 WaitMilliseconds());
-    for (int i = 0; i < ready; ++i) {
-      const uint64_t tag = events[i].data.u64;
-      if (tag == kWakeTag) {
-        uint64_t count;
-        [[maybe_unused]] const ssize_t drained = read(wake_.get(), &count, sizeof(count));
-      } else {
-        HandleEvents(static_cast<int>(tag), events[i].events);
-      }
-    }
-    RunCommands();
+    loop_.Wait(NextDeadline(), [this](uint64_t tag, uint32_t events) {
+      HandleEvents(static_cast<int>(tag), events);
+    });
+    commands_.Run();
     CheckDeadlines();
     CallWhatIsDue();
     LoseStale();
     BeginWaiting();
     FlushConnections();
   }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ended_ = true;
-  }
-  RunCommands();  // what came in until then is refused, not forgotten
+  commands_.Close();  // what came in until then is refused, not forgotten
   CancelAll(Closed());
 }
 
-int ClientThread::WaitMilliseconds() const {
+TimePoint ClientThread::NextDeadline() const {
   TimePoint next = later_.empty() ? TimePoint::max() : later_.begin()->first;
   for (const Remote& remote : remotes_) {
     for (const auto& [number, request] : remote.unanswered) {
       if (request->operation != nullptr) next = std::min(next, request->deadline);
     }
   }
-  if (next == TimePoint::max()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 3600 * 1000));
-}
-
-void ClientThread::RunCommands() {
-  std::vector<std::function<void()>> commands;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    commands.swap(commands_);
-  }
-  for (const auto& command : commands) command();
+  return next;
 }
 
 void ClientThread::HandleEvents(int server, uint32_t events) {
-  Connection* const connection = remotes_[server].connection.get();
-  if (connection == nullptr) return;
+  MessageStream* const stream = remotes_[server].stream.get();
+  if (stream == nullptr) return;
   if (events & EPOLLOUT) {
-    connection->Unblock();
+    stream->Unblock();
     WatchWritable(server, false);
   }
   if ((events & ~static_cast<uint32_t>(EPOLLOUT)) == 0) return;
-  if (!connection->Receive(*this).ok()) Lose(server);
+  if (!stream->Receive(remotes_[server]).ok()) Lose(server);
 }
 
 void ClientThread::WatchWritable(int server, bool on) {
-  epoll_event event{};
-  event.events = on ? EPOLLIN | EPOLLOUT : EPOLLIN;
-  event.data.u64 = static_cast<uint64_t>(server);
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, remotes_[server].connection->fd(), &event);
+  loop_.Change(remotes_[server].stream->fd(), static_cast<uint64_t>(server),
+               on ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 void ClientThread::FlushConnections() {
   for (size_t server = 0; server < remotes_.size(); ++server) {
-    Connection* const connection = remotes_[server].connection.get();
-    if (connection == nullptr || connection->idle() || connection->blocked()) continue;
-    connection->Flush();
-    if (connection->blocked()) WatchWritable(static_cast<int>(server), true);
+    MessageStream* const stream = remotes_[server].stream.get();
+    if (stream == nullptr || stream->idle() || stream->blocked()) continue;
+    stream->Flush(remotes_[server]);
+    if (stream->blocked()) WatchWritable(static_cast<int>(server), true);
   }
 }
 
@@ -259,7 +215,7 @@ void ClientThread::LoseStale() {
 }
 
 void ClientThread::Lose(int server) {
-  if (remotes_[server].connection == nullptr) return;
+  if (remotes_[server].stream == nullptr) return;
   Drop(server);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -271,10 +227,10 @@ void ClientThread::Lose(int server) {
 // Lets go of the connection. What was not answered waits for the next one.
 void ClientThread::Drop(int server) {
   Remote& remote = remotes_[server];
-  if (remote.connection == nullptr) return;
-  const uint64_t received = remote.connection->payload_received();
-  const uint64_t touched = remote.connection->payload_touched();
-  remote.connection.reset();
+  if (remote.stream == nullptr) return;
+  const uint64_t received = remote.stream->payload_received();
+  const uint64_t touched = remote.stream->payload_touched();
+  remote.stream.reset();
   remote.stale = false;
   const std::map<uint64_t, RequestPtr> unanswered = remote.unanswered;
   for (const auto& [number, request] : unanswered) {
@@ -293,6 +249,261 @@ void ClientThread::Drop(int server) {
       Settle(request, Status());
     }
   }
+}
+
+// Operations.
+
+// In order: whatever comes behind an operation that has to wait waits too.
+void ClientThread::BeginWaiting() {
+  while (!waiting_.empty()) {
+    const OperationPtr operation = waiting_.front();
+    if (operation->kind() == Kind::kPull && pull_ != nullptr) return;
+    if (operation->kind() == Kind::kPush && push_ != nullptr) return;
+    if (operation->kind() == Kind::kEdit && edit_ != nullptr) return;
+    waiting_.pop_front();
+    Begin(operation);
+  }
+}
+
+void ClientThread::Begin(const OperationPtr& operation) {
+  if (operation->kind() == Kind::kPush) push_ = operation;
+  if (operation->kind() == Kind::kEdit) edit_ = operation;
+  if (operation->kind() == Kind::kPull) {
+    pull_ = operation;
+    operation->status = TakePushFailure();
+  }
+  if (operation->status.ok()) operation->open = operation->requests();
+  const std::vector<RequestPtr> requests = operation->open;
+  for (const RequestPtr& request : requests) {
+    request->operation = operation;
+    request->id = next_number_++;
+    remotes_[request->server].unanswered.emplace(request->id, request);
+  }
+  for (const RequestPtr& request : requests) {
+    if (request->operation != nullptr) Send(request);  // else an earlier one has failed
+  }
+  if (requests.empty()) EndIfSettled(operation);
+}
+
+// If the server has no connection, the next one will send it.
+void ClientThread::Send(const RequestPtr& request) {
+  Remote& remote = remotes_[request->server];
+  const bool leaving = request->operation->kind() == Kind::kLeave;
+  Status status = remote.given_up;
+  std::string meta;
+  if (status.ok() && remote.stream != nullptr) {
+    status = request->operation->Meta(*request, remote.view, &meta);
+  }
+  if (!status.ok() || (leaving && remote.stream == nullptr)) {
+    remote.unanswered.erase(request->id);
+    return Settle(request, leaving ? Status() : status);
+  }
+  if (remote.stream == nullptr) return;
+  remote.stream->Queue(HeaderOf(request->type, request->id), std::move(meta), request->payload,
+                       {request});
+  request->sent = true;
+  request->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                         std::chrono::duration<double>(timeout_seconds_));
+}
+
+// The operation waits for this request no more: it was answered, or it failed.
+void ClientThread::Settle(const RequestPtr& request, const Status& status) {
+  const OperationPtr operation = std::exchange(request->operation, nullptr);
+  if (operation == nullptr) return;
+  std::vector<RequestPtr>& open = operation->open;
+  open.erase(std::remove(open.begin(), open.end(), request), open.end());
+  if (!status.ok()) Fail(operation, status);
+  EndIfSettled(operation);
+}
+
+// Remembers the first failure, and waits only for answers that are just coming in: into memory that
+// the caller may use as soon as the operation has ended. A push is carried on on other servers.
+void ClientThread::Fail(const OperationPtr& operation, const Status& status) {
+  if (!operation->status.ok()) return;
+  operation->status = status;
+  if (operation->kind() == Kind::kPush) return NotePushFailure(status);
+  std::vector<RequestPtr> receiving;
+  for (const RequestPtr& request : operation->open) {
+    Remote& remote = remotes_[request->server];
+    if (request->receiving) {
+      receiving.push_back(request);
+      continue;
+    }
+    request->operation = nullptr;
+    if (!request->sent) remote.unanswered.erase(request->id);
+    // The server has to forget that it was asked.
+    if (request->sent && request->exclusive) remote.stale = true;
+  }
+  operation->open = std::move(receiving);
+}
+
+void ClientThread::EndIfSettled(const OperationPtr& operation) {
+  if (!operation->open.empty()) return;
+  if (pull_ == operation) pull_ = nullptr;
+  if (push_ == operation) push_ = nullptr;
+  if (edit_ == operation) edit_ = nullptr;
+  operation->OnEnd(operation->status);
+  if (operation->kind() == Kind::kPush) NotePushEnd();
+}
+
+void ClientThread::NotePushEnd() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --open_pushes_;
+  }
+  changed_.notify_all();
+}
+
+// The pull that is under way fails, or the next.
+void ClientThread::NotePushFailure(const Status& status) {
+  if (pull_ != nullptr && pull_->status.ok()) {
+    const OperationPtr pull = pull_;
+    Fail(pull, status);
+    return EndIfSettled(pull);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    push_failure_ = status;
+  }
+  changed_.notify_all();
+}
+
+Status ClientThread::TakePushFailure() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(push_failure_, Status());
+}
+
+std::string ClientThread::ServersOwingPushes() const {
+  std::string servers;
+  for (size_t server = 0; server < remotes_.size(); ++server) {
+    for (const auto& [number, request] : remotes_[server].unanswered) {
+      if (request->type != MessageType::kPush) continue;
+      servers += StrCat(servers.empty() ? "" : ", ", "ps ", server);
+      break;
+    }
+  }
+  return servers;
+}
+
+std::string ClientThread::Waiting(double seconds) {
+  std::string text;
+  const Status ignored = Ask([&] {
+    const TimePoint now = Clock::now();
+    double longest = seconds;
+    for (const Remote& remote : remotes_) {
+      for (const auto& [number, request] : remote.unanswered) {
+        if (request->operation == nullptr || !request->sent) continue;
+        const TimePoint sent =
+            request->deadline - std::chrono::duration_cast<Clock::duration>(
+                                    std::chrono::duration<double>(timeout_seconds_));
+        const double waited = std::chrono::duration<double>(now - sent).count();
+        if (waited < longest) continue;
+        longest = waited;
+        text = StrCat("ps ", request->server, " has not answered to ", request->operation->title(),
+                      " for ", static_cast<int>(waited), " s");
+      }
+    }
+    return Status();
+  });
+  return text;
+}
+
+void ClientThread::CheckDeadlines() {
+  const TimePoint now = Clock::now();
+  std::vector<RequestPtr> late;
+  for (const Remote& remote : remotes_) {
+    for (const auto& [number, request] : remote.unanswered) {
+      if (request->operation != nullptr && request->deadline <= now) late.push_back(request);
+    }
+  }
+  for (const RequestPtr& request : late) {
+    if (request->operation == nullptr) continue;
+    const Status status(StatusCode::kDeadlineExceeded,
+                        StrCat("ps ", request->server, ": no answer to ",
+                               request->operation->title(), " within ", timeout_seconds_, " s"));
+    const OperationPtr operation = request->operation;
+    if (operation->kind() == Kind::kPush) {
+      Settle(request, status);
+      continue;
+    }
+    Fail(operation, status);
+    EndIfSettled(operation);
+    if (request->receiving) Lose(request->server);
+  }
+}
+
+void ClientThread::CancelAll(const Status& status) {
+  std::vector<OperationPtr> operations(waiting_.begin(), waiting_.end());
+  waiting_.clear();
+  for (size_t server = 0; server < remotes_.size(); ++server) {
+    Drop(static_cast<int>(server));
+    for (const auto& [number, request] : std::exchange(remotes_[server].unanswered, {})) {
+      OperationPtr operation = std::exchange(request->operation, nullptr);
+      if (std::find(operations.begin(), operations.end(), operation) == operations.end()) {
+        operations.push_back(std::move(operation));
+      }
+    }
+  }
+  for (const OperationPtr& operation : operations) {
+    operation->open.clear();
+    if (operation->status.ok()) operation->status = status;
+    EndIfSettled(operation);
+  }
+}
+
+// Answers.
+
+Status ClientThread::Remote::OnFrame(const FrameHeader& header, std::string_view meta) {
+  target.clear();
+  return thread->OnAnswer(this, header, meta);
+}
+
+Status ClientThread::Remote::OnPayload(const FrameHeader&, uint64_t, std::vector<iovec>* to) {
+  *to = std::exchange(target, {});
+  return Status();
+}
+
+Status ClientThread::Remote::OnFrameEnd(const FrameHeader& header) {
+  thread->OnAnswerEnd(this, header);
+  return Status();
+}
+
+Status ClientThread::OnAnswer(Remote* remote, const FrameHeader& header, std::string_view meta) {
+  const auto found = remote->unanswered.find(header.key);
+  if (found == remote->unanswered.end() || !found->second->sent) {
+    return Status(StatusCode::kInvalidArgument, "an answer to what was not asked");
+  }
+  Request& request = *found->second;
+  if (header.type == static_cast<uint8_t>(MessageType::kError)) {
+    ErrorReply reply;
+    if (Status s = Decode(meta, &reply); !s.ok()) return s;
+    request.refusal = Status(reply.code, StrCat("ps ", request.server, ": ", reply.message));
+  } else if (header.type != static_cast<uint8_t>(MessageType::kOk)) {
+    return Status(StatusCode::kInvalidArgument, "an answer of no known kind");
+  }
+  if (request.operation == nullptr) return Status();
+  if (request.refusal.ok()) {
+    if (Status s = request.operation->OnAnswer(request, &remote->view, meta, header.payload_bytes,
+                                               &remote->target);
+        !s.ok()) {
+      return s;
+    }
+  }
+  request.receiving = true;
+  return Status();
+}
+
+void ClientThread::OnAnswerEnd(Remote* remote, const FrameHeader& header) {
+  const auto found = remote->unanswered.find(header.key);
+  if (found == remote->unanswered.end()) return;
+  const RequestPtr request = found->second;
+  remote->unanswered.erase(found);
+  request->receiving = false;
+  Status status = request->refusal;
+  if (status.ok() && request->operation != nullptr) {
+    status = request->operation->OnPayload(*request);
+  }
+  Settle(request, status);
 }
 
 }  // namespace tfdist::ps

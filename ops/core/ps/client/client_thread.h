@@ -19,16 +19,17 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/net/event_loop.h"
+#include "core/net/message_stream.h"
 #include "core/net/socket.h"
-#include "core/ps/client/connection.h"
 #include "core/ps/client/operations/operation.h"
 
 namespace tfdist::ps {
 
-class ClientThread : private AnswerHandler {
+class ClientThread {
  public:
   static Status Create(int servers, double timeout_seconds, std::unique_ptr<ClientThread>* out);
-  ~ClientThread() override;
+  ~ClientThread();
 
   // Any thread may call these.
 
@@ -37,7 +38,7 @@ class ClientThread : private AnswerHandler {
   // Lets go of the server's connection, if it has one, and tells what is known of the server.
   Status Disconnect(int server, ServerView* view);
   // Takes a new connection, on which nothing is under way.
-  Status Adopt(int server, Fd socket, Lending lending, const ServerView& view);
+  Status Adopt(int server, PeerSocket socket, const std::string& welcome, const ServerView& view);
   void GiveUp(int server, const Status& status);
   // Calls `what` from this thread, after `seconds`; not at all if it has ended by then.
   void CallLater(double seconds, std::function<void()> what);
@@ -50,11 +51,19 @@ class ClientThread : private AnswerHandler {
   void Close();
 
  private:
-  struct Remote {
-    std::unique_ptr<Connection> connection;
+  // One server.
+  struct Remote final : StreamHandler {
+    Status OnFrame(const FrameHeader& header, std::string_view meta) override;
+    Status OnPayload(const FrameHeader& header, uint64_t received, std::vector<iovec>* to) override;
+    Status OnFrameEnd(const FrameHeader& header) override;
+    void OnSent(void*, uint64_t) override {}
+
+    ClientThread* thread = nullptr;
+    std::unique_ptr<MessageStream> stream;
     ServerView view;
-    std::map<uint64_t, RequestPtr> unanswered;  // by number
-    bool stale = false;                         // the connection is of no use any more
+    std::map<uint64_t, RequestPtr> unanswered;  // by id
+    std::vector<iovec> target;                  // of the answer that is being received
+    bool stale = false;                         // the stream is of no use any more
     Status given_up;
   };
 
@@ -66,8 +75,7 @@ class ClientThread : private AnswerHandler {
 
   // The thread only, from here on.
   void Run();
-  int WaitMilliseconds() const;
-  void RunCommands();
+  TimePoint NextDeadline() const;
   void HandleEvents(int server, uint32_t events);
   void WatchWritable(int server, bool on);
   void FlushConnections();
@@ -89,23 +97,20 @@ class ClientThread : private AnswerHandler {
   Status TakePushFailure();
   std::string ServersOwingPushes() const;
 
-  Status OnAnswer(int server, const MessageHeader& header, std::string_view meta,
-                  std::vector<iovec>* target) override;
-  Status OnPayload(int server, const MessageHeader& header) override;
-  void Resend(int server, const RequestPtr& request);
+  Status OnAnswer(Remote* remote, const FrameHeader& header, std::string_view meta);
+  void OnAnswerEnd(Remote* remote, const FrameHeader& header);
 
   const double timeout_seconds_;
-  Fd epoll_, wake_;
+  EventLoop loop_;
+  CommandQueue commands_;
   std::thread thread_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::function<void()>> commands_;  // guarded by mutex_
-  std::deque<int> lost_;                         // guarded by mutex_
-  uint64_t open_pushes_ = 0;                     // guarded by mutex_
-  Status push_failure_;                          // guarded by mutex_; the next pull's
-  bool closing_ = false;                         // guarded by mutex_
-  bool ended_ = false;                           // guarded by mutex_
+  std::deque<int> lost_;      // guarded by mutex_
+  uint64_t open_pushes_ = 0;  // guarded by mutex_
+  Status push_failure_;       // guarded by mutex_; the next pull's
+  bool closing_ = false;      // guarded by mutex_
 
   std::vector<Remote> remotes_;
   std::multimap<TimePoint, std::function<void()>> later_;

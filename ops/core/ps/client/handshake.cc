@@ -8,63 +8,51 @@ namespace tfdist::ps {
 
 Status Handshake::Begin(const std::string& address, bool local, const Key& key,
                         const Hello& hello) {
-  Status s = Dial(address, local, deadline_, &socket_);
-  if (s.ok()) s = Authenticate(socket_, key, hello, deadline_);
-  HeaderBytes welcome;
-  if (s.ok()) s = ReceiveAll(socket_.fd, welcome.data(), welcome.size(), deadline_);
+  if (Status s = Dial(address, local, deadline_, &socket_); !s.ok()) return s;
+  if (Status s = Authenticate(socket_, key, hello, deadline_); !s.ok()) return s;
   FrameHeader header;
-  if (s.ok()) s = DecodeHeader(welcome.data(), &header);
-  if (s.ok() && (header.type != FrameType::kWelcome || header.length != 0)) {
-    s = Status(StatusCode::kInternal, StrCat("expected a WELCOME, received a frame of type ",
-                                             static_cast<int>(header.type)));
+  if (Status s = ReceiveFrame(&header, &welcome_); !s.ok()) return s;
+  if (!header.Is(FrameType::kWelcome) || (!welcome_.empty() && socket_.process == nullptr)) {
+    return Status(StatusCode::kInternal,
+                  StrCat("expected a WELCOME, received a frame of type ", int{header.type}));
   }
-  return s;
+  return Status();
 }
 
-Status Handshake::AgreeToLend(Lending* lending) {
-  if (socket_.process == nullptr) return Status();
-  lending->exposed = std::make_unique<ExposedMemory>();
-  ExposeMessage ours{lending->exposed->canary(), false}, theirs;
-  if (Status s = Ask(MessageType::kExpose, ours, {}, &theirs); !s.ok()) return s;
-  if (!theirs.reads) lending->exposed.reset();
-  lending->peer.emplace(socket_.process, theirs.canary);
-  if (!lending->peer->IsReadable()) {
-    lending->peer.reset();
-    return Status();
-  }
-  ours.reads = true;
-  return Ask(MessageType::kExpose, ours, {}, &theirs);
+Status Handshake::ReceiveFrame(FrameHeader* header, std::string* meta) {
+  FrameHeaderBytes head;
+  Status s = ReceiveAll(socket_.fd, head.data(), head.size(), deadline_);
+  if (s.ok()) s = Decode(head.data(), LimitsOfMessages, header);
+  if (!s.ok()) return s;
+  meta->resize(header->meta_bytes);
+  return ReceiveAll(socket_.fd, meta->data(), meta->size(), deadline_);
 }
 
 Status Handshake::Exchange(MessageType type, const std::string& meta,
                            const std::vector<iovec>& payload, std::string* answer) {
-  MessageHeader header;
-  header.type = type;
+  FrameHeader header = HeaderOf(type, 0);
   header.meta_bytes = static_cast<uint32_t>(meta.size());
   for (const iovec& piece : payload) header.payload_bytes += piece.iov_len;
-  std::array<char, kMessageHeaderBytes> head = Encode(header);
+  const FrameHeaderBytes head = Encode(header);
   const std::string request = std::string(head.begin(), head.end()) + meta;
   Status s = SendAll(socket_.fd, request.data(), request.size(), deadline_);
   for (const iovec& piece : payload) {
     if (!s.ok()) return s;
     s = SendAll(socket_.fd, static_cast<const char*>(piece.iov_base), piece.iov_len, deadline_);
   }
-  if (s.ok()) s = ReceiveAll(socket_.fd, head.data(), head.size(), deadline_);
-  if (s.ok()) s = Decode(head.data(), &header);
+  if (s.ok()) s = ReceiveFrame(&header, answer);
   if (!s.ok()) return s;
-  answer->resize(header.meta_bytes);
-  s = ReceiveAll(socket_.fd, answer->data(), answer->size(), deadline_);
-  if (s.ok() && header.type == MessageType::kError) {
+  if (header.type == static_cast<uint8_t>(MessageType::kError)) {
     ErrorReply reply;
     s = Decode(*answer, &reply);
     return s.ok() ? Status(reply.code, reply.message) : s;
   }
-  if (s.ok() && (header.type != MessageType::kOk || header.payload_bytes != 0)) {
-    s = Status(StatusCode::kInternal,
-               StrCat("expected an answer without values, received ", header.payload_bytes,
-                      " bytes in a message of type ", static_cast<int>(header.type)));
+  if (header.type != static_cast<uint8_t>(MessageType::kOk) || header.payload_bytes != 0) {
+    return Status(StatusCode::kInternal,
+                  StrCat("expected an answer without values, received ", header.payload_bytes,
+                         " bytes in a message of type ", int{header.type}));
   }
-  return s;
+  return Status();
 }
 
 }  // namespace tfdist::ps

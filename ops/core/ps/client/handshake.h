@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/net/authenticate.h"
 #include "core/net/frame.h"
 #include "core/net/socket.h"
-#include "core/ps/client/connection.h"
 #include "core/ps/protocol/message.h"
 
 namespace tfdist::ps {
@@ -36,17 +36,18 @@ class Handshake {
     return Exchange(type, meta, {}, &nothing);
   }
 
-  // Finds out which end of a unix socket can read the other's memory; none over TCP.
-  Status AgreeToLend(Lending* lending);
-
-  Fd TakeSocket() { return std::move(socket_.fd); }
+  PeerSocket TakeSocket() { return std::move(socket_); }
+  // The meta of the server's WELCOME, for the stream that takes the socket.
+  const std::string& welcome() const { return welcome_; }
 
  private:
   Status Exchange(MessageType type, const std::string& meta, const std::vector<iovec>& payload,
                   std::string* answer);
+  Status ReceiveFrame(FrameHeader* header, std::string* meta);
 
   const TimePoint deadline_;
   PeerSocket socket_;
+  std::string welcome_;
 };
 
 }  // namespace tfdist::ps

@@ -8,11 +8,6 @@
 namespace tfdist::ps {
 namespace {
 
-constexpr uint32_t kMessageMagic =
-    0x50465401;  // "\x01TFP": the version is the first byte on the wire
-
-constexpr size_t kExposedPieceBytes = 2 * sizeof(uint64_t);  // address and size
-
 // Whether T lists its fields.
 template <typename T, typename Visitor, typename = void>
 struct HasFields : std::false_type {};
@@ -122,14 +117,27 @@ class FieldReader {
   Reader reader_;
 };
 
-bool IsKnown(uint8_t type) {
-  return (type >= static_cast<uint8_t>(MessageType::kOpen) &&
-          type <= static_cast<uint8_t>(MessageType::kFindRows)) ||
-         (type >= static_cast<uint8_t>(MessageType::kOk) &&
-          type <= static_cast<uint8_t>(MessageType::kResend));
+}  // namespace
+
+bool LimitsOfMessages(uint8_t type, FrameLimits* limits) {
+  const auto within = [type](MessageType first, MessageType last) {
+    return type >= static_cast<uint8_t>(first) && type <= static_cast<uint8_t>(last);
+  };
+  *limits = {kMaxMetaBytes, kMaxPayloadBytes};
+  return within(MessageType::kOpen, MessageType::kFindRows) ||
+         within(MessageType::kOk, MessageType::kError);
 }
 
-}  // namespace
+StreamOptions MessageStreamOptions() {
+  StreamOptions options;
+  options.limits_of = LimitsOfMessages;
+  options.buffer_bytes = 64 << 10;
+  options.receive_budget = 4 << 20;
+  options.min_exposed = 64 << 10;
+  options.max_exposed_pieces = 64 << 10;
+  options.resend_refused = true;
+  return options;
+}
 
 template <typename Message, typename>
 std::string Encode(const Message& message) {
@@ -148,7 +156,6 @@ Status Decode(std::string_view meta, Message* message) {
   template Status Decode(std::string_view, Message*)
 TFDIST_INSTANTIATE(OpenRequest);
 TFDIST_INSTANTIATE(OpenReply);
-TFDIST_INSTANTIATE(ExposeMessage);
 TFDIST_INSTANTIATE(CreateRequest);
 TFDIST_INSTANTIATE(CreateReply);
 TFDIST_INSTANTIATE(BindRequest);
@@ -189,67 +196,6 @@ bool IsErrorCode(StatusCode code) {
       break;
   }
   return false;
-}
-
-std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header) {
-  FieldWriter writer;
-  writer(kMessageMagic, static_cast<uint8_t>(header.type), uint8_t{0}, uint16_t{0}, header);
-  const std::string bytes = writer.Take();
-  std::array<char, kMessageHeaderBytes> out;
-  std::copy(bytes.begin(), bytes.end(), out.begin());
-  return out;
-}
-
-Status Decode(const char* bytes, MessageHeader* header) {
-  uint32_t magic = 0;
-  uint16_t reserved16 = 0;
-  uint8_t type = 0, reserved8 = 0;
-  FieldReader reader(std::string_view(bytes, kMessageHeaderBytes));
-  reader(magic, type, reserved8, reserved16, *header);
-  if (magic != kMessageMagic) {
-    return Status(StatusCode::kInvalidArgument, "not a tfdist message, or of another version");
-  }
-  if (!IsKnown(type)) {
-    return Status(StatusCode::kInvalidArgument, StrCat("unknown message type ", int{type}));
-  }
-  header->type = static_cast<MessageType>(type);
-  if (header->meta_bytes > kMaxMetaBytes || header->payload_bytes > kMaxPayloadBytes) {
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat("message of type ", int{type}, " claims ", header->meta_bytes, " and ",
-                         header->payload_bytes, " bytes, the limits are ", kMaxMetaBytes, " and ",
-                         kMaxPayloadBytes));
-  }
-  reader.Check(reserved8 == 0 && reserved16 == 0);
-  reader.Check(header->exposed_pieces <= header->meta_bytes / kExposedPieceBytes);
-  return reader.Finish("message header");
-}
-
-void AppendExposed(const std::vector<iovec>& payload, MessageHeader* header, std::string* meta) {
-  Writer pieces;
-  for (const iovec& piece : payload) {
-    pieces.Put(reinterpret_cast<uint64_t>(piece.iov_base)).Put(uint64_t{piece.iov_len});
-  }
-  *meta += pieces.Take();
-  header->exposed_pieces = static_cast<uint32_t>(payload.size());
-  header->meta_bytes = static_cast<uint32_t>(meta->size());
-}
-
-Status TakeExposed(const MessageHeader& header, std::string_view* meta,
-                   std::vector<iovec>* payload) {
-  const size_t begin = meta->size() - header.exposed_pieces * kExposedPieceBytes;
-  Reader reader(meta->substr(begin));
-  *meta = meta->substr(0, begin);
-  uint64_t missing = header.payload_bytes;
-  payload->clear();
-  for (uint32_t i = 0; i < header.exposed_pieces; ++i) {
-    uint64_t address = 0, bytes = 0;
-    reader.Get(&address).Get(&bytes);
-    if (bytes > missing) reader.Fail();
-    missing -= std::min(missing, bytes);
-    payload->push_back({reinterpret_cast<void*>(address), bytes});
-  }
-  if (header.exposed_pieces > 0 && missing > 0) reader.Fail();
-  return reader.Finish("list of exposed memory");
 }
 
 }  // namespace tfdist::ps

@@ -1,9 +1,8 @@
-// The messages between a worker and a parameter server: a fixed header, `meta` (small, parsed),
-// then `payload` (values in the order in which meta lists them, without gaps).
+// The frames between a worker and a parameter server (net/frame.h): their metas are below, their
+// payloads are values, in the order that meta lists them, without gaps.
 //
-// A connection begins with the HELLO of core/net/frame.h, answered by a WELCOME. From then on the
-// worker sends requests, and the server answers each with an OK or an ERROR of the same request id.
-// Answers come in any order: a pull may have to wait.
+// The worker sends requests, each with an id as its key. The server answers each with an OK or an
+// ERROR of the same key. Answers come in any order: a pull may have to wait.
 //
 //   - OPEN: identifies the worker's process; the answer has the worker's clock
 //   - CREATE: shards by name; the answer gives each an id, or says that it does not exist. Entries
@@ -20,21 +19,9 @@
 //   - FIND_ROWS: which ids have rows, and optionally their values; creates none. The answer also
 //     has the number of rows.
 //   - LEAVE: the worker has finished its program
-//
-// If both are on one machine, a large payload is exposed instead of sent (core/net/peer_memory.h):
-// meta ends with the addresses of its pieces, and nothing follows it.
-//
-//   - EXPOSE: where the worker's canary is, and whether it can read the server's memory; the answer
-//     has the same of the server
-//   - RELEASE: the worker has read the exposed payload of the answer with this request id; it is
-//     not answered
-//   - RESEND, an answer: the exposed payload of the request cannot be read; send it
 #ifndef TFDIST_OPS_CORE_PS_PROTOCOL_MESSAGE_H_
 #define TFDIST_OPS_CORE_PS_PROTOCOL_MESSAGE_H_
 
-#include <sys/uio.h>
-
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -43,7 +30,8 @@
 
 #include "core/base/status.h"
 #include "core/math/dtype.h"
-#include "core/net/peer_memory.h"
+#include "core/net/frame.h"
+#include "core/net/message_stream.h"
 #include "core/ps/optimizers/optimizer.h"
 #include "core/ps/table/table_config.h"
 #include "core/ps/table/table_edit.h"
@@ -51,31 +39,26 @@
 namespace tfdist::ps {
 
 enum class MessageType : uint8_t {
-  kOpen = 1,
-  kCreate = 2,
-  kBind = 3,
-  kPull = 4,
-  kPush = 5,
-  kSet = 6,
-  kReduce = 7,
-  kLeave = 8,
-  kExpose = 9,
-  kRelease = 10,
-  kTable = 11,
-  kLookup = 12,
-  kScanRows = 13,
-  kEditRows = 14,
-  kFindRows = 15,
+  kOpen = kFirstPsType,
+  kCreate,
+  kBind,
+  kPull,
+  kPush,
+  kSet,
+  kReduce,
+  kLeave,
+  kTable,
+  kLookup,
+  kScanRows,
+  kEditRows,
+  kFindRows,
   kOk = 64,
-  kError = 65,
-  kResend = 66,
+  kError,
 };
 
-inline constexpr size_t kMessageHeaderBytes = 32;
 inline constexpr size_t kMaxMetaBytes = 64 << 20;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 36;  // 64 GB
 inline constexpr size_t kMaxNameBytes = 1024;                    // of a shard
-inline constexpr uint64_t kMinExposedBytes = 64 << 10;           // smaller payloads are sent
 inline constexpr uint32_t kNoShard = 0xffffffff;
 
 // Every message lists its fields once, in their order on the wire, in a static function
@@ -92,20 +75,6 @@ inline constexpr uint32_t kNoShard = 0xffffffff;
 //   visit.Check(condition)         the message is malformed unless the condition holds
 //
 // kName is the message's name in errors.
-
-struct MessageHeader {
-  MessageType type = MessageType::kOk;
-  uint32_t meta_bytes = 0;
-  uint64_t payload_bytes = 0;
-  uint64_t request_id = 0;
-  uint32_t exposed_pieces = 0;  // of the payload; 0: the payload follows meta
-
-  // All but the type, which follows the magic number.
-  template <typename Message, typename Visitor>
-  static void Fields(Message& m, Visitor& visit) {
-    visit(m.meta_bytes, m.exposed_pieces, m.payload_bytes, m.request_id);
-  }
-};
 
 struct OpenRequest {
   static constexpr char kName[] = "OPEN request";
@@ -125,17 +94,6 @@ struct OpenReply {
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {
     visit(m.incarnation, m.clock);
-  }
-};
-
-struct ExposeMessage {
-  static constexpr char kName[] = "EXPOSE message";
-  CanaryInfo canary;
-  bool reads = false;  // whether the sender can read the receiver's memory
-
-  template <typename Message, typename Visitor>
-  static void Fields(Message& m, Visitor& visit) {
-    visit(m.canary.address, m.canary.value, m.reads);
   }
 };
 
@@ -440,8 +398,16 @@ struct ErrorReply {
   }
 };
 
-std::array<char, kMessageHeaderBytes> Encode(const MessageHeader& header);
-Status Decode(const char* bytes, MessageHeader* header);
+// The types above, and how large their frames may be.
+bool LimitsOfMessages(uint8_t type, FrameLimits* limits);
+// How both ends use a connection.
+StreamOptions MessageStreamOptions();
+inline FrameHeader HeaderOf(MessageType type, uint64_t id) {
+  FrameHeader header;
+  header.type = static_cast<uint8_t>(type);
+  header.key = id;
+  return header;
+}
 
 // `meta` of the messages above, and back. Decode fails if `meta` is anything but a whole message;
 // `message` is then undefined.
@@ -453,12 +419,6 @@ Status Decode(std::string_view meta, Message* message);
 // Whether all fields of both are equal, bit by bit.
 bool SameFields(const TableConfig& a, const TableConfig& b);
 bool SameFields(const OptimizerConfig& a, const OptimizerConfig& b);
-
-// Appends the addresses of an exposed payload to `meta`, and sets the header's sizes of both.
-void AppendExposed(const std::vector<iovec>& payload, MessageHeader* header, std::string* meta);
-// Removes them from `meta` again. Fails unless they make up the payload.
-Status TakeExposed(const MessageHeader& header, std::string_view* meta,
-                   std::vector<iovec>* payload);
 
 }  // namespace tfdist::ps
 

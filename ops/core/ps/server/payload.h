@@ -2,17 +2,17 @@
 #ifndef TFDIST_OPS_CORE_PS_SERVER_PAYLOAD_H_
 #define TFDIST_OPS_CORE_PS_SERVER_PAYLOAD_H_
 
+#include <sys/uio.h>
+
 #include <cstdint>
 #include <vector>
 
 #include "core/base/block.h"
-#include "core/base/status.h"
-#include "core/net/peer_memory.h"
 
 namespace tfdist::ps {
 
-// An expected part: the value of an existing shard, or a size that the sender claims. Memory for a
-// claimed size is allocated as its bytes arrive.
+// What is expected: the value of a shard that is here, or as much as the sender says. Memory for
+// the latter is taken as its bytes come.
 struct PayloadPart {
   uint64_t bytes = 0;
   bool of_shard = false;
@@ -22,36 +22,31 @@ class Payload {
  public:
   explicit Payload(BlockPool* pool) : pool_(pool) {}
 
-  // Begins a request's payload: its parts, or a number of bytes to discard.
+  // Begins with a request's payload. As NextRoom, it throws OverBudget or std::bad_alloc if there
+  // is no memory.
   void Expect(std::vector<PayloadPart> parts);
-  void Discard(uint64_t bytes);
-  // Discards the parts that have arrived, and those that will.
-  void DiscardRest();
-
-  bool complete() const { return discard_ == 0 && part_ == parts_.size(); }
-  // Reads once from a socket. `received` is 0 if no bytes were available. Like Copy, it throws
-  // OverBudget or std::bad_alloc if there is no memory for the payload.
-  Status Receive(int socket, uint64_t* received);
-  // Reads all of it from the sender's memory.
-  Status Copy(RemoteRead* lent);
-  std::vector<BlockPtr> Take();
+  // Appends memory for the bytes from `received` on; those before have arrived.
+  void NextRoom(uint64_t received, std::vector<iovec>* room);
+  // Lets go of what has arrived.
+  void Discard() {
+    parts_.clear();
+    blocks_.clear();
+  }
+  // Ends a payload of which all `received` bytes have arrived.
+  std::vector<BlockPtr> Take(uint64_t received);
 
  private:
   uint64_t Room(size_t part) const;
   void MakeRoom(size_t part);
-  size_t NextRoom(iovec* pieces, size_t max_pieces);
-  void Advance(uint64_t bytes);
+  void Advance(uint64_t received);
 
   BlockPool* const pool_;
-  uint64_t discard_ = 0;
   std::vector<PayloadPart> parts_;
-  std::vector<BlockPtr> blocks_;  // of the parts that have started
+  std::vector<BlockPtr> blocks_;  // of the parts that have begun
   size_t part_ = 0;               // the first incomplete one
   uint64_t filled_ = 0;           // bytes of it
+  uint64_t received_ = 0;         // bytes in all
 };
-
-// One recv. OK with 0 bytes if none are available; an error if the peer has closed the connection.
-Status ReceiveSome(int socket, char* data, size_t size, uint64_t* received);
 
 }  // namespace tfdist::ps
 

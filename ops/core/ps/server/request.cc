@@ -20,7 +20,7 @@ class Layout {
     }
   }
   // Gives the request its parts. Fails if they do not add up to the payload's size.
-  Status Finish(const MessageHeader& header, ClientRequest* request) {
+  Status Finish(const FrameHeader& header, ClientRequest* request) {
     if (too_large_ || bytes_ != header.payload_bytes) {
       return InvalidArgument(StrCat("a request with ", header.payload_bytes,
                                     " bytes of values, expected ",
@@ -47,7 +47,7 @@ Status NoSuchShard(uint32_t id) {
   return InvalidArgument(StrCat("there is no shard ", id, "; it was never created here"));
 }
 
-Status LayOut(const MessageHeader& header, const CreateRequest& body, const Store& store,
+Status LayOut(const FrameHeader& header, const CreateRequest& body, const Store& store,
               ClientRequest* request) {
   Layout layout;
   uint64_t fresh_bytes = 0;
@@ -97,7 +97,7 @@ Status CheckTableRows(const PushRequest::Entry& entry, const Store& store) {
   return Status();
 }
 
-Status LayOut(const MessageHeader& header, const LookupRequest& body, const Store& store,
+Status LayOut(const FrameHeader& header, const LookupRequest& body, const Store& store,
               ClientRequest* request) {
   Layout layout;
   uint64_t answer_bytes = 0;
@@ -122,7 +122,7 @@ Status LayOut(const MessageHeader& header, const LookupRequest& body, const Stor
   return status;
 }
 
-Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store& store,
+Status LayOut(const FrameHeader& header, const ScanRowsRequest& body, const Store& store,
               ClientRequest* request) {
   if (store.FindTable(body.table) == nullptr) {
     request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to dump"));
@@ -130,7 +130,7 @@ Status LayOut(const MessageHeader& header, const DumpRequest& body, const Store&
   return Layout().Finish(header, request);
 }
 
-Status LayOut(const MessageHeader& header, const EditRowsRequest& body, const Store& store,
+Status LayOut(const FrameHeader& header, const EditRowsRequest& body, const Store& store,
               ClientRequest* request) {
   const Table* const table = store.FindTable(body.table);
   if (table == nullptr) {
@@ -151,7 +151,7 @@ Status LayOut(const MessageHeader& header, const EditRowsRequest& body, const St
   return layout.Finish(header, request);
 }
 
-Status LayOut(const MessageHeader& header, const FindRowsRequest& body, const Store& store,
+Status LayOut(const FrameHeader& header, const FindRowsRequest& body, const Store& store,
               ClientRequest* request) {
   const Table* const table = store.FindTable(body.table);
   uint64_t answer_bytes = 0;
@@ -172,7 +172,7 @@ Status LayOut(const MessageHeader& header, const FindRowsRequest& body, const St
   return status;
 }
 
-Status LayOut(const MessageHeader& header, const PushRequest& body, const Store& store,
+Status LayOut(const FrameHeader& header, const PushRequest& body, const Store& store,
               ClientRequest* request) {
   Layout layout;
   for (const PushRequest::Entry& entry : body.entries) {
@@ -200,7 +200,7 @@ Status LayOut(const MessageHeader& header, const PushRequest& body, const Store&
   return layout.Finish(header, request);
 }
 
-Status LayOut(const MessageHeader& header, const SetRequest& body, const Store& store,
+Status LayOut(const FrameHeader& header, const SetRequest& body, const Store& store,
               ClientRequest* request) {
   Layout layout;
   for (const uint32_t id : body.shards) {
@@ -214,7 +214,7 @@ Status LayOut(const MessageHeader& header, const SetRequest& body, const Store& 
   return layout.Finish(header, request);
 }
 
-Status LayOut(const MessageHeader& header, const ReduceRequest& body, const Store&,
+Status LayOut(const FrameHeader& header, const ReduceRequest& body, const Store&,
               ClientRequest* request) {
   Layout layout;
   for (size_t i = 0; i < body.dtypes.size(); ++i) {
@@ -230,7 +230,7 @@ Status LayOut(const MessageHeader& header, const ReduceRequest& body, const Stor
 
 // Requests without values.
 template <typename Body>
-Status LayOut(const MessageHeader& header, const Body&, const Store&, ClientRequest* request) {
+Status LayOut(const FrameHeader& header, const Body&, const Store&, ClientRequest* request) {
   return Layout().Finish(header, request);
 }
 
@@ -239,7 +239,7 @@ Status Decode(std::string_view meta, LeaveRequest*) {
 }
 
 template <typename Body>
-Status ParseAs(const MessageHeader& header, std::string_view meta, const Store& store,
+Status ParseAs(const FrameHeader& header, std::string_view meta, const Store& store,
                ClientRequest* request) {
   Body body;
   if (Status s = Decode(meta, &body); !s.ok()) return s;
@@ -324,7 +324,7 @@ struct SubjectOf {
     for (const auto& entry : body.entries) names->AddTable(store, entry.table);
     return "a lookup in ";
   }
-  const char* operator()(const DumpRequest& body) const {
+  const char* operator()(const ScanRowsRequest& body) const {
     names->AddTable(store, body.table);
     return "a copy of rows of ";
   }
@@ -358,11 +358,11 @@ Status OutOfMemory(const ClientRequest& request, const Store& store, const std::
                        over == nullptr ? "needs more than the system gives" : over->text()));
 }
 
-Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
+Status Parse(const FrameHeader& header, std::string_view meta, const Store& store,
              ClientRequest* request) {
   *request = ClientRequest();
-  request->id = header.number;
-  switch (header.type) {
+  request->id = header.key;
+  switch (static_cast<MessageType>(header.type)) {
     case MessageType::kOpen:
       return ParseAs<OpenRequest>(header, meta, store, request);
     case MessageType::kCreate:
@@ -383,21 +383,18 @@ Status Parse(const MessageHeader& header, std::string_view meta, const Store& st
       return ParseAs<TableRequest>(header, meta, store, request);
     case MessageType::kLookup:
       return ParseAs<LookupRequest>(header, meta, store, request);
-    case MessageType::kDump:
-      return ParseAs<DumpRequest>(header, meta, store, request);
+    case MessageType::kScanRows:
+      return ParseAs<ScanRowsRequest>(header, meta, store, request);
     case MessageType::kEditRows:
       return ParseAs<EditRowsRequest>(header, meta, store, request);
     case MessageType::kFindRows:
       return ParseAs<FindRowsRequest>(header, meta, store, request);
-    case MessageType::kLend:
-    case MessageType::kCopied:  // handled by the session
     case MessageType::kOk:
     case MessageType::kError:
-    case MessageType::kResend:
       break;
   }
   return InvalidArgument(
-      StrCat("expected a request, received a message of type ", static_cast<int>(header.type)));
+      StrCat("expected a request, received a message of type ", int{header.type}));
 }
 
 }  // namespace tfdist::ps

@@ -41,7 +41,7 @@ struct ClientRequest {
 
 // Reads a request's meta. Fails if it is malformed, or does not agree with the payload's size. A
 // well-formed request for something impossible is marked as refused.
-Status Parse(const MessageHeader& header, std::string_view meta, const Store& store,
+Status Parse(const FrameHeader& header, std::string_view meta, const Store& store,
              ClientRequest* request);
 
 // The refusal of a request for lack of memory; names the request's tables or variables.

@@ -69,7 +69,7 @@ class Server::Impl : private ReplyChannel {
   Impl(const ServerOptions& options, Listener listener)
       : port_(listener.port()),
         incarnation_(RandomNumber()),
-        store_(options),
+        store_(options, options.schedule.workers),
         handler_(options, incarnation_, &store_, this),
         acceptor_(std::move(listener)),
         workers_(options.schedule.workers) {
@@ -104,7 +104,7 @@ class Server::Impl : private ReplyChannel {
     }
     started_ = true;
     acceptor_.Open(
-        threads_[0]->epoll(), key, incarnation_, 0,
+        threads_[0]->loop(), key, incarnation_, 0,
         [this](uint32_t rank) { return rank < static_cast<uint32_t>(workers_); },
         [this](uint32_t rank, PeerSocket socket) {
           const uint64_t session = next_session_++;

@@ -15,25 +15,19 @@
 #include "core/base/block.h"
 #include "core/base/status.h"
 #include "core/math/dtype.h"
-#include "core/net/frame.h"
+#include "core/net/authenticate.h"
 #include "core/ps/server/schedule.h"
-#include "core/ps/table/row_clock.h"
+#include "core/ps/store/store.h"
+#include "core/ps/table/table.h"
 
 namespace tfdist::ps {
 
-enum class Compensation : uint8_t { kNone = 0, kDcAsgd = 1, kAdaDelay = 2 };
-
-struct ServerOptions {
+struct ServerOptions : StoreOptions {
   int index = 0;  // which server of the job, for messages
   ScheduleOptions schedule;
-  bool hogwild = false;  // updates without locks, in place: a pull may mix old and new values
-  Compensation compensation = Compensation::kNone;
-  double compensation_lambda = 0.04;  // dc-asgd
-  bool refuse_unlogged = false;       // refuse pushes while the redo log cannot record them
+  bool refuse_unlogged = false;  // refuse pushes while the redo log cannot record them
   int threads = 2;
-  size_t trace_events = 0;     // capacity of the trace of pushes and pulls
-  uint64_t memory_budget = 0;  // bytes that the server may hold; 0: no limit
-  TimeSources time;
+  size_t trace_events = 0;  // capacity of the trace of pushes and pulls
 };
 
 struct ServerStats {
@@ -65,16 +59,6 @@ struct TraceEvent {
   uint64_t clock = 0;    // of the worker (ssp) or the step
   uint64_t slowest = 0;  // smallest clock of an active worker
 };
-
-// A shard of a snapshot. Its block does not change while it is held.
-struct SavedShard {
-  std::string name;
-  DType dtype = DType::kFloat32;
-  uint64_t elements = 0;
-  BlockPtr block;
-};
-
-class Table;
 
 // The state of a server at one moment, between two pushes.
 struct ServerSnapshot {

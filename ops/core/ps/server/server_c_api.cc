@@ -18,9 +18,9 @@
 #include "core/base/handle_table.h"
 #include "core/ps/protocol/message.h"
 #include "core/ps/server/server.h"
+#include "core/ps/table/ids_by_server.h"
 #include "core/ps/table/rows_c_api.h"
 #include "core/ps/table/table.h"
-#include "core/ps/table/unique_ids.h"
 
 // The fields of ServerOptions and ScheduleOptions; enumerations and booleans as numbers.
 struct tfdist_ps_server_options {
@@ -214,9 +214,9 @@ int tfdist_ps_server_restore_rows(int64_t handle, int index, const tfdist_ps_row
       return Status(StatusCode::kInvalidArgument, StrCat("there is no saved table ", index));
     }
     return WithMemory("saved rows", [&] {
-      tables[index]->Restore({rows->count, rows->removed_count, rows->ids, rows->used, rows->counts,
-                              rows->content, rows->removed},
-                             server, servers);
+      tables[index]->ImportRows({rows->count, rows->removed_count, rows->ids, rows->used,
+                                 rows->counts, rows->content, rows->removed},
+                                server, servers);
       return Status();
     });
   });
@@ -399,7 +399,7 @@ bool tfdist_ps_snapshot_table(int64_t snapshot, uint64_t index, tfdist_ps_saved_
   if (found == nullptr || index >= found->server.tables.size()) return false;
   const ps::Table& table = *found->server.tables[index];
   const std::string& description = found->descriptions[index];
-  const ps::StepValues step = table.saved_step();
+  const ps::StepValues step = table.snapshot_step();
   *out = {description.data(),     description.size(), table.name().c_str(),
           table.content_floats(), step.learning_rate, step.step};
   return true;
@@ -419,9 +419,9 @@ int tfdist_ps_snapshot_next_rows(int64_t snapshot, uint64_t index, uint64_t max_
   rows.content.clear();
   rows.removed.clear();
   try {
-    if (!found->server.tables[index]->NextSave(max_rows, &rows)) return 0;
+    if (!found->server.tables[index]->NextSnapshotRows(max_rows, &rows)) return 0;
   } catch (const std::bad_alloc&) {
-    for (const auto& table : found->server.tables) table->EndSave();
+    for (const auto& table : found->server.tables) table->EndSnapshot();
     return -1;
   }
   *out = {rows.ids.size(),    rows.removed.size(), rows.ids.data(),    rows.used.data(),

@@ -1,9 +1,5 @@
 #include "core/ps/server/server_thread.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -25,18 +21,7 @@ ServerThread::ServerThread(Store* store, RequestHandler* handler, TrafficStats* 
 
 ServerThread::~ServerThread() { Stop(); }
 
-Status ServerThread::Create() {
-  epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
-  wake_ = Fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = kWakeTag;
-  if (!epoll_.valid() || !wake_.valid() ||
-      epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
-    return Status(StatusCode::kUnavailable, StrCat("epoll: ", std::strerror(errno)));
-  }
-  return Status();
-}
+Status ServerThread::Create() { return loop_.Create(); }
 
 void ServerThread::Start(Acceptor* acceptor) {
   acceptor_ = acceptor;
@@ -59,8 +44,7 @@ void ServerThread::Post(const Put& put) {
       mail_.lost = true;
     }
   }
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+  loop_.Wake();
 }
 
 void ServerThread::Adopt(uint64_t session, int worker, PeerSocket socket) {
@@ -80,31 +64,20 @@ void ServerThread::WakeTimer() {
 }
 
 void ServerThread::Run() {
-  std::vector<epoll_event> events(64);
   do {
-    const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-                                 WaitMilliseconds());
-    for (int i = 0; i < ready; ++i) HandleEvent(events[i].data.u64, events[i].events);
+    loop_.Wait(NextDeadline(), [this](uint64_t tag, uint32_t events) { HandleEvent(tag, events); });
     CheckTime();
   } while (ReadMail());
   stats_->connections -= sessions_.size();
   sessions_.clear();
 }
 
-int ServerThread::WaitMilliseconds() const {
-  constexpr int64_t kMost = 3600 * 1000;
-  TimePoint next = due_;
-  if (acceptor_ != nullptr) next = std::min(next, acceptor_->NextDeadline());
-  if (next == TimePoint::max()) return kMost;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, kMost));
+TimePoint ServerThread::NextDeadline() const {
+  return acceptor_ == nullptr ? due_ : std::min(due_, acceptor_->NextDeadline());
 }
 
 void ServerThread::HandleEvent(uint64_t tag, uint32_t events) {
-  if (tag == kWakeTag) {
-    uint64_t count;
-    [[maybe_unused]] const ssize_t drained = read(wake_.get(), &count, sizeof(count));
-  } else if (tag >= Acceptor::kFirstTag) {
+  if (tag >= Acceptor::kFirstTag) {
     try {
       acceptor_->OnReady(tag);
     } catch (const std::bad_alloc&) {  // the peer connects again
@@ -163,9 +136,11 @@ bool ServerThread::ReadMail() {
 }
 
 void ServerThread::Adopt(Arrival* arrival) {
-  auto session = std::make_unique<Session>(arrival->session, arrival->worker,
-                                           std::move(arrival->socket), store_);
-  sessions_[arrival->session].session = std::move(session);
+  std::unique_ptr<Session>& session = sessions_[arrival->session].session;
+  session = std::make_unique<Session>(arrival->session, arrival->worker, std::move(arrival->socket),
+                                      store_, [this, &session](ClientRequest request) {
+                                        return OnRequest(session.get(), std::move(request));
+                                      });
   ++stats_->connections;
   Watch(arrival->session, false);
   Flush(arrival->session);
@@ -181,15 +156,14 @@ void ServerThread::HandleSession(uint64_t id, uint32_t events) {
   if (found == sessions_.end()) return;
   Session* const session = found->second.session.get();
   Status status;
+  if (events & EPOLLOUT) session->Unblock();
   if (events & EPOLLIN) {
-    status = session->Receive(
-        [&](ClientRequest request) { return OnRequest(session, std::move(request)); });
+    status = session->Receive();
   } else if (events & (EPOLLERR | EPOLLHUP)) {
     status = Status(StatusCode::kUnavailable, "the connection was closed");
   }
   if (status.ok()) return Flush(id);
-  if (status.code() != StatusCode::kUnavailable) ++stats_->broken_requests;
-  End(id, status);
+  Break(id, status);
 }
 
 Status ServerThread::OnRequest(Session* session, ClientRequest request) {
@@ -201,25 +175,38 @@ Status ServerThread::OnRequest(Session* session, ClientRequest request) {
 
 void ServerThread::Flush(uint64_t id) {
   Owned& owned = sessions_.at(id);
-  // Before the worker has its answer, after which it may ask for these.
-  stats_->bytes_received += owned.session->bytes_received() - owned.bytes_received;
-  owned.bytes_received = owned.session->bytes_received();
-  const Status status = owned.session->Flush();
-  stats_->bytes_sent += owned.session->bytes_sent() - owned.bytes_sent;
-  owned.bytes_sent = owned.session->bytes_sent();
-  if (!status.ok()) return End(id, status);
+  Session* const session = owned.session.get();
+  for (;;) {
+    // Before the worker has its answer, after which it may ask for these.
+    stats_->bytes_received += session->bytes_received() - owned.bytes_received;
+    owned.bytes_received = session->bytes_received();
+    session->Flush();
+    stats_->bytes_sent += session->bytes_sent() - owned.bytes_sent;
+    owned.bytes_sent = session->bytes_sent();
+    if (!session->stalled() || !session->wants_input()) break;
+    if (const Status status = session->Receive(); !status.ok()) return Break(id, status);
+  }
   Watch(id, true);
+}
+
+// Ends a session because of what has come, or has not.
+void ServerThread::Break(uint64_t id, const Status& why) {
+  if (why.code() != StatusCode::kUnavailable) ++stats_->broken_requests;
+  End(id, why);
 }
 
 void ServerThread::Watch(uint64_t id, bool added) {
   Owned& owned = sessions_.at(id);
-  epoll_event event{};
-  if (owned.session->wants_input()) event.events |= EPOLLIN;
-  if (owned.session->has_output()) event.events |= EPOLLOUT;
-  if (added && event.events == owned.watched) return;
-  owned.watched = event.events;
-  event.data.u64 = id;
-  epoll_ctl(epoll_.get(), added ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, owned.session->socket(), &event);
+  uint32_t events = 0;
+  if (owned.session->wants_input()) events |= EPOLLIN;
+  if (owned.session->has_output()) events |= EPOLLOUT;
+  if (added && events == owned.watched) return;
+  owned.watched = events;
+  if (added) {
+    loop_.Change(owned.session->socket(), id, events);
+  } else {
+    loop_.Add(owned.session->socket(), id, events);
+  }
 }
 
 void ServerThread::End(uint64_t id, const Status& why) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/net/acceptor.h"
+#include "core/net/event_loop.h"
 #include "core/net/socket.h"
 #include "core/ps/server/handlers/request_handler.h"
 #include "core/ps/server/session.h"
@@ -36,7 +37,7 @@ class ServerThread {
   void Start(Acceptor* acceptor);
   void Stop();
 
-  int epoll() const { return epoll_.get(); }
+  EventLoop* loop() { return &loop_; }
 
   // Any thread may call these.
   void Adopt(uint64_t session, int worker, PeerSocket socket);
@@ -45,9 +46,6 @@ class ServerThread {
   void WakeTimer();
 
  private:
-  static constexpr uint64_t kWakeTag = uint64_t{1}
-                                       << 39;  // sessions have less, the acceptor's more
-
   struct Arrival {
     uint64_t session;
     int worker;
@@ -67,7 +65,7 @@ class ServerThread {
 
   // The thread's own, from here on.
   void Run();
-  int WaitMilliseconds() const;
+  TimePoint NextDeadline() const;
   void HandleEvent(uint64_t tag, uint32_t events);
   // Returns false when the thread is to end.
   bool ReadMail();
@@ -78,13 +76,14 @@ class ServerThread {
   Status OnRequest(Session* session, ClientRequest request);
   void Flush(uint64_t id);
   void Watch(uint64_t id, bool added);
+  void Break(uint64_t id, const Status& why);
   void End(uint64_t id, const Status& why);
 
   Store* const store_;
   RequestHandler* const handler_;
   TrafficStats* const stats_;
   Acceptor* acceptor_ = nullptr;
-  Fd epoll_, wake_;
+  EventLoop loop_;
   std::thread thread_;
 
   std::mutex mutex_;

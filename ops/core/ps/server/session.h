@@ -1,89 +1,60 @@
-// One worker's connection, on the server's side: receives requests whole and sends answers, or
-// agrees with the worker to read each other's memory. Used by one thread only.
+// A worker's connection, on the server's side: receives requests whole, and sends answers. Used by
+// one thread only.
 #ifndef TFDIST_OPS_CORE_PS_SERVER_SESSION_H_
 #define TFDIST_OPS_CORE_PS_SERVER_SESSION_H_
 
-#include <sys/uio.h>
-
-#include <array>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <map>
-#include <memory>
 #include <new>
-#include <optional>
-#include <string>
+#include <string_view>
+#include <vector>
 
+#include "core/net/message_stream.h"
 #include "core/net/socket.h"
+#include "core/ps/server/payload.h"
 #include "core/ps/server/request.h"
 
 namespace tfdist::ps {
 
-class Session {
+class Session : private StreamHandler {
  public:
-  // What has come, in order; it may answer with Send.
+  // Handles a request; it may answer with Send.
   using OnRequest = std::function<Status(ClientRequest request)>;
 
-  Session(uint64_t id, int worker, PeerSocket socket, Store* store);
+  Session(uint64_t id, int worker, PeerSocket socket, Store* store, OnRequest on_request);
 
   ClientContext* client() { return &client_; }
-  int socket() const { return socket_.get(); }
-  uint64_t bytes_received() const { return bytes_received_; }  // of values
-  uint64_t bytes_sent() const { return bytes_sent_; }
+  int socket() const { return stream_.fd(); }
+  uint64_t bytes_received() const { return stream_.bytes_received(); }  // of values
+  uint64_t bytes_sent() const { return stream_.bytes_sent(); }
 
-  // Receives what is there, up to about one request. An error ends the session: kUnavailable if
-  // the connection is broken, else because of what the worker has sent.
-  Status Receive(const OnRequest& on_request);
+  // Receives requests, within a budget. An error ends the session: kUnavailable if the connection
+  // is broken, else because of what the worker has sent.
+  Status Receive() { return stream_.Receive(*this); }
   void Send(Answer answer);
   // Sends as much as the connection takes.
-  Status Flush();
+  void Flush() { stream_.Flush(*this); }
 
-  bool has_output() const { return !outputs_.empty(); }
-  // Who does not take answers gets no more of them.
-  bool wants_input() const;
+  bool has_output() const { return !stream_.idle(); }
+  bool wants_input() const { return stream_.wants_input(); }
+  // Whether requests were held back because too many answers waited.
+  bool stalled() const { return stream_.stalled(); }
+  void Unblock() { stream_.Unblock(); }
 
  private:
-  enum class State { kHeader, kMeta, kPayload };
-  struct Output {
-    std::string head;  // header and meta
-    std::vector<BlockPtr> blocks;
-    size_t piece = 0;  // the first that is not sent whole: 0 is `head`
-    size_t sent = 0;   // bytes of it
-  };
-
-  Status ReceiveHeader(uint64_t* received);
-  Status ReceiveMeta(uint64_t* received);
-  Status ReceivePayload(uint64_t* received);
-  Status BeginPayload();
-  Status CopyPayload(std::vector<iovec> lent);
+  Status OnFrame(const FrameHeader& header, std::string_view meta) override;
+  Status OnPayload(const FrameHeader& header, uint64_t received,
+                   std::vector<iovec>* target) override;
+  Status OnFrameEnd(const FrameHeader& header) override;
+  void OnSent(void*, uint64_t) override {}
   void RefuseForMemory(const std::bad_alloc& error);
-  Status OnLend();
-  Status OnCopied();
-  void ExpectHeader();
-  size_t Gather(iovec* pieces, size_t most) const;
-  void Advance(size_t bytes);
 
   ClientContext client_;
-  const std::shared_ptr<const PeerProcess> process_;  // where the worker is on this machine
-  Fd socket_;
   Store* const store_;
-  State state_ = State::kHeader;
-  std::array<char, kMessageHeaderBytes> header_bytes_;
-  size_t header_received_ = 0;
-  MessageHeader header_;
-  std::string meta_;
-  size_t meta_received_ = 0;
+  const OnRequest on_request_;
   ClientRequest request_;
   Payload payload_;
-  bool whole_ = false;
-  std::deque<Output> outputs_;
-  uint64_t bytes_received_ = 0, bytes_sent_ = 0;
-
-  std::optional<PeerMemory> peer_;                  // if the worker lends
-  std::map<uint64_t, std::vector<BlockPtr>> lent_;  // by answer, until the worker has copied it
-  std::unique_ptr<ExposedMemory> exposed_;          // goes before what is lent does
-  bool worker_reads_ = false;                       // what is lent
+  MessageStream stream_;
 };
 
 }  // namespace tfdist::ps

@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "core/math/unique_ids.h"
+#include "core/ps/table/ids_by_server.h"
 
 namespace tfdist::ps {
 namespace {

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "core/math/cast16.h"
+
 namespace tfdist::ps {
 namespace {
 
@@ -65,9 +67,9 @@ LookupOperation::Group& LookupOperation::GroupOf(const TableLookup& lookup,
 }
 
 void LookupOperation::Add(const TableLookup& lookup, Group* group) {
-  const size_t before = group->unique.places().size();
+  const size_t before = group->unique.indices().size();
   group->unique.Add(lookup.ids.data(), lookup.ids.size());
-  const uint32_t* const indices = group->unique.places().data() + before;
+  const uint32_t* const indices = group->unique.indices().data() + before;
   auto* row = reinterpret_cast<float*>(lookup.rows.data);
   for (size_t i = 0; i < lookup.ids.size(); ++i, row += group->width) {
     // A new id has the next index.
@@ -162,7 +164,7 @@ Status LookupOperation::OnPayload(const Request& request) {
     const size_t row_bytes = group.width * ByteSize(group.wire);
     const char* from = part.received;
     for (const uint32_t index : part.indices) {
-      Widen(group.wire, from, group.rows[index], group.width);
+      CastToFloat32(group.wire, from, group.rows[index], group.width);
       from += row_bytes;
     }
   }

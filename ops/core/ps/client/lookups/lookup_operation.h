@@ -11,11 +11,12 @@
 
 #include "core/base/block.h"
 #include "core/math/dtype.h"
+#include "core/math/unique_ids.h"
 #include "core/ps/client/lookups/row_cache.h"
 #include "core/ps/client/operations/operation.h"
 #include "core/ps/client/operations/parameter_table.h"
 #include "core/ps/client/operations/table_directory.h"
-#include "core/ps/table/unique_ids.h"
+#include "core/ps/table/ids_by_server.h"
 
 namespace tfdist::ps {
 

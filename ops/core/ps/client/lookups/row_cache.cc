@@ -21,13 +21,13 @@ void RowCache::Get(const std::vector<int64_t>& ids, const std::vector<float*>& r
                    std::vector<uint32_t>* missing) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < ids.size(); ++i) {
-    const Rows::Number row = rows_.Find(ids[i], MixId(ids[i]));
-    if (row == Rows::kNone || IsStale(rows_.head(row), step)) {
+    const RowMap::Row row = rows_.Find(ids[i], MixId(ids[i]));
+    if (row == RowMap::kNone || IsStale(rows_.header(row), step)) {
       missing->push_back(static_cast<uint32_t>(i));
       continue;
     }
-    Rows::Head& head = rows_.head(row);
-    head.count += head.count < UINT32_MAX ? 1 : 0;
+    RowMap::Header& header = rows_.header(row);
+    header.count += header.count < UINT32_MAX ? 1 : 0;
     std::memcpy(rows[i], rows_.content(row), width_ * sizeof(float));
   }
 }
@@ -38,17 +38,17 @@ void RowCache::Put(const std::vector<int64_t>& ids, const std::vector<float*>& r
   if (edition != edition_) return;
   for (const uint32_t i : indices) {
     const uint64_t hash = MixId(ids[i]);
-    Rows::Number row = rows_.Find(ids[i], hash);
-    if (row == Rows::kNone) {
+    RowMap::Row row = rows_.Find(ids[i], hash);
+    if (row == RowMap::kNone) {
       if (rows_.size() >= max_rows_) EvictOne(step);
       row = rows_.Insert(ids[i], hash);
-      rows_.head(row) = {ids[i], static_cast<uint32_t>(step), 1};
+      rows_.header(row) = {ids[i], static_cast<uint32_t>(step), 1};
     } else {
-      Rows::Head& head = rows_.head(row);
+      RowMap::Header& header = rows_.header(row);
       // Of two overlapping requests for the row, the later one is newer.
-      if (static_cast<int32_t>(static_cast<uint32_t>(step) - head.used) < 0) continue;
-      head.used = static_cast<uint32_t>(step);
-      head.count = head.count / 2 + 1;  // uses of long ago count less
+      if (static_cast<int32_t>(static_cast<uint32_t>(step) - header.used) < 0) continue;
+      header.used = static_cast<uint32_t>(step);
+      header.count = header.count / 2 + 1;  // uses of long ago count less
     }
     std::memcpy(rows_.content(row), rows[i], width_ * sizeof(float));
   }
@@ -62,22 +62,21 @@ uint64_t RowCache::edition() const {
 void RowCache::Clear() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++edition_;
-  for (Rows::Number row = 0; row < rows_.end(); ++row) {
+  for (RowMap::Row row = 0; row < rows_.end(); ++row) {
     if (rows_.in_use(row)) rows_.Erase(row);
   }
 }
 
 // Evicts a stale row, or else the least frequently used row, of a random sample.
 void RowCache::EvictOne(uint64_t step) {
-  Rows::Number victim = Rows::kNone;
+  RowMap::Row victim = RowMap::kNone;
   for (int looked = 0; looked < kCacheCandidates;) {
-    const auto row =
-        static_cast<Rows::Number>(MixId(static_cast<int64_t>(random_++)) % rows_.end());
+    const auto row = static_cast<RowMap::Row>(MixId(static_cast<int64_t>(random_++)) % rows_.end());
     if (!rows_.in_use(row)) continue;
     ++looked;
-    const Rows::Head& head = rows_.head(row);
-    if (victim == Rows::kNone || head.count < rows_.head(victim).count) victim = row;
-    if (!IsStale(head, step)) continue;
+    const RowMap::Header& header = rows_.header(row);
+    if (victim == RowMap::kNone || header.count < rows_.header(victim).count) victim = row;
+    if (!IsStale(header, step)) continue;
     victim = row;
     break;
   }

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/ps/table/rows.h"
+#include "core/ps/table/row_map.h"
 
 namespace tfdist::ps {
 
@@ -34,7 +34,7 @@ class RowCache {
   void Clear();
 
  private:
-  bool IsStale(const Rows::Head& head, uint64_t step) const {
+  bool IsStale(const RowMap::Header& head, uint64_t step) const {
     return static_cast<uint32_t>(step) - head.used > max_steps_;
   }
   void EvictOne(uint64_t step);
@@ -42,7 +42,7 @@ class RowCache {
   const size_t width_, max_rows_;
   const uint64_t max_steps_;
   mutable std::mutex mutex_;
-  Rows rows_;  // `used`: the step of the request
+  RowMap rows_;  // `used`: the step of the request
   uint64_t edition_ = 0;
   uint64_t random_ = 0;
 };

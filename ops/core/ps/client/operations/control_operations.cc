@@ -221,7 +221,7 @@ Status ReduceOperation::OnAnswer(const Request&, ServerView*, std::string_view m
                   StrCat("expected sums of ", bytes_, " bytes, received ", payload_bytes));
   }
   // Not received in place: if the connection breaks, the tensors are sent again.
-  sum_ = pool_->Take(bytes_);
+  sum_ = pool_->Allocate(bytes_);
   if (bytes_ > 0) target->push_back({sum_->data(), bytes_});
   return Status();
 }

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <utility>
 
-#include "core/ps/table/unique_ids.h"
+#include "core/math/cast16.h"
+#include "core/math/unique_ids.h"
+#include "core/ps/table/ids_by_server.h"
 
 namespace tfdist::ps {
 namespace {
@@ -68,7 +70,7 @@ class SummedRows {
     rows_.resize(unique_.ids().size());
     std::vector<bool> repeats(rows_.size());
     size_t first = 0, repeated = 0;
-    for (const uint32_t index : unique_.places()) {
+    for (const uint32_t index : unique_.indices()) {
       if (index == first) {
         ++first;
       } else if (!repeats[index]) {
@@ -79,7 +81,7 @@ class SummedRows {
     BlockPtr sums = pool->AllocateAtLeast(repeated * width * sizeof(float));
     auto* next_sum = reinterpret_cast<float*>(sums->data());
     owners_.push_back(std::move(sums));
-    const uint32_t* index = unique_.places().data();
+    const uint32_t* index = unique_.indices().data();
     for (const RowGradient* gradient : gradients) {
       const auto* values = reinterpret_cast<const float*>(gradient->values.data);
       for (size_t i = 0; i < gradient->ids.size(); ++i, ++index, values += width) {
@@ -193,7 +195,7 @@ BlockPtr PushOperation::GatherRows(const Gradient& gradient, const ParameterSpec
   *count = 0;
   for (const int64_t row : gradient.rows) *count += is_here(row) ? 1 : 0;
   const size_t row_bytes = gradient.width * ByteSize(spec.dtype);
-  BlockPtr block = pool_->Take(*count * (sizeof(int64_t) + row_bytes));
+  BlockPtr block = pool_->Allocate(*count * (sizeof(int64_t) + row_bytes));
   char* index = block->data();
   char* values = block->data() + *count * sizeof(int64_t);
   for (size_t i = 0; i < gradient.rows.size(); ++i) {
@@ -217,7 +219,7 @@ Status PushOperation::AddTableRows(const StepValues& step,
   const auto sums = std::make_shared<SummedRows>(gradients, width, pool_);
   std::vector<IdsByServer::Part> parts = IdsByServer(sums->ids(), directory_->servers()).parts;
   for (int server = 0; server < directory_->servers(); ++server) {
-    const std::vector<uint32_t>& indices = parts[server].places;
+    const std::vector<uint32_t>& indices = parts[server].indices;
     if (indices.empty()) continue;
     PushRequest::Entry entry;
     entry.kind = UpdateKind::kTableRows;
@@ -245,7 +247,7 @@ Status PushOperation::AddTableRows(const StepValues& step,
     const BlockPtr rows = pool_->AllocateAtLeast(indices.size() * row_bytes);
     char* to = rows->data();
     for (const uint32_t index : indices) {
-      Narrow(wire, sums->row(index), to, width);
+      CastFromFloat32(wire, sums->row(index), to, width);
       to += row_bytes;
     }
     AddPayload(server, rows->data(), rows->bytes(), rows);
@@ -300,7 +302,7 @@ Status PushOperation::AddChange(int parameter, const Memory& now, bool alone) {
     if (alone) {
       AddPayload(shard.server, now.data + offset, bytes, now.owner);
     } else if (known) {
-      const BlockPtr change = pool_->Take(bytes);
+      const BlockPtr change = pool_->Allocate(bytes);
       ComputeDelta(spec.dtype, change->data(), now.data + offset, then.pulled.data + offset,
                    shard.count);
       AddPayload(shard.server, change->data(), bytes, change);

@@ -36,14 +36,14 @@ ScanRowsOperation::ScanRowsOperation(const TableDirectory* directory, int table,
       slots_(slots),
       begin_{scan->incarnation, scan->cursor, true, {}},
       scan_(scan) {
-  To(server, MessageType::kDump);
+  To(server, MessageType::kScanRows);
 }
 
 Status ScanRowsOperation::Meta(const Request& request, const ServerView&, std::string* meta) {
-  DumpRequest message;
+  ScanRowsRequest message;
   message.incarnation = begin_.incarnation;
   message.cursor = begin_.cursor;
-  message.most = max_rows_;
+  message.max_rows = max_rows_;
   message.slots = slots_;
   const Status status = directory_->FindTableId(request.server, table_, &message.table);
   if (status.ok()) *meta = Encode(message);
@@ -52,7 +52,7 @@ Status ScanRowsOperation::Meta(const Request& request, const ServerView&, std::s
 
 Status ScanRowsOperation::OnAnswer(const Request&, ServerView*, std::string_view meta,
                                    uint64_t payload_bytes, std::vector<iovec>* target) {
-  DumpReply reply;
+  ScanRowsReply reply;
   if (Status s = Decode(meta, &reply); !s.ok()) return s;
   constexpr uint64_t kHead = sizeof(int64_t) + 2 * sizeof(uint32_t);
   const uint64_t row_bytes = reply.rows == 0 ? 0 : payload_bytes / reply.rows;
@@ -134,7 +134,7 @@ FindRowsOperation::FindRowsOperation(const TableDirectory* directory, int table,
       parts_(directory->servers()) {
   std::vector<IdsByServer::Part> by_server = IdsByServer(ids, directory->servers()).parts;
   for (int server = 0; server < directory->servers(); ++server) {
-    parts_[server].indices = std::move(by_server[server].places);
+    parts_[server].indices = std::move(by_server[server].indices);
     if (to.size != nullptr) To(server, MessageType::kFindRows);
     if (parts_[server].indices.empty()) continue;
     auto wanted = std::make_shared<std::vector<int64_t>>(std::move(by_server[server].ids));

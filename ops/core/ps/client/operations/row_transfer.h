@@ -10,8 +10,8 @@
 
 #include "core/ps/client/operations/operation.h"
 #include "core/ps/client/operations/table_directory.h"
+#include "core/ps/table/ids_by_server.h"
 #include "core/ps/table/table.h"
-#include "core/ps/table/unique_ids.h"
 
 namespace tfdist::ps {
 

@@ -28,12 +28,12 @@ ServerSnapshot Recovery::TakeSnapshot(bool changed_rows_only, const std::string&
   ServerSnapshot snapshot;
   std::string log = log_path;  // all memory is allocated before the log begins
   snapshot.time = state_.store->clock().Now();
-  snapshot.shards = state_.store->Save();
+  snapshot.shards = state_.store->SnapshotShards();
   snapshot.progress = SaveProgress();
   // Workers have created all of their variables before they train.
-  if (pushes() > 0) state_.store->ForgetAside();
-  snapshot.unclaimed = state_.store->SaveAside();
-  snapshot.tables = state_.store->SaveTables(changed_rows_only);
+  if (pushes() > 0) state_.store->ForgetUnclaimed();
+  snapshot.unclaimed = state_.store->SnapshotUnclaimed();
+  snapshot.tables = state_.store->BeginTableSnapshots(changed_rows_only);
   // The effect of a push is entirely in the snapshot, or entirely in the log.
   if (!log.empty()) state_.log.Begin(std::move(log));
   return snapshot;
@@ -76,7 +76,7 @@ uint64_t Recovery::pushes() const {
 }
 
 std::vector<uint64_t> Recovery::SaveProgress() const {
-  const std::vector<uint64_t> updates = state_.store->SaveUpdates();
+  const std::vector<uint64_t> updates = state_.store->update_counts();
   const std::lock_guard<std::mutex> lock(state_.mutex);
   std::vector<uint64_t> progress = {kProgressVersion, state_.workers.size(), updates.size()};
   for (const auto& worker : state_.workers) {
@@ -96,9 +96,9 @@ Status Recovery::Restore(const ServerSnapshot& snapshot) {
   for (const auto& table : snapshot.tables) {
     if (snapshot.time == 0) ResumeFrom(table->LatestUse(state_.store->clock().Now()));
   }
-  if (Status s = state_.store->Restore(snapshot.shards); !s.ok()) return s;
+  if (Status s = state_.store->RestoreShards(snapshot.shards); !s.ok()) return s;
   if (Status s = state_.store->RestoreTables(snapshot.tables); !s.ok()) return s;
-  state_.store->PutAside(snapshot.unclaimed);
+  state_.store->AddUnclaimed(snapshot.unclaimed);
   return snapshot.progress.empty() ? Status() : RestoreProgress(snapshot.progress);
 }
 
@@ -114,7 +114,7 @@ Status Recovery::RestoreProgress(const std::vector<uint64_t>& progress) {
   }
   auto next = progress.begin() + kProgressHead;
   const auto updates = next + kProgressPerWorker * workers, clocks = updates + shards;
-  state_.store->RestoreUpdates({updates, clocks});
+  state_.store->RestoreUpdateCounts({updates, clocks});
   const std::lock_guard<std::mutex> lock(state_.mutex);
   for (size_t i = 0; i < workers; ++i, next += kProgressPerWorker) {
     if (i >= state_.workers.size()) continue;

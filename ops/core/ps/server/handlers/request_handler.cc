@@ -43,7 +43,7 @@ struct Dispatcher {
   Result operator()(const LookupRequest& lookup) const {
     return tables->HandleLookup(lookup, request);
   }
-  Result operator()(const DumpRequest& scan) const {
+  Result operator()(const ScanRowsRequest& scan) const {
     return tables->HandleScan(*client, request->id, scan);
   }
   Result operator()(const EditRowsRequest& edit) const {

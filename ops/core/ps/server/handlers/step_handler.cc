@@ -151,7 +151,8 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
   std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), state_.store);
   if (Status s = CheckRows(updates); !s.ok()) return state_.Refuse(client, id, s);
   if (Status s = state_.CheckLog(); !s.ok()) return state_.Refuse(client, id, s);
-  TakeMemory(state_.options, &state_.store->pool(), &updates, &request->table);
+  ReserveMemory(!state_.options.hogwild && state_.options.schedule.mode != Mode::kSync,
+                &state_.store->pool(), &updates, &request->table);
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   {
     const Lock lock(state_.mutex);

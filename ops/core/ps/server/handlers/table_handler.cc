@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/math/cast16.h"
 #include "core/ps/table/table_batch.h"
 
 namespace tfdist::ps {
@@ -50,16 +51,17 @@ Answer TableHandler::HandleLookup(const LookupRequest& lookup, ClientRequest* re
   Answer answer = OkAnswer(request->id);
   // All memory is allocated before the first row is made.
   answer.payload.reserve(lookup.entries.size());
-  std::vector<std::unique_ptr<Table::Batch>> batches;
+  std::vector<std::unique_ptr<TableBatch>> batches;
   batches.reserve(lookup.entries.size());
   size_t max_cast = 0;
   for (size_t i = 0; i < lookup.entries.size(); ++i) {
     const LookupRequest::Entry& entry = lookup.entries[i];
     Table* const table = store.FindTable(entry.table);
     request->table = &table->name();
-    batches.push_back(table->Prepare(
-        reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
-        lookup.training ? Table::Makes::kAdmitted : Table::Makes::kNone, /*within_budget=*/true));
+    batches.push_back(
+        table->Prepare(reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
+                       lookup.training ? Table::OnMissing::kAdmit : Table::OnMissing::kIgnore,
+                       /*within_budget=*/true));
     const size_t elements = entry.count * table->config().width;
     answer.payload.push_back(store.pool().AllocateAtLeast(elements * ByteSize(entry.wire)));
     if (entry.wire != DType::kFloat32) max_cast = std::max(max_cast, elements);
@@ -72,12 +74,13 @@ Answer TableHandler::HandleLookup(const LookupRequest& lookup, ClientRequest* re
     const bool casts = entry.wire != DType::kFloat32;
     auto* const rows = reinterpret_cast<float*>(casts ? wide->data() : out->data());
     table->Lookup(now, *batches[i], lookup.training, rows);
-    if (casts) Narrow(entry.wire, rows, out->data(), entry.count * table->config().width);
+    if (casts) CastFromFloat32(entry.wire, rows, out->data(), entry.count * table->config().width);
   }
   return answer;
 }
 
-Answer TableHandler::HandleScan(const ClientContext& client, uint64_t id, const DumpRequest& scan) {
+Answer TableHandler::HandleScan(const ClientContext& client, uint64_t id,
+                                const ScanRowsRequest& scan) {
   if (scan.incarnation != 0 && scan.incarnation != state_.incarnation) {
     return state_.Refuse(client, id,
                          Status(StatusCode::kFailedPrecondition,
@@ -85,10 +88,10 @@ Answer TableHandler::HandleScan(const ClientContext& client, uint64_t id, const 
   }
   const auto sharing = state_.store->Share();
   const Table& table = *state_.store->FindTable(scan.table);
-  DumpReply reply{state_.incarnation, scan.cursor, false, 0};
+  ScanRowsReply reply{state_.incarnation, scan.cursor, false, 0};
   SavedRows rows;
   reply.more =
-      table.Dump(std::clamp<uint64_t>(scan.most, 1, kMaxScannedRows), &reply.cursor, &rows);
+      table.ScanRows(std::clamp<uint64_t>(scan.max_rows, 1, kMaxScannedRows), &reply.cursor, &rows);
   reply.rows = rows.ids.size();
   const size_t width = table.config().width, floats = table.content_floats();
   if (!scan.slots && width < floats) {
@@ -127,9 +130,9 @@ Answer TableHandler::HandleEdit(const ClientContext& client, const EditRowsReque
     change.counts = As<uint32_t>(parts[2]);
   }
   const bool makes = table->EditFloats(edit.kind) > 0;
-  const std::unique_ptr<Table::Batch> room =
-      table->Prepare(change.ids, change.count, makes ? Table::Makes::kAll : Table::Makes::kNone,
-                     /*within_budget=*/true);
+  const std::unique_ptr<TableBatch> room = table->Prepare(
+      change.ids, change.count, makes ? Table::OnMissing::kCreate : Table::OnMissing::kIgnore,
+      /*within_budget=*/true);
   table->Edit(change);
   state_.log.Append(editor, table, change);
   {
@@ -146,7 +149,7 @@ Answer TableHandler::HandleFind(const FindRowsRequest& find, const ClientRequest
   const auto sharing = store.Share();
   Table* const table = store.FindTable(find.table);
   const auto batch = table->Prepare(As<int64_t>(request.payload[0]), find.count,
-                                    Table::Makes::kNone, /*within_budget=*/true);
+                                    Table::OnMissing::kIgnore, /*within_budget=*/true);
   const BlockPtr found = store.pool().AllocateAtLeast(find.count);
   const BlockPtr rows = store.pool().AllocateAtLeast(
       find.values ? find.count * table->config().width * sizeof(float) : 0);

@@ -17,7 +17,7 @@ class TableHandler {
   // Makes all rows that the lookup asks for, or none.
   Answer HandleLookup(const LookupRequest& lookup, ClientRequest* request);
   // Rows as they are stored, some at a time.
-  Answer HandleScan(const ClientContext& client, uint64_t id, const DumpRequest& scan);
+  Answer HandleScan(const ClientContext& client, uint64_t id, const ScanRowsRequest& scan);
   // Excludes all other changes, so that the redo log has edits and pushes in the order in which
   // they were applied. In another order, a server that is restored from it could resurrect a
   // removed row.

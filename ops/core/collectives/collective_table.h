@@ -1,0 +1,162 @@
+// The collectives of one rank: those in progress, what peers sent for those that have not started
+// here, what the latest that ended were, and whether any waits for too long.
+//
+// Not thread-safe, except where noted: the progress engine guards it.
+#ifndef TFDIST_OPS_CORE_COLLECTIVES_COLLECTIVE_TABLE_H_
+#define TFDIST_OPS_CORE_COLLECTIVES_COLLECTIVE_TABLE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/collectives/collective.h"
+#include "core/collectives/group.h"
+#include "core/collectives/history.h"
+#include "core/collectives/stall_check.h"
+#include "core/collectives/unexpected_messages.h"
+
+namespace tfdist {
+
+struct CommunicatorStats {
+  uint64_t collectives = 0;  // finished successfully
+  uint64_t bytes_sent = 0;   // payload of chunks, without headers
+  uint64_t bytes_received = 0;
+  uint64_t busy_nanoseconds = 0;  // wall time during which at least one collective was pending
+  uint64_t rejected_connections = 0;
+  uint64_t chunks_sent = 0;
+  uint64_t bytes_sent_to_other_hosts = 0;  // of bytes_sent
+};
+
+class CollectiveTable : private ChunkSender {
+ public:
+  // What the table asks of the connections.
+  class Connections {
+   public:
+    virtual ~Connections() = default;
+    virtual bool IsConnected(int peer) const = 0;
+    // Queues a frame. With a `token`, OnChunkSent tells when the payload has left.
+    virtual void Send(int peer, const FrameHeader& header, std::string meta,
+                      std::vector<iovec> payload, void* token) = 0;
+    virtual void Flush() = 0;
+    // Gives up the connection to a peer that has sent what it must not.
+    virtual void Break(int peer, const std::string& why) = 0;
+    // Lets go of all memory of collectives. Tells the peers why, unless `reason` is OK.
+    virtual void AbortStreams(const Status& reason) = 0;
+  };
+
+  struct Ended {
+    std::unique_ptr<Collective> collective;
+    Status status;
+  };
+
+  // `group` and `connections` must outlive the table.
+  CollectiveTable(const Group* group, Connections* connections);
+
+  // Any thread.
+
+  // The number of this execution of the collective `key`, counted from 0.
+  uint64_t NextSequence(uint64_t key);
+  // The failure that ended all collectives, or OK.
+  Status failure() const;
+  // How many joins have ended.
+  uint32_t joins() const { return joins_; }
+  void AddTo(CommunicatorStats* stats) const;
+
+  // Sets the times of a collective that is about to begin; on the thread that starts it.
+  static void SetTimes(Collective* collective);
+
+  // The life of a collective.
+
+  void Begin(std::unique_ptr<Collective> collective);
+  // What ends without the peers, as on the only rank of a group; any thread.
+  void EndAlone(std::unique_ptr<Collective> collective);
+  // Begins a join; see join.h. Any thread makes it, Begin starts it.
+  std::unique_ptr<Collective> MakeJoin(CollectiveOptions options, int* last_rank);
+  void Cancel(const CollectiveId& id);
+  // Ends every pending collective with `status`. `tell_peers` OK: the peers know already.
+  void Fail(const Status& status, const Status& tell_peers);
+  Collective* Find(const CollectiveId& id);
+  // Those that have ended, for their callers to be told.
+  std::vector<Ended> TakeEnded();
+  bool has_ended() const { return !ended_.empty(); }
+  bool empty() const { return pending_.empty(); }
+  size_t size() const { return pending_.size(); }
+  bool failed() const { return failed_; }
+  uint64_t begun() const { return begun_; }  // collectives, also as a stand-in
+
+  // What arrives.
+
+  Status OnFrame(int peer, const FrameHeader& header, std::string_view meta);
+  // Appends memory for a chunk. `scratch` has room for one, and lasts until OnChunk.
+  Status PlaceChunk(int peer, const FrameHeader& header, char* scratch, std::vector<iovec>* target);
+  Status OnChunk(int peer, const FrameHeader& header, const char* scratch);
+  void OnChunkSent(Collective* collective, uint64_t bytes);
+  // The connection to a peer is gone. `owed`: it has not taken all that was meant for it.
+  void PeerLost(int peer, bool owed, const std::string& how);
+  // Fails collectives that need a peer which has left.
+  void CheckGone();
+
+  // Time.
+
+  void CheckDeadlines();
+  TimePoint NextDue() const;
+  // A sentence that names the oldest collective, its age and the rank it waits for, if it has
+  // waited for longer than `seconds`; else empty.
+  std::string Waiting(double seconds) const;
+
+ private:
+  void SendControl(int peer, CollectiveFrame type, const CollectiveId& id, std::string meta);
+  void SendChunk(Collective* collective, int peer, uint16_t step, uint64_t offset,
+                 std::vector<iovec> pieces) override;
+  Status OnOpen(int peer, const CollectiveId& id, std::string_view meta);
+  Status OnQuery(int peer, const CollectiveId& id);
+  Status OnReply(int peer, const CollectiveId& id, std::string_view meta);
+  Status OnAbort(int peer, std::string_view meta);
+  void OnGoodbye(int peer);
+
+  void StandIn(const CollectiveId& id);
+  void StandInForUnexpected();
+  void Replay(Collective* collective);
+  Status CheckOpen(Collective* collective, int peer, const Signature& theirs);
+  Status Compare(const Signature& ours, int peer, const Signature& theirs) const;
+  void GiveUp(const Collective& collective);
+  void FinishIfComplete(Collective* collective);
+  void Finish(Collective* collective, const Status& status);
+  void OpenStallCheck(const Collective& collective);
+  void CloseStallCheck();
+
+  const Group* const group_;
+  Connections* const connections_;
+  std::list<std::unique_ptr<Collective>> pending_;  // in order of their start
+  std::vector<Ended> ended_;                        // to be told
+  UnexpectedMessages unexpected_;
+  History history_;
+  std::optional<StallCheck> stall_check_;
+  std::vector<bool> left_;  // peers that start nothing further
+  bool gone_ = false;       // some peer has left and closed its connection
+  bool failed_ = false;
+  uint64_t begun_ = 0;
+  TimePoint busy_since_{};
+
+  Collective* join_ = nullptr;      // the pending one
+  CollectiveId join_named_;         // as its caller knows it
+  std::atomic<uint32_t> joins_{0};  // that have ended
+
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, uint64_t> sequences_;  // guarded by mutex_
+  Status failure_;                                    // guarded by mutex_
+
+  std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, bytes_received_{0}, busy_nanoseconds_{0};
+  std::atomic<uint64_t> chunks_sent_{0}, far_bytes_sent_{0};
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CORE_COLLECTIVES_COLLECTIVE_TABLE_H_

@@ -1,0 +1,25 @@
+// The ranks of a communicator, and what they are called in messages.
+#ifndef TFDIST_OPS_CORE_COLLECTIVES_GROUP_H_
+#define TFDIST_OPS_CORE_COLLECTIVES_GROUP_H_
+
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace tfdist {
+
+struct Group {
+  int rank = 0, size = 1;
+  std::vector<std::string> addresses;  // "host:port" of each rank; empty before Connect
+  std::vector<int> hosts;              // of each rank, numbered
+
+  std::string Self() const { return StrCat("rank ", rank, " of ", size); }
+  std::string Name(int peer) const {
+    return StrCat("rank ", peer, " (", addresses.empty() ? "?" : addresses[peer], ")");
+  }
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CORE_COLLECTIVES_GROUP_H_

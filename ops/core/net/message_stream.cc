@@ -1,0 +1,510 @@
+#include "core/net/message_stream.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "core/base/wire.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kMaxPieces = 256;  // per system call
+constexpr size_t kDiscardBytes = 64 << 10;
+
+Status Unexpected(const char* what) {
+  return Status(StatusCode::kInternal, StrCat("an unexpected ", what, " frame"));
+}
+
+Status EndOfStream() { return Status(StatusCode::kUnavailable, "the connection was closed"); }
+
+uint64_t BytesOf(const std::vector<iovec>& pieces) {
+  const auto add = [](uint64_t sum, const iovec& piece) { return sum + piece.iov_len; };
+  return std::accumulate(pieces.begin(), pieces.end(), uint64_t{0}, add);
+}
+
+}  // namespace
+
+std::string Encode(const Sharing& sharing) {
+  return Writer()
+      .Put(uint8_t{sharing.joined})
+      .Put(uint8_t{sharing.reads})
+      .Put(sharing.canary.address)
+      .Put(sharing.canary.value)
+      .Take();
+}
+
+Status Decode(std::string_view bytes, const char* what, Sharing* sharing) {
+  Reader reader(bytes);
+  reader.GetBool(&sharing->joined).GetBool(&sharing->reads);
+  return reader.Get(&sharing->canary.address).Get(&sharing->canary.value).Finish(what);
+}
+
+MessageStream::MessageStream(PeerSocket socket, const StreamOptions& options)
+    : options_(options),
+      process_(std::move(socket.process)),
+      socket_(std::move(socket.fd)),
+      buffer_(options.buffer_bytes) {}
+
+// Sending.
+
+void MessageStream::Queue(FrameHeader header, std::string meta, std::vector<iovec> payload,
+                          std::vector<std::shared_ptr<const void>> owners, void* token,
+                          bool urgent) {
+  Outgoing frame;
+  header.payload_bytes = BytesOf(payload);
+  header.exposed = 0;
+  header.meta_bytes = static_cast<uint32_t>(meta.size());
+  frame.urgent = urgent;
+  const uint64_t bytes = kFrameHeaderBytes + meta.size() + header.payload_bytes;
+  if (peer_reads_ && header.payload_bytes >= options_.min_exposed &&
+      payload.size() <= options_.max_exposed_pieces &&
+      exposed_count_ < options_.max_exposed_frames && !HasRoom(bytes)) {
+    frame.exposed = std::move(payload);
+    frame.meta_bytes = meta.size();
+    AppendExposed(frame.exposed, &header, &meta);
+    frame.urgent = true;  // the sender's memory is taken until the peer looks
+    ++exposed_count_;
+  }
+  const FrameHeaderBytes head = Encode(header);
+  frame.head.reserve(head.size() + meta.size());
+  frame.head.assign(head.begin(), head.end());
+  frame.head += meta;
+  frame.bytes = frame.head.size() + BytesOf(payload);
+  frame.header = header;
+  frame.payload = std::move(payload);
+  frame.owners = std::move(owners);
+  frame.token = token;
+  outgoing_.push_back(std::move(frame));
+}
+
+void MessageStream::QueueConnectionFrame(FrameType type, std::string_view meta) {
+  FrameHeader header;
+  header.type = static_cast<uint8_t>(type);
+  Queue(header, std::string(meta));
+}
+
+// In the shared memory, behind what is queued. As long as nobody has to wait, two copies take less
+// time than to look up each page of another process.
+bool MessageStream::HasRoom(uint64_t bytes) const {
+  if (channel_ == nullptr) return false;
+  const uint64_t room = channel_->Room() + front_sent_;
+  for (size_t i = 0; i < outgoing_.size() && bytes <= room; ++i) bytes += outgoing_[i].bytes;
+  return bytes <= room;
+}
+
+bool MessageStream::has_payloads() const {
+  return !exposed_frames_.empty() ||
+         std::any_of(outgoing_.begin(), outgoing_.end(),
+                     [](const Outgoing& frame) { return frame.header.payload_bytes > 0; });
+}
+
+void MessageStream::Flush(StreamHandler& handler) {
+  while (!outgoing_.empty() && !blocked_) {
+    const size_t written = Write();
+    if (written == 0) {
+      blocked_ = true;
+      return;
+    }
+    Advance(written, handler);
+  }
+}
+
+// As much as there is room for, of as many frames as go into one call.
+size_t MessageStream::Write() {
+  batch_.clear();
+  uint64_t gathered = 0;
+  bool urgent = false;
+  size_t first = front_piece_, offset = front_offset_;
+  for (Outgoing& frame : outgoing_) {
+    if (batch_.size() + 2 > kMaxPieces) break;
+    urgent |= frame.urgent;
+    for (size_t i = first; i <= frame.payload.size() && batch_.size() < kMaxPieces; ++i) {
+      const iovec piece =
+          i == 0 ? iovec{frame.head.data(), frame.head.size()} : frame.payload[i - 1];
+      if (piece.iov_len > offset) {
+        batch_.push_back({static_cast<char*>(piece.iov_base) + offset, piece.iov_len - offset});
+        gathered += piece.iov_len - offset;
+      }
+      offset = 0;
+    }
+    first = 0;
+    if (frame.last_on_socket) break;
+  }
+  if (out_shared_) {
+    const size_t written = channel_->Write(batch_);
+    // An idle peer must make room, too.
+    if (channel_->ReaderSleeps(urgent || written < gathered)) Notify();
+    return written;
+  }
+  msghdr message{};
+  message.msg_iov = batch_.data();
+  message.msg_iovlen = batch_.size();
+  ssize_t written;
+  do {
+    written = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+  } while (written < 0 && errno == EINTR);
+  return written < 0 ? 0 : static_cast<size_t>(written);
+}
+
+void MessageStream::Advance(size_t bytes, StreamHandler& handler) {
+  while (!outgoing_.empty()) {
+    Outgoing& frame = outgoing_.front();
+    while (front_piece_ <= frame.payload.size()) {
+      const bool head = front_piece_ == 0;
+      const size_t size = head ? frame.head.size() : frame.payload[front_piece_ - 1].iov_len;
+      const size_t part = std::min(bytes, size - front_offset_);
+      if (!head) bytes_sent_ += part;
+      front_offset_ += part;
+      front_sent_ += part;
+      bytes -= part;
+      if (front_offset_ < size) return;
+      if (!head && frame.owners.size() > 1) frame.owners[front_piece_ - 1].reset();
+      front_offset_ = 0;
+      ++front_piece_;
+    }
+    Outgoing sent = std::move(frame);
+    outgoing_.pop_front();
+    front_sent_ = front_piece_ = 0;
+    if (sent.last_on_socket) out_shared_ = true;
+    if (sent.header.exposed > 0) {
+      bytes_sent_ += sent.header.payload_bytes;
+      exposed_frames_.push_back(std::move(sent));
+    } else if (sent.token != nullptr) {
+      handler.OnSent(sent.token, sent.header.payload_bytes);
+    }
+  }
+}
+
+// Receiving.
+
+Status MessageStream::Receive(StreamHandler& handler, bool* any) {
+  if (in_shared_ && sleeps_) {
+    channel_->StayAwake();
+    sleeps_ = false;
+  }
+  if (blocked_ && out_shared_ && channel_->Room() > 0) blocked_ = false;
+  // What was left when there was too much to send.
+  if (Status s = Consume(handler); !s.ok()) return s;
+  for (size_t budget = options_.receive_budget; budget > 0 && wants_input();) {
+    if (begin_ > 0) {
+      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+      end_ -= begin_;
+      begin_ = 0;
+    }
+    size_t received = 0;
+    if (Status s = Read(&received); !s.ok() || received == 0) return s;
+    if (any != nullptr) *any = true;
+    budget -= std::min(budget, received);
+    if (detached_) continue;
+    if (Status s = FillTarget(handler, &received); !s.ok()) return s;
+    if (detached_) continue;
+    end_ += received;
+    if (Status s = ExpectPayload(handler); !s.ok()) return s;
+    if (Status s = Consume(handler); !s.ok()) return s;
+  }
+  return Status();
+}
+
+// Once: into the payload's memory, and what follows it into the buffer. `received` 0: there is
+// nothing.
+Status MessageStream::Read(size_t* received) {
+  batch_.clear();
+  uint64_t left = in_payload_ ? incoming_.payload_bytes - payload_received_ : 0;
+  for (size_t i = target_next_; i < target_.size() && batch_.size() < kMaxPieces; ++i) {
+    batch_.push_back(target_[i]);
+    left -= target_[i].iov_len;
+  }
+  // The next header may follow in the same read, if the rest of the payload has its memory in it.
+  if (left == 0 && batch_.size() < kMaxPieces) {
+    batch_.push_back({buffer_.data() + end_, buffer_.size() - end_});
+  }
+  if (in_shared_) {
+    const bool ended = hung_up_;  // whatever the peer has written was there by then
+    const ssize_t read = channel_->Read(batch_);
+    if (read < 0) return Status(StatusCode::kUnavailable, "the shared memory was overwritten");
+    if (read == 0 && ended) return EndOfStream();
+    if (read > 0 && channel_->WriterWaits()) Notify();
+    *received = static_cast<size_t>(read);
+    return Status();
+  }
+  ssize_t read;
+  do {
+    read = readv(socket_.get(), batch_.data(), static_cast<int>(batch_.size()));
+  } while (read < 0 && errno == EINTR);
+  if (read == 0) return EndOfStream();
+  if (read < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+    return Status(StatusCode::kUnavailable, StrCat("cannot receive: ", std::strerror(errno)));
+  }
+  *received = read < 0 ? 0 : static_cast<size_t>(read);
+  return Status();
+}
+
+// Handles every frame of the buffer whose meta is whole.
+Status MessageStream::Consume(StreamHandler& handler) {
+  stalled_ = false;
+  while (!detached_ && !in_payload_ && end_ - begin_ >= kFrameHeaderBytes) {
+    if (!wants_input()) {
+      stalled_ = true;
+      return Status();
+    }
+    const char* const head = buffer_.data() + begin_;
+    if (Status s = Decode(head, options_.limits_of, &incoming_); !s.ok()) return s;
+    const size_t whole = kFrameHeaderBytes + incoming_.meta_bytes;
+    if (end_ - begin_ < whole) {
+      // Memory is taken as the bytes come.
+      if (end_ - begin_ == buffer_.size()) buffer_.resize(std::min(whole, 2 * buffer_.size()));
+      return Status();
+    }
+    begin_ += whole;
+    const std::string_view meta(head + kFrameHeaderBytes, incoming_.meta_bytes);
+    if (Status s = ConsumeFrame(handler, meta); !s.ok()) return s;
+  }
+  return Status();
+}
+
+Status MessageStream::ConsumeFrame(StreamHandler& handler, std::string_view meta) {
+  if (incoming_.Is(FrameType::kShared)) return OnShared(meta);
+  if (incoming_.Is(FrameType::kRelease)) return OnRelease(handler);
+  if (incoming_.Is(FrameType::kRefuse)) return OnRefuse();
+  std::vector<iovec> exposed;
+  if (incoming_.exposed > 0) {
+    if (Status s = TakeExposed(incoming_, &meta, &exposed); !s.ok()) return s;
+    if (!peer_memory_) {
+      return Status(StatusCode::kInvalidArgument, "an unexpected payload in exposed memory");
+    }
+  }
+  discards_ = withdrawn_ && incoming_.payload_bytes > 0;
+  if (!discards_) {
+    if (Status s = handler.OnFrame(incoming_, meta); !s.ok() || detached_) return s;
+  }
+  payload_received_ = payload_touched_ = 0;
+  if (!exposed.empty()) return discards_ ? Status() : CopyExposed(handler, std::move(exposed));
+  if (incoming_.payload_bytes == 0) return handler.OnFrameEnd(incoming_);
+  in_payload_ = true;
+  return ExpectPayload(handler);
+}
+
+// Where there is none left, asks for memory for the payload's next bytes, and moves those of the
+// buffer there.
+Status MessageStream::ExpectPayload(StreamHandler& handler) {
+  while (in_payload_ && target_.empty()) {
+    if (!discards_) {
+      if (Status s = handler.OnPayload(incoming_, payload_received_, &target_); !s.ok()) return s;
+      discards_ = target_.empty();
+    }
+    if (discards_) {
+      if (discarded_ == nullptr) discarded_.reset(new char[kDiscardBytes]);
+      const uint64_t left = incoming_.payload_bytes - payload_received_;
+      target_.push_back({discarded_.get(), std::min<uint64_t>(left, kDiscardBytes)});
+    }
+    size_t buffered = 0;
+    for (const iovec& piece : target_) {
+      const size_t part = std::min(piece.iov_len, end_ - begin_);
+      if (part == 0) break;
+      std::memcpy(piece.iov_base, buffer_.data() + begin_, part);
+      begin_ += part;
+      buffered += part;
+    }
+    if (buffered == 0) return Status();
+    if (Status s = FillTarget(handler, &buffered); !s.ok()) return s;
+  }
+  return Status();
+}
+
+// Accounts for bytes that are in the payload's memory, and takes them off `received`.
+Status MessageStream::FillTarget(StreamHandler& handler, size_t* received) {
+  if (!in_payload_) return Status();
+  while (target_next_ < target_.size() && *received > 0) {
+    iovec& piece = target_[target_next_];
+    const size_t taken = std::min(*received, piece.iov_len);
+    piece.iov_base = static_cast<char*>(piece.iov_base) + taken;
+    piece.iov_len -= taken;
+    payload_received_ += taken;
+    *received -= taken;
+    if (!discards_) bytes_received_ += taken;
+    if (piece.iov_len == 0) ++target_next_;
+  }
+  payload_touched_ = payload_received_;
+  if (target_next_ < target_.size()) return Status();
+  target_.clear();
+  target_next_ = 0;
+  if (payload_received_ < incoming_.payload_bytes) return Status();
+  in_payload_ = false;
+  return withdrawn_ ? Status() : handler.OnFrameEnd(incoming_);
+}
+
+// All at once: a payload of 100 MB keeps other streams waiting for some 20 ms.
+Status MessageStream::CopyExposed(StreamHandler& handler, std::vector<iovec> pieces) {
+  RemoteRead remote(*peer_memory_, std::move(pieces));
+  while (payload_received_ < incoming_.payload_bytes) {
+    std::vector<iovec> target;
+    if (Status s = handler.OnPayload(incoming_, payload_received_, &target); !s.ok()) return s;
+    if (target.empty()) break;
+    const uint64_t bytes = BytesOf(target);
+    payload_touched_ += bytes;
+    const Status s = remote.Read(target.data(), target.size());
+    if (s.code() == StatusCode::kUnavailable && options_.awaits_reason) {
+      withdrawn_ = true;  // the peer gives up; its reason or its end follows
+      return Status();
+    }
+    if (s.code() == StatusCode::kFailedPrecondition && options_.resend_refused) {
+      QueueConnectionFrame(FrameType::kRefuse, "");
+      return Status();
+    }
+    if (!s.ok()) return s;
+    payload_received_ += bytes;
+    bytes_received_ += bytes;
+  }
+  QueueConnectionFrame(FrameType::kRelease, "");
+  return handler.OnFrameEnd(incoming_);
+}
+
+// Memory of both.
+
+void MessageStream::Welcome() {
+  if (process_ != nullptr && options_.share_memory && !detached_) {
+    channel_ = SharedChannel::Create();
+  }
+  const bool offers =
+      process_ != nullptr && !detached_ && (channel_ != nullptr || !options_.share_memory);
+  if (!offers) return QueueConnectionFrame(FrameType::kWelcome, "");
+  offered_ = settling_ = true;
+  exposed_ = std::make_unique<ExposedMemory>();
+  const std::string meta = Encode(Sharing{false, false, exposed_->canary()});
+  if (channel_ == nullptr) return QueueConnectionFrame(FrameType::kWelcome, meta);
+  // A new socket has room. If it is broken, Receive will find out.
+  [[maybe_unused]] const Status sent = SendWithDescriptor(
+      socket_, EncodeFrame(FrameType::kWelcome, meta), channel_->fd(), Clock::now());
+}
+
+Status MessageStream::OnWelcome(std::string_view meta, Fd descriptor) {
+  if (meta.empty()) return Status();
+  if (process_ == nullptr) return Unexpected("WELCOME");
+  Sharing offer;
+  if (Status s = Decode(meta, "WELCOME frame", &offer); !s.ok()) return s;
+  if (options_.share_memory) {
+    channel_ = SharedChannel::Open(std::move(descriptor));
+    if (channel_ == nullptr) {
+      QueueConnectionFrame(FrameType::kShared, Encode(Sharing{}));
+      return Status();
+    }
+  }
+  settling_ = true;
+  Share(offer.canary);
+  return Status();
+}
+
+Status MessageStream::OnShared(std::string_view meta) {
+  Sharing sharing;
+  if (Status s = Decode(meta, "SHARED frame", &sharing); !s.ok()) return s;
+  if (!settling_ || (!sharing.joined && !offered_)) return Unexpected("SHARED");
+  settling_ = false;
+  if (!sharing.joined) {
+    exposed_.reset();
+    channel_.reset();
+    return Status();
+  }
+  if (channel_ != nullptr) {
+    in_shared_ = true;
+    begin_ = end_ = 0;  // wake-up bytes, if anything
+  }
+  peer_reads_ = sharing.reads;
+  if (!offered_) return Status();
+  if (channel_ != nullptr) channel_->CloseFd();
+  Share(sharing.canary);
+  return Status();
+}
+
+// Uses what the peer offers, and offers the same.
+void MessageStream::Share(const CanaryInfo& canary) {
+  peer_memory_.emplace(process_, canary);
+  if (!peer_memory_->IsReadable()) peer_memory_.reset();
+  if (exposed_ == nullptr) exposed_ = std::make_unique<ExposedMemory>();
+  QueueConnectionFrame(FrameType::kShared,
+                       Encode(Sharing{true, peer_memory_.has_value(), exposed_->canary()}));
+  outgoing_.back().last_on_socket = channel_ != nullptr;
+}
+
+Status MessageStream::OnRelease(StreamHandler& handler) {
+  if (exposed_frames_.empty()) return Unexpected("RELEASE");
+  const Outgoing frame = std::move(exposed_frames_.front());
+  exposed_frames_.pop_front();
+  --exposed_count_;
+  if (frame.token != nullptr) handler.OnSent(frame.token, frame.header.payload_bytes);
+  return Status();
+}
+
+// Memory that a device driver has mapped, for instance.
+Status MessageStream::OnRefuse() {
+  if (exposed_frames_.empty() || !options_.resend_refused) return Unexpected("REFUSE");
+  Outgoing frame = std::move(exposed_frames_.front());
+  exposed_frames_.pop_front();
+  --exposed_count_;
+  peer_reads_ = false;
+  bytes_sent_ -= frame.header.payload_bytes;
+  Queue(frame.header, frame.head.substr(kFrameHeaderBytes, frame.meta_bytes),
+        std::move(frame.exposed), std::move(frame.owners), frame.token);
+  return Status();
+}
+
+void MessageStream::Notify() {
+  // If the socket is full, there are bytes enough in it; if it is broken, the peer knows.
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t sent =
+      send(socket_.get(), &byte, sizeof(byte), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void MessageStream::ReadNotifications() {
+  std::array<char, 64> bytes;
+  while (in_shared_ && !hung_up_) {
+    const ssize_t read = recv(socket_.get(), bytes.data(), bytes.size(), 0);
+    if (read < 0 && errno == EINTR) continue;
+    if (read < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    hung_up_ = read <= 0;
+    if (read < static_cast<ssize_t>(bytes.size())) return;
+  }
+}
+
+bool MessageStream::Sleep(bool deep_sleep) {
+  if (!in_shared_ || (sleeps_ && deep_sleep_ == deep_sleep)) return true;
+  deep_sleep_ = deep_sleep;
+  sleeps_ = channel_->Sleep(deep_sleep);
+  if (!sleeps_) channel_->StayAwake();
+  return sleeps_;
+}
+
+void MessageStream::Detach() {
+  exposed_.reset();  // before its memory goes to others
+  peer_reads_ = false;
+  exposed_frames_.clear();
+  exposed_count_ = 0;
+  if (front_sent_ > 0) {
+    Outgoing& front = outgoing_.front();
+    for (const iovec& piece : front.payload) {
+      front.head.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+    }
+    front.payload.clear();
+    front.owners.clear();
+    front.header.payload_bytes = 0;
+    front.header.exposed = 0;
+    front.token = nullptr;
+    front_piece_ = 0;
+    front_offset_ = front_sent_;
+  }
+  outgoing_.erase(std::remove_if(outgoing_.begin(), outgoing_.end(),
+                                 [](const Outgoing& f) { return f.header.payload_bytes > 0; }),
+                  outgoing_.end());
+  target_.clear();
+  target_next_ = 0;
+  in_payload_ = false;
+  begin_ = end_ = 0;
+  detached_ = true;
+}
+
+}  // namespace tfdist
