@@ -1,6 +1,7 @@
 // A worker's client for Python, through ctypes. Every function that can fail returns a status code
 // (0: OK) and writes its message into `error`, cut to `error_size` bytes.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <future>
@@ -24,6 +25,13 @@ using ps::FindClient;
 }  // namespace
 
 extern "C" {
+
+// Sizes of structures that Python declares too. It compares them when it loads the library.
+size_t tfdist_sizeof_client_options() { return sizeof(ps::ClientOptions); }
+size_t tfdist_sizeof_client_stats() { return sizeof(ps::ClientStats); }
+size_t tfdist_sizeof_lookup_stats() { return sizeof(ps::LookupStats); }
+size_t tfdist_sizeof_table_config() { return sizeof(ps::TableConfig); }
+size_t tfdist_sizeof_row_initializer() { return sizeof(ps::RowInitializer); }
 
 int tfdist_ps_client_create(const ps::ClientOptions* options, int64_t* handle, char* error,
                             size_t error_size) {

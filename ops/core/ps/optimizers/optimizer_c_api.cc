@@ -6,6 +6,9 @@
 
 extern "C" {
 
+// Sizes of structures that Python declares too. It compares them when it loads the library.
+size_t tfdist_sizeof_optimizer_config() { return sizeof(tfdist::ps::OptimizerConfig); }
+
 // Makes one step of `config` in place, on arrays of `count` elements; one array in `slots` for each
 // slot. Returns whether there are such steps for `dtype` and for so many slots.
 bool tfdist_ps_optimize(const tfdist::ps::OptimizerConfig* config, double learning_rate,

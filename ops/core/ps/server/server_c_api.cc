@@ -1,6 +1,7 @@
 // A parameter server for Python, through ctypes. Every function that can fail returns a status code
 // (0: OK) and writes its message into `error`, cut to `error_size` bytes.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -54,6 +55,12 @@ ps::ServerOptions ToOptions(const tfdist_ps_server_options& from) {
 }  // namespace
 
 extern "C" {
+
+// Sizes of structures that Python declares too. It compares them when it loads the library.
+size_t tfdist_sizeof_server_options() { return sizeof(tfdist_ps_server_options); }
+size_t tfdist_sizeof_server_stats() { return sizeof(ps::ServerStats); }
+size_t tfdist_sizeof_table_stats() { return sizeof(ps::TableStats); }
+size_t tfdist_sizeof_trace_event() { return sizeof(ps::TraceEvent); }
 
 int tfdist_ps_server_create(const tfdist_ps_server_options* options, const char* interface,
                             int port, int local, int64_t* handle, int* bound_port, char* error,

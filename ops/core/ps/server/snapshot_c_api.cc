@@ -1,5 +1,6 @@
 // What a parameter server saves and goes on from, for Python, through ctypes; as server_c_api.cc.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -95,6 +96,10 @@ Status AddTable(const tfdist_ps_saved_table& saved, std::vector<std::shared_ptr<
 }  // namespace
 
 extern "C" {
+
+// Sizes of structures that Python declares too. It compares them when it loads the library.
+size_t tfdist_sizeof_saved_rows() { return sizeof(tfdist_ps_rows); }
+size_t tfdist_sizeof_saved_table() { return sizeof(tfdist_ps_saved_table); }
 
 // A table, before the start; `index` of the one of its name, which may be there already.
 int tfdist_ps_server_restore_table(int64_t handle, const tfdist_ps_saved_table* saved, int* index,
