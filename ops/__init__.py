@@ -1,10 +1,9 @@
-"""tfdist's C++ ops, and what Python holds of what is behind them.
+"""tfdist's ops: collectives, local reductions, and both sides of the parameter servers."""
 
-Collectives with their communicator, what replicas of one process share, and both sides of the
-parameter servers.
-"""
+from collections.abc import Callable
 
-from tfdist.ops.autograph import leave_tfdist_alone
+from tfdist import _providers
+from tfdist.ops.autograph import exclude_tfdist
 from tfdist.ops.collectives import gradients as _gradients  # noqa: F401, registers them
 from tfdist.ops.collectives.communicator import CommunicationStats, Communicator
 from tfdist.ops.collectives.compressed import (
@@ -19,20 +18,14 @@ from tfdist.ops.collectives.gathers import all_gather, all_to_all, gather, reduc
 from tfdist.ops.collectives.reductions import all_reduce, barrier, broadcast, join, reduce
 from tfdist.ops.local.copy_to_devices import copy_to_devices
 from tfdist.ops.local.local_reduce import local_reduce
+from tfdist.ops.local.sum_rows import sum_rows
+from tfdist.ops.ps.client import EditKind, ParameterClient, ParameterClientStats
 from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
-from tfdist.ops.ps.parameter_client import ParameterClient, ParameterClientStats
-from tfdist.ops.ps.parameter_server import ParameterServer
 from tfdist.ops.ps.prefetched import before_asking, prefetched
-from tfdist.ops.ps.row_transfer import import_rows, scan_rows
-from tfdist.ops.ps.saved_rows import SavedRows, SavedTable
-from tfdist.ops.ps.server_records import (
-    ServerEvent,
-    ServerSnapshot,
-    ServerStats,
-    TableStats,
-    TraceEvent,
-)
-from tfdist.ops.ps.table_calls import EditKind
+from tfdist.ops.ps.saved_rows import SavedRows, import_rows, scan_rows
+from tfdist.ops.ps.server import ParameterServer
+from tfdist.ops.ps.server_records import ServerEvent, ServerStats, TableStats, TraceEvent
+from tfdist.ops.ps.snapshot import SavedTable, ServerSnapshot
 from tfdist.ops.ps.table_config import (
     EvictionPolicy,
     InitializerKind,
@@ -40,19 +33,11 @@ from tfdist.ops.ps.table_config import (
     RowRule,
     TableConfig,
 )
-from tfdist.ops.ps.table_rows import sum_rows
 
+exclude_tfdist()
 
-def __getattr__(name: str):
-    # They stand on the strategies, which stand on this package.
-    if name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
-        from tfdist import embedding
-
-        return getattr(embedding, name)
-    raise AttributeError(f"module 'tfdist.ops' has no attribute {name!r}")
-
-
-leave_tfdist_alone()
+# Public here, but defined by a package that is built on this one.
+_PROVIDED = ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse")
 
 __all__ = [
     "CommunicationStats",
@@ -78,27 +63,33 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
-    "import_rows",
     "barrier",
     "before_asking",
     "broadcast",
-    "scan_rows",
+    "cast16_all_reduce",
+    "copy_to_devices",
     "embedding_lookup",
     "fused_all_reduce",
     "gather",
-    "copy_to_devices",
+    "import_rows",
     "join",
     "local_reduce",
     "multiply_transposed",
-    "cast16_all_reduce",
     "orthonormalize",
     "prefetch_rows",
     "prefetched",
     "reduce",
     "reduce_scatter",
     "safe_embedding_lookup_sparse",
+    "scan_rows",
     "scatter",
-    "sum_rows",
     "scatter_add_top_k",
+    "sum_rows",
     "top_k",
 ]
+
+
+def __getattr__(name: str) -> Callable:
+    if name in _PROVIDED:
+        return _providers.provider(name)
+    raise AttributeError(f"module 'tfdist.ops' has no attribute {name!r}")

@@ -1,14 +1,22 @@
-"""Finds and loads the compiled op library that fits the running TensorFlow."""
+"""Finds and loads the compiled op library that fits the running TensorFlow.
+
+The library has two interfaces: TensorFlow ops (`graph_ops`), and C functions that Python calls
+through ctypes (`c_api`). Structures that C functions take are declared twice, in C++ and as
+`ctypes.Structure`. `c_structure` registers the Python half; loading compares the sizes.
+"""
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import tensorflow as tf
 
 from tfdist.errors import OpLibraryError
+
+Handle = ctypes.c_int64  # of a C++ object
 
 # Resolved, because TensorFlow accepts the same file twice but not a second path to it.
 _DIRECTORY = Path(__file__).resolve().parent
@@ -17,10 +25,11 @@ _REBUILD = (
     "--force-reinstall --no-deps .` in tfdist's sources, or `make -C ops lib` when you run from a "
     "checkout."
 )
-
-
 _ERROR_BYTES = 2048
 _ERROR = (ctypes.c_char_p, ctypes.c_size_t)
+
+Structure = TypeVar("Structure", bound=type[ctypes.Structure])
+_structures: dict[str, type[ctypes.Structure]] = {}
 
 
 def _series(version: str) -> str:
@@ -28,10 +37,10 @@ def _series(version: str) -> str:
 
 
 def library_path(directory: Path = _DIRECTORY, version: str = tf.__version__) -> Path:
-    """Returns the library in `directory` that was built for TensorFlow `version`.
+    """Returns the path of the library in `directory` that was built for TensorFlow `version`.
 
     Raises:
-      OpLibraryError: no library is there, or only one that was built for another TensorFlow.
+      OpLibraryError: there is no library, or only libraries for other TensorFlow versions.
     """
     path = directory / f"libtfdist_ops.tf{_series(version)}.so"
     if path.exists():
@@ -60,26 +69,78 @@ def _load(loader, path: Path):
 
 @functools.cache
 def graph_ops() -> ModuleType:
-    """The generated Python functions of the library's ops."""
+    """Returns the generated Python functions of the library's ops."""
     return _load(tf.load_op_library, library_path())
+
+
+def c_structure(name: str) -> Callable[[Structure], Structure]:
+    """Registers a ctypes structure whose size the library exports as `tfdist_sizeof_<name>`.
+
+    Apply it at import time: sizes are compared once, when the library is loaded. Importing
+    `tfdist.ops` imports all structures before anything can load the library.
+    """
+
+    def register(structure: Structure) -> Structure:
+        _structures[name] = structure
+        return structure
+
+    return register
+
+
+def check_structures(
+    library: ctypes.CDLL, structures: Mapping[str, type[ctypes.Structure]], name: str
+) -> None:
+    """Compares the sizes of ctypes structures with those of the library's C++ structures.
+
+    Args:
+      library: the loaded library.
+      structures: Python's structures by the names that they were registered with.
+      name: the library's file name, for the message.
+
+    Raises:
+      OpLibraryError: sizes differ, or the library does not export one; names all of them.
+    """
+    differences = []
+    for structure, kind in structures.items():
+        size_in_library = getattr(library, f"tfdist_sizeof_{structure}", None)
+        if size_in_library is None:
+            differences.append(f"{structure} (expected {ctypes.sizeof(kind)} bytes, received none)")
+            continue
+        size_in_library.restype = ctypes.c_size_t
+        if (size := size_in_library()) != ctypes.sizeof(kind):
+            differences.append(
+                f"{structure} (expected {ctypes.sizeof(kind)} bytes, received {size})"
+            )
+    if differences:
+        raise OpLibraryError(
+            f"tfdist's op library {name} does not fit tfdist's Python code: these structures "
+            f"differ: {', '.join(differences)}. {_REBUILD}"
+        )
 
 
 @functools.cache
 def c_api() -> ctypes.CDLL:
-    """The library's C functions (core/**/c_api.cc); `CFunctions` declares them."""
-    graph_ops()  # brings in TensorFlow's own libraries, which ours needs
-    return _load(ctypes.CDLL, library_path())
+    """Returns the library's C functions (core/**/*c_api.cc); `CFunctions` declares them.
+
+    Raises:
+      OpLibraryError: the library does not load, or has other structures than Python.
+    """
+    graph_ops()  # loads TensorFlow's own libraries, which ours needs
+    path = library_path()
+    library = _load(ctypes.CDLL, path)
+    check_structures(library, _structures, path.name)
+    return library
 
 
 class CFunctions:
-    """C functions of one prefix, of which those that can fail raise what went wrong.
+    """C functions with a common prefix. Those that can fail raise a TensorFlow error.
 
     Args:
       prefix: such as "tfdist_communicator_".
-      checked: by name without the prefix, the argument types of functions that return a status code
-        and take, at the end, a buffer for the message and its size.
-      plain: by name, the argument types of functions that return nothing.
-      returning: by name, the argument types and the type of what a function returns.
+      checked: functions that return a status code and take a message buffer and its size as their
+        last two arguments: the types of the other arguments, by name without the prefix.
+      plain: functions that return nothing: argument types by name.
+      returning: functions that return a value: argument types and result type by name.
     """
 
     def __init__(
@@ -102,7 +163,7 @@ class CFunctions:
         function.argtypes, function.restype = self._types[name]
         if name in self._checked:
             function = functools.partial(_check, function)
-        setattr(self, name, function)  # found without this method from now on
+        setattr(self, name, function)  # later calls do not come through __getattr__
         return function
 
 

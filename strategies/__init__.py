@@ -1,4 +1,4 @@
-"""The strategies, one per file."""
+"""tfdist's distribution strategies, one per file."""
 
 from tfdist.strategies.central_storage_strategy import CentralStorageStrategy
 from tfdist.strategies.communication_options import CommunicationOptions

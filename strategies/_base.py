@@ -1,4 +1,4 @@
-"""What all strategies share."""
+"""The base class of all strategies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import tensorflow as tf
 
 
 class StrategyBase(tf.distribute.Strategy):
-    """Marks a strategy as one of tfdist's; reduces nested values.
+    """Marks a strategy as one of tfdist's, and reduces nested values.
 
-    Comes before TensorFlow's class of the same name among a strategy's bases.
+    Comes before TensorFlow's class among a strategy's bases.
     """
 
     def reduce(self, reduce_op, value: Any, axis: int | None) -> Any:
@@ -19,10 +19,10 @@ class StrategyBase(tf.distribute.Strategy):
 
         Args:
           reduce_op: "SUM", "MEAN" or a `tf.distribute.ReduceOp`.
-          value: a tensor or `tf.distribute.DistributedValues` of any shape, or lists, tuples and
-            dicts of such.
-          axis: also reduce each replica's value along this dimension. A scalar has none: it is
-            reduced over the replicas.
+          value: a tensor or `tf.distribute.DistributedValues` of any shape, or nested lists, tuples
+            and dicts of them.
+          axis: also reduce each replica's value along this dimension. Scalars are reduced over the
+            replicas only.
 
         Returns:
           A tensor, or the same structure of tensors.
@@ -42,5 +42,5 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_scalar(value: Any) -> bool:
-    # Python's numbers are what older releases of Keras reduce with run_eagerly=True.
+    # Older releases of Keras reduce Python numbers with run_eagerly=True.
     return isinstance(value, numbers.Number) or (_is_tensor(value) and value.shape.rank == 0)

@@ -1,4 +1,4 @@
-"""Carries the reductions that TensorFlow asks of a multi-worker strategy to our collectives."""
+"""Implements TensorFlow's cross-device ops of a multi-worker strategy by tfdist's collectives."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
       devices: this worker's devices.
       group_size: number of devices of all workers together.
       options: default communication options.
-      collective_keys: bookkeeping of the parent class.
+      collective_keys: used by the parent class.
       communicator: the workers.
     """
 
     def __init__(self, devices, group_size, options, collective_keys, communicator) -> None:
         super().__init__(devices, group_size, options, collective_keys)
-        self._launchers = ()  # TensorFlow's collectives
+        self._launchers = ()  # no TensorFlow collectives
         self._communicator = communicator
         self._label: str | None = None
         self._compressors: dict[Compression, Compressor] = {}
 
     @contextlib.contextmanager
     def labelled(self, label: str | None) -> Iterator[None]:
-        """What error messages call the collectives launched meanwhile, instead of a tensor."""
+        """Sets the label of collectives launched within, instead of a tensor's name."""
         before, self._label = self._label, label
         try:
             yield
@@ -44,7 +44,7 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
             self._label = before
 
     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
-        # Whatever the destinations, they are this worker's devices: one pass for all values.
+        # All destinations are this worker's devices, so one pass reduces all values.
         values = [value for value, _ in value_destination_pairs]
         variables = [
             destination if is_variable(destination) else None
@@ -85,7 +85,7 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
                 variables=variables,
             )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
-            # Not by the collective, because the mean of integers is a float64 in `tf.distribute`.
+            # The collective sums, because in `tf.distribute` the mean of integers is a float64.
             divide = cross_device_utils.divide_by_n_tensors_or_indexed_slices
             with tf.device(self._devices[replica_id]):
                 reduced = [divide(v, self._group_size) for v in reduced]
@@ -123,12 +123,12 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
         return tf.transpose(gathered, back)
 
     def _on_host(self):
-        # The kernels work on host memory; TensorFlow copies what lies on a GPU.
+        # The kernels work on host memory; TensorFlow copies tensors from and to a GPU.
         device = tf.DeviceSpec.from_string(self._devices[0])
         return tf.device(device.replace(device_type="CPU", device_index=0).to_string())
 
     def _mirrored(self, values: list) -> list:
-        """The values on every device of this worker."""
+        """Copies the values to every device of this worker."""
         if len(self._devices) == 1:
             return [distribute_utils.regroup((v,), wrap_class=Mirrored) for v in values]
         return mirror(values, self._devices)

@@ -1,4 +1,4 @@
-"""Checks the devices that a user names."""
+"""Checks of device names that a user passes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_devices(strategy: str, devices: Sequence | None) -> list[str] | None:
 
 
 def check_device(strategy: str, device) -> str:
-    """Checks that a device exists on this machine; as `check_devices`, for one."""
+    """Checks that a device exists on this machine; as `check_devices`, for one device."""
     name = _name(device)
     if name is None:
         raise TypeError(f"{strategy}: expected a device name, received {device!r}")
@@ -45,7 +45,7 @@ def check_device(strategy: str, device) -> str:
 
 
 def is_cpu(device: str) -> bool:
-    """Whether a device name, short or long, is a CPU's."""
+    """Whether a short or full device name names a CPU."""
     return tf.DeviceSpec.from_string(device_util.canonicalize(device)).device_type == "CPU"
 
 
@@ -66,7 +66,7 @@ def _resolve(strategy: str, name: str) -> str:
     if device.device_type is None:
         raise ValueError(f"{strategy}: expected a device name such as 'CPU:0', received {name!r}")
     resolved = device_util.resolve(name)
-    # A v1 session may have devices that this process does not know yet.
+    # A session of TensorFlow 1 may have devices that this process does not know yet.
     if tf.compat.v1.executing_eagerly_outside_functions():
         present = [_type_and_index(found.name) for found in tf.config.list_logical_devices()]
         is_here = device.job in (None, "localhost") and _type_and_index(resolved) in present

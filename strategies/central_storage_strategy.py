@@ -21,9 +21,9 @@ from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadV
 from tfdist import keras
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device, check_devices, is_cpu
-from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, of_replicas
+from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, completed_pairs
 from tfdist.strategies._variables.central_variable import CentralVariable
-from tfdist.strategies._variables.graph_variables import list_whole
+from tfdist.strategies._variables.graphs import unlist_components
 from tfdist.strategies.communication_options import check_clip
 
 
@@ -33,23 +33,24 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
     A drop-in for `tf.distribute.experimental.CentralStorageStrategy`.
 
     Variables and optimizer slots exist once, on the parameter device. Every compute device reads
-    them and computes gradients on its share of each batch; one fused kernel adds the gradients,
-    and their sum is applied once. Only what differs between replicas until it is read, such as the
-    state of metrics, exists once per replica. Making the strategy applies tfdist's repairs of
-    Keras.
+    them and computes gradients on its share of each batch; one fused kernel sums the gradients,
+    and the sum is applied once. Only variables that differ between replicas until they are read,
+    such as the state of metrics, exist once per replica. Creating the strategy applies tfdist's
+    repairs of Keras.
 
     Args:
       compute_devices: device names, such as `["GPU:0", "GPU:1"]`; `None` takes all GPUs, else
         "CPU:0".
-      parameter_device: where the variables live; `None` takes the compute device if there is one,
-        else "CPU:0".
-      clip: what an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or `clipvalue` clips:
-        "sum", the gradients' sum over all replicas, or "replica", each replica's before they are
-        summed.
+      parameter_device: the device of the variables; `None` takes the compute device if there is
+        only one, else "CPU:0".
+      clip: the gradients that an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or
+        `clipvalue` clips: "sum", the sum over all replicas, or "replica", each replica's gradients
+        before they are summed.
 
     Raises:
-      TypeError: `compute_devices` is not a list of device names, or `parameter_device` is none.
-      ValueError: no device, an unknown one, or one named twice; or an unknown `clip`.
+      TypeError: `compute_devices` is not a list of device names, or `parameter_device` is not a
+        device name.
+      ValueError: no device, an unknown device, or a duplicate; or an unknown `clip`.
 
     Example:
 
@@ -74,7 +75,7 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
         if parameter_device is not None:
             parameter_device = check_device("CentralStorageStrategy", parameter_device)
         clip = check_clip("CentralStorageStrategy", clip)
-        # Not our parent's constructor: it would make its own extended object.
+        # Skips the parent's constructor, which would make its own extended object.
         distribute_lib.Strategy.__init__(
             self, CentralStorageExtended(self, compute_devices, parameter_device)
         )
@@ -82,7 +83,7 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
 
     def experimental_distribute_dataset(self, dataset, options=None):
         """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
-        # Past our parent, which reads a misspelt attribute of `options`.
+        # Skips the parent's method, which reads a misspelt attribute of `options`.
         if _is_per_replica(options):
             raise NotImplementedError(
                 "CentralStorageStrategy.experimental_distribute_dataset: expected replication mode "
@@ -94,7 +95,7 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
 class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyExtended):
     """How the strategy creates variables, reduces and updates."""
 
-    # Asked by TensorFlow when it makes variables with one component per replica.
+    # TensorFlow reads it when it makes variables with one component per replica.
     _use_var_policy = False
 
     def __init__(
@@ -118,8 +119,8 @@ class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyEx
             self._num_replicas_in_sync > 1
             and kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         ):
-            return list_whole(self._create_sync_on_read_variable(next_creator, **kwargs))
-        return list_whole(super()._create_variable(next_creator, **kwargs))
+            return unlist_components(self._create_sync_on_read_variable(next_creator, **kwargs))
+        return unlist_components(super()._create_variable(next_creator, **kwargs))
 
     def _create_var_creator(self, next_creator, **kwargs):
         creator = super()._create_var_creator(next_creator, **kwargs)
@@ -128,17 +129,17 @@ class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyEx
 
         def create(**kwargs):
             variable = creator(**kwargs)
-            # TensorFlow made it and filed it with its graph; only its behaviour is ours.
+            # TensorFlow has made it and added it to its graph; only its methods change.
             variable.__class__ = CentralVariable
             return variable
 
         return create
 
     def _create_sync_on_read_variable(self, next_creator, **kwargs):
-        """One component per replica: what replicas add up, such as metrics, must not mix.
+        """Makes one component per replica, so that sums of replicas, such as metrics, do not mix.
 
-        TensorFlow makes one variable, to which every replica's sum is assigned as if it were the
-        only one.
+        TensorFlow makes one variable, to which every replica assigns its sum as if it were the only
+        replica.
         """
 
         def create_components(**kwargs):
@@ -147,7 +148,7 @@ class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyEx
                 with tf.device(device):
                     components.append(next_creator(**kwargs))
                 kwargs["initial_value"] = functools.partial(_initial_value, components[0])
-                # A name that ends with "/" is taken as it is, whatever the scope.
+                # A name that ends with "/" is not prefixed by the current scope.
                 name = components[0].name.partition(":")[0]
                 kwargs["name"] = f"{name}/replica_{replica + 1}/"
             return components
@@ -164,7 +165,7 @@ class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyEx
     def _distribute_datasets_from_function(self, dataset_fn, options):
         if not _is_per_replica(options):
             return super()._distribute_datasets_from_function(dataset_fn, options)
-        # TensorFlow's class deals out one dataset, whatever the options say.
+        # TensorFlow's class distributes one dataset, whatever the options are.
         replicas = self._num_replicas_in_sync
         contexts = [tf.distribute.InputContext(replicas, i, replicas) for i in range(replicas)]
         workers = InputWorkers([(self._worker_device, (d,)) for d in self._compute_devices])
@@ -173,7 +174,7 @@ class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyEx
         )
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        pairs = of_replicas(value_destination_pairs, self._compute_devices)
+        pairs = completed_pairs(value_destination_pairs, self._compute_devices)
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _update(self, var, fn, args, kwargs, group):

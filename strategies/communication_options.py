@@ -1,4 +1,4 @@
-"""What `tf.distribute`'s communication options say, and how gradients are compressed."""
+"""Communication options of `tf.distribute`, extended by compression and clipping."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class CommunicationOptions(collective_util.Options):
     """Options of collectives. A drop-in for `tf.distribute.experimental.CommunicationOptions`.
 
     Args:
-      bytes_per_pack: about how many bytes of gradients travel together; 0 leaves it to tfdist.
+      bytes_per_pack: approximate bytes of gradients in a bucket; 0 means tfdist's default.
       timeout_seconds: seconds after which a collective fails; `None` means 600, 0 means never.
       implementation: a `tf.distribute.experimental.CommunicationImplementation` or its name. "AUTO"
         and "RING" mean tfdist's collectives, "NCCL" TensorFlow's own.
-      compression: how gradients travel: "fp16", "bf16", "topk", "powersgd", or a method of
-        `tfdist.compression`. `None` means as they are; where options are given to a single call it
-        means what the strategy's say, and "none" means as they are.
-      clip: what an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or `clipvalue` clips:
-        "sum", the gradients' sum over all replicas, as one process with the whole batch does; or
-        "replica", each replica's gradients before they are summed, as Keras does by itself. Counts
-        in the strategy's options only.
+      compression: how gradients are compressed: "fp16", "bf16", "topk", "powersgd", or a method of
+        `tfdist.compression`. `None` means no compression; in the options of a single call `None`
+        means the strategy's compression, and "none" means no compression.
+      clip: the gradients that an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or
+        `clipvalue` clips: "sum", the sum over all replicas, as one process with the whole batch
+        does; or "replica", each replica's gradients before they are summed, as Keras does by
+        itself. Only the strategy's options use it.
 
     Raises:
-      ValueError: an argument has an invalid value, or NCCL is to compress.
+      ValueError: an argument has an invalid value, or NCCL is combined with a compression.
 
     Example:
 
@@ -55,11 +55,11 @@ class CommunicationOptions(collective_util.Options):
 
     @classmethod
     def of(cls, options: collective_util.Options | None) -> CommunicationOptions:
-        """Makes options of TensorFlow's own class, or of `None`, into ours."""
+        """Converts options of TensorFlow's own class, or `None`, to this class."""
         return cls().merge(options)
 
     def merge(self, options: collective_util.Options | None) -> CommunicationOptions:
-        """Returns these options, with what `options` say where they do not have the default."""
+        """Returns these options, overridden by those of `options` that are not the default."""
         merged = super().merge(options)
         if getattr(options, "compression", None) is not None:
             merged.compression = options.compression
@@ -81,7 +81,7 @@ class CommunicationOptions(collective_util.Options):
 
 
 def check_clip(owner: str, clip: str) -> str:
-    """Returns `clip`, which says what optimizers clip: "sum" or "replica".
+    """Returns `clip` after checking that it is "sum" or "replica".
 
     Raises:
       ValueError: it is neither; names the `owner` of the argument.
@@ -92,21 +92,21 @@ def check_clip(owner: str, clip: str) -> str:
 
 
 def is_variable(destination: object) -> bool:
-    """Whether what a value is reduced to is a variable, so that the value is its gradient."""
+    """Whether the destination of a reduction is a variable: then the value is its gradient."""
     return isinstance(destination, tf.Variable | DistributedVariable)
 
 
 def for_gradients(
     options: collective_util.Options | None, destinations: Sequence
 ) -> CommunicationOptions:
-    """The options of one reduction, which the strategy's compression is not meant for.
+    """Returns the options of one reduction, without the strategy's compression unless it is needed.
 
-    It is meant for gradients: what is reduced to variables, in one batch. Metrics, losses and
-    counts must arrive as they are.
+    The strategy's compression applies to gradients: values that are reduced to variables, in one
+    batch. Metrics, losses and counts must stay exact.
 
     Args:
-      options: of the call. They may ask for a compression themselves.
-      destinations: what the values are reduced to.
+      options: of the call; they may have a compression of their own.
+      destinations: the destinations of the values.
     """
     options = CommunicationOptions.of(options)
     if options.compression is None and not any(is_variable(d) for d in destinations):

@@ -13,8 +13,8 @@ from tensorflow.python.distribute import distribute_lib, distribute_utils, mirro
 from tfdist import keras
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_devices, is_cpu
-from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, of_replicas
-from tfdist.strategies._variables.graph_variables import list_whole
+from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, completed_pairs
+from tfdist.strategies._variables.graphs import unlist_components
 from tfdist.strategies.communication_options import check_clip
 
 
@@ -24,20 +24,20 @@ class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
     A drop-in for `tf.distribute.MirroredStrategy`.
 
     Every device computes gradients on its share of each batch; their sum is applied on all devices,
-    so that the copies stay equal. On CPU devices one fused kernel adds all gradients; on GPUs
-    TensorFlow's NCCL does. Making the strategy applies tfdist's repairs of Keras.
+    so that the copies stay equal. On CPU devices one fused kernel sums all gradients; on GPUs
+    TensorFlow's NCCL does. Creating the strategy applies tfdist's repairs of Keras.
 
     Args:
       devices: device names, such as `["GPU:0", "GPU:1"]`; `None` takes all GPUs, else all logical
         CPUs.
-      cross_device_ops: a `tf.distribute.CrossDeviceOps` that reduces in place of ours.
-      clip: what an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or `clipvalue` clips:
-        "sum", the gradients' sum over all replicas, or "replica", each replica's before they are
-        summed.
+      cross_device_ops: a `tf.distribute.CrossDeviceOps` that replaces tfdist's.
+      clip: the gradients that an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or
+        `clipvalue` clips: "sum", the sum over all replicas, or "replica", each replica's gradients
+        before they are summed.
 
     Raises:
       TypeError: `devices` is not a list of device names.
-      ValueError: no device, an unknown one, or one named twice; or an unknown `clip`.
+      ValueError: no device, an unknown device, or a duplicate; or an unknown `clip`.
 
     Example:
 
@@ -60,32 +60,32 @@ class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
         keras.apply_repairs()
         devices = check_devices("MirroredStrategy", devices)
         clip = check_clip("MirroredStrategy", clip)
-        # Not our parent's constructor: it would make its own extended object.
+        # Skips the parent's constructor, which would make its own extended object.
         distribute_lib.Strategy.__init__(self, MirroredExtended(self, devices, cross_device_ops))
         self.extended.clip = clip
 
 
 class MirroredExtended(mirrored_strategy.MirroredExtended):
-    """How the strategy reduces; TensorFlow's own where GPUs take part."""
+    """The strategy's reductions; with GPUs they are TensorFlow's own."""
 
     def _create_variable(self, next_creator, **kwargs):
-        return list_whole(super()._create_variable(next_creator, **kwargs))
+        return unlist_components(super()._create_variable(next_creator, **kwargs))
 
     def _make_collective_ops_with_fallbacks(self):
-        # TensorFlow's collectives among CPU devices serve one set of devices per process: a second
-        # strategy's meet the first one's (tensorflow/tensorflow#62790).
+        # TensorFlow's collectives on CPU devices support one set of devices per process: those of a
+        # second strategy collide with the first one's (tensorflow/tensorflow#62790).
         if all(map(is_cpu, self._devices)):
             return LocalAllReduce(self._devices[0])
         return super()._make_collective_ops_with_fallbacks()
 
     def _get_cross_device_ops(self, value):
-        # Ours reduce values of all dtypes together; TensorFlow sets integers apart.
+        # LocalAllReduce reduces all dtypes together; TensorFlow reduces integers separately.
         if self._is_fused():
             return self._cross_device_ops
         return super()._get_cross_device_ops(value)
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        # TensorFlow reduces to a CPU on one device, whatever it was told to reduce with.
+        # TensorFlow reduces to a CPU on one device, whatever the cross-device ops are.
         reduce_elsewhere = super()._reduce_to
 
         def reduce(leaf):
@@ -98,7 +98,7 @@ class MirroredExtended(mirrored_strategy.MirroredExtended):
         return tf.nest.map_structure(reduce, value)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        pairs = of_replicas(value_destination_pairs, self._devices)
+        pairs = completed_pairs(value_destination_pairs, self._devices)
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _is_fused(self) -> bool:

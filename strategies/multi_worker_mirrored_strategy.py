@@ -30,8 +30,12 @@ from tfdist.ps import membership
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
-from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, of_replicas, placed
-from tfdist.strategies._variables.graph_variables import list_whole
+from tfdist.strategies._local_reduce.local_all_reduce import (
+    LocalAllReduce,
+    completed_pairs,
+    resolved_destination,
+)
+from tfdist.strategies._variables.graphs import unlist_components
 from tfdist.strategies._variables.remote_tables import RemoteTables
 from tfdist.strategies._variables.table_variable import TableVariable
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
@@ -43,31 +47,32 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
     A drop-in for `tf.distribute.MultiWorkerMirroredStrategy`.
 
     Every worker runs the same script with its own `TF_CONFIG`, computes gradients on its share of
-    each batch, and applies their sum. Gradients travel through tfdist's collective ops; no
-    TensorFlow server runs in any worker. Making the strategy waits until all workers have come
-    (`TFDIST_RENDEZVOUS_TIMEOUT`, 5 minutes), and applies tfdist's repairs of Keras.
+    each batch, and applies their sum. Gradients are reduced by tfdist's collective ops; no
+    TensorFlow server runs in any worker. Creating the strategy waits for all workers
+    (`TFDIST_RENDEZVOUS_TIMEOUT`, 5 minutes) and applies tfdist's repairs of Keras.
 
     A cluster may have `ps` tasks, for the tables of `tfdist.layers.Embedding`. In such a task
-    making the strategy serves until the job has ended, and then ends the process.
+    creating the strategy serves until the job has ended, and then ends the process.
 
-    A worker uses all its GPUs, else all its logical CPU devices, of which there is one unless
-    `tf.config.set_logical_device_configuration` makes more. Gradients of a worker's devices are
-    added first, so that they travel as one. All workers must have as many.
+    A worker uses all its GPUs, else all its logical CPU devices: one, unless
+    `tf.config.set_logical_device_configuration` makes more. The gradients of a worker's devices are
+    summed before they are sent. All workers must have the same number of devices.
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
         `TF_CONFIG`. Without a cluster the strategy trains alone.
       communication_options: a `tfdist.CommunicationOptions`. `bytes_per_pack` splits the gradients
-        into buckets that travel while others are still computed (0: of 4 MB); `timeout_seconds`
-        bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO and RING mean
-        tfdist's collectives, NCCL means TensorFlow's own, unchanged; `compression` makes gradients
-        smaller on their way; `clip` says what optimizers with `clipnorm` and the like clip.
+        into buckets that are sent while others are still computed (0: buckets of 4 MB);
+        `timeout_seconds` bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO
+        and RING mean tfdist's collectives, NCCL means TensorFlow's own, unchanged; `compression`
+        compresses gradients; `clip` selects the gradients that optimizers with `clipnorm` and the
+        like clip.
       checkpoint_dir: where parameter servers keep snapshots of embedding tables; `None` keeps none.
       checkpoint_every: seconds between such snapshots.
       durability: as of `tfdist.ParameterServerStrategy`, for these tables.
 
     Raises:
-      tfdist.errors.ClusterConfigError: a bad cluster, or the workers have different numbers of
+      tfdist.errors.ClusterConfigError: an invalid cluster, or the workers have different numbers of
         devices.
       tfdist.errors.RendezvousTimeoutError: workers were missing at the deadline.
       tfdist.errors.AuthenticationError: the tasks do not hold the same secret.
@@ -105,7 +110,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         if options.implementation == CommunicationImplementation.NCCL:
             super().__init__(cluster_resolver, options)
             return
-        # Not our parent's constructor: it would start a TensorFlow server and its own collectives.
+        # Skips the parent's constructor, which would start a TensorFlow server and its collectives.
         distribute_lib.Strategy.__init__(
             self, MultiWorkerMirroredExtended(self, cluster, cluster_resolver, options)
         )
@@ -131,26 +136,26 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         return self.communicator.stats()
 
     def __deepcopy__(self, memo: dict) -> MultiWorkerMirroredStrategy:
-        # Estimator's RunConfig copies itself; the connections to the other workers exist once.
+        # Estimator's RunConfig copies itself; connections to the other workers cannot be copied.
         return self
 
 
-def _purpose(reduce_op: ReduceOp, value: Any) -> str | None:
-    """What a reduction is for, where a tensor's name would not tell whoever reads an error."""
+def _label(reduce_op: ReduceOp, value: Any) -> str | None:
+    """A reduction's label in error messages, if the tensor's name would not explain it."""
     if isinstance(value, SyncOnReadVariable):
         name = value.name.partition(":")[0]
         return f"variable {name}, read outside a step: needs every worker"
-    # TensorFlow's distributed datasets ask with such a tensor whether any worker has more data.
+    # TensorFlow's distributed datasets reduce such a tensor to check for more data on any worker.
     if reduce_op == ReduceOp.SUM and tf.is_tensor(value) and value.dtype == tf.int64:
         if value.shape == (1, 1):
-            return "has a worker another batch"
+            return "end-of-data check"
     return None
 
 
 class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllReduceExtended):
-    """How the strategy creates variables, reduces and gathers."""
+    """The strategy's variables, reductions and gathers."""
 
-    # A dead peer shows on its data connection; TensorFlow's prober would need its servers.
+    # A dead peer breaks its data connection; TensorFlow's health check would need its servers.
     _enable_check_health = False
 
     communicator: ops.Communicator | None = None
@@ -172,7 +177,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
 
     @property
     def clip(self) -> str:
-        """What optimizers clip: "sum" or "replica"."""
+        """The gradients that optimizers clip: "sum" or "replica"."""
         return self._communication_options.clip
 
     def _initialize_strategy(self, cluster_resolver, devices) -> None:
@@ -201,7 +206,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         self._id_in_cluster = cluster.rank
         self._num_workers = cluster.world_size
         self._is_chief = cluster.is_chief
-        # Each worker is a TensorFlow runtime of its own, so its devices are local ones.
+        # Each worker has its own TensorFlow runtime, so its devices are local.
         self._worker_device = device_util.canonicalize("/device:CPU:0")
         self._host_input_device = SingleDevice(self._worker_device)
         self._num_devices_per_worker = len(local_devices)
@@ -251,7 +256,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
             return self.tables.create(next_creator, kwargs)
         if isinstance(kwargs.get("colocate_with"), TableVariable):
             del kwargs["colocate_with"]  # a slot, of no rows
-        return list_whole(super()._create_variable(next_creator, **kwargs))
+        return unlist_components(super()._create_variable(next_creator, **kwargs))
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
         if not isinstance(colocate_with_variable, TableVariable):
@@ -284,21 +289,21 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         return initial_value_of_rank_0
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        destinations = placed(destinations, self._devices)
+        destinations = resolved_destination(destinations, self._devices)
         if self.communicator is None:
             return super()._reduce_to(reduce_op, value, destinations, options)
-        with self._get_cross_device_ops(value).labelled(_purpose(reduce_op, value)):
+        with self._get_cross_device_ops(value).labelled(_label(reduce_op, value)):
             return super()._reduce_to(reduce_op, value, destinations, for_gradients(options, []))
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        pairs = of_replicas(value_destination_pairs, self._devices)
+        pairs = completed_pairs(value_destination_pairs, self._devices)
         options = for_gradients(options, [destination for _, destination in pairs])
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         if len(self._devices) == 1:
             return super()._replica_ctx_all_reduce(reduce_op, value, options)
-        # TensorFlow's replicas launch a collective each; ours meet first, for one collective.
+        # TensorFlow launches one collective per replica; here the replicas merge into one.
         return super(tf_strategy.CollectiveAllReduceExtended, self)._replica_ctx_all_reduce(
             reduce_op, value, options
         )

@@ -1,4 +1,4 @@
-"""Training on one device that is named explicitly."""
+"""Training on one explicitly named device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from tfdist.strategies._devices import check_device
 class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):
     """Places variables and computation on one device.
 
-    A drop-in for `tf.distribute.OneDeviceStrategy`: what a script that takes any strategy uses on
-    one device.
+    A drop-in for `tf.distribute.OneDeviceStrategy`, for scripts that take any strategy.
 
     Args:
       device: a device name, such as "GPU:0" or "/device:CPU:0".

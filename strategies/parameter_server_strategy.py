@@ -19,8 +19,8 @@ from tfdist.job import process
 from tfdist.ps import membership
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._base import StrategyBase
-from tfdist.strategies._input.shared_input import SharedInput
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
+from tfdist.strategies._input.worker_input import SharedInput
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
@@ -36,50 +36,52 @@ class ParameterServerStrategy(StrategyBase):
     """Trains one model on several workers; parameter servers hold its variables.
 
     Every worker runs the same script with its own `TF_CONFIG`. Its variables are a cache: each step
-    begins by pulling what has changed and ends by pushing gradients, which the servers apply, or
-    whatever else the step has changed. In a `ps` task, making the strategy serves until the job has
-    ended and then ends the process; without a cluster, and in an evaluator, the process serves
-    itself. Making the strategy applies tfdist's repairs of Keras.
+    begins by pulling changed values and ends by pushing gradients, which the servers apply, and the
+    deltas of other variables. In a `ps` task, creating the strategy serves until the job has ended
+    and then ends the process; without a cluster, and in an evaluator, the process serves itself.
+    Creating the strategy applies tfdist's repairs of Keras.
 
     Modes:
-      - "async": a push is applied at once (Dean et al. 2012). A batch is one worker's.
-      - "sync": the gradients of all workers make one step, whose batch they share.
+      - "async": a push is applied at once (Dean et al. 2012). Each worker has its own batches.
+      - "sync": the gradients of all workers make one step; the workers share its batch.
       - "ssp": as async, but no worker is more than `staleness` steps ahead of the slowest (Ho et
         al. 2013).
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
         `TF_CONFIG`.
-      variable_partitioner: a `tf.distribute.experimental.partitioners.Partitioner` that says into
-        how many parts a variable's rows are split; `None` splits by `max_shard_bytes`.
+      variable_partitioner: a `tf.distribute.experimental.partitioners.Partitioner` that returns the
+        number of parts into which a variable's rows are split; `None` splits by `max_shard_bytes`.
       mode: "async", "sync" or "ssp".
       staleness: with "ssp", a number of steps. 0 is "sync", `math.inf` is "async".
-      num_aggregate: with "sync", how many workers' gradients make a step; those of slower ones are
-        dropped and counted (Chen et al. 2016). `None` means all.
-      compensation: what is done about delay in "async" and "ssp": "dc-asgd" corrects gradients to
-        first order (Zheng et al. 2017), "adadelay" lowers the learning rate by the delay (Sra et
-        al. 2016).
+      num_aggregate: with "sync", the number of workers whose gradients make a step; gradients of
+        slower workers are dropped and counted (Chen et al. 2016). `None` means all.
+      compensation: delay compensation in "async" and "ssp": "dc-asgd" corrects gradients to first
+        order (Zheng et al. 2017), "adadelay" lowers the learning rate by the delay (Sra et al.
+        2016).
       compensation_lambda: the strength of "dc-asgd".
       hogwild: servers update without locks (Niu et al. 2011).
-      ps_optimizer: where optimizers run: "server", "worker", or "auto", which takes the server for
-        those that it knows.
+      ps_optimizer: where optimizers run: "server", "worker", or "auto", which is the server for
+        optimizers that it supports.
       max_shard_bytes: larger variables are split by rows over the servers.
-      worker_timeout: seconds that workers wait for one that has fallen silent.
+      worker_timeout: seconds that workers wait for an unresponsive worker.
       epoch_timeout: seconds that workers wait for each other at the end of an epoch of `fit`, to
-        add up their metrics and to stop together; 0: they do not wait, and count those that came.
-      checkpoint_dir: where servers keep snapshots, from which a server that is started again goes
-        on; a path that `tf.io.gfile` knows. `None` keeps none.
+        sum their metrics and to stop together; with 0 they do not wait, and sum the metrics of the
+        workers that have arrived.
+      checkpoint_dir: directory of the servers' snapshots, from which a restarted server continues;
+        a path that `tf.io.gfile` supports. `None` disables snapshots.
       checkpoint_every: seconds between snapshots.
-      durability: what servers do while what changes rows can be kept nowhere, as when the disk of
-        `checkpoint_dir` is full: "warn" says so and goes on, "refuse" refuses pushes, so that a
-        worker never trains on what a restart would lose.
-      clip: with "sync", what an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or
-        `clipvalue` clips: "sum", the gradients' sum over all workers, or "replica", each worker's
-        before they are summed. For "sum" the workers run the optimizer, and each gets the sum.
+      durability: the reaction of servers while changes of rows cannot be logged, for example
+        because the disk of `checkpoint_dir` is full: "warn" logs a warning and continues, "refuse"
+        refuses pushes, so that a worker never trains on values that a restart would lose.
+      clip: with "sync", the gradients that an optimizer of Keras 3 with `clipnorm`,
+        `global_clipnorm` or `clipvalue` clips: "sum", the sum over all workers, or "replica", each
+        worker's gradients before they are summed. For "sum" the workers run the optimizer, and each
+        gets the sum.
 
     Raises:
-      tfdist.errors.ClusterConfigError: a bad cluster or argument, or one that differs from the
-        other workers'.
+      tfdist.errors.ClusterConfigError: an invalid cluster or argument, or an argument that differs
+        from the other workers'.
       tfdist.errors.RendezvousTimeoutError: a parameter server did not answer in time.
       tfdist.errors.AuthenticationError: the tasks do not hold the same secret.
       ValueError: an unknown `clip`.
@@ -97,7 +99,7 @@ class ParameterServerStrategy(StrategyBase):
 
     @property
     def _cluster_coordinator(self) -> Any:
-        """What `tf.distribute.coordinator.ClusterCoordinator` looks for in a strategy."""
+        """`tf.distribute.coordinator.ClusterCoordinator` reads this attribute of a strategy."""
         raise ClusterConfigError(
             "ClusterCoordinator: expected TensorFlow's own ParameterServerStrategy, received "
             "tfdist's, which has no coordinator: every worker runs the script, and strategy.run or "
@@ -132,7 +134,7 @@ class ParameterServerStrategy(StrategyBase):
             membership.serve(cluster, checkpoint_dir)
         process.enter(cluster)
         if cluster.task_type == "evaluator":
-            # It evaluates what was saved, by itself.
+            # It evaluates checkpoints, without the cluster.
             cluster, num_aggregate = Cluster.local(), None
             checkpoint_dir, durability = None, "warn"
         if not (cluster.ps or cluster.is_local):
@@ -161,14 +163,14 @@ class ParameterServerStrategy(StrategyBase):
             clip=clip,
         )
         keras.apply_repairs()
-        member = membership.join(cluster, config, checkpoint_every)
+        worker = membership.join(cluster, config, checkpoint_every)
         placement = Placement(max(1, len(cluster.ps)), max_shard_bytes)
         parameters = Parameters(
-            member.client,
+            worker.client,
             placement,
             cluster.is_chief,
             partitioner=variable_partitioner,
-            trainings=member.trainings,
+            trainings=worker.trainings,
         )
         super().__init__(ParameterServerExtended(self, cluster, config, parameters, ps_optimizer))
         self.extended.clip = clip
@@ -183,15 +185,15 @@ class ParameterServerStrategy(StrategyBase):
         return self.extended.parameters.client.stats()
 
     def __deepcopy__(self, memo: dict) -> ParameterServerStrategy:
-        # Estimator's RunConfig copies itself; the connections to the servers exist once.
+        # Estimator's RunConfig copies itself; connections to the servers cannot be copied.
         return self
 
 
 class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended):
-    """How the strategy creates variables, runs steps and shares out data.
+    """The strategy's variables, steps, reductions and datasets.
 
-    Variables are on the CPU, where values arrive and gradients leave. Steps run on the first GPU if
-    there is one.
+    Variables are on the CPU, which receives values and sends gradients. Steps run on the first GPU
+    if there is one.
     """
 
     def __init__(
@@ -207,7 +209,7 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
         self.parameters = parameters
         self.config = config
         self.ps_optimizer = ps_optimizer
-        # Of each optimizer that has been met: itself, and whether the servers run it.
+        # By id, each optimizer seen so far, and whether the servers run it.
         self.optimizer_places: dict[int, tuple[Any, bool]] = {}
         self._cluster = cluster
 
@@ -223,27 +225,28 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
         eager = tf.compat.v1.executing_eagerly_outside_functions()
         graph = None if eager else tf.compat.v1.get_default_graph()
         name = self.parameters.unique_name(name, graph)
-        number = None
+        parameter = None
 
         def initial_value() -> tf.Tensor:
-            nonlocal number
+            nonlocal parameter
             value = kwargs["initial_value"]
             value = value() if callable(value) else value
             if isinstance(value, CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-            if number is None:
-                number = self.parameters.add(name, value.shape, value.dtype, like)
-            return self.parameters.initial_value(number, value)
+            if parameter is None:
+                parameter = self.parameters.add(name, value.shape, value.dtype, like)
+            return self.parameters.initial_value(parameter, value)
 
         if eager and not tf.executing_eagerly() and callable(kwargs["initial_value"]):
             # In a function that is being traced. Its initializers run later, but an optimizer's
-            # slots are needed now; what depends on the function's tensors is no slot.
+            # slots are needed now. The initial value of a slot depends on none of the function's
+            # tensors; for other variables this fails.
             with contextlib.suppress(TypeError, ValueError), tf.init_scope():
                 initial_value()
         variable = next_creator(**{**kwargs, "initial_value": initial_value, "use_resource": True})
         return self.parameters.adopt(
-            variable, number, TableVariable if is_rows(name) else ServerVariable
+            variable, parameter, TableVariable if is_rows(name) else ServerVariable
         )
 
     def _call_for_each_replica(self, fn, args, kwargs):
@@ -256,9 +259,9 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
                 return fn(*args, **kwargs)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        """What `ReplicaContext.all_reduce` comes to, with which optimizers add up gradients.
+        """Implements `ReplicaContext.all_reduce`, with which optimizers sum gradients.
 
-        Over the workers of a synchronous job; in other modes a worker is alone.
+        It reduces over the workers of a synchronous job; in other modes each worker is alone.
         """
         values = [value for value, _ in value_destination_pairs]
         if self._num_replicas_in_sync == 1:
@@ -268,12 +271,12 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
         return self.parameters.all_reduce(values, self._num_replicas_in_sync if mean else None)
 
     def _gather_to_implementation(self, value, destinations, axis, options):
-        """What `Strategy.gather` and `ReplicaContext.all_gather` come to, over all workers."""
+        """Implements `Strategy.gather` and `ReplicaContext.all_gather`, over all workers."""
         workers, rank = self._num_replicas_in_sync, self._replica_id
         if workers == 1:
             return value
         self._expect_all_workers("all_gather")
-        # Each adds up the others' with zeros in the place of its own.
+        # Each worker pads its value with zeros at the other workers' rows; the sum is the gather.
         size = tf.shape(value, tf.int64)[axis]
         sizes = self.parameters.all_reduce(tf.one_hot(rank, workers, dtype=tf.int64) * size, None)
         around = tf.stack([tf.reduce_sum(sizes[:rank]), tf.reduce_sum(sizes[rank + 1 :])])
@@ -285,10 +288,10 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
             gathered = tf.ensure_shape(gathered, shape)
         return gathered
 
-    def _expect_all_workers(self, what: str) -> None:
+    def _expect_all_workers(self, call: str) -> None:
         if self.config.num_aggregate < self.config.workers:
             raise ValueError(
-                f"ParameterServerStrategy: {what} needs all workers, but num_aggregate="
+                f"ParameterServerStrategy: {call} needs all workers, but num_aggregate="
                 f"{self.config.num_aggregate} goes on without some. Use an optimizer that the "
                 "servers run (see ps_optimizer); with clipnorm, global_clipnorm or clipvalue they "
                 "do with clip='replica'."

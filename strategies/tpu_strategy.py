@@ -1,4 +1,4 @@
-"""TensorFlow's strategy for TPUs, where users of tfdist look for it."""
+"""TensorFlow's strategy for TPUs under tfdist's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class TPUStrategy(tf.distribute.TPUStrategy):
 
     It was never run here: tfdist is developed and tested without a TPU, and none of its tests,
     repairs of Keras or collectives are known to work with one. Arguments, behaviour and errors are
-    TensorFlow's, whose documentation holds.
+    TensorFlow's; see its documentation.
 
     Example:
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from tfdist import _compatibility
+from tfdist import _compatibility, _providers
 from tfdist._version import __version__
 
 _compatibility.check_tensorflow()
@@ -84,6 +84,10 @@ _HOMES = {
     "size": "tfdist.job.process",
     "size_op": "tfdist.job.rank_ops",
 }
+# What `tfdist.ops` calls of the packages above it.
+_providers.register("default_communicator", "tfdist.job.job", "communicator")
+for _name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
+    _providers.register(_name, "tfdist.embedding")
 _MODULES = ("callbacks", "compression", "embedding", "errors", "layers", "ops")
 
 __all__ = [

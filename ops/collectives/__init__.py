@@ -1,1 +1,1 @@
-"""Python faces of the collectives."""
+"""Collectives: the communicator and the functions that call its ops."""

@@ -1,4 +1,4 @@
-"""What the Python faces of all collectives share: whose ranks, which key, which deadline."""
+"""Shared parts of all collectives: communicator, key, deadline, lists of tensors."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import _providers
 from tfdist.ops.collectives import collective_keys
 from tfdist.ops.collectives.communicator import Communicator
 
 DEFAULT_TIMEOUT = 600.0
 
 
-def resolve(communicator: Communicator | None, asked: str) -> Communicator:
-    """Returns the communicator that a call means; None means this process's job.
+def resolve(communicator: Communicator | None, api_name: str) -> Communicator:
+    """Returns the communicator of a call, which is the job's if the caller passed `None`.
 
     Args:
-      communicator: what the caller passed.
-      asked: the call, for messages.
+      communicator: the argument of the call.
+      api_name: the public function that was called, for messages.
 
     Raises:
-      TypeError: it is not a communicator.
-      tfdist.errors.NotInitializedError: None, and this process belongs to no job.
+      TypeError: the argument is not a communicator.
+      tfdist.errors.NotInitializedError: the argument is `None`, and this process has no job.
     """
     if isinstance(communicator, Communicator):
         return communicator
     if communicator is not None:
         raise TypeError(
-            f"{asked}: expected a tfdist.ops.Communicator or None for the ranks, received "
+            f"{api_name}: expected a tfdist.ops.Communicator or None for the ranks, received "
             f"{communicator!r}"
         )
-    from tfdist.job import job  # it stands on this package
-
-    return job.communicator(asked)
+    return _providers.provider("default_communicator")(api_name)
 
 
 def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, Any]:
-    """The attributes that every collective op has."""
+    """Returns the attributes that every collective op has."""
     return {
         "communicator": communicator.handle,
         "key": collective_keys.next_key(communicator.handle),
@@ -58,11 +57,11 @@ def like(tensors: Any, results: list[Any]) -> Any:
 
 
 def group_outputs(outputs: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the outputs of a collective, in a graph as those of one op that hands them on.
+    """Returns the outputs of a collective; in a graph they become outputs of one identity op.
 
-    TensorFlow gives each op that waits for an asynchronous one to its thread pool, one by one: a
-    hundred optimizer updates or results of a function would mean a hundred wake-ups. What waits for
-    this op runs on after it at once.
+    TensorFlow schedules each op that waits for an asynchronous op on its thread pool, one by one: a
+    hundred optimizer updates, or results of a function, would mean a hundred wake-ups. An op that
+    waits for the identity op runs directly after it.
     """
     outputs = list(outputs)
     if len(outputs) < 2 or tf.executing_eagerly():
@@ -71,7 +70,7 @@ def group_outputs(outputs: Iterable[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def by_dtype(values: list[tf.Tensor]) -> list[list[int]]:
-    """Returns the positions of each dtype's tensors, which travel together."""
+    """Returns the positions of the tensors of each dtype; one collective carries one dtype."""
     positions: dict[tf.DType, list[int]] = {}
     for i, value in enumerate(values):
         positions.setdefault(value.dtype, []).append(i)
@@ -81,7 +80,7 @@ def by_dtype(values: list[tf.Tensor]) -> list[list[int]]:
 def reduced_by_dtype(
     values: list[tf.Tensor], reduce: Callable[[list[tf.Tensor]], Iterable[tf.Tensor]]
 ) -> list[tf.Tensor]:
-    """Returns what `reduce` makes of the values, those of one dtype at a time."""
+    """Applies `reduce` to the tensors of each dtype; returns the results in the given order."""
     results: dict[int, tf.Tensor] = {}
     for positions in by_dtype(values):
         reduced = group_outputs(reduce([values[i] for i in positions]))

@@ -1,14 +1,14 @@
-"""Names collectives so that every rank gives the same one to the same collective.
+"""Keys of collectives: every rank gives the same key to the same collective.
 
 TensorFlow starts independent ops in a different order on every rank, traces functions again at
-different times, and numbers its graphs by whatever was built before. What the ranks do share is the
-program: which functions they call in which order, and the order of the collectives within a
-function. So a collective in a graph is known by the function's name without TensorFlow's number,
-and its position there; an eager one by its position in the program. The communicator counts the
-executions of each.
+different times, and numbers its graphs by the graphs built before. But all ranks run the same
+program: they call the same functions in the same order, and the collectives within a function have
+the same order. So the key of a collective in a graph is the function's name without TensorFlow's
+number, and the collective's position in the function. All eager collectives share one key. The
+communicator counts the executions of each key.
 
-A rank may belong to several communicators, and its peers in one need not share the others. So the
-positions in a graph are counted for each communicator apart.
+A rank may belong to several communicators, and its peers in one need not belong to the others. So
+positions in a graph are counted per communicator.
 """
 
 import collections
@@ -24,17 +24,17 @@ _lock = threading.Lock()
 
 
 def next_key(among: Hashable) -> int:
-    """Returns the 63-bit key of the collective about to join the current graph, or run eagerly.
+    """Returns the 63-bit key of the collective about to be added to the graph, or run eagerly.
 
     Args:
-      among: the handle of the communicator, or whatever else stands for the ranks that take part;
-        it does not enter the key.
+      among: identifies the ranks that take part, such as the communicator's handle; it is not part
+        of the key.
     """
     if tf.executing_eagerly():
         return _hash(_EAGER)
     graph = tf.compat.v1.get_default_graph()
-    # Branches and loop bodies are graphs of their own, with numbers in their names: count in the
-    # function around them.
+    # Branches and loop bodies are graphs of their own, with numbers in their names: positions are
+    # counted in the function around them.
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     with _lock:

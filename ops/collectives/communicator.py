@@ -1,4 +1,4 @@
-"""The Python face of the C++ communicator."""
+"""A set of ranks that are connected to each other, and its counters."""
 
 import ctypes
 import dataclasses
@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.ops import library
+from tfdist.ops.library import Handle, c_structure
 
-_HANDLE = ctypes.c_int64
 _TEXT_BYTES = 1024
 
 
+@c_structure("communicator_stats")
 class _Stats(ctypes.Structure):
-    """Laid out as `CommunicatorStats` in core/collectives/communicator.h."""
+    """Has the layout of `CommunicatorStats` in core/collectives/communicator.h."""
 
     _fields_ = [
         ("collectives", ctypes.c_uint64),
@@ -36,32 +37,32 @@ _C = library.CFunctions(
             ctypes.c_char_p,
             ctypes.c_int,
             ctypes.c_int,
-            ctypes.POINTER(_HANDLE),
+            ctypes.POINTER(Handle),
             ctypes.POINTER(ctypes.c_int),
         ],
         "connect": [
-            _HANDLE,
+            Handle,
             ctypes.c_char_p,
             ctypes.c_uint64,
             ctypes.POINTER(ctypes.c_char_p),
             ctypes.c_int,
             ctypes.c_double,
         ],
-        "status": [_HANDLE],
+        "status": [Handle],
     },
     plain={
-        "abort": [_HANDLE, ctypes.c_char_p],
-        "leave": [_HANDLE],
-        "close": [_HANDLE],
-        "waiting": [_HANDLE, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],
-        "stats": [_HANDLE, ctypes.POINTER(_Stats)],
+        "abort": [Handle, ctypes.c_char_p],
+        "leave": [Handle],
+        "close": [Handle],
+        "waiting": [Handle, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],
+        "stats": [Handle, ctypes.POINTER(_Stats)],
     },
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationStats:
-    """What one rank has communicated so far.
+    """Counters of one rank's communication.
 
     Attributes:
       collectives: finished collectives.
@@ -70,8 +71,8 @@ class CommunicationStats:
       busy_seconds: wall time during which at least one collective was pending; it includes waiting
         for slower ranks.
       rejected_connections: connections to the data port that did not prove this job's key.
-      chunks_sent: in how many parts of at most 256 KB.
-      bytes_sent_to_other_hosts: those of `bytes_sent` that left for a rank with another host name.
+      chunks_sent: number of chunks that carried `bytes_sent`; a chunk has at most 256 KB.
+      bytes_sent_to_other_hosts: part of `bytes_sent`, to ranks with another host name.
     """
 
     collectives: int
@@ -89,17 +90,17 @@ _by_handle: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 class Communicator:
     """A fixed set of ranks that run collectives together.
 
-    Listens for its peers from its creation on; `connect` makes it usable. It belongs to one
-    generation of a job and dies as a whole: after a failure every collective raises that failure.
+    It listens for its peers as soon as it exists; `connect` makes it usable. It belongs to one
+    generation of a job and fails as a whole: after a failure every collective raises that failure.
 
     Args:
       rank: this process, 0 <= rank < size.
       size: number of ranks.
       port: TCP port of the data connections; 0 lets the kernel choose.
-      interface: numeric address of this host to listen on; "" for all there are.
-      shared_memory: whether ranks whose addresses name the same host, and which run as the same
-        user, talk through memory that they share, where the system lets them; else by TCP, as ranks
-        of different hosts do.
+      interface: numeric address of this host to listen on; "" for all addresses.
+      shared_memory: whether ranks whose addresses name the same host, and that run as the same
+        user, communicate through shared memory where the system permits it. All other ranks
+        communicate by TCP.
 
     Raises:
       tf.errors.InvalidArgumentError: rank or size out of range.
@@ -117,7 +118,7 @@ class Communicator:
     ):
         self.rank = rank
         self.size = size
-        handle, bound_port = _HANDLE(), ctypes.c_int()
+        handle, bound_port = Handle(), ctypes.c_int()
         _C.create(
             *(rank, size, interface.encode(), port, int(shared_memory)),
             *(ctypes.byref(handle), ctypes.byref(bound_port)),
@@ -129,10 +130,10 @@ class Communicator:
 
     @staticmethod
     def of(handle: int) -> "Communicator":
-        """Returns the communicator whose number an op carries.
+        """Returns the communicator whose handle an op carries.
 
         Raises:
-          tf.errors.FailedPreconditionError: there is none any more.
+          tf.errors.FailedPreconditionError: it does not exist any more.
         """
         found = _by_handle.get(handle)
         if found is None:
@@ -153,7 +154,8 @@ class Communicator:
           timeout: seconds.
 
         Raises:
-          tf.errors.DeadlineExceededError: names the ranks that were not there in time.
+          ValueError: the key has another length.
+          tf.errors.DeadlineExceededError: some ranks did not connect in time; names them.
           tf.errors.UnavailableError: a peer refused the connection.
         """
         if len(key) != 32:
@@ -174,7 +176,7 @@ class Communicator:
         return False
 
     def waiting(self, seconds: float) -> str | None:
-        """Names the oldest collective that waits for longer, and the missing ranks; or `None`."""
+        """Names the oldest collective that has waited for `seconds`, and the missing ranks."""
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         _C.waiting(self.handle, seconds, text, _TEXT_BYTES)
         return text.value.decode(errors="replace") or None
@@ -188,17 +190,17 @@ class Communicator:
         _C.leave(self.handle)
 
     def close(self) -> None:
-        """Ends what is pending and closes the connections. May be called again.
+        """Ends pending collectives and closes the connections. May be called again.
 
-        Peers that still need this rank get `tf.errors.UnavailableError`; what they have been sent
-        already they keep.
+        Peers that still need this rank get `tf.errors.UnavailableError`; they keep the data that
+        was sent to them before.
         """
         self.closed = True
         self.leave()
         _C.close(self.handle)
 
     def stats(self) -> CommunicationStats:
-        """The counters, also while collectives run."""
+        """Returns the counters; collectives may be running."""
         raw = _Stats()
         _C.stats(self.handle, ctypes.byref(raw))
         return CommunicationStats(

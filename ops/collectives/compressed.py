@@ -1,4 +1,4 @@
-"""What compression of gradients needs beside the collectives."""
+"""Ops for gradient compression: an all-reduce in 16 bits, top-k, and low-rank factors."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,9 @@ def cast16_all_reduce(
     label: str = "all_reduce",
     timeout: float | None = None,
 ) -> list[tf.Tensor]:
-    """Sums or averages float tensors that travel in 16 bits, a list of them in one fused pass.
+    """Sums or averages float tensors in a 16-bit wire format, a list of them in one fused pass.
 
-    Values are rounded before they leave, and every partial sum again. No memory is needed beside
+    Values are rounded before they are sent, and so is every partial sum. It needs no memory besides
     the results.
 
     Args:
@@ -29,9 +29,9 @@ def cast16_all_reduce(
       communicator: the ranks.
       wire_dtype: `tf.float16`, in which values and sums beyond 65504 become infinite, or
         `tf.bfloat16`.
-      reduce_op: "sum" or "mean". The mean divides the sum when it is wide again: dividing the
-        values first would take small ones out of float16's range.
-      label: how error messages call it.
+      reduce_op: "sum" or "mean". The mean divides the sum after it is converted back: dividing the
+        values first would make small values underflow in float16.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -54,15 +54,15 @@ def cast16_all_reduce(
 
 
 def top_k(tensors: Sequence[tf.Tensor], kept: Sequence[int]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Takes the values of largest magnitude out of each tensor; of equal ones the first.
+    """Removes the values of largest magnitude from each tensor; of equal values, the first.
 
     Args:
       tensors: float32 tensors.
-      kept: how many values of each; at least 1.
+      kept: for each tensor the number of values; at least 1.
 
     Returns:
       An int32 vector for `scatter_add_top_k`: the index of each value, then its bits. And the
-      tensors with zeros in those places.
+      tensors with zeros at these indices.
 
     Raises:
       tf.errors.InvalidArgumentError: a tensor has fewer values.
@@ -73,19 +73,19 @@ def top_k(tensors: Sequence[tf.Tensor], kept: Sequence[int]) -> tuple[tf.Tensor,
 def scatter_add_top_k(
     gathered: tf.Tensor, shapes: Sequence[tf.TensorShape], kept: Sequence[int], divisor: int = 1
 ) -> list[tf.Tensor]:
-    """Adds up what `top_k` took on several ranks.
+    """Sums the values that `top_k` removed on several ranks.
 
     Args:
-      gathered: the int32 vectors of all ranks, one behind the other.
+      gathered: the int32 vectors of all ranks, concatenated.
       shapes: of the tensors.
       kept: as for `top_k`.
-      divisor: what each value is divided by before it is added.
+      divisor: each value is divided by it before it is added.
 
     Returns:
-      float32 tensors, zero where no rank took a value.
+      float32 tensors, zero at indices without a value.
 
     Raises:
-      tf.errors.InvalidArgumentError: `gathered` is not of such tensors.
+      tf.errors.InvalidArgumentError: `gathered` does not fit the shapes.
     """
     return library.graph_ops().tfdist_scatter_add_top_k(
         gathered=gathered, shapes=list(shapes), kept=list(kept), divisor=divisor, N=len(shapes)
@@ -93,9 +93,9 @@ def scatter_add_top_k(
 
 
 def orthonormalize(matrix: tf.Tensor) -> tf.Tensor:
-    """Makes the columns of a matrix orthonormal, by the same arithmetic on every machine.
+    """Makes the columns of a matrix orthonormal, with the same arithmetic on every machine.
 
-    A column that depends on those before it becomes an arbitrary one.
+    A column that depends linearly on those before it becomes an arbitrary one.
 
     Args:
       matrix: float32 `[rows, columns]`, columns <= rows.
@@ -107,7 +107,7 @@ def orthonormalize(matrix: tf.Tensor) -> tf.Tensor:
 
 
 def multiply_transposed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """Computes `left right^T`, by the same arithmetic on every machine.
+    """Computes `left right^T`, with the same arithmetic on every machine.
 
     Args:
       left: float32 `[rows, rank]`, with few columns.

@@ -1,13 +1,13 @@
-"""Many tensors reduced in few collectives, each of which starts as soon as its own tensors exist.
+"""All-reduce of many tensors in buckets; each bucket's collective starts once its tensors exist.
 
     created    kernel 1   bias 1   kernel 2   bias 2   kernel 3   bias 3
     gradients  |-------- bucket 2 --------|   |------- bucket 1 -------|
                <------------------------------------------ back-propagation
 
-Back-propagation finds the last layer's gradients first, so buckets are filled from the end of the
-list. Bucket 1 is on the wire while the gradients of bucket 2 are still computed; what is left to
-wait for after the last gradient is about one bucket. Smaller buckets leave less of that and cost
-more collectives.
+Back-propagation computes the last layer's gradients first, so buckets are filled from the end of
+the list. Bucket 1 is on the wire while the gradients of bucket 2 are still computed. After the last
+gradient only about one bucket is left to reduce. Smaller buckets shorten that wait and need more
+collectives.
 
 Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -26,11 +26,24 @@ from tfdist.ops.collectives.reductions import all_reduce
 from tfdist.ops.collectives.rows import all_reduce_rows, check_rows
 from tfdist.ops.collectives.scaling import check_factor, scaled
 
-if TYPE_CHECKING:
-    from tfdist.compression import Compressor
-
 # Measured: docs/multi_worker.md, "How gradients travel".
 DEFAULT_BYTES_PER_PACK = 4 << 20
+
+
+class Compressor(Protocol):
+    """Reduces dense tensors in compressed form; `tfdist.compression` has implementations."""
+
+    def all_reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        communicator: Communicator | None,
+        reduce_op: str,
+        *,
+        label: str,
+        timeout: float | None,
+        variables: Sequence[tf.Variable | None] | None,
+    ) -> list[tf.Tensor]:
+        """Sums or averages a list of tensors over all ranks; as `all_reduce`."""
 
 
 def fused_all_reduce(
@@ -48,27 +61,28 @@ def fused_all_reduce(
 ) -> list:
     """Reduces a list of tensors over all ranks, in buckets that travel independently.
 
-    In a `tf.function` a bucket leaves as soon as its last tensor exists, whatever else the function
-    does before or after it.
+    In a `tf.function` a bucket's collective starts as soon as its last tensor exists, independently
+    of the function's other ops.
 
     Args:
-      tensors: tensors as for `all_reduce`, of any dtypes mixed; or `tf.IndexedSlices`, which travel
-        as rows, unless that would be more than the dense tensor. All must be alike on every rank,
-        but for the rows of slices. Best in the order in which the variables were created.
+      tensors: tensors as for `all_reduce`, of mixed dtypes; or `tf.IndexedSlices`, which travel as
+        rows unless the dense tensor is smaller. Shapes and dtypes must be the same on every rank,
+        except the number of rows of slices. The order in which the variables were created is best.
       communicator: the ranks; `None` means those of the job.
       reduce_op: as for `all_reduce`. For `tf.IndexedSlices` "sum" or "mean".
       prescale_factor: as for `all_reduce`; applied before a compressor sees the tensors.
       postscale_factor: as for `all_reduce`.
-      bytes_per_pack: a bucket is closed once it holds that many bytes. Each dtype has its own.
-      label: how error messages call it; `None` names each bucket by its tensors.
+      bytes_per_pack: a bucket is closed once it holds this number of bytes. Each dtype has buckets
+        of its own.
+      label: the collectives' name in error messages; `None` names each bucket by its tensors.
       timeout: seconds after which a collective fails; `None` means 600, 0 means never.
-      compressor: of `tfdist.compression`; makes dense tensors smaller on their way.
-      variables: what the tensors are gradients of, by which the compressor knows them again; `None`
-        stands for what is not known.
+      compressor: from `tfdist.compression`; compresses dense tensors.
+      variables: the variable of each gradient, by which the compressor recognizes it in the next
+        step; `None` where it is unknown.
 
     Returns:
       A list of the same tensors and slices, reduced; the same values on every rank, bit for bit.
-      Slices have each row once.
+      Slices have each index once.
 
     Raises:
       ValueError: `bytes_per_pack` is not positive.
@@ -79,23 +93,23 @@ def fused_all_reduce(
     """
     if bytes_per_pack <= 0:
         raise ValueError(f"expected a positive bytes_per_pack, received {bytes_per_pack}")
-    asked = "fused_all_reduce"
-    communicator = resolve(communicator, asked)
-    check_factor(prescale_factor, "prescale_factor", asked)
-    check_factor(postscale_factor, "postscale_factor", asked)
+    api_name = "fused_all_reduce"
+    communicator = resolve(communicator, api_name)
+    check_factor(prescale_factor, "prescale_factor", api_name)
+    check_factor(postscale_factor, "postscale_factor", api_name)
     values = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in tensors]
     for value in values:
         if isinstance(value, tf.IndexedSlices):
-            check_rows(value, reduce_op, asked)
-    values = scaled(values, prescale_factor, asked)
+            check_rows(value, reduce_op, api_name)
+    values = scaled(values, prescale_factor, api_name)
 
     def reduce(bucket: list[int]) -> list[tf.Tensor]:
-        pack = [values[i] for i in bucket]
-        options = {"label": label or name_of(pack), "timeout": timeout}
+        inputs = [values[i] for i in bucket]
+        options = {"label": label or name_of(inputs), "timeout": timeout}
         if compressor is None:
-            return all_reduce(pack, communicator, reduce_op, **options)
+            return all_reduce(inputs, communicator, reduce_op, **options)
         options["variables"] = variables and [variables[i] for i in bucket]
-        return compressor.all_reduce(pack, communicator, reduce_op, **options)
+        return compressor.all_reduce(inputs, communicator, reduce_op, **options)
 
     results = _reduce_in_buckets(values, bytes_per_pack, reduce)
     with independent_collectives():
@@ -105,13 +119,13 @@ def fused_all_reduce(
                 results[i] = all_reduce_rows(
                     value, communicator, reduce_op, label=name, timeout=timeout
                 )
-    return scaled(results, postscale_factor, asked)
+    return scaled(results, postscale_factor, api_name)
 
 
 def _reduce_in_buckets(
     values: Sequence, bytes_per_pack: int, reduce: Callable[[list[int]], list[tf.Tensor]]
 ) -> list:
-    """Reduces the dense tensors of a list; `reduce` gets the positions of a bucket."""
+    """Reduces the dense tensors of a list; `reduce` takes the positions of one bucket."""
     results: list = [None] * len(values)
     for bucket in _buckets(values, bytes_per_pack):
         with independent_collectives():
@@ -122,7 +136,7 @@ def _reduce_in_buckets(
 
 
 def _buckets(values: list, bytes_per_pack: int) -> list[list[int]]:
-    """Positions of the dense tensors, from the last one on, in buckets of one dtype each."""
+    """The positions of the dense tensors, from last to first, in buckets of one dtype each."""
     buckets: list[list[int]] = []
     filling: dict[tf.DType, tuple[list[int], int]] = {}
     for i in reversed(range(len(values))):
@@ -134,7 +148,7 @@ def _buckets(values: list, bytes_per_pack: int) -> list[list[int]]:
             buckets.append(bucket)
         bucket.append(i)
         elements = value.shape.num_elements()
-        # A tensor that nobody knows the size of may be large.
+        # A tensor of unknown size may be large.
         filled += bytes_per_pack if elements is None else elements * value.dtype.size
         if filled < bytes_per_pack:
             filling[value.dtype] = (bucket, filled)
@@ -143,10 +157,10 @@ def _buckets(values: list, bytes_per_pack: int) -> list[list[int]]:
 
 @contextlib.contextmanager
 def independent_collectives() -> Iterator[None]:
-    """Takes collectives made meanwhile out of the order that TensorFlow gives to ops with effects.
+    """Exempts the collectives made within from TensorFlow's order of stateful ops.
 
-    In a function each would start only after the one before has ended. Ours find each other by key
-    (see tags.py), in whatever order they start.
+    In a function each would start only after the previous one has ended. Ours match by key (see
+    collective_keys.py), so they may start in any order.
     """
     if tf.executing_eagerly():
         yield
@@ -161,7 +175,7 @@ def independent_collectives() -> Iterator[None]:
 
 
 def name_of(tensors: list[tf.Tensor]) -> str:
-    """Names what a collective carries: "Adam/gradient (and 7 more)"."""
+    """Returns a label for a collective of these tensors: "Adam/gradient (and 7 more)"."""
     first = tensors[0]
     name = first.name.partition(":")[0] if tf.is_symbolic_tensor(first) else "a tensor"
     return name if len(tensors) == 1 else f"{name} (and {len(tensors) - 1} more)"

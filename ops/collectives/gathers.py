@@ -1,4 +1,4 @@
-"""Collectives that bring together, share out or exchange rows of tensors."""
+"""Collectives that concatenate, distribute or exchange rows of tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def all_gather(
       tensors: a tensor or a list of tensors of at least one dimension, numeric, bool or string. The
         first dimension may differ between ranks, the others may not. A list travels as one message.
       communicator: the ranks; `None` means those of the job.
-      label: how error messages call it.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -69,7 +69,7 @@ def gather(
       tensors: as for `all_gather`, without strings.
       communicator: the ranks; `None` means those of the job.
       root: the rank that gets the result.
-      label: how error messages call it.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -97,18 +97,18 @@ def scatter(
     label: str = "scatter",
     timeout: float | None = None,
 ):
-    """Gives every rank its part of the rows that a tensor has on rank `root`.
+    """Distributes the rows of a tensor on rank `root` over all ranks.
 
-    Rank 0 gets the first rows. Where the number of rows does not divide, the first ranks get one
-    more than the others: 7 rows over 3 ranks are 3, 2 and 2.
+    Rank 0 gets the first rows. If the rows do not divide evenly, the first ranks get one row more
+    than the others: 7 rows over 3 ranks are 3, 2 and 2.
 
     Args:
       tensors: a tensor or a list of tensors of at least one dimension, numeric or bool. On ranks
-        other than `root` only the dtype and the dimensions after the first count; there
-        `tf.zeros([0, ...])` does. A list travels as one message.
+        other than `root` only the dtype and the dimensions after the first matter;
+        `tf.zeros([0, ...])` is enough. A list travels as one message.
       communicator: the ranks; `None` means those of the job.
-      root: the rank whose rows are taken.
-      label: how error messages call it.
+      root: the rank whose rows are distributed.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -142,8 +142,8 @@ def reduce_scatter(
 ):
     """Reduces tensors over all ranks and gives each rank its part of the rows.
 
-    Rank 0 gets the first rows. Where the number of rows does not divide, the first ranks get one
-    more than the others: 7 rows over 3 ranks are 3, 2 and 2.
+    Rank 0 gets the first rows. If the rows do not divide evenly, the first ranks get one row more
+    than the others: 7 rows over 3 ranks are 3, 2 and 2.
 
     Args:
       tensors: as for `all_reduce`, of at least one dimension.
@@ -151,7 +151,7 @@ def reduce_scatter(
       reduce_op: as for `all_reduce`.
       prescale_factor: as for `all_reduce`.
       postscale_factor: as for `all_reduce`.
-      label: how error messages call it.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -160,11 +160,11 @@ def reduce_scatter(
     Raises:
       As `all_reduce`.
     """
-    asked = "reduce_scatter"
-    communicator = resolve(communicator, asked)
-    check_factor(prescale_factor, "prescale_factor", asked)
-    check_factor(postscale_factor, "postscale_factor", asked)
-    values = scaled(reducible(tensors, reduce_op, asked), prescale_factor, asked)
+    api_name = "reduce_scatter"
+    communicator = resolve(communicator, api_name)
+    check_factor(prescale_factor, "prescale_factor", api_name)
+    check_factor(postscale_factor, "postscale_factor", api_name)
+    values = scaled(reducible(tensors, reduce_op, api_name), prescale_factor, api_name)
 
     def reduce(inputs):
         return library.graph_ops().tfdist_reduce_scatter(
@@ -176,7 +176,7 @@ def reduce_scatter(
 
     parts = reduced_by_dtype(values, reduce)
     results = [_own_part(*pair, communicator) for pair in zip(parts, values, strict=True)]
-    return like(tensors, scaled(results, postscale_factor, asked))
+    return like(tensors, scaled(results, postscale_factor, api_name))
 
 
 def all_to_all(
@@ -187,27 +187,28 @@ def all_to_all(
     label: str = "all_to_all",
     timeout: float | None = None,
 ):
-    """Sends a part of a tensor's rows to each rank, and concatenates what comes, in rank order.
+    """Sends a part of a tensor's rows to each rank; concatenates received rows in rank order.
 
     Args:
       tensors: a tensor or a list of tensors of at least one dimension, numeric or bool. A list
         travels as one message.
       communicator: the ranks; `None` means those of the job.
-      splits: int64 of shape `[size]`: how many rows go to each rank, in rank order; for a list of
-        tensors a list of them. `None` sends equally many to each; then the first dimension divides
-        by the number of ranks on each of them, and may differ between them.
-      label: how error messages call it.
+      splits: int64 of shape `[size]`: the number of rows for each rank, in rank order; for a list
+        of tensors a list of splits. `None` sends the same number to each rank: then the number of
+        ranks must divide the first dimension, which may differ between ranks.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
       Without `splits` tensors of the same structure, of shape `[received rows, ...]`. With `splits`
-      a pair: these tensors, and for each of them int64 of shape `[size]`: how many rows came from
-      each rank.
+      a pair: these tensors, and for each tensor int64 of shape `[size]`: the number of rows
+      received from each rank.
 
     Raises:
       ValueError: `splits` do not fit the tensors.
-      tf.errors.InvalidArgumentError: the splits do not add up to the rows; on all ranks: one has a
-        number of rows that does not divide, and no splits; or as `all_reduce`.
+      tf.errors.InvalidArgumentError: the splits do not add up to the rows; or, on all ranks, a rank
+        without splits has a number of rows that the number of ranks does not divide; or as
+        `all_reduce`.
       Others: as `all_reduce`.
     """
     communicator = resolve(communicator, "all_to_all")
@@ -233,7 +234,7 @@ def all_to_all(
 
 
 def _equally() -> tf.Tensor:
-    """What the kernels understand as equal parts."""
+    """The kernels' encoding of equal parts."""
     return tf.zeros([0, 0], tf.int64)
 
 
@@ -257,7 +258,7 @@ def _lines(tensors, splits, communicator: Communicator) -> tf.Tensor:
 
 
 def _own_part(part: tf.Tensor, whole: tf.Tensor, communicator: Communicator) -> tf.Tensor:
-    """A rank's part of the rows of `whole`, with the shape that the graph can know."""
+    """Sets the static shape of a rank's part of the rows of `whole`."""
     rows = whole.shape[0] if whole.shape.rank else None
     if rows is not None:
         rows = rows // communicator.size + (communicator.rank < rows % communicator.size)
@@ -265,7 +266,7 @@ def _own_part(part: tf.Tensor, whole: tf.Tensor, communicator: Communicator) -> 
 
 
 def _with_rows(result: tf.Tensor, value: tf.Tensor, rows: int | None) -> tf.Tensor:
-    """Tells the graph that `result` has `rows` rows, and the other dimensions of `value`."""
+    """Sets the static shape of `result`: `rows` rows, and the other dimensions of `value`."""
     if tf.is_symbolic_tensor(result) and value.shape.rank:
         result.set_shape([rows, *value.shape[1:]])
     return result

@@ -1,23 +1,24 @@
 """Gradients of the collectives.
 
-The loss is the sum of what every rank computes. A rank's tensor reaches the loss on other ranks
-through a collective, so that its gradient comes back through the collective that goes the other
-way:
+The loss is the sum of the losses of all ranks. A rank's tensor reaches the losses of other ranks
+through a collective, so its gradient returns through the transposed collective:
 
+    collective                  its gradient
     all_reduce                  all_reduce
-    all_reduce of rows          all_reduce of the rows that came out, of which each takes its own
+    all_reduce of rows          all_reduce of the reduced rows, from which each rank selects its own
     reduce to a rank            broadcast from it
     broadcast from a rank       reduce to it
-    all_gather                  reduce_scatter, by the rows that each rank gave
+    all_gather                  reduce_scatter, by the numbers of rows that the ranks contributed
     reduce_scatter              all_gather
-    gather on a rank            scatter from it, by the rows that each rank gave
+    gather on a rank            scatter from it, by the numbers of rows that the ranks contributed
     scatter from a rank         gather on it
-    all_to_all                  all_to_all, by the rows that came
+    all_to_all                  all_to_all, by the numbers of received rows
 
-(of a mean divided by the number of ranks, of a minimum, maximum or product see `_selected`).
+The gradient of a mean is divided by the number of ranks; for minimum, maximum and product see
+`_selected`.
 
-Each is a collective of its own, in which every rank must take part: all have to differentiate
-through it, also where the result counts for nothing.
+Each gradient is a collective of its own, in which every rank must take part: all ranks have to
+differentiate through it, even a rank that does not use the result.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ def _all_reduce_rows(op, _, grad):
     filled = tf.zeros_like(op.outputs[1]) if grad is None else tf.convert_to_tensor(grad)
     (upstream,) = _all_reduced(op, [filled], _reduce_op(op))
     order = tf.argsort(reduced_ids)
-    # Every own id is among the reduced ones. Not tf.searchsorted, which refuses no ids at all.
-    places = tf.raw_ops.LowerBound(
+    # Every own id is among the reduced ids. tf.searchsorted would refuse an empty list of ids.
+    positions = tf.raw_ops.LowerBound(
         sorted_inputs=tf.gather(reduced_ids, order)[tf.newaxis], values=own[tf.newaxis]
     )[0]
-    return [None, tf.gather(upstream, tf.gather(order, places)), None]
+    return [None, tf.gather(upstream, tf.gather(order, positions)), None]
 
 
 @tf.RegisterGradient("TfdistReduce")
@@ -123,7 +124,7 @@ def _scatter(op, *grads):
         )
         if _communicator(op).rank == root:
             return gathered
-        # The gather must run here too, although nobody needs what comes of it.
+        # The gather must run here too, although its result is not used.
         with tf.control_dependencies(gathered):
             return [tf.zeros_like(op.inputs[i]) for i in positions]
 
@@ -172,7 +173,7 @@ def _all_reduced(op, tensors: Sequence[tf.Tensor], reduce_op: str) -> Sequence[t
 
 
 def _shared(op, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tensor]:
-    """What a rank gets of the gradients of a reduction; `spread` makes its outputs known to all."""
+    """A rank's gradients of a reduction; `spread` sends the reduction's outputs to all ranks."""
     reduce_op = _reduce_op(op)
     if reduce_op == "sum":
         return list(upstream)
@@ -185,10 +186,11 @@ def _shared(op, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tens
 def _selected(
     op, reduce_op: str, upstream: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """What a rank gets of the gradients of a minimum, maximum or product.
+    """A rank's gradients of a minimum, maximum or product.
 
-    Ranks that share an extreme share its gradient, as in `tf.reduce_max`. The slope of a product is
-    the product of the others, which is not the whole one divided by this where one of them is zero.
+    Ranks with the same extreme value share its gradient, as in `tf.reduce_max`. The derivative of a
+    product by one factor is the product of the others. If a factor is zero, that is not the whole
+    product divided by this factor.
     """
     inputs = list(op.inputs[: len(upstream)])
     if reduce_op in ("min", "max"):
@@ -211,7 +213,7 @@ def _selected(
 
 
 def _filled(op, grads: Sequence) -> list[tf.Tensor]:
-    """The gradients as dense tensors, zeros where TensorFlow has none."""
+    """The gradients as dense tensors, with zeros where TensorFlow has `None`."""
     return [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
         for output, grad in zip(op.outputs, grads, strict=False)

@@ -44,62 +44,62 @@ def all_reduce(
 ):
     """Reduces tensors over all ranks, a list of them in one fused pass without packing.
 
-    Large ones go round a ring: every rank sends 2(N-1)/N of the bytes (Patarasuk and Yuan, 2009).
+    Large tensors use a ring: every rank sends 2(N-1)/N of the bytes (Patarasuk and Yuan, 2009).
 
     Args:
       tensors: a tensor or a list of tensors of float16, bfloat16, float32, float64, int8, int16,
         int32, int64, uint8 or bool; the same shapes on every rank. Tensors of one dtype travel
         together. Or `tf.IndexedSlices` of float16, bfloat16, float32, float64, int32 or int64, with
-        any number of rows on each rank, which travel as rows.
+        any number of rows on each rank; only the rows travel.
       communicator: the ranks; `None` means those of the job.
       reduce_op: "sum", "mean", "min", "max" or "product". Integers wrap; their mean truncates
-        toward zero, as `tf.reduce_mean` does. Of bools "sum" and "max" mean "or", "min" and
+        toward zero, as `tf.reduce_mean` does. For bools "sum" and "max" mean "or", "min" and
         "product" mean "and", and there is no mean. For `tf.IndexedSlices` "sum" or "mean".
-      prescale_factor: what values are multiplied by before they are reduced; the same on all ranks.
-        Integers are multiplied as such by an integral factor; by another one in float64, and the
-        product truncated toward zero.
-      postscale_factor: what the results are multiplied by, likewise.
-      label: how error messages call it.
+      prescale_factor: values are multiplied by it before the reduction; the same on all ranks.
+        An integral factor multiplies integers as integers; another factor multiplies them in
+        float64, and the product is truncated toward zero.
+      postscale_factor: results are multiplied by it, in the same way.
+      label: the collective's name in error messages.
       timeout: seconds after which the op fails; `None` means 600, 0 means never.
 
     Returns:
       Tensors of the same structure, shapes and dtypes: the same values on every rank, bit for bit.
-      Of `tf.IndexedSlices` the rows that any rank has, each index once; a mean is over all ranks.
+      For `tf.IndexedSlices` the rows that any rank has, each index once; a mean is over all ranks.
 
     Raises:
-      TypeError: a dtype that cannot be reduced or scaled; a factor that is no number.
-      ValueError: an unknown `reduce_op`, or one that `tf.IndexedSlices` do not have; a factor that
-        is not finite.
+      TypeError: a dtype cannot be reduced or scaled; a factor is not a number.
+      ValueError: `reduce_op` is unknown, or not defined for `tf.IndexedSlices`; a factor is not
+        finite.
       tfdist.errors.NotInitializedError: no communicator is given, and the process has no job yet.
       tf.errors.InvalidArgumentError: the ranks disagree on the collective, its shapes or dtypes;
-        names both.
+        the message names both.
       tf.errors.UnavailableError: a rank died or left.
       tf.errors.DeadlineExceededError: a rank did not answer, or did not start the collective, in
         time.
     """
-    asked = "all_reduce"
-    communicator = resolve(communicator, asked)
-    check_factor(prescale_factor, "prescale_factor", asked)
-    check_factor(postscale_factor, "postscale_factor", asked)
+    api_name = "all_reduce"
+    communicator = resolve(communicator, api_name)
+    check_factor(prescale_factor, "prescale_factor", api_name)
+    check_factor(postscale_factor, "postscale_factor", api_name)
     values = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
     slices = {i: value for i, value in enumerate(values) if isinstance(value, tf.IndexedSlices)}
     dense = [i for i in range(len(values)) if i not in slices]
-    given = reducible([values[i] for i in dense], reduce_op, asked)
+    given = reducible([values[i] for i in dense], reduce_op, api_name)
     for value in slices.values():
-        check_rows(value, reduce_op, asked)
+        check_rows(value, reduce_op, api_name)
 
     def reduce(inputs):
         return library.graph_ops().tfdist_all_reduce(
             inputs=inputs, reduce_op=reduce_op, **attributes(communicator, label, timeout)
         )
 
-    reduced = reduced_by_dtype(scaled(given, prescale_factor, asked), reduce)
+    reduced = reduced_by_dtype(scaled(given, prescale_factor, api_name), reduce)
     results = dict(zip(dense, reduced, strict=True))
     for i, value in slices.items():
-        (rows,) = scaled([value], prescale_factor, asked)
+        (rows,) = scaled([value], prescale_factor, api_name)
         results[i] = all_reduce_rows(rows, communicator, reduce_op, label=label, timeout=timeout)
     ordered = [results[i] for i in range(len(values))]
-    return like(tensors, scaled(ordered, postscale_factor, asked))
+    return like(tensors, scaled(ordered, postscale_factor, api_name))
 
 
 def reduce(
@@ -118,7 +118,7 @@ def reduce(
       communicator: the ranks; `None` means those of the job.
       root: the rank that gets the result.
       reduce_op: as for `all_reduce`.
-      label: how error messages call it.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -150,18 +150,18 @@ def broadcast(
     label: str = "broadcast",
     timeout: float | None = None,
 ):
-    """Gives every rank the values that tensors have on rank `root`.
+    """Sends the values that tensors have on rank `root` to every rank.
 
-    It ends on the root when all ranks have started it, so that the root hears of ranks that mean
-    another broadcast. A rank that has received what it expected may have ended it before; it hears
-    of them in its next collective.
+    On the root it ends when all ranks have started it, so that a mismatch with another rank raises
+    there. Another rank may end as soon as it has received its values; a mismatch then raises in its
+    next collective.
 
     Args:
       tensors: a tensor or a list of tensors, numeric, bool or string; the same shapes and dtypes on
-        every rank. A list travels as one message, besides one for its strings.
+        every rank. A list travels as one message, plus one for its strings.
       communicator: the ranks; `None` means those of the job.
-      root: the rank whose values are taken.
-      label: how error messages call it.
+      root: the rank whose values are sent.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -196,11 +196,11 @@ def barrier(
     label: str = "barrier",
     timeout: float | None = None,
 ) -> tf.Operation | None:
-    """Waits until every rank has come here.
+    """Waits until every rank has called it.
 
     Args:
       communicator: the ranks; `None` means those of the job.
-      label: how error messages call it.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -219,21 +219,21 @@ def join(
     label: str = "join",
     timeout: float | None = None,
 ):
-    """Takes part in what the others do, with nothing to contribute, until all have joined.
+    """Takes part in the collectives of the other ranks, without data, until all ranks have joined.
 
-    For a rank that has run out of data before the others, as Horovod's `join`. To sums and means it
-    contributes zeros (a mean is still divided by the number of all ranks), to gathers no rows; it
-    lets others through barriers. The others must not broadcast or scatter from a rank that has
-    joined, nor call `all_to_all`: that fails on all ranks.
+    For a rank that has run out of data before the others, like Horovod's `join`. The rank
+    contributes zeros to sums and means (a mean is still divided by the number of all ranks) and no
+    rows to gathers, and passes barriers. The others must not broadcast or scatter from a rank that
+    has joined, nor call `all_to_all`: that fails on all ranks.
 
     Args:
       communicator: the ranks; `None` means those of the job.
-      label: how error messages call it.
+      label: the collective's name in error messages.
       timeout: seconds until all ranks have joined; as for `all_reduce`.
 
     Returns:
-      The rank that joined last, the highest of those that did so together: a number, or in a graph
-      an int32 scalar.
+      The rank that joined last (the highest of several that joined at the same time): an int, or in
+      a graph an int32 scalar.
 
     Raises:
       As `all_reduce`.
@@ -243,25 +243,25 @@ def join(
     return last if tf.is_symbolic_tensor(last) else int(last)
 
 
-def reducible(tensors, reduce_op: str, asked: str) -> list[tf.Tensor]:
-    """Returns tensors as a list, if they can be reduced so.
+def reducible(tensors, reduce_op: str, api_name: str) -> list[tf.Tensor]:
+    """Returns tensors as a list after checking that they can be reduced by `reduce_op`.
 
     Raises:
-      TypeError: a dtype that cannot be reduced.
-      ValueError: an unknown `reduce_op`.
+      TypeError: a dtype cannot be reduced.
+      ValueError: `reduce_op` is unknown.
     """
     if reduce_op not in REDUCE_OPS:
         raise ValueError(
-            f"{asked}: expected reduce_op to be one of {', '.join(REDUCE_OPS)}, received "
+            f"{api_name}: expected reduce_op to be one of {', '.join(REDUCE_OPS)}, received "
             f"{reduce_op!r}"
         )
     values = as_list(tensors)
     for value in values:
         if value.dtype not in REDUCIBLE:
             expected = ", ".join(dtype.name for dtype in REDUCIBLE)
-            raise TypeError(f"{asked}: expected {expected}, received {value.dtype.name}")
+            raise TypeError(f"{api_name}: expected {expected}, received {value.dtype.name}")
         if value.dtype == tf.bool and reduce_op == "mean":
-            raise TypeError(f"{asked}: expected numbers for a mean, received bool")
+            raise TypeError(f"{api_name}: expected numbers for a mean, received bool")
     return values
 
 
@@ -272,7 +272,7 @@ def _broadcast_strings(
     label: str,
     timeout: float | None,
 ) -> list[tf.Tensor]:
-    """As an all-gather to which the root alone contributes: nobody else knows the lengths."""
+    """Broadcasts by an all-gather with data on the root only: other ranks do not know the sizes."""
     if not 0 <= root < communicator.size:
         raise ValueError(
             f"broadcast '{label}': expected a root from 0 to {communicator.size - 1}, received "

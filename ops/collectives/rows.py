@@ -1,4 +1,4 @@
-"""Gradients of which every rank has some rows."""
+"""All-reduce of `tf.IndexedSlices`: every rank has some rows of a tensor."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from tfdist.ops.collectives.communicator import Communicator
 _REDUCIBLE_ROWS = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
-def check_rows(slices: tf.IndexedSlices, reduce_op: str, asked: str) -> None:
-    """Refuses slices whose rows cannot be reduced so.
+def check_rows(slices: tf.IndexedSlices, reduce_op: str, api_name: str) -> None:
+    """Checks that the rows of slices can be reduced by `reduce_op`.
 
     Args:
-      slices: what is to be reduced.
+      slices: the slices to reduce.
       reduce_op: the reduction.
-      asked: the call, for messages.
+      api_name: the public function that was called, for messages.
 
     Raises:
-      TypeError: rows of another dtype.
-      ValueError: another `reduce_op` than "sum" or "mean".
+      TypeError: the rows' dtype cannot be reduced.
+      ValueError: `reduce_op` is neither "sum" nor "mean".
     """
     if reduce_op not in ("sum", "mean"):
         raise ValueError(
-            f"{asked}: expected reduce_op 'sum' or 'mean' for tf.IndexedSlices, whose missing rows "
-            f"are zeros, received {reduce_op!r}; tf.convert_to_tensor makes a dense tensor of them"
+            f"{api_name}: expected reduce_op 'sum' or 'mean' for tf.IndexedSlices, whose missing "
+            f"rows are zeros, received {reduce_op!r}; tf.convert_to_tensor makes a dense tensor of "
+            "them"
         )
     if slices.dtype not in _REDUCIBLE_ROWS:
         expected = ", ".join(dtype.name for dtype in _REDUCIBLE_ROWS)
         raise TypeError(
-            f"{asked}: expected tf.IndexedSlices of {expected}, received {slices.dtype.name}"
+            f"{api_name}: expected tf.IndexedSlices of {expected}, received {slices.dtype.name}"
         )
 
 
@@ -45,16 +46,17 @@ def all_reduce_rows(
 ) -> tf.IndexedSlices:
     """Sums or averages, over all ranks, tensors of which every rank has some rows.
 
-    Gradients pass through to the rows: each gets the gradient of the row that it became part of.
-    Rows of one index are added before they travel. What travels is rows and their indices, or the
-    dense tensor where that is less; ops/kernels/collectives/all_reduce_rows_kernel.cc tells when.
+    The op is differentiable: each row gets the gradient of the reduced row that it contributed to.
+    Rows of one index are added before they travel. The ranks exchange rows and their indices, or
+    the dense tensor if that is smaller; ops/kernels/collectives/all_reduce_rows_kernel.cc has the
+    condition.
 
     Args:
-      slices: rows of float16, bfloat16, float32, float64, int32 or int64, any number on each rank;
-        everything but that number must be the same on every rank.
+      slices: rows of float16, bfloat16, float32, float64, int32 or int64. The number of rows may
+        differ between ranks; dtype and shape may not.
       communicator: the ranks; `None` means those of the job.
-      reduce_op: "sum" or "mean". The mean is over all ranks, also those that have no such row.
-      label: how error messages call it.
+      reduce_op: "sum" or "mean". The mean is over all ranks, including those without the row.
+      label: the collective's name in error messages.
       timeout: as for `all_reduce`.
 
     Returns:
@@ -64,7 +66,7 @@ def all_reduce_rows(
       As `all_reduce`.
     """
     shape = slices.dense_shape
-    if shape is not None:  # callers may have passed a tuple, which TensorFlow cannot nest
+    if shape is not None:  # callers may pass a tuple, which TensorFlow cannot nest
         shape = tf.convert_to_tensor(shape)
     ids, rows = library.graph_ops().tfdist_all_reduce_rows(
         ids=slices.indices,

@@ -9,51 +9,51 @@ from typing import Any
 import tensorflow as tf
 
 
-def check_factor(factor: Any, name: str, asked: str) -> None:
-    """Refuses what cannot be a scaling factor.
+def check_factor(factor: Any, name: str, api_name: str) -> None:
+    """Checks that a scaling factor is a finite number.
 
     Args:
-      factor: what the caller passed.
+      factor: the argument of the call.
       name: the argument's name, for messages.
-      asked: the call, for messages.
+      api_name: the public function that was called, for messages.
 
     Raises:
       TypeError: it is not a number.
-      ValueError: it is infinite or not a number at all.
+      ValueError: it is infinite or NaN.
     """
     if not isinstance(factor, numbers.Real) or isinstance(factor, bool):
-        raise TypeError(f"{asked}: expected {name} to be a number, received {factor!r}")
+        raise TypeError(f"{api_name}: expected {name} to be a number, received {factor!r}")
     if not math.isfinite(factor):
-        raise ValueError(f"{asked}: expected {name} to be finite, received {factor!r}")
+        raise ValueError(f"{api_name}: expected {name} to be finite, received {factor!r}")
 
 
-def scaled(values: list, factor: float, asked: str) -> list:
+def scaled(values: list, factor: float, api_name: str) -> list:
     """Returns tensors times a constant, with their dtypes.
 
-    16-bit floats are multiplied in float32. Integers are multiplied as integers, which wrap, if the
-    factor is one; else in float64, and the product is truncated toward zero. Gradients pass
-    through the multiplication.
+    16-bit floats are multiplied in float32. An integral factor multiplies integers as integers,
+    which wrap; another factor multiplies them in float64, and the product is truncated toward zero.
+    The multiplication is differentiable.
 
     Args:
       values: tensors or `tf.IndexedSlices`.
-      factor: the constant, as `check_factor` accepts it; 1 returns the values as they are.
-      asked: the call, for messages.
+      factor: a constant that `check_factor` accepts; 1 returns the values unchanged.
+      api_name: the public function that was called, for messages.
 
     Raises:
-      TypeError: a tensor of bools, unless the factor is 1.
+      TypeError: a tensor is bool and the factor is not 1.
     """
     if factor == 1:
         return values
-    return [_scaled(value, float(factor), asked) for value in values]
+    return [_scaled(value, float(factor), api_name) for value in values]
 
 
-def _scaled(value: Any, factor: float, asked: str) -> Any:
+def _scaled(value: Any, factor: float, api_name: str) -> Any:
     if isinstance(value, tf.IndexedSlices):
-        rows = _scaled(value.values, factor, asked)
+        rows = _scaled(value.values, factor, api_name)
         return tf.IndexedSlices(rows, value.indices, value.dense_shape)
     dtype = value.dtype
     if dtype == tf.bool:
-        raise TypeError(f"{asked}: expected numbers to multiply by {factor:g}, received bool")
+        raise TypeError(f"{api_name}: expected numbers to multiply by {factor:g}, received bool")
     if dtype.is_integer:
         wide = tf.int64 if factor.is_integer() and abs(factor) < 2**63 else tf.float64
     else:

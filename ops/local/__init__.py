@@ -1,1 +1,1 @@
-"""Python faces of ops within one process."""
+"""Ops on the replicas of one process."""

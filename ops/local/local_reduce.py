@@ -1,4 +1,4 @@
-"""The sum of several replicas' tensors that lie in one process's memory."""
+"""The sum of the tensors of several replicas in one process."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,15 @@ DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 def local_reduce(replicas: Sequence[Sequence], reduce_op: str = "sum") -> list[tf.Tensor]:
     """Sums or averages the tensors of replicas in this process, a whole list in one fused pass.
 
-    Each byte of the inputs is read once and each byte of the result written once; nothing is packed
-    and no partial sum goes to memory. The result takes replica 0's memory where nobody else needs
-    it. The current device, a CPU, does the work.
+    Each byte of the inputs is read once and each byte of the result is written once; tensors are
+    not packed, and partial sums are not written to memory. The result takes replica 0's memory if
+    no other op needs it. The op runs on the current device, which must be a CPU.
 
     Args:
-      replicas: one list of tensors per replica, at least one replica; as many tensors, with the
-        same shapes and dtypes, in each. float16, bfloat16, float32, float64, int32 or int64.
-        Tensors of one dtype are reduced together. Each replica's may lie on a device of their own.
+      replicas: one list of tensors per replica, at least one replica. All lists have the same
+        number of tensors, with the same shapes and dtypes: float16, bfloat16, float32, float64,
+        int32 or int64. Tensors of one dtype are reduced together. The tensors of each replica may
+        be on a device of their own.
       reduce_op: "sum" or "mean". The mean of integers truncates toward zero, as `tf.reduce_mean`
         does.
 
@@ -28,10 +29,10 @@ def local_reduce(replicas: Sequence[Sequence], reduce_op: str = "sum") -> list[t
       A list like that of one replica: tensor i is the sum or mean of the replicas' tensors i.
 
     Raises:
-      TypeError: a tensor has another dtype, or a dtype that differs from replica 0's.
+      TypeError: a dtype cannot be reduced, or differs from replica 0's.
       ValueError: a replica has more or fewer tensors than replica 0, or there is no replica.
       tf.errors.InvalidArgumentError: shapes differ; names the replica, the tensor and both shapes.
-        A ValueError instead where TensorFlow knows the shapes while it builds the graph.
+        A ValueError instead if TensorFlow knows the shapes while it builds the graph.
 
     Example:
       >>> local_reduce([[tf.constant([1.0, 2.0])], [tf.constant([3.0, 4.0])]])[0].numpy()
@@ -39,12 +40,12 @@ def local_reduce(replicas: Sequence[Sequence], reduce_op: str = "sum") -> list[t
     """
     values = [as_tensors(replica) for replica in replicas]
     types = _common_types(values)
-    here = [copy_to_devices(replica, [""])[0] for replica in values]
+    local = [copy_to_devices(replica, [""])[0] for replica in values]
     results = [None] * len(types)
     for dtype in dict.fromkeys(types):
         positions = [i for i, t in enumerate(types) if t == dtype]
         reduced = library.graph_ops().tfdist_local_reduce(
-            inputs=[replica[i] for replica in here for i in positions],
+            inputs=[replica[i] for replica in local for i in positions],
             N=len(positions),
             reduce_op=reduce_op,
             positions=positions,
@@ -55,7 +56,7 @@ def local_reduce(replicas: Sequence[Sequence], reduce_op: str = "sum") -> list[t
 
 
 def _common_types(replicas: list[list[tf.Tensor]]) -> list[tf.DType]:
-    """The dtypes of each replica's tensors, where they agree and can be reduced."""
+    """Returns the tensors' dtypes after checking that they can be reduced and replicas agree."""
     if not replicas:
         raise ValueError(
             "local_reduce: expected the tensors of at least one replica, received none"

@@ -1,1 +1,1 @@
-"""Python faces of the parameter servers and their client."""
+"""Parameter servers and their clients."""

@@ -1,9 +1,11 @@
-"""How Python describes an optimizer to the servers."""
+"""An optimizer's configuration, as Python sends it to the servers."""
 
 from __future__ import annotations
 
 import ctypes
 import enum
+
+from tfdist.ops.library import c_structure
 
 
 class OptimizerKind(enum.IntEnum):
@@ -20,8 +22,12 @@ class OptimizerKind(enum.IntEnum):
     NADAM = 9
 
 
+@c_structure("optimizer_config")
 class OptimizerConfig(ctypes.Structure):
-    """`OptimizerConfig` of core/ps/optimizers/optimizer.h, with Keras's arguments as fields."""
+    """Has the layout of `OptimizerConfig` in core/ps/optimizers/optimizer.h.
+
+    Its fields are named like the arguments of Keras's optimizers.
+    """
 
     _fields_ = [
         ("kind", ctypes.c_uint8),

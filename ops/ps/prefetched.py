@@ -1,4 +1,4 @@
-"""Rows of the next batch, asked for while this one is trained on."""
+"""Datasets that request the rows of the next batch while the current batch is trained on."""
 
 from __future__ import annotations
 
@@ -7,62 +7,61 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.ops.ps.parameter_client import ParameterClient
+from tfdist.ops.ps.client import ParameterClient
 
-# TensorFlow's own buffer: the batch that waits to be asked for, and the one that was.
+# TensorFlow's own buffer: the batch that waits for its request, and the requested one.
 _BUFFER = 2
 
 
 def prefetched(
     dataset: tf.data.Dataset,
-    asked_by: Callable[..., tuple[ParameterClient, Sequence[Any], Sequence[tf.Tensor]]],
+    lookups_of: Callable[..., tuple[ParameterClient, Sequence[Any], Sequence[tf.Tensor]]],
     training: bool = True,
 ) -> tf.data.Dataset:
-    """Returns the dataset, which asks for the rows of each batch one step before it is used.
+    """Returns the dataset, which requests the rows of each batch one step before its use.
 
-    Rows so asked for lack the updates of up to one step. A lookup of other ids, or a later one,
-    asks for its own: prefetching changes when rows travel, and never which.
+    Prefetched rows lack the updates of up to one step. A lookup of other ids, or a later lookup,
+    sends its own request: prefetching changes when rows travel, but not which rows.
 
     Args:
-      dataset: of batches, the outermost one that has ids.
-      asked_by: called with a batch's components, returns the connections to the servers, tables (as
-        of `ParameterClient.lookup`), and for each of them int64 ids, exactly as they will be looked
-        up. It is traced.
+      dataset: of batches; the outermost dataset that has ids.
+      lookups_of: called with a batch's components; returns the connections to the servers, tables
+        (as for `ParameterClient.lookup`), and for each table int64 ids, exactly as they will be
+        looked up. It is traced.
       training: as of the lookups.
     """
 
-    def ask(*batch):
-        client, tables, ids = asked_by(*batch)
+    def request(*batch):
+        client, tables, ids = lookups_of(*batch)
         client.prefetch(tables, ids, training)
-        # One component, or a tuple of one, which may be a tuple itself. `map` takes named tuples
-        # for one component.
+        # `map` unpacks a tuple, but passes a named tuple as one component.
         return batch if type(dataset.element_spec) is tuple else batch[0]
 
     options = tf.data.Options()
     options.deterministic = True
-    asking = dataset.map(ask).with_options(options).prefetch(_BUFFER)
-    asking.without_asking = dataset
-    asking.ask_for = lambda other: prefetched(other, asked_by, training)
-    return asking
+    requesting = dataset.map(request).with_options(options).prefetch(_BUFFER)
+    requesting.unprefetched = dataset
+    requesting.prefetch_like_this = lambda other: prefetched(other, lookups_of, training)
+    return requesting
 
 
 def before_asking(
     dataset: tf.data.Dataset, change: Callable[[tf.data.Dataset], tf.data.Dataset]
 ) -> tf.data.Dataset:
-    """Changes which batches a dataset has, before it asks for the rows of any.
+    """Changes the batches of a dataset before it requests the rows of any.
 
-    Batches that it asked for and did not get would keep it waiting.
+    Requested batches that never arrive would block later requests.
 
     Args:
       dataset: from `prefetched`, or another.
       change: from dataset to dataset.
 
     Raises:
-      ValueError: more was done with a dataset after `prefetched`.
+      ValueError: the dataset was derived from the result of `prefetched`.
     """
-    if hasattr(dataset, "without_asking"):
-        return dataset.ask_for(change(dataset.without_asking))
-    if _asks(dataset):
+    if hasattr(dataset, "unprefetched"):
+        return dataset.prefetch_like_this(change(dataset.unprefetched))
+    if _requests_rows(dataset):
         raise ValueError(
             "prefetch_rows: expected to be the last that is done with a dataset before a strategy "
             f"deals it out, received {dataset!r}, which was made of what it returned"
@@ -70,5 +69,5 @@ def before_asking(
     return change(dataset)
 
 
-def _asks(dataset: tf.data.Dataset) -> bool:
-    return hasattr(dataset, "without_asking") or any(map(_asks, dataset._inputs()))
+def _requests_rows(dataset: tf.data.Dataset) -> bool:
+    return hasattr(dataset, "unprefetched") or any(map(_requests_rows, dataset._inputs()))

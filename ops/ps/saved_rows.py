@@ -1,4 +1,4 @@
-"""Rows of embeddings' tables, as servers save and restore them."""
+"""Rows of embedding tables with their slots and usage, and their transfer by a worker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,53 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-import tensorflow as tf
 
-from tfdist.ops.ps import server_calls
+from tfdist.ops import library
+from tfdist.ops.library import Handle, c_structure
+from tfdist.ops.ps.client import ParameterClient
 
-# Of `used`, in a second.
-_TICKS = 16
+_TICKS_PER_SECOND = 16
+
+
+@c_structure("saved_rows")
+class CSavedRows(ctypes.Structure):
+    """Has the layout of `tfdist_ps_rows`."""
+
+    _fields_ = [
+        ("count", ctypes.c_uint64),
+        ("removed_count", ctypes.c_uint64),
+        ("ids", ctypes.c_void_p),
+        ("used", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("content", ctypes.c_void_p),
+        ("removed", ctypes.c_void_p),
+    ]
+
+
+_SCAN = library.CFunctions(
+    "tfdist_ps_scan_",
+    checked={
+        "next": [
+            Handle,
+            Handle,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_uint64,
+            ctypes.c_bool,
+            ctypes.POINTER(CSavedRows),
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.POINTER(ctypes.c_bool),
+        ],
+    },
+    plain={"end": [Handle]},
+    returning={"begin": ([], Handle)},
+)
+_IMPORT = library.CFunctions(
+    "tfdist_ps_import_",
+    checked={
+        "rows": [Handle, ctypes.c_int, ctypes.POINTER(CSavedRows), ctypes.c_uint64, ctypes.c_bool]
+    },
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +61,11 @@ class SavedRows:
     """Some rows of a table.
 
     Attributes:
-      ids: int64.
-      used: uint32, when each was used last, in sixteenths of a second.
-      counts: uint32, how often each was used.
-      content: float32, a row for each: its value and then its slots.
-      removed: int64, ids of rows that are there no more.
+      ids: int64[n].
+      used: uint32[n], the time of each row's last use in sixteenths of a second.
+      counts: uint32[n], the number of uses of each row.
+      content: float32[n, floats]; a row is its value followed by its slots.
+      removed: int64, ids of rows that were removed.
     """
 
     ids: np.ndarray
@@ -34,13 +75,13 @@ class SavedRows:
     removed: np.ndarray
 
     def later(self, seconds: float) -> SavedRows:
-        """The same rows with their time of use moved by `seconds`."""
-        ticks = np.uint32(round(seconds * _TICKS) % 2**32)
+        """Returns the same rows with their time of use moved by `seconds`."""
+        ticks = np.uint32(round(seconds * _TICKS_PER_SECOND) % 2**32)
         return dataclasses.replace(self, used=self.used + ticks)
 
-    def as_c(self) -> server_calls.Rows:
-        """The structure that C functions take; it points into these arrays."""
-        return server_calls.Rows(
+    def as_c(self) -> CSavedRows:
+        """Returns the structure that C functions take; it points into these arrays."""
+        return CSavedRows(
             len(self.ids),
             len(self.removed),
             self.ids.ctypes.data,
@@ -50,92 +91,81 @@ class SavedRows:
             self.removed.ctypes.data,
         )
 
+    @classmethod
+    def from_c(cls, raw: CSavedRows, floats: int) -> SavedRows:
+        """Returns a view of rows in memory that a C function returned.
 
-class SavedTable:
-    """A table of a checkpoint.
+        Args:
+          raw: the structure that the function filled.
+          floats: the number of floats of a row.
+        """
+        content = _array(raw.content, raw.count * floats, np.float32)
+        return cls(
+            _array(raw.ids, raw.count, np.int64),
+            _array(raw.used, raw.count, np.uint32),
+            _array(raw.counts, raw.count, np.uint32),
+            content.reshape(raw.count, floats),
+            _array(raw.removed, raw.removed_count, np.int64),
+        )
+
+
+def scan_rows(
+    client: ParameterClient, table: int, server: int, slots: bool, max_rows: int = 1 << 16
+) -> Iterator[SavedRows]:
+    """Fetches all rows of a table from one server.
+
+    The scan is not atomic: rows that are created or removed meanwhile may be missing or come twice.
 
     Args:
-      name: its own.
-      description: bytes that say how it was configured.
-      content_floats: how many numbers a row has.
-      learning_rate: of the last step that it has seen.
-      step: that step.
-      image: of a server, to fetch rows from.
-      index: of this table there.
+      client: a worker's.
+      table: the table's id.
+      server: the server's index.
+      slots: fetch the slots too; else `content` has only the rows' values.
+      max_rows: approximate maximum number of rows at a time.
+
+    Yields:
+      Rows, valid until the next.
+
+    Raises:
+      tf.errors.OpError: the server does not answer, or was restarted meanwhile.
     """
-
-    def __init__(
-        self,
-        name: str,
-        description: bytes,
-        content_floats: int,
-        learning_rate: float,
-        step: int,
-        image: ctypes.c_int64 | None = None,
-        index: int = 0,
-    ) -> None:
-        self.name = name
-        self.description = description
-        self.content_floats = content_floats
-        self.learning_rate = learning_rate
-        self.step = step
-        self._image = image
-        self._index = index
-
-    def as_c(self) -> server_calls.SavedTable:
-        """The structure that C functions take; it points to this object's bytes."""
-        pointer = ctypes.cast(ctypes.c_char_p(self.description), ctypes.c_void_p)
-        return server_calls.SavedTable(
-            pointer, len(self.description), None, self.content_floats, self.learning_rate, self.step
-        )
-
-    def bits(self, most: int = 1 << 16) -> Iterator[SavedRows]:
-        """Fetches its rows, about `most` at a time; each bit is valid until the next.
-
-        Raises:
-          tf.errors.ResourceExhaustedError: the server has no memory for the copy.
-        """
-        raw = server_calls.Rows()
+    scan = _SCAN.begin()
+    raw, floats, more = CSavedRows(), ctypes.c_uint64(), ctypes.c_bool(True)
+    try:
         while True:
-            found = server_calls.IMAGE.next_rows(self._image, self._index, most, ctypes.byref(raw))
-            if found < 0:
-                raise tf.errors.ResourceExhaustedError(
-                    None, None, f"out of memory: a copy of the rows of table '{self.name}'"
-                )
-            if not found:
-                return
-            yield rows_from_c(raw, self.content_floats)
-
-
-def saved_tables(image: ctypes.c_int64) -> list[SavedTable]:
-    """Returns the tables of an image."""
-    tables: list[SavedTable] = []
-    raw = server_calls.SavedTable()
-    while server_calls.IMAGE.table(image, len(tables), ctypes.byref(raw)):
-        tables.append(
-            SavedTable(
-                raw.name.decode(errors="surrogateescape"),
-                ctypes.string_at(raw.description, raw.description_bytes),
-                raw.content_floats,
-                raw.learning_rate,
-                raw.step,
-                image,
-                len(tables),
+            _SCAN.next(
+                scan,
+                client.handle,
+                table,
+                server,
+                max_rows,
+                slots,
+                ctypes.byref(raw),
+                ctypes.byref(floats),
+                ctypes.byref(more),
             )
-        )
-    return tables
+            if raw.count:
+                yield SavedRows.from_c(raw, floats.value)
+            if not more.value:
+                return
+    finally:
+        _SCAN.end(scan)
 
 
-def rows_from_c(raw: server_calls.Rows, floats: int) -> SavedRows:
-    """Rows in memory that C functions have given, of so many numbers each."""
-    content = _array(raw.content, raw.count * floats, np.float32)
-    return SavedRows(
-        _array(raw.ids, raw.count, np.int64),
-        _array(raw.used, raw.count, np.uint32),
-        _array(raw.counts, raw.count, np.uint32),
-        content.reshape(raw.count, floats),
-        _array(raw.removed, raw.removed_count, np.int64),
-    )
+def import_rows(client: ParameterClient, table: int, rows: SavedRows, slots: bool) -> None:
+    """Writes rows to the servers that hold their ids; returns when the servers have them.
+
+    Args:
+      client: a worker's.
+      table: the table's id.
+      rows: their `content` has values and slots, or values only.
+      slots: whether `content` has slots. Without them the slots begin as those of new rows.
+
+    Raises:
+      tf.errors.InvalidArgumentError: the table's rows have another length.
+      tf.errors.OpError: a server does not answer.
+    """
+    _IMPORT.rows(client.handle, table, ctypes.byref(rows.as_c()), rows.content.shape[1], slots)
 
 
 def _array(address: int | None, count: int, dtype: type) -> np.ndarray:

@@ -1,25 +1,18 @@
-"""What a parameter server tells of itself."""
+"""A parameter server's counters and events."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-if TYPE_CHECKING:  # it needs the C functions, which need this module
-    from tfdist.ops.ps.saved_rows import SavedTable
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerEvent:
-    """What happened on a server.
+    """An event on a server.
 
     Attributes:
-      kind: "came", "left" or "lost", said of a worker, or "log".
-      worker: its rank.
-      text: for the log.
+      kind: "came", "left" or "lost" for a worker's connection, or "log".
+      worker: the worker's rank.
+      text: a line for the log.
     """
 
     kind: str
@@ -29,27 +22,27 @@ class ServerEvent:
 
 @dataclasses.dataclass(frozen=True)
 class ServerStats:
-    """What one server has done so far.
+    """Counters of one server.
 
     Attributes:
       pulls: pulls answered.
       pushes: pushes applied, or collected for a step.
-      dropped_pushes: those that came too late.
-      repeated_pushes: those that had been applied before.
+      dropped_pushes: pushes that came too late.
+      repeated_pushes: pushes that had been applied before.
       clock: closed steps.
-      largest_lead: with "ssp", the most steps a worker was ahead of the slowest.
+      largest_lead: with "ssp", the largest number of steps that a worker led the slowest by.
       bytes_sent: bytes of values.
-      bytes_received: bytes of gradients and changes.
+      bytes_received: bytes of gradients and deltas.
       rejected_connections: connections that did not prove the key.
-      broken_requests: requests that were not what this protocol sends.
-      shards: how many shards the server holds.
+      broken_requests: requests that violate the protocol.
+      shards: number of shards.
       value_bytes: their size.
-      connections: workers that are connected.
-      log_bytes: bytes of the log of what was applied to rows since they were saved.
+      connections: connected workers.
+      log_bytes: bytes logged since the rows were last saved.
       log_failed: 1 if rows were changed that are neither saved nor in the log.
-      memory_held: bytes that are counted: values, rows of tables and buffers of requests.
-      memory_budget: what these may be at most; 0: there is no limit.
-      edits: edits of tables' rows (`EmbeddingTable.upsert` and the like) that were carried out.
+      memory_held: counted bytes: values, rows of tables and buffers of requests.
+      memory_budget: maximum of these bytes; 0: there is no limit.
+      edits: edits of rows (`EmbeddingTable.upsert` and the like) that were carried out.
     """
 
     pulls: int
@@ -74,19 +67,19 @@ class ServerStats:
 
 @dataclasses.dataclass(frozen=True)
 class TableStats:
-    """What one embedding's table on one server has done so far.
+    """Counters of one embedding table on one server.
 
     Attributes:
-      rows: how many it has.
-      bytes: all memory that they take.
+      rows: number of rows.
+      bytes: all memory of the rows.
       lookups: ids that were looked up.
-      hits: how many of them had a row.
-      created: rows made.
+      hits: looked-up ids that had a row.
+      created: rows created.
       updates: rows' gradients applied.
-      lost_updates: those whose ids had no row.
-      evicted_for_room: rows evicted because there were too many.
-      evicted_by_age: because they were unused for too long.
-      evicted_by_norm: because they were too small.
+      lost_updates: gradients whose ids had no row.
+      evicted_for_room: rows evicted because the table was full.
+      evicted_by_age: rows evicted because they were unused for too long.
+      evicted_by_norm: rows evicted because their norm was too small.
     """
 
     rows: int
@@ -106,11 +99,11 @@ class TraceEvent:
     """One event of a server's trace.
 
     Attributes:
-      seconds: when, on a clock that only moves forward.
-      worker: whose pull or push it was.
+      seconds: time, on a monotonic clock.
+      worker: rank of the worker whose pull or push it was.
       kind: "pull" answered, "push" applied or collected, "drop" of a late push, "close" of a step.
-      clock: the worker's pushes; with "sync" the step.
-      slowest: the smallest such clock of a worker that takes part.
+      clock: the worker's number of pushes; with "sync" the step.
+      slowest: the smallest clock of the workers that take part.
     """
 
     seconds: float
@@ -118,22 +111,3 @@ class TraceEvent:
     kind: str
     clock: int
     slowest: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerSnapshot:
-    """What a server holds at one moment.
-
-    Attributes:
-      shards: flat arrays by name; they are the store's own memory.
-      progress: opaque numbers, from which a server knows what it has applied.
-      aside: of a job with another number of servers, by name, what was not created here yet.
-      tables: of a checkpoint.
-      time: when it was taken, in the time of its rows (core/ps/table/row_clock.h); 0: unknown.
-    """
-
-    shards: Mapping[str, np.ndarray]
-    progress: np.ndarray
-    aside: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    tables: Sequence[SavedTable] = ()
-    time: float = 0.0

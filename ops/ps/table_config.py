@@ -1,10 +1,11 @@
-"""How Python describes an embedding's table to the servers."""
+"""An embedding table's configuration, as Python sends it to the servers."""
 
 from __future__ import annotations
 
 import ctypes
 import enum
 
+from tfdist.ops.library import c_structure
 from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
 
 _MAX_SLOTS = 3
@@ -37,8 +38,9 @@ class EvictionPolicy(enum.IntEnum):
     LFU = 2
 
 
+@c_structure("row_initializer")
 class RowInitializer(ctypes.Structure):
-    """Laid out as `RowInitializer` in core/ps/table/row_initializer.h."""
+    """Has the layout of `RowInitializer` in core/ps/table/row_initializer.h."""
 
     _fields_ = [
         ("kind", ctypes.c_uint8),
@@ -48,8 +50,9 @@ class RowInitializer(ctypes.Structure):
     ]
 
 
+@c_structure("table_config")
 class TableConfig(ctypes.Structure):
-    """Laid out as `TableConfig` in core/ps/table/table_config.h."""
+    """Has the layout of `TableConfig` in core/ps/table/table_config.h."""
 
     _fields_ = [
         ("width", ctypes.c_uint32),
@@ -68,9 +71,9 @@ class TableConfig(ctypes.Structure):
     ]
 
     def slots(self) -> dict[str, int]:
-        """Returns what the servers keep of a row besides its value: how many numbers, by name.
+        """Returns the sizes of a row's slots, in floats, by name.
 
-        What has the same name means the same, whichever optimizer keeps it.
+        Slots of the same name mean the same in every optimizer.
         """
         if self.rule == RowRule.ROWWISE_ADAGRAD:
             return {"row accumulator": 1}
@@ -81,7 +84,7 @@ class TableConfig(ctypes.Structure):
         return slots
 
     def __init__(self, **fields) -> None:
-        whole = {
+        defaults = {
             "width": 1,
             "rule": RowRule.ELEMENTWISE,
             "optimizer": OptimizerConfig(kind=OptimizerKind.SGD),
@@ -90,7 +93,7 @@ class TableConfig(ctypes.Structure):
             "probability": 1.0,
             "policy": EvictionPolicy.LRU,
         }
-        super().__init__(**{**whole, **fields})
+        super().__init__(**{**defaults, **fields})
 
 
 _SLOTS_OF_RULES = {
@@ -102,7 +105,7 @@ _SLOTS_OF_RULES = {
 
 
 def _elementwise_slots(optimizer: OptimizerConfig) -> list[str]:
-    """In the order of core/ps/optimizers/optimizer.h; "change" has the learning rate in it."""
+    """In the order of core/ps/optimizers/optimizer.h; "change" includes the learning rate."""
     kind = OptimizerKind(optimizer.kind)
     if kind == OptimizerKind.SGD:
         return ["change"] if optimizer.momentum else []

@@ -1,1 +1,1 @@
-"""How workers share out a dataset."""
+"""Distribution of datasets to workers."""

@@ -1,10 +1,10 @@
-"""Reading a dataset where a worker has one device, its CPU."""
+"""Input of a worker that has one device, its CPU."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-# TensorFlow's way of saying: with a plain iterator, not with a MultiDeviceIterator.
+# These options select a plain iterator instead of a MultiDeviceIterator.
 _IN_PLACE = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
     experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
@@ -12,11 +12,12 @@ _IN_PLACE = tf.distribute.InputOptions(
 
 
 class SingleDeviceInput:
-    """Part of a `tf.distribute.StrategyExtended`, which comes after this among the bases.
+    """A mixin that reads distributed datasets with a plain iterator, one batch ahead.
 
-    TensorFlow reads every distributed dataset with a MultiDeviceIterator, whose end waits for
-    tf.data's autotuning thread: 0.1 s for each epoch, and seconds where the processors are busy.
-    With one device, whose memory is the host's, a plain iterator will do, one batch ahead.
+    Comes before `tf.distribute.StrategyExtended` among the bases. TensorFlow reads every
+    distributed dataset with a MultiDeviceIterator, whose end waits for tf.data's autotuning thread:
+    0.1 s per epoch, and seconds if the processors are busy. One device that uses the host's memory
+    does not need it.
     """
 
     def _experimental_distribute_dataset(self, dataset, options):
@@ -39,5 +40,5 @@ class SingleDeviceInput:
 
 
 def _ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset, of which a batch is made while the one before is used."""
+    """Returns a dataset that prepares the next batch while the current one is used."""
     return dataset if type(dataset).__name__ == "_PrefetchDataset" else dataset.prefetch(1)

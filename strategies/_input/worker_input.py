@@ -1,11 +1,15 @@
-"""How workers share out a dataset without talking to each other."""
+"""How the workers of a job share a dataset without communicating."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from tensorflow.python.distribute import input_ops
 
 from tfdist import ops
+from tfdist.config.cluster import Cluster
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -15,18 +19,19 @@ def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.
 
     Args:
       dataset: the same in all workers; its `experimental_distribute.auto_shard_policy` is obeyed.
-      workers: how many share it.
-      rank: which of them this one is.
-      split: whether every batch is split between the workers, or dealt to one of them.
+      workers: the number of workers.
+      rank: this worker's rank.
+      split: whether every batch is split between the workers; else each batch goes to one worker.
 
     Returns:
-      With `split`, a dataset of as many batches, each with this worker's rows, of which the last
-      batch may have none. Without, or where workers read files of their own, its batches.
+      With `split`, a dataset with the same number of batches, each with this worker's rows; the
+      last batch may have no rows. Without `split`, or if workers read files of their own, a dataset
+      of this worker's batches.
     """
     if workers == 1 or is_whole(dataset):
         return dataset
     if split and _policy(dataset) in (_Policy.AUTO, _Policy.DATA):
-        # Not TensorFlow's sharding: with it, workers come to the end at different steps.
+        # With TensorFlow's sharding the workers would reach the end at different steps.
         return ops.before_asking(dataset, lambda whole: _cut(whole, workers, rank))
     return ops.before_asking(
         dataset, lambda whole: input_ops.auto_shard_dataset(whole, workers, rank)
@@ -34,12 +39,12 @@ def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.
 
 
 def is_whole(dataset: tf.data.Dataset) -> bool:
-    """Whether every worker gets all of a dataset, because the user wants no sharing."""
+    """Whether every worker gets all of a dataset, because the user has disabled sharding."""
     return _policy(dataset) == _Policy.OFF
 
 
 def number_of_batches(batches: int, workers: int, rank: int) -> int:
-    """How many of so many batches are dealt to a worker."""
+    """Returns how many of `batches` batches go to a worker."""
     return len(range(rank, batches, workers))
 
 
@@ -48,24 +53,84 @@ def _policy(dataset: tf.data.Dataset) -> _Policy:
 
 
 def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
-    # Of a tuple, but not of a named one, `map` passes the components; and a tuple of one is
-    # something else than that one.
+    # `map` unpacks a tuple, but not a named tuple; and a tuple of one component differs from the
+    # component.
     if type(whole.element_spec) is tuple:
         return whole.map(lambda *batch: _rows_of(batch, workers, rank))
     return whole.map(lambda batch: _rows_of(batch, workers, rank))
 
 
 def _rows_of(batch, workers: int, rank: int):
-    """Splits as TensorFlow does: equal shares, the last ones short or empty."""
+    """Splits as TensorFlow does: equal shares, of which the last ones may be short or empty."""
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     size = (rows + workers - 1) // workers
     first, last = rank * size, (rank + 1) * size
 
-    def cut(value):
+    def cut_rows(value):
         if isinstance(value, tf.SparseTensor):
             start = tf.concat([[first], tf.zeros_like(value.dense_shape[1:], tf.int32)], 0)
             shape = tf.concat([[size], tf.cast(value.dense_shape[1:], tf.int32)], 0)
             return tf.sparse.slice(value, tf.cast(start, tf.int64), tf.cast(shape, tf.int64))
         return value[first:last]
 
-    return tf.nest.map_structure(cut, batch)
+    return tf.nest.map_structure(cut_rows, batch)
+
+
+class SharedInput:
+    """A mixin that distributes the datasets of a strategy whose workers know their ranks.
+
+    Comes before `tf.distribute.StrategyExtended` among the bases.
+    """
+
+    _cluster: Cluster
+    _share_input = True
+    _prepare_input: Callable | None = None
+
+    @contextlib.contextmanager
+    def input(self, shared: bool, prepare: Callable | None = None) -> Iterator[None]:
+        """Changes how datasets are distributed within.
+
+        Args:
+          shared: whether workers share a dataset; else each worker uses all of its own.
+          prepare: a function from dataset to dataset, which is applied last.
+        """
+        before = self._share_input, self._prepare_input
+        self._share_input, self._prepare_input = shared, prepare
+        try:
+            yield
+        finally:
+            self._share_input, self._prepare_input = before
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether a batch of a distributed dataset is split between the workers."""
+        return self._num_replicas_in_sync > 1
+
+    def own_batches(self, batches: int) -> int:
+        """Returns how many of a dataset's batches this worker gets."""
+        return number_of_batches(batches, self._cluster.world_size, self._cluster.rank)
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        if self._share_input:
+            dataset = share(
+                dataset, self._cluster.world_size, self._cluster.rank, self.shares_batches
+            )
+        if self._prepare_input is not None:
+            dataset = self._prepare_input(dataset)
+        return super()._experimental_distribute_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        return super()._distribute_datasets_from_function(
+            lambda _: dataset_fn(self._input_context), options
+        )
+
+    def _make_input_fn_iterator(self, input_fn, *args, **kwargs):
+        return super()._make_input_fn_iterator(
+            lambda _: input_fn(self._input_context), *args, **kwargs
+        )
+
+    @property
+    def _input_context(self) -> tf.distribute.InputContext:
+        return tf.distribute.InputContext(
+            self._cluster.world_size, self._cluster.rank, self._num_replicas_in_sync
+        )

@@ -1,4 +1,4 @@
-"""Reduces the values of one process's replicas with the fused kernel."""
+"""Reductions over the replicas of one process, with the fused kernel."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tfdist.ops.local.local_reduce import DTYPES
 class LocalAllReduce(tf.distribute.CrossDeviceOps):
     """Sums whole lists of tensors over the replicas of one process, in one pass over memory.
 
-    Replicas on logical CPU devices share memory, so that the sum exists once, whoever reads it.
+    Replicas on logical CPU devices share memory, so the sum exists once for all of them.
 
     Args:
-      device: the CPU device that reduces; TensorFlow copies what lies on others.
+      device: the CPU device that reduces; TensorFlow copies tensors of other devices.
     """
 
     def __init__(self, device: str) -> None:
@@ -49,14 +49,14 @@ class LocalAllReduce(tf.distribute.CrossDeviceOps):
         return reduced
 
     def _read(self, reduce_op, variable, destinations):
-        """Reads a variable of which each replica has its own value.
+        """Reads a variable that has its own value on each replica.
 
-        With TensorFlow's own ops, so that a function that reads one may be saved: there all
-        replicas' values are the first one's, and a mean is as it should be. (TensorFlow keeps
-        functions that read sums from being saved.)
+        Uses TensorFlow's own ops, so that a function that reads the variable may be saved. In a
+        saved model the values of all replicas are the first one's, which keeps a mean correct.
+        (TensorFlow refuses to save functions that read sums.)
         """
         with tf.device(self._device):
-            value = tf.add_n([tf.convert_to_tensor(of_one) for of_one in variable.values])
+            value = tf.add_n([tf.convert_to_tensor(component) for component in variable.values])
             if reduce_op == tf.distribute.ReduceOp.MEAN:
                 value = cross_device_utils.divide_by_n_tensors_or_indexed_slices(
                     value, len(variable.values)
@@ -70,38 +70,40 @@ class LocalAllReduce(tf.distribute.CrossDeviceOps):
 
 
 def _refuse_to_be_saved() -> None:
-    """A saved model is for one replica: it must neither reduce nor need our op library."""
+    """Raises if a function is being saved: a saved model runs on one replica, without our ops."""
     if save_context.in_save_context() and tf.inside_function():
         raise ValueError(
             "a function that reduces over the replicas of a strategy cannot be saved: save one "
             "that computes what a single replica does"
         )
-    values_util.mark_as_unsaveable()  # in case the function is saved as it was traced now
+    values_util.mark_as_unsaveable()  # in case this trace of the function is saved later
 
 
-def of_replicas(value_destination_pairs: Sequence[tuple], devices: Sequence[str]) -> list[tuple]:
-    """Completes what TensorFlow asks to reduce over the replicas on `devices`.
+def completed_pairs(
+    value_destination_pairs: Sequence[tuple], devices: Sequence[str]
+) -> list[tuple]:
+    """Completes the arguments of a reduction over the replicas on `devices`.
 
-    Where all replicas hold the very same tensor TensorFlow passes it once, as if it were one
-    replica's, and its "sum" is the tensor itself. And it refuses a destination without a device,
-    such as the argument of a tf.function; that is the first device.
+    If all replicas hold the same tensor object, TensorFlow passes it once, as if there were one
+    replica, and returns it as the "sum". It also refuses a destination without a device, such as an
+    argument of a tf.function; here that means the first device.
     """
     pairs = []
     for value, destination in value_destination_pairs:
         if len(devices) > 1 and not isinstance(value, tf.distribute.DistributedValues):
             value = PerReplica([value] * len(devices))
-        pairs.append((value, placed(destination, devices)))
+        pairs.append((value, resolved_destination(destination, devices)))
     return pairs
 
 
-def placed(destination, devices: Sequence[str]):
-    """The destination, or the first of `devices` in place of a tensor or string without one."""
+def resolved_destination(destination, devices: Sequence[str]):
+    """Returns the destination, or the first of `devices` if it has an empty device."""
     device = destination if isinstance(destination, str) else getattr(destination, "device", None)
     return devices[0] if device == "" else destination
 
 
 def mirror(values: Sequence, devices: Sequence[str]) -> list:
-    """Gives every device all values, tensors or `tf.IndexedSlices`, in one step."""
+    """Copies all values, tensors or `tf.IndexedSlices`, to every device in one step."""
     tensors = tf.nest.flatten(values, expand_composites=True)
     copies = [
         tf.nest.pack_sequence_as(values, copy, expand_composites=True)
@@ -117,7 +119,7 @@ def reduce_replicas(reduce_op, values: Sequence[Sequence]) -> list[tf.Tensor | t
       reduce_op: SUM or MEAN, a `tf.distribute.ReduceOp`. The mean of integers is a float64, as in
         `tf.distribute`.
       values: for each value one tensor per replica, of equal shapes and dtypes; or
-        `tf.IndexedSlices`, whose rows of one index are added.
+        `tf.IndexedSlices`, whose rows of equal indices are summed.
 
     Returns:
       For each value its sum or mean.
@@ -126,7 +128,9 @@ def reduce_replicas(reduce_op, values: Sequence[Sequence]) -> list[tf.Tensor | t
     fused: dict[int, list[tf.Tensor]] = {}
     for i, replicas in enumerate(values):
         if any(isinstance(value, tf.IndexedSlices) for value in replicas):
-            sums[i] = sum_rows(cross_device_utils.aggregate_tensors_or_indexed_slices(replicas))
+            sums[i] = unique_slices(
+                cross_device_utils.aggregate_tensors_or_indexed_slices(replicas)
+            )
             continue
         tensors = as_tensors(replicas)
         if tensors[0].dtype in DTYPES:
@@ -140,19 +144,19 @@ def reduce_replicas(reduce_op, values: Sequence[Sequence]) -> list[tf.Tensor | t
     if reduce_op == tf.distribute.ReduceOp.SUM:
         return sums
     divide = cross_device_utils.divide_by_n_tensors_or_indexed_slices
-    return [divide(value, len(of)) for value, of in zip(sums, values, strict=True)]
+    return [divide(total, len(each)) for total, each in zip(sums, values, strict=True)]
 
 
-def sum_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds the rows that have the same index.
+def unique_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sums the rows that have equal indices.
 
-    Optimizers that square a gradient, such as Adam and Adagrad, would otherwise add the squares.
+    Optimizers that square a gradient, such as Adam and Adagrad, would otherwise sum the squares.
     """
     unique, position = tf.unique(slices.indices)
     shape = slices.dense_shape
     return tf.IndexedSlices(
         values=tf.math.unsorted_segment_sum(slices.values, position, tf.size(unique)),
         indices=unique,
-        # Gradients have a tensor, callers may have passed a tuple, which TensorFlow cannot nest.
+        # Gradients have a tensor; callers may pass a tuple, which TensorFlow cannot nest.
         dense_shape=None if shape is None else tf.convert_to_tensor(shape),
     )

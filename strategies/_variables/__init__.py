@@ -1,1 +1,1 @@
-"""Variables that strategies create, and where they are placed."""
+"""Variables of strategies, and their placement on parameter servers."""

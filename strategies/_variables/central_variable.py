@@ -1,4 +1,4 @@
-"""The variables of central storage."""
+"""The variables of `CentralStorageStrategy`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tensorflow.python.distribute import ps_values, values_util
 class CentralVariable(ps_values.AggregatingVariable):
     """A variable that exists once and that all replicas share.
 
-    What the replicas assign is aggregated and assigned once. With aggregation NONE the first
-    replica's value is taken: that is what each replica's copy would be under a mirrored strategy,
-    where replicas that do the same thing write the same. TensorFlow refuses such writes.
+    The values that replicas assign are aggregated and assigned once. With aggregation NONE the
+    first replica's value is assigned: under a mirrored strategy replicas that do the same would
+    write this value to every copy. TensorFlow refuses such writes.
     """
 
     def _assign_func(self, *args, **kwargs):
@@ -25,7 +25,7 @@ class CentralVariable(ps_values.AggregatingVariable):
 
     @property
     def initializer(self):
-        """What initializes it, which `tf.compat.v1.train.warm_start` replaces."""
+        """The initializer op, which `tf.compat.v1.train.warm_start` may replace."""
         return self.__dict__.get("_initializer_op") or super().initializer
 
     def scatter_add(self, *args, **kwargs):
@@ -37,10 +37,10 @@ class CentralVariable(ps_values.AggregatingVariable):
     def scatter_update(self, *args, **kwargs):
         return self._scatter("scatter_update", *args, **kwargs)
 
-    # Without these a replica's update of rows would reach the shared variable once per replica.
+    # Without these methods an update of rows would reach the shared variable once per replica.
     def _scatter(self, name: str, *args, **kwargs):
         def scatter(variable, *args, read_value=True, **kwargs):
-            del read_value  # an argument of assignments, which TensorFlow passes to all
+            del read_value  # an argument of assignments, which TensorFlow always passes
             return getattr(variable, name)(*args, **kwargs)
 
         return self._assign_func(*args, f=scatter, **kwargs)

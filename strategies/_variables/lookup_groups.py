@@ -1,8 +1,8 @@
-"""Which lookups of a step travel together: all that do not wait for each other.
+"""Batches the lookups of a step that do not depend on each other.
 
-Each layer looks up its own rows. Those of one traced step make up a group, in levels: a lookup
-whose ids depend on the rows of another is one level above it. The lookups of a level wait until all
-of them have come, and go to the servers in one message.
+Each layer looks up its own rows. The lookups of one traced step form a group with levels: a lookup
+whose ids depend on the rows of another lookup is one level above it. The lookups of a level wait
+for each other and go to the servers in one message.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow orders what reads a resource only after what writes it: lookups of one table must not
-# wait for each other. The function is not public.
+# Ops that only read a resource are ordered after its writers, not after each other, so lookups of
+# one table do not wait for each other. The function is not public.
 from tensorflow.python.framework import auto_control_deps_utils
 
 from tfdist import ops
@@ -28,7 +28,7 @@ _KEYS = itertools.count(1)
 
 
 class LookupGroups:
-    """Looks up rows, in a group while a step is traced.
+    """Looks up rows; while a step is traced, in a group.
 
     Args:
       client: the connections to the servers.
@@ -36,23 +36,23 @@ class LookupGroups:
 
     def __init__(self, client: ops.ParameterClient) -> None:
         self._client = client
-        # By graph, not by thread: a strategy may run its replicas in threads of their own.
+        # By graph, not by thread: a strategy may run its replicas in separate threads.
         self._groups: weakref.WeakKeyDictionary[tf.Graph, _Group] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
-        """A step begins, which a graph may be tracing."""
+        """Begins a group if a graph is tracing a step."""
         graph = current_graph()
         if graph is not None and hasattr(graph, "capture"):
             self._groups[graph] = _Group(graph)
 
     def cut(self) -> None:
-        """What is looked up from now on may wait for what was before."""
+        """Ends the group and begins another: later lookups may depend on earlier ops."""
         if self._group is not None:
             self.end()
             self.begin()
 
     def end(self) -> None:
-        """The step, or this part of it, has been traced."""
+        """Ends the group: the step, or this part of it, has been traced."""
         group = self._group
         if group is None:
             return
@@ -64,7 +64,7 @@ class LookupGroups:
         self, tables: Sequence[Any], ids: Sequence[tf.Tensor], training: bool
     ) -> list[tf.Tensor]:
         """As `ParameterClient.lookup`."""
-        # None in a branch or a loop's body, whose lookups need not happen in each step.
+        # There is no group in a branch or a loop's body: its lookups may not run in each step.
         group = self._group
         if group is None:
             return self._client.lookup(tables, ids, training)
@@ -87,15 +87,15 @@ class _Group:
         self.key = next(_KEYS)
         self.sizes: collections.Counter[int] = collections.Counter()
         self._reference = weakref.ref(graph)
-        self._above: dict[str, int] = {}  # by operation, the level of what waits for it
-        self._first = 0  # how many operations there were before the first lookup
+        self._above: dict[str, int] = {}  # by lookup op, the depth of ops that wait for it
+        self._first = 0  # the number of ops before the first lookup
 
     @property
     def _graph(self) -> tf.Graph:
         return self._reference()
 
     def depth(self, tables: Sequence[Any], ids: Sequence[tf.Tensor]) -> int:
-        """Returns how many lookups of this group a new one has to wait for, one after another."""
+        """Returns the length of the longest chain of lookups that a new lookup has to wait for."""
         if not self.sizes:
             self._first = len(self._graph.get_operations())
             return 0
@@ -103,11 +103,11 @@ class _Group:
         highest = max(self._above.values(), default=0)
         if any(_is_written(self._graph.capture(table.handle), late) for table in tables):
             return highest
-        here = tf.no_op()  # waits for what the lookup would have to
+        here = tf.no_op()  # gets the control inputs that the lookup would get
         return max(self._depth_of(op, late) for op in [here, *(self._op(each) for each in ids)])
 
     def add(self, op: tf.Operation, depth: int, level: int) -> None:
-        """`op` looks up at a level."""
+        """Adds a lookup op to a level."""
         self._above[op.name] = depth + 1
         self.sizes[level] += 1
 
@@ -119,7 +119,7 @@ class _Group:
         seen, waiting = set(), [op]
         while waiting:
             op = waiting.pop()
-            # What was there before the first lookup does not wait for one.
+            # Ops that were there before the first lookup do not wait for one.
             if op.name not in late or op.name in seen:
                 continue
             seen.add(op.name)
@@ -134,7 +134,7 @@ class _Group:
 
 
 def _is_ordered(op: tf.Operation, late: set[str]) -> bool:
-    """Whether a function may run `op` only after others that it does not name."""
+    """Whether a function may run `op` only after ops that are not among its inputs."""
     if not op.op_def.is_stateful:
         return False
     resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]

@@ -21,13 +21,13 @@ from tfdist.strategies._variables.server_variable import ServerVariable
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """What is known of a parameter besides its variable.
+    """A parameter's description.
 
     Args:
       name: the same in all workers.
       shape: of the variable.
       dtype: of the variable.
-      placed_as: the name by which its place on the servers was found: its own, or that of the
+      placed_as: the name that determined its placement on the servers: its own, or that of the
         variable whose slot it is.
     """
 
@@ -38,14 +38,15 @@ class Parameter:
 
 
 class Parameters:
-    """Knows the parameters of one worker, pulls them and pushes them.
+    """Registers the parameters of one worker, pulls them and pushes them.
 
     Args:
       client: the connections to the servers.
-      placement: which server holds what.
+      placement: the servers of each variable.
       is_chief: whether this worker's changes outside of a step reach the servers.
-      partitioner: says into how many parts variables are split; the placement does by default.
-      trainings: of this process so far: how many of each model.
+      partitioner: the numbers of parts that variables are split into; by default `placement`
+        decides.
+      trainings: number of trainings of each model by this process so far.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Parameters:
         self.client = client
         self._groups = LookupGroups(client)
         self._placement = placement
-        # Whether this process has trained an Estimator, so that the servers know best.
+        # Whether this process has trained an Estimator: then the servers have the newest values.
         self.has_trained = False
         self._is_chief = is_chief
         self._partitioner = partitioner
@@ -75,9 +76,9 @@ class Parameters:
         self._agreements = 0
 
     def unique_name(self, name: str, graph: tf.Graph | None = None) -> str:
-        """Returns `name`, with a number if `graph` has a variable of this name already.
+        """Returns `name`, with a suffix if `graph` has a variable of this name already.
 
-        Workers run the same program, so that a name means the same variable in all of them.
+        Workers run the same program, so a name means the same variable in all of them.
         """
         name = getattr(self._thread, "prefix", "") + name
         with self._lock:
@@ -90,17 +91,17 @@ class Parameters:
 
     @contextlib.contextmanager
     def training_of(self, model: str) -> Iterator[int]:
-        """Tells variables of one model from those of the others that have the same names.
+        """Separates the variables of models whose variables have the same names.
 
         Args:
-          model: graphs that are made within have the same variables if this is the same.
+          model: graphs made within for the same model share their variables.
 
         Yields:
-          Which training of the model by this process it is, counted from 1.
+          The number of this process's trainings of the model, including this one.
         """
         self._trainings[model] = self._trainings.get(model, 0) + 1
-        number = list(self._trainings).index(model)
-        self._thread.prefix = f"model{number}/" if number else ""
+        index = list(self._trainings).index(model)
+        self._thread.prefix = f"model{index}/" if index else ""
         try:
             yield self._trainings[model]
         finally:
@@ -109,13 +110,13 @@ class Parameters:
     def add(
         self, name: str, shape: Sequence[int], dtype: tf.DType, like: ServerVariable | None = None
     ) -> int:
-        """Makes a parameter known and returns its number.
+        """Registers a parameter and returns its id.
 
         Args:
           name: from `unique_name`.
           shape: fully defined.
           dtype: a floating or signed integer type.
-          like: the variable whose slot it is: it is placed with it if they have the same shape.
+          like: the variable whose slot it is; the slot is placed with it if the shapes are equal.
         """
         shape = tuple(shape)
         placed_as = name
@@ -127,16 +128,16 @@ class Parameters:
         shards = self._placement.shards(placed_as, shape, dtype.size, parts)
         if placed_as != name:
             shards = renamed(shards, name)
-        number = self.client.add_parameter(name, dtype, shards)
-        self._parameters[number] = Parameter(name, shape, dtype, placed_as)
-        return number
+        parameter = self.client.add_parameter(name, dtype, shards)
+        self._parameters[parameter] = Parameter(name, shape, dtype, placed_as)
+        return parameter
 
     def add_table(self, name: str, config: ops.TableConfig, resets_slots: bool = False) -> int:
-        """Makes an embedding's table known, which the servers create, and returns its number.
+        """Registers an embedding table, which the servers create, and returns its id.
 
         Args:
           name: the same in all workers.
-          config: likewise.
+          config: the same in all workers.
           resets_slots: as of `ParameterClient.create_table`.
 
         Raises:
@@ -145,30 +146,30 @@ class Parameters:
         content = bytes(config)
         if name not in self._tables:
             try:
-                number = self.client.create_table(name, config, resets_slots)
+                table = self.client.create_table(name, config, resets_slots)
             except tf.errors.InvalidArgumentError as error:
-                # Not as it is: Keras wraps what layers raise, and cannot make another of these.
+                # Converted, because Keras wraps the errors of layers and cannot construct this one.
                 raise ValueError(
                     f"embedding table {name!r}: expected the same arguments in all workers: "
                     f"{error.message}"
                 ) from None
-            self._tables[name] = (content, number)
-        known, number = self._tables[name]
+            self._tables[name] = (content, table)
+        known, table = self._tables[name]
         if known != content:
             raise ValueError(
                 f"embedding table {name!r}: expected the same arguments for the same name, but "
                 "there is a table of this name that was made with others"
             )
-        return number
+        return table
 
-    def initial_value(self, number: int, value: tf.Tensor) -> tf.Tensor:
-        """Returns the servers' value of a parameter, which is `value` if they had none."""
-        return self.client.initial_value(number, value)
+    def initial_value(self, parameter: int, value: tf.Tensor) -> tf.Tensor:
+        """Returns the servers' value of a parameter; creates it as `value` if they have none."""
+        return self.client.initial_value(parameter, value)
 
     def first_of_all(self, value: int) -> int:
         """Returns the value of the worker that called first.
 
-        All workers make as many calls; the n-th of each belong together.
+        All workers make the same number of calls; the n-th calls of all workers belong together.
         """
         name = f"first_of_all_{self._agreements}"
         self._agreements += 1
@@ -176,29 +177,29 @@ class Parameters:
         return int(self.initial_value(self.add(name, (), tf.int64), given))
 
     def adopt(
-        self, variable: tf.Variable, number: int, kind: type[ServerVariable] = ServerVariable
+        self, variable: tf.Variable, parameter: int, kind: type[ServerVariable] = ServerVariable
     ) -> ServerVariable:
         """Makes a new variable the cache of a parameter."""
-        adopted = kind.adopt(variable, self, number)
-        self._variables[number] = weakref.ref(adopted)
+        adopted = kind.adopt(variable, self, parameter)
+        self._variables[parameter] = weakref.ref(adopted)
         return adopted
 
-    def __getitem__(self, number: int) -> Parameter:
-        return self._parameters[number]
+    def __getitem__(self, parameter: int) -> Parameter:
+        return self._parameters[parameter]
 
     @property
     def is_chief(self) -> bool:
-        """Whether the servers take from this worker what is changed outside of a step."""
+        """Whether this worker's changes outside of a step reach the servers."""
         return self._is_chief
 
     @property
     def in_step(self) -> bool:
-        """Whether this thread is within a step, or traces one."""
+        """Whether this thread runs a step, or traces one."""
         return getattr(self._thread, "depth", 0) > 0
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Pulls all parameters before what happens within, and pushes afterwards what it did."""
+        """A step: pulls all parameters, runs the body, pushes its changes."""
         if self.in_step:
             yield
             return
@@ -209,7 +210,7 @@ class Parameters:
 
     @contextlib.contextmanager
     def unordered_step(self) -> Iterator[None]:
-        """What happens within is a step, but whoever runs it pulls and pushes."""
+        """A step without a pull and a push, which the caller adds."""
         self._thread.depth = 1
         self._staged.clear()
         try:
@@ -218,19 +219,19 @@ class Parameters:
             self._thread.depth = 0
 
     def step_of_graph(self, compute: Callable[[], Any]) -> Any:
-        """Adds a step to a TensorFlow 1 graph, which has no order of its own.
+        """Adds a step to a TensorFlow 1 graph, which does not order its ops.
 
         Args:
-          compute: adds what the step does.
+          compute: adds the ops of the step.
 
         Returns:
-          What it returns; the tensors and operations in it wait for the push.
+          The result of `compute`; its tensors and operations wait for the push.
         """
         pull = self.pull_all(begins_step=True)
         with tf.control_dependencies([] if pull is None else [pull]), self.unordered_step():
             result = compute()
         of_graph = [r for r in tf.nest.flatten(result) if hasattr(r, "graph")]
-        # What an assignment returns is a variable, whose `op` is the assignment.
+        # An assignment returns a variable whose `op` is the assignment.
         with tf.control_dependencies([r.op if hasattr(r, "op") else r for r in of_graph]):
             push = self.push_all()
         if push is None:
@@ -245,14 +246,14 @@ class Parameters:
         return tf.nest.map_structure(after_push, result)
 
     def touch(self, variable: ServerVariable, read: bool = True) -> None:
-        """Makes sure that a variable may be read or written here.
+        """Prepares a variable for a read or a write.
 
-        Outside of a step that is its value on the servers. Within one, a program that reads what
-        its optimizer has just updated, as one that trains two networks in turns does, needs what
-        the servers make of the gradient: the step ends here, and another begins.
+        Outside of a step, a read fetches the value from the servers. Within a step, a program may
+        read a variable that its optimizer has just updated, for example to train two networks in
+        turns. It needs the servers' updated value: the step ends here, and another begins.
         """
         if not self.in_step:
-            # Only eagerly: a function that is traced here may be called anywhere, or saved.
+            # Only eagerly: a function that is being traced may be called anywhere, or saved.
             if read and tf.executing_eagerly():
                 self.client.pull([variable], begins_step=False)
         elif variable.parameter in self._staged and not in_graph_of_tensorflow_1():
@@ -266,32 +267,32 @@ class Parameters:
 
     def _end_step(self) -> None:
         self._groups.end()
-        # Variables may have been made since the step began.
+        # Includes variables that were made since the step began.
         self.push_all()
 
     def pull_all(self, begins_step: bool) -> tf.Operation | None:
-        """Brings all variables up to date; `begins_step` begins a step."""
+        """Brings all variables up to date; with `begins_step` a step begins."""
         variables = self.variables()
         return self.client.pull(variables, begins_step) if variables else None
 
     def push_all(self) -> tf.Operation | None:
-        """Ends a step: sends what it did to all variables."""
+        """Ends a step: sends the changes of all variables."""
         variables = self.variables()
         return self.client.push(variables) if variables else None
 
     @property
     def _staged(self) -> set[int]:
-        """The parameters whose gradients this thread keeps for the end of the step."""
+        """The parameters whose gradients this thread holds for the end of the step."""
         if not hasattr(self._thread, "staged"):
             self._thread.staged = set()
         return self._thread.staged
 
     def variables(self) -> list[ServerVariable]:
-        """The variables that live; in a TensorFlow 1 graph, its own."""
-        alive = [(number, reference()) for number, reference in list(self._variables.items())]
-        for number, variable in alive:
+        """Returns the live variables; in a TensorFlow 1 graph, those of the graph."""
+        alive = [(parameter, reference()) for parameter, reference in list(self._variables.items())]
+        for parameter, variable in alive:
             if variable is None:
-                del self._variables[number]
+                del self._variables[parameter]
         graph = outermost_graph()
         return [v for _, v in alive if v is not None and graph_of(v) is graph]
 
@@ -300,11 +301,11 @@ class Parameters:
         config: ops.OptimizerConfig,
         bindings: Sequence[tuple[ServerVariable, Sequence[ServerVariable], float]],
     ) -> None:
-        """Lets the servers update variables by gradients.
+        """Makes the servers update variables by gradients.
 
         Args:
           config: the optimizer.
-          bindings: each variable, its slots, and its weight decay.
+          bindings: each variable with its slots and its weight decay.
         """
         self.client.bind(
             config,
@@ -318,13 +319,13 @@ class Parameters:
         learning_rate: tf.Tensor,
         step: tf.Tensor,
     ) -> tf.Operation | None:
-        """Keeps gradients of variables that are bound for the push that ends the step.
+        """Holds gradients of bound variables for the push that ends the step.
 
         Args:
-          variables: what was differentiated by.
-          gradients: of each of them.
+          variables: the variables.
+          gradients: for each variable its gradient.
           learning_rate: of this step, a scalar.
-          step: which step of the optimizer it is, counted from 1.
+          step: the optimizer's step, counted from 1.
 
         Returns:
           The operation, in a graph.
@@ -334,20 +335,20 @@ class Parameters:
         return staged
 
     def has_staged(self, variables: Sequence[ServerVariable]) -> None:
-        """Notes that gradients of variables are kept for the push that ends the step."""
+        """Records that gradients of variables are held for the push that ends the step."""
         self._staged.update(v.parameter for v in variables)
 
     def lookup(self, tables: Sequence, ids: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
-        """Brings rows, together with what else a traced step looks up; as `client.lookup`."""
+        """Looks up rows as `client.lookup`, batched with other lookups of a traced step."""
         return self._groups.lookup(tables, ids, training)
 
     def stage_rows(self, tables: Sequence, *gradients) -> tf.Operation | None:
-        """Keeps gradients of rows for the push that ends the step; as `client.stage_rows`."""
+        """Holds gradients of rows for the push that ends the step; as `client.stage_rows`."""
         self._groups.cut()
         return self.client.stage_rows(tables, *gradients)
 
     def all_reduce(self, values, divisor: int | None):
-        """Adds up tensors, or lists of them, over all workers; divides the sum if there is one."""
+        """Sums tensors, or nested tensors, over all workers; divides the sums by a divisor."""
         tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(values)]
         sums = self.client.reduce(tensors)
         if divisor is not None:
@@ -355,5 +356,5 @@ class Parameters:
         return tf.nest.pack_sequence_as(values, sums)
 
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
-        """Gives the servers the values of variables that were changed outside of a step."""
+        """Writes variables that were changed outside of a step to the servers."""
         return self.client.set(variables, write=self._is_chief)

@@ -1,27 +1,27 @@
-"""Which parameter server holds which rows of which variable.
+"""Placement of variables' rows on parameter servers.
 
 A consistent-hash ring (Karger et al., "Consistent Hashing and Random Trees", 1997). Every server
-has many points on a circle of 64-bit numbers, its virtual nodes; a variable's name is one point,
-and the next server's point after it says who holds the variable:
+has many points on a circle of 64-bit numbers, its virtual nodes. A variable's name is one point;
+the server of the next virtual node holds the variable:
 
     ..s1....s0..."dense/kernel"..s2....s1....s0..      server 2 holds dense/kernel
 
-Placement depends on name, shape and item size alone, never on what was placed before. So a worker
-that was started again, another front end or an evaluator finds every variable without asking,
-whatever the order in which it makes them. Consistent hashing with bounded loads (Mirrokni et al.
-2018) would balance better, but there a variable's server depends on the other variables.
+Placement depends on name, shape and item size alone, not on the variables placed before. So a
+restarted worker, another front end or an evaluator finds every variable without a request, in
+whatever order it makes them. Consistent hashing with bounded loads (Mirrokni et al. 2018) would
+balance better, but there a variable's server depends on the other variables.
 
-What balances instead is splitting. Of p parts on n servers each server holds p // n, and the first
-p % n servers that one meets going around from the name's point hold one more. A server that is
-added comes somewhere into that order and pushes others back, so their shares only shrink: what
-they give up is the new server's share, and nothing moves between old servers. Five parts, where
-one meets server 1, then 2, then 0:
+Splitting balances the load instead. Each of n servers holds p // n of p parts, and the first p % n
+servers clockwise from the name's point hold one more. An added server takes some position in that
+order and moves later servers back, so their shares only shrink: they give up the new server's
+share, and nothing moves between old servers. Five parts, where the servers in clockwise order are
+1, 2, 0:
 
     servers 0, 1       server 1 holds three, 0 two         parts on 1 1 0 1 0
     servers 0, 1, 2    servers 1 and 2 hold two, 0 one     parts on 2 1 2 1 0
 
-Adding a server to n thus moves 1 / (n + 1) of the bytes. The fewer and the more unequal the
-variables, the worse they balance; a smaller `max_shard_bytes` evens that out.
+Adding a server to n servers thus moves 1 / (n + 1) of the bytes. Few variables, or variables of
+very different sizes, balance badly; a smaller `max_shard_bytes` improves the balance.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Placement:
         """Makes the ring.
 
         Args:
-          servers: number of parameter servers; they are numbered from 0.
+          servers: the number of parameter servers, whose indices begin at 0.
           max_shard_bytes: a variable of more bytes is split by rows.
           virtual_nodes: points of each server on the ring; with v of them, the servers' parts of
             the ring differ by about 1 / sqrt(v).
@@ -89,13 +89,13 @@ class Placement:
         differ by at most one. A single row is never split.
 
         Args:
-          name: the variable's name. Its optimizer slots lie where it lies: see `renamed`.
+          name: the variable's name. Its optimizer slots are placed with it: see `renamed`.
           shape: the variable's shape; () for a scalar, and dimensions may be 0.
           itemsize: bytes of one element.
-          parts: into how many parts to split it, instead; at most one for each row.
+          parts: the number of parts, instead of the fewest; limited to the number of rows.
 
         Returns:
-          The shards, which cover the elements once and in order.
+          The shards, which cover every element once and in order.
 
         Raises:
           ValueError: a dimension is unknown or negative, or `itemsize` less than 1.
@@ -133,23 +133,23 @@ class Placement:
             held = {server: [] for server in met if server < servers}
             for part, server in enumerate(holders):
                 held[server].append(part)
-            for place, mine in enumerate(held.values()):
-                surplus = len(mine) - (parts // servers + (place < parts % servers))
-                # Evenly among its parts: rows that are next to each other are often used together.
+            for position, own in enumerate(held.values()):
+                surplus = len(own) - (parts // servers + (position < parts % servers))
+                # Spread over the server's parts, because neighbouring rows are often used together.
                 for i in range(surplus):
-                    holders[mine[i * len(mine) // surplus]] = added
+                    holders[own[i * len(own) // surplus]] = added
         return holders
 
 
 def renamed(shards: Sequence[Shard], name: str) -> tuple[Shard, ...]:
-    """Makes the shards of something that lies where a variable lies, such as an optimizer slot.
+    """Returns the shards of a tensor that is placed with a variable, such as an optimizer slot.
 
     Args:
       shards: all shards of the variable.
-      name: the name of the other, which has the variable's shape.
+      name: the tensor's name; it has the variable's shape.
 
     Returns:
-      The same elements on the same servers, under names made from `name`.
+      Shards of the same elements on the same servers, with names made from `name`.
     """
     return tuple(
         dataclasses.replace(shard, name=_part_name(name, part, len(shards)))
@@ -171,11 +171,11 @@ def _part_name(name: str, part: int, parts: int) -> str:
 
 
 def _point(kind: str, label: str) -> int:
-    """A label's place on the ring; `hash` would differ from process to process."""
+    """A label's point on the ring; `hash` would differ between processes."""
     digest = hashlib.blake2b(label.encode(), digest_size=8, person=kind.encode()).digest()
     return int.from_bytes(digest, "big")
 
 
-def _check_positive(who: str, what: str, value: int) -> None:
+def _check_positive(owner: str, name: str, value: int) -> None:
     if value < 1:
-        raise ValueError(f"{who}: expected {what} of at least 1, received {value}")
+        raise ValueError(f"{owner}: expected {name} of at least 1, received {value}")

@@ -1,4 +1,4 @@
-"""Tables on parameter servers for a strategy that has none for its variables."""
+"""Embedding tables on parameter servers for a strategy whose other variables are in the workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from tfdist.strategies._variables.table_variable import TableVariable, is_rows
 
 
 class RemoteTables:
-    """The tables of a job whose workers train dense variables in step with each other.
+    """The tables of a job whose workers train dense variables synchronously.
 
-    So they do with tables: the servers add up the gradients of all workers, and make one step of
-    them.
+    Tables are synchronous too: the servers sum the gradients of all workers and apply the sum once.
 
     Args:
-      cluster: of the job. With `ps` tasks, this process joins them now; alone, without a cluster,
-        it serves itself as soon as it makes a table.
+      cluster: the job. If it has `ps` tasks, this process connects to them now. A process without a
+        cluster serves itself once it makes a table.
       checkpoint_dir: where servers keep snapshots; `None` keeps none.
       checkpoint_every: seconds between snapshots.
       durability: as of `tfdist.ParameterServerStrategy`.
@@ -58,20 +57,20 @@ class RemoteTables:
                     f"received {self._cluster.as_dict()}: start the job with some "
                     "(tfdist run --ps 1)"
                 )
-            member = membership.join(
+            worker = membership.join(
                 self._cluster, self._config, self._checkpoint_every, variables=False
             )
             placement = Placement(max(1, len(self._cluster.ps)))
-            self._parameters = Parameters(member.client, placement, self._cluster.is_chief)
+            self._parameters = Parameters(worker.client, placement, self._cluster.is_chief)
         return self._parameters
 
     @staticmethod
     def means_table(name: str | None) -> bool:
-        """Whether a variable that is about to be made stands for a table."""
+        """Whether a new variable of this name represents a table."""
         return is_rows(full_name(name))
 
     def create(self, next_creator: Callable[..., tf.Variable], kwargs: dict) -> TableVariable:
-        """Makes the variable that stands for a table.
+        """Makes the variable that represents a table.
 
         Raises:
           ValueError: in a TensorFlow 1 graph, such as an Estimator's.
@@ -87,14 +86,14 @@ class RemoteTables:
         value = kwargs["initial_value"]
         with tf.init_scope(), tf.device("/device:CPU:0"):
             value = tf.convert_to_tensor(value() if callable(value) else value)
-            number = parameters.add(name, value.shape, value.dtype)
-            value = parameters.initial_value(number, value)
+            parameter = parameters.add(name, value.shape, value.dtype)
+            value = parameters.initial_value(parameter, value)
             kwargs = {**kwargs, "initial_value": value, "use_resource": True}
-            return parameters.adopt(next_creator(**kwargs), number, TableVariable)
+            return parameters.adopt(next_creator(**kwargs), parameter, TableVariable)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Begins a step of the servers before what happens within, and ends it afterwards."""
+        """A step of the servers: begins it, runs the body, ends it."""
         if self._parameters is None:
             yield
             return

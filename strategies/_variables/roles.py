@@ -1,4 +1,4 @@
-"""Which variables the workers share, and what they are called in all of them."""
+"""Which variables the workers share, and under which names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _counts_own: contextvars.ContextVar[bool] = contextvars.ContextVar("counts_own",
 _of_metric: contextvars.ContextVar[bool] = contextvars.ContextVar("of_metric", default=False)
 _path: contextvars.ContextVar[str | None] = contextvars.ContextVar("path", default=None)
 
-# What is each worker's own, whatever its type. A shared learning rate would undo what a schedule or
-# callback sets. A loss scale is doubled and halved, which does not add up over workers, and neither
-# do gradients that are accumulated for a later step, or the states of random generators.
+# Variables that each worker has for itself, whatever their type. A shared learning rate would undo
+# what a schedule or callback sets. Changes of a loss scale, which is doubled and halved, cannot be
+# summed over workers; nor can gradients accumulated for a later step, or states of random
+# generators.
 _OWN = re.compile(
     "(.*[/_])?(learning_rate|dynamic_scale|step_counter|gradient_accumulator|seed_generator_state"
     "|StateVar)(_[0-9]+)?"
@@ -26,7 +27,7 @@ _SHARED_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.
 
 @contextlib.contextmanager
 def called(path: str) -> Iterator[None]:
-    """Names the variables that are made within: Keras 3 knows more than it tells TensorFlow."""
+    """Names the variables made within: Keras 3 does not tell TensorFlow their full paths."""
     token = _path.set(path)
     try:
         yield
@@ -36,7 +37,7 @@ def called(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_iterations() -> Iterator[None]:
-    """Optimizers that are made within count their own steps, not those of all workers."""
+    """Optimizers made within count this worker's steps, not those of all workers."""
     token = _counts_own.set(True)
     try:
         yield
@@ -46,7 +47,7 @@ def own_iterations() -> Iterator[None]:
 
 @contextlib.contextmanager
 def of_metric() -> Iterator[None]:
-    """What is made within is a metric's, and each worker's own until metrics are put together."""
+    """Variables made within belong to a metric: each worker has its own until they are reduced."""
     token = _of_metric.set(True)
     try:
         yield
@@ -55,7 +56,7 @@ def of_metric() -> Iterator[None]:
 
 
 def full_name(name: str | None) -> str:
-    """Returns the name of a variable that is about to be made, with the scopes it is made in."""
+    """Returns the name of a new variable, including the current name scopes."""
     if _path.get() is not None:
         return _path.get()
     name = (name or "Variable").partition(":")[0]
@@ -74,12 +75,12 @@ def is_shared(name: str, arguments: Mapping[str, Any]) -> bool:
         return False
     on_read = arguments.get("synchronization") == tf.VariableSynchronization.ON_READ
     if on_read and arguments.get("aggregation") != tf.VariableAggregation.MEAN:
-        return False  # metrics; what is read as a mean are moving statistics
+        return False  # metrics; variables that are read as a mean are moving statistics
     if _OWN.fullmatch(name) or (_counts_own.get() and name.endswith("iterations")):
         return False
     dtype = arguments.get("dtype")
     if dtype is None:
         value = arguments.get("initial_value")
-        # A variable of the TensorFlow 2 API with a function says its dtype, or makes a float.
+        # With a function as initial value, a TensorFlow 2 variable has a `dtype` or is float32.
         dtype = tf.float32 if callable(value) else tf.convert_to_tensor(value).dtype
     return tf.as_dtype(dtype) in _SHARED_DTYPES

@@ -1,4 +1,4 @@
-"""Variables whose values parameter servers hold."""
+"""Variables whose values are on parameter servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
 def _writes(name: str):
-    """A method of ResourceVariable that changes the value."""
+    """Wraps a method of ResourceVariable that changes the value."""
     original = getattr(ResourceVariable, name)
 
     @functools.wraps(original)
@@ -21,7 +21,7 @@ def _writes(name: str):
 
 
 def _reads(name: str):
-    """A method of ResourceVariable that reads the value."""
+    """Wraps a method of ResourceVariable that reads the value."""
     original = getattr(ResourceVariable, name)
 
     @functools.wraps(original)
@@ -35,30 +35,31 @@ def _reads(name: str):
 class ServerVariable(ResourceVariable):
     """A local variable that caches a parameter.
 
-    Within a step it is an ordinary variable: the step pulls before and pushes after. Outside of
-    one, reading it eagerly fetches the servers' value, and changing it gives them a new one, if
-    this worker is the chief; another worker's change lasts until it pulls.
+    Within a step it is an ordinary variable: the step pulls it before and pushes it afterwards.
+    Outside of a step, reading it eagerly fetches the servers' value. Changing it outside of a step
+    writes the new value to the servers if this worker is the chief; a change by another worker
+    lasts until its next pull.
 
     TensorFlow makes the variable; `adopt` changes its class.
     """
 
     @classmethod
-    def adopt(cls, variable: ResourceVariable, parameters, number: int) -> ServerVariable:
-        """Makes `variable` the cache of parameter `number`.
+    def adopt(cls, variable: ResourceVariable, parameters, parameter: int) -> ServerVariable:
+        """Makes `variable` the cache of a parameter.
 
         Args:
-          variable: has been made, or will be initialized, with the servers' value.
+          variable: was made, or will be initialized, with the servers' value.
           parameters: the `Parameters` of the strategy, which pulls and pushes.
-          number: as which `parameters` knows it.
+          parameter: the parameter's id.
         """
         variable.__class__ = cls
         variable._parameters = parameters
-        variable._parameter = number
+        variable._parameter = parameter
         return variable
 
     @property
     def parameter(self) -> int:
-        """The parameter's number."""
+        """The parameter's id."""
         return self._parameter
 
     assign = _writes("assign")

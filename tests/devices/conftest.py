@@ -9,11 +9,11 @@ from replicas import make_strategy
 
 @pytest.fixture(params=["mirrored", "central"])
 def kind(request) -> str:
-    """Which strategy of several devices."""
+    """The kind of strategy."""
     return request.param
 
 
 @pytest.fixture
 def strategy(kind) -> tf.distribute.Strategy:
-    """A strategy with two replicas; a test that uses it runs with each kind."""
+    """A strategy with two replicas, of each kind."""
     return make_strategy(kind, 2)

@@ -10,7 +10,7 @@ import tfdist
 
 DEVICES = 4
 
-# At import, because TensorFlow's devices are settled by the first use of any.
+# At import, because TensorFlow's devices cannot change after the first use of one.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES
 )
@@ -21,7 +21,7 @@ def make_strategy(kind: str, replicas: int, **options: Any) -> tf.distribute.Str
 
     Args:
       kind: "mirrored", or "central" with the variables on CPU:0.
-      replicas: how many devices compute.
+      replicas: the number of compute devices.
       **options: further arguments of the strategy.
     """
     devices = [f"CPU:{i}" for i in range(replicas)]

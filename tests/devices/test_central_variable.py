@@ -1,4 +1,4 @@
-"""Variables of central storage: what replicas assign, and what exists once per replica."""
+"""Variables of central storage: assignments of replicas, and variables with components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _variable(strategy, aggregation, initial=(10.0, 10.0), **options):
 
 def _run(strategy, update, graph):
     def run():
-        strategy.run(update)  # whose result may be an operation, which no tf.function returns
+        strategy.run(update)  # no return: a tf.function cannot return an operation
 
     (tf.function(run) if graph else run)()
 
@@ -57,7 +57,7 @@ def test_assignments_are_aggregated_and_done_once(central, aggregation, value, g
     np.testing.assert_array_equal(variable, [10.0] * 2)
     _run(central, lambda: variable.assign(tf.fill(full, _one()), read_value=False), graph)
     np.testing.assert_array_equal(variable, [value] * 2)
-    # Outside the replicas it is a variable like any other.
+    # Outside the replicas it is an ordinary variable.
     variable.assign_add([1.0, 2.0])
     np.testing.assert_array_equal(variable, [value + 1, value + 2])
 

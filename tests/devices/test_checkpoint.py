@@ -1,4 +1,4 @@
-"""What one strategy saves, another goes on from: mirrored, central and none, in every direction."""
+"""Checkpoints move between strategies: mirrored, central and none, in every direction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Training:
 
     Args:
       kind: "mirrored", "central" or "none".
-      seed: of the initial weights: what is restored must not be there by chance.
+      seed: of the initial weights, so that restored values differ from initial ones.
       library: `keras` or `tf_keras`.
       built: whether the variables are made at once, or by the first batch.
       middle: layers between the two dense ones.
@@ -46,7 +46,7 @@ class Training:
             if built:
                 self.model.build((None, models.COLUMNS))
                 self.model.optimizer.build(self.model.trainable_variables)
-        # A metric of Keras 3 is no object that TensorFlow can save; its variables are.
+        # TensorFlow cannot save a metric of Keras 3, but its variables.
         metric = [getattr(v, "_value", v) for v in self.metric.variables]
         self.checkpoint = tf.train.Checkpoint(model=self.model, metric=metric)
 
@@ -56,7 +56,7 @@ class Training:
         return self.model.fit(data, verbose=0)
 
     def state(self) -> list[np.ndarray]:
-        """Weights, statistics, slots, the count of steps, and the metric's state."""
+        """Returns weights, statistics, slots, the step count, and the metric's state."""
         metric = [v.numpy() for v in self.metric.variables]
         return [*self.model.get_weights(), *slots(self.model), *metric]
 
@@ -88,7 +88,7 @@ def test_all_state_survives_every_change_of_strategy(tmp_path, library):
         assert difference(training.state(), before) > 1e-3
         training.checkpoint.restore(path).assert_consumed()
         assert difference(training.state(), before) == 0.0, f"{PATH[hop - 1]} to {kind}"
-        # A restored sum is there once, not once per replica, also for what is added to it.
+        # A restored sum counts once, not once per replica, also after later additions.
         total += training.update_metric()
         count += training.strategy.num_replicas_in_sync
         assert float(training.metric.result()) == np.float32(total) / np.float32(count)
@@ -111,7 +111,7 @@ def _by_model_file(before: Training, after: Training, directory: Path) -> None:
     ("carry", "options", "path"),
     [
         (_by_checkpoint, {"library": keras}, PATH[:4]),
-        # Takes the values when its first batch makes the variables; Keras 3 cannot do that.
+        # Restores the values when the first batch makes the variables; Keras 3 cannot do that.
         (_by_checkpoint, {"library": tf_keras, "built": False}, PATH[3:]),
         (_by_model_file, {"library": keras}, PATH[3:]),
     ],
@@ -164,7 +164,7 @@ def test_saved_weights_load_under_every_strategy(tmp_path):
 
 
 class Interrupted(Exception):
-    """What ends a training in the test below."""
+    """Ends a training in the test below."""
 
 
 class _InterruptAfter(keras.callbacks.Callback):
@@ -190,7 +190,7 @@ def test_callbacks_check_point_and_resume_an_interrupted_training(tmp_path, kind
     with pytest.raises(Interrupted):
         fit(Training(kind, 0), _InterruptAfter(1))
     resumed = Training(kind, 1)
-    # The epoch that was interrupted at its end had been backed up.
+    # The interrupted epoch had been backed up at its end.
     assert len(fit(resumed).epoch) == 2
     assert difference(resumed.state(), reference.state()) <= EXACT
     assert sorted(p.name for p in tmp_path.glob("*.keras")) == [f"{i}.keras" for i in range(1, 5)]
@@ -208,7 +208,7 @@ def _cut_in_half(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-# What TensorFlow raises; of a file that is cut short it says neither path nor name.
+# TensorFlow's errors; for a truncated file they contain neither path nor name.
 DAMAGE = {
     "flipped": (_flip_first_byte, tf.errors.DataLossError, r"{path} .*Checksum does not match"),
     "missing": (Path.unlink, tf.errors.OpError, r"{path}.data-00000-of-00001; No such file"),

@@ -1,15 +1,15 @@
-"""TensorFlow's own tests of strategies, which ship in its wheel, on ours.
+"""TensorFlow's own tests of strategies, from its wheel, on tfdist's strategies.
 
-`strategy_test_lib` holds test bodies in base classes and leaves it to each strategy's tests to run
-them. Here every body that applies runs on every strategy, in eager mode and in a graph with a
-session. Left out is only what cannot run:
+`strategy_test_lib` has test bodies in base classes, for each strategy's tests to run. Here every
+applicable body runs on every strategy, in eager mode and in a graph with a session. Excluded are
+only bodies that cannot run:
 
 - `_test_numpy_dataset` is for strategies of TensorFlow 1.
 - `_testDeviceScope` and `_test_device_and_input_device_are_colocated*` are for TensorFlow servers,
-  which our strategies do without.
+  which tfdist's strategies do not use.
 - `tf.gradients` does not exist in eager mode, outside a tf.function.
-- `_test_input_fn_iterable` needs in a graph what a TensorFlow 2 dataset has not.
-- What has an answer for two devices does not run on four.
+- `_test_input_fn_iterable` in a graph needs an attribute that TensorFlow 2 datasets do not have.
+- Bodies that expect the results of two devices do not run on four.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STRATEGIES = {
     "mirrored": lambda: make_strategy("mirrored", 2),
     "central": lambda: make_strategy("central", 2),
     "one_device": lambda: tfdist.OneDeviceStrategy("CPU:0"),
-    # Takes all devices.
+    # Uses all devices.
     "multi_worker_alone": tfdist.MultiWorkerMirroredStrategy,
 }
 REPLICAS = {"mirrored": 2, "central": 2, "one_device": 1, "multi_worker_alone": DEVICES}
@@ -65,13 +65,13 @@ FOR_ALL: dict[str, tuple[Body, tuple[str, ...]]] = {
     "global_step_update": (_of_base("_test_global_step_update"), BOTH),
     "trainable_variable": (_of_base("_test_trainable_variable"), BOTH),
     "input_fn_iterable": (_input_fn_iterable, (EAGER,)),
-    # Of the base for one remote worker; they hold for a local one too.
+    # From the base for one remote worker; they apply to a local worker too.
     "num_replicas_in_sync": (_of_base("_testNumReplicasInSync"), BOTH),
     "minimize_loss": (_of_base("_testMinimizeLoss"), BOTH),
     "iterator_with_dataset": (_of_base("_testMakeInputFnIteratorWithDataset"), BOTH),
     "iterator_with_callable": (_of_base("_testMakeInputFnIteratorWithCallable"), BOTH),
 }
-# The names that the bases for one device and for two devices share, with different answers.
+# Names that the bases for one and for two devices share, with different expected results.
 FOR_REPLICA_CONTEXT: dict[str, tuple[str, ...]] = {
     "_test_run": BOTH,
     "_test_all_reduce_sum": BOTH,
@@ -89,14 +89,14 @@ def _bodies(replicas: int) -> dict[str, tuple[Body, tuple[str, ...]]]:
         name = method.removeprefix("_test_")
         if replicas <= 2:
             bodies[name] = _of_base(method), modes
-        # The base for one device has no such bodies, and in a graph they are the same.
+        # The base for one device lacks these bodies, and in a graph they would be the same.
         if replicas == 2:
             bodies[f"{name}_in_function"] = _of_base(method, run_in_function=True), (EAGER,)
     return bodies
 
 
 class _Case(upstream.RemoteSingleWorkerMirroredStrategyBase):
-    """Runs one body between TensorFlow's own setting up and clearing away."""
+    """Runs one body between TensorFlow's own set-up and tear-down."""
 
     def __init__(self, body: Body, kind: str) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Case(upstream.RemoteSingleWorkerMirroredStrategyBase):
         return REPLICAS[self._kind]
 
     def cached_session(self, graph=None, config=None, use_gpu=False, force_gpu=False):
-        # A body that brings its own configuration has not thought of several CPU devices.
+        # A body's own configuration does not set the number of CPU devices.
         if config is not None:
             config.device_count["CPU"] = DEVICES
         return super().cached_session(graph, config, use_gpu, force_gpu)
@@ -125,7 +125,7 @@ class _TwoDeviceCase(_Case, upstream.TwoDeviceDistributionTestBase):
 
 @pytest.fixture(autouse=True)
 def no_seed_stays():
-    """TensorFlow's setting up seeds the default graph, which other tests of the process share."""
+    """TensorFlow's set-up seeds the default graph, which other tests of the process share."""
     yield
     tf.compat.v1.reset_default_graph()
 

@@ -30,7 +30,7 @@ def run(command: list[str], directory: Path = ROOT) -> str:
 
 
 def documented_command(example: str) -> list[str]:
-    """The command that an example's docstring says to type."""
+    """Returns the command in an example's docstring."""
     text = (ROOT / "keras_examples" / example).read_text()
     return re.search(r"^    (python .*)$", text, re.MULTILINE)[1].split()
 

@@ -1,4 +1,4 @@
-"""What a strategy refuses and how it says so; several strategies in one process."""
+"""Errors of strategies, and several strategies in one process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_different_shapes_are_named(strategy):
         reduce(2)
     with pytest.raises(tf.errors.InvalidArgumentError, match=BOTH_SHAPES):
         strategy.run(all_reduce, args=(2,))
-    # Known while the graph is built, and only when it runs.
+    # Shapes are known while the graph is built, or only when it runs.
     with pytest.raises(ValueError, match=BOTH_SHAPES):
         tf.function(reduce)(2)
     with pytest.raises(tf.errors.InvalidArgumentError, match=BOTH_SHAPES):
@@ -104,7 +104,7 @@ def test_different_dtypes_are_named(strategy):
 
 
 def _batches(strategy, distributed) -> list[list[list[int]]]:
-    """What each replica gets in each step."""
+    """Returns each replica's values in each step."""
     return [
         [value.numpy().tolist() for value in strategy.experimental_local_results(batch)]
         for batch in distributed
@@ -137,7 +137,7 @@ def test_a_function_makes_a_dataset_for_each_replica(strategy):
 
 
 def _sum_of_numbers(strategy) -> np.ndarray:
-    """Sums, by a collective inside the replicas, replica r's r + 1."""
+    """Sums r + 1 over replicas r, by an all_reduce inside the replicas."""
 
     @tf.function
     def step():
@@ -176,7 +176,7 @@ def test_several_strategies_work_in_one_process():
     ids=["mirrored", "central", "one_device"],
 )
 def test_a_copy_is_a_working_strategy(make):
-    """As Estimator's RunConfig makes one; TensorFlow's strategies cannot be pickled either."""
+    """Estimator's RunConfig copies a strategy; TensorFlow's strategies cannot be pickled either."""
     strategy = copy.deepcopy(make())
     replicas = strategy.num_replicas_in_sync
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""An Estimator on several devices equals one on none with the summed batch; so do checkpoints."""
+"""An Estimator on several devices equals one without a strategy and with the global batch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_equals_no_strategy(model, optimizer, kind, tmp_path):
     for variable, value in expected.items():
         np.testing.assert_allclose(found[variable], value, rtol=0, atol=tolerance, err_msg=variable)
     evaluated = distributed.evaluate(part, steps=ROWS // BATCH)
-    # And back: without a strategy again, from the checkpoint of the one with.
+    # And back: without a strategy, from the strategy's checkpoint.
     back = make(tmp_path / "copy", None)
     for key, value in back.evaluate(whole, steps=ROWS // BATCH).items():
         np.testing.assert_allclose(evaluated[key], value, rtol=0, atol=1e-5, err_msg=key)
@@ -122,7 +122,7 @@ def test_metrics_are_of_all_replicas(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moving_statistics(kind, tmp_path):
-    """On several devices, the mean of what each would have."""
+    """On several devices they are the mean of the replicas' statistics."""
     strategy = KINDS[kind]()
 
     def train(loss, model):
@@ -148,7 +148,7 @@ def test_moving_statistics(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_keras_model(kind, tmp_path):
-    """It starts with the model's weights, and trains as it does without a strategy."""
+    """It starts with the model's weights, and trains as without a strategy."""
     found = []
     for strategy in (None, KINDS[kind]()):
         layers = [

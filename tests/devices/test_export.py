@@ -1,4 +1,4 @@
-"""A model that a strategy trained serves where tfdist is not installed."""
+"""Models trained by a strategy run without tfdist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ("mirrored", "central")
 FORMS = ("export", "tf_keras_export", "saved_model", "concrete", "module", "keras_file")
 ROWS = 10
 
-# Loads what each directory holds and writes down what it answers. Runs without tfdist.
+# Loads the model in each directory and saves its outputs. Runs without tfdist.
 SERVER = """
 import sys
 from pathlib import Path
@@ -73,7 +73,7 @@ def _module(strategy: tf.distribute.Strategy) -> tf.Module:
 
 
 def _save_all(kind: str, root: Path, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Saves in every form, each in a directory of its own; returns what each should answer."""
+    """Saves in every form, each in its own directory; returns the expected outputs."""
     strategy = make_strategy(kind, 2)
     directories = {form: root / f"{kind}-{form}" for form in FORMS}
 
@@ -103,7 +103,7 @@ def _save_all(kind: str, root: Path, rows: np.ndarray) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> tuple[Path, dict[str, dict[str, np.ndarray]]]:
-    """The directory of everything saved, and what each should answer; served by one process."""
+    """The directory of all saved models, run by one process, and the expected outputs."""
     root = tmp_path_factory.mktemp("export")
     rows, _ = models.examples(ROWS)
     np.save(root / "rows.npy", rows)
@@ -127,7 +127,7 @@ def test_a_process_without_tfdist_answers_equally(served, kind, form):
 
 
 def _operations(directory: Path) -> set[str]:
-    """The kinds of operations in a SavedModel, those in its functions among them."""
+    """Returns the types of operations in a SavedModel, including its functions."""
     saved = SavedModel.FromString((directory / "saved_model.pb").read_bytes())
     graphs = [graph.graph_def for graph in saved.meta_graphs]
     nodes = [node for graph in graphs for node in graph.node]

@@ -1,4 +1,4 @@
-"""Every kind of input that `fit` and `predict` take, and options of both, on two devices."""
+"""All kinds of inputs of `fit` and `predict`, and options of both, on two devices."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ METRICS = [
 
 
 class _Precision(keras.metrics.Precision):
-    """Of class 1: a quotient of sums, so that no mean over replicas gives it."""
+    """Precision of class 1: a quotient of sums, which no mean over replicas equals."""
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         super().update_state(
@@ -185,7 +185,7 @@ class _Precision(keras.metrics.Precision):
 
 
 def test_metrics_after_each_batch(strategy):
-    """keras-team/keras#19891: what callbacks see after a batch counts every replica's rows."""
+    """keras-team/keras#19891: logs after a batch include every replica's rows."""
     rows = 64 * 4 + 37
 
     def fit(model):
@@ -200,7 +200,7 @@ def test_metrics_after_each_batch(strategy):
         return history
 
     def build():
-        # A learning rate of zero: the last, partial batch weighs rows as TensorFlow defines it.
+        # A learning rate of zero: TensorFlow weights the rows of a partial batch differently.
         metrics = [make() for make in METRICS]
         return classifier(keras.optimizers.SGD(0.0), metrics=metrics)
 
@@ -211,7 +211,7 @@ def test_metrics_after_each_batch(strategy):
 
 
 def test_one_order(strategy):
-    """Each epoch has the batches that it has without a strategy."""
+    """Each epoch has the same batches as without a strategy."""
 
     def fit(model):
         shuffled = tf.data.Dataset.from_tensor_slices(examples(320)).shuffle(320, seed=3)

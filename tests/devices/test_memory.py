@@ -1,4 +1,4 @@
-"""Central storage holds parameters and slots once, mirrored once per replica: counted, and seen."""
+"""Central storage holds parameters and slots once, mirrored once per replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models import classifier
 from replicas import DEVICES, make_strategy
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-# How many copies of everything four replicas keep.
+# Copies of each variable with four replicas.
 COPIES = {"none": 1, "central": 1, "mirrored": DEVICES}
 SIDE = 3072
 PARAMETER = SIDE * SIDE * 4 / 2**20  # MiB
@@ -56,7 +56,7 @@ strategies = {
 }
 grown = {}
 for name, strategy in strategies.items():
-    train(strategy, 8)  # what the machinery takes is not counted
+    train(strategy, 8)  # excludes memory that any first training takes
     before = in_use()
     model = train(strategy, side)
     grown[name] = in_use() - before
@@ -69,9 +69,9 @@ print(json.dumps(grown))
 def grown() -> dict[str, float]:
     """MiB that a parameter of 36 MiB and Adam's slots take after two steps, by strategy.
 
-    TensorFlow's oneDNN build keeps freed memory in a pool of its own, where temporary values would
-    count too. Without it what is freed goes back to the system at once: the C library maps each
-    block above 32 MiB by itself.
+    With oneDNN, TensorFlow keeps freed memory in a pool, so temporary values would count too.
+    Without it freed memory returns to the system at once: the C library maps each block above 32
+    MiB separately.
     """
     path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
     measured = subprocess.run(
@@ -88,18 +88,18 @@ def grown() -> dict[str, float]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", COPIES)
 def test_the_memory_in_use_is_that_of_the_copies(grown, name):
-    # Half a parameter is room for all else, and less than one copy too many or too few.
+    # Half a parameter allows for other memory, and is less than one copy too many or too few.
     assert abs(grown[name] - COPIES[name] * HELD * PARAMETER) < PARAMETER / 2, grown
 
 
 def _components(variable) -> tuple:
-    """The variables that hold the values of what a strategy made, one after another."""
+    """Returns the components of a strategy's variable."""
     value = variable.value
     return getattr(value, "values", None) or (value.get() if hasattr(value, "get") else value,)
 
 
 def _resources(shape: tuple[int, ...]) -> int:
-    """How many variables of a shape there are in this process."""
+    """Returns the number of variables of a shape in this process."""
     gc.collect()
     return sum(
         type(thing) is ResourceVariable and tuple(thing.shape) == shape

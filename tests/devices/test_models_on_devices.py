@@ -1,4 +1,4 @@
-"""Models of many kinds on two devices come to what one process does with the same batches."""
+"""Models of many kinds on two devices equal one process with the same batches."""
 
 from __future__ import annotations
 

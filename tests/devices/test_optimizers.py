@@ -1,4 +1,4 @@
-"""Optimizers that do more than subtract the gradient, and gradients that are not dense."""
+"""Optimizers with accumulation, averages, loss scaling and clipping, and sparse gradients."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_clipping(kind, name):
 
 
 def test_clipping_by_replica(kind):
-    """Keras by itself clips what each replica found, before the sum."""
+    """Keras by itself clips each replica's gradients before the sum."""
     strategy = make_strategy(kind, 2, clip="replica")
     limit = 0.1
 
@@ -105,7 +105,7 @@ def test_clipping_by_replica(kind):
     ("optimizer", "tolerance"), [(SGD, EXACT), (Adam, ADAPTIVE)], ids=["sgd", "adam"]
 )
 def test_embedding(strategy, optimizer, tolerance):
-    """Ids repeat within a row, within a replica's share and between replicas; one is never seen."""
+    """Ids repeat within a row, within a replica's share and between replicas; one never occurs."""
     ids, labels = ids_and_labels(64 * STEPS)
     options = {"batch_size": 64, "shuffle": False, "verbose": 0}
     keras.utils.set_random_seed(0)

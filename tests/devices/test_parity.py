@@ -103,7 +103,7 @@ def test_last_batch(kind, rows):
     data = models.dataset(rows, BATCH)
     model.fit(data, epochs=2, verbose=0)
     assert difference(model.get_weights(), alone.get_weights()) <= EXACT
-    # Metrics weigh every row alike, however the rows are spread.
+    # Metrics weight all rows equally, however they are distributed.
     evaluated = model.evaluate(data, verbose=0)
     assert difference(evaluated, alone.evaluate(features, labels, verbose=0)) <= EXACT
     predicted = model.predict(data, verbose=0)

@@ -1,4 +1,4 @@
-"""Each repair for the replicas of one process is still needed, as those in tests/parallel are."""
+"""Each repair of Keras for the replicas of one process is still needed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_optimizer_built_outside_the_scope_is_refused(strategy):
 
 
 class _Slices(keras.utils.PyDataset):
-    """Yields parts of an array that begin where TensorFlow shares memory with NumPy."""
+    """Yields parts of an array, aligned so that TensorFlow shares their memory with NumPy."""
 
     ROWS = 32
 

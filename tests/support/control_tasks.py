@@ -25,7 +25,7 @@ def clusters(size: int, *, chief: bool = False) -> list[Cluster]:
 
 
 def settings(secret: bytes | None = None) -> Settings:
-    """Returns settings with a timeout that a test survives."""
+    """Returns settings with a timeout that is short enough for a test."""
     return Settings(secret=secret, rendezvous_timeout=TIMEOUT, exit_timeout=TIMEOUT)
 
 
@@ -43,12 +43,12 @@ def planes(
 
 
 def data_address(rank: int) -> str:
-    """Returns a data address that tells the rank."""
+    """Returns a data address that identifies the rank."""
     return f"10.0.0.{rank}:{5000 + rank}"
 
 
 class Background:
-    """A call in a thread of its own, whose outcome is asked for with a deadline."""
+    """A call in a thread of its own; its outcome is awaited with a deadline."""
 
     def __init__(self, function: Callable, *args, **kwargs) -> None:
         self._future: futures.Future = futures.Future()
@@ -62,7 +62,7 @@ class Background:
         threading.Thread(target=run, daemon=True).start()
 
     def result(self, timeout: float = TIMEOUT + 5):
-        """Returns or raises what the call did; TimeoutError if it still runs."""
+        """Returns the call's result or raises its error; TimeoutError if it still runs."""
         if not futures.wait([self._future], timeout).done:
             raise TimeoutError(f"the call still runs after {timeout} s")
         return self._future.result()
@@ -73,7 +73,7 @@ class Background:
 
 
 def meet(members: list[ControlPlane], **kwargs) -> list:
-    """Runs a rendezvous of all planes and returns what each got, by rank."""
+    """Runs a rendezvous of all planes and returns the results by rank."""
     calls = [
         Background(plane.rendezvous, data_address(rank), **kwargs)
         for rank, plane in enumerate(members)
@@ -82,7 +82,7 @@ def meet(members: list[ControlPlane], **kwargs) -> list:
 
 
 class LogWatch(logging.Handler):
-    """Lets a test wait until the control plane has logged something."""
+    """Waits for log messages of the control plane."""
 
     def __init__(self) -> None:
         super().__init__()

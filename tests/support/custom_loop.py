@@ -1,4 +1,4 @@
-"""A training loop of the user's own, the same under every strategy and under none."""
+"""A custom training loop, the same under every strategy and without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="n
 
 
 class Trained(NamedTuple):
-    """What a loop ends with; all but the losses in the order in which they were made."""
+    """The result of a loop; variables are in the order in which they were made."""
 
     weights: list[np.ndarray]
     slots: list[np.ndarray]

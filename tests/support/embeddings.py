@@ -1,6 +1,6 @@
 """Small models with an embedding, and the oracle of its tests: the same model with a dense kernel.
 
-A one-hot vector times a kernel is an embedding whose gradients of equal ids are added up.
+A one-hot vector times a kernel is an embedding whose gradients of equal ids are summed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import tfdist
 from tfdist.ps import membership
 
 IDS, WIDTH, PER_EXAMPLE = 20, 4, 3
-FIRST = 0.3  # what all rows begin as
+FIRST = 0.3  # the initial value of all rows
 DENSE_ROWS = "one_hot_rows"  # the name of the kernel
 
 
 def examples(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Makes ids [rows, PER_EXAMPLE], some of them often, and targets float32[rows, 1]."""
+    """Makes Zipf-distributed ids [rows, PER_EXAMPLE], and targets float32[rows, 1]."""
     random = np.random.default_rng(11)
     ids = np.minimum(random.zipf(1.3, (rows, PER_EXAMPLE)), IDS) - 1
     return ids, random.normal(size=(rows, 1)).astype("float32")
@@ -84,17 +84,17 @@ def train_like_dense(
     first: float = FIRST,
     **compiled: Any,
 ) -> Any:
-    """Trains with and without a remote embedding; asserts that both end with the same.
+    """Trains with and without a remote embedding; asserts that both end with the same weights.
 
     Args:
       strategy: of the model with the remote embedding.
-      optimizer: makes the model's.
-      of_rows: the table's.
+      optimizer: makes the model's optimizer.
+      of_rows: the table's optimizer.
       library: `keras` or `tf_keras`.
       tolerance: the largest difference in any weight or row.
-      rows: of the data.
+      rows: the number of examples.
       batch: the global batch size.
-      first: what all rows begin as.
+      first: the initial value of all rows.
       **compiled: further arguments of `compile`.
 
     Returns:
@@ -108,7 +108,7 @@ def train_like_dense(
     expected = plain.fit(data, epochs=2, verbose=0).history["loss"]
     losses = model.fit(data, epochs=2, verbose=0).history["loss"]
     kernel, *others = plain.get_weights()
-    assert np.abs(kernel - first).max() > 100 * tolerance  # the data move the rows
+    assert np.abs(kernel - first).max() > 100 * tolerance  # the training moves the rows
     assert models.difference([rows_of(embedding)], [kernel]) <= tolerance
     assert models.difference(model.get_weights()[1:], others) <= tolerance
     if strategy.num_replicas_in_sync == 1:
@@ -130,6 +130,6 @@ def alone() -> tfdist.ParameterServerStrategy:
 
 
 def held(table: tfdist.EmbeddingTable) -> dict[str, Any]:
-    """What the only server of the job tells of a table: the fields of `tfdist.ops.TableStats`."""
+    """Returns a table's `tfdist.ops.TableStats`, as a dict, on the only server of the job."""
     (reading,) = membership.readings()
     return reading["tables"][table.name]

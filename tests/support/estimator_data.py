@@ -1,4 +1,4 @@
-"""Small data and inputs for the tests of Estimator, and what these tests share."""
+"""Small data, inputs and helpers for the tests of Estimator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 from launching import PACKAGE
 
 ROWS = 64
-# What TensorFlow and tf_keras themselves warn of when the package calls them.
+# Warnings of TensorFlow and tf_keras when the package calls them.
 ignore_warnings = pytest.mark.filterwarnings(
     "ignore:.*`tf.(layers|nn)\\..* is deprecated:UserWarning",
     "ignore:.*`layer.add_variable` is deprecated:UserWarning",
@@ -37,7 +37,7 @@ def features() -> dict[str, np.ndarray]:
 
 
 def labels() -> dict[str, np.ndarray]:
-    """Makes labels for the features by what they are.
+    """Makes labels for the features.
 
     "two" or "three" classes; the two as a float32 "column"; "several" at once; a "number", a
     "count".
@@ -74,7 +74,7 @@ def input_fn(label: str | None = "two", *, batch: int = 16, only: Sequence[str] 
 
 
 def predictions(estimator: Any, key: str, **options: Any) -> np.ndarray:
-    """Returns what an `Estimator` predicts under `key` for all rows."""
+    """Returns an `Estimator`'s predictions under `key` for all rows."""
     predicted = list(estimator.predict(input_fn(None, **options)))
     return np.stack([row[key] for row in predicted])
 

@@ -1,4 +1,4 @@
-"""What a task of an Estimator's job runs; also a script for `tfdist run`."""
+"""A task of an Estimator's job; also a script for `tfdist run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ v1 = tf.compat.v1
 
 
 def receive_features():
-    """What an exported model is given."""
+    """The inputs of an exported model."""
     features = {"x": v1.placeholder(tf.float32, [None, 6], name="x")}
     return estimator.export.ServingInputReceiver(features, features)
 
@@ -29,7 +29,7 @@ def train_and_evaluate(
     batches: Sequence[int] | None = None,
     throttle: float = 0.0,
 ) -> dict[str, Any]:
-    """Does this task's part of the job.
+    """Runs this task of the job.
 
     Args:
       directory: of the model.
@@ -70,7 +70,7 @@ def train_and_evaluate(
 
 
 def main() -> None:
-    """Does it as the command line says, and prints what it has done."""
+    """Runs the task with the command line's arguments, and prints its result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("kind", choices=[*estimators.STRATEGIES, "none"])

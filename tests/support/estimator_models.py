@@ -48,7 +48,7 @@ def make_estimator(
 
 
 def train_evaluate_predict(made: Any, steps: int = 3) -> dict[str, Any]:
-    """Does all three with all rows at once; returns what the evaluation gave."""
+    """Trains, evaluates and predicts with all rows at once; returns the evaluation's result."""
     whole = input_fn("column", batch=ROWS)
     made.train(whole, steps=steps)
     evaluated = made.evaluate(whole, steps=1)
@@ -58,7 +58,7 @@ def train_evaluate_predict(made: Any, steps: int = 3) -> dict[str, Any]:
 
 
 def sequential(*middle: Callable) -> Callable:
-    """Two dense layers for `make_estimator`, and between them those that `middle` makes."""
+    """Two dense layers for `make_estimator`, with the layers of `middle` between them."""
 
     def build(x, training):
         model = tf.keras.Sequential([layers.Dense(4), *(m() for m in middle), layers.Dense(1)])

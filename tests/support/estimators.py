@@ -39,7 +39,7 @@ STRATEGIES = {
 def input_fn(
     batch: int = BATCH, batches: int | Sequence[int] | None = None, rows: int = ROWS
 ) -> Callable[..., tf.data.Dataset]:
-    """Returns an input_fn in which each worker has every n-th row, and its part of a batch.
+    """Returns an input_fn in which each worker has every n-th row, and its share of a batch.
 
     Args:
       batch: rows of all workers together.
@@ -72,7 +72,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
         The statistics are those parts' mean.
     """
     trains = mode == estimator.ModeKeys.TRAIN
-    # Alike with the same seed of the graph, in whatever graph.
+    # With the same seed of the graph, the values are the same in every graph.
     initializer = v1.glorot_uniform_initializer(seed=5)
     with v1.variable_scope("layers"):
         first = v1.get_variable("first", [models.COLUMNS, 8], initializer=initializer)
@@ -107,7 +107,7 @@ def make(directory: Path, strategy: Any = None, seed: int = 0, **options: Any) -
 
     Args:
       directory: of the model.
-      strategy: what it trains with.
+      strategy: of the training.
       seed: of the graph.
       **options: of `model_fn` if it knows them, else of the `RunConfig`.
     """
@@ -118,7 +118,7 @@ def make(directory: Path, strategy: Any = None, seed: int = 0, **options: Any) -
 
 
 def config(directory: Path, strategy: Any = None, seed: int = 0, **options: Any) -> Any:
-    """Makes a `RunConfig`; without a strategy one of a process that is alone."""
+    """Makes a `RunConfig`; without a strategy, for a process without a cluster."""
     options = {"save_summary_steps": None, "log_step_count_steps": None, **options}
     with alone() if strategy is None else contextlib.nullcontext():
         return estimator.RunConfig(
@@ -128,7 +128,7 @@ def config(directory: Path, strategy: Any = None, seed: int = 0, **options: Any)
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Within, this process belongs to no cluster."""
+    """Removes this process from its cluster within."""
     saved = os.environ.pop("TF_CONFIG", None)
     try:
         yield
@@ -145,7 +145,7 @@ def saved(directory: Path, step: int | None = None) -> dict[str, np.ndarray]:
 
 
 def checkpoints(directory: Path) -> list[int]:
-    """Returns the steps of the checkpoints that are there."""
+    """Returns the steps of the existing checkpoints."""
     found = Path(directory).glob("model.ckpt-*.index")
     return sorted(int(path.stem.rpartition("-")[2]) for path in found)
 
@@ -159,10 +159,10 @@ def same(left: dict[str, np.ndarray], right: dict[str, np.ndarray], tolerance: f
 
 
 class Seen(v1.train.SessionRunHook):
-    """Keeps the variables' values of a training.
+    """Records the variables' values during a training.
 
     Args:
-      strategy: what trains.
+      strategy: of the training.
 
     Attributes:
       first: the values that the first step sees.
@@ -206,7 +206,7 @@ class Seen(v1.train.SessionRunHook):
         return session.run(self._values)
 
     def all(self, without: Sequence[str] = ()) -> list[np.ndarray]:
-        """Returns all that was seen but some variables, for `models.identical`."""
+        """Returns the recorded values except some variables, for `models.identical`."""
         return [
             value
             for values in [self.first, *self.steps, self.last]
@@ -216,7 +216,7 @@ class Seen(v1.train.SessionRunHook):
 
 
 class Steps(v1.train.SessionRunHook):
-    """Counts a worker's steps, and wants to stop after some of them.
+    """Counts a worker's steps, and requests a stop after some of them.
 
     Args:
       stop_after: how many; `None` is never.

@@ -1,7 +1,7 @@
-"""Training whose every gradient is known: from the weight one can tell whose steps it has seen.
+"""Training with known gradients: the weight encodes the number of steps of each rank.
 
-A step of rank r takes BASE ** r from a weight that begins at 0, so that the digits of what is
-missing are the numbers of steps by rank. All of it is exact in float64.
+A step of rank r subtracts BASE ** r from a weight that begins at 0, so the digits of the negated
+weight in base BASE are the numbers of steps by rank. All values are exact in float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BASE = 2**16
 
 
 class Slope(keras.layers.Layer):
-    """Equal weights, each with the gradient `slope` whatever the input."""
+    """Equal weights, each with the gradient `slope` for every input."""
 
     def __init__(self, slope: float, weights: int) -> None:
         super().__init__(dtype="float64", name="slope")
@@ -47,8 +47,8 @@ def sloping_model(
     Args:
       slope: a power of 2.
       optimizer: by default SGD of rate 1.
-      scale: a multiple of the number by which Keras divides the loss, for that to be exact.
-      weights: how many.
+      scale: a multiple of the number by which Keras divides the loss, so that the loss is exact.
+      weights: the number of weights.
     """
     model = keras.Sequential([keras.Input((1,)), Slope(slope, weights)])
     # In float32, where n * (1 / n) is rounded to 1.
@@ -65,19 +65,19 @@ def endless() -> tf.data.Dataset:
 
 
 def steps_in(weight: float, workers: int) -> list[int]:
-    """Returns how many steps of each worker a weight has seen."""
+    """Returns the number of steps of each worker that a weight contains."""
     total = -int(weight)
     assert total == -weight and 0 <= total < BASE**workers, weight
     return [total // BASE**rank % BASE for rank in range(workers)]
 
 
 def weight_after(*steps: float) -> float:
-    """Returns the weight after so many steps of each worker."""
+    """Returns the weight after these numbers of steps of the workers."""
     return -float(sum(count * BASE**rank for rank, count in enumerate(steps)))
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
-    """Asks again and again; fails if it takes too long."""
+    """Polls a condition; fails if it is not true in time."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout:g} s"
@@ -85,26 +85,26 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60.0) 
 
 
 def tell(ctx: Any, what: str) -> None:
-    """Lets other ranks `hear` something; a barrier would have to wait for the servers."""
+    """Signals other ranks, which `hear` it; a barrier would include the servers."""
     (ctx.tmp_path / what).touch()
 
 
 def hear(ctx: Any, what: str) -> None:
-    """Waits until some rank has told it."""
+    """Waits for a signal of `tell`."""
     wait_until((ctx.tmp_path / what).exists, what)
 
 
 class Pauses(keras.callbacks.Callback):
-    """After some steps, once the servers have all of it, waits until the test says to go on.
+    """Pauses after some steps, once the servers have answered, until the test sends "go on".
 
     Args:
       ctx: the rank's context.
-      after: numbers of steps, counted from 1.
-      look: read the weights then, so that this worker knows the servers' latest, and pause again.
-      slowness: seconds that each step takes longer.
+      after: the steps to pause after, counted from 1.
+      look: read the weights after the pause, which fetches the servers' values, and pause again.
+      slowness: additional seconds for each step.
 
     Attributes:
-      ends: when each step ended, by `time.monotonic()`.
+      ends: the end time of each step, by `time.monotonic()`.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Pauses(keras.callbacks.Callback):
 
 
 def state_of(model: keras.Model) -> dict[str, Any]:
-    """Returns what the servers hold now, and what this worker has exchanged with them."""
+    """Returns the servers' values, and this worker's communication statistics."""
     (weight,) = set(model.get_weights()[0].tolist())  # all are equal
     return {
         "weight": weight,
@@ -157,17 +157,17 @@ def train(
 
     Args:
       ctx: the rank's context.
-      pauses: of each worker, after how many steps; see `Pauses`.
+      pauses: for each worker the steps to pause after; see `Pauses`.
       optimizer: makes the optimizer; by default SGD of rate 1.
       scale, weights: as for `sloping_model`.
       look, slowness: as for `Pauses`.
       **options: of the strategy.
 
     Returns:
-      `state_of` the model in the end, and "ends" as of `Pauses`.
+      `state_of` the model at the end, and "ends" as of `Pauses`.
     """
     tfdist.init(checkpoint_dir=options.get("checkpoint_dir"))
-    # Workers make different numbers of steps, and none of them looks at metrics.
+    # Workers make different numbers of steps, and none of them uses metrics.
     strategy = tfdist.ParameterServerStrategy(**{"epoch_timeout": 0.0, **options})
     ctx.report("process", getattr(membership._membership._member, "identity", None))
     with strategy.scope():
@@ -180,7 +180,7 @@ def train(
 
 
 def reach(ranks: Any, step: int, *workers: int, word: str = "paused") -> None:
-    """Waits until workers have come to the pause after `step`."""
+    """Waits until workers have reached the pause after `step`."""
     for rank in workers:
         ranks.wait_for(rank, word, step, timeout=120)
 
@@ -192,14 +192,14 @@ def go_on(ranks: Any, *workers: int) -> None:
 
 
 def ended_well(outcomes: Sequence[Any], workers: int) -> None:
-    """All workers returned, and all servers exited with 0."""
+    """Asserts that all workers returned, and that all servers exited with 0."""
     for outcome in outcomes:
         well = outcome.ok if outcome.rank < workers else outcome.exit_code == 0
         assert well, outcome.describe()
 
 
 def checkpoint(ranks: Any, server: int, number: int) -> str:
-    """Lets a server write snapshot `number`, as the chief does; returns the file."""
+    """Makes a server write snapshot `number`, as the chief does; returns the file."""
     cluster = Cluster.from_tf_config(ranks[0].assignment.environment["TF_CONFIG"])
     control = ControlClient(cluster, None, cluster.ps[server], f"ps {server}")
     chief = ranks.wait_for(0, "process")

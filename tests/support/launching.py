@@ -12,7 +12,7 @@ from pathlib import Path
 import tfdist.launch.run
 
 PACKAGE = str(Path(tfdist.__file__).parents[1])
-# What each script may use. `say` writes whole lines at once.
+# Functions for each script. `say` writes whole lines at once.
 PRELUDE = """
 import json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -26,7 +26,7 @@ def wait_for_file(name, count=1):
 def wait_for_end(name):
     wait_for_file(name)
     while not (text := (here / name).read_text()): time.sleep(0.01)
-    # The launcher keeps those that ended as zombies.
+    # Ended tasks are zombies until the launcher ends.
     while Path(f"/proc/{text}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.01)
 def leave_pid(): (here / f"pid {me}").write_text(str(os.getpid()))
@@ -38,7 +38,7 @@ class Launched:
 
     def __init__(self, command, environment, **streams):
         self.process = subprocess.Popen(
-            # What a shell starts in the background ignores these, and so would all that it starts.
+            # A shell's background processes ignore these signals, and so would their children.
             ["env", "--default-signal=INT,HUP", *command],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -70,7 +70,7 @@ class Launcher:
         self._running = []
 
     def __call__(self, body, *options, arguments=(), streams=None, **keywords):
-        """Starts `tfdist run *options script`, or `launch.run` with what the command lacks."""
+        """Starts `tfdist run *options script`, or `launch.run` for arguments without an option."""
         script = self._directory / "script.py"
         script.write_text(PRELUDE + textwrap.dedent(body))
         environment = {**os.environ, "PYTHONPATH": PACKAGE}

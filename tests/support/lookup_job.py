@@ -45,20 +45,20 @@ class Job:
     def table(self, width: int, **fields) -> Table:
         name = f"table {len(self.tables)}"
         uniform = ops.RowInitializer(ops.InitializerKind.UNIFORM, -1.0, 1.0, len(self.tables))
-        number = self.client.create_table(name, ops.TableConfig(width=width, initializer=uniform))
-        # Without rows: it orders what is done with the table.
+        table_id = self.client.create_table(name, ops.TableConfig(width=width, initializer=uniform))
+        # It has no rows; steps pull and push it.
         parameter = self.parameters.add(name, (0, width), tf.float32)
         value = self.parameters.initial_value(parameter, tf.zeros((0, width)))
         variable = self.parameters.adopt(tf.Variable(value), parameter)
-        self.tables.append(Table(number, width, variable, **fields))
+        self.tables.append(Table(table_id, width, variable, **fields))
         return self.tables[-1]
 
     def rows(self, table: Table, ids) -> np.ndarray:
-        """What the servers have now."""
+        """Returns the servers' current rows."""
         return self.client.lookup([table], [tf.constant(ids, tf.int64)], False)[0].numpy()
 
     def update(self, table: Table, ids, gradients) -> None:
-        """A step of SGD with a learning rate of 1."""
+        """Makes a step of SGD with a learning rate of 1."""
         with self.parameters.step():
             self.parameters.stage_rows(
                 [table],
@@ -76,7 +76,7 @@ class Job:
 
 
 def counted(job: Job, run) -> dict[str, int]:
-    """Returns by how much `run` raises each counter."""
+    """Returns the increase of each counter during `run`."""
     before = dataclasses.asdict(job.client.stats())
     run()
     after = dataclasses.asdict(job.client.stats())

@@ -58,7 +58,7 @@ def classifier(optimizer: Any, *, library: Any = keras, middle: Sequence = (), *
 
 
 def built_classifier(optimizer: Any, **options) -> Any:
-    """Makes a `classifier` that has its weights."""
+    """Makes a `classifier` whose weights are built."""
     model = classifier(optimizer, **options)
     model.build((None, COLUMNS))
     return model
@@ -105,7 +105,7 @@ def train_like_one_process(
     with strategy.scope():
         model = build()
     history = fit(model).history
-    # On every rank, because reading what is averaged over the ranks is a collective.
+    # On every rank, because reading averaged variables is a collective.
     weights, optimizer_slots = model.get_weights(), slots(model)
     if alone is not None:
         _assert_same(weights, optimizer_slots, history, alone, history_alone, tolerance)
@@ -169,7 +169,7 @@ def difference(left: Sequence[Any], right: Sequence[Any]) -> float:
 
 
 def identical(results: list[list[np.ndarray]]) -> None:
-    """Asserts that what every rank returned is the same to the last bit: a `check` of on_ranks."""
+    """Asserts that all ranks returned the same bits: a `check` of on_ranks."""
     assert results[0], "expected at least one array from every rank"
     for rank, arrays in enumerate(results):
         assert len(arrays) == len(results[0])
@@ -191,7 +191,7 @@ def train_by_replica_means(
     replicas: int,
     of_replica: Callable[[tf.Tensor], tf.Tensor] = lambda gradient: gradient,
 ) -> None:
-    """Does without a strategy what `replicas` replicas do together.
+    """Trains without a strategy as `replicas` replicas do together.
 
     In each step every replica sees its share of the batch. Its gradient is that of its share's mean
     loss, divided by the number of replicas; an empty share's is zero. Their sum is applied. Each
@@ -201,7 +201,7 @@ def train_by_replica_means(
       model: a built and compiled model.
       batches: global batches of features and labels.
       replicas: how many there are.
-      of_replica: what a replica does to its gradient of one variable before it is summed.
+      of_replica: transforms a replica's gradient of one variable before the sum.
     """
     states = [[v.numpy() for v in model.non_trainable_variables]] * replicas
     for features, labels in batches:
@@ -225,7 +225,7 @@ def train_by_replica_means(
 def train_by_clipped_means(
     model: Any, global_batches: Iterable[tuple[np.ndarray, np.ndarray]], limit: float
 ) -> None:
-    """Does without a strategy what two replicas do that clip their gradients to norm `limit`."""
+    """Trains without a strategy as two replicas that each clip their gradients to norm `limit`."""
     clipped = []
 
     def clip(gradient):

@@ -140,9 +140,9 @@ def train_embedding_like_one_process(
 
 
 def overflow_on_one_of_two(model: keras.Model) -> None:
-    """Trains a `loss_scaled_classifier`; asserts that an overflow is left out and halves the scale.
+    """Trains a `loss_scaled_classifier`; asserts that an overflow is skipped and halves the scale.
 
-    The gradient overflows on the second of two replicas only: both must leave the step out.
+    The gradient overflows on the second of two replicas only: both must skip the step.
     """
     scaled = model.optimizer
     features, labels = examples(64 * 7)

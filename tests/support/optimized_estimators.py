@@ -1,4 +1,4 @@
-"""Estimators whose optimizers the parameter servers may run, and their training without servers."""
+"""Estimators whose optimizers the parameter servers may run; the oracle trains without servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 50
 BATCH = 16
 IDS, WIDTH = 7, 3
 EXACT, ADAPTIVE = 1e-6, 5e-6
-DECAYED = 0.05  # a learning rate that falls from here
+DECAYED = 0.05  # the initial value of a decaying learning rate
 
 
 def _legacy():
@@ -28,7 +28,7 @@ def _legacy():
     return legacy
 
 
-# What makes the optimizer, how far it may differ, and whether it takes gradients of rows.
+# The optimizer's constructor, the tolerance, and whether it takes gradients of rows.
 OPTIMIZERS = {
     "v1_sgd": (lambda rate: v1.train.GradientDescentOptimizer(rate), EXACT, True),
     "v1_adagrad": (lambda rate: v1.train.AdagradOptimizer(rate), ADAPTIVE, True),
@@ -70,7 +70,7 @@ OPTIMIZERS = {
     ),
 }
 
-# Those that servers leave to the workers, and what says why.
+# Optimizers that the workers run, with part of the log line that gives the reason.
 REFUSED = {
     "v1_momentum": "MomentumOptimizer is none of those that they know",
     "v1_ftrl_rows": "they would change rows of 'table:0' that have no gradient",
@@ -135,7 +135,7 @@ def _model_fn(features, labels, mode, params):
 
 
 def own(optimizer):
-    """Returns what makes an Estimator out of its RunConfig."""
+    """Returns a function that makes an Estimator from its RunConfig."""
     from tfdist import estimator
 
     return lambda config: estimator.Estimator(
@@ -144,7 +144,7 @@ def own(optimizer):
 
 
 def canned(optimizers):
-    """As `own`, with optimizers of the linear part and of the deep one."""
+    """As `own`, with an optimizer each for the linear and the deep part."""
     from tfdist import estimator
 
     x = tf.feature_column.numeric_column("x", [4])
@@ -162,7 +162,7 @@ def canned(optimizers):
 
 @contextlib.contextmanager
 def logged():
-    """Gives the lines that tfdist logs within."""
+    """Collects the lines that tfdist logs within."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -178,7 +178,7 @@ def logged():
 
 
 def train(make, model_dir, steps, strategy=None):
-    """Trains what `make` makes until step `steps`, and returns it."""
+    """Trains the Estimator of `make` until step `steps`, and returns it."""
     from tfdist import estimator
 
     config = estimator.RunConfig(
@@ -203,9 +203,9 @@ def _assert_equal(trained, expected, tolerance):
 
 
 def train_like_alone(ctx, make, tolerance, **options):
-    """Trains without servers, and with them; asserts that all of the last checkpoint is the same.
+    """Trains with and without servers; asserts that the last checkpoints are equal.
 
-    Both begin with a checkpoint of one step, whose slots they go on with.
+    Both continue from the same checkpoint of one step, including its slots.
 
     Args:
       ctx: of the rank.

@@ -1,4 +1,4 @@
-"""Models of many kinds, and how far several replicas come from one process with the same batches.
+"""Models of many kinds, and their differences between replicas and one process.
 
 docs/parity.md has a table of what the tests that use these print.
 """
@@ -27,7 +27,7 @@ class Case:
 
     Args:
       build: makes the compiled model, with its weights.
-      data: makes what a dataset of rows is made of.
+      data: makes the arrays of a dataset of rows.
       tolerance: the largest difference allowed in any weight, slot or logged number.
       options: of `fit`.
     """
@@ -40,12 +40,12 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a training has come to.
+    """The result of a training.
 
     Args:
       weights: of the model.
       slots: all variables of its optimizers.
-      history: by name, what was logged at the end of each epoch.
+      history: by name, the logs at the end of each epoch.
       moved: the largest change of any weight.
     """
 
@@ -72,7 +72,7 @@ def classifier_of(body: Callable, optimizer: Any) -> keras.Model:
 
 
 def transformer_block(inputs: Any) -> Any:
-    """One encoder block over the times, and the mean of what it gives."""
+    """One encoder block over the times, and the mean of its output."""
     hidden = layers.Dense(16)(inputs)
     attended = layers.MultiHeadAttention(num_heads=2, key_dim=8)(hidden, hidden)
     hidden = layers.LayerNormalization()(hidden + attended)
@@ -114,7 +114,7 @@ class Gan(keras.Model):
 
     @property
     def metrics(self) -> list:
-        """Those that the steps update."""
+        """The metrics that the steps update."""
         return [self.of_generator, self.of_discriminator]
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def gan() -> keras.Model:
 
 
 def pairs() -> tuple:
-    """Makes the rows of a `Gan`: what is real, and noise."""
+    """Makes the rows of a `Gan`: real rows, and noise."""
     x, _ = sequences()
     noise = np.random.default_rng(12).normal(size=(len(x), NOISE)).astype("float32")
     return x.reshape(len(x), -1), noise
@@ -243,7 +243,7 @@ def train(case: Case, strategy: Any = None, started: Callable[[], None] = lambda
 
 
 def _first_weights(model: keras.Model) -> list[np.ndarray]:
-    """The same for the same model, in whichever process: of the size that Glorot takes."""
+    """Weights of Glorot's scale that depend on the model only, so all processes have the same."""
     random, weights = np.random.default_rng(17), []
     for variable in model.weights:
         shape = tuple(variable.shape)
@@ -257,27 +257,27 @@ def _first_weights(model: keras.Model) -> list[np.ndarray]:
 
 @functools.cache
 def alone(name: str) -> Trained:
-    """What one process without a strategy comes to with the model of this name."""
+    """Returns the result of one process without a strategy for the model of this name."""
     return train(CASES[name])
 
 
 def assert_like_alone(where: str, name: str, found: Trained, expected: Trained) -> None:
-    """Asserts that a training is one process's, and prints how far from it.
+    """Asserts that a training equals one process's, and prints the differences.
 
     Args:
-      where: what has trained, for the printed line.
+      where: the strategy, for the printed line.
       name: of `CASES`.
-      found: what it came to.
-      expected: what one process came to.
+      found: the result of the training.
+      expected: one process's result.
     """
     assert found.history.keys() == expected.history.keys()
-    assert expected.moved > 0.01, expected.moved  # to be equal means something
+    assert expected.moved > 0.01, expected.moved  # else equality proves nothing
     logged = [found.history[key] for key in expected.history]
     differences = {
         "weights": difference(found.weights, expected.weights),
         "slots": difference(found.slots, expected.slots),
         "logs": difference(logged, [*expected.history.values()]),
     }
-    line = ", ".join(f"{what} {value:.1e}" for what, value in differences.items())
+    line = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     print(f"parity: {where:28} {name:32} {line}")
     assert max(differences.values()) <= CASES[name].tolerance, f"{where}, {name}: {line}"

@@ -1,4 +1,4 @@
-"""Uses SavedModels where there is nothing but TensorFlow: in a process that cannot find tfdist.
+"""Runs SavedModels in a process with TensorFlow only, which cannot import tfdist.
 
 python -I plain_tensorflow.py FOLDER    reads requests from FOLDER, writes answers into it
 """
@@ -18,7 +18,7 @@ import numpy as np
 def serve(
     directories: Sequence[Path], inputs: Mapping[str, np.ndarray]
 ) -> list[dict[str, np.ndarray]]:
-    """What the newest SavedModel of each directory answers to `inputs`, by the outputs' names."""
+    """Returns the outputs, by name, of the newest SavedModel of each directory for `inputs`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "directories.json").write_text(json.dumps([str(path) for path in directories]))

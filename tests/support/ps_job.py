@@ -1,4 +1,4 @@
-"""Jobs with parameter servers in tests: the body of a test is what the workers run."""
+"""Jobs with parameter servers in tests: the workers run the body of a test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def served() -> bool:
 
 
 def meet(ctx: Any, name: str, timeout: float = 30.0) -> None:
-    """Waits until every worker has come to `name`; the servers have other things to do."""
+    """A barrier `name` of the workers only, because the servers are serving."""
     (ctx.tmp_path / f"{name} {ctx.rank}").touch()
     deadline = time.monotonic() + timeout
     for worker in range(Cluster.from_environment().world_size):
@@ -56,7 +56,7 @@ def train_like_alone(
 
     Args:
       build: makes a compiled model.
-      fit: trains it and returns its History; data and batches are those of all workers.
+      fit: trains it and returns its History; data and batches are global.
       tolerance: the largest difference allowed in any weight or slot, and, with one worker or in
         "sync", in the history.
       library: `keras` or `tf_keras`.
@@ -67,7 +67,7 @@ def train_like_alone(
     """
     cluster = Cluster.from_environment()
     library.utils.set_random_seed(0)
-    # By all, because Keras numbers the names of what a process makes.
+    # On all workers, because Keras numbers the names of layers per process.
     alone = build()
     expected = fit(alone).history
     library.utils.set_random_seed(0)
@@ -75,7 +75,7 @@ def train_like_alone(
     with strategy.scope():
         model = build()
     history = fit(model).history
-    # After the last step of all workers, not only of this one.
+    # Read after the last step of all workers, not only of this one.
     weights, optimizer_slots = model.get_weights(), slots(model)
     assert difference(weights, alone.get_weights()) <= tolerance
     assert difference(optimizer_slots, slots(alone)) <= tolerance
@@ -87,5 +87,5 @@ def train_like_alone(
 
 
 def fit_dataset(steps: int, batch: int = 64) -> Callable[[Any], Any]:
-    """Returns what trains a model on `steps` batches of `models.examples`."""
+    """Returns a function that trains a model on `steps` batches of `models.examples`."""
     return lambda model: model.fit(models.dataset(batch * steps, batch), verbose=0)

@@ -1,4 +1,4 @@
-"""A parameter server in a test that tells what it remembers once it has served."""
+"""A parameter server in a test that returns its records once it has served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdist.ps.server import ServerTask
 
 
 class Records(NamedTuple):
-    """What one server remembers."""
+    """The records of one server."""
 
     trace: list[ops.TraceEvent]
     stats: ops.ServerStats
@@ -22,10 +22,10 @@ def serve_and_tell(trace_events: int = 0) -> Records | None:
     """Serves until the job has ended if this process is a parameter server.
 
     Args:
-      trace_events: how many of the latest events it is to remember.
+      trace_events: the number of latest events in the trace.
 
     Returns:
-      Its records; `None` at once in every other task.
+      The server's records; in every other task `None`, at once.
     """
     cluster = Cluster.from_environment()
     if cluster.task_type != "ps":
@@ -34,7 +34,7 @@ def serve_and_tell(trace_events: int = 0) -> Records | None:
 
     class Recorded(ops.ParameterServer):
         def __init__(self, index, config, *args, **kwargs):
-            # Each server's own matter, of which the workers need not know.
+            # Set on the server only; it is not part of the configuration that workers agree on.
             config = dataclasses.replace(config, trace_events=trace_events)
             super().__init__(index, config, *args, **kwargs)
 

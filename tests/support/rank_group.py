@@ -22,7 +22,7 @@ _ANY = object()
 
 
 class Rank:
-    """One running rank, to be disturbed."""
+    """One running rank, which a test can kill, stop and resume."""
 
     def __init__(self, assignment: Assignment, process: Any, connection: Any) -> None:
         self.assignment = assignment
@@ -48,7 +48,7 @@ class Rank:
         return self.send_signal(signal.SIGKILL)
 
     def stop(self) -> float:
-        """SIGSTOPs the rank: it keeps its connections and says nothing more; returns when."""
+        """SIGSTOPs the rank: it keeps its connections and sends nothing; returns when."""
         return self.send_signal(signal.SIGSTOP)
 
     def resume(self) -> float:
@@ -113,9 +113,9 @@ class RankGroup:
         return len(self._ranks)
 
     def restart(self, rank: int) -> None:
-        """Starts a rank again once it has ended, with all that it was given the first time.
+        """Starts a rank again, with the same assignment, once it has ended.
 
-        Its reports begin anew; its output goes on.
+        Its reports start empty; its output is appended.
 
         Raises:
           AssertionError: it does not end.
@@ -136,9 +136,9 @@ class RankGroup:
         """Waits until a rank has said `ctx.report(key, value)`; returns the value.
 
         Args:
-          rank: which rank.
+          rank: the rank.
           key: the report's key.
-          value: the report's value; by default the first report with this key will do.
+          value: the report's value; by default the first report with this key matches.
           timeout: seconds to wait.
 
         Raises:
@@ -173,14 +173,14 @@ class RankGroup:
         Args:
           timeout: seconds to wait for them.
           only: the ranks to wait for; by default all. Those that a test has stopped never end.
-          grace: once one rank has failed, seconds the others have left; unlimited by default.
+          grace: seconds that the others have after one rank has failed; unlimited by default.
 
         Returns:
           Their outcomes in rank order. With `grace`, ranks stopped by it are among them as `hung`.
 
         Raises:
-          AssertionError: some rank still runs at the timeout. The text holds the stacks of each,
-            and how the others ended. The ranks that ran are ended.
+          AssertionError: some ranks still run at the timeout. The message has their stacks and the
+            outcomes of the others. The running ranks are killed.
         """
         chosen = [self._ranks[rank] for rank in (range(len(self)) if only is None else only)]
         deadline = time.monotonic() + timeout
@@ -209,7 +209,7 @@ class RankGroup:
         return [self._outcome(rank) for rank in chosen]
 
     def _abort(self, hanging: Sequence[Rank], why: str) -> str:
-        """Makes hanging ranks write their stacks and end; returns their outcomes in words."""
+        """Makes hanging ranks write their stacks and end; returns their described outcomes."""
         for rank in hanging:
             rank.hung = why
             # The rank's fault handler writes the stacks on SIGABRT, then the process ends.
@@ -224,16 +224,16 @@ class RankGroup:
         return describe_all([self._outcome(rank) for rank in hanging])
 
     def _listen(self, rank: Rank) -> None:
-        """Receives what a rank says until it has ended."""
-        speaks = True
+        """Receives a rank's messages until it has ended."""
+        is_open = True
         while rank.alive:
-            ready = wait_any([rank.process.sentinel, *([rank.connection] if speaks else [])])
-            # What a rank said before it ended is still in the pipe.
-            while speaks and rank.connection.poll(0):
+            ready = wait_any([rank.process.sentinel, *([rank.connection] if is_open else [])])
+            # The pipe still has messages that the rank sent before it ended.
+            while is_open and rank.connection.poll(0):
                 try:
                     self._received(rank, rank.connection.recv())
                 except (EOFError, OSError):
-                    speaks = False
+                    is_open = False
             if rank.process.sentinel in ready:
                 rank.process.join(_REAP_TIMEOUT)
                 with self._changed:
@@ -285,7 +285,7 @@ class RankGroup:
 
 
 def _tail(path: Any, lines: int | None) -> str:
-    """The last lines of a file that may not be there; all of them for None."""
+    """Returns the last lines of a file, or all lines for None; "" if there is no file."""
     if not path.exists():
         return ""
     text = path.read_text(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""What the fork server of the multi-process tests imports once for all ranks; see ranks.py.
+"""The imports of the multi-process tests' fork server, once for all ranks; see ranks.py.
 
 Nothing here starts a thread, which a fork would lose.
 """

@@ -1,4 +1,4 @@
-"""How a rank of a multi-process test ended, and how that is told; see ranks.py."""
+"""How a rank of a multi-process test ended, and its description; see ranks.py."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ class Outcome:
     """How one rank ended.
 
     Attributes:
-      rank: which one. size: of how many.
+      rank: the rank.
+      size: the number of ranks.
       exit_code: the process's exit code, None if a signal ended it.
       signal: the signal that ended the process, or None.
       exception: name of the type of the exception that left the body, or None.
       bases: names of that type and all its base classes.
       message: the exception's text.
       traceback: the formatted traceback, the stacks for a rank that was stopped because it hung.
-      result: what the body returned.
+      result: the body's result.
       output: the last lines of the rank's stdout and stderr.
       finished_at: when the body failed or returned, else when the process ended, by
         `time.monotonic()`.
       elapsed: the same in seconds since the ranks were started.
-      hung: the test had to stop the rank; a word on why.
+      hung: why the test had to stop the rank; empty if it did not.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""The inside of one rank's process in the multi-process tests; ranks.py shows the whole picture."""
+"""The code that one rank's process runs in the multi-process tests; ranks.py has an overview."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Assignment:
-    """Everything a rank's process is told before it starts."""
+    """The parameters of one rank's process."""
 
     rank: int
     size: int
@@ -50,12 +50,12 @@ class Assignment:
 
 @dataclass
 class RankContext:
-    """What a test body is given: who it is, and ways to meet the others without tfdist.
+    """The context of a test body: its rank, and synchronization with other ranks without tfdist.
 
     Attributes:
-      rank: this process's number, from 0.
-      size: how many processes run the body.
-      addresses: every process's "host:port" as in TF_CONFIG, by rank; nobody listens there yet.
+      rank: this process's rank.
+      size: the number of processes that run the body.
+      addresses: every process's "host:port" as in TF_CONFIG, by rank; the ports are not bound yet.
       tmp_path: a directory that all ranks of the test share.
     """
 
@@ -71,11 +71,11 @@ class RankContext:
         return f"rank {self.rank} of {self.size}"
 
     def report(self, key: str, value: Any = None) -> None:
-        """Tells the parent about progress: `ranks.wait_for(rank, key, value)` there returns."""
+        """Reports progress to the parent, where `ranks.wait_for(rank, key, value)` returns."""
         self._send("report", key, value)
 
     def barrier(self, name: str = "", timeout: float = 30.0) -> None:
-        """Waits, at most `timeout` seconds, until every rank has come to the barrier `name`."""
+        """Waits, at most `timeout` seconds, until every rank has reached the barrier `name`."""
         self._send("barrier", name, None)
         self._receive("barrier", name, timeout)
 
@@ -101,7 +101,7 @@ class RankContext:
 
 def main(assignment: Assignment, connection: Connection) -> None:
     """Runs one rank: prepares the process, calls the body, sends its result or its failure."""
-    # All that TensorFlow's import left behind is not garbage: searching it costs 0.1 s each time.
+    # Excludes the objects of TensorFlow's import, whose traversal costs 0.1 s per collection.
     gc.freeze()
     # Handlers inherited from the fork server belong to it; those the body registers are run below.
     atexit._clear()
@@ -111,7 +111,7 @@ def main(assignment: Assignment, connection: Connection) -> None:
     # The C++ side of a crash goes to the rank's output, after the Python stacks.
     _pywrap_stacktrace_handler.InstallStacktraceHandler()
     with open(assignment.stacks, "w") as stacks:
-        # SIGABRT is how the parent asks a hanging rank for its stacks: it writes them and dies.
+        # The parent sends SIGABRT to a hanging rank, which then writes its stacks and dies.
         faulthandler.enable(file=stacks, all_threads=True)
         context = RankContext(
             rank=assignment.rank,
@@ -146,9 +146,9 @@ def _run(assignment: Assignment, context: RankContext) -> int:
 def end_with_parent() -> None:
     """No rank, not even a stopped one, outlives a parent that was killed.
 
-    The fork server ends when nobody holds its pipe any more, and the ranks when it ends. But it
-    hands that pipe to every rank, for processes the rank may want to fork; there is no public way
-    to decline it.
+    The fork server ends when no process holds its pipe any more, and the ranks end with it. But it
+    passes that pipe to every rank, for processes that the rank may fork; there is no public way to
+    decline it.
     """
     server = forkserver._forkserver
     pipe, server._forkserver_alive_fd = server._forkserver_alive_fd, None

@@ -1,4 +1,4 @@
-"""Training without a strategy: every rank has rows of its own, and is held against one process."""
+"""Training without a strategy, where every rank has its own rows; the oracle is one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 32  # rows of each rank in a step
 
 
 def own_rows(array: np.ndarray, rank: int, ranks: int, batch: int = BATCH) -> np.ndarray:
-    """The rows of a rank, where each global batch holds `batch` rows of every rank in turn."""
+    """Returns a rank's rows; each global batch has `batch` rows of every rank in turn."""
     parts = array.reshape(-1, ranks, batch, *array.shape[1:])
     return parts[:, rank].reshape(-1, *array.shape[1:])
 
@@ -36,7 +36,7 @@ def train_like_one_process(
 
     Args:
       ctx: the rank's context.
-      build: makes a built and compiled model; is given what makes its optimizer distributed, or
+      build: makes a built and compiled model; takes a function that wraps its optimizer, or
         leaves it as it is.
       steps: how many, in each of two epochs.
       tolerance: the largest difference allowed.
@@ -73,7 +73,7 @@ def train_like_one_process(
 
 
 def bytes_sent() -> int:
-    """What this rank has sent so far."""
+    """Returns the bytes that this rank has sent so far."""
     return job.communicator("a test").stats().bytes_sent
 
 

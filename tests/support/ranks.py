@@ -1,4 +1,4 @@
-"""Multi-process tests: the test body is what each rank runs.
+"""Multi-process tests: each rank runs the body of the test.
 
     @on_ranks(2, 4)
     def test_sum(ctx):
@@ -9,7 +9,7 @@ starts in a fraction of a second. TF_CONFIG describes the ranks as workers on fr
 `ctx` is a `rank_process.RankContext`. A failing rank shows as "rank 2 of 4" with its traceback and
 its last output, the first failure in time first; a hang shows every rank's stacks.
 
-Fault tests hold the ranks in their hands instead:
+Fault tests control the ranks themselves:
 
     with start_ranks(train, 3) as ranks:
         ranks.wait_for(1, "step", 7)
@@ -46,7 +46,7 @@ __all__ = ["Outcome", "RankGroup", "on_ranks", "start_ranks"]
 
 START_TIMEOUT = 180.0
 GRACE = 5.0
-# How many times as long as on the newest TensorFlow bodies may take.
+# Factor of all timeouts; older releases of TensorFlow are slower.
 PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 
 
@@ -60,14 +60,14 @@ def on_ranks(
     """Turns a body into a test that runs it on every rank, once for each of `sizes`.
 
     The body is a top-level function of its module: its first parameter is the context, the others
-    are fixtures or parameters as in any test; their values travel by pickle.
+    are fixtures or parameters as in any test; their values are pickled.
 
     Args:
       *sizes: numbers of ranks to run the test on.
-      timeout: seconds the ranks have together, from their start to the last one's end.
-      check: called in the test's own process with the list of what the bodies returned, by rank.
+      timeout: seconds from the start of the ranks to the end of the last one.
+      check: called in the test's own process with the bodies' results, by rank.
       env: variables set in every rank besides TF_CONFIG.
-      roles: as for `start_ranks`; its length must be the one size asked for.
+      roles: as for `start_ranks`; its length must be the only one of `sizes`.
 
     Returns:
       A decorator.
@@ -108,7 +108,7 @@ def on_ranks(
         test.rank_body = body
         ids = [f"{size}-ranks" if size > 1 else "1-rank" for size in sizes]
         test = pytest.mark.parametrize("rank_count", sizes, ids=ids)(test)
-        # The ranks' own deadline comes first, because it shows their stacks.
+        # The ranks' own deadline is earlier, because it prints their stacks.
         return pytest.mark.timeout(PATIENCE * timeout + GRACE + START_TIMEOUT)(test)
 
     return decorate
@@ -129,7 +129,7 @@ def start_ranks(
 
     Args:
       body: a top-level function of a module.
-      size: how many ranks.
+      size: the number of ranks.
       args: positional arguments for every rank, picklable.
       kwargs: keyword arguments for every rank, picklable.
       tmp_path: the ranks' shared directory; a temporary one by default.
@@ -195,8 +195,8 @@ def tf_config(roles: Sequence[str], addresses: Sequence[str], rank: int) -> str:
 def _compiled(source: Path) -> bytes:
     text = source.read_bytes()
     tree = ast.parse(text, filename=str(source))
-    # The operands' values belong in a failing rank's message. pytest has no public call for this;
-    # without it asserts still fail, only less clearly.
+    # Adds the operands' values to the message of a failing assert. pytest has no public call for
+    # this; without it asserts still fail, with a shorter message.
     with contextlib.suppress(ImportError, TypeError):
         from _pytest.assertion.rewrite import rewrite_asserts
 
@@ -218,11 +218,11 @@ def _pickled(body: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
 
 @functools.cache
 def fork_server() -> multiprocessing.context.BaseContext:
-    """The server that ranks and scripts are forked from: its imports are on no test's clock."""
+    """The server that ranks and scripts are forked from; no test's timeout includes its imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rank_imports"])
     before = dict(os.environ)
-    # The server finds the modules to preload only by its environment.
+    # The server takes the path of the modules to preload from its environment only.
     os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     # TensorFlow's C++ side reads it once, in the server.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -245,4 +245,4 @@ def fork_server() -> multiprocessing.context.BaseContext:
 
 
 def _nothing() -> None:
-    """What the first process runs: that it ends proves that the server has made its imports."""
+    """The body of the first process: its end proves that the server has finished its imports."""

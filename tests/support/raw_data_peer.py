@@ -1,4 +1,4 @@
-"""A data connection by hand: frames, and the handshake of ops/core/net/authenticate.h.
+"""A data connection in Python: frames, and the handshake of ops/core/net/authenticate.h.
 
 Written from the protocol's description, not with the core's code.
 """
@@ -25,17 +25,17 @@ HEADER_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES = 48, 32, 16, 32
 
 
 def frame(kind: int, length: int, payload: bytes = b"", magic: int = MAGIC) -> bytes:
-    """A frame as on the data connections: 48 bytes of header, then the meta."""
+    """Returns a frame of the data connections: 48 bytes of header, then the meta."""
     return struct.pack("<IBBHIIQQQQ", magic, kind, 0, 0, length, 0, 0, 0, 0, 0) + payload
 
 
 def hello(generation: int, rank: int, to: int = 0, nonce: bytes | None = None) -> bytes:
-    """The content of a HELLO."""
+    """Returns the payload of a HELLO."""
     return struct.pack("<QII", generation, rank, to) + (nonce or os.urandom(NONCE_BYTES))
 
 
 def proof(side: str, key: bytes, said: bytes, nonce: bytes) -> bytes:
-    """What the "dialler" or the "acceptor" proves the key with."""
+    """Returns the proof of the key by the "dialler" or the "acceptor"."""
     text = b"tfdist data connection, " + side.encode() + b"\0" + said + nonce
     return hmac.new(key, text, hashlib.sha256).digest()
 
@@ -52,7 +52,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def introduce(connection: socket.socket, key: bytes, said: bytes) -> bytes:
-    """Says a HELLO and proves a key to the challenge; returns the acceptor's nonce and proof."""
+    """Sends a HELLO, answers the challenge; returns the acceptor's nonce and proof."""
     connection.sendall(frame(HELLO, HELLO_BYTES, said))
     header = receive(connection, HEADER_BYTES)
     assert header[4] == CHALLENGE, header
@@ -63,7 +63,7 @@ def introduce(connection: socket.socket, key: bytes, said: bytes) -> bytes:
 
 
 class Door(NamedTuple):
-    """What a worker knows of a server before it connects."""
+    """A server's port, key and incarnation, which a worker needs to connect."""
 
     port: int
     key: bytes
@@ -71,7 +71,7 @@ class Door(NamedTuple):
 
 
 def find_door(ranks: Any) -> Door:
-    """Asks ps 0 of two workers without a secret, as worker 0 beside a chief does."""
+    """Requests them from ps 0 of a two-worker job without a secret, as worker 0 beside a chief."""
     cluster = Cluster.from_tf_config(ranks[1].assignment.environment["TF_CONFIG"])
     control = ControlClient(cluster, None, cluster.ps[0], "ps 0")
     config = PsConfig.make(2, epoch_timeout=0.0)  # as of the jobs that are attacked

@@ -12,7 +12,7 @@ import tfdist
 
 
 class ScriptedLoop:
-    """Trains one float64 weight, which begins at 0, by gradients that are always the same.
+    """Trains one float64 weight, which begins at 0, by a constant gradient.
 
     Args:
       gradient: of each step of this worker.
@@ -32,10 +32,10 @@ class ScriptedLoop:
         """Makes a step of rate 1.
 
         Args:
-          within: what happens between its pull and its push.
+          within: called between the step's pull and its push.
 
         Returns:
-          The weight that it has pulled.
+          The weight that the step has pulled.
         """
         pulled = []
 
@@ -56,10 +56,10 @@ class ScriptedLoop:
 
     @property
     def weight(self) -> float:
-        """What the servers hold now."""
+        """The servers' value of the weight."""
         return float(self._weight)
 
     @property
     def iterations(self) -> int:
-        """The steps of all workers."""
+        """The number of steps of all workers."""
         return int(self._optimizer.iterations.numpy())

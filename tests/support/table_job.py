@@ -1,4 +1,4 @@
-"""Tables on parameter servers in one process, for tests: made, looked up, pushed to."""
+"""Parameter servers with tables, and workers that use them, in one process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tfdist.ps.checkpoint.checkpoint import Checkpoints
 from tfdist.ps.config import PsConfig
 
 KEY = bytes(32)
-# Closes every server and client that was made here; a fixture of all tests does so at their end.
+# Closes every server and client made here; a fixture of all tests does so at the end of each test.
 OPEN = contextlib.ExitStack()
-# Of a table's configuration.
+# Fields of a table's configuration.
 ADAGRAD = {
     "optimizer": ops.OptimizerConfig(kind=ops.OptimizerKind.ADAGRAD),
     "first_slots": (0.1, 0, 0),
@@ -25,17 +25,17 @@ ADAGRAD = {
 
 
 def start_server(index: int = 0, workers: int = 1, **options) -> ops.ParameterServer:
-    """Returns a server that nobody was let in to yet."""
+    """Returns a server that does not accept workers yet."""
     server = ops.ParameterServer(index, PsConfig.make(workers, **options))
     OPEN.callback(server.close)
     return server
 
 
 class Tables:
-    """What a worker does with tables.
+    """A worker's operations on tables.
 
     Args:
-      client: its connections.
+      client: the worker's connections.
     """
 
     def __init__(self, client: ops.ParameterClient) -> None:
@@ -43,14 +43,14 @@ class Tables:
         self._steps = 0
 
     def table(self, name: str, width: int = 2, **config) -> SimpleNamespace:
-        """Creates a table; it is what `ParameterClient.lookup` expects."""
-        number = self.client.create_table(name, ops.TableConfig(width=width, **config))
+        """Creates a table for `ParameterClient.lookup`."""
+        table_id = self.client.create_table(name, ops.TableConfig(width=width, **config))
         shard = SimpleNamespace(server=0, name=name, first=0, count=0)
         parameter = self.client.add_parameter(name, tf.float32, [shard])
         variable = tf.Variable(self.client.initial_value(parameter, tf.zeros([0, width])))
         return SimpleNamespace(
             name=name,
-            table=number,
+            table=table_id,
             width=width,
             handle=variable.handle,
             parameter=parameter,
@@ -58,12 +58,12 @@ class Tables:
         )
 
     def lookup(self, table, ids, training: bool = True) -> np.ndarray:
-        """Rows of ids."""
+        """Returns the rows of ids."""
         ids = tf.constant(ids, tf.int64)
         return self.client.lookup([table], [ids], training)[0].numpy()
 
     def push(self, table, ids, gradients, rate: float = 1.0, wait: bool = True) -> None:
-        """One step with these gradients; to `wait` is until the servers have acknowledged it."""
+        """Makes one step with these gradients; with `wait`, waits for the acknowledgement."""
         self._steps += 1
         self.client.pull([table], begins_step=True)
         self.client.stage_rows(
@@ -79,14 +79,14 @@ class Tables:
 
 
 class Worker(Tables):
-    """A worker that is connected to servers, which it starts.
+    """A worker with connections to servers, which it starts.
 
     Args:
       servers: of the job.
-      rank: its own.
-      workers: how many there are.
-      start: the servers let nobody in yet.
-      process: the number of its process.
+      rank: the worker's rank.
+      workers: the number of workers.
+      start: whether to start the servers.
+      process: the process number; the worker adds its rank.
     """
 
     def __init__(
@@ -107,40 +107,41 @@ class Worker(Tables):
 
 
 def rows_of(server: ops.ParameterServer) -> dict[str, dict[int, bytes]]:
-    """All rows of a server by table and id: value, slots, times of use and counts, bit for bit."""
+    """Returns a server's rows by table and id: time of use, count, value and slots, as bytes."""
     found: dict[str, dict[int, bytes]] = {}
-    with server.checkpoint(False, None) as image:
-        for table in image.tables:
+    with server.checkpoint(False, None) as snapshot:
+        for table in snapshot.tables:
             rows = found.setdefault(table.name, {})
-            for bit in table.bits():
-                for i, row in enumerate(bit.ids.tolist()):
+            for chunk in table.chunks():
+                for i, row in enumerate(chunk.ids.tolist()):
                     assert row not in rows
-                    head = bit.used[i].tobytes() + bit.counts[i].tobytes()
-                    rows[row] = head + bit.content[i].tobytes()
+                    head = chunk.used[i].tobytes() + chunk.counts[i].tobytes()
+                    rows[row] = head + chunk.content[i].tobytes()
     return found
 
 
-def dumped(worker: Tables, table) -> dict[int, bytes]:
-    """The rows of a table on the first server, as `rows_of` gives them, but as a worker reads them.
+def scanned(worker: Tables, table) -> dict[int, bytes]:
+    """Returns a table's rows on the first server in the form of `rows_of`, read by a worker.
 
-    `rows_of` takes a copy, so that what the server saves next as changed is what changed since.
+    `rows_of` takes a checkpoint, after which the server considers its rows unchanged. A scan does
+    not.
     """
     found = {}
-    for bit in ops.scan_rows(worker.client, table, 0, slots=True):
-        for i, row in enumerate(bit.ids.tolist()):
-            head = bit.used[i].tobytes() + bit.counts[i].tobytes()
-            found[row] = head + bit.content[i].tobytes()
+    for chunk in ops.scan_rows(worker.client, table, 0, slots=True):
+        for i, row in enumerate(chunk.ids.tolist()):
+            head = chunk.used[i].tobytes() + chunk.counts[i].tobytes()
+            found[row] = head + chunk.content[i].tobytes()
     return found
 
 
 def restored(root, server: int = 0, servers: int = 1) -> tuple[ops.ParameterServer, str | None]:
-    """Returns a server that goes on from what was saved, and from what."""
+    """Returns a server restored from the saved state, and what `Checkpoints.restore` returned."""
     store = start_server(server)
     return store, Checkpoints(store, str(root), server, servers).restore()
 
 
 def train(worker: Tables, table, seed: int, count: int = 500, steps: int = 3) -> None:
-    """Looks up ids, of which some come often, and pushes random gradients."""
+    """Looks up Zipf-distributed ids and pushes random gradients."""
     random = np.random.default_rng(seed)
     for _ in range(steps):
         ids = random.zipf(1.3, count) % 100_000

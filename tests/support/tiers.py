@@ -1,4 +1,4 @@
-"""What `scripts/test` leaves to `scripts/test --all`: long cases, and most rounds of long tests."""
+"""Cases that only `scripts/test --all` runs: long cases, and most rounds of long tests."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ LONG = os.environ.get("TEST_LONG") == "1"
 
 
 def rounds(usual: int, long: int) -> int:
-    """How often a test repeats: `usual` times, or `long` times where there is time."""
+    """Returns the repetitions of a test: `usual`, or `long` in a long run."""
     return long if LONG else usual
 
 
-# By file name, the cases that are left out, as a regular expression, and what stands for them.
+# By file name, a regular expression of the excluded cases; comments name the cases that cover them.
 LONG_CASES = {
     # The same cases with Adam, which has slots; of canned ones and heads the mirrored case.
     "test_estimator_strategies.py": r"equals_no_strategy\[(\w+-sgd-"
     r"|canned-adam-central|head-adam-(one|central))",
     # Two devices for each optimizer and four for Adam; three when evaluating; tf_keras with Adam.
-    # Input is parted by the same code in both strategies: of last batches the mirrored cases.
+    # Both strategies split input with the same code: of last batches the mirrored cases.
     "test_parity.py": r"test_fit\[\w+-(\w+-3|(sgd|momentum)-4)\]"
     r"|test_fit\[central-(sgd|momentum)-2\]|test_last_batch\[central-"
     r"|test_evaluate_and_predict\[\w+-[24]\]|test_tf_keras\[\w+-(sgd|momentum)\]",
-    # One device does what none does; both strategies of several reduce with the same code.
+    # One device acts as no strategy; both strategies of several devices reduce with the same code.
     "test_models_on_devices.py": r"\[(OneDevice|CentralStorage)Strategy-"
     r"(?!GAN|synchronized)",
-    # Both strategies read with the same code; the mirrored one stands for it.
+    # Both strategies read with the same code; the mirrored cases cover it.
     "test_inputs.py": r"test_\w+\[central(-(?!ragged)|\])",
     # One strategy with both ways of resuming.
     "test_checkpoint.py": r"test_callbacks_check_point\w+\[central\]",
@@ -55,7 +55,7 @@ LONG_CASES = {
     r"|group_ftrl)\]|test_of_model\[3-ranks-(clipnorm|clipvalue|accumulation|loss_scale_factor|schedule)\]"
     r"|test_beside_all_reduce\[4-ranks-loss_scale\]|test_two_workers_in_sync\[4-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-global_clipnorm\]|beside_all_reduce\[3-ranks-loss_scale\]",
-    # Half a minute of waiting; here the timers that end it.
+    # It waits for half a minute; other tests cover the timers that end the wait.
     "test_lost_machine.py": r"test_both_sides",
     "test_ps_front_ends.py": r"test_tf_keras_in_sync\[3-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-(sgd|momentum)\]|test_embedding_in_sync\[3-ranks-(Adam|SGD)\]"
@@ -64,7 +64,7 @@ LONG_CASES = {
     r"|test_three_workers_and_two_servers\[5-ranks-sgd\]",
     "test_tf_keras.py": r"test_fit_evaluate_predict\[2-ranks-(sgd|momentum)\]"
     r"|test_embedding\[2-ranks-(sgd|adagrad)\]",
-    # The chief comes back as a worker does; test_ps_faults.py has servers without snapshots.
+    # The chief restarts as a worker does; test_ps_faults.py has servers without snapshots.
     "test_restarted_jobs.py": r"\[(chief 0|no_checkpoint_dir)\]",
     "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-momentum\]",
     # LSTM, and classifiers and regressors of each kind.
@@ -72,16 +72,16 @@ LONG_CASES = {
     r"|test_trains_evaluates\w+\[(DNNLinearCombined|DNN|Linear|Baseline)Estimator\]"
     r"|test_trains_evaluates\w+\[(DNN|DNNLinearCombined|Linear)Regressor\]",
     "test_estimator_keras_models.py": r"test_trains_and_evaluates\w+\[(momentum|adagrad)\]",
-    # Exporters, whose models are read by another process.
+    # Exporters; another process reads their models.
     "test_estimator_tf_keras.py": r"\[(devices/|.*test_estimator_(canned|model_fns))",
-    # all_reduce, parameter_server, overlap and memory run what these are made of.
+    # all_reduce, parameter_server, overlap and memory run the same parts.
     "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares)",
     "test_communication_benchmarks.py": r"test_(network|training_step|sizes_of_buckets)",
 }
 
 
 def is_long(test: str) -> bool:
-    """Whether a test, by its id such as "tests/devices/test_inputs.py::test_fit", is left out."""
+    """Whether a test is excluded; its id is such as "tests/devices/test_inputs.py::test_fit"."""
     path, _, name = test.partition("::")
     pattern = LONG_CASES.get(path.rpartition("/")[2])
     return pattern is not None and re.search(pattern, name) is not None

@@ -1,4 +1,4 @@
-"""The program behind warm_python.py's `python`: has its arguments run by the test's process."""
+"""The program behind warm_python.py's `python`: sends its arguments to the test's process."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 
 
 def read(connection: socket.socket) -> int:
-    """The next number; 1 if the test's process has gone."""
+    """Returns the next number; 1 if the test's process has ended."""
     with connection.makefile("rb", buffering=0) as stream:
         return int.from_bytes(stream.read(8) or b"\1", "big", signed=True)
 

@@ -1,9 +1,10 @@
 """A `python` that has imported TensorFlow already, for tests that start scripts.
 
-It takes python's own arguments. The command is a small program (warm_client.py), which hands its
-arguments, environment, working directory and standard streams to the test's process; that has the
-script forked from the server that ranks are forked from (ranks.py), and tells the program how it
-ended. Importing TensorFlow takes a task 5 s of a processor, and an example starts four.
+It takes python's own arguments. The command is a small program (warm_client.py), which sends its
+arguments, environment, working directory and standard streams to the test's process. The test's
+process forks the script from the ranks' fork server (ranks.py) and returns its exit code to the
+program. Importing TensorFlow takes 5 s of processor time per task, and an example starts four
+tasks.
 
 With TEST_COLD_PYTHON=1 it is the plain `python`.
 """
@@ -56,7 +57,7 @@ def interpreter() -> str:
 
 
 class _Streams:
-    """Descriptors that travel to a process when it starts."""
+    """File descriptors that are passed to a process when it starts."""
 
     def __init__(self, descriptors: list[int]) -> None:
         self._descriptors = descriptors
@@ -97,7 +98,7 @@ def _answer(context: BaseContext, client: socket.socket, command: str) -> None:
 
 
 def _run(request: dict[str, Any], streams: list[int], command: str) -> None:
-    """The forked process: becomes what `python` with these arguments would be."""
+    """The forked process: runs what `python` with these arguments would run."""
     gc.freeze()
     atexit._clear()
     end_with_parent()

@@ -49,7 +49,7 @@ def _separate_ids(optimizer: type) -> None:
 def _rows_of(gradient, variable):
     if not isinstance(variable, TableVariable) or not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    ids, rows = table_variable.sum_rows(gradient)
+    ids, rows = table_variable.unique_flat_rows(gradient)
     variable.gradient_ids.set(ids)
     return rows
 

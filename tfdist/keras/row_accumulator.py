@@ -46,4 +46,4 @@ class RowAccumulator:
     def _with(self, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         ids = tf.concat([self._ids.read_value(), self._table.gradient_ids.get()], 0)
         rows = tf.concat([self._rows.read_value(), tf.cast(gradient, tf.float32)], 0)
-        return table_variable.sum_rows(tf.IndexedSlices(rows, ids))
+        return table_variable.unique_flat_rows(tf.IndexedSlices(rows, ids))

@@ -58,7 +58,7 @@ def _rows_of(optimizer: BaseOptimizer, gradient: Any, table: TableVariable | Non
     if table is None or not isinstance(gradient, tf.IndexedSlices):
         return gradient
     if _looks_at_gradients(optimizer):
-        ids, rows = table_variable.sum_rows(gradient)
+        ids, rows = table_variable.unique_flat_rows(gradient)
     else:  # the push adds them up
         ids, rows = table_variable.flat_rows(gradient)
     table.gradient_ids.set(ids)

@@ -64,7 +64,7 @@ class PsWorker:
             cluster.world_size,
             identity,
             len(cluster.ps),
-            lend=settings.peer_memory,
+            peer_memory=settings.peer_memory,
         )
         try:
             for server in range(len(cluster.ps)):

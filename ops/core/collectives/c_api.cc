@@ -1,6 +1,7 @@
 // The functions that Python calls through ctypes. Every function that can fail returns a status
 // code (0: OK) and writes its message into `error`, cut to `error_size` bytes.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -27,6 +28,9 @@ Status ClosedCommunicator(int64_t handle) {
 }  // namespace
 
 extern "C" {
+
+// Sizes of structures that Python declares too. It compares them when it loads the library.
+size_t tfdist_sizeof_communicator_stats() { return sizeof(tfdist::CommunicatorStats); }
 
 int tfdist_communicator_create(int rank, int size, const char* interface, int port,
                                int shared_memory, int64_t* handle, int* bound_port, char* error,

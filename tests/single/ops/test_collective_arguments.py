@@ -1,4 +1,4 @@
-"""Collectives in a world of one rank, and what they refuse before anybody else hears of it."""
+"""Collectives of one rank, and arguments that are refused before any communication."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_splits_that_do_not_fit(alone):
 
 
 def test_ranks_are_looked_up_at_each_execution():
-    """A graph follows the job that this process belongs to."""
+    """A graph uses the job that this process belongs to when it runs."""
     numbers = tf.function(
         lambda: (
             tfdist.rank_op(),

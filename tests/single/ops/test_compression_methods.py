@@ -1,4 +1,4 @@
-"""Compression alone: its arguments, and each method against NumPy on a communicator of one rank."""
+"""Arguments of compression, and each method against NumPy on a communicator of one rank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_names_and_methods():
 
 
 def test_names_of_horovod():
-    """Classes with two static methods, which also name our methods."""
+    """Horovod's classes have two static methods; here they also name tfdist's methods."""
     none, fp16 = tfdist.Compression.none, tfdist.Compression.fp16
     assert method_of(none) == NoCompression() and compressor(fp16).method == FP16()
     assert tfdist.CommunicationOptions(compression=fp16).compression == FP16()
@@ -130,7 +130,7 @@ def test_16_bits_round_once_on_one_rank(alone, method, mode):
     np.testing.assert_array_equal(double, rounded.astype("float64"))
     assert double.dtype == tf.float64 and empty.shape == (0, 2)
     np.testing.assert_array_equal(integers, range(4))
-    np.testing.assert_array_equal(held, values)  # it is still somebody's
+    np.testing.assert_array_equal(held, values)  # its memory was not reused
 
 
 def test_float16_overflows_and_bfloat16_does_not(alone):
@@ -175,7 +175,7 @@ def test_power_sgd_against_numpy(alone):
 def test_nothing_is_lost_but_only_comes_later(alone, method, dtype):
     feedback = compressor(method)
     total, applied = 0.0, 0.0
-    for step in range(20):  # and then silence, in which what was kept is sent
+    for step in range(20):  # then zero gradients, with which the residual is sent
         (gradient,) = gradients(step, (12, 9)) if step < 8 else [np.zeros([12, 9])]
         total = total + gradient
         (sent,) = feedback.all_reduce([gradient.astype(dtype)], alone)
@@ -234,10 +234,10 @@ def test_a_gradient_is_known_by_its_variable(alone):
 
     np.testing.assert_array_equal(step(first), [3, 0])
     np.testing.assert_array_equal(step(second), [3, 0])
-    np.testing.assert_array_equal(step(first), [3, 0])  # keeps 2 now
+    np.testing.assert_array_equal(step(first), [3, 0])  # its residual is 2 now
     np.testing.assert_array_equal(traced(first), [0, 3])
     np.testing.assert_array_equal(traced(second), [0, 2])
-    for _ in range(5):  # what is kept goes with the variable, whose id is given to the next
+    for _ in range(5):  # the residual ends with the variable, although the next one reuses its id
         variable = tf.Variable(tf.zeros([2]))
         np.testing.assert_array_equal(step(variable, (0.0, 0.0)), [0, 0])
         np.testing.assert_array_equal(step(variable), [3, 0])
@@ -254,7 +254,7 @@ def test_without_a_variable_it_is_known_by_its_place(alone):
         (other,) = top.all_reduce([gradient], alone)
         return one, other
 
-    for scale in (1, 1.0):  # another trace goes on with what the first one kept
+    for scale in (1, 1.0):  # another trace continues with the first one's residual
         for value in step(tf.constant(scale)):
             np.testing.assert_array_equal(value, [3, 0])
     for value in step(tf.constant(0)):

@@ -1,7 +1,10 @@
-"""An op library that does not fit and an unsupported TensorFlow are explained in one message."""
+"""The op library: errors if it or TensorFlow does not fit, its structures, and the layers above."""
 
+import ast
+import ctypes
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -36,6 +39,66 @@ def test_a_damaged_library_is_an_import_error_with_the_cause(tmp_path):
     damaged.write_bytes(b"not an ELF file")
     with pytest.raises(ImportError, match=r"libtfdist_ops.tf2.21.so does not load into TensorFlow"):
         library._load(tf.load_op_library, damaged)
+
+
+def _structures(kind: type = ctypes.Structure) -> list[type]:
+    """Returns all ctypes structures of tfdist."""
+    found = [kind] if kind.__module__.startswith("tfdist.") else []
+    return found + [each for derived in kind.__subclasses__() for each in _structures(derived)]
+
+
+def test_every_structure_has_the_size_that_it_has_in_the_library():
+    registered = library._structures
+    assert set(registered.values()) == set(_structures())
+    assert len(registered) >= 12
+    library.check_structures(library.c_api(), registered, "libtfdist_ops.so")
+
+
+def test_structures_that_differ_are_named_with_both_sizes():
+    class Longer(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_char * 1000)]
+
+    size = ctypes.sizeof(library._structures["client_stats"])
+    structures = {**library._structures, "client_stats": Longer, "absent": Longer}
+    with pytest.raises(errors.OpLibraryError) as raised:
+        library.check_structures(library.c_api(), structures, "libtfdist_ops.tf2.21.so")
+    message = str(raised.value)
+    assert "libtfdist_ops.tf2.21.so does not fit tfdist's Python code" in message
+    assert f"client_stats (expected 1000 bytes, received {size})" in message
+    assert "absent (expected 1000 bytes, received none)" in message
+    assert message.count("expected") == 2 and "make -C ops lib" in message
+
+
+def _imported(source: Path) -> set[str]:
+    """Returns the names of tfdist that a file imports, also within functions."""
+    names = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return {name for name in names if name.split(".")[0] == "tfdist"}
+
+
+def test_ops_import_nothing_that_is_built_on_them():
+    sources = sorted(Path(library.__file__).parent.rglob("*.py"))
+    assert len(sources) > 20
+    below = ("tfdist.ops", "tfdist.errors", "tfdist._providers")
+    for source in sources:
+        above = [name for name in _imported(source) if not name.startswith(below)]
+        assert not above, source
+
+
+def test_functions_of_the_packages_above_are_found_after_a_plain_import():
+    script = (
+        "import tfdist.ops\n"
+        "assert tfdist.ops.embedding_lookup.__module__.startswith('tfdist.embedding')\n"
+        "for name in tfdist.ops.__all__: getattr(tfdist.ops, name)\n"
+        "try: tfdist.ops.barrier()\n"
+        "except tfdist.errors.NotInitializedError as error: assert 'barrier: ' in str(error)\n"
+        "else: raise AssertionError('expected NotInitializedError')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("version", ["2.16.1", "2.18.0", "2.21.0", "2.21.1", "2.19.0-rc0"])

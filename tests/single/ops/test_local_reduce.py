@@ -46,7 +46,7 @@ def test_mean_divides_floats_and_truncates_integers():
 
 
 def test_a_list_larger_than_the_cache():
-    # Odd sizes: where one thread's part begins is no multiple of a cache line.
+    # Odd sizes, so that the threads' parts do not begin at multiples of a cache line.
     sizes = [3_000_001, 5, 2_500_003]
     replicas = [[tf.range(float(n)) * (r + 1) for n in sizes] for r in range(3)]
     for n, result in zip(sizes, ops.local_reduce(replicas), strict=True):

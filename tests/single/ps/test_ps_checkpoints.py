@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_job import ADAGRAD, Worker, dumped, restored, rows_of, start_server, train
+from table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
 
 from tfdist import ops
 from tfdist.errors import CheckpointError
@@ -272,7 +272,7 @@ def test_training_goes_on_while_rows_are_fetched(job, tmp_path):
     train(worker, a, 1, count=5000)
     before = rows_of(store)["a"]
     with store.checkpoint(False, None) as image:
-        bits = image.tables[0].bits(most=10)
+        bits = image.tables[0].chunks(max_rows=10)
         fetched = dict.fromkeys(next(bits).ids.tolist())
         worker.push(a, list(before), np.ones([len(before), 3]))
         worker.lookup(a, np.arange(10**6, 10**6 + 100))
@@ -398,7 +398,7 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
         other.client.create_table("a", ops.TableConfig(width=4), resets_slots=True)
     worker = Worker([store], start=False)
     number = worker.client.create_table("a", config, resets_slots=True)
-    after = dumped(worker, number)
+    after = scanned(worker, number)
     assert after.keys() == before.keys()
     for id_, row in after.items():  # times of use, counts and values; and Adam's slots
         assert row == before[id_][: 8 + 12] + bytes(24)
@@ -410,7 +410,7 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
     worker = Worker([store], start=False, process=2000)
     table = worker.table("a", 3, **ADAM)
     worker.push(table, list(after)[:5], np.ones([5, 3]))
-    changed = dumped(worker, table.table)
+    changed = scanned(worker, table.table)
     assert changed != after
     killed, _ = again()  # from the former snapshot, and a log of both tables
     assert rows_of(killed)["a"] == changed

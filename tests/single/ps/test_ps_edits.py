@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_job import ADAGRAD, Worker, dumped, restored, rows_of, start_server, train
+from table_job import ADAGRAD, Worker, restored, rows_of, scanned, start_server, train
 
 from tfdist import ops
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
@@ -40,7 +40,7 @@ def same_as_on_disk(worker, table, tmp_path):
     copy, _ = restored(tmp_path)
     # Values and slots by id; lookups, which count uses, are not in the log.
     now = {id_: row[8:] for id_, row in rows_of(copy)["t"].items()}
-    assert now == {id_: row[8:] for id_, row in dumped(worker, table.table).items()}
+    assert now == {id_: row[8:] for id_, row in scanned(worker, table.table).items()}
     return now
 
 

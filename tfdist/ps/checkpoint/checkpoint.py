@@ -147,7 +147,7 @@ class Checkpoints:
                     number,
                     image.shards,
                     image.progress,
-                    image.aside,
+                    image.unclaimed,
                     seal,
                     self._log_number,
                     image.time,

@@ -89,7 +89,7 @@ def write(file: BinaryIO, about: About) -> Written:
     writer.add(_ABOUT, 0, 0, 0, len(text), [np.frombuffer(text, np.uint8)])
     count = 0
     for i, table in enumerate(about.tables):
-        for rows in table.bits():
+        for rows in table.chunks():
             arrays = [rows.ids, rows.removed, rows.used, rows.counts, rows.content]
             writer.add(_ROWS, i, len(rows.ids), len(rows.removed), table.content_floats, arrays)
             count += len(rows.ids)

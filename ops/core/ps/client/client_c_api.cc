@@ -4,6 +4,7 @@
 // and writes its message there, cut to `error_size` bytes. The others do nothing if the handle is
 // unknown.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -50,6 +51,13 @@ Status Wait(const std::function<void(ps::Done)>& call) {
 }  // namespace
 
 extern "C" {
+
+// Sizes of structures that Python declares too. It compares them when it loads the library.
+size_t tfdist_sizeof_client_options() { return sizeof(ps::ClientOptions); }
+size_t tfdist_sizeof_client_stats() { return sizeof(ps::ClientStats); }
+size_t tfdist_sizeof_lookup_stats() { return sizeof(ps::LookupStats); }
+size_t tfdist_sizeof_table_config() { return sizeof(ps::TableConfig); }
+size_t tfdist_sizeof_row_initializer() { return sizeof(ps::RowInitializer); }
 
 int tfdist_ps_client_create(const ps::ClientOptions* options, int64_t* handle, char* error,
                             size_t error_size) {

@@ -6,6 +6,9 @@
 
 extern "C" {
 
+// Sizes of structures that Python declares too. It compares them when it loads the library.
+size_t tfdist_sizeof_optimizer_config() { return sizeof(tfdist::ps::OptimizerConfig); }
+
 // Makes one step of `config` in place, on arrays of `count` elements; `slots` has one array for
 // each slot. Returns false if optimizers do not support `dtype`, or if `slot_count` is wrong.
 bool tfdist_ps_optimize(const tfdist::ps::OptimizerConfig* config, double learning_rate,

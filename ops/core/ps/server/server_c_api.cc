@@ -4,6 +4,7 @@
 // OK) and writes its message there, cut to `error_size` bytes. The others do nothing if the handle
 // is unknown.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -154,6 +155,14 @@ Status AddTable(const tfdist_ps_saved_table& saved, std::vector<std::shared_ptr<
 }  // namespace
 
 extern "C" {
+
+// Sizes of structures that Python declares too. It compares them when it loads the library.
+size_t tfdist_sizeof_server_options() { return sizeof(tfdist_ps_server_options); }
+size_t tfdist_sizeof_server_stats() { return sizeof(ps::ServerStats); }
+size_t tfdist_sizeof_table_stats() { return sizeof(ps::TableStats); }
+size_t tfdist_sizeof_trace_event() { return sizeof(ps::TraceEvent); }
+size_t tfdist_sizeof_saved_rows() { return sizeof(tfdist_ps_rows); }
+size_t tfdist_sizeof_saved_table() { return sizeof(tfdist_ps_saved_table); }
 
 int tfdist_ps_server_create(const tfdist_ps_server_options* options, const char* interface,
                             int port, int local, int64_t* handle, int* bound_port, char* error,

@@ -1,4 +1,4 @@
-"""Lists of tensors that go from one device of a process to others."""
+"""Copies of lists of tensors between the devices of a process."""
 
 import numpy as np
 import pytest
@@ -91,4 +91,4 @@ def test_a_list_is_sent_once_to_each_device():
     received = [n for graph in trace.partition_graphs for n in graph.node if n.op == "_Recv"]
     bundles = [n for n in received if n.attr["tensor_type"].type == tf.variant.as_datatype_enum]
     floats = [n for n in received if n.attr["tensor_type"].type == tf.float32.as_datatype_enum]
-    assert len(bundles) == 2 and len(floats) <= 3  # what is fed and what is fetched
+    assert len(bundles) == 2 and len(floats) <= 3  # the fed and the fetched tensors

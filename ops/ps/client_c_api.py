@@ -1,18 +1,18 @@
-"""The C functions of a worker's client, in core/ps/client/client_c_api.cc."""
+"""Structures and C functions of core/ps/client/client_c_api.cc."""
 
 from __future__ import annotations
 
 import ctypes
 
 from tfdist.ops import library
+from tfdist.ops.library import Handle, c_structure
 from tfdist.ops.ps.optimizer_config import OptimizerConfig
 from tfdist.ops.ps.table_config import TableConfig
 
-Handle = ctypes.c_int64
 
-
-class Options(ctypes.Structure):
-    """Laid out as `ClientOptions` in core/ps/client/client.h."""
+@c_structure("client_options")
+class ClientOptions(ctypes.Structure):
+    """Has the layout of `ClientOptions` in core/ps/client/client.h."""
 
     _fields_ = [
         ("worker", ctypes.c_int),
@@ -24,8 +24,9 @@ class Options(ctypes.Structure):
     ]
 
 
-class Stats(ctypes.Structure):
-    """Laid out as `ClientStats` in core/ps/client/client.h."""
+@c_structure("client_stats")
+class ClientStats(ctypes.Structure):
+    """Has the layout of `ClientStats` in core/ps/client/client.h."""
 
     _fields_ = [
         ("pulls", ctypes.c_uint64),
@@ -39,8 +40,9 @@ class Stats(ctypes.Structure):
     ]
 
 
+@c_structure("lookup_stats")
 class LookupStats(ctypes.Structure):
-    """Laid out as `LookupStats` in core/ps/client/lookups/lookups.h."""
+    """Has the layout of `LookupStats` in core/ps/client/lookups/lookups.h."""
 
     _fields_ = [
         ("lookups", ctypes.c_uint64),
@@ -55,12 +57,12 @@ class LookupStats(ctypes.Structure):
     ]
 
 
-Ints = ctypes.POINTER(ctypes.c_int)
-Longs = ctypes.POINTER(ctypes.c_uint64)
-CALLS = library.CFunctions(
+_Ints = ctypes.POINTER(ctypes.c_int)
+_Longs = ctypes.POINTER(ctypes.c_uint64)
+CLIENT = library.CFunctions(
     "tfdist_ps_client_",
     checked={
-        "create": [ctypes.POINTER(Options), ctypes.POINTER(Handle)],
+        "create": [ctypes.POINTER(ClientOptions), ctypes.POINTER(Handle)],
         "connect": [
             Handle,
             ctypes.c_int,
@@ -69,26 +71,26 @@ CALLS = library.CFunctions(
             ctypes.c_uint64,
             ctypes.c_double,
         ],
-        "wait_for_lost": [Handle, ctypes.c_double, Ints],
+        "wait_for_lost": [Handle, ctypes.c_double, _Ints],
         "add_parameter": [
             Handle,
             ctypes.c_char_p,
             ctypes.c_int,
             ctypes.c_uint64,
             ctypes.c_int,
-            Ints,
+            _Ints,
             ctypes.POINTER(ctypes.c_char_p),
-            Longs,
-            Longs,
-            Ints,
+            _Longs,
+            _Longs,
+            _Ints,
         ],
         "bind": [
             Handle,
             ctypes.POINTER(OptimizerConfig),
             ctypes.c_int,
-            Ints,
-            Ints,
-            Ints,
+            _Ints,
+            _Ints,
+            _Ints,
             ctypes.POINTER(ctypes.c_double),
         ],
         "create_table": [
@@ -96,7 +98,7 @@ CALLS = library.CFunctions(
             ctypes.c_char_p,
             ctypes.POINTER(TableConfig),
             ctypes.c_bool,
-            Ints,
+            _Ints,
         ],
         "set_cache": [Handle, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64],
         "flush": [Handle, ctypes.c_double],
@@ -106,7 +108,7 @@ CALLS = library.CFunctions(
         "give_up": [Handle, ctypes.c_int, ctypes.c_int, ctypes.c_char_p],
         "exclude": [Handle, ctypes.c_int],
         "set_lookup_group": [Handle, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64],
-        "stats": [Handle, ctypes.POINTER(Stats)],
+        "stats": [Handle, ctypes.POINTER(ClientStats)],
         "lookup_stats": [Handle, ctypes.POINTER(LookupStats)],
         "close": [Handle],
         "waiting": [Handle, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],

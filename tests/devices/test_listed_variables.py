@@ -1,4 +1,4 @@
-"""Which variables a graph lists: an Estimator saves those."""
+"""The variables that a graph lists; an Estimator saves these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ v1 = tf.compat.v1
 
 @pytest.fixture(params=["mirrored", "central", "multi_worker"])
 def any_strategy(request):
-    """Of two replicas, or of four where it takes all devices."""
+    """A strategy with two replicas; with four if it uses all devices."""
     if request.param == "multi_worker":
         return tfdist.MultiWorkerMirroredStrategy()
     return make_strategy(request.param, 2)

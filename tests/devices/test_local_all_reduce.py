@@ -43,13 +43,13 @@ def test_all_reduce_of_all_dtypes_together(kind, replicas):
                 assert value.dtype == dtype
                 np.testing.assert_array_equal(value, total * np.arange(5))
             for value in strategy.experimental_local_results(mean):
-                # As everywhere in tf.distribute, the mean of integers is a float.
+                # In tf.distribute the mean of integers is a float.
                 assert value.dtype == (tf.ones([], dtype) / 1).dtype
                 np.testing.assert_array_equal(value, np.arange(5) * total / replicas)
 
 
 def test_all_reduce_of_rows(strategy):
-    """Rows of one index are added, within a replica and between replicas."""
+    """Rows of equal indices are summed, within a replica and between replicas."""
 
     def all_reduce(dtype):
         replica, one = _replica(dtype)
@@ -78,7 +78,7 @@ def _all_reduce(value, *more):
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_all_reduce_of_what_all_replicas_share(kind, replicas):
-    """TensorFlow takes the one tensor that all replicas hold for the sum."""
+    """TensorFlow returns the shared tensor itself as the sum."""
     strategy = make_strategy(kind, replicas)
     shared = tf.constant([1.0, 2.0])
     for run in _runs(strategy):
@@ -92,7 +92,7 @@ def test_all_reduce_of_what_all_replicas_share(kind, replicas):
 def test_gather_of_numbers_and_strings(strategy):
     def gather():
         replica, one = _replica(tf.int32)
-        text = tf.strings.as_string(tf.fill([one], one))  # as many rows as its number
+        text = tf.strings.as_string(tf.fill([one], one))  # replica r has r + 1 rows
         return replica.all_gather(text, axis=0), replica.all_gather(tf.fill([1, one], one), axis=1)
 
     for run in _runs(strategy):
@@ -105,7 +105,7 @@ def test_gather_of_numbers_and_strings(strategy):
 
 
 def test_reduce_of_nested_values(strategy):
-    """What one strategy takes all take: dicts, scalars with an axis, uneven rows."""
+    """All strategies take dicts, scalars with an axis, and different numbers of rows."""
     data = strategy.run(
         lambda: {
             "scalar": _replica()[1],
@@ -118,7 +118,7 @@ def test_reduce_of_nested_values(strategy):
 
 
 def test_one_fused_op_per_step(strategy):
-    """All gradients of a step are reduced by one op, whatever their number."""
+    """One op reduces all gradients of a step."""
     with strategy.scope():
         model = built_classifier("sgd", middle=[keras.layers.Dense(5), keras.layers.Dense(7)])
         model.optimizer.build(model.trainable_variables)
