@@ -11,7 +11,7 @@ from tfdist.horovod.learning_rate import (
     LearningRateWarmupCallback,
 )
 from tfdist.horovod.metrics import MetricAverageCallback
-from tfdist.ps import membership
+from tfdist.job import process
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
 
@@ -30,12 +30,13 @@ _SCALAR.data_class = 1  # DATA_CLASS_SCALAR
 
 
 class PsStats(Callback):
-    """Writes what the parameter servers hold and do as TensorBoard scalars.
+    """Writes the parameter servers' statistics as TensorBoard scalars.
 
-    Of each server `ps/0/rows`, `bytes`, `pulls_per_second`, `pushes_per_second`,
-    `lookups_per_second` and `hit_rate`; of each table the same, and what was evicted, under
-    `ps/0/tables/NAME/`. Rates are of the time since they were written last. Give it to all workers:
-    the chief writes. Without parameter servers it writes nothing.
+    For each server these are `ps/0/rows`, `bytes`, `pulls_per_second`, `pushes_per_second`,
+    `lookups_per_second` and `hit_rate`; for each table, under `ps/0/tables/NAME/`, `rows`, `bytes`,
+    `lookups_per_second`, `updates_per_second`, `hit_rate` and `evicted`. Rates cover the time since
+    the last write. Pass it to `fit` in all workers; the chief writes. Without parameter servers it
+    writes nothing.
 
     Example:
       model.fit(data, callbacks=[tfdist.callbacks.PsStats("logs", update_freq=100)])
@@ -45,11 +46,11 @@ class PsStats(Callback):
         """Makes the callback.
 
         Args:
-          log_dir: where TensorBoard looks; the files are in its folder "ps".
-          update_freq: "epoch", or after how many steps of this worker.
+          log_dir: TensorBoard's directory; the files are in its folder "ps".
+          update_freq: "epoch", or the number of this worker's steps between two writes.
 
         Raises:
-          ValueError: it is neither.
+          ValueError: `update_freq` is neither.
         """
         super().__init__()
         is_number = isinstance(update_freq, int) and not isinstance(update_freq, bool)
@@ -66,20 +67,20 @@ class PsStats(Callback):
 
     def on_train_begin(self, logs=None) -> None:
         """Reads the servers for the first time."""
-        cluster = membership.joined()
-        if cluster is None or not cluster.is_chief:
+        worker = process.current.ps_worker
+        if worker is None or not worker.cluster.is_chief:
             return
         self._writer = tf.summary.create_file_writer(self._log_dir)
-        self._before = membership.readings()
+        self._before = process.current.readings()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
-        """Writes, if so many steps have been made."""
+        """Writes after each `update_freq` steps."""
         self._step += 1
         if self._update_freq != "epoch" and self._step % self._update_freq == 0:
             self._write()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
-        """Writes, if it is to once an epoch."""
+        """Writes if `update_freq` is "epoch"."""
         if self._update_freq == "epoch":
             self._write()
 
@@ -92,7 +93,7 @@ class PsStats(Callback):
     def _write(self) -> None:
         if self._writer is None:
             return
-        now = membership.readings()
+        now = process.current.readings()
         with self._writer.as_default(step=self._step), tf.summary.record_if(True):
             for i, (before, after) in enumerate(zip(self._before, now, strict=True)):
                 if after is not None:
@@ -121,5 +122,5 @@ def _write_server(prefix: str, found: rates.ServerRates) -> None:
         }
     for name, value in scalars.items():
         if value is not None:
-            # As `tf.summary.scalar` does, for which TensorBoard would have to be installed.
+            # As `tf.summary.scalar` does, which needs an installed TensorBoard.
             tf.summary.write(f"{prefix}/{name}", tf.constant(value, tf.float32), metadata=_SCALAR)

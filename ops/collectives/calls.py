@@ -31,9 +31,9 @@ def resolve(communicator: Communicator | None, asked: str) -> Communicator:
             f"{asked}: expected a tfdist.ops.Communicator or None for the ranks, received "
             f"{communicator!r}"
         )
-    from tfdist.job import job  # it stands on this package
+    from tfdist.job import process  # imports this package
 
-    return job.communicator(asked)
+    return process.current.communicator(asked)
 
 
 def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.ps import membership
+from tfdist.job import process
 
 IDS, WIDTH, PER_EXAMPLE = 20, 4, 3
 FIRST = 0.3  # what all rows begin as
@@ -131,5 +131,5 @@ def alone() -> tfdist.ParameterServerStrategy:
 
 def held(table: tfdist.EmbeddingTable) -> dict[str, Any]:
     """What the only server of the job tells of a table: the fields of `tfdist.ops.TableStats`."""
-    (reading,) = membership.readings()
+    (reading,) = process.current.readings()
     return reading["tables"][table.name]

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from tfdist.config import validation
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, SilentError, UnreachableError
 from tfdist.control.rendezvous import Caller, Rendezvous

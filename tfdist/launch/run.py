@@ -9,14 +9,13 @@ again what has failed. It starts processes on this machine only; on many machine
 from __future__ import annotations
 
 import dataclasses
-import os
-import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
+from tfdist.config.settings import Settings, environment_with_secret
 from tfdist.launch.output import outlets
 from tfdist.launch.ports import free_ports
 from tfdist.launch.supervisor import Job, TaskSpec
@@ -124,7 +123,7 @@ def run(options: LaunchOptions) -> int:
         options.log_dir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(options.script), *options.arguments]
     tasks = plan(options)
-    environment = _with_secret(os.environ)
+    environment = environment_with_secret()
     secret = Settings.from_environment(environment).secret
     job = Job(
         tasks,
@@ -144,13 +143,3 @@ def run(options: LaunchOptions) -> int:
                 f"tfdist run: this job's file, for 'tfdist ps stats --job': {path}", file=sys.stderr
             )
         return job.run()
-
-
-def _with_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that tasks inherit: those of the launcher, with a secret of the job's own.
-
-    On a machine with other users a loopback address is theirs, too.
-    """
-    if "TFDIST_SECRET" in environment or "TFDIST_SECRET_FILE" in environment:
-        return dict(environment)
-    return {**environment, "TFDIST_SECRET": secrets.token_hex(32)}

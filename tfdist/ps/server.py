@@ -9,10 +9,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tfdist import ops
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages
 from tfdist.control.rendezvous import Caller
 from tfdist.control.server import ControlServer
@@ -360,6 +361,20 @@ class _Writing:
     def answer(self, wait: float) -> dict[str, Any]:
         self._thread.join(wait)
         return self._answer or {"status": "waiting"}
+
+
+def serve(cluster: Cluster, settings: Settings, checkpoint_dir: str | None = None) -> NoReturn:
+    """Serves as a `ps` task until the job has ended, then ends this process.
+
+    Args:
+      cluster: the job.
+      settings: as for `ServerTask`.
+      checkpoint_dir: the snapshot directory; `None`: that of the settings, if there is one.
+
+    Raises:
+      SystemExit: always; see `ServerTask.serve` for its code.
+    """
+    raise SystemExit(ServerTask(cluster, settings, checkpoint_dir).serve())
 
 
 def fingerprint(cluster: Cluster) -> str:

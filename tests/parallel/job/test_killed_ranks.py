@@ -13,7 +13,7 @@ from ranks import start_ranks
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
-from tfdist.job import job
+from tfdist.job import process
 
 # Seconds within which a rank's end must reach all others.
 SOON = 2.0
@@ -40,7 +40,7 @@ def run_for_ever(ctx, algorithm):
         for address in ctx.addresses[2:]:
             other = address.replace("127.0.0.1", "127.0.0.2")
             os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"].replace(address, other)
-    communicator = job.join(Cluster.from_environment()).communicator
+    communicator = process.current.join(Cluster.from_environment()).communicator
     for step in range(10**9):
         ALGORITHMS[algorithm](step)
         if step == 10:

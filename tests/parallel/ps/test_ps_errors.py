@@ -23,7 +23,8 @@ from ps_job import on_job, roles, served
 from ranks import on_ranks, start_ranks
 
 import tfdist
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.errors import (
     AddressInUseError,
     AuthenticationError,

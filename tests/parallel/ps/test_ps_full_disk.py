@@ -15,7 +15,8 @@ from ps_job import roles, served
 from ranks import RankGroup, start_ranks
 from table_job import Tables
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control.client import ControlClient
 from tfdist.ps.config import PsConfig
 from tfdist.ps.stats import rates

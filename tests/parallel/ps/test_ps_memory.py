@@ -9,7 +9,8 @@ from ps_job import meet, on_job, served
 from table_job import Tables
 
 import tfdist
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.ps.config import PsConfig
 from tfdist.ps.stats import report
 from tfdist.ps.worker import PsWorker

@@ -10,11 +10,12 @@ from table_job import Tables
 
 import tfdist
 import tfdist.launch.cli
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.errors import AuthenticationError, ClusterConfigError
-from tfdist.ps import membership
+from tfdist.job import process
 from tfdist.ps.config import PsConfig
 from tfdist.ps.stats import rates
 from tfdist.ps.worker import PsWorker
@@ -124,7 +125,7 @@ def scalars(folder):
 def test_without_servers_nothing_is_written(tmp_path):
     import keras
 
-    assert membership.readings() == []
+    assert process.current.readings() == []
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     callback = tfdist.callbacks.PsStats(str(tmp_path / "logs"))

@@ -9,7 +9,8 @@ from ps_job import meet, roles, served
 from ranks import start_ranks
 from table_job import Tables
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.ps.config import PsConfig
 from tfdist.ps.worker import PsWorker
 

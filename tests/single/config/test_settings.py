@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.config.cluster import Settings
+from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError
 
 pytestmark = pytest.mark.timeout(30)

@@ -11,7 +11,8 @@ import grpc
 import pytest
 from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane, client, server
 from tfdist.errors import (
     AddressInUseError,

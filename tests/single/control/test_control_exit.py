@@ -150,7 +150,8 @@ def test_closing_ends_the_wait():
 
 SCRIPT = """
 import atexit, sys
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane
 
 cluster = Cluster.from_environment()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import socket
 import sys
 import time
@@ -12,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.config import validation
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster, tf_config_text
 from tfdist.config.job_file import JobFile
+from tfdist.config.settings import Settings
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ps.stats import rates
@@ -89,7 +89,7 @@ def servers_of(text: str | None) -> list[str]:
     """
     source = "--cluster"
     if text is None:
-        source, text = "TF_CONFIG", os.environ.get("TF_CONFIG", "")
+        source, text = "TF_CONFIG", tf_config_text() or ""
     if text.lstrip().startswith("{"):
         addresses = _ps_of(text, source)
     else:
