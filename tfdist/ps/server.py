@@ -15,7 +15,7 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages
-from tfdist.control.rendezvous import Caller
+from tfdist.control.rendezvous import ClientContext
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError
@@ -160,7 +160,7 @@ class ServerTask:
             presence.note(event, time.monotonic())
             self._epochs.note(event.kind, event.worker)
 
-    def _attach(self, request: messages.Attach, caller: Caller) -> dict[str, Any]:
+    def _attach(self, request: messages.Attach, context: ClientContext) -> dict[str, Any]:
         reason = self._reason_to_refuse(request)
         if reason:
             return {"status": "refused", "reason": reason}
@@ -255,7 +255,7 @@ class ServerTask:
         except Exception as error:  # told to whoever attaches, and by the serving thread
             self._problem = error
 
-    def _checkpoint(self, request: messages.Checkpoint, caller: Caller) -> dict[str, Any]:
+    def _checkpoint(self, request: messages.Checkpoint, context: ClientContext) -> dict[str, Any]:
         if request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller has another cluster"}
         if self._store is None or self._checkpoints is None:
@@ -275,21 +275,21 @@ class ServerTask:
                 )
         return job.answer(request.wait)
 
-    def _epoch(self, request: messages.Epoch, caller: Caller) -> dict[str, Any]:
+    def _epoch(self, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
         if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller is of another job, or version"}
         if self._store is None:  # it was started again, and the caller has to attach first
             return {"status": "missing"}
-        return self._epochs.answer(request, caller)
+        return self._epochs.answer(request, context)
 
-    def _step_waits(self, request: messages.Waits, caller: Caller) -> dict[str, Any]:
+    def _step_waits(self, request: messages.Waits, context: ClientContext) -> dict[str, Any]:
         if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller is of another job, or version"}
         if self._store is None:
             return {"status": "waiting"}
         return step_waits.encoded(self._store.waits())
 
-    def _stats(self, request: messages.Stats, caller: Caller) -> dict[str, Any]:
+    def _stats(self, request: messages.Stats, context: ClientContext) -> dict[str, Any]:
         if request.protocol != messages.PROTOCOL:
             return {
                 "status": "refused",

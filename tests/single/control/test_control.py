@@ -31,11 +31,11 @@ def _log():
 
 
 @pytest.mark.parametrize(("size", "chief"), [(1, False), (1, True), (2, True), (5, False)])
-def test_all_get_the_same_membership(size, chief):
+def test_all_get_the_same_result(size, chief):
     with planes(clusters(size, chief=chief)) as members:
-        memberships = meet(members)
-    first = memberships[0]
-    assert all(membership == first for membership in memberships)
+        results = meet(members)
+    first = results[0]
+    assert all(result == first for result in results)
     assert first.generation == 1
     assert len(first.key) == 32 and first.key.hex() not in repr(first)
     assert first.addresses == tuple(data_address(rank) for rank in range(size))
@@ -44,10 +44,10 @@ def test_all_get_the_same_membership(size, chief):
 def test_each_rendezvous_is_a_generation_with_a_key_of_its_own():
     with planes(clusters(3)) as members:
         rounds = [meet(members) for _ in range(3)]
-    for number, memberships in enumerate(rounds, start=1):
-        assert {membership.generation for membership in memberships} == {number}
-        assert len({membership.key for membership in memberships}) == 1
-    assert len({memberships[0].key for memberships in rounds}) == 3
+    for number, results in enumerate(rounds, start=1):
+        assert {result.generation for result in results} == {number}
+        assert len({result.key for result in results}) == 1
+    assert len({results[0].key for results in rounds}) == 3
 
 
 def test_the_last_rank_may_start_first_and_rank_0_last():
@@ -114,7 +114,7 @@ def test_a_rank_that_gave_up_is_not_counted():
         for other in others:
             with pytest.raises(RendezvousTimeoutError, match="still missing: .*worker 1 at "):
                 other.result()
-        assert {membership.generation for membership in meet(members)} == {1}
+        assert {result.generation for result in meet(members)} == {1}
 
 
 def test_a_restarted_rank_takes_the_place_of_its_former_process(log):
@@ -220,10 +220,10 @@ def test_two_tasks_cannot_share_a_port():
 def test_a_local_cluster_listens_nowhere():
     with ControlPlane(Cluster.local(), Settings()) as plane:
         assert plane._server is None
-        memberships = [plane.rendezvous("localhost:7") for _ in range(2)]
-        assert [m.generation for m in memberships] == [1, 2]
-        assert memberships[0].addresses == ("localhost:7",)
-        assert memberships[0].key != memberships[1].key
+        results = [plane.rendezvous("localhost:7") for _ in range(2)]
+        assert [m.generation for m in results] == [1, 2]
+        assert results[0].addresses == ("localhost:7",)
+        assert results[0].key != results[1].key
         assert plane.exit_barrier() is True
 
 

@@ -67,14 +67,14 @@ def undisturbed(secret: bytes | None = None):
         first = Background(zero.rendezvous, data_address(0))
         yield members[0]
         assert not first.done()
-        membership = one.rendezvous(data_address(1))
-        assert membership == first.result()
-        assert membership.addresses == (data_address(0), data_address(1))
+        result = one.rendezvous(data_address(1))
+        assert result == first.result()
+        assert result.addresses == (data_address(0), data_address(1))
 
 
 def test_the_same_secret_meets():
     with planes(clusters(3), [SECRET] * 3) as members:
-        assert len({membership.key for membership in meet(members)}) == 1
+        assert len({result.key for result in meet(members)}) == 1
         calls = [Background(member.exit_barrier) for member in members]
         assert [c.result() for c in calls] == [True] * 3
 
@@ -287,14 +287,14 @@ def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
     monkeypatch.setattr(rendezvous, "_LONGEST_WAIT", 0.1)
     cluster = clusters(2)[0]
     join = messages.decode(messages.Join, join_body(cluster, wait=wait))
-    call = Background(rendezvous.Rendezvous(cluster).join, join, rendezvous.Caller())
+    call = Background(rendezvous.Rendezvous(cluster).join, join, rendezvous.ClientContext())
     assert call.result(timeout=5) == {"status": "waiting", "missing": [0]}
 
 
 def test_a_message_too_large_is_refused():
     with undisturbed() as cluster:
         with pytest.raises(grpc.RpcError) as caught:
-            call(cluster.address, messages.JOIN, b" " * (messages.LARGEST_REQUEST + 1))
+            call(cluster.address, messages.JOIN, b" " * (messages.MAX_REQUEST_BYTES + 1))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

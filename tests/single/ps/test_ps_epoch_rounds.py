@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdist.control import messages
-from tfdist.control.rendezvous import Caller
+from tfdist.control.rendezvous import ClientContext
 from tfdist.ps import step_waits
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import State, StateError
@@ -328,7 +328,7 @@ def request(**changes):
 
 def test_requests_that_make_no_sense():
     service = EpochService(2, TIMEOUT, lambda: [0, 0])
-    assert service.answer(request(), Caller()) == {"status": "missing"}  # not attached yet
+    assert service.answer(request(), ClientContext()) == {"status": "missing"}  # not attached yet
     service.attach(0, "a")
     for changes, reason in [
         ({"rank": 2}, "there is no rank 2 among 2"),
@@ -339,22 +339,24 @@ def test_requests_that_make_no_sense():
         ({"parts": 10**9}, "expected one of at most 256 parts"),
         ({"data": "x" * 48_001}, "with 48001"),
     ]:
-        answer = service.answer(request(**changes), Caller())
+        answer = service.answer(request(**changes), ClientContext())
         assert answer["status"] == "refused" and reason in answer["reason"], changes
-    assert service.answer(request(data="x"), Caller())["status"] == "differs"
-    assert service.answer(request(part=1, parts=2), Caller()) == {"status": "missing"}
-    assert service.answer(request(parts=0), Caller()) == {"status": "missing"}
+    assert service.answer(request(data="x"), ClientContext())["status"] == "differs"
+    assert service.answer(request(part=1, parts=2), ClientContext()) == {"status": "missing"}
+    assert service.answer(request(parts=0), ClientContext()) == {"status": "missing"}
 
 
 def test_a_state_that_comes_in_parts():
     service = EpochService(1, TIMEOUT, lambda: [0])
     service.attach(0, "a")
     text = request().data
-    assert service.answer(request(parts=3, data=text[:5]), Caller()) == {"status": "received"}
-    again = service.answer(request(parts=3, data=text[:5]), Caller())  # its answer was lost
+    assert service.answer(request(parts=3, data=text[:5]), ClientContext()) == {
+        "status": "received"
+    }
+    again = service.answer(request(parts=3, data=text[:5]), ClientContext())  # its answer was lost
     assert again == {"status": "received"}
-    service.answer(request(part=1, parts=3, data=text[5:9]), Caller())
-    answer = service.answer(request(part=2, parts=3, data=text[9:]), Caller())
+    service.answer(request(part=1, parts=3, data=text[5:9]), ClientContext())
+    answer = service.answer(request(part=2, parts=3, data=text[9:]), ClientContext())
     assert answer["status"] == "over" and answer["content"] == state(1).encoded()
     assert answer["ranks"] == [0] and answer["missing"] == {}
 
@@ -380,7 +382,7 @@ def test_one_look_serves_all_that_wait():
                 pool.submit(
                     service.answer,
                     request(rank=rank, process=f"process {rank}", wait=30.0),
-                    Caller(),
+                    ClientContext(),
                 )
                 for rank in range(workers - 1)
             ]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.control import messages
-from tfdist.control.rendezvous import Caller
+from tfdist.control.rendezvous import ClientContext
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import StateError
 from tfdist.ps.epochs.rounds import END, TRAINING, Answer, EpochRounds, Key
 
-# Of a request's `data`, in characters; with all else it stays below wire.LARGEST_REQUEST.
+# Of a request's `data`, in characters; with all else it stays below wire.MAX_REQUEST_BYTES.
 PART = 48_000
 _MOST_PARTS = 256
 _LONGEST_WAIT = 30.0
@@ -21,8 +21,8 @@ _LONGEST_WAIT = 30.0
 # multiple of what that took, within bounds.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _PAUSE_PER_LOOK = 4
-# How often a waiting call looks whether its caller is still there (s).
-_CHECK_CALLER = 1.0
+# Seconds between two checks of a waiting call's connection.
+_CHECK_CLIENT = 1.0
 
 
 class EpochService:
@@ -63,7 +63,7 @@ class EpochService:
         """Looks no more; calls under way wait at most until their own deadlines."""
         self._closed.set()
 
-    def answer(self, request: messages.Epoch, caller: Caller) -> dict[str, Any]:
+    def answer(self, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
         """Answers a worker's request."""
         problem = self._problem(request)
         if problem:
@@ -78,7 +78,7 @@ class EpochService:
                     return early
             elif not self._rounds.has(key, request.rank, request.process):
                 return {"status": "missing"}
-            return self._await(key, request, caller)
+            return self._await(key, request, context)
 
     def _problem(self, request: messages.Epoch) -> str:
         if not 0 <= request.rank < self._workers:
@@ -117,7 +117,7 @@ class EpochService:
         self._settle()
         return None if over is None else _told(over)
 
-    def _await(self, key: Key, request: messages.Epoch, caller: Caller) -> dict[str, Any]:
+    def _await(self, key: Key, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
         deadline = time.monotonic() + min(request.wait, _LONGEST_WAIT)
         self._waiting_calls += 1
         try:
@@ -128,14 +128,14 @@ class EpochService:
                 if answer is not None:
                     return _told(answer)
                 left = deadline - time.monotonic()
-                if caller.gone or left <= 0:
+                if context.disconnected or left <= 0:
                     return {"status": "waiting"}
                 if self._looker is None and not self._closed.is_set():
                     self._looker = threading.Thread(
                         target=self._look, name="tfdist-ps-epochs", daemon=True
                     )
                     self._looker.start()
-                self._changed.wait(min(_CHECK_CALLER, left))
+                self._changed.wait(min(_CHECK_CLIENT, left))
         finally:
             self._waiting_calls -= 1
 
