@@ -33,7 +33,7 @@ def resolve(communicator: Communicator | None, asked: str) -> Communicator:
         )
     from tfdist.job import process  # imports this package
 
-    return process.current.communicator(asked)
+    return process.communicator(asked)
 
 
 def attributes(communicator: Communicator, label: str, timeout: float | None) -> dict[str, Any]:

@@ -256,6 +256,11 @@ class _Script:
 current = Process()
 
 
+def communicator(api_name: str) -> Communicator:
+    """Returns the communicator of all ranks of the job; see `Process.communicator`."""
+    return current.communicator(api_name)
+
+
 def is_initialized() -> bool:
     """Whether `tfdist.init()` or a strategy has named the job of this process."""
     return current.is_initialized

@@ -233,7 +233,7 @@ class _Epochs:
         self._meet(END, State(), bool(self.model.stop_training))
 
     def _meet(self, phase: int, state: State, stop: bool = False) -> Answer | None:
-        answer = self._member.epochs.meet(Key(self._fit, self.number, phase), state, stop)
+        answer = self._member.epochs.join_round(Key(self._fit, self.number, phase), state, stop)
         if answer is None:
             return None
         if answer.stop:

@@ -33,7 +33,7 @@ class Job:
         self.rounds = EpochRounds(workers, TIMEOUT, self.now)
         for rank in range(workers):
             self.rounds.attach(rank, f"process {rank}")
-            self.rounds.note("came", rank)
+            self.rounds.record("came", rank)
 
     def post(self, rank, *key, stop=False, process=None):
         """A worker posts 10 to the power of its rank; returns its answer, or None."""
@@ -46,7 +46,7 @@ class Job:
         waits = [0] * len(self.rounds._workers)
         for worker, other in self.waiting:
             waits[worker] |= 1 << other
-        self.rounds.look(waits, self.now)
+        self.rounds.update_waits(waits, self.now)
         self.rounds.settle(self.now)
         return self.rounds.answer(Key(*key), rank)
 
@@ -89,7 +89,7 @@ def test_one_that_is_gone_is_not_waited_for(kind, why):
     all_post(job, 1, 0, END)
     assert job.post(0, 1, 1, TRAINING) is None
     assert job.post(2, 1, 1, TRAINING) is None
-    job.rounds.note(kind, 1)
+    job.rounds.record(kind, 1)
     answer = job.answer(0, 1, 1, TRAINING)
     assert total(answer) == 101 and answer.ranks == (0, 2)
     assert list(answer.missing) == [1] and why in answer.missing[1]
@@ -139,9 +139,9 @@ def test_a_look_says_nothing_of_who_has_posted_since():
     job = Job(2)
     job.now = 2.0
     job.rounds.post(Key(1, 0, TRAINING), 0, "process 0", state(1), False, job.now)
-    job.rounds.look([0, 0b01], began=1.9)
+    job.rounds.update_waits([0, 0b01], began=1.9)
     assert not job.rounds.settle(job.now)
-    job.rounds.look([0, 0b01], began=2.1)
+    job.rounds.update_waits([0, 0b01], began=2.1)
     assert job.rounds.settle(2.2)
     assert "steps left" in job.rounds.answer(Key(1, 0, TRAINING), 0).missing[1]
 
@@ -149,10 +149,10 @@ def test_a_look_says_nothing_of_who_has_posted_since():
 def test_in_the_first_epoch_all_that_are_there_are_waited_for():
     job = Job(2)
     assert job.post(0, 1, 7, TRAINING) is None
-    job.rounds.note("lost", 1)
+    job.rounds.record("lost", 1)
     assert total(job.answer(0, 1, 7, TRAINING)) == 1
     # In a fit of its own, the chief waits for the other one again, but once.
-    job.rounds.note("came", 1)
+    job.rounds.record("came", 1)
     assert job.post(0, 2, 0, TRAINING) is None
     job.now = TIMEOUT
     assert total(job.answer(0, 2, 0, TRAINING)) == 1
@@ -162,7 +162,7 @@ def test_in_the_first_epoch_all_that_are_there_are_waited_for():
 
 def test_while_the_server_is_young_all_are_expected_to_come():
     rounds = EpochRounds(2, 60.0, now=0.0)
-    rounds.note("came", 0)
+    rounds.record("came", 0)
     key = Key(1, 5, TRAINING)
     rounds.post(key, 0, "a", state(1), False, 1.0)
     assert not rounds.settle(4.9) and rounds.answer(key, 0) is None
@@ -184,9 +184,9 @@ def test_a_worker_that_was_started_again_holds_nobody_up():
     for epoch in range(3):
         all_post(job, 1, epoch, TRAINING)
         all_post(job, 1, epoch, END)
-    job.rounds.note("lost", 1)
+    job.rounds.record("lost", 1)
     job.rounds.attach(1, "another process")
-    job.rounds.note("came", 1)
+    job.rounds.record("came", 1)
     assert total(job.post(0, 1, 3, TRAINING)) == 1
     # It begins with epoch 0, whose numbers are known.
     assert total(job.post(1, 1, 0, TRAINING, process="another process")) == 11
@@ -199,10 +199,10 @@ def test_a_job_whose_workers_were_all_started_again_begins_anew():
     job = Job(2)
     all_post(job, 1, 0, TRAINING, stop=0)
     for rank in range(2):
-        job.rounds.note("lost", rank)
+        job.rounds.record("lost", rank)
     for rank in range(2):
         job.rounds.attach(rank, f"second {rank}")
-        job.rounds.note("came", rank)
+        job.rounds.record("came", rank)
     assert job.post(0, 1, 0, TRAINING, process="second 0") is None
     answer = job.post(1, 1, 0, TRAINING, process="second 1")
     assert total(answer) == 11 and not answer.stop
@@ -226,10 +226,10 @@ def test_what_a_dead_worker_has_posted_is_forgotten(comes_again):
     job = Job(3)
     all_post(job, 1, 0, TRAINING)
     assert job.post(1, 1, 0, VALIDATION) is None
-    job.rounds.note("lost", 1)
+    job.rounds.record("lost", 1)
     if comes_again:
         job.rounds.attach(1, "another process")
-        job.rounds.note("came", 1)
+        job.rounds.record("came", 1)
     job.waiting.add((2, 0))
     for epoch in range(50):
         for phase in (END, TRAINING) if epoch else (END,):
@@ -375,7 +375,7 @@ def test_one_look_serves_all_that_wait():
     service = EpochService(workers, 60.0, waits)
     for rank in range(workers):
         service.attach(rank, f"process {rank}")
-        service.note("came", rank)
+        service.record("came", rank)
     try:
         with futures.ThreadPoolExecutor(workers) as pool:
             calls = [
