@@ -75,7 +75,7 @@ def test_all_rows_again_once_the_changes_are_as_many(job, tmp_path):
         checkpoints.save(number)
         path = layout.path(f"{tmp_path}/ps-0-of-1", number, "rows")
         with open(path, "rb") as file:
-            full.append(rows_file.Reader(file, path).about.follows is None)
+            full.append(rows_file.Reader(file, path).about.base is None)
     assert full == [True, False, False, True, False]
 
 
