@@ -62,21 +62,21 @@ def new_group(
         total = tfdist.ops.all_reduce(tf.constant(1.0), even)
     ```
     """
-    everybody = process.current.communicator(_API_NAME)
+    all_ranks = process.current.communicator(_API_NAME)
     listed = list(ranks)
-    problem = _problem(listed, everybody.size)
+    problem = _problem(listed, all_ranks.size)
     group = None
     answer: dict[str, Any] = {"ranks": [str(rank) for rank in listed], "name": name}
-    if problem is None and everybody.rank in listed:
+    if problem is None and all_ranks.rank in listed:
         try:
-            group = _new_communicator(listed.index(everybody.rank), len(listed))
+            group = _new_communicator(listed.index(all_ranks.rank), len(listed))
             answer["address"] = f"{_host()}:{group.port}"
             answer["salt"] = secrets.token_hex(16)
         except tf.errors.OpError as error:
             problem = error.message
     answer["problem"] = problem
     try:
-        answers = _exchange(answer, everybody, name, timeout)
+        answers = _exchange(answer, all_ranks, name, timeout)
         _check_agreement(answers)
         if group is not None:
             _connect(group, [answers[rank] for rank in listed], timeout)
@@ -118,13 +118,13 @@ def _host() -> str:
 
 
 def _exchange(
-    answer: dict[str, Any], everybody: ops.Communicator, name: str | None, timeout: float | None
+    answer: dict[str, Any], all_ranks: ops.Communicator, name: str | None, timeout: float | None
 ) -> list[dict[str, Any]]:
     """Returns the answers of all ranks of the job."""
     label = "new_group" if name is None else f"new_group {name}"
     with eager_mode(), tf.device("CPU:0"):
         texts = ops.all_gather(
-            tf.constant([json.dumps(answer)]), everybody, label=label, timeout=timeout
+            tf.constant([json.dumps(answer)]), all_ranks, label=label, timeout=timeout
         )
         return [json.loads(text) for text in texts.numpy()]
 

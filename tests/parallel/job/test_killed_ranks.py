@@ -1,4 +1,4 @@
-"""Whichever rank is killed, whatever they are at: all others soon learn which one it was."""
+"""After the death of any rank, in any algorithm, all others soon name the dead rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _tree(step):
     ops.reduce(tf.ones(SMALL), root=(step + 1) % SIZE)
 
 
-# See docs/algorithms.md; the two-level one is that of large tensors on two hosts.
+# See docs/algorithms.md; the two-level algorithm is for large tensors on two hosts.
 ALGORITHMS = {
     "ring": lambda step: ops.all_reduce(tf.ones(LARGE)),
     "two-level": lambda step: ops.all_reduce(tf.ones(LARGE)),

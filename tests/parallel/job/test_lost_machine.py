@@ -94,7 +94,7 @@ def reduce(ctx):
 
 
 def push(ctx):
-    """Pushes on and on until the link is there again, and then `STEPS` times."""
+    """Pushes until the link is up again, and then `STEPS` times."""
     if served():
         return None
     member = PsWorker(Cluster.from_environment(), PsConfig.make(1), Settings.from_environment())

@@ -63,7 +63,7 @@ def limit_files(ranks: RankGroup, size: int) -> None:
 
 @contextlib.contextmanager
 def job(tmp_path: Path, **options) -> Iterator[tuple[RankGroup, Callable[[], int]]]:
-    """A worker and a server, whose disk is full; and what asks whether the server's log failed."""
+    """Yields a worker of a server with a full disk, and a query whether its log has failed."""
     options["checkpoint_dir"] = str(tmp_path / "snapshots")
     env = {"TFDIST_CHECKPOINT_DIR": options["checkpoint_dir"]}
     with start_ranks(train, 2, kwargs=options, roles=roles(1), env=env) as ranks:

@@ -1,4 +1,4 @@
-"""`Settings`: the TFDIST_* variables, and what is said about unusable values."""
+"""`Settings`: the TFDIST_* variables, and the errors of unusable values."""
 
 from __future__ import annotations
 

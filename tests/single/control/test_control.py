@@ -1,4 +1,4 @@
-"""Rendezvous: who meets, what each gets, what is said while and after somebody is missing."""
+"""Rendezvous: its result on each rank, and the messages about missing ranks."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def test_a_restarted_rank_takes_the_place_of_its_former_process(log):
         lost = Background(former.rendezvous, "10.9.9.9:1", log_interval=0.2)
         # Only worker 2 is missing: worker 1's former process has joined.
         log.wait_for(r"waiting for worker 2 at [^,]*$")
-        # Only its port: the former process goes on calling, as one that was cut off and is back.
+        # Only its port: the former process keeps calling, like one that was disconnected for a
+        # while.
         former._server.close()
         with ControlPlane(members[1], settings()) as restarted:
             again = Background(restarted.rendezvous, data_address(1))

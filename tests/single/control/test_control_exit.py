@@ -1,4 +1,4 @@
-"""The exit barrier: an early finisher waits, and nobody waits for those who cannot come."""
+"""The exit barrier: early finishers wait, but not for ranks that cannot finish."""
 
 from __future__ import annotations
 

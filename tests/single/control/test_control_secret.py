@@ -1,4 +1,4 @@
-"""What reaches a control port from those who should not call, and what they learn."""
+"""Calls of unauthenticated clients to a control port, and its answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = b"correct horse battery staple"
 
 
 def call(address: str, method: str, body: bytes, metadata=()) -> bytes:
-    """Calls a control server as a stranger would."""
+    """Calls a control server as an unauthenticated client."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         return channel.unary_unary(method)(body, timeout=10, metadata=metadata)
 
@@ -123,7 +123,7 @@ def challenge_of(cluster) -> str:
 
 
 def refused(cluster, method: str, body: bytes, metadata) -> str:
-    """What a control server says to a request that it must not answer."""
+    """Returns the refusal of a request."""
     with pytest.raises(grpc.RpcError) as caught:
         call(cluster.address, method, body, metadata)
     assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
@@ -189,7 +189,7 @@ def test_challenges_expire(monkeypatch):
     now += signing.CHALLENGE_LIFETIME + 1
     assert not challenges.use(early) and not challenges.use(late)
     assert challenges.use(challenges.new())
-    assert len(challenges._used) == 1  # what has expired is forgotten
+    assert len(challenges._used) == 1  # expired challenges are forgotten
     assert not signing.Challenges().use(challenges.new())
     for odd in ("", ".", "..", "x" * 100, challenges.new() + "0"):
         assert not challenges.use(odd)

@@ -1,4 +1,4 @@
-"""On which address a task listens: the cluster's name for it, and what that is on this machine."""
+"""The interface on which a task listens, for names that resolve in different ways."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfdist.control import interfaces
 from tfdist.errors import ClusterConfigError
 
 SECRET = b"correct horse battery staple"
-# What names are on this machine, and which addresses are its own.
+# The addresses of names on this machine, and its own addresses.
 NAMES = {
     "here": ["10.0.0.1"],
     "both": ["fd00::1", "10.0.0.1"],

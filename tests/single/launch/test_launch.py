@@ -1,4 +1,4 @@
-"""`tfdist run`: which tasks are started, and what is shown and kept of their output."""
+"""`tfdist run`: the tasks, and their output on the terminal and in logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers must agree on, and when a parameter server's job has ended."""
+"""`PsConfig`, and `Liveness`: when a job has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where workers meet at the end of an epoch: who waits for whom, and what they are told."""
+"""The rounds at the end of an epoch: expected workers, and answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state(number):
 
 
 class Job:
-    """The rounds of some workers, of which all are there, and a clock."""
+    """The rounds of some connected workers, and a clock."""
 
     def __init__(self, workers):
         self.now = 0.0
@@ -56,7 +56,7 @@ def total(answer):
 
 
 def all_post(job, *key, stop=None):
-    """All workers post; returns what the last one is told, which all are."""
+    """Posts for all workers; returns the answer, which is the same for all."""
     ranks = range(len(job.rounds._workers))
     answers = [job.post(rank, *key, stop=rank == stop) for rank in ranks]
     assert answers[:-1] == [None] * (len(ranks) - 1)
@@ -93,7 +93,7 @@ def test_one_that_is_gone_is_not_waited_for(kind, why):
     answer = job.answer(0, 1, 1, TRAINING)
     assert total(answer) == 101 and answer.ranks == (0, 2)
     assert list(answer.missing) == [1] and why in answer.missing[1]
-    # What a stranger says it is changes nothing.
+    # The claim of an unauthenticated process changes nothing.
     job.rounds.attach(2, "a stranger")
     assert job.post(0, 1, 1, END) is None
     assert job.answer(2, 1, 1, TRAINING) == answer
@@ -135,7 +135,7 @@ def test_one_whose_step_waits_for_another_is_not_waited_for():
 
 
 def test_a_look_says_nothing_of_who_has_posted_since():
-    """What a step waited for before may have come meanwhile."""
+    """A step's earlier wait may have ended meanwhile."""
     job = Job(2)
     job.now = 2.0
     job.rounds.post(Key(1, 0, TRAINING), 0, "process 0", state(1), False, job.now)
@@ -222,7 +222,7 @@ def test_what_is_forgotten_leaves_a_worker_its_own():
 
 @pytest.mark.parametrize("comes_again", [False, True])
 def test_what_a_dead_worker_has_posted_is_forgotten(comes_again):
-    """Rank 2 stands where rank 1 has posted alone, and holds up nobody else."""
+    """Rank 2 is where rank 1 has posted alone, and delays no other worker."""
     job = Job(3)
     all_post(job, 1, 0, TRAINING)
     assert job.post(1, 1, 0, VALIDATION) is None
@@ -248,7 +248,7 @@ def test_a_worker_may_post_again():
 
 @pytest.mark.parametrize("different", [0, 1, 2])
 def test_other_metrics_on_one_worker(different):
-    """Whoever comes first: those that match are put together, and all hear who differs."""
+    """In any order, equal metrics are merged, and all answers name the worker that differs."""
     job = Job(3)
     key = (1, 0, TRAINING)
     for rank in range(3):

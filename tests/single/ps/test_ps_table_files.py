@@ -1,4 +1,4 @@
-"""Tables in files: what servers have is written, and what others have written is read."""
+"""Export and import of tables, also from files of other programs."""
 
 from __future__ import annotations
 
