@@ -209,22 +209,27 @@ class Process:
         return [] if self._ps_worker is None else self._ps_worker.readings()
 
     def leave(self) -> None:
-        """Leaves the parameter servers, the other ranks and the job; may be called again.
-
-        The end of the program does the same. If the script failed, the other tasks are told.
-        """
-        worker, job = self._ps_worker, self._job
-        self._ps_worker = self._job = self._cluster = self._settings = None
+        """Disconnects, and forgets the job and the settings."""
+        self.disconnect()
+        self._cluster = self._settings = None
         self._has_server_variables = False
+
+    def disconnect(self) -> None:
+        """Leaves the parameter servers and the other ranks, as the end of the program does.
+
+        If the script has failed, the other tasks get the reason. May be called again.
+        """
+        worker, self._ps_worker = self._ps_worker, None
         if worker is not None:
             worker.leave(self._script.has_failed)
+        job, self._job = self._job, None
         if job is not None:
             job.leave(self._script.exception)
 
     def _watch_script(self) -> None:
         if self._script is None:
             self._script = _Script()
-            atexit.register(self.leave)
+            atexit.register(self.disconnect)
 
 
 class _Script:

@@ -140,7 +140,7 @@ def visit(port: int, content: bytes, how: str) -> None:
 
 
 def attack(data_ports, control_ports, trained):
-    """Sends unauthenticated connections to data ports and control ports until training has ended."""
+    """Sends unauthenticated connections to data and control ports until training has ended."""
     source = random.Random(20240607)
     counts = [0, 0]
     with contextlib.ExitStack() as waiting:
