@@ -284,7 +284,7 @@ def test_well_formed_nonsense_is_refused(changes, reason):
 
 @pytest.mark.parametrize("wait", [float("nan"), float("inf"), -float("inf"), -1.0, 10**400])
 def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(rendezvous, "_MAX_WAIT", 0.1)
     cluster = clusters(2)[0]
     join = messages.decode(messages.Join, join_body(cluster, wait=wait))
     call = Background(rendezvous.Rendezvous(cluster).join, join, rendezvous.ClientContext())
