@@ -40,9 +40,14 @@ class Process:
         self._has_server_variables = False
         self._script: _Script | None = None
 
-    def enter(self, cluster: Cluster) -> None:
-        """Records that this process belongs to the job of `cluster`; the latest call counts."""
-        self._cluster = cluster
+    def enter(self, cluster: Cluster, settings: Settings | None = None) -> None:
+        """Records that this process belongs to the job of `cluster`; the latest call counts.
+
+        Args:
+          cluster: the job.
+          settings: `None` reads the environment on first use.
+        """
+        self._cluster, self._settings = cluster, settings
 
     @property
     def is_initialized(self) -> bool:
@@ -51,7 +56,7 @@ class Process:
 
     @property
     def settings(self) -> Settings:
-        """The settings, which are read from the environment on first use.
+        """The settings: those given to `enter`, or the environment's.
 
         Raises:
           ClusterConfigError: a variable has an unusable value.
@@ -106,7 +111,7 @@ class Process:
             from tfdist.job.job import Job  # imports TensorFlow
 
             self._job = Job(cluster, self.settings)
-            self.enter(cluster)
+            self._cluster = cluster
             self._watch_script()
         elif self._job.cluster != cluster:
             raise ClusterConfigError(
