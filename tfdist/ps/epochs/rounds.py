@@ -2,9 +2,9 @@
 
 Each worker posts a state (`metric_states`) under the round's key: the number of its `fit`, the
 epoch and the phase. A round ends when all expected workers have posted. All workers that have
-posted get
-the same answer: the merged state, and whether a worker requests a stop. Only states of the same
-variables can be merged: a worker with other variables gets its own state, and the answers say so.
+posted get the same answer: the merged state, and whether a worker requests a stop. Only states of
+the same variables can be merged: a worker with other variables gets its own state, and the answers
+say so.
 
     rank 0  posts (1, 4, TRAINING) ......waits...... answer: ranks 0, 1
     rank 1  ................ posts (1, 4, TRAINING)  answer: ranks 0, 1
