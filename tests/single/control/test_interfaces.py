@@ -24,7 +24,7 @@ OWN = {"10.0.0.1", "fd00::1", "127.0.0.1", "127.0.1.1", "::1"}
 def network(monkeypatch):
     monkeypatch.setattr(interfaces, "resolve", lambda host: NAMES.get(host, [host]))
     monkeypatch.setattr(interfaces, "is_of_this_host", OWN.__contains__)
-    interfaces._warn_of_strangers.cache_clear()
+    interfaces._warn_of_open_port.cache_clear()
 
 
 def chosen(host: str, other: str, secret: bytes | None = None) -> str:
