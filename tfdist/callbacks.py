@@ -30,13 +30,12 @@ _SCALAR.data_class = 1  # DATA_CLASS_SCALAR
 
 
 class PsStats(Callback):
-    """Writes the parameter servers' statistics as TensorBoard scalars.
+    """Writes what the parameter servers hold and do as TensorBoard scalars.
 
-    For each server these are `ps/0/rows`, `bytes`, `pulls_per_second`, `pushes_per_second`,
-    `lookups_per_second` and `hit_rate`; for each table, under `ps/0/tables/NAME/`, `rows`, `bytes`,
-    `lookups_per_second`, `updates_per_second`, `hit_rate` and `evicted`. Rates cover the time since
-    the last write. Pass it to `fit` in all workers; the chief writes. Without parameter servers it
-    writes nothing.
+    Of each server `ps/0/rows`, `bytes`, `pulls_per_second`, `pushes_per_second`,
+    `lookups_per_second` and `hit_rate`; of each table the same, and what was evicted, under
+    `ps/0/tables/NAME/`. Rates are of the time since they were written last. Give it to all workers:
+    the chief writes. Without parameter servers it writes nothing.
 
     Example:
       model.fit(data, callbacks=[tfdist.callbacks.PsStats("logs", update_freq=100)])
@@ -46,11 +45,11 @@ class PsStats(Callback):
         """Makes the callback.
 
         Args:
-          log_dir: TensorBoard's directory; the files are in its folder "ps".
-          update_freq: "epoch", or the number of this worker's steps between two writes.
+          log_dir: where TensorBoard looks; the files are in its folder "ps".
+          update_freq: "epoch", or after how many steps of this worker.
 
         Raises:
-          ValueError: `update_freq` is neither.
+          ValueError: it is neither.
         """
         super().__init__()
         is_number = isinstance(update_freq, int) and not isinstance(update_freq, bool)
@@ -74,13 +73,13 @@ class PsStats(Callback):
         self._before = process.current.readings()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
-        """Writes after each `update_freq` steps."""
+        """Writes, if so many steps have been made."""
         self._step += 1
         if self._update_freq != "epoch" and self._step % self._update_freq == 0:
             self._write()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
-        """Writes if `update_freq` is "epoch"."""
+        """Writes, if it is to once an epoch."""
         if self._update_freq == "epoch":
             self._write()
 
@@ -122,5 +121,5 @@ def _write_server(prefix: str, found: rates.ServerRates) -> None:
         }
     for name, value in scalars.items():
         if value is not None:
-            # As `tf.summary.scalar` does, which needs an installed TensorBoard.
+            # As `tf.summary.scalar` does, for which TensorBoard would have to be installed.
             tf.summary.write(f"{prefix}/{name}", tf.constant(value, tf.float32), metadata=_SCALAR)

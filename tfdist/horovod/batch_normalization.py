@@ -49,7 +49,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _moments(self, inputs, mask):
         asked = "tfdist.SyncBatchNormalization"
         refuse_strategy(asked)
-        if process.current.cluster(asked).world_size == 1:
+        if process.cluster(asked).world_size == 1:
             return super()._moments(inputs, mask)
         own = tf.stack(_statistics(tf.convert_to_tensor(inputs), self._reduction_axes, mask))
         return _combined(_of_all_ranks(own, self.name))

@@ -132,7 +132,7 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
         compression,
         scale_local_gradients,
     )
-    process.current.cluster(ASKED)
+    process.cluster(ASKED)
     refuse_strategy(ASKED)
     return wrapped(optimizer, options, name)
 

@@ -69,7 +69,7 @@ class Reduction:
         """
         refuse_strategy(self._asked)
         gradients = list(gradients)
-        ranks = process.current.cluster(self._asked).world_size
+        ranks = process.cluster(self._asked).world_size
         if ranks == 1:
             return gradients
         local = self.local.positions(variables)
@@ -78,7 +78,7 @@ class Reduction:
         present = [i for i, g in enumerate(gradients) if g is not None and i not in local]
         reduced = ops.fused_all_reduce(
             [gradients[i] for i in present],
-            process.current.communicator(self._asked),
+            process.communicator(self._asked),
             self._op,
             compressor=self._compressor,
             variables=[variable_of(variables[i]) for i in present],

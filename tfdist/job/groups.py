@@ -62,7 +62,7 @@ def new_group(
         total = tfdist.ops.all_reduce(tf.constant(1.0), even)
     ```
     """
-    all_ranks = process.current.communicator(_API_NAME)
+    all_ranks = process.communicator(_API_NAME)
     listed = list(ranks)
     problem = _problem(listed, all_ranks.size)
     group = None
@@ -113,7 +113,7 @@ def _problem(ranks: list[Any], size: int) -> str | None:
 
 
 def _host() -> str:
-    address = process.current.cluster(_API_NAME).address
+    address = process.cluster(_API_NAME).address
     return address.rpartition(":")[0] if address else "localhost"
 
 

@@ -266,6 +266,11 @@ class _Script:
 current = Process()
 
 
+def cluster(api_name: str) -> Cluster:
+    """Returns the cluster of this process's job; see `Process.cluster`."""
+    return current.cluster(api_name)
+
+
 def communicator(api_name: str) -> Communicator:
     """Returns the communicator of all ranks of the job; see `Process.communicator`."""
     return current.communicator(api_name)

@@ -94,7 +94,7 @@ def test_an_absent_server(ctx):
 def wait_a_second_for_others():
     """Shortens the timeout of what this process does from now on."""
     settings = dataclasses.replace(process.current.settings, rendezvous_timeout=1.0)
-    process.current.enter(process.current.cluster("a test"), settings)
+    process.current.enter(process.cluster("a test"), settings)
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
