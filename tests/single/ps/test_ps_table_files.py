@@ -218,8 +218,8 @@ def test_bad_arguments(tmp_path):
 def test_without_pyarrow(tmp_path):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from tfdist.ps import table_parquet\n"
-        "try:\n    table_parquet._pyarrow()\n"
+        "from tfdist.ps.export import parquet\n"
+        "try:\n    parquet._pyarrow()\n"
         "except ImportError as error:\n    print(error)\n"
     )
     done = subprocess.run(
