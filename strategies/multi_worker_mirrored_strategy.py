@@ -25,8 +25,8 @@ from tfdist import keras, ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.resolver import ClusterResolver
 from tfdist.errors import ClusterConfigError
-from tfdist.job import job, process
-from tfdist.ps import membership
+from tfdist.job import process
+from tfdist.job.init import start
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
@@ -98,14 +98,8 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         checkpoint_every: float = 600.0,
         durability: str = "warn",
     ) -> None:
-        if cluster_resolver is None:
-            cluster = Cluster.from_environment()
-        else:
-            cluster = Cluster.from_resolver(cluster_resolver)
-        if cluster.task_type == "ps":
-            membership.serve(cluster, checkpoint_dir)
-        process.enter(cluster)
-        keras.apply_repairs()
+        cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
+        cluster = start(cluster, checkpoint_dir, keras.apply_repairs)
         options = CommunicationOptions.of(communication_options)
         if options.implementation == CommunicationImplementation.NCCL:
             super().__init__(cluster_resolver, options)
@@ -198,7 +192,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         local_devices, self._local_device_type = self._initialize_local_devices(
             cluster_resolver, worker_device=""
         )
-        self.communicator = job.join(cluster).communicator
+        self.communicator = process.current.join(cluster).communicator
         self._check_workers_agree(len(local_devices))
         self._cluster_spec = multi_worker_util.normalize_cluster_spec(cluster.as_dict())
         self._task_type = cluster.task_type

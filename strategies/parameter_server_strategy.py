@@ -16,7 +16,7 @@ from tfdist import keras, ops
 from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
-from tfdist.ps import membership
+from tfdist.job.init import start
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
@@ -126,13 +126,8 @@ class ParameterServerStrategy(StrategyBase):
         durability: str = "warn",
         clip: str = "sum",
     ) -> None:
-        if cluster_resolver is None:
-            cluster = Cluster.from_environment()
-        else:
-            cluster = Cluster.from_resolver(cluster_resolver)
-        if cluster.task_type == "ps":
-            membership.serve(cluster, checkpoint_dir)
-        process.enter(cluster)
+        cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
+        cluster = start(cluster, checkpoint_dir, keras.apply_repairs)
         if cluster.task_type == "evaluator":
             # It evaluates checkpoints, without the cluster.
             cluster, num_aggregate = Cluster.local(), None
@@ -162,8 +157,7 @@ class ParameterServerStrategy(StrategyBase):
             durability=durability,
             clip=clip,
         )
-        keras.apply_repairs()
-        worker = membership.join(cluster, config, checkpoint_every)
+        worker = process.current.attach(cluster, config, checkpoint_every)
         placement = Placement(max(1, len(cluster.ps)), max_shard_bytes)
         parameters = Parameters(
             worker.client,

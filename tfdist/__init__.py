@@ -1,7 +1,7 @@
 """Distributed training for TensorFlow and Keras 3: change `tf.distribute.X` to `tfdist.X`.
 
-Importing this package is quick and changes nothing: TensorFlow is imported, and Keras repaired,
-when a strategy is made.
+Importing this package is quick and changes nothing. TensorFlow is imported and Keras repaired when
+a strategy is made.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ if TYPE_CHECKING:
         TPUStrategy,
     )
 
-# Where each public name lives; looked up on first use, because the modules behind most of them
-# import TensorFlow.
-_HOMES = {
+# The module of each public name; imported on first use, because most of them import TensorFlow.
+_MODULE_OF = {
     "CentralStorageStrategy": "tfdist.strategies",
     "Cluster": "tfdist.config.cluster",
     "ClusterResolver": "tfdist.config.resolver",
@@ -85,7 +84,7 @@ _HOMES = {
     "size_op": "tfdist.job.rank_ops",
 }
 # What `tfdist.ops` calls of the packages above it.
-_providers.register("default_communicator", "tfdist.job.job", "communicator")
+_providers.register("default_communicator", "tfdist.job.process", "communicator")
 for _name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
     _providers.register(_name, "tfdist.embedding")
 _MODULES = ("callbacks", "compression", "embedding", "errors", "layers", "ops")
@@ -138,8 +137,8 @@ __all__ = [
 def __getattr__(name: str):
     if name in _MODULES:
         return importlib.import_module(f"tfdist.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'tfdist' has no attribute '{name}'")
 
 

@@ -1,4 +1,4 @@
-"""Refuses, in one paragraph, a TensorFlow that tfdist does not work with."""
+"""Refuses TensorFlow versions that tfdist does not support."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import re
 from tfdist._version import MAX_TENSORFLOW, MIN_TENSORFLOW
 from tfdist.errors import UnsupportedTensorFlowError
 
-# The names under which PyPI distributes TensorFlow. Metadata is read in a millisecond, TensorFlow
-# imported in seconds.
+# The names of TensorFlow's distributions on PyPI. Reading metadata takes a millisecond, importing
+# TensorFlow seconds.
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-aarch64")
 
 
 def installed_tensorflow() -> str:
-    """The version of the installed TensorFlow.
+    """Returns the version of the installed TensorFlow.
 
     Raises:
-      UnsupportedTensorFlowError: there is none.
+      UnsupportedTensorFlowError: none is installed.
     """
     for distribution in _DISTRIBUTIONS:
         try:
@@ -25,7 +25,7 @@ def installed_tensorflow() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     try:
-        import tensorflow  # built from source, or distributed under another name
+        import tensorflow  # built from source, or another distribution
     except ImportError:
         raise UnsupportedTensorFlowError(
             f"tfdist needs TensorFlow {_range()}, but no TensorFlow is installed. Install it with "
@@ -35,10 +35,10 @@ def installed_tensorflow() -> str:
 
 
 def check_tensorflow(version: str | None = None) -> None:
-    """Checks that tfdist works with TensorFlow `version`, by default the installed one.
+    """Checks that tfdist supports TensorFlow `version`, by default the installed one.
 
     Raises:
-      UnsupportedTensorFlowError: it does not.
+      UnsupportedTensorFlowError: the version is not supported.
     """
     version = installed_tensorflow() if version is None else version
     match = re.match(r"(\d+)\.(\d+)", version)

@@ -1,7 +1,4 @@
-"""This release's number, and the TensorFlow and Keras releases that it was tested with.
-
-Both ends of a range are included.
-"""
+"""The version of this release, and the tested releases of TensorFlow and Keras (inclusive)."""
 
 __version__ = "0.1.0"
 

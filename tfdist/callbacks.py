@@ -11,7 +11,7 @@ from tfdist.horovod.learning_rate import (
     LearningRateWarmupCallback,
 )
 from tfdist.horovod.metrics import MetricAverageCallback
-from tfdist.ps import membership
+from tfdist.job import process
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
 
@@ -66,11 +66,11 @@ class PsStats(Callback):
 
     def on_train_begin(self, logs=None) -> None:
         """Reads the servers for the first time."""
-        cluster = membership.joined()
-        if cluster is None or not cluster.is_chief:
+        worker = process.current.ps_worker
+        if worker is None or not worker.cluster.is_chief:
             return
         self._writer = tf.summary.create_file_writer(self._log_dir)
-        self._before = membership.readings()
+        self._before = process.current.readings()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
         """Writes, if so many steps have been made."""
@@ -92,7 +92,7 @@ class PsStats(Callback):
     def _write(self) -> None:
         if self._writer is None:
             return
-        now = membership.readings()
+        now = process.current.readings()
         with self._writer.as_default(step=self._step), tf.summary.record_if(True):
             for i, (before, after) in enumerate(zip(self._before, now, strict=True)):
                 if after is not None:

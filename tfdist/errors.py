@@ -1,4 +1,4 @@
-"""Every exception that tfdist raises itself.
+"""The exceptions of tfdist.
 
 ```
 TfdistError
@@ -14,24 +14,24 @@ TfdistError
 └── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
 ```
 
-Each also derives from the built-in exception it is a case of, so `except TimeoutError` works for
-those who do not want to know tfdist. What a peer's failure does to a running collective arrives as
-`tf.errors.UnavailableError` or `tf.errors.DeadlineExceededError`.
+Each also derives from the built-in exception of its kind, so `except TimeoutError` works, too. A
+peer's failure during a collective raises `tf.errors.UnavailableError` or
+`tf.errors.DeadlineExceededError`.
 """
 
 from __future__ import annotations
 
 
 class TfdistError(Exception):
-    """The root: catches whatever tfdist raises itself."""
+    """The base class of tfdist's own exceptions."""
 
 
 class ClusterConfigError(TfdistError, ValueError):
-    """The cluster, a setting or a resolver is wrong, or two tasks were given different clusters."""
+    """The cluster, a setting or a resolver is invalid, or two tasks have different clusters."""
 
 
 class NotInitializedError(TfdistError, RuntimeError):
-    """The call needs a job, and this process has not entered one, or does not train in it."""
+    """The call needs a job, but this process has not entered one, or does not train in it."""
 
 
 class RendezvousTimeoutError(TfdistError, TimeoutError):
@@ -47,7 +47,7 @@ class AddressInUseError(TfdistError, OSError):
 
 
 class CheckpointError(TfdistError, ValueError):
-    """A parameter server's snapshot is truncated, altered or of another kind; names the file."""
+    """A parameter server's snapshot is truncated, altered or of another format; names the file."""
 
 
 class ModelDirError(TfdistError, OSError):
@@ -59,7 +59,7 @@ class OpLibraryError(TfdistError, ImportError):
 
 
 class UnsupportedKerasError(TfdistError, ImportError):
-    """The installed Keras 3 is too old to train a model with tfdist, or newer than any tested."""
+    """The installed Keras 3 is too old for tfdist, or newer than the newest tested release."""
 
 
 class UnsupportedTensorFlowError(TfdistError, ImportError):

@@ -1,7 +1,7 @@
 """`python -m tfdist.server`: a parameter server that needs no script.
 
-The task is a `ps` of the cluster in `TF_CONFIG`. It serves until the job has ended; see
-`tfdist.ps.server.ServerTask.serve` for its exit code.
+The task is a `ps` of the cluster in `TF_CONFIG`. It serves until the job has ended. Its exit code
+is that of `tfdist.ps.server.ServerTask.serve`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import logging
 import sys
 
 from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.errors import TfdistError
-from tfdist.ps import membership
+from tfdist.ps.server import serve
 
 
 def main() -> None:
     """Serves, and ends the process."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     try:
-        membership.serve(Cluster.from_environment())
+        serve(Cluster.from_environment(), Settings.from_environment())
     except TfdistError as error:
         sys.exit(f"tfdist.server: {error}")
 

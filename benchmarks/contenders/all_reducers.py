@@ -23,9 +23,9 @@ def join(tf_config: str):
     """Joins tfdist's job; returns the communicator."""
     os.environ["TF_CONFIG"] = tf_config
     from tfdist.config.cluster import Cluster
-    from tfdist.job import job
+    from tfdist.job import process
 
-    return job.join(Cluster.from_environment()).communicator
+    return process.current.join(Cluster.from_environment()).communicator
 
 
 def stock_strategy(rank: int, addresses: Sequence[str]):

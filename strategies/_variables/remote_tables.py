@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tfdist.config.cluster import Cluster
-from tfdist.ps import membership
+from tfdist.job import process
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies._variables.parameters import Parameters
@@ -57,8 +57,8 @@ class RemoteTables:
                     f"received {self._cluster.as_dict()}: start the job with some "
                     "(tfdist run --ps 1)"
                 )
-            worker = membership.join(
-                self._cluster, self._config, self._checkpoint_every, variables=False
+            worker = process.current.attach(
+                self._cluster, self._config, self._checkpoint_every, has_variables=False
             )
             placement = Placement(max(1, len(self._cluster.ps)))
             self._parameters = Parameters(worker.client, placement, self._cluster.is_chief)

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane
 from tfdist.launch.ports import free_ports
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.ps import membership
+from tfdist.job import process
 
 IDS, WIDTH, PER_EXAMPLE = 20, 4, 3
 FIRST = 0.3  # the initial value of all rows
@@ -131,5 +131,5 @@ def alone() -> tfdist.ParameterServerStrategy:
 
 def held(table: tfdist.EmbeddingTable) -> dict[str, Any]:
     """Returns a table's `tfdist.ops.TableStats`, as a dict, on the only server of the job."""
-    (reading,) = membership.readings()
+    (reading,) = process.current.readings()
     return reading["tables"][table.name]

@@ -18,7 +18,7 @@ import tfdist
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
-from tfdist.ps import membership
+from tfdist.job import process
 from tfdist.ps.server import fingerprint
 
 BASE = 2**16
@@ -169,7 +169,7 @@ def train(
     tfdist.init(checkpoint_dir=options.get("checkpoint_dir"))
     # Workers make different numbers of steps, and none of them uses metrics.
     strategy = tfdist.ParameterServerStrategy(**{"epoch_timeout": 0.0, **options})
-    ctx.report("process", getattr(membership._membership._member, "identity", None))
+    ctx.report("process", getattr(process.current.ps_worker, "identity", None))
     with strategy.scope():
         model = sloping_model(BASE**ctx.rank, optimizer and optimizer(), scale, weights)
     ctx.report("began with", state_of(model))

@@ -70,13 +70,13 @@ class Launcher:
         self._running = []
 
     def __call__(self, body, *options, arguments=(), streams=None, **keywords):
-        """Starts `tfdist run *options script`, or `launch.run` for arguments without an option."""
+        """Starts `tfdist run *options script`, or `run.run` with options that the command lacks."""
         script = self._directory / "script.py"
         script.write_text(PRELUDE + textwrap.dedent(body))
         environment = {**os.environ, "PYTHONPATH": PACKAGE}
         if keywords:
-            text = "import sys; from pathlib import Path; from tfdist import launch; sys.exit("
-            text += f"launch.run(launch.LaunchOptions(Path({str(script)!r}), **{keywords!r})))"
+            text = "import sys; from pathlib import Path; from tfdist.launch import run; sys.exit("
+            text += f"run.run(run.LaunchOptions(Path({str(script)!r}), **{keywords!r})))"
             command = [sys.executable, "-c", text]
         else:
             command = [sys.executable, "-m", "tfdist", "run", *options, str(script), *arguments]

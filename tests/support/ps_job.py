@@ -12,7 +12,8 @@ from models import difference, slots
 from ranks import on_ranks
 
 import tfdist
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.ps.server import ServerTask
 
 

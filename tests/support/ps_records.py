@@ -7,7 +7,8 @@ from typing import NamedTuple
 from unittest import mock
 
 from tfdist import ops
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.ps.server import ServerTask
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.job import job
+from tfdist.job import process
 
 BATCH = 32  # rows of each rank in a step
 
@@ -74,7 +74,7 @@ def train_like_one_process(
 
 def bytes_sent() -> int:
     """Returns the bytes that this rank has sent so far."""
-    return job.communicator("a test").stats().bytes_sent
+    return process.communicator("a test").stats().bytes_sent
 
 
 def values_of(gradients: list) -> list[np.ndarray]:

@@ -1,1 +1,1 @@
-"""The environment of a job: what TF_CONFIG and the settings say, read once."""
+"""The configuration of a job: `TF_CONFIG` and the `TFDIST_*` variables, read here alone."""

@@ -1,4 +1,4 @@
-"""Numbers on the command line."""
+"""Types for numbers on the command line."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import argparse
 from collections.abc import Callable
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """Returns a type for argparse: whole numbers from `least` on."""
+def whole_number(minimum: int) -> Callable[[str], int]:
+    """Returns an argparse type: whole numbers of at least `minimum`."""
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            value = least - 1
-        if value < least:
+            value = minimum - 1
+        if value < minimum:
             raise argparse.ArgumentTypeError(
-                f"expected a whole number, {least} or more, received {text!r}"
+                f"expected a whole number, {minimum} or more, received {text!r}"
             )
         return value
 
@@ -24,10 +24,10 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """As a type for argparse: a number of seconds above 0, and finite.
+    """Parses a finite number of seconds above 0; an argparse type.
 
     Raises:
-      argparse.ArgumentTypeError: it is not.
+      argparse.ArgumentTypeError: the text is no such number.
     """
     try:
         value = float(text)

@@ -1,10 +1,9 @@
-"""Who takes part in a job, and which of them this process is.
+"""The tasks of a job, and this process's own task.
 
-`Cluster` is the frozen form of `TF_CONFIG` (or of a `tf.distribute` resolver); `Settings` holds the
-few `TFDIST_*` variables. This is the only file that reads the environment, and it does not import
-TensorFlow.
+`Cluster` is the frozen form of `TF_CONFIG` or of a `tf.distribute` resolver. This module does not
+import TensorFlow.
 
-A *rank* numbers the tasks that train: the chief, if there is one, is rank 0 and the workers follow;
+A *rank* numbers the tasks that train. The chief is rank 0 if there is one, and the workers follow;
 without a chief, worker 0 is rank 0. Parameter servers and evaluators have no rank.
 """
 
@@ -27,18 +26,18 @@ _TF_CONFIG_EXAMPLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The tasks of a job and this process's place among them.
+    """The tasks of a job, and this process's own task.
 
     Args:
       chief: zero or one "host:port".
       workers: "host:port" of each worker, by index.
       ps: "host:port" of each parameter server, by index.
-      evaluators: "host:port" of each evaluator; usually empty, for evaluators need no address.
-      task_type: what this process is: "chief", "worker", "ps" or "evaluator".
+      evaluators: "host:port" of each evaluator; usually empty, since evaluators need no address.
+      task_type: the type of this task: "chief", "worker", "ps" or "evaluator".
       task_index: its index among the tasks of that type.
 
     Raises:
-      ClusterConfigError: the values contradict each other; the message says how.
+      ClusterConfigError: the values contradict each other.
 
     Example:
       >>> cluster = Cluster(workers=("a:2222", "b:2222"), task_type="worker", task_index=1)
@@ -59,7 +58,7 @@ class Cluster:
         validation.check_tasks(self.as_dict(), "Cluster")
         validation.role_name(self.task_type, "Cluster", "task_type")
         if not self.is_local:
-            validation.check_place(self.as_dict(), self.task_type, self.task_index, "Cluster")
+            validation.check_task(self.as_dict(), self.task_type, self.task_index, "Cluster")
         elif (self.task_type, self.task_index) != ("worker", 0):
             raise ClusterConfigError(
                 f"Cluster: without addresses the only task is worker 0, received {self.task_name}"
@@ -78,23 +77,22 @@ class Cluster:
           environ: variables by name; this process's environment if None.
 
         Raises:
-          ClusterConfigError: as `from_tf_config`.
+          ClusterConfigError: as for `from_tf_config`.
         """
-        environ = os.environ if environ is None else environ
-        return cls.from_tf_config(environ.get("TF_CONFIG"))
+        return cls.from_tf_config(tf_config_text(environ))
 
     @classmethod
     def from_tf_config(cls, text: str | None) -> Cluster:
         """Returns the cluster that the JSON `text` describes; None, "" and "{}" mean a local one.
 
         Raises:
-          ClusterConfigError: what is wrong, what was expected and what came.
+          ClusterConfigError: the text is invalid; names the expected and the received value.
         """
         if text is None or not text.strip():
             return cls.local()
         try:
             config = json.loads(text)
-        # RecursionError: thousands of nested brackets. ValueError: thousands of digits, too.
+        # RecursionError: thousands of nested brackets. ValueError: also thousands of digits.
         except (ValueError, RecursionError) as error:
             raise ClusterConfigError(
                 f"TF_CONFIG: expected JSON such as {_TF_CONFIG_EXAMPLE}, received {show(text)} "
@@ -135,16 +133,14 @@ class Cluster:
             object with their `cluster_spec()`, `task_type` and `task_id`.
 
         Raises:
-          ClusterConfigError: the resolver fails, or what it describes is not a valid cluster.
+          ClusterConfigError: the resolver fails, or describes an invalid cluster.
         """
         source = type(resolver).__name__
         try:
             cluster = resolver.cluster_spec().as_dict()
-            # Only now: Slurm's resolver learns its own task while it lays out the cluster.
+            # After `cluster_spec`, in which Slurm's resolver determines its own task.
             kind, index = resolver.task_type, resolver.task_id
-        except (
-            Exception
-        ) as error:  # a resolver may ask Slurm, Kubernetes or a cloud, and fail in their ways
+        except Exception as error:  # resolvers query Slurm, Kubernetes or a cloud, with any error
             raise ClusterConfigError(f"{source}: cannot describe the cluster: {error}") from error
         if not cluster:
             return cls.local()
@@ -167,14 +163,12 @@ class Cluster:
                 )
             roles[role] = roles.get(role, ()) + tuple(addresses)
         validation.check_tasks(roles, source)
-        role, number = (
-            validation.role_name(kind, source, "task.type"),
-            validation.task_number(index, source),
-        )
-        validation.check_place(roles, role, number, source)
+        role = validation.role_name(kind, source, "task.type")
+        task_index = validation.task_index(index, source)
+        validation.check_task(roles, role, task_index, source)
         names = {"chief": "chief", "worker": "workers", "ps": "ps", "evaluator": "evaluators"}
         fields = {names[name]: addresses for name, addresses in roles.items()}
-        return cls(**fields, task_type=role, task_index=number)
+        return cls(**fields, task_type=role, task_index=task_index)
 
     @property
     def is_local(self) -> bool:
@@ -183,12 +177,12 @@ class Cluster:
 
     @property
     def training_addresses(self) -> tuple[str, ...]:
-        """Addresses of the tasks that train, by rank; empty when local."""
+        """The addresses of the tasks that train, by rank; empty when local."""
         return self.chief + self.workers
 
     @property
     def world_size(self) -> int:
-        """How many tasks train; 1 when local."""
+        """The number of tasks that train; 1 when local."""
         return max(1, len(self.training_addresses))
 
     @property
@@ -200,7 +194,7 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """True for rank 0, which writes checkpoints even where no task is called "chief"."""
+        """True for rank 0, which writes checkpoints even if no task is called "chief"."""
         return self.rank == 0
 
     @property
@@ -211,11 +205,11 @@ class Cluster:
 
     @property
     def task_name(self) -> str:
-        """What messages call this task: "chief", "worker 1", "ps 0"."""
+        """This task's name in messages: "chief", "worker 1", "ps 0"."""
         return "chief" if self.task_type == "chief" else f"{self.task_type} {self.task_index}"
 
     def name_of_rank(self, rank: int) -> str:
-        """Returns what messages call the task of `rank`: "chief" or "worker 3"."""
+        """Returns the name of the task of `rank` in messages: "chief" or "worker 3"."""
         self._check_rank(rank)
         return "chief" if rank < len(self.chief) else f"worker {rank - len(self.chief)}"
 
@@ -234,59 +228,22 @@ class Cluster:
             raise IndexError(f"rank {rank} is outside [0, {self.world_size})")
 
     def as_dict(self) -> dict[str, list[str]]:
-        """Returns {"chief": [...], "worker": [...], ...} without the roles that have no task."""
+        """Returns {"chief": [...], "worker": [...], ...}, without roles that have no task."""
         lists = (self.chief, self.workers, self.ps, self.evaluators)
         return {role: list(tasks) for role, tasks in zip(ROLES, lists, strict=True) if tasks}
 
     def tf_config(self) -> str:
-        """Returns the `TF_CONFIG` text from which `from_tf_config` makes this cluster again."""
+        """Returns the `TF_CONFIG` text from which `from_tf_config` makes an equal cluster."""
         if self.is_local:
             return "{}"
         task = {"type": self.task_type, "index": self.task_index}
         return json.dumps({"cluster": self.as_dict(), "task": task})
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The `TFDIST_*` variables.
+def tf_config_text(environ: Mapping[str, str] | None = None) -> str | None:
+    """Returns the variable `TF_CONFIG`; None if it is not set.
 
     Args:
-      secret: the shared secret of all tasks (`TFDIST_SECRET`, or the content of the file
-        `TFDIST_SECRET_FILE`), or None.
-      rendezvous_timeout: seconds to wait for all ranks (`TFDIST_RENDEZVOUS_TIMEOUT`).
-      data_port: port for data connections, 0 for any free one (`TFDIST_DATA_PORT`).
-      exit_timeout: seconds an early finisher waits for the others (`TFDIST_EXIT_TIMEOUT`).
-      peer_memory: whether tasks of one machine and user may share memory, and read each other's
-        (`TFDIST_PEER_MEMORY`).
-      checkpoint_dir: where a `ps` task keeps snapshots whose script names no directory
-        (`TFDIST_CHECKPOINT_DIR`).
-      ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
+      environ: variables by name; this process's environment if None.
     """
-
-    secret: bytes | None = dataclasses.field(default=None, repr=False)
-    rendezvous_timeout: float = 300.0
-    data_port: int = 0
-    exit_timeout: float = 300.0
-    peer_memory: bool = True
-    checkpoint_dir: str | None = None
-    ps_memory: int = 0
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Returns the settings in `environ` (default: this process's environment).
-
-        Raises:
-          ClusterConfigError: a variable has an unusable value; the message names it.
-        """
-        environ = os.environ if environ is None else environ
-        return cls(
-            secret=validation.secret(environ),
-            rendezvous_timeout=validation.seconds(
-                environ, "TFDIST_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
-            ),
-            data_port=validation.port(environ, "TFDIST_DATA_PORT", cls.data_port),
-            exit_timeout=validation.seconds(environ, "TFDIST_EXIT_TIMEOUT", cls.exit_timeout),
-            peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
-            checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
-            ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
-        )
+    return (os.environ if environ is None else environ).get("TF_CONFIG")

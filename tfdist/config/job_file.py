@@ -1,6 +1,6 @@
-"""The job file: where a running job's tasks are, and their secret, for commands that come later.
+"""The job file: the cluster and the secret of a running job, for later commands.
 
-`tfdist run` writes it for each job, readable by its user alone, and removes it at the job's end.
+`tfdist run` writes one for each job, with mode 0600, and removes it at the job's end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfdist.errors import ClusterConfigError
 
 @dataclasses.dataclass(frozen=True)
 class JobFile:
-    """What a job file says.
+    """The content of a job file.
 
     Args:
       cluster: a TF_CONFIG of the job.
@@ -32,26 +32,26 @@ class JobFile:
 
     @contextlib.contextmanager
     def written(self, path: Path | None = None) -> Iterator[Path]:
-        """Writes the file, with mode 0600, and removes it on leaving.
+        """Writes the file, with mode 0600, and removes it on exit.
 
         Args:
-          path: where; a new file in a directory of this user's own if None.
+          path: the file; None makes a new one in a directory of this user.
 
         Yields:
-          The file.
+          The path of the file.
 
         Raises:
-          OSError: it cannot be written, or exists already.
+          OSError: the file cannot be written, or exists already.
         """
         if path is None:
             directory = _own_directory()
-            _remove_those_of_killed_launchers(directory)
+            _remove_stale_files(directory)
             path = directory / f"{os.getpid()}.json"
             path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             with open(descriptor, "w") as file:
-                # Held while the job runs: see _remove_those_of_killed_launchers.
+                # Held while the job runs: see _remove_stale_files.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 json.dump(dataclasses.asdict(self), file)
                 file.flush()
@@ -61,13 +61,13 @@ class JobFile:
 
     @classmethod
     def read(cls, path: Path) -> JobFile:
-        """Returns what a file says.
+        """Returns the content of a file.
 
         Raises:
-          ClusterConfigError: it cannot be read, or is no job file, or is another user's.
+          ClusterConfigError: it cannot be read, is no job file, or belongs to another user.
         """
         try:
-            # A pipe of somebody else's would have us wait.
+            # Without O_NONBLOCK, opening a pipe would block.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             with open(descriptor) as file:
                 about = os.fstat(descriptor)
@@ -85,8 +85,11 @@ class JobFile:
         return found
 
 
-def _remove_those_of_killed_launchers(directory: Path) -> None:
-    """Removes job files without a running launcher: they hold secrets."""
+def _remove_stale_files(directory: Path) -> None:
+    """Removes job files of killed launchers, since they hold secrets.
+
+    A running launcher holds a lock on its file.
+    """
     for path in directory.glob("[0-9]*.json"):
         with contextlib.suppress(OSError), path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,7 +97,7 @@ def _remove_those_of_killed_launchers(directory: Path) -> None:
 
 
 def _own_directory() -> Path:
-    """A directory that only this user can write to."""
+    """Returns a directory that only this user can write to."""
     parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     directory = Path(parent, f"tfdist-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
@@ -102,5 +105,5 @@ def _own_directory() -> Path:
     about = directory.lstat()
     if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077:
         return directory
-    # Somebody else was faster, or has opened it to others.
+    # Another user has made it, or its mode lets other users in.
     return Path(tempfile.mkdtemp(prefix="tfdist-"))

@@ -1,4 +1,4 @@
-"""A `Cluster` as TensorFlow code wants it: a `tf.distribute.cluster_resolver.ClusterResolver`."""
+"""A `Cluster` in the form of a `tf.distribute.cluster_resolver.ClusterResolver`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
     """Presents a `Cluster` to TensorFlow code that takes a resolver.
 
     Args:
-      cluster: the tasks and this process's place among them.
+      cluster: the job's tasks and this process's own.
       num_accelerators: accelerators of this process by device type, such as {"GPU": 1}; None asks
         TensorFlow for the devices of this process, which initialises them.
 
@@ -26,10 +26,10 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
     def __init__(self, cluster: Cluster, num_accelerators: dict[str, int] | None = None) -> None:
         self.cluster = cluster
         self._num_accelerators = num_accelerators
-        # TensorFlow's convention for a process without a cluster is to have no task type at all.
+        # In TensorFlow's convention a process without a cluster has no task type.
         self._task_type = None if cluster.is_local else cluster.task_type
         self._task_id = None if cluster.is_local else cluster.task_index
-        # No TensorFlow server is ever reached through these addresses, hence no protocol.
+        # No TensorFlow server listens on these addresses, hence no protocol.
         self._rpc_layer = ""
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
@@ -42,11 +42,11 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the master address, which is this process itself unless a task is named.
+        """Returns the address of a task; without a task, that of this process.
 
         Args:
-          task_type: with `task_id`, the task whose address is wanted.
-          task_id: its index.
+          task_type: the type of the task, given with `task_id`.
+          task_id: the task's index.
           rpc_layer: protocol to write in front of the address, such as "grpc".
 
         Returns:
@@ -60,7 +60,7 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     @property
     def rpc_layer(self) -> str:
-        """The protocol of addresses; empty, for no TensorFlow server runs on them."""
+        """The protocol of addresses; empty, since no TensorFlow server runs on them."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -75,10 +75,10 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
     ) -> dict[str, int]:
         """Returns how many accelerators of each type this process has.
 
-        The task may be named, as TensorFlow does; tasks of one job are taken to be alike.
+        TensorFlow may name a task; the tasks of one job are assumed to be alike.
         """
         del task_type, task_id, config_proto
         if self._num_accelerators is not None:
             return dict(self._num_accelerators)
-        # Asked without naming a task: this process's devices carry the name of a local job.
+        # Without a task: this process's devices have the name of a local job.
         return dict(super().num_accelerators())

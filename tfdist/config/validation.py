@@ -1,6 +1,6 @@
-"""Checks of what a user wrote; each message says who said it, what was expected and what came.
+"""Checks of user input; each message names the source, the expected and the received value.
 
-Pure functions on values; `tfdist.config.cluster` decides what to check and reads the environment.
+Pure functions on values. `cluster` and `settings` call them, and read the environment.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tfdist.errors import ClusterConfigError
 
 _log = logging.getLogger("tfdist")
 ROLES = ("chief", "worker", "ps", "evaluator")
-SHORTEST_SECRET = 16  # bytes
-# What TensorFlow 1 called the chief; some schedulers still write it.
+MIN_SECRET_BYTES = 16
+# TensorFlow 1's name of the chief; some schedulers still write it.
 _LEGACY_ROLES = {"master": "chief"}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d+)")
-_LONGEST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 def show(value: Any) -> str:
@@ -33,7 +33,7 @@ def show(value: Any) -> str:
         text = repr(value)
     if isinstance(value, str):
         text = repr(text)
-    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
 def expect_object(value: Any, source: str, what: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def role_name(name: Any, source: str, where: str) -> str:
     )
 
 
-def task_number(index: Any, source: str) -> int:
+def task_index(index: Any, source: str) -> int:
     """Returns a task index given as an int or a numeric string, else raises ClusterConfigError."""
     if isinstance(index, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", index):
         return int(index)
@@ -67,7 +67,7 @@ def task_number(index: Any, source: str) -> int:
 
 
 def address_problem(address: Any) -> str | None:
-    """Returns what keeps `address` from being a "host:port", or None if it is one."""
+    """Returns why `address` is not a "host:port", or None if it is one."""
     if not isinstance(address, str):
         return "it is not a string"
     match = _ADDRESS.fullmatch(address)
@@ -83,11 +83,11 @@ def address_problem(address: Any) -> str | None:
 
 
 def check_tasks(roles: Mapping[str, Sequence[Any]], source: str) -> None:
-    """Raises ClusterConfigError unless the addresses of all roles make a cluster (or none at all).
+    """Raises ClusterConfigError unless the addresses of all roles form a cluster, or are empty.
 
     Args:
       roles: addresses by role name, the names among ROLES.
-      source: what the message names as the origin, such as "TF_CONFIG".
+      source: the origin of the addresses in messages, such as "TF_CONFIG".
     """
     owner: dict[str, str] = {}
     for role, addresses in roles.items():
@@ -118,10 +118,10 @@ def check_tasks(roles: Mapping[str, Sequence[Any]], source: str) -> None:
         )
 
 
-def check_place(roles: Mapping[str, Sequence[str]], role: str, index: int, source: str) -> None:
+def check_task(roles: Mapping[str, Sequence[str]], role: str, index: int, source: str) -> None:
     """Raises ClusterConfigError unless the task `role` `index` is one of the cluster's.
 
-    An evaluator may stand outside the cluster: it reads checkpoints and talks to nobody.
+    An evaluator may be missing in the cluster: it reads checkpoints and connects to no task.
     """
     count = len(roles.get(role, ()))
     if index >= 0 and (index < count or (role == "evaluator" and not count)):
@@ -186,8 +186,8 @@ def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
 def secret(environ: Mapping[str, str]) -> bytes | None:
     """Returns the secret in TFDIST_SECRET or the file TFDIST_SECRET_FILE, None if neither is set.
 
-    An empty secret is an error, not "no secret": it is what a failed substitution leaves behind. A
-    short one can be found by trying. Messages never show the secret.
+    An empty secret is an error, not "no secret": a failed substitution leaves one behind. A short
+    secret can be guessed. Messages never show the secret.
     """
     text, path = environ.get("TFDIST_SECRET"), environ.get("TFDIST_SECRET_FILE")
     if text is not None and path is not None:
@@ -218,9 +218,9 @@ def secret(environ: Mapping[str, str]) -> bytes | None:
         return None
     if not value:
         raise ClusterConfigError(f"{name}, received nothing; unset it to run without a secret")
-    if len(value) < SHORTEST_SECRET:
+    if len(value) < MIN_SECRET_BYTES:
         raise ClusterConfigError(
-            f"{name} of at least {SHORTEST_SECRET} bytes, received {len(value)}; for instance "
+            f"{name} of at least {MIN_SECRET_BYTES} bytes, received {len(value)}; for instance "
             "'openssl rand -hex 32' makes one"
         )
     return value

@@ -1,30 +1,30 @@
-"""The control plane: how the tasks of a job find each other and how they part.
+"""The control plane: rendezvous and exit of a job's tasks, and calls to its parameter servers.
 
-Every task listens with gRPC on its own address. The ranks meet at rank 0, with two calls:
+Every task listens with gRPC on its own address. Rank 0 serves the rendezvous with two methods:
 
 ```
   rank 1            rank 0             rank 2
     |--- Join -------->|                  |       "I am rank 1 of 3, my data port is b:4711"
-    |<-- waiting: 2 ---|                  |       a long poll: held until complete or for a while
+    |<-- waiting: 2 ---|                  |       a long poll: held until complete, or some seconds
     |--- Join -------->|<-------- Join ---|
-    |<-- complete -----|-- complete ----->|       generation, salt, everybody's data address
+    |<-- complete -----|-- complete ----->|       generation, salt, data addresses of all ranks
     |                  |                  |
-    |      ... training on data connections, proven by a key ...
+    |      ... training on data connections, which a key authenticates ...
     |                  |                  |
-    |--- Exit -------->|<-------- Exit ---|       nobody leaves while others still work
+    |--- Exit -------->|<-------- Exit ---|       no rank leaves while others still work
     |<-- complete -----|-- complete ----->|
 ```
 
-Messages are small JSON objects (`wire`) on generic gRPC handlers. With a shared secret, requests
-and answers are signed (`signing`). `meeting` is what rank 0 keeps, free of gRPC; `server` and
-`client` carry it over the network; `plane` is what the rest of tfdist uses.
+Messages are small JSON objects (`messages`) on generic gRPC handlers. With a shared secret,
+requests and answers are signed (`signing`). `rendezvous` is rank 0's state, without networking;
+`server` and `client` carry it over the network; `plane` is the interface for the rest of tfdist.
 """
 
-import os
+from tfdist.config import settings
 
-# Read when gRPC is imported, below. Otherwise it tells of each connection that closes when idle.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# gRPC reads this when it is imported, below.
+settings.default_grpc_verbosity()
 
-from tfdist.control.plane import ControlPlane, Membership  # noqa: E402
+from tfdist.control.plane import ControlPlane, RendezvousResult  # noqa: E402
 
-__all__ = ["ControlPlane", "Membership"]
+__all__ = ["ControlPlane", "RendezvousResult"]

@@ -1,4 +1,4 @@
-"""How a task calls another's control server: rank 0's, or a parameter server's."""
+"""The client of another task's control server: rank 0's, or a parameter server's."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from tfdist.control.signing import Metadata, Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError
 
 _OPTIONS = [
-    # The control plane stays inside the cluster; a proxy meant for the internet would break it.
+    # The control plane stays inside the cluster; an internet proxy would break it.
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", messages.LARGEST_ANSWER),
-    # The other may start much later: look often, and resolve its name anew each time.
+    ("grpc.max_receive_message_length", messages.MAX_ANSWER_BYTES),
+    # The other task may start much later: retry often, and resolve its name each time.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
-    # Training may leave the connection silent for hours: firewalls forget such connections, and a
-    # machine that is gone says nothing.
+    # Training may leave the connection silent for hours: firewalls drop such connections, and a
+    # lost machine sends no reset.
     ("grpc.keepalive_time_ms", 10000),
     ("grpc.keepalive_timeout_ms", 10000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-# An answer may take this much longer than the wait that was asked for (s).
+# An answer may take this much longer than the requested wait (s).
 _ANSWER_MARGIN = 1.0
-# Not connected, or this side's connection was closed.
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# Not connected, or this side has closed the connection.
+_UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class UnreachableError(Exception):
-    """The other task gave no answer; the text says why, as far as gRPC knows."""
+    """The other task gave no answer; the text is gRPC's reason."""
 
 
 class SilentError(UnreachableError):
-    """The other task gave no answer in time, which does not say that it is gone."""
+    """The other task gave no answer in time; it may still run."""
 
 
 class ControlClient:
-    """A connection to a control server, made when first used and remade when it breaks.
+    """A connection to a control server, made on first use and again after it breaks.
 
     Args:
-      cluster: the cluster, with this task's place in it.
+      cluster: the cluster and this process's task.
       secret: the shared secret or None.
       address: the other task's "host:port".
-      name: what messages call the other task.
+      name: the other task's name in messages.
     """
 
     def __init__(self, cluster: Cluster, secret: bytes | None, address: str, name: str) -> None:
         self._cluster = cluster
         self._name = name
         self._signer = Signer(secret)
-        # With the scheme written out, no host name can be taken for another scheme.
+        # With an explicit scheme, no host name is parsed as one.
         self._channel = grpc.insecure_channel(f"dns:///{address}", options=_OPTIONS)
         methods = (*messages.REQUESTS, messages.CHALLENGE)
         self._calls = {method: self._channel.unary_unary(method) for method in methods}
@@ -70,15 +70,16 @@ class ControlClient:
         """Sends a request and returns the answer.
 
         Args:
-          method: one of `wire.REQUESTS`.
-          request: the request, whose own `wait` is `wait`.
-          wait: seconds the other may hold the call before it answers.
-          patient: whether to keep trying to connect for as long as the call may take.
+          method: one of `messages.REQUESTS`.
+          request: the request; its `wait` equals `wait`.
+          wait: seconds for which the other task may hold the call.
+          patient: whether to retry the connection for as long as the call may take.
 
         Raises:
           UnreachableError: no answer in time.
-          AuthenticationError: one side does not prove the other's secret.
-          ClusterConfigError: the other refuses this task, or something else answers at its address.
+          AuthenticationError: the two tasks do not hold the same secret.
+          ClusterConfigError: the other task refuses this one, or another program answers at its
+            address.
         """
         deadline = time.monotonic() + wait + _ANSWER_MARGIN
         try:
@@ -87,12 +88,12 @@ class ControlClient:
             if not patient or time.monotonic() >= deadline:
                 raise
             reason = error
-        # Reconnecting may use up the wait, so what then connects asks for an answer at once.
+        # Reconnecting may use up the wait, so the second call requests an answer at once.
         request = dataclasses.replace(request, wait=0.0)
         try:
             return self._call(method, request, deadline - _ANSWER_MARGIN, wait_for_ready=True)
         except UnreachableError:
-            # A call that waited for a connection knows only that it waited; the first knows why.
+            # The second call knows only that it waited for a connection; the first has a reason.
             raise reason from None
 
     def _call(
@@ -132,7 +133,7 @@ class ControlClient:
     def _decode(self, reply: bytes) -> dict[str, Any]:
         try:
             return messages.decode_object(reply)
-        except messages.WireError as error:
+        except messages.MessageError as error:
             raise self._not_tfdist(str(error)) from None
 
     def _translate(self, error: grpc.RpcError) -> Exception:
@@ -140,7 +141,7 @@ class ControlClient:
             return self._not_authentic(error.details())
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return SilentError("no answer in time")
-        if error.code() in _GONE:
+        if error.code() in _UNREACHABLE:
             return UnreachableError(error.details())
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             return self._not_tfdist(

@@ -1,7 +1,7 @@
-"""On which of this host's addresses a task listens: on its own, as the cluster names it.
+"""The network interface on which a task listens: that of its own address in the cluster.
 
-Where that name is no address of this host, as behind a NAT, or one that only this host can reach,
-as Debian's 127.0.1.1 for the host's own name, a task listens on all addresses; but only with a
+That address may be none of this host's, as behind a NAT, or one that only this host can reach, as
+Debian's 127.0.1.1 for the host's own name. A task then listens on all addresses, but only with a
 shared secret.
 """
 
@@ -20,7 +20,7 @@ EVERY = ""
 
 
 def interface(cluster: Cluster, secret: bytes | None) -> str:
-    """Returns the numeric address on which this task listens; EVERY for all there are.
+    """Returns the numeric address on which this task listens; EVERY for all addresses.
 
     Args:
       cluster: the cluster, in which this task has an address.
@@ -49,8 +49,8 @@ def interface(cluster: Cluster, secret: bytes | None) -> str:
             "/etc/hosts), or a shared secret (TFDIST_SECRET_FILE) on every task"
         )
     if secret is None and not all(ipaddress.ip_address(a).is_loopback for a in chosen):
-        _warn_of_strangers(cluster.task_name, host)
-    # With several, IPv4 first: callers try all, in the order that they know.
+        _warn_of_open_port(cluster.task_name, host)
+    # IPv4 first: clients try all addresses in the order of their own resolver.
     return min(chosen, key=lambda a: ipaddress.ip_address(a).version) if chosen else EVERY
 
 
@@ -60,7 +60,7 @@ def host_of(address: str) -> str:
 
 
 def resolve(host: str) -> list[str]:
-    """Returns the numeric addresses of a host; none if it cannot be resolved."""
+    """Returns the numeric addresses of a host; an empty list if it cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -87,7 +87,7 @@ def _is_loopback_name(host: str) -> bool:
 
 
 @functools.cache
-def _warn_of_strangers(task: str, host: str) -> None:
+def _warn_of_open_port(task: str, host: str) -> None:
     _log.warning(
         "%s\n  %s listens on %s without a shared secret: any process that reaches it can read and "
         "\n  change what is trained. Give all tasks the same TFDIST_SECRET_FILE; see "

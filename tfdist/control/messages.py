@@ -1,4 +1,4 @@
-"""What control messages look like on the wire: JSON objects. `signing` says how they are proven."""
+"""The messages of the control plane: JSON objects, which `signing` authenticates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-PROTOCOL = 3
+PROTOCOL = 4
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
@@ -17,24 +17,24 @@ CHECKPOINT = f"/{SERVICE}/Checkpoint"
 STATS = f"/{SERVICE}/Stats"
 EPOCH = f"/{SERVICE}/Epoch"
 WAITS = f"/{SERVICE}/Waits"
-CHALLENGE = f"/{SERVICE}/Challenge"  # empty; answered with "challenge", see `signing`
-LARGEST_REQUEST = 64 * 1024
-LARGEST_ANSWER = 16 * 1024 * 1024
+CHALLENGE = f"/{SERVICE}/Challenge"  # empty; the answer has "challenge", see `signing`
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 Request = TypeVar("Request")
 
 
-class WireError(Exception):
-    """A message is not what this protocol sends; the text says how."""
+class MessageError(Exception):
+    """A message does not follow this protocol; the text names the difference."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """A rank wants to take part.
+    """A rank joins the rendezvous.
 
-    `process` is one per process, so that a restarted task is recognised; `attempt` is one per
+    `process` is unique per process, so that a restarted task is recognised; `attempt` is unique per
     rendezvous, so that a repeated call is. After `wait` seconds without success the answer is
-    "waiting"; with `final` the rank is then no longer counted as present.
+    "waiting"; with `final` the rank is then no longer joined.
     """
 
     protocol: int
@@ -50,11 +50,11 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class Exit:
-    """A rank is done with `generation` of `meeting`; if `abandon`, somebody never will be."""
+    """A rank has finished `generation` of `rendezvous`; with `abandon`, another rank never will."""
 
     protocol: int
     rank: int
-    meeting: str
+    rendezvous: str
     generation: int
     wait: float
     abandon: bool
@@ -62,7 +62,7 @@ class Exit:
 
 @dataclasses.dataclass(frozen=True)
 class Attach:
-    """A worker wants a parameter server's data address; `config` is a PsConfig's text."""
+    """A worker requests a parameter server's data address; `config` is a PsConfig's text."""
 
     protocol: int
     rank: int
@@ -75,7 +75,7 @@ class Attach:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """The chief, `process`, wants a parameter server to write its part of checkpoint `number`."""
+    """The chief, `process`, requests a parameter server's part of checkpoint `number`."""
 
     fingerprint: str
     process: str
@@ -85,7 +85,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Somebody wants to know what a parameter server has done so far."""
+    """A request for a parameter server's statistics."""
 
     protocol: int
     wait: float
@@ -93,11 +93,11 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """A worker has come to the end of an epoch; `phase` and what it posts: see ps/epoch_rounds.py.
+    """A worker posts its state at the end of an epoch; see ps/epochs/rounds.py for `phase`.
 
-    What it posts comes in `parts` requests, in each of which `data` is the next piece of the text.
-    The last is answered as a request of 0 parts is, which only asks for the round's answer: after
-    `wait` seconds without one, "waiting".
+    The state comes in `parts` requests, each with the next piece of the text in `data`. The answer
+    to the last one is the round's, or "waiting" after `wait` seconds. A request of 0 parts posts
+    nothing and only requests that answer.
     """
 
     protocol: int
@@ -116,7 +116,7 @@ class Epoch:
 
 @dataclasses.dataclass(frozen=True)
 class Waits:
-    """A parameter server wants to know which workers' steps wait for which others' on another."""
+    """A parameter server asks another one which workers' steps wait there for which others'."""
 
     protocol: int
     fingerprint: str
@@ -141,19 +141,21 @@ def encode(message: Any) -> bytes:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object in `body`, else raises WireError."""
+    """Returns the JSON object in `body`, else raises MessageError."""
     try:
         message = json.loads(body)
     # RecursionError: thousands of nested brackets.
     except (ValueError, RecursionError):
-        raise WireError(f"expected a JSON object, received {len(body)} bytes of no JSON") from None
+        raise MessageError(
+            f"expected a JSON object, received {len(body)} bytes of no JSON"
+        ) from None
     if not isinstance(message, dict):
-        raise WireError(f"expected a JSON object, received {type(message).__name__}")
+        raise MessageError(f"expected a JSON object, received {type(message).__name__}")
     return message
 
 
 def decode(kind: type[Request], body: bytes) -> Request:
-    """Returns the `kind` of request in `body`; raises WireError if a field's type is wrong."""
+    """Returns the `kind` of request in `body`; raises MessageError if a field's type is wrong."""
     message = decode_object(body)
     types = {"int": int, "float": (int, float), "str": str, "bool": bool}
     values = {}
@@ -161,7 +163,7 @@ def decode(kind: type[Request], body: bytes) -> Request:
         value = message.get(field.name)
         matches = isinstance(value, types[field.type])
         if not matches or (isinstance(value, bool) and field.type != "bool"):
-            raise WireError(
+            raise MessageError(
                 f"{kind.__name__}: expected {field.name} to be {field.type}, received "
                 f"{repr(value)[:80]}"
             )
@@ -170,5 +172,5 @@ def decode(kind: type[Request], body: bytes) -> Request:
 
 
 def fingerprint(addresses: Iterable[str]) -> str:
-    """Returns 16 hex digits that differ, for all practical purposes, between different lists."""
+    """Returns 16 hex digits of a hash of a list of addresses."""
     return hashlib.sha256(json.dumps(list(addresses)).encode()).hexdigest()[:16]

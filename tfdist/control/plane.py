@@ -1,4 +1,4 @@
-"""`ControlPlane`: what one task does to meet the others and to part from them."""
+"""`ControlPlane`: one task's rendezvous with the other ranks, and its exit."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from types import TracebackType
 from typing import Any
 
 from tfdist.config import validation
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, SilentError, UnreachableError
-from tfdist.control.rendezvous import Caller, Rendezvous
+from tfdist.control.rendezvous import ClientContext, Rendezvous
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.control")
-# How long rank 0 may hold one call (s). Longer saves calls; shorter finds a lost one sooner.
+# Seconds for which rank 0 may hold one call. More saves calls; less finds a lost one sooner.
 _LONG_POLL = 5.0
-# The same while somebody wants to be asked whether the others still live.
+# The same with a `still_alive` callback.
 _WATCHFUL_POLL = 0.5
-# Between two failures that each came at once.
+# Seconds between two calls that fail at once.
 _RETRY_PAUSE = 0.2
-# How long rank 0 stays for ranks that have not heard yet how a rendezvous or exit barrier ended.
+# Seconds for which rank 0 stays until every rank has the result of a rendezvous or exit barrier.
 _LINGER = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Membership:
-    """What a completed rendezvous gives to every rank alike.
+class RendezvousResult:
+    """The result of a completed rendezvous, equal on every rank.
 
     Args:
-      generation: 1 for the first set of ranks that was complete, one more for each new one.
-      key: 32 bytes that the data connections of this generation are proven with. With a secret
-        they are derived from it, on each rank, and never sent.
+      generation: 1 for the first complete set of ranks, 2 for the next one, and so on.
+      key: 32 bytes that authenticate the data connections of this generation. With a secret, each
+        rank derives them from it, and they are never sent.
       addresses: data addresses, "host:port", in rank order.
     """
 
@@ -49,13 +50,13 @@ class Membership:
 
 
 class ControlPlane:
-    """This task's place in the control plane; a context manager that closes itself.
+    """This task's end of the control plane; a context manager that closes itself.
 
-    Starts the server on this task's address. Calls of one object must not overlap, except `close`,
-    which may come from any thread and ends a call under way.
+    It starts the server on this task's address. Calls of one object must not overlap, except
+    `close`, which any thread may call and which ends a call in progress.
 
     Args:
-      cluster: the tasks and this one's place among them.
+      cluster: the job's tasks and this process's own.
       settings: secret and timeouts.
 
     Raises:
@@ -72,15 +73,20 @@ class ControlPlane:
         self._settings = settings
         self._process = uuid.uuid4().hex
         self._closed = threading.Event()
-        self._meeting = Rendezvous(cluster) if cluster.rank == 0 and not cluster.is_local else None
+        serves = cluster.rank == 0 and not cluster.is_local
+        self._rendezvous = Rendezvous(cluster) if serves else None
         self._server: ControlServer | None = None
         self._client: ControlClient | None = None
         self._generation = 0
-        self._meeting_id: str | None = None
+        self._rendezvous_id: str | None = None
         if cluster.address is not None:
-            meeting = self._meeting
-            answers = {messages.JOIN: meeting.join, messages.EXIT: meeting.exit} if meeting else {}
-            self._server = ControlServer(cluster, settings.secret, answers)
+            handlers = {}
+            if self._rendezvous is not None:
+                handlers = {
+                    messages.JOIN: self._rendezvous.join,
+                    messages.EXIT: self._rendezvous.exit,
+                }
+            self._server = ControlServer(cluster, settings.secret, handlers)
         if cluster.rank:
             self._client = ControlClient(
                 cluster, settings.secret, cluster.address_of_rank(0), cluster.describe_rank(0)
@@ -99,23 +105,23 @@ class ControlPlane:
 
     def rendezvous(
         self, data_address: str, *, timeout: float | None = None, log_interval: float = 10.0
-    ) -> Membership:
-        """Meets all other ranks at rank 0.
+    ) -> RendezvousResult:
+        """Waits at rank 0 until all ranks have joined.
 
         Args:
           data_address: "host:port" at which this task accepts data connections.
           timeout: seconds to wait for the others; the settings' if None.
-          log_interval: seconds between two lines in the log that name who is missing.
+          log_interval: seconds between two log lines that name the missing ranks.
 
         Returns:
-          The same membership on every rank.
+          The same result on every rank.
 
         Raises:
           RendezvousTimeoutError: ranks were missing at the deadline (by at most a second or so).
           AuthenticationError: this task and rank 0 do not hold the same secret.
-          ClusterConfigError: this task is no training task, or rank 0 was given another cluster, or
-            another process took this task's place.
-          TfdistError: closed meanwhile.
+          ClusterConfigError: this task does not train, rank 0 has another cluster, or another
+            process has joined as this task.
+          TfdistError: `close` was called meanwhile.
         """
         rank = self._training_rank()
         problem = validation.address_problem(data_address)
@@ -127,7 +133,7 @@ class ControlPlane:
         timeout = self._settings.rendezvous_timeout if timeout is None else timeout
         if self._cluster.is_local:
             self._generation += 1
-            return Membership(self._generation, secrets.token_bytes(32), (data_address,))
+            return RendezvousResult(self._generation, secrets.token_bytes(32), (data_address,))
         start = time.monotonic()
         deadline, next_log = start + timeout, start + log_interval
         attempt = uuid.uuid4().hex
@@ -163,7 +169,7 @@ class ControlPlane:
                 self._closed.wait(min(_RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
             else:
                 if answer["status"] == "complete":
-                    return self._enter(answer)
+                    return self._result(answer)
                 if answer["status"] == "waiting":
                     waiting_for = self._describe(answer["missing"])
                 else:
@@ -178,23 +184,23 @@ class ControlPlane:
         timeout: float | None = None,
         still_alive: Callable[[], bool] | None = None,
     ) -> bool:
-        """Waits until every rank of the latest rendezvous has come here.
+        """Waits until every rank of the latest rendezvous has called this.
 
         An early finisher that left at once would break the others' last steps.
 
         Args:
           timeout: seconds to wait; the settings' if None.
-          still_alive: asked about twice a second whether all other ranks may still come; False ends
-            the wait on every rank.
+          still_alive: called about twice a second; returns whether all other ranks may still
+            finish. False ends the wait on every rank.
 
         Returns:
-          True if everybody came. False, never an exception, if somebody cannot come any more,
-          rank 0 is gone, or the time is over (which is logged with the names of those missing).
+          True if every rank has finished. False, never an exception, if a rank cannot finish any
+          more, rank 0 is gone, or the time is over (the log then names the missing ranks).
         """
         rank = self._training_rank()
         if self._cluster.world_size == 1:
             return True
-        if self._meeting_id is None:
+        if self._rendezvous_id is None:
             return False
         timeout = self._settings.exit_timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
@@ -211,7 +217,7 @@ class ControlPlane:
             request = messages.Exit(
                 protocol=messages.PROTOCOL,
                 rank=rank,
-                meeting=self._meeting_id,
+                rendezvous=self._rendezvous_id,
                 generation=self._generation,
                 wait=wait,
                 abandon=abandon,
@@ -224,7 +230,7 @@ class ControlPlane:
                     return False
                 continue
             except UnreachableError as error:
-                # Once may be a connection that a firewall forgot; twice in a row is rank 0 gone.
+                # One failure may be a connection that a firewall dropped; two mean a lost rank 0.
                 failures += 1
                 if failures == 2 or abandon:
                     _log.info(
@@ -242,15 +248,15 @@ class ControlPlane:
         return False
 
     def close(self) -> None:
-        """Stops the server and ends any call under way; may be called more than once.
+        """Stops the server and ends any call in progress; may be called more than once.
 
-        Rank 0 first stays up to five seconds for ranks that have yet to hear the outcome of a
-        completed rendezvous or exit barrier.
+        Rank 0 first stays up to five seconds until every rank has the result of a completed
+        rendezvous or exit barrier.
         """
         if self._closed.is_set():
             return
-        if self._meeting is not None:
-            self._meeting.close(linger=_LINGER)
+        if self._rendezvous is not None:
+            self._rendezvous.close(linger=_LINGER)
         self._closed.set()
         if self._client is not None:
             self._client.close()
@@ -260,20 +266,21 @@ class ControlPlane:
     def _call(self, method: str, request: Any, wait: float, *, patient: bool) -> dict[str, Any]:
         if self._client is not None:
             return self._client.call(method, request, wait, patient=patient)
-        # Rank 0 asks itself: its own address may be one that only others can reach.
-        meet = self._meeting.join if method == messages.JOIN else self._meeting.exit
-        answer = meet(request, Caller())
+        # Rank 0 calls itself directly: only other hosts may be able to reach its address.
+        join = method == messages.JOIN
+        handle = self._rendezvous.join if join else self._rendezvous.exit
+        answer = handle(request, ClientContext())
         if answer["status"] == "refused":
             raise ClusterConfigError(f"{self._who()}: {answer['reason']}")
         return answer
 
-    def _enter(self, answer: dict[str, Any]) -> Membership:
+    def _result(self, answer: dict[str, Any]) -> RendezvousResult:
         self._generation = answer["generation"]
-        self._meeting_id = answer["meeting"]
+        self._rendezvous_id = answer["rendezvous"]
         key = data_key(
-            self._settings.secret, answer["meeting"], str(self._generation), answer["salt"]
+            self._settings.secret, answer["rendezvous"], str(self._generation), answer["salt"]
         )
-        return Membership(self._generation, key, tuple(answer["addresses"]))
+        return RendezvousResult(self._generation, key, tuple(answer["addresses"]))
 
     def _training_rank(self) -> int:
         if self._closed.is_set():

@@ -1,9 +1,9 @@
-"""What rank 0 knows: who has joined, who is still missing, who has finished. No networking here.
+"""Rank 0's state: which ranks have joined, are missing, or have finished. Without networking.
 
-A *set* of joined ranks is open until it holds every rank. Completing it starts the next
-*generation*: all its members get the same number, a fresh salt for the data key and everybody's
-data address, and the next set opens. Calls wait inside `join` and `exit`, each no longer than its
-caller asked.
+A *set* of joined ranks is open until it holds every rank. A complete set starts the next
+*generation*: all its members receive the same number, a new salt for the data key and the data
+addresses of all ranks, and the next set opens. Calls wait inside `join` and `exit`, each at most as
+long as its request says.
 """
 
 from __future__ import annotations
@@ -21,27 +21,32 @@ from tfdist.config import validation
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 
-# A rank that was told "waiting" asks again at once; one that does not for this long (s) is gone.
+# A rank that receives "waiting" calls again at once; without a call for this long (s) it is gone.
 _LEASE = 10.0
-_LONGEST_WAIT = 30.0
+_MAX_WAIT = 30.0
 _REMEMBERED_PROCESSES = 64
 
 
-class Caller:
-    """One call that may have to wait for its answer; `gone` once its connection is."""
+class ClientContext:
+    """The connection of a call that waits for its answer.
+
+    Attributes:
+      disconnected: the connection has broken.
+      on_disconnect: is called when it breaks.
+    """
 
     def __init__(self) -> None:
-        self.gone = False
-        self.on_gone: Callable[[], None] = lambda: None
+        self.disconnected = False
+        self.on_disconnect: Callable[[], None] = lambda: None
 
-    def hang_up(self) -> None:
-        """Notes that the connection broke."""
-        self.gone = True
-        self.on_gone()
+    def disconnect(self) -> None:
+        """Records that the connection broke."""
+        self.disconnected = True
+        self.on_disconnect()
 
 
 @dataclasses.dataclass(eq=False)
-class _Present:
+class _JoinedRank:
     """A rank in the open set."""
 
     join: messages.Join
@@ -49,7 +54,7 @@ class _Present:
 
 
 class Rendezvous:
-    """The place where the ranks of a cluster meet and part.
+    """The rendezvous and the exit barriers of a cluster's ranks.
 
     Args:
       cluster: the cluster as rank 0 knows it.
@@ -61,37 +66,39 @@ class Rendezvous:
         self._fingerprint = messages.fingerprint(cluster.training_addresses)
         self._changed = threading.Condition()
         self._closed = False
-        self._open: dict[int, _Present] = {}
+        self._open: dict[int, _JoinedRank] = {}
         self._process: dict[int, str] = {}
         self._superseded: dict[int, collections.deque[str]] = {}
         self._generation = 0
         self._members: dict[int, str] = {}  # rank -> attempt, of the latest generation
-        self._membership: dict[str, Any] = {}
+        self._result: dict[str, Any] = {}
         self._finished: set[int] = set()
         self._abandoned_by: int | None = None
         self._unanswered: set[int] = set()
 
-    def join(self, join: messages.Join, caller: Caller) -> dict[str, Any]:
-        """Enters a rank and waits for the others.
+    def join(self, join: messages.Join, context: ClientContext) -> dict[str, Any]:
+        """Adds a rank to the open set and waits for the others.
 
         Args:
           join: the request.
-          caller: if its connection breaks, its rank is not present any more.
+          context: if the connection breaks, the rank leaves the open set.
 
         Returns:
-          {"status": "complete", "meeting", "generation", "salt", "addresses"},
+          {"status": "complete", "rendezvous", "generation", "salt", "addresses"},
           {"status": "waiting", "missing": [ranks]}, {"status": "refused", "reason"} or
           {"status": "closed"}.
         """
-        caller.on_gone = self._look_again
+        context.on_disconnect = self._wake
         with self._changed:
             reason = self._reason_to_refuse(join)
             if reason:
                 return {"status": "refused", "reason": reason}
             if self._members.get(join.rank) == join.attempt:
                 return self._answer_member(join.rank)
-            present = self._enter(join)
-            self._wait(join.wait, lambda: self._open.get(join.rank) is not present or caller.gone)
+            joined = self._enter(join)
+            self._wait(
+                join.wait, lambda: self._open.get(join.rank) is not joined or context.disconnected
+            )
             if self._members.get(join.rank) == join.attempt:
                 return self._answer_member(join.rank)
             if self._closed:
@@ -99,24 +106,24 @@ class Rendezvous:
             if self._process[join.rank] != join.process:
                 return {"status": "refused", "reason": self._superseded_reason(join)}
             missing = self._missing()
-            if self._open.get(join.rank) is present:
-                if join.final or caller.gone:
+            if self._open.get(join.rank) is joined:
+                if join.final or context.disconnected:
                     del self._open[join.rank]
                 else:
-                    present.expires = time.monotonic() + _LEASE
+                    joined.expires = time.monotonic() + _LEASE
             return {"status": "waiting", "missing": missing}
 
-    def exit(self, request: messages.Exit, caller: Caller) -> dict[str, Any]:
-        """Records that a rank is done and waits for the others.
+    def exit(self, request: messages.Exit, context: ClientContext) -> dict[str, Any]:
+        """Records that a rank has finished and waits for the others.
 
         Returns:
           {"status": "complete"}, {"status": "waiting", "missing": [ranks]}, {"status": "abandoned",
-          "by": rank}, {"status": "unknown"} (of another generation or meeting) or
+          "by": rank}, {"status": "unknown"} (another generation or rendezvous) or
           {"status": "closed"}.
         """
-        caller.on_gone = self._look_again
+        context.on_disconnect = self._wake
         with self._changed:
-            if (request.meeting, request.generation) != (self.id, self._generation):
+            if (request.rendezvous, request.generation) != (self.id, self._generation):
                 return {"status": "unknown"}
             if not 0 <= request.rank < self._cluster.world_size:
                 return {"status": "refused", "reason": f"there is no rank {request.rank}"}
@@ -134,7 +141,7 @@ class Rendezvous:
                     len(self._finished) == self._cluster.world_size
                     or self._abandoned_by is not None
                     or self._generation != generation
-                    or caller.gone
+                    or context.disconnected
                 )
 
             self._wait(request.wait, decided)
@@ -154,21 +161,21 @@ class Rendezvous:
         """Releases all waiting calls.
 
         Args:
-          linger: seconds to stay first until every rank has been told of a completed rendezvous or
-            exit barrier; without this the last to hear would find rank 0 gone.
+          linger: seconds to wait first until every rank has the result of a completed rendezvous
+            or exit barrier; otherwise the last one would find rank 0 gone.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._unanswered, timeout=linger)
             self._closed = True
             self._changed.notify_all()
 
-    def _look_again(self) -> None:
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
-        # Not max/min alone: a request may carry a NaN.
-        seconds = min(seconds, _LONGEST_WAIT) if seconds > 0 else 0.0
+        # Not max/min alone: a request may contain a NaN.
+        seconds = min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
         self._changed.wait_for(lambda: self._closed or done(), timeout=seconds)
 
     def _reason_to_refuse(self, join: messages.Join) -> str | None:
@@ -201,7 +208,7 @@ class Rendezvous:
             f"process per task: do two run as {name}?"
         )
 
-    def _enter(self, join: messages.Join) -> _Present:
+    def _enter(self, join: messages.Join) -> _JoinedRank:
         rank = join.rank
         former = self._process.get(rank)
         if former not in (None, join.process):
@@ -210,12 +217,12 @@ class Rendezvous:
             ).append(former)
             self._unanswered.discard(rank)
         self._process[rank] = join.process
-        present = self._open[rank] = _Present(join)
+        joined = self._open[rank] = _JoinedRank(join)
         if not self._missing():
             self._complete()
-        # Wakes an earlier call of this rank as well: it is not the present one any more.
+        # Also wakes an earlier call of this rank, which this one supersedes.
         self._changed.notify_all()
-        return present
+        return joined
 
     def _missing(self) -> list[int]:
         now = time.monotonic()
@@ -226,9 +233,9 @@ class Rendezvous:
         self._generation += 1
         self._finished, self._abandoned_by = set(), None
         self._members = {rank: p.join.attempt for rank, p in self._open.items()}
-        self._membership = {
+        self._result = {
             "status": "complete",
-            "meeting": self.id,
+            "rendezvous": self.id,
             "generation": self._generation,
             "salt": secrets.token_hex(16),
             "addresses": [p.join.data_address for _, p in sorted(self._open.items())],
@@ -238,7 +245,7 @@ class Rendezvous:
 
     def _answer_member(self, rank: int) -> dict[str, Any]:
         self._answered(rank)
-        return self._membership
+        return self._result
 
     def _answered(self, rank: int) -> None:
         self._unanswered.discard(rank)

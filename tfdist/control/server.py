@@ -1,7 +1,7 @@
 """The gRPC server of one task's control address.
 
-Every task has one, whatever it has to answer: a call that belongs elsewhere is told so, and a wrong
-address list shows as a sentence and not as a timeout.
+Every task has one and refuses calls that are meant for another task: a wrong address list then
+shows as an error message and not as a timeout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import grpc
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import interfaces, messages
-from tfdist.control.rendezvous import Caller
+from tfdist.control.rendezvous import ClientContext
 from tfdist.control.signing import Signer
 from tfdist.errors import AddressInUseError, TfdistError
 
@@ -29,36 +29,36 @@ _log = logging.getLogger("tfdist.control")
 _OPTIONS = [
     # A second listener on the same port must be an error, not a silent sharing of connections.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", messages.LARGEST_REQUEST),
+    ("grpc.max_receive_message_length", messages.MAX_REQUEST_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
-    # More often than clients send them; by default gRPC takes pings of a silent client for abuse.
+    # Clients send pings less often; by default gRPC closes the connection of a silent client.
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-    # What strangers may hold: calls on a connection, and connections without a call. Clients
-    # connect again when they have something to say.
+    # Limits for unauthenticated clients: calls on a connection, and idle connections. Clients
+    # reconnect for their next call.
     ("grpc.max_concurrent_streams", 64),
     ("grpc.max_connection_idle_ms", 20000),
 ]
 _STOP_GRACE = 2.0
-# Seconds in which the body of a call has to come.
+# Seconds in which the body of a call must arrive.
 _BODY_TIMEOUT = 10.0
-# What is said at most once each; bounds what strangers can write into the log.
-_MOST_WARNINGS = 100
+# Different warnings, each logged once: unauthenticated clients must not fill the log.
+_MAX_WARNINGS = 100
 
-Answer = Callable[[Any, Caller], dict[str, Any]]
+Handler = Callable[[Any, ClientContext], dict[str, Any]]
 
 
 class DaemonPool(futures.Executor):
-    """Threads for answers that keep serving while the interpreter shuts down.
+    """Threads for handlers, which keep serving while the interpreter shuts down.
 
-    The standard pool stops taking work before `atexit` functions run, which is when an exit barrier
-    has to be served. Threads are started when needed and kept.
+    The standard pool refuses work before `atexit` functions run, but exit barriers are served then.
+    Threads are started on demand and kept.
 
     Args:
-      most_threads: upper bound; each waiting rank holds one.
+      max_threads: upper bound; each waiting rank holds one.
     """
 
-    def __init__(self, most_threads: int) -> None:
-        self._most_threads = most_threads
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
         self._changed = threading.Condition()
         self._work: collections.deque[tuple[Any, ...]] = collections.deque()
         self._threads = 0
@@ -72,13 +72,13 @@ class DaemonPool(futures.Executor):
             if self._stopped:
                 raise RuntimeError("the pool was shut down")
             self._work.append((future, fn, args, kwargs))
-            if self._idle < len(self._work) and self._threads < self._most_threads:
+            if self._idle < len(self._work) and self._threads < self._max_threads:
                 self._start_thread()
             self._changed.notify()
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Lets the threads end once the queue is empty; does not wait for them."""
+        """Makes the threads end once the queue is empty; does not wait for them."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -87,7 +87,7 @@ class DaemonPool(futures.Executor):
         try:
             threading.Thread(target=self._run, name="tfdist-control", daemon=True).start()
         except RuntimeError:
-            # Newer Pythons start no thread during shutdown; those that exist will do.
+            # Newer Pythons start no thread during shutdown; existing threads suffice.
             if not self._threads:
                 raise
         else:
@@ -104,35 +104,36 @@ class DaemonPool(futures.Executor):
                 future, fn, args, kwargs = self._work.popleft()
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: B036 - belongs to whoever holds the future
+            except BaseException as error:  # noqa: B036 - the future's owner gets it
                 future.set_exception(error)
 
 
 class ControlServer:
     """Listens on this task's address until closed.
 
-    Calls are received by one thread, and get one of a pool only when they have come whole and have
-    proven the secret: a stranger that begins calls does not block others.
+    One thread receives all calls. A call gets a thread of the pool only when it is complete and
+    authentic: an unauthenticated client does not block others.
 
     Args:
       cluster: the cluster, in which this task has an address.
       secret: the shared secret or None.
-      answers: by method, what answers a request of its type in `wire.REQUESTS`.
+      handlers: by method, the function that answers a request of its type in
+        `messages.REQUESTS`.
 
     Raises:
       AddressInUseError: another process listens on the port.
-      ClusterConfigError: the address is none of this host, and there is no secret.
+      ClusterConfigError: the address is none of this host's, and there is no secret.
       TfdistError: the port cannot be opened for another reason.
     """
 
     def __init__(
-        self, cluster: Cluster, secret: bytes | None, answers: Mapping[str, Answer]
+        self, cluster: Cluster, secret: bytes | None, handlers: Mapping[str, Handler]
     ) -> None:
         self._name = f"{cluster.task_name} at {cluster.address}"
         self._cluster = cluster
         self._signer = Signer(secret)
-        self._answers = answers
-        self._said: dict[str, None] = {}  # in order
+        self._handlers = handlers
+        self._warned: dict[str, None] = {}  # in order
         self._pool = DaemonPool(2 * cluster.world_size + 8)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run_loop, name="tfdist-control-loop", daemon=True).start()
@@ -168,11 +169,11 @@ class ControlServer:
 
     @property
     def last_refusal(self) -> str | None:
-        """Whom this server turned away last, and why."""
-        return next(reversed(self._said), None)
+        """The latest refusal: the client and the reason."""
+        return next(reversed(self._warned), None)
 
     def close(self) -> None:
-        """Stops listening; calls under way get a moment to finish. May be called again."""
+        """Stops listening; calls in progress get two seconds to finish. May be called again."""
         if not self._loop.is_running():
             return
         with contextlib.suppress(futures.TimeoutError):
@@ -180,8 +181,8 @@ class ControlServer:
         self._end_loop()
 
     def _listen(self, server: grpc.aio.Server, interface: str, port: int) -> None:
-        # gRPC is content with one of IPv4 and IPv6, would then miss that the other is taken, and
-        # tells the reason to stderr only.
+        # gRPC accepts one of IPv4 and IPv6 even if the other is taken, and writes the reason to
+        # stderr only.
         hosts = ("::", "0.0.0.0") if interface == interfaces.EVERY else (interface,)
         for host in hosts:
             error = _bind_error(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
@@ -196,7 +197,7 @@ class ControlServer:
                     return
             except RuntimeError:
                 continue
-        # Free a moment ago: somebody was faster.
+        # The port was free a moment ago: another process has taken it since.
         raise AddressInUseError(errno.EADDRINUSE, self._in_use(port))
 
     def _in_use(self, port: int) -> str:
@@ -207,7 +208,7 @@ class ControlServer:
 
     def _handler(self, method: str) -> Callable[..., Coroutine[Any, Any, bytes]]:
         async def handle(bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
-            # A call with one body is, on the wire, a stream of one.
+            # A unary call has the same messages as a stream of one.
             try:
                 body = await asyncio.wait_for(anext(aiter(bodies)), _BODY_TIMEOUT)
             except StopAsyncIteration:
@@ -222,8 +223,8 @@ class ControlServer:
                 self._warn(f"refused {self._who(body, context)}: {problem}")
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             try:
-                answer = await self._answer(method, body)
-            except messages.WireError as error:
+                answer = await self._handle(method, body)
+            except messages.MessageError as error:
                 self._warn(f"refused a message from {_host(context)}: {error}")
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             if answer["status"] == "refused":
@@ -234,21 +235,21 @@ class ControlServer:
 
         return handle
 
-    async def _answer(self, method: str, body: bytes) -> dict[str, Any]:
+    async def _handle(self, method: str, body: bytes) -> dict[str, Any]:
         request = messages.decode(messages.REQUESTS[method], body)
-        answer = self._answers.get(method)
-        if answer is None:
-            return {"status": "refused", "reason": self._place(method, request)}
-        caller = Caller()
-        answering = self._loop.run_in_executor(self._pool, answer, request, caller)
+        handler = self._handlers.get(method)
+        if handler is None:
+            return {"status": "refused", "reason": self._misdirected(method, request)}
+        client = ClientContext()
+        answering = self._loop.run_in_executor(self._pool, handler, request, client)
         try:
             return await asyncio.shield(answering)
         except asyncio.CancelledError:  # the connection broke
-            caller.hang_up()
+            client.disconnect()
             raise
 
-    def _place(self, method: str, request: Any) -> str:
-        """Says who this is; to a caller that has proven nothing only that it is the wrong task."""
+    def _misdirected(self, method: str, request: Any) -> str:
+        """Returns a refusal; it names this task only to a client that knows the job."""
         own = messages.fingerprint(self._cluster.training_addresses)
         known = self._signer.has_secret or getattr(request, "fingerprint", None) == own
         who = f"this is {self._name}, " if known else "this task is "
@@ -259,27 +260,27 @@ class ControlServer:
         return f"{who}but ranks meet at {self._cluster.describe_rank(0)}"
 
     def _who(self, body: bytes, context: grpc.aio.ServicerContext) -> str:
-        """Names the caller by what it claims to be and where it calls from."""
+        """Names the client by the rank in its request and its host."""
         try:
             rank = messages.decode_object(body).get("rank")
             claim = self._cluster.name_of_rank(rank)
-        except (messages.WireError, IndexError, TypeError):
+        except (messages.MessageError, IndexError, TypeError):
             return f"a caller from {_host(context)}"
         return f"{claim}, calling from {_host(context)}"
 
     def _warn(self, text: str) -> None:
-        if text not in self._said and len(self._said) < _MOST_WARNINGS:
-            self._said[text] = None
+        if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned[text] = None
             _log.warning("%s: %s", self._name, text)
 
 
 def _host(context: grpc.aio.ServicerContext) -> str:
-    # "ipv4:10.0.0.7:51234": the port differs at each connection and says nothing.
+    # Of "ipv4:10.0.0.7:51234"; the port differs at each connection.
     return context.peer().rpartition(":")[0].partition(":")[2] or context.peer()
 
 
 def _bind_error(family: socket.AddressFamily, host: str, port: int) -> OSError | None:
-    """Returns what keeps this process from listening on `port`, or None."""
+    """Returns the error of binding `port`, or None."""
     try:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
-"""How tasks prove to each other that they hold the same secret, which itself never travels.
+"""Mutual authentication of tasks by a shared secret, which itself is never sent.
 
-Each side contributes something new to every call, so that what was recorded is worth nothing in
-another call, to another task or in another job:
+Each side contributes a fresh value to every call, so that a recorded message is useless in another
+call, for another task or in another job:
 
 ```
     caller                                    server
@@ -12,7 +12,7 @@ another call, to another task or in another job:
 ```
 
 Nothing is encrypted. Without a secret nothing is signed, and signed requests are refused: a secret
-known to one side only is a mistake that should show at once.
+on one side only is a mistake that should show at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def data_key(secret: bytes | None, *context: str) -> bytes:
 
     Args:
       secret: the shared secret; without one the key is as public as the context.
-      context: what makes the key this one, such as a generation and a random salt; may be public.
+      context: texts that distinguish this key, such as a generation and a random salt; may be
+        public.
 
     Returns:
       32 bytes.
@@ -47,24 +48,24 @@ def data_key(secret: bytes | None, *context: str) -> bytes:
 
 
 class Challenges:
-    """The challenges of one server: each is good for one request, and expires.
+    """The challenges of one server: each is valid for one request, and expires.
 
-    Unproven callers cost no memory: a challenge carries its own time and a keyed hash of it. Only
-    those that were answered with a valid signature are remembered, until they expire.
+    Unauthenticated clients cost no memory: a challenge contains its own time and a keyed hash of
+    it. Only challenges that came back with a valid signature are remembered, until they expire.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._lock = threading.Lock()
-        self._used: dict[str, float] = {}  # when, in order
+        self._used: dict[str, float] = {}  # time of use, in order
 
     def new(self) -> str:
-        """Returns a challenge that was never given before."""
+        """Returns a new, unique challenge."""
         text = f"{int(time.monotonic() * 1000):x}.{secrets.token_hex(16)}"
         return f"{text}.{self._mark(text)}"
 
     def use(self, challenge: str) -> bool:
-        """Takes a challenge; returns whether it is this server's, not expired and not used."""
+        """Uses a challenge; returns whether it is this server's, not expired and not used."""
         text, _, mark = challenge.rpartition(".")
         if not _same(mark, self._mark(text)):
             return False
@@ -84,7 +85,7 @@ class Challenges:
 
 
 class Signer:
-    """Signs messages with the shared secret, and verifies the signatures of others.
+    """Signs messages with the shared secret, and verifies the signatures of other tasks.
 
     Args:
       secret: the shared secret, or None.
@@ -100,11 +101,11 @@ class Signer:
         return self._secret is not None
 
     def new_challenge(self) -> str:
-        """Returns what a caller has to sign its next request with; empty without a secret."""
+        """Returns a challenge for a client's next request; empty without a secret."""
         return self._challenges.new() if self.has_secret else ""
 
     def sign_request(self, method: str, challenge: str, body: bytes) -> Metadata:
-        """Returns the metadata of a request; `new_challenge` of the other side was `challenge`."""
+        """Returns the metadata of a request; `challenge` is the server's."""
         if not self.has_secret:
             return ()
         nonce = secrets.token_hex(16)
@@ -112,7 +113,7 @@ class Signer:
         return ((_CHALLENGE, challenge), (_NONCE, nonce), (_SIGNATURE, signature))
 
     def problem_with_request(self, method: str, metadata: Any, body: bytes) -> str | None:
-        """Returns why a request must be refused, or None if it is authentic, and takes it once."""
+        """Returns why a request is refused; None, once, if it is authentic."""
         values = dict(metadata or ())
         given = [values.get(key) for key in (_CHALLENGE, _NONCE, _SIGNATURE)]
         if not self.has_secret:
@@ -141,7 +142,7 @@ class Signer:
     def problem_with_answer(
         self, method: str, request_metadata: Metadata, metadata: Any, body: bytes
     ) -> str | None:
-        """Returns why the answer to a request must not be trusted, or None if it is authentic."""
+        """Returns why an answer is refused, or None if it is authentic."""
         if not self.has_secret:
             return None
         signature = dict(metadata or ()).get(_SIGNATURE)
@@ -160,7 +161,7 @@ class Signer:
 
 
 def _mac(key: bytes, *parts: str, body: bytes) -> hmac.HMAC:
-    # A part's length stands before it, so that no two lists of parts make the same text.
+    # A length precedes each part, so that different lists of parts give different texts.
     text = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
     return hmac.new(key, text + body, hashlib.sha256)
 

@@ -1,7 +1,7 @@
-"""Embeddings whose tables live on the parameter servers alone.
+"""Embedding tables that are stored on the parameter servers alone.
 
-`tfdist.layers.Embedding` is the Keras layer; here is what it is made of: the table, how its rows
-begin (`initializers`) and change (the optimizers below), and how ids of all kinds become rows.
+`tfdist.layers.Embedding` is the Keras layer. This package has its parts: the table, the initial
+values of rows (`initializers`), the optimizers of rows, and lookups of ids of all kinds.
 """
 
 from tfdist.embedding.fields import field_ids

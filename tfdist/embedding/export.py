@@ -1,4 +1,4 @@
-"""Saving a model that runs without tfdist."""
+"""Export of a model that runs without tfdist."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tfdist.embedding.table import EmbeddingTable
 
 
 def export_for_serving(model: Any, path: str, input_signature: Any = None) -> None:
-    """Writes a model as a plain SavedModel, with the rows that its tables have now.
+    """Writes a model as a plain SavedModel, with the current rows of its tables.
 
-    It runs wherever TensorFlow runs, and answers what `model.predict` answers: each table becomes
-    a static hash table and a variable, and an id without a row gives what it would begin as. Call
-    it in the chief, when training has ended; this process holds all rows for a while.
+    The SavedModel needs only TensorFlow and gives the results of `model.predict`: each table
+    becomes a static hash table and a variable, and an id without a row gets its initial values.
+    Call it in the chief, when training has ended; this process holds all rows for a while.
 
     Args:
-      model: a Keras 3 or tf_keras model that was built, with `tfdist.layers.Embedding` layers, or
-        `EmbeddingTable`s among the attributes of its layers.
+      model: a built Keras 3 or tf_keras model with `tfdist.layers.Embedding` layers, or with
+        `EmbeddingTable`s as attributes of its layers.
       path: the directory to write.
-      input_signature: specs of the inputs, as of Keras's `model.export`; `None`: the model's.
+      input_signature: specs of the inputs, as in Keras's `model.export`; `None`: the model's.
 
     Raises:
-      ValueError: the model has no table that was used, or an input of it is ragged.
+      ValueError: the model has used no table, or has a ragged input.
 
     Example:
 
@@ -54,11 +54,11 @@ def export_for_serving(model: Any, path: str, input_signature: Any = None) -> No
         )
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as replaced:
         statics = []
-        # Not in the strategy's scope: these variables are this process's own.
-        for number, table in enumerate(tables):
-            of_table = os.path.join(folder, str(number))
-            os.mkdir(of_table)
-            static = StaticTable(*table.fetch(), table.config().initializer, of_table)
+        # Not in the strategy's scope: these variables belong to this process alone.
+        for i, table in enumerate(tables):
+            table_folder = os.path.join(folder, str(i))
+            os.mkdir(table_folder)
+            static = StaticTable(*table.fetch(), table.config().initializer, table_folder)
             statics.append(static)
             replaced.enter_context(table.replaced_by(static))
         is_of_tf_keras = isinstance(model, tf.Module)
@@ -69,13 +69,13 @@ def export_for_serving(model: Any, path: str, input_signature: Any = None) -> No
 def export_small(
     model: Any, path: str, verbose: bool | None = None, input_signature: Any = None
 ) -> None:
-    """As `export_for_serving`, for who may not know that the model has tables.
+    """Exports as `export_for_serving`, but refuses large tables; for Keras's own `model.export`.
 
     Args:
-      model: as of `export_for_serving`.
-      path: likewise.
-      verbose: whether to say where it is.
-      input_signature: as of `export_for_serving`.
+      model: as for `export_for_serving`.
+      path: the directory to write.
+      verbose: whether to print the path; `None`: yes.
+      input_signature: as for `export_for_serving`.
 
     Raises:
       ValueError: the rows take more than `saved_tables.MAX_BYTES`.
@@ -88,7 +88,7 @@ def export_small(
 
 
 def tables_of(model: Any) -> list[EmbeddingTable]:
-    """The tables that a model's layers have used, each once."""
+    """Returns the tables that a model's layers have used, each once."""
     tables = []
     for layer in _layers(model):
         if isinstance(layer, RemoteEmbedding):

@@ -1,4 +1,4 @@
-"""What the field-wise embedding layers for Keras 3 and tf_keras have in common."""
+"""The common base of the field-wise embedding layers for Keras 3 and tf_keras."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tfdist.embedding.table import EmbeddingTable
 
 
 class RemoteFieldWise:
-    """Goes before a library's `Embedding` among the bases of a field-wise embedding layer.
+    """The first base class of a field-wise embedding layer, before the library's `Embedding`.
 
     Args:
       output_dim: the width of a row.
-      slots: for each column of the input its slot, such as [0, 1, 1, 2] where the second and third
-        column are two of one kind; slots are counted from 0 without a gap. `None`: each column is a
-        slot of its own.
-      optimizer: as of `EmbeddingTable`.
-      initializer: likewise.
+      slots: the slot of each column of the input, such as [0, 1, 1, 2] if the second and third
+        column belong to one field; slots are numbered from 0 without gaps. `None`: each column is
+        a separate slot.
+      optimizer: as for `EmbeddingTable`.
+      initializer: as for `EmbeddingTable`.
       combiner: "sum", "mean" or "sqrtn" over the columns of a slot.
       tables: an `EmbeddingTable` for each slot, all of one width, instead of one table for all.
-      table: an `EmbeddingTable` without an `input_dim`, for all slots; instead of the arguments
-        that say what a table is like.
+      table: an `EmbeddingTable` without an `input_dim`, for all slots, instead of the arguments of
+        a table.
       **kwargs: further arguments of `EmbeddingTable` and `Embedding`: "prefetch", "max_norm",
         "max_rows", ...
     """
@@ -85,11 +85,11 @@ class RemoteFieldWise:
 
     @property
     def tables(self) -> list[EmbeddingTable]:
-        """All tables of the layer; empty until it is known which."""
+        """All tables of the layer; empty until their names are known."""
         return super().tables if self._slot_tables is None else list(self._slot_tables)
 
     def ids_by_table(self, inputs: Any) -> list[tuple[EmbeddingTable, Any]]:
-        """The ids that a call with these inputs looks up; prefetching asks for them ahead."""
+        """Returns the ids that a call with these inputs looks up, for prefetching."""
         ids, slots = self._columns(inputs)
         if self._slot_tables is None:
             return [(self.table, field_ids(ids, slots))]
@@ -99,7 +99,7 @@ class RemoteFieldWise:
         ]
 
     def _columns(self, inputs: Any) -> tuple[tf.Tensor, list[int]]:
-        """The ids, int64[batch, columns], and each column's slot."""
+        """Returns the ids, int64[batch, columns], and each column's slot."""
         who = f"field-wise embedding layer {self.name!r}"
         if isinstance(inputs, tf.RaggedTensor | tf.SparseTensor):
             raise ValueError(f"{who}: expected dense ids, received a {type(inputs).__name__}")
@@ -131,12 +131,12 @@ class RemoteFieldWise:
         return pooled_by_slot(rows, weights, slots, self.combiner)
 
     def _rows(self, ids: tf.Tensor, slots: list[int], counts: bool) -> tf.Tensor:
-        """In one message for each server, float32[batch, columns, width]."""
+        """Looks up rows, float32[batch, columns, width], with one message per server."""
         pairs = self.ids_by_table(ids)
         parts = rows_of([table for table, _ in pairs], [of_table for _, of_table in pairs], counts)
         if len(parts) == 1:
             return parts[0]
-        # By slot; back to the order of the columns.
+        # The parts are in the order of slots; restore the order of columns.
         order = sorted(range(len(slots)), key=lambda column: slots[column])
         rows = tf.concat(parts, 1)
         if order == list(range(len(slots))):
@@ -144,7 +144,7 @@ class RemoteFieldWise:
         return tf.gather(rows, [order.index(column) for column in range(len(slots))], axis=1)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, of which `from_config` makes an equal layer."""
+        """Returns the arguments, from which `from_config` makes an equal layer."""
         config = super().get_config()
         config.pop("input_dim", None)
         config.pop("default_id")

@@ -1,4 +1,4 @@
-"""Fields of categories that lie side by side in one tensor of ids."""
+"""Several categorical fields in the columns of one tensor of ids."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from tfdist.embedding.ids import as_int64
 
 
 def field_ids(ids: tf.Tensor, slots: int | Sequence[int]) -> tf.Tensor:
-    """Gives each slot ids of its own, for a table that several slots share.
+    """Makes the ids of different slots different, for a table that several slots share.
 
-    An id is combined with a 64-bit constant of its slot by exclusive or. That is one to one in each
-    slot; ids of different slots, if they are small numbers or fingerprints, meet with a probability
-    of 2^-64 for each pair.
+    The result is the exclusive or of an id and a 64-bit constant of its slot. It is one to one in
+    each slot; ids of different slots, if they are small numbers or fingerprints, collide with a
+    probability of 2^-64 for each pair.
 
     Args:
       ids: integers or strings.
-      slots: of all of them; or for each place in the last dimension its slot.
+      slots: the slot of all ids, or the slot of each index in the last dimension.
 
     Returns:
-      int64 of the shape of `ids`: what `tfdist.layers.FieldWiseEmbedding` looks up in its table.
+      int64 of the shape of `ids`: the ids that `tfdist.layers.FieldWiseEmbedding` looks up in its
+      table.
 
     Example:
 
@@ -42,8 +43,8 @@ def pooled_by_slot(
     Args:
       rows: float[batch, columns, width].
       weights: float[batch, columns]; `None`: 1.
-      slots: of each column.
-      combiner: "sum", "mean" or "sqrtn", as of `embedding_lookup`.
+      slots: the slot of each column.
+      combiner: "sum", "mean" or "sqrtn", as for `embedding_lookup`.
 
     Returns:
       float[batch, slots, width].
@@ -57,7 +58,7 @@ def pooled_by_slot(
         return rows
 
     def add(values: tf.Tensor) -> tf.Tensor:
-        """Over the columns of each slot, which is dimension 1 of `values`."""
+        """Sums over the columns of each slot, which are dimension 1 of `values`."""
         if is_plain:
             return values
         order = [1, 0, *range(2, values.shape.rank)]
@@ -74,7 +75,7 @@ def pooled_by_slot(
 
 
 def _constant(slot: int) -> int:
-    """A number of 64 bits that differs between slots in about half of them (SplitMix64)."""
+    """Returns a slot's constant: 64 bits, half of which differ between slots (SplitMix64)."""
     bits = 2**64 - 1
     x = (slot + 1) * 0x9E3779B97F4A7C15 & bits
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & bits

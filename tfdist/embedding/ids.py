@@ -1,4 +1,4 @@
-"""From ids of all kinds to flat int64 ones, and from their rows back to the shape of the ids."""
+"""Conversion of ids to flat int64 ids, and of their rows to the shape of the ids."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ COMBINERS = (None, "sum", "mean", "sqrtn")
 
 
 class IdTypeError(TypeError, NotImplementedError):
-    """Ids of a type that cannot be ids.
+    """Ids of an unsupported type.
 
-    A Sequential without an Input takes its first layer's input for float32, and when the shapes
-    cannot be inferred from that (NotImplementedError) it waits for the real input.
+    A Sequential without an Input assumes that its first layer's input is float32; if the shapes
+    cannot be inferred from that (NotImplementedError), it waits for the real input.
     """
 
 
 def as_int64(ids: tf.Tensor) -> tf.Tensor:
-    """Returns ids as int64: integers as they are, strings as their 64-bit fingerprints.
+    """Returns ids as int64: integers unchanged, strings as their 64-bit fingerprints.
 
     Raises:
-      IdTypeError: they are neither.
+      IdTypeError: the ids are neither.
     """
     if ids.dtype == tf.string:
         flat = tf.reshape(ids, [-1])
@@ -35,10 +35,10 @@ def as_int64(ids: tf.Tensor) -> tf.Tensor:
 
 
 def checked(ids: tf.Tensor, input_dim: int | None, table: str) -> tf.Tensor:
-    """Returns the ids, of which each must be from 0 to `input_dim`, exclusive, if there is one.
+    """Returns the ids, and checks that each is in [0, `input_dim`) if there is an `input_dim`.
 
     Raises:
-      tf.errors.InvalidArgumentError: one is not; names the table.
+      tf.errors.InvalidArgumentError: an id is outside; names the table.
     """
     if input_dim is None:
         return ids
@@ -51,7 +51,7 @@ def checked(ids: tf.Tensor, input_dim: int | None, table: str) -> tf.Tensor:
 
 
 def flat_values(ids: Any) -> tf.Tensor:
-    """The ids of a dense, ragged or sparse tensor, int64."""
+    """Returns the ids of a dense, ragged or sparse tensor as int64."""
     if isinstance(ids, tf.RaggedTensor):
         return as_int64(ids.flat_values)
     if isinstance(ids, tf.SparseTensor):
@@ -60,70 +60,70 @@ def flat_values(ids: Any) -> tf.Tensor:
 
 
 def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
-    """Scales rows of a larger Euclidean norm than `max_norm` down to it."""
+    """Scales rows whose Euclidean norm exceeds `max_norm` to that norm."""
     return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
 
 
 def safe(
     ids: Any, weights: Any, combiner: str, default_id: int | str | None, drops_negative: bool
 ) -> tuple[tf.SparseTensor, tf.SparseTensor | None]:
-    """Leaves out ids that are not valid, and gives one to each example that then has none.
+    """Removes invalid ids, and gives a default id to each example without a valid one.
 
     Args:
       ids: sparse, or ragged of two dimensions.
       weights: like `ids`, or `None`.
-      combiner: with "sum" weights that are not above 0 count like others.
-      default_id: of the examples that have none; `None`: they stay without.
-      drops_negative: negative ids are not valid.
+      combiner: unless it is "sum", ids with weights up to 0 are invalid.
+      default_id: the id for examples without ids; `None`: they stay empty.
+      drops_negative: whether negative ids are invalid.
 
     Returns:
-      Ids, int64, and weights, float32, or `None` if there are none. With `default_id` they are of
-      two dimensions or more like the given ones.
+      Ids, int64, and weights, float32, or `None` if there are none. They have the rank of the given
+      ones.
 
     Raises:
-      ValueError: weights are of another kind than ids.
+      ValueError: weights and ids are of different kinds.
     """
     _check_kinds(ids, weights)
     if isinstance(ids, tf.RaggedTensor):
         ids = ids.to_sparse()
         weights = None if weights is None else weights.to_sparse()
     flat = as_int64(ids.values)
-    of_each = None if weights is None else tf.cast(weights.values, tf.float32)
+    flat_weights = None if weights is None else tf.cast(weights.values, tf.float32)
     is_valid = tf.ones_like(flat, tf.bool)
     if drops_negative:
         is_valid &= flat >= 0
-    if of_each is not None and combiner != "sum":
-        is_valid &= of_each > 0
+    if flat_weights is not None and combiner != "sum":
+        is_valid &= flat_weights > 0
     indices, shape = tf.boolean_mask(ids.indices, is_valid), ids.dense_shape
     flat = tf.boolean_mask(flat, is_valid)
-    of_each = None if of_each is None else tf.boolean_mask(of_each, is_valid)
+    flat_weights = None if flat_weights is None else tf.boolean_mask(flat_weights, is_valid)
     if default_id is not None:
         default = as_int64(tf.constant(default_id))
         empty = _empty_examples(indices, shape)
         indices = tf.concat([indices, empty], 0)
         flat = tf.concat([flat, tf.fill([tf.shape(empty)[0]], default)], 0)
-        if of_each is not None:
-            of_each = tf.concat([of_each, tf.ones([tf.shape(empty)[0]])], 0)
-        # An example needs room for its one id.
+        if flat_weights is not None:
+            flat_weights = tf.concat([flat_weights, tf.ones([tf.shape(empty)[0]])], 0)
+        # The last dimension must hold one id.
         shape = tf.concat([shape[:-1], tf.maximum(shape[-1:], 1)], 0)
-    made = tf.SparseTensor(indices, flat, shape)
-    return made, None if of_each is None else tf.SparseTensor(indices, of_each, shape)
+    valid = tf.SparseTensor(indices, flat, shape)
+    return valid, None if flat_weights is None else tf.SparseTensor(indices, flat_weights, shape)
 
 
 def _empty_examples(indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """Indices of the first place of each example that has none."""
+    """Returns the first index of each example without ids."""
     lead = shape[:-1]
     count = tf.reduce_prod(lead)
     examples = _segments(indices, shape)
     present = tf.math.unsorted_segment_max(tf.ones_like(examples, tf.int32), examples, count) > 0
     empty = tf.boolean_mask(tf.range(count), ~present)
-    # Not tf.unravel_index, which refuses to do nothing. Where a dimension is 0 nothing is empty.
-    places = empty[:, tf.newaxis] // tf.maximum(_strides(lead), 1) % tf.maximum(lead, 1)
-    return tf.pad(places, [[0, 0], [0, 1]])
+    # Not tf.unravel_index, which refuses empty input. If a dimension is 0, no example is empty.
+    coordinates = empty[:, tf.newaxis] // tf.maximum(_strides(lead), 1) % tf.maximum(lead, 1)
+    return tf.pad(coordinates, [[0, 0], [0, 1]])
 
 
 def _segments(indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """The example of each id, counted through all dimensions but the last."""
+    """Returns the example of each id: a flat index over all dimensions but the last."""
     return tf.reduce_sum(indices[:, :-1] * _strides(shape[:-1]), 1)
 
 
@@ -132,22 +132,22 @@ def _strides(shape: tf.Tensor) -> tf.Tensor:
 
 
 def combined(ids: Any, rows: tf.Tensor, weights: Any, combiner: str | None) -> Any:
-    """Puts rows in the place of their ids, and adds up those of an example if asked to.
+    """Gives rows the shape of their ids, and combines the rows of each example.
 
     Args:
       ids: dense of any shape; ragged; or sparse of two dimensions or more.
-      rows: of their `flat_values`, with the width as the last dimension.
-      weights: a tensor like `ids`, which rows are multiplied with; `None`: 1.
-      combiner: `None` leaves the rows apart; else those of the last dimension of ids are added up,
-        and the sum divided by that of the weights ("mean") or the root of the sum of their squares
-        ("sqrtn"). Without ids the result is 0.
+      rows: the rows of `flat_values(ids)`, with the width as the last dimension.
+      weights: a tensor like `ids`, the factors of the rows; `None`: 1.
+      combiner: `None` combines nothing. Otherwise rows are summed over the last dimension of ids,
+        and the sum is divided by the sum of the weights ("mean") or the root of the sum of their
+        squares ("sqrtn"). Without ids the result is 0.
 
     Returns:
       Without a combiner the shape of `ids` and the width, ragged if they are; with one, the same
       without the last dimension of `ids`.
 
     Raises:
-      ValueError: sparse ids need a combiner; weights are of another kind than ids.
+      ValueError: sparse ids without a combiner; weights and ids of different kinds.
     """
     _check_kinds(ids, weights)
     if weights is not None:

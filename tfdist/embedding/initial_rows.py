@@ -1,7 +1,7 @@
-"""What rows begin as, computed by TensorFlow's own ops: for models that run without servers.
+"""The initial values of rows, computed with TensorFlow's ops, for models without servers.
 
-The same numbers as the servers' (table/row_initializer.cc): a stream of SplitMix64 (Steele et
-al. 2014) for each id.
+They equal the servers' values (table/row_initializer.cc): a stream of SplitMix64 (Steele et al.
+2014) for each id.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import tensorflow as tf
 from tfdist import ops
 
 _Kind = ops.InitializerKind
-# Of normal numbers, one in 22 is cut off: of so many more, enough are left.
+# Truncation rejects one normal number in 22; with this many spare ones, enough are left.
 _SPARE = 64
 
 
 def initial_rows(initializer: ops.RowInitializer, ids: tf.Tensor, width: int) -> tf.Tensor:
-    """Returns what the rows of ids begin as.
+    """Returns the initial rows of ids.
 
     Args:
-      initializer: of the table.
+      initializer: the table's initializer.
       ids: int64[n].
-      width: of a row.
+      width: the width of a row.
 
     Returns:
       float32[n, width].
@@ -46,13 +46,13 @@ def initial_rows(initializer: ops.RowInitializer, ids: tf.Tensor, width: int) ->
 
 
 def _uniform(start: tf.Tensor, count: int) -> tf.Tensor:
-    """From 0 to 1, float64[n, count]."""
+    """Returns uniform numbers in [0, 1), float64[n, count]."""
     bits = _mix(start[:, tf.newaxis] + np.arange(count, dtype=np.uint64))
     return tf.cast(tf.bitwise.right_shift(bits, tf.constant(11, tf.uint64)), tf.float64) * 2.0**-53
 
 
 def _normal(start: tf.Tensor, count: int) -> tf.Tensor:
-    """Box and Muller 1958."""
+    """Returns normal numbers, float64[n, count] (Box and Muller 1958)."""
     uniform = tf.reshape(_uniform(start, 2 * count), [-1, count, 2])
     radius = tf.sqrt(-2 * tf.math.log(1 - uniform[:, :, 0]))
     return radius * tf.cos(2 * math.pi * uniform[:, :, 1])

@@ -1,7 +1,7 @@
-"""What the rows of a table begin as, in the terms of its servers.
+"""The initial values of a table's rows, as its servers compute them.
 
-A row's first value is a function of the table's seed and its id: the same on all servers and in
-all workers, and after the row was evicted.
+A row's initial value is a function of the table's seed and the row's id: it is the same on all
+servers, in all workers, and after the row was evicted.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _NAMED: dict[str, tuple[int, float, float]] = {
     "random_normal": (_Kind.NORMAL, 0.0, 0.05),
     "truncated_normal": (_Kind.TRUNCATED_NORMAL, 0.0, 0.05),
 }
-# The standard deviation of a normal distribution that was cut off at two of its own.
+# The standard deviation of a standard normal distribution that is truncated at -2 and 2.
 _TRUNCATED = 0.87962566103423978
 
 
 def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) -> ops.RowInitializer:
-    """Describes an initializer to the servers.
+    """Converts an initializer to the servers' form.
 
     Args:
-      initializer: a name such as "uniform", an initializer of Keras 3 or tf_keras, or what Keras
-        saves of one: constants, uniform, normal, truncated normal, and, where the number of rows is
-        known, those that scale by it, such as "glorot_uniform". Without a seed of the user's own,
-        the table's name is it.
+      initializer: a name such as "uniform", an initializer of Keras 3 or tf_keras, or its saved
+        configuration: constants, uniform, normal, truncated normal, and, with an `input_dim`,
+        initializers that scale by the number of rows, such as "glorot_uniform". Without a user's
+        seed, the seed is a hash of the table's name.
       table: the table's name.
-      input_dim: the number of rows, if there is one.
+      input_dim: the number of rows, if it is limited.
       output_dim: the rows' width.
 
     Raises:
-      ValueError: the servers know no such initializer.
+      ValueError: the servers cannot compute the initializer.
     """
     if isinstance(initializer, str) and initializer in _NAMED:
         kind, a, b = _NAMED[initializer]
@@ -49,7 +49,7 @@ def get(initializer: Any, table: str, input_dim: int | None, output_dim: int) ->
 
         initializer = keras.initializers.get(initializer)
     kind, a, b = _describe(initializer, input_dim, output_dim)
-    # Not `seed`, which Keras 3 draws where the user gives none.
+    # Not `seed`, which is random in Keras 3 if the user gives none.
     seed = getattr(initializer, "_init_seed", getattr(initializer, "seed", None))
     return ops.RowInitializer(kind, a, b, seed if isinstance(seed, int) else _seed_of(table))
 
@@ -82,7 +82,7 @@ def _describe(initializer: Any, input_dim: int | None, width: int) -> tuple[int,
 
 
 def _scaled(initializer: Any, rows: int, width: int) -> tuple[int, float, float]:
-    """Keras's VarianceScaling, and what is derived from it."""
+    """Converts Keras's VarianceScaling and its subclasses."""
     fan = {"fan_in": rows, "fan_out": width, "fan_avg": (rows + width) / 2}[initializer.mode]
     variance = initializer.scale / max(1.0, fan)
     if initializer.distribution == "uniform":

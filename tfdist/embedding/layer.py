@@ -23,7 +23,7 @@ keras.saving.register_keras_serializable("tfdist")(EmbeddingTable)
 
 
 class _SharedRows(keras.layers.Layer):
-    """Part of all layers that share a table, so that Keras saves its rows once."""
+    """A sublayer of all layers that share a table, so that Keras saves its rows once."""
 
     def __init__(self, table: EmbeddingTable) -> None:
         super().__init__(name="shared_rows")
@@ -32,33 +32,33 @@ class _SharedRows(keras.layers.Layer):
 
     @classmethod
     def of(cls, table: EmbeddingTable) -> _SharedRows:
-        """Returns the one of a table."""
+        """Returns the object of a table, and makes it on first use."""
         if not hasattr(table, "shared_rows"):
             table.shared_rows = cls(table)
         return table.shared_rows
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the rows, which the servers are asked for."""
+        """Saves the rows, which it fetches from the servers."""
         if self.table.is_used:
             save_rows(store, self.table)
 
     def load_own_variables(self, store: Any) -> None:
-        """Gives the servers the rows."""
+        """Sends the saved rows to the servers."""
         load_rows(store, self.table)
 
 
 @keras.saving.register_keras_serializable("tfdist")
 class Embedding(RemoteEmbedding, keras.layers.Layer):
-    __doc__ = f"""Turns ids into rows of a table that lives on the parameter servers alone.
+    __doc__ = f"""Looks up rows of a table that is stored on the parameter servers alone.
 
     Ids are integers or strings: dense of any shape, ragged, or sparse of two dimensions. Make the
     layer in the scope of a `tfdist.ParameterServerStrategy`, or of a
     `tfdist.MultiWorkerMirroredStrategy` whose cluster has `ps` tasks. In `fit` an id gets a row on
-    first use; in `evaluate` and `predict` an id without one gives what it would begin as.
+    first use; in `evaluate` and `predict` an id without a row gets its initial values.
 
     {RemoteEmbedding.__doc__.partition("Args:")[1]}{RemoteEmbedding.__doc__.partition("Args:")[2]}
     Raises:
-      ValueError: an argument makes no sense; says what was expected.
+      ValueError: an argument is invalid; names the expected value.
 
     Example:
 
@@ -70,7 +70,7 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
     """
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the variable that stands for the table."""
+        """Makes the variable that represents the table."""
         if self._shared_table is None:
             self.rows = self._make_rows((0, self.output_dim), ROWS)
         else:
@@ -82,19 +82,19 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
 
         Args:
           inputs: ids.
-          weights: like `inputs`; rows are multiplied with them.
+          weights: like `inputs`: the factors of the rows.
           training: whether ids count as seen, and get rows.
 
         Returns:
-          Of the shape of `inputs` and `output_dim`, without the last dimension of `inputs` if there
-          is a combiner.
+          The rows, of the shape of `inputs` and `output_dim`, without the last dimension of
+          `inputs` if there is a combiner.
         """
         return self._look_up(inputs, weights, training)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Embedding:
-        """Makes a layer of what `get_config` returns, also after Keras has saved it."""
-        # Keras knows which layers of a model share a table.
+        """Makes a layer from the result of `get_config`, also after Keras has saved it."""
+        # Keras restores which layers of a model share a table.
         shared = {
             name: keras.saving.deserialize_keras_object(config[name])
             for name in ("table", "tables")
@@ -103,21 +103,21 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
         return super().from_config({**config, **shared})
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves which table it is, and its rows, which the servers are asked for."""
+        """Saves the table's name, and its rows, which it fetches from the servers."""
         super().save_own_variables(store)
         if self._own_table is not None:
             store[_TABLE] = np.frombuffer(self._own_table.name.encode(), np.uint8)
             save_rows(store, self._own_table)
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the table that was saved, and gives the servers its rows."""
+        """Takes the saved table's name, and sends its rows to the servers."""
         names = list(store.keys())
         own = (_TABLE, ROWS_OF_TABLE)
         super().load_own_variables({n: store[n] for n in names if not n.startswith(own)})
         if _TABLE in names and self._shared_table is None:
             name, variable = bytes(np.array(store[_TABLE])).decode(), self._variable()
             if isinstance(variable, TableVariable) and variable.is_taken(name):
-                name = self._name_of_table(variable)  # the rows come, the other's stay its own
+                name = self._name_of_table(variable)  # another table has the saved name
             self._use_table(name)
             load_rows(store, self._own_table)
 
@@ -132,10 +132,10 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
         )
 
     def _rows_of(self, table: EmbeddingTable) -> keras.Variable:
-        """The variable that stands for a shared table."""
+        """Returns the variable that represents a shared table."""
 
         def make(shape: tuple[int, int], name: str) -> keras.Variable:
-            # Keras allows no path in a scope's name.
+            # Keras allows no "/" in a scope's name.
             with keras.name_scope(table.scope_name.replace("/", "_")):
                 return keras.Variable("zeros", shape, "float32", name=name, autocast=False)
 
@@ -150,16 +150,17 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("tfdist")
 class FieldWiseEmbedding(RemoteFieldWise, Embedding):
-    __doc__ = f"""Embeds several fields of categories that lie side by side in one tensor.
+    __doc__ = f"""Embeds several categorical fields in the columns of one tensor.
 
-    The input is ids of shape (batch, columns), integers or strings; the output is of shape (batch,
-    slots, output_dim): for each slot, the rows of its columns combined. Each slot has ids of its
-    own: in a table for each, or in one table, where an id stands for another row in each slot
-    (`tfdist.embedding.field_ids` says which). All rows travel in one message for each server.
+    The input is ids of shape (batch, columns), integers or strings. The output has the shape
+    (batch, slots, output_dim): the combined rows of each slot's columns. The ids of different slots
+    are
+    different: each slot has its own table, or all share one table with different rows per slot
+    (see `tfdist.embedding.field_ids`). Each server receives one message for all columns.
 
     {RemoteFieldWise.__doc__.partition("Args:")[1]}{RemoteFieldWise.__doc__.partition("Args:")[2]}
     Raises:
-      ValueError: an argument makes no sense; says what was expected.
+      ValueError: an argument is invalid; names the expected value.
 
     Example:
 
@@ -171,7 +172,7 @@ class FieldWiseEmbedding(RemoteFieldWise, Embedding):
     """
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the variables that stand for the tables."""
+        """Makes the variables that represent the tables."""
         if self._slot_tables is not None:
             self.shared_rows_by_slot = [_SharedRows.of(table) for table in self._slot_tables]
         super().build(input_shape)

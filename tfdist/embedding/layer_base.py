@@ -1,4 +1,4 @@
-"""What the embedding layers for Keras 3 and tf_keras have in common."""
+"""The common base of the embedding layers for Keras 3 and tf_keras."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tfdist.embedding.lookup import check_max_norm, rows_of
 from tfdist.embedding.table import EmbeddingTable
 from tfdist.strategies._variables.table_variable import ROWS
 
-# What a saved layer calls the columns of its table.
+# The prefix of a table's columns in a saved layer.
 ROWS_OF_TABLE = "rows_"
 
-# The arguments of a table that a layer passes on.
-_OF_TABLE = tuple(
+# The arguments that a layer passes to its table.
+_TABLE_ARGUMENTS = tuple(
     name
     for name, parameter in inspect.signature(EmbeddingTable).parameters.items()
     if parameter.kind == parameter.KEYWORD_ONLY
@@ -27,13 +27,13 @@ _OF_TABLE = tuple(
 
 
 def save_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) -> None:
-    """Puts a table's rows into what Keras saves of a layer, under names with a prefix."""
+    """Adds a table's rows to the saved variables of a layer, under names with a prefix."""
     for name, column in table.columns().items():
         store[prefix + name] = column
 
 
 def load_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) -> None:
-    """Gives the servers the rows that `save_rows` has saved, if it has."""
+    """Sends the rows of `save_rows` to the servers, if there are any."""
     names = [name for name in store.keys() if name.startswith(prefix)]  # noqa: SIM118
     columns = {name.removeprefix(prefix): np.array(store[name]) for name in names}
     if columns:
@@ -41,22 +41,21 @@ def load_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) ->
 
 
 class RemoteEmbedding:
-    """Goes before a library's `Layer` among the bases of an embedding layer.
+    """The first base class of an embedding layer, before the library's `Layer`.
 
     Args:
-      input_dim: ids must be from 0 to this, exclusive; `None`: any integers or strings.
+      input_dim: ids must be in [0, input_dim); `None`: any integers or strings.
       output_dim: the width of a row.
-      optimizer: as of `EmbeddingTable`.
-      initializer: likewise.
+      optimizer: as for `EmbeddingTable`.
+      initializer: as for `EmbeddingTable`.
       combiner: `None`, or "sum", "mean" or "sqrtn" over the last dimension of the ids.
-      prefetch: in `fit` of a functional or Sequential model look up the rows of the next batch
-        while this one is computed, so that they lack this worker's last step.
-      table: an `EmbeddingTable` that several layers share, instead of the arguments that say what
-        a table is like.
-      max_norm: rows of a larger Euclidean norm are scaled down to it, as in
+      prefetch: in `fit` of a functional or Sequential model, look up the rows of the next batch
+        during this one, so that they lack this worker's last step.
+      table: an `EmbeddingTable` that several layers share, instead of the arguments of a table.
+      max_norm: rows with a larger Euclidean norm are scaled to this norm, as in
         `tf.nn.embedding_lookup`.
-      default_id: of sparse or ragged ids with a combiner: the id that an example without ids gets;
-        ids that are not valid are left out, as by `tfdist.ops.safe_embedding_lookup_sparse`.
+      default_id: for sparse or ragged ids with a combiner: the id for examples without ids. Invalid
+        ids are removed, as in `tfdist.ops.safe_embedding_lookup_sparse`.
       **kwargs: further arguments of `EmbeddingTable`, from `learning_rate` on, and of the library's
         `Layer`.
     """
@@ -75,7 +74,7 @@ class RemoteEmbedding:
         default_id: int | str | None = None,
         **kwargs: Any,
     ) -> None:
-        of_table = {name: kwargs.pop(name) for name in _OF_TABLE if name in kwargs}
+        table_arguments = {name: kwargs.pop(name) for name in _TABLE_ARGUMENTS if name in kwargs}
         super().__init__(**kwargs)
         if combiner not in id_kinds.COMBINERS:
             raise ValueError(
@@ -83,12 +82,12 @@ class RemoteEmbedding:
                 f"{id_kinds.COMBINERS}, received {combiner!r}"
             )
         if table is not None and (
-            of_table or input_dim is not None or output_dim not in (64, table.output_dim)
+            table_arguments or input_dim is not None or output_dim not in (64, table.output_dim)
         ):
             raise ValueError(
                 f"embedding layer {self.name!r}: expected no arguments that say what a table is "
                 f"like beside table={table.name!r}, which has its own, received input_dim="
-                f"{input_dim}, output_dim={output_dim}, {of_table}"
+                f"{input_dim}, output_dim={output_dim}, {table_arguments}"
             )
         check_max_norm(f"embedding layer {self.name!r}", max_norm)
         if default_id is not None and combiner is None:
@@ -106,17 +105,17 @@ class RemoteEmbedding:
             "input_dim": input_dim,
             "optimizer": optimizers.get(optimizer),
             "initializer": initializer,
-            **of_table,
+            **table_arguments,
         }
         self._own_table: EmbeddingTable | None = None
         if table is not None:
             self._share(table)
         else:
-            self._make_table(self.name)  # says now what is wrong with its arguments
+            self._make_table(self.name)  # checks its arguments early
 
     @property
     def has_table(self) -> bool:
-        """Whether it is known which table it is."""
+        """Whether the table's name is known."""
         return (self._shared_table or self._own_table) is not None
 
     @property
@@ -132,15 +131,15 @@ class RemoteEmbedding:
         return table
 
     def _share(self, table: EmbeddingTable) -> None:
-        """Notes that the layer's table may be that of others, too."""
+        """Records that other layers may use this layer's table, too."""
 
     @property
     def tables(self) -> list[EmbeddingTable]:
-        """All tables of the layer; empty until it is known which."""
+        """All tables of the layer; empty until their names are known."""
         return [self.table] if self.has_table else []
 
     def ids_by_table(self, inputs: Any) -> list[tuple[EmbeddingTable, Any]]:
-        """The ids that a call with these inputs looks up; prefetching asks for them ahead."""
+        """Returns the ids that a call with these inputs looks up, for prefetching."""
         return [(self.table, self._valid(inputs, None)[0])]
 
     def _make_table(self, name: str) -> EmbeddingTable:
@@ -151,11 +150,11 @@ class RemoteEmbedding:
         self._own_table.weight(lambda *_: self.rows)
 
     def _variable(self) -> tf.Variable | None:
-        """The variable that stands for the table; `None` as long as it is only planned."""
+        """Returns the variable that represents the table; `None` until it exists."""
         raise NotImplementedError
 
     def _name_of_table(self, variable: tf.Variable) -> str:
-        """The variable's name in all workers, without what all such variables are called."""
+        """Returns the variable's name in all workers, without the common suffix."""
         parameters = getattr(variable, "parameters", None)
         name = self.name if parameters is None else parameters[variable.parameter].name
         return name.replace(f"/{ROWS}", "")
@@ -165,7 +164,7 @@ class RemoteEmbedding:
         inputs, weights = self._valid(inputs, weights)
         flat = id_kinds.flat_values(inputs)
         if variable is None:
-            # The model's shapes are being found out, before it has variables.
+            # Keras is inferring the model's shapes; there are no variables yet.
             rows = tf.zeros(tf.concat([tf.shape(flat), [self.output_dim]], 0))
             rows = tf.ensure_shape(rows, [*flat.shape, self.output_dim])
         else:
@@ -175,7 +174,7 @@ class RemoteEmbedding:
         return id_kinds.combined(inputs, rows, weights, self.combiner)
 
     def _valid(self, inputs: Any, weights: Any) -> tuple[Any, Any]:
-        """Ids and weights without those that are not to count, where the layer leaves some out."""
+        """Returns ids and weights, without invalid ids if the layer has a `default_id`."""
         if self.default_id is None:
             return inputs, weights
         if not isinstance(inputs, tf.RaggedTensor | tf.SparseTensor):
@@ -198,7 +197,7 @@ class RemoteEmbedding:
         return bool(training) and self.trainable
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, of which `from_config` makes an equal layer."""
+        """Returns the arguments, from which `from_config` makes an equal layer."""
         own = {
             "combiner": self.combiner,
             "prefetch": self.prefetch,
@@ -208,5 +207,5 @@ class RemoteEmbedding:
         if self._shared_table is not None:
             return {**super().get_config(), **own, "table": self._shared_table}
         optimizer = {"optimizer": self._arguments["optimizer"].get_config()}
-        of_table = {"output_dim": self.output_dim, **self._arguments, **optimizer}
-        return {**super().get_config(), **own, **of_table}
+        table_arguments = {"output_dim": self.output_dim, **self._arguments, **optimizer}
+        return {**super().get_config(), **own, **table_arguments}

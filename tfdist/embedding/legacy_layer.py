@@ -25,7 +25,7 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
     """As `tfdist.layers.Embedding`, for models of tf_keras."""
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the variable that stands for the table."""
+        """Makes the variable that represents the table."""
         if self._shared_table is None:
             self.rows = self._make_rows((0, self.output_dim), ROWS)
         else:
@@ -37,21 +37,21 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
         return self._look_up(inputs, weights, training)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the layer's rows, which the servers are asked for, in a `.keras` file."""
+        """Saves the layer's rows, which it fetches from the servers, in a `.keras` file."""
         super().save_own_variables(store)
-        for number, table in enumerate(self.tables):
+        for i, table in enumerate(self.tables):
             if table.is_used:
-                save_rows(store, table, f"{ROWS_OF_TABLE}{number}_")
+                save_rows(store, table, f"{ROWS_OF_TABLE}{i}_")
 
     def load_own_variables(self, store: Any) -> None:
-        """Gives the servers the rows that were saved."""
+        """Sends the saved rows to the servers."""
         names = [name for name in store.keys() if not name.startswith(ROWS_OF_TABLE)]  # noqa: SIM118
         super().load_own_variables({name: store[name] for name in names})
         if len(names) < len(store.keys()):
             if not self.has_table:
                 self._use_table(self._name_of_table(self._variable()))
-            for number, table in enumerate(self.tables):
-                load_rows(store, table, f"{ROWS_OF_TABLE}{number}_")
+            for i, table in enumerate(self.tables):
+                load_rows(store, table, f"{ROWS_OF_TABLE}{i}_")
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> tf.Variable:
         return self.add_weight(
@@ -71,7 +71,7 @@ class FieldWiseEmbedding(RemoteFieldWise, Embedding):
     """As `tfdist.layers.FieldWiseEmbedding`, for models of tf_keras."""
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the variables that stand for the tables."""
+        """Makes the variables that represent the tables."""
         super().build(input_shape)
         if self._slot_tables is not None:
             self.rows_by_slot = [table.weight(self._make_rows) for table in self._slot_tables]

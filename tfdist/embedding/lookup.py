@@ -1,4 +1,4 @@
-"""Looking up rows in a program of one's own."""
+"""Lookups of rows in custom programs."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def embedding_lookup(
 ) -> Any:
     """Looks up rows of tables that are on the parameter servers.
 
-    In a step (`strategy.run`) their gradients go to `table.rows`, which an optimizer takes like any
-    other variable. Rows of several tables travel in one message for each server.
+    In a step (`strategy.run`) the gradients go to `table.rows`, which an optimizer takes like any
+    other variable. Each server receives one message for all tables.
 
     Args:
       tables: an `EmbeddingTable`, or several.
       ids: integers or strings, which are hashed: dense of any shape, ragged, or sparse of two
-        dimensions or more; a list of as many for several tables.
-      weights: like `ids`; rows are multiplied with them.
+        dimensions or more; for several tables a list with as many.
+      weights: like `ids`: the factors of the rows.
       combiner: `None`, or "sum", "mean" or "sqrtn" over the last dimension of the ids; sparse ids
         need one.
-      training: ids count as seen, and get rows; without, an id that has no row gives what it would
-        begin as.
-      max_norm: rows of a larger Euclidean norm are scaled down to it before they are weighted and
-        combined, as in `tf.nn.embedding_lookup`; what the servers have stays as it is.
+      training: whether ids count as seen, and get rows. Without, an id without a row gets its
+        initial values.
+      max_norm: rows with a larger Euclidean norm are scaled to this norm before they are weighted
+        and combined, as in `tf.nn.embedding_lookup`; the servers' rows do not change.
 
     Returns:
       float32 of the shape of `ids` and the table's width, without the last dimension of `ids` if
-      there is a combiner; a list of such for several tables.
+      there is a combiner; for several tables a list.
 
     Raises:
-      ValueError: ids and tables, or ids and weights, do not fit together, or a table was made
-        where no parameter servers are.
+      ValueError: ids and tables, or ids and weights, do not match, or a table was made without
+        parameter servers.
       TypeError: ids are neither integers nor strings.
       tf.errors.InvalidArgumentError: an id is not below the table's `input_dim`.
 
@@ -83,12 +83,11 @@ def safe_embedding_lookup_sparse(
     *,
     max_norm: float | None = None,
 ) -> tf.Tensor:
-    """Looks up and combines rows of sparse ids, of which some may be missing or not valid.
+    """Looks up and combines rows of sparse ids, some of which may be missing or invalid.
 
-    As `tf.nn.safe_embedding_lookup_sparse`: ids whose weight is not above 0 are left out (with the
-    combiners "mean" and "sqrtn"), and so are negative ones where the table has an `input_dim`;
-    without one they are ids like others. An example that has no ids then gets the row of
-    `default_id`, with the weight 1.
+    Like `tf.nn.safe_embedding_lookup_sparse`, it removes ids whose weight is not above 0 (with the
+    combiners "mean" and "sqrtn"), and negative ids if the table has an `input_dim`; without one
+    they are valid. An example without ids then gets the row of `default_id`, with the weight 1.
 
     Args:
       table: an `EmbeddingTable`.
@@ -96,14 +95,14 @@ def safe_embedding_lookup_sparse(
       weights: like `ids`, or `None` for 1.
       combiner: "mean", "sqrtn" or "sum" over the last dimension of the ids.
       default_id: an id; `None`: an example without ids gives zeros.
-      training: as of `embedding_lookup`.
-      max_norm: likewise.
+      training: as for `embedding_lookup`.
+      max_norm: as for `embedding_lookup`.
 
     Returns:
       float32 of the shape of `ids` without its last dimension, and the table's width.
 
     Raises:
-      Exception: as `embedding_lookup`.
+      Exception: as for `embedding_lookup`.
     """
     if combiner not in id_kinds.COMBINERS[1:]:
         raise ValueError(
@@ -120,7 +119,7 @@ def safe_embedding_lookup_sparse(
 
 
 def check_max_norm(who: str, max_norm: Any) -> None:
-    """Raises ValueError unless it is `None` or a positive number."""
+    """Raises ValueError unless `max_norm` is `None` or a positive number."""
     is_number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool)
     if max_norm is not None and not (is_number and max_norm > 0):
         raise ValueError(
@@ -140,10 +139,10 @@ def _lookup(tables, ids, weights, combiner, training, max_norm) -> list:
 def rows_of(
     tables: Sequence[EmbeddingTable], ids: Sequence[tf.Tensor], training: bool
 ) -> list[tf.Tensor]:
-    """Returns the tables' rows of int64 ids of any shape, in one message for each server."""
+    """Returns the tables' rows of int64 ids of any shape, with one message per server."""
     ids = [
-        id_kinds.checked(of_table, table.input_dim, table.name)
-        for table, of_table in zip(tables, ids, strict=True)
+        id_kinds.checked(each, table.input_dim, table.name)
+        for table, each in zip(tables, ids, strict=True)
     ]
     if tables[0].static is not None:
         return [table.static.lookup(each) for table, each in zip(tables, ids, strict=True)]

@@ -1,9 +1,8 @@
-"""How gradients change the rows of a table. Arguments are called, and default, as in Keras.
+"""The optimizers of a table's rows. Arguments have Keras's names and defaults.
 
-A row's slots lie beside it on its server. Gradients of an id that occurs several times in a batch
-are added up first, as those of a dense variable are. A step changes the rows that have a gradient
-in it, and no others: those neither decay nor move. The step that bias corrections count is the
-model's, not the row's.
+A server stores a row's slots with the row. Gradients of an id that occurs several times in a batch
+are summed first, as for a dense variable. A step changes only rows that have a gradient in it;
+other rows neither decay nor move. Bias corrections count the model's steps, not the row's.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from tfdist import ops
 
 _Kind = ops.OptimizerKind
 _Rule = ops.RowRule
-# What Keras calls the arguments of its optimizers that a row's optimizer does not know, and what
-# they are when they do nothing.
+# Arguments of Keras's optimizers that a row's optimizer does not have, with their neutral values.
 _OF_THE_MODEL = {
     "weight_decay": None,
     "clipnorm": None,
@@ -30,10 +28,10 @@ _OF_THE_MODEL = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowOptimizer:
-    """What all have.
+    """The base class of all row optimizers.
 
     Args:
-      learning_rate: a number, a Keras `LearningRateSchedule`, or `None` for that of the model's
+      learning_rate: a number, a Keras `LearningRateSchedule`, or `None` for the rate of the model's
         optimizer in each step.
     """
 
@@ -44,25 +42,25 @@ class RowOptimizer:
 
     @property
     def rule(self) -> int:
-        """Which steps the servers make."""
+        """The servers' update rule."""
         return self._rule
 
     @property
     def first_slots(self) -> tuple[float, ...]:
-        """What the slots of a new row begin as, where that is not 0."""
+        """The initial values of a row's slots, where they are not 0."""
         return ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "learning_rate", as_learning_rate(self.learning_rate))
 
     def config(self) -> ops.OptimizerConfig:
-        """Describes the optimizer to the servers."""
+        """Returns the optimizer in the servers' form."""
         known = {name for name, _ in ops.OptimizerConfig._fields_}
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k in known}
         return ops.OptimizerConfig(kind=self._kind, **fields)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments and the "name", of which `get` makes an equal optimizer."""
+        """Returns the arguments and the "name", from which `get` makes an equal optimizer."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {"name": _NAMES[type(self)], **fields}
 
@@ -88,7 +86,7 @@ class Adagrad(RowOptimizer):
 
     @property
     def first_slots(self) -> tuple[float, ...]:
-        """The accumulator's first value."""
+        """The accumulator's initial value."""
         return (self.initial_accumulator_value,)
 
 
@@ -116,15 +114,15 @@ class Adam(RowOptimizer):
     """Adam (Kingma and Ba 2015).
 
     Args:
-      learning_rate: as of all.
-      beta_1: of the momentum.
-      beta_2: of the velocity.
-      epsilon: for stability.
+      learning_rate: as for `RowOptimizer`.
+      beta_1: the decay of the momentum.
+      beta_2: the decay of the velocity.
+      epsilon: for numerical stability.
       amsgrad: use the largest velocity so far.
-      exact_decay: momentum and velocity of a row also decay, and move it, in steps in which it has
-        no gradient, as those of a dense variable do; the steps are made up for when the row is
-        looked up next, at the learning rate of the latest step. Otherwise such steps do not touch
-        the row ("lazy Adam").
+      exact_decay: momentum and velocity of a row also decay, and move it, in steps without a
+        gradient, as those of a dense variable do. The next lookup of the row makes up for these
+        steps, at the learning rate of the latest step. Otherwise such steps do not change the row
+        ("lazy Adam").
     """
 
     beta_1: float = 0.9
@@ -142,7 +140,7 @@ class Adam(RowOptimizer):
 
     @property
     def rule(self) -> int:
-        """Which steps the servers make."""
+        """The servers' update rule."""
         return _Rule.EXACT_ADAM if self.exact_decay else _Rule.ELEMENTWISE
 
 
@@ -151,13 +149,13 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019) of rows that have a gradient.
 
     Args:
-      learning_rate: as of all.
-      beta_1: of the momentum.
-      beta_2: of the velocity.
-      epsilon: for stability.
+      learning_rate: as for `RowOptimizer`.
+      beta_1: the decay of the momentum.
+      beta_2: the decay of the velocity.
+      epsilon: for numerical stability.
       amsgrad: use the largest velocity so far.
-      exact_decay: not with a weight decay: rows would have to decay in all steps too.
-      weight_decay: before a step a row loses this part of itself, times the learning rate.
+      exact_decay: must be False: with it rows would have to decay in all steps.
+      weight_decay: before a step a row loses this fraction of itself, times the learning rate.
     """
 
     weight_decay: float = 0.004
@@ -184,7 +182,7 @@ class Adamax(RowOptimizer):
 class Nadam(RowOptimizer):
     """Adam with Nesterov's momentum (Dozat 2016), lazy.
 
-    The product of its schedule of momentum is over the model's steps, as for a dense variable.
+    Its momentum schedule is a product over the model's steps, as for a dense variable.
     """
 
     beta_1: float = 0.9
@@ -221,9 +219,9 @@ class Lion(RowOptimizer):
 class Lamb(RowOptimizer):
     """Lamb (You et al. 2020), with a trust ratio for each row.
 
-    Keras, and the paper, divide the norm of a whole variable (a layer) by that of its update; here
-    each row is a layer of its own: its update is as long as the row, times the learning rate. A row
-    of zeros moves by Adam's update. Momentum and velocity are lazy.
+    Keras and the paper divide the norm of a whole variable (a layer) by that of its update. Here
+    each row counts as a layer: the norm of its update is the row's norm times the learning rate. A
+    row of zeros moves by Adam's update. Momentum and velocity are lazy.
     """
 
     beta_1: float = 0.9
@@ -237,22 +235,22 @@ class Lamb(RowOptimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adafactor(RowOptimizer):
-    """Adafactor (Shazeer and Stern 2018) of each row as a vector of its own.
+    """Adafactor (Shazeer and Stern 2018), with each row as a separate vector.
 
-    That is the paper's algorithm 5, for vectors: a second moment for each element, as Keras keeps
-    it for a variable of one dimension. Keras factors that of a matrix into rows and columns; a
-    column's would be shared by rows on all servers. Both root-mean-squares are the row's, where
-    Keras takes those of the whole variable: that of the row, by which the step size is multiplied,
+    This is the paper's algorithm 5, for vectors: a second moment for each element, as Keras keeps
+    it for a variable of one dimension. Keras factors the second moment of a matrix into rows and
+    columns; rows on all servers would share a column's factor. Both root-mean-squares are the
+    row's, not the whole variable's as in Keras: that of the row, which multiplies the step size,
     and that of the update, which is clipped. The learning rate is at most one over the root of the
     model's step.
 
     Args:
-      learning_rate: as of all.
-      beta_2_decay: the exponent by which the second moment's decay approaches 1.
+      learning_rate: as for `RowOptimizer`.
+      beta_2_decay: the exponent with which the second moment's decay approaches 1.
       epsilon_1: added to squared gradients.
-      epsilon_2: the least root-mean-square of a row.
-      clip_threshold: the largest root-mean-square of an update.
-      weight_decay: as of `AdamW`; `None`: none.
+      epsilon_2: the minimum root-mean-square of a row.
+      clip_threshold: the maximum root-mean-square of an update.
+      weight_decay: as for `AdamW`; `None`: none.
     """
 
     beta_2_decay: float = -0.8
@@ -280,26 +278,26 @@ class Ftrl(RowOptimizer):
 
     @property
     def first_slots(self) -> tuple[float, ...]:
-        """The accumulator's first value."""
+        """The accumulator's initial value."""
         return (self.initial_accumulator_value,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupFtrl(Ftrl):
-    """Ftrl with a penalty on each row's norm, which turns rows of little use to 0.
+    """Ftrl with a penalty on each row's norm, which sets rows of little use to 0.
 
     Yue et al. 2021, "Adaptive Optimizers with Sparse Group Lasso for Neural Networks in CTR
     Prediction".
 
     Args:
-      learning_rate: as of all.
-      learning_rate_power: as of `Ftrl`, like those below.
-      initial_accumulator_value: what accumulators begin as.
-      l1_regularization_strength: of each element.
-      l2_regularization_strength: of each element.
-      l2_shrinkage_regularization_strength: of each element.
+      learning_rate: as for `RowOptimizer`.
+      learning_rate_power: as for `Ftrl`.
+      initial_accumulator_value: the accumulators' initial value.
+      l1_regularization_strength: the penalty on each element.
+      l2_regularization_strength: the penalty on each element's square.
+      l2_shrinkage_regularization_strength: the shrinkage of each element.
       beta: added to the root of the accumulator.
-      l21_regularization_strength: of a row's norm, times the root of its width.
+      l21_regularization_strength: the penalty on a row's norm, times the root of its width.
     """
 
     l21_regularization_strength: float = 0.0
@@ -325,15 +323,15 @@ _BY_NAME: dict[str, tuple[type[RowOptimizer], dict[str, Any]]] = {
     "group_ftrl": (GroupFtrl, {}),
 }
 _NAMES = {of: name for name, (of, fixed) in _BY_NAME.items() if not fixed}
-# By the class names of Keras 3 and tf_keras, which lack these.
+# By class name in Keras 3 and tf_keras, which lack these two.
 _OF_KERAS = {of.__name__: of for of in _NAMES if of not in (RowWiseAdagrad, GroupFtrl)}
 
 
 def as_learning_rate(rate: Any) -> Any:
-    """Returns a learning rate, of which Keras may have saved the configuration.
+    """Returns a learning rate, also from the configuration that Keras saves.
 
     Raises:
-      ValueError: it is no positive number, schedule, or `None`.
+      ValueError: the rate is no number from 0 on, no schedule, and not `None`.
     """
     if isinstance(rate, dict):
         import keras
@@ -349,14 +347,14 @@ def as_learning_rate(rate: Any) -> Any:
 
 
 def get(optimizer: Any) -> RowOptimizer:
-    """Returns the row optimizer that is meant.
+    """Returns a row optimizer.
 
     Args:
       optimizer: a `RowOptimizer`, a name such as "adagrad" or "exact_adam", a dict of a "name" and
-        arguments, or an optimizer of Keras 3 or tf_keras, whose learning rate is the table's.
+        arguments, or an optimizer of Keras 3 or tf_keras, whose learning rate becomes the table's.
 
     Raises:
-      ValueError: there is no such optimizer, or it does something that rows cannot.
+      ValueError: there is no such optimizer, or it has an option that row optimizers lack.
     """
     if isinstance(optimizer, RowOptimizer):
         return optimizer

@@ -1,4 +1,4 @@
-"""Looking up the rows of the next batch while this one is trained on."""
+"""Lookups of the next batch's rows during the current step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tfdist.embedding.table import EmbeddingTable
 def prefetch_rows(
     dataset: tf.data.Dataset, ids_of: Callable[..., Mapping[EmbeddingTable, Any]]
 ) -> tf.data.Dataset:
-    """Returns the dataset, which asks for the rows of each batch one step before it is used.
+    """Returns a dataset that looks up the rows of each batch one step before its use.
 
-    For training in a loop of one's own; in `fit`, `Embedding(prefetch=True)` does it. Rows so asked
-    for lack this worker's last step, and what others have done meanwhile. A lookup of other ids, or
-    a later one, asks anew: prefetching changes when rows travel, and never which.
+    It is meant for custom training loops; in `fit`, use `Embedding(prefetch=True)`. Prefetched rows
+    lack this worker's last step and the other workers' steps since the lookup. A lookup of other
+    ids, or a later one, fetches its rows again: prefetching changes when rows are sent, not which.
 
-    Let it be the last that is done with a dataset before `strategy.experimental_distribute_dataset`
-    deals it out, which then takes care that no worker asks for another's batches.
+    Apply it last, directly before `strategy.experimental_distribute_dataset`, which then ensures
+    that no worker prefetches the rows of another worker's batches.
 
     Args:
-      dataset: of the batches that a worker trains on, one for each step.
-      ids_of: called with a batch's components; returns, by table, the ids as they will be given to
-        `embedding_lookup`, or a list of such for several lookups. It is traced.
+      dataset: the batches that a worker trains on, one for each step.
+      ids_of: a function of a batch's components, which is traced. It returns, by table, the ids
+        that `embedding_lookup` will get, or a list of them for several lookups.
 
     Example:
 
@@ -36,7 +36,7 @@ def prefetch_rows(
     ```
     """
 
-    def asked_by(*batch: Any) -> tuple[ops.ParameterClient, list, list]:
+    def lookups_of(*batch: Any) -> tuple[ops.ParameterClient, list, list]:
         pairs = [
             (table.rows, id_kinds.flat_values(each))
             for table, ids in ids_of(*batch).items()
@@ -44,4 +44,4 @@ def prefetch_rows(
         ]
         return pairs[0][0].parameters.client, [rows for rows, _ in pairs], [i for _, i in pairs]
 
-    return ops.prefetched(dataset, asked_by)
+    return ops.prefetched(dataset, lookups_of)

@@ -1,4 +1,4 @@
-"""Reading and writing rows of a table by id, apart from training."""
+"""Reads and writes of a table's rows by id, outside of training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def contains(table: Any, ids: Any) -> tf.Tensor:
 
 
 def fetch(table: Any, ids: Any, default: Any) -> tf.Tensor:
-    """As `EmbeddingTable.fetch` of some ids."""
+    """As `EmbeddingTable.fetch` with ids."""
     found, rows = table_variable.find(table.rows, _ids(table, ids), values=True)
     if default is None:
         return rows

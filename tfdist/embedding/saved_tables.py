@@ -1,4 +1,4 @@
-"""The rows of a table in what Keras and TensorFlow save of a model."""
+"""The rows of a table in models that Keras and TensorFlow save."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from tfdist.ps.export.columns import no_rows
 if TYPE_CHECKING:
     from tfdist.embedding.table import EmbeddingTable
 
-# A saved model passes through one process's memory, several times over.
+# One process holds several copies of a saved model in memory.
 MAX_BYTES = 1 << 30
 
 
 def columns_of(table: EmbeddingTable) -> dict[str, np.ndarray]:
-    """Fetches a table's rows from the servers, with what its optimizer keeps.
+    """Fetches a table's rows, with the optimizer's slots, from the servers.
 
     Args:
-      table: one that knows its servers. With `save_rows=False` it has no rows here.
+      table: a table on servers. With `save_rows=False` the result has no rows.
 
     Returns:
       The columns: `ids` int64[n], each once; `values` float32[n, output_dim]; `slots`
-      float32[n, m]; `used` and `counts` uint32[n]; and `slot_names` uint8[k], JSON, which say what
-      numbers of the slots are what.
+      float32[n, m]; `used` and `counts` uint32[n]; and `slot_names` uint8[k], JSON with the number
+      of floats of each slot by name.
 
     Raises:
-      ValueError: they take more than `MAX_BYTES`.
+      ValueError: the rows take more than `MAX_BYTES`.
       tf.errors.OpError: a server does not answer.
     """
     none = no_rows(table.output_dim)
     if not table.save_rows:
         return none
-    pieces = list(_pieces(table, slots=True))
-    whole = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
-    # A row that was evicted and made again meanwhile came twice.
+    chunks = list(_chunks(table, slots=True))
+    whole = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    # A row that was evicted and created again meanwhile occurs twice.
     _, last = np.unique(whole["ids"][::-1], return_index=True)
     latest = {name: column[::-1][last] for name, column in whole.items()}
     latest["slot_names"] = np.frombuffer(json.dumps(table.config().slots()).encode(), np.uint8)
@@ -47,14 +47,14 @@ def columns_of(table: EmbeddingTable) -> dict[str, np.ndarray]:
 
 def check_size(table: EmbeddingTable) -> None:
     """Raises ValueError if a table's rows, without slots, take more than `MAX_BYTES`."""
-    for _ in _pieces(table, slots=False):
+    for _ in _chunks(table, slots=False):
         pass
 
 
-def _pieces(table: EmbeddingTable, slots: bool) -> Iterator[dict[str, np.ndarray]]:
-    client, number, config = table.on_servers()
+def _chunks(table: EmbeddingTable, slots: bool) -> Iterator[dict[str, np.ndarray]]:
+    client, table_id, config = table.on_servers()
     size = 0
-    for columns in files.columns_of(client, number, config.width, slots):
+    for columns in files.columns_of(client, table_id, config.width, slots):
         size += sum(column.nbytes for column in columns.values())
         if size > MAX_BYTES:
             raise ValueError(
@@ -67,28 +67,28 @@ def _pieces(table: EmbeddingTable, slots: bool) -> Iterator[dict[str, np.ndarray
 
 
 def restore(table: EmbeddingTable, columns: Mapping[str, np.ndarray], source: str) -> None:
-    """Gives the servers the saved rows in place of theirs; only the chief does, for all workers.
+    """Replaces the servers' rows by saved ones; only the chief does so, for all workers.
 
     Args:
-      table: one that knows its servers.
-      columns: as of `columns_of`. Those that were saved without rows change nothing.
-      source: what an error message calls them.
+      table: a table on servers.
+      columns: a result of `columns_of`. A table that was saved without rows changes nothing.
+      source: the origin of the columns in error messages.
 
     Raises:
-      CheckpointError: the rows are of another width, or the optimizer keeps something else.
+      CheckpointError: the rows have another width, or slots of another optimizer.
       tf.errors.OpError: a server does not answer.
     """
     columns = dict(columns)
     slot_names = bytes(columns.pop("slot_names"))
     if not slot_names or not table.rows.parameters.is_chief:
         return
-    client, number, config = table.on_servers()
-    of_table = {
+    client, table_id, config = table.on_servers()
+    options = {
         "slots": not table.reset_slots,
         "described": json.loads(slot_names),
         "name": table.name,
     }
-    files.check(columns, config, source, **of_table)  # before anything is lost
+    files.check(columns, config, source, **options)  # before the rows are removed
     table.clear()
     if len(columns["ids"]):
-        files.assign(client, number, config, columns, source, **of_table)
+        files.assign(client, table_id, config, columns, source, **options)

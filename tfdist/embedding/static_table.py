@@ -1,4 +1,4 @@
-"""A table's rows at one moment, for models that run without parameter servers."""
+"""A constant copy of a table, for models that run without parameter servers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfdist.embedding.initial_rows import initial_rows
 
 
 class StaticTable(tf.Module):
-    """Rows by id, in TensorFlow's own hash table and variables. Nothing changes them.
+    """Constant rows by id, in a hash table and a variable of TensorFlow.
 
     Args:
       ids: int64[n], each once.
       rows: float32[n, width].
-      initializer: what other ids' rows are.
-      folder: where files are written, which have to last until the model is saved.
+      initializer: gives the rows of other ids.
+      folder: the directory for files, which must exist until the model is saved.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class StaticTable(tf.Module):
         self._index = None
         if len(ids) == 0:
             return
-        # A file, for a graph holds 2 GB at most. The line is the row.
+        # A file, because a graph holds at most 2 GB. The line number is the row's index.
         path = os.path.join(folder, "ids.txt")
         np.savetxt(path, ids, fmt="%d")
         self._index = tf.lookup.StaticHashTable(
@@ -47,16 +47,16 @@ class StaticTable(tf.Module):
         flat = tf.reshape(ids, [-1])
         rows = initial_rows(self._initializer, flat, self._width)
         if self._index is not None:
-            places = self._index.lookup(flat)
-            known = tf.gather(self._rows, tf.maximum(places, 0))
-            rows = tf.where(places[:, tf.newaxis] >= 0, known, rows)
+            indices = self._index.lookup(flat)
+            known = tf.gather(self._rows, tf.maximum(indices, 0))
+            rows = tf.where(indices[:, tf.newaxis] >= 0, known, rows)
         return tf.reshape(rows, tf.concat([tf.shape(ids), [self._width]], 0))
 
 
 def _variable(rows: np.ndarray, folder: str) -> tf.Variable:
     if tf.executing_eagerly():
         return tf.Variable(rows, trainable=False, name="rows")
-    # A TensorFlow 1 SavedModel has the variables of a checkpoint, which these are not.
+    # A TensorFlow 1 SavedModel takes its variables from a checkpoint, which lacks this one.
     path = os.path.join(folder, "rows.bin")
     rows.tofile(path)
     asset = tf.constant(path, name="rows_file")

@@ -1,4 +1,4 @@
-"""A table of rows by id."""
+"""Embedding tables: rows by id on the parameter servers."""
 
 from __future__ import annotations
 
@@ -17,55 +17,56 @@ from tfdist.ps.export import files
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies._variables.table_variable import ROWS, TableVariable
 
-# What a table is told that is made in a TensorFlow 1 graph which only reads tables.
+# Called with each new table in a TensorFlow 1 graph that only reads tables.
 reader: contextvars.ContextVar[Callable[[EmbeddingTable], None] | None]
 reader = contextvars.ContextVar("reader", default=None)
 
-_WIRE = ("float32", "float16", "bfloat16")
+_WIRE_DTYPES = ("float32", "float16", "bfloat16")
 _POLICIES = {"lru": ops.EvictionPolicy.LRU, "lfu": ops.EvictionPolicy.LFU}
 
 
 class EmbeddingTable:
-    """Rows of float32 by 64-bit id, which live on the parameter servers alone.
+    """Rows of float32 by 64-bit id, which are stored on the parameter servers alone.
 
-    A row is made when its id is looked up in training for the first time. Make the table in the
-    scope of a `ParameterServerStrategy`, or of a `MultiWorkerMirroredStrategy` whose cluster has
-    `ps` tasks; all workers make the same tables. Its gradient belongs to `rows`.
+    The first lookup of an id in training creates its row. Make the table in the scope of a
+    `ParameterServerStrategy`, or of a `MultiWorkerMirroredStrategy` whose cluster has `ps` tasks;
+    all workers make the same tables. Its gradient belongs to `rows`.
 
     Args:
-      name: the same in all workers, and another than other tables have.
+      name: a unique name, the same in all workers.
       output_dim: the rows' width.
-      input_dim: ids must be from 0 to this, exclusive; `None`: any.
-      optimizer: how gradients change rows: a name ("sgd", "adagrad", "rowwise_adagrad", "rmsprop",
+      input_dim: ids must be in [0, input_dim); `None`: any ids.
+      optimizer: the optimizer of rows: a name ("sgd", "adagrad", "rowwise_adagrad", "rmsprop",
         "adam", "exact_adam", "adamw", "adamax", "nadam", "adadelta", "adafactor", "lamb", "lion",
         "ftrl", "group_ftrl"), an optimizer of `tfdist.embedding`, or one of Keras.
-      initializer: what rows begin as: a name such as "uniform" or "zeros", or a Keras initializer.
+      initializer: the initial values of rows: a name such as "uniform" or "zeros", or a Keras
+        initializer.
       learning_rate: a number or a Keras `LearningRateSchedule`; `None`: the `optimizer`'s, and if
         it has none, that of the model's optimizer in each step.
-      min_count: an id gets a row when it is looked up this often in training (up to 65535, counted
-        by a sketch that may count too many, never too few).
-      probability: an id without a row gets one with this probability each time.
-      max_rows: the most rows that each server keeps; `None`: no limit. Nothing is evicted below it;
-        above, each new row evicts one: of a random sample the least recently (`eviction="lru"`) or
-        least frequently ("lfu") used. Evictions do not wait for each other, so that up to 15 rows
-        more may stand for a while. With n servers a table has n times as many.
+      min_count: the number of lookups in training after which an id gets a row (up to 65535; a
+        sketch counts them, which may count too many, never too few).
+      probability: the probability with which a lookup in training creates a missing row.
+      max_rows: the maximum number of rows on each server; `None`: no limit. At the limit each new
+        row evicts the least recently (`eviction="lru"`) or least frequently ("lfu") used row of a
+        random sample. Evictions are concurrent, so the limit may be exceeded by up to 15 rows for
+        a while. With n servers a table has up to n times as many rows.
       eviction: "lru" or "lfu".
-      ttl_seconds: a row that was not looked up in training for longer goes; `None`: never.
-      min_norm: a row of a smaller Euclidean norm goes; `None`: none.
-      wire_dtype: as what rows and gradients travel: "float32", "float16" or "bfloat16". Rows are
-        kept, and gradients added up, as float32.
-      cache_rows: so many rows that are looked up often in training stay with the worker; 0: none.
-      cache_steps: for so many of the worker's steps a row that stayed is used again, without what
-        others, or the worker itself, have changed (bounded staleness, Ho et al. 2013). Such
-        lookups do not count for `min_count` and `eviction`.
-      save_rows: whether what Keras and TensorFlow save of a model has the table's rows, of which
-        there may be 1 GB then; else they are only in the servers' snapshots and in exports.
-      reset_slots: the servers may go on from a checkpoint whose table of this name has other
-        arguments, such as another optimizer, and the same `output_dim`: its rows keep their values,
-        and what the optimizer keeps of them is reset. Without, such a checkpoint is refused.
+      ttl_seconds: rows without a lookup in training for longer than this are evicted; `None`: none.
+      min_norm: rows with a smaller Euclidean norm are evicted; `None`: none.
+      wire_dtype: the dtype in which rows and gradients are sent: "float32", "float16" or
+        "bfloat16". Rows are stored, and gradients summed, as float32.
+      cache_rows: the number of frequently used rows that the worker caches in training; 0: none.
+      cache_steps: the number of the worker's steps for which a cached row is reused, without the
+        changes of any worker since then (bounded staleness, Ho et al. 2013). Lookups of cached
+        rows do not count for `min_count` and `eviction`.
+      save_rows: whether models that Keras and TensorFlow save include the table's rows, at most
+        1 GB; otherwise only the servers' snapshots and exports do.
+      reset_slots: whether the servers may restore a checkpoint whose table of this name has other
+        arguments, such as another optimizer, and the same `output_dim`: the rows keep their values,
+        and the optimizer's slots are reset. Otherwise such a checkpoint is refused.
 
     Raises:
-      ValueError: an argument makes no sense; says what was expected.
+      ValueError: an argument is invalid; names the expected value.
     """
 
     def __init__(
@@ -102,7 +103,12 @@ class EmbeddingTable:
         for what, value in (("ttl_seconds", ttl_seconds), ("min_norm", min_norm)):
             fits = value is None or (_is_number(value) and value > 0)
             self._expect(fits, what, "a positive number, or None", value)
-        self._expect(wire_dtype in _WIRE, "wire_dtype", f"one of {', '.join(_WIRE)}", wire_dtype)
+        self._expect(
+            wire_dtype in _WIRE_DTYPES,
+            "wire_dtype",
+            f"one of {', '.join(_WIRE_DTYPES)}",
+            wire_dtype,
+        )
         fits = cache_rows == 0 or _is_count(cache_rows)
         self._expect(fits, "cache_rows", "a whole number from 0 on", cache_rows)
         fits = _is_count(cache_steps)
@@ -135,7 +141,7 @@ class EmbeddingTable:
             "save_rows": save_rows,
             "reset_slots": self.reset_slots,
         }
-        self.config()  # says now what is wrong with the initializer
+        self.config()  # checks the initializer early
         self.strategy = tf.distribute.get_strategy()
         self._weight: Any = None
         self._has_plain_weight = False
@@ -144,7 +150,7 @@ class EmbeddingTable:
             reader.get()(self)
 
     def config(self) -> ops.TableConfig:
-        """What the servers must know of the table."""
+        """Returns the table's configuration in the servers' form."""
         given = self._arguments
         slots = self.optimizer.first_slots
         return ops.TableConfig(
@@ -166,20 +172,21 @@ class EmbeddingTable:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, of which `from_config` makes an equal table."""
+        """Returns the arguments, from which `from_config` makes an equal table."""
         return dict(self._arguments)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingTable:
-        """Makes a table of what `get_config` returns, also after Keras has saved it."""
+        """Makes a table from the result of `get_config`, also after Keras has saved it."""
         return cls(**config)
 
     def weight(self, make: Any = None) -> Any:
-        """The variable that stands for the table, made at first.
+        """Returns the variable that represents the table, and makes it on first use.
 
         Args:
-          make: makes it, given its shape and a name for it; by default a `tf.Variable`, which
-            a later call with a `make` replaces: a layer needs a variable of its library.
+          make: a function of a shape and a name that makes the variable; by default a
+            `tf.Variable`, which a later call with a `make` replaces, since a layer needs a variable
+            of its library.
         """
         if self._weight is None or (make is not None and self._has_plain_weight):
             self._has_plain_weight = make is None
@@ -192,12 +199,12 @@ class EmbeddingTable:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is a variable that stands for the table."""
+        """Whether there is a variable that represents the table."""
         return self._weight is not None
 
     @property
     def scope_name(self) -> str:
-        """The table's name as a graph allows it: with fewer characters."""
+        """The table's name, with "_" for characters that a graph does not allow."""
         return re.sub(r"[^A-Za-z0-9_./-]", "_", self.name)
 
     @property
@@ -205,16 +212,16 @@ class EmbeddingTable:
         """The variable that receives the table's gradient, float32[0, output_dim].
 
         Raises:
-          ValueError: it was made where no parameter servers are.
+          ValueError: the table was made without parameter servers.
         """
         weight = self.weight()
         return self.attached(weight if isinstance(weight, tf.Variable) else weight.value)
 
     def attached(self, variable: tf.Variable) -> TableVariable:
-        """Returns `variable`, which from now on stands for this table.
+        """Returns `variable`, which represents this table from now on.
 
         Raises:
-          ValueError: it was made where no parameter servers are.
+          ValueError: the table was made without parameter servers.
         """
         if not isinstance(variable, TableVariable):
             raise ValueError(
@@ -226,54 +233,54 @@ class EmbeddingTable:
         return variable
 
     def export_table(self, path: str, slots: bool = False) -> int:
-        """Writes all rows to a file that NumPy or Parquet reads, and returns how many there are.
+        """Writes all rows to a NumPy archive or a Parquet file; returns the number of rows.
 
         Args:
-          path: ends in ".npz" or ".parquet"; for the latter pyarrow is needed.
-          slots: write also what the optimizer keeps, and when and how often rows were used.
+          path: ends in ".npz" or ".parquet"; the latter needs pyarrow.
+          slots: also write the optimizer's slots, and time and number of uses of each row.
 
         Raises:
-          Exception: as `tfdist.ps.export.files.export_table`.
+          Exception: as for `tfdist.ps.export.files.export_table`.
         """
         return files.export_table(*self.on_servers(), path, slots)
 
     def import_table(self, path: str, slots: bool = True) -> int:
-        """Puts the rows of a file into the table, and returns how many there are.
+        """Inserts or replaces rows from a file; returns the number of rows.
 
         Args:
-          path: of a file that `export_table` has written, or anybody else: of int64 `ids` and
-            float32 `values`.
-          slots: take what the file has of the optimizer's slots; else the values alone, and slots
-            begin as those of new rows: for a file of a table with another optimizer.
+          path: a file of `export_table`, or one of another program, with int64 `ids` and float32
+            `values`.
+          slots: restore the file's slots. Without, which a file from another optimizer needs, only
+            values are restored, and slots are those of new rows.
 
         Raises:
-          Exception: as `tfdist.ps.export.files.import_table`.
+          Exception: as for `tfdist.ps.export.files.import_table`.
         """
         return files.import_table(*self.on_servers(), path, slots=slots, name=self.name)
 
     def upsert(self, ids: Any, rows: Any) -> tf.Operation | None:
-        """Writes the values of rows; those that do not exist are made, whatever `min_count` says.
+        """Writes the values of rows, and creates missing ones regardless of `min_count`.
 
-        Here and below: what changes rows has been acknowledged by the servers when the call (in a
-        graph, the operation) has ended, and a killed server that is started again knows of it. It
-        takes place at once, also within a step, whose gradients come at its end. It is carried out
-        once, also where a connection broke. What this worker has cached of the table, or looked up
-        a batch ahead, is forgotten; other workers' caches are not.
+        The following holds for all methods that change rows. When the call (in a graph, the
+        operation) returns, the servers have acknowledged the change, and a killed server restores
+        it after its restart. The change takes place at once, also within a step, whose gradients
+        come at its end. It happens exactly once, also if a connection breaks. It invalidates the
+        rows of the table that this worker has cached or prefetched, but not other workers' caches.
 
         Args:
-          ids: integers or strings of any shape, dense. Of an id that occurs twice the last row
-            counts.
-          rows: float32 of the shape of `ids` and `output_dim`. Rows that exist keep what the
-            optimizer has of them; in new ones that begins as in any new row.
+          ids: integers or strings of any shape, dense. If an id occurs twice, the last row counts.
+          rows: float32 of the shape of `ids` and `output_dim`. Existing rows keep the optimizer's
+            slots; new rows get initial ones.
 
         Returns:
           In a TensorFlow 1 graph the operation.
 
         Raises:
-          ValueError: there is not a row of `output_dim` numbers for each id.
+          ValueError: `rows` does not have the shape of `ids` and `output_dim`.
           TypeError: ids are neither integers nor strings.
           tf.errors.InvalidArgumentError: an id is not below `input_dim`.
-          tf.errors.OpError: a server refused, for example for want of memory, or does not answer.
+          tf.errors.OpError: a server refused, for example because its memory is full, or does not
+            answer.
 
         Example:
 
@@ -284,23 +291,23 @@ class EmbeddingTable:
         return row_access.upsert(self, ids, rows)
 
     def remove(self, ids: Any) -> tf.Operation | None:
-        """Removes rows and what the optimizer has of them; ids without a row are passed over.
+        """Removes rows and their slots; ignores ids without a row.
 
-        A gradient that is under way to a removed row creates the row again.
+        A gradient that is on its way to a removed row creates the row again.
 
         Args:
-          ids: as of `upsert`.
+          ids: as for `upsert`.
 
         Returns:
           As `upsert`.
 
         Raises:
-          Exception: as `upsert`.
+          Exception: as for `upsert`.
         """
         return row_access.remove(self, ids)
 
     def clear(self) -> tf.Operation | None:
-        """Removes all rows, and forgets which ids were seen (`min_count`).
+        """Removes all rows, and resets the counts of seen ids (`min_count`).
 
         Returns:
           As `upsert`.
@@ -311,7 +318,7 @@ class EmbeddingTable:
         return row_access.clear(self)
 
     def size(self) -> tf.Tensor:
-        """Returns how many rows there are on all servers together: an int64 scalar.
+        """Returns the number of rows on all servers together, an int64 scalar.
 
         Raises:
           tf.errors.OpError: a server does not answer.
@@ -319,10 +326,10 @@ class EmbeddingTable:
         return row_access.size(self)
 
     def contains(self, ids: Any) -> tf.Tensor:
-        """Returns which ids have a row: bool of the shape of `ids`, which are as of `upsert`.
+        """Returns whether each id has a row: bool of the shape of `ids`, which are as for `upsert`.
 
         Raises:
-          Exception: as `upsert`.
+          Exception: as for `upsert`.
         """
         return row_access.contains(self, ids)
 
@@ -333,19 +340,19 @@ class EmbeddingTable:
     def fetch(self, ids: Any, default: Any = None) -> tf.Tensor: ...
 
     def fetch(self, ids: Any = None, default: Any = None) -> Any:
-        """Returns rows as the servers have them, without making any or counting as a use.
+        """Returns the servers' rows; it creates no rows and does not count as a use.
 
         Args:
-          ids: as of `upsert`; `None`: all ids that have a row.
-          default: what an id without a row gives: a number or a row, float32[output_dim]; `None`:
-            what its row would begin as, by the table's initializer.
+          ids: as for `upsert`; `None`: all ids that have a row.
+          default: the result for an id without a row: a number or a row, float32[output_dim];
+            `None`: the row's initial values.
 
         Returns:
-          float32 of the shape of `ids` and `output_dim`; without ids all of them, int64[n], and
+          float32 of the shape of `ids` and `output_dim`. With `ids=None`: all ids, int64[n], and
           their rows, float32[n, output_dim], as NumPy arrays.
 
         Raises:
-          Exception: as `upsert`.
+          Exception: as for `upsert`.
         """
         if ids is None:
             return files.fetch(*self.on_servers())
@@ -353,7 +360,7 @@ class EmbeddingTable:
 
     @contextlib.contextmanager
     def replaced_by(self, static: Any) -> Iterator[None]:
-        """Within, lookups in the table are lookups in a `StaticTable`."""
+        """Redirects lookups in the table to a `StaticTable` while the context is active."""
         self.static = static
         try:
             yield
@@ -361,15 +368,15 @@ class EmbeddingTable:
             self.static = None
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The rows for what Keras and TensorFlow save; see `saved_tables.columns_of`."""
+        """Returns the rows for a saved model; see `saved_tables.columns_of`."""
         return saved_tables.columns_of(self)
 
     def restore(self, columns: Mapping[str, np.ndarray], source: str) -> None:
-        """Puts saved rows in place; see `saved_tables.restore`."""
+        """Restores saved rows; see `saved_tables.restore`."""
         saved_tables.restore(self, columns, source)
 
     def on_servers(self) -> tuple[ops.ParameterClient, int, ops.TableConfig]:
-        """What `tfdist.ps.export.files` wants: the connections, the table's number, its config."""
+        """Returns the connections, the table's id and its configuration."""
         rows = self.rows
         return rows.parameters.client, rows.table, self.config()
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import ops
 from tfdist.compression import Compressor, compressor
 from tfdist.horovod.local_variables import LocalVariables, variable_of
-from tfdist.job import job, process
+from tfdist.job import process
 
 
 class Reduction:
@@ -78,7 +78,7 @@ class Reduction:
         present = [i for i, g in enumerate(gradients) if g is not None and i not in local]
         reduced = ops.fused_all_reduce(
             [gradients[i] for i in present],
-            job.communicator(self._asked),
+            process.communicator(self._asked),
             self._op,
             compressor=self._compressor,
             variables=[variable_of(variables[i]) for i in present],

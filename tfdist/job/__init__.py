@@ -1,1 +1,1 @@
-"""This process in its job: rank, groups, and what all ranks share."""
+"""This process in its job: start, rank, groups, and objects and variables of all ranks."""

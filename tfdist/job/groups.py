@@ -1,10 +1,10 @@
-"""Process groups: some of a job's ranks as a communicator of their own.
+"""Process groups: communicators of some of a job's ranks.
 
-A group has its own connections and its own thread, so that what happens in one group neither
-waits for nor disturbs another. It is made over the job's communicator:
+A group has its own connections and its own thread, so that groups neither wait for nor disturb
+each other. It is made over the job's communicator:
 
     rank 0: [0, 2]?  port 4711, salt   ┐
-    rank 1: [0, 2]?                    ├─ all_gather ─> all agree; 0 and 2 connect, 1 goes on
+    rank 1: [0, 2]?                    ├─ all_gather ─> all agree; 0 and 2 connect, 1 returns
     rank 2: [0, 2]?  port 4713         ┘
 """
 
@@ -18,14 +18,14 @@ from typing import Any
 
 import tensorflow as tf
 
-# Making a group is a matter of the program, also while it builds a graph.
+# A group is made at once, also while the program builds a graph.
 from tensorflow.python.eager.context import eager_mode
 
 from tfdist import ops
-from tfdist.job import job, process
+from tfdist.job import process
 from tfdist.ops.collectives.calls import DEFAULT_TIMEOUT
 
-_CALL = "tfdist.new_group"
+_API_NAME = "tfdist.new_group"
 
 
 def new_group(
@@ -33,22 +33,21 @@ def new_group(
 ) -> ops.Communicator | None:
     """Makes a communicator of some of the job's ranks.
 
-    Every rank of the job calls it with the same arguments, in the same order, also those that do
-    not become members; as `torch.distributed.new_group` has it. Collectives given the group run
-    among its members alone.
+    Every rank of the job makes the same calls with the same arguments, members or not, as with
+    `torch.distributed.new_group`. Collectives with the group run among its members alone.
 
     Args:
       ranks: the members, by their rank in the job. The first becomes rank 0 of the group, the
         second rank 1, and so on.
-      name: for messages.
+      name: the group's name in messages.
       timeout: seconds to wait for the other ranks; `None` means 600, 0 means for ever.
 
     Returns:
-      The group, to pass as `communicator`; `None` on ranks outside. It lasts until its `close()` or
+      The group, to pass as `communicator`; `None` on other ranks. It lasts until its `close()` or
       the end of the job.
 
     Raises:
-      ValueError: on every rank alike: there is no such rank, one is named twice, or the ranks of
+      ValueError: on every rank alike: a rank does not exist or is named twice, or the ranks of
         the job passed different arguments.
       tfdist.errors.NotInitializedError: before `tfdist.init()` or a strategy.
       tf.errors.UnavailableError: a rank died or left.
@@ -63,21 +62,21 @@ def new_group(
         total = tfdist.ops.all_reduce(tf.constant(1.0), even)
     ```
     """
-    everybody = job.communicator(_CALL)
+    all_ranks = process.communicator(_API_NAME)
     listed = list(ranks)
-    problem = _problem(listed, everybody.size)
+    problem = _problem(listed, all_ranks.size)
     group = None
     answer: dict[str, Any] = {"ranks": [str(rank) for rank in listed], "name": name}
-    if problem is None and everybody.rank in listed:
+    if problem is None and all_ranks.rank in listed:
         try:
-            group = job.new_communicator(listed.index(everybody.rank), len(listed))
+            group = _new_communicator(listed.index(all_ranks.rank), len(listed))
             answer["address"] = f"{_host()}:{group.port}"
             answer["salt"] = secrets.token_hex(16)
         except tf.errors.OpError as error:
             problem = error.message
     answer["problem"] = problem
     try:
-        answers = _exchange(answer, everybody, name, timeout)
+        answers = _exchange(answer, all_ranks, name, timeout)
         _check_agreement(answers)
         if group is not None:
             _connect(group, [answers[rank] for rank in listed], timeout)
@@ -85,13 +84,18 @@ def new_group(
         if group is not None:
             group.close()
         raise
-    if group is not None:
-        job.adopt(group)
+    if group is not None and process.current.job is not None:
+        process.current.job.adopt(group)
     return group
 
 
+def _new_communicator(rank: int, size: int) -> ops.Communicator:
+    job = process.current.job
+    return ops.Communicator(rank, size) if job is None else job.new_communicator(rank, size)
+
+
 def _problem(ranks: list[Any], size: int) -> str | None:
-    """What is wrong with these ranks, if anything."""
+    """Returns the error in a list of ranks, or None."""
     if not ranks:
         return "expected at least one rank, received none"
     seen = set()
@@ -109,18 +113,18 @@ def _problem(ranks: list[Any], size: int) -> str | None:
 
 
 def _host() -> str:
-    address = process.cluster(_CALL).address
+    address = process.cluster(_API_NAME).address
     return address.rpartition(":")[0] if address else "localhost"
 
 
 def _exchange(
-    answer: dict[str, Any], everybody: ops.Communicator, name: str | None, timeout: float | None
+    answer: dict[str, Any], all_ranks: ops.Communicator, name: str | None, timeout: float | None
 ) -> list[dict[str, Any]]:
-    """Returns what each rank of the job answers."""
+    """Returns the answers of all ranks of the job."""
     label = "new_group" if name is None else f"new_group {name}"
     with eager_mode(), tf.device("CPU:0"):
         texts = ops.all_gather(
-            tf.constant([json.dumps(answer)]), everybody, label=label, timeout=timeout
+            tf.constant([json.dumps(answer)]), all_ranks, label=label, timeout=timeout
         )
         return [json.loads(text) for text in texts.numpy()]
 
@@ -128,17 +132,17 @@ def _exchange(
 def _check_agreement(answers: list[dict[str, Any]]) -> None:
     for rank, answer in enumerate(answers):
         if answer["problem"] is not None:
-            raise ValueError(f"{_CALL}: rank {rank}: {answer['problem']}")
+            raise ValueError(f"{_API_NAME}: rank {rank}: {answer['problem']}")
 
-    def wish(answer):
+    def request(answer):
         ranks = f"[{', '.join(answer['ranks'])}]"
         return ranks if answer["name"] is None else f"{ranks} named '{answer['name']}'"
 
     for rank, answer in enumerate(answers):
-        if wish(answer) != wish(answers[0]):
+        if request(answer) != request(answers[0]):
             raise ValueError(
-                f"{_CALL}: the ranks disagree: rank 0 asks for {wish(answers[0])}, rank {rank} for "
-                f"{wish(answer)}"
+                f"{_API_NAME}: the ranks disagree: rank 0 asks for {request(answers[0])}, "
+                f"rank {rank} for {request(answer)}"
             )
 
 
@@ -148,5 +152,6 @@ def _connect(group: ops.Communicator, members: list[dict[str, Any]], timeout: fl
     forever = 10.0**9
     seconds = DEFAULT_TIMEOUT if timeout is None else timeout or forever
     addresses = [member["address"] for member in members]
-    # Every group has a key of its own, so that nothing can arrive at another.
-    group.connect(job.key_of_group(members[0]["salt"]), 0, addresses, seconds)
+    # A key for each group, so that no member can connect to another group.
+    key = process.current.job.key_of_group(members[0]["salt"])
+    group.connect(key, 0, addresses, seconds)

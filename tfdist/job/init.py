@@ -1,6 +1,8 @@
-"""What a script that all tasks run may call first."""
+"""The start of a task: `tfdist.init` and the strategies for several tasks begin here."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
@@ -8,19 +10,20 @@ from tfdist.keras import compilation
 
 
 def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -> Cluster:
-    """Lets a `ps` task serve here until the job has ended; returns in every other task.
+    """Serves until the job has ended in a `ps` task; returns at once in every other task.
 
-    From then on `tfdist.rank()`, `tfdist.size()` and collectives without a communicator know the
-    job. The first collective meets the other ranks; this call meets nobody.
+    Afterwards `tfdist.rank()`, `tfdist.size()` and collectives without a communicator know the
+    job. This call connects to no other task; the first collective connects to the other ranks.
 
-    A script that makes a strategy needs no such call. Without it the `ps` tasks of a
-    `ParameterServerStrategy` run what comes before the strategy, such as reading data that they
-    do not need.
+    A script that makes a strategy does not need this call. Without it, the `ps` tasks of a
+    `ParameterServerStrategy` run the lines above the strategy, such as reading data that they do
+    not need.
 
     Args:
       cluster: the job, by default that of `TF_CONFIG`.
-      checkpoint_dir: where a `ps` task keeps its snapshots, by default in `TFDIST_CHECKPOINT_DIR`,
-        or nowhere; the same as the strategy's, which a `ps` task that serves here never reaches.
+      checkpoint_dir: the snapshot directory of a `ps` task, by default `TFDIST_CHECKPOINT_DIR`;
+        without either it keeps none. It must be the strategy's, which a `ps` task that serves here
+        never makes.
 
     Returns:
       The cluster, in a task that trains or evaluates.
@@ -37,12 +40,31 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     print(cluster.task_name, "of", cluster.world_size)
     ```
     """
-    cluster = Cluster.from_environment() if cluster is None else cluster
-    if cluster.task_type == "ps":
-        # Not above: this imports TensorFlow.
-        from tfdist.ps import membership
+    return start(cluster, checkpoint_dir, compilation.keep_ops_from_xla)
 
-        membership.serve(cluster, checkpoint_dir)
-    process.enter(cluster)
-    compilation.keep_ops_from_xla()
+
+def start(
+    cluster: Cluster | None, checkpoint_dir: str | None, adapt_keras: Callable[[], None]
+) -> Cluster:
+    """Reads the cluster, serves in a `ps` task, enters the job, and adapts Keras.
+
+    Args:
+      cluster: the job, by default that of `TF_CONFIG`.
+      checkpoint_dir: as for `init`.
+      adapt_keras: changes Keras where the caller needs it.
+
+    Returns:
+      The cluster, in a task that trains or evaluates.
+
+    Raises:
+      Exception: as for `init`, and what `adapt_keras` raises.
+    """
+    if cluster is None:
+        cluster = Cluster.from_environment()
+    if cluster.task_type == "ps":
+        from tfdist.ps.server import serve  # imports TensorFlow
+
+        serve(cluster, process.current.settings, checkpoint_dir)
+    process.current.enter(cluster)
+    adapt_keras()
     return cluster

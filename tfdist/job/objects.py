@@ -1,13 +1,13 @@
-"""Python objects sent between ranks, as pickles.
+"""Exchange of Python objects between ranks, as pickles.
 
-All ranks contribute to one all-gather, those that send nothing an empty part. Its header tells
-every rank what the others asked for and whether an object could be pickled, so that all ranks
-succeed or raise the same error.
+All ranks contribute to one all-gather; ranks that send nothing contribute an empty part. The header
+has every rank's root and whether its object could be pickled, so that all ranks succeed or raise
+the same error.
 
     header of a rank   rank | bytes | root (-1: none) | whether pickling failed
     payload            the pickle, or the text of the error
 
-Reading a pickle runs code of its sender's choice: the ranks of a job trust each other
+A pickle runs code of its sender when it is read: the ranks of a job must trust each other
 (docs/security.md).
 """
 
@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# The exchange is a matter of the program, also while it builds a v1 graph.
+# The exchange takes place at once, also while the program builds a TensorFlow 1 graph.
 from tensorflow.python.eager.context import eager_mode
 
 from tfdist import ops
 from tfdist.ops.collectives.calls import resolve
 
-# What a rank that names no rank tells the others, so that all get the error.
-_NO_RANK = -2
+# The root of a rank whose argument is no rank, so that all ranks get the error.
+_INVALID_ROOT = -2
 
 
 def broadcast_object(
@@ -37,27 +37,27 @@ def broadcast_object(
     label: str = "broadcast_object",
     timeout: float | None = None,
 ) -> Any:
-    """Gives every rank the Python object that rank `root_rank` has.
+    """Sends the Python object of rank `root_rank` to all ranks.
 
-    For what is not a tensor: options, a vocabulary, the state of a data pipeline. The object
-    travels as a pickle, which runs code where it is read: only among ranks that trust each other,
-    see docs/security.md.
+    It is meant for objects that are no tensors: options, a vocabulary, the state of a data
+    pipeline. The object is sent as a pickle, which runs code where it is read: use it only among
+    ranks that trust each other, see docs/security.md.
 
     Args:
-      obj: what the root sends, anything that `pickle` can write; ignored on the other ranks.
-      root_rank: whose object is taken, a rank of the communicator.
+      obj: the root's object, which `pickle` must support; ignored on the other ranks.
+      root_rank: the sender, a rank of the communicator.
       communicator: the ranks; `None` means those of the job.
-      label: how error messages call it.
+      label: the name of the call in error messages.
       timeout: seconds; `None` means 600, 0 means for ever.
 
     Returns:
-      On the root `obj` itself, elsewhere a copy.
+      On the root `obj` itself, on other ranks a copy.
 
     Raises:
       ValueError: on all ranks: the root cannot pickle the object, the ranks name different roots,
-        or there is no such rank.
-      pickle.UnpicklingError: this rank cannot read what the root sent, for instance because it
-        lacks a module.
+        or the root does not exist.
+      pickle.UnpicklingError: this rank cannot read the root's pickle, for instance because a
+        module is missing.
       RuntimeError: called while a `tf.function` is traced.
       tf.errors.UnavailableError: a rank died or left.
       tf.errors.DeadlineExceededError: a rank did not come in time.
@@ -71,21 +71,21 @@ def broadcast_object(
     options = tfdist.broadcast_object(options)
     ```
     """
-    asked = f"broadcast_object '{label}'"
+    api_name = f"broadcast_object '{label}'"
     ranks = resolve(communicator, "broadcast_object")
-    here = ranks.rank == root_rank
+    is_root = ranks.rank == root_rank
     is_rank = isinstance(root_rank, int | np.integer) and 0 <= root_rank < ranks.size
-    root = int(root_rank) if is_rank else _NO_RANK
-    parts = _exchange(obj, here, root, ranks, asked, label, timeout)
+    root = int(root_rank) if is_rank else _INVALID_ROOT
+    parts = _exchange(obj, is_root, root, ranks, api_name, label, timeout)
     if not is_rank:
         raise ValueError(
-            f"{asked}: expected a root_rank from 0 to {ranks.size - 1}, received {root_rank!r}"
+            f"{api_name}: expected a root_rank from 0 to {ranks.size - 1}, received {root_rank!r}"
         )
-    if here:
+    if is_root:
         return obj
     if root_rank not in parts:
-        raise ValueError(f"{asked}: expected an object from rank {root_rank}, which has joined")
-    return _read(parts[root_rank], root_rank, ranks, asked)
+        raise ValueError(f"{api_name}: expected an object from rank {root_rank}, which has joined")
+    return _read(parts[root_rank], root_rank, ranks, api_name)
 
 
 def all_gather_object(
@@ -95,23 +95,23 @@ def all_gather_object(
     label: str = "all_gather_object",
     timeout: float | None = None,
 ) -> list:
-    """Gives every rank the Python objects of all.
+    """Sends the Python objects of all ranks to all ranks.
 
-    Objects travel as pickles, among ranks that trust each other; see `broadcast_object`.
+    Objects are sent as pickles, among ranks that trust each other; see `broadcast_object`.
 
     Args:
-      obj: anything that `pickle` can write; another one on each rank.
+      obj: this rank's object, which `pickle` must support.
       communicator: the ranks; `None` means those of the job.
-      label: how error messages call it.
+      label: the name of the call in error messages.
       timeout: seconds; `None` means 600, 0 means for ever.
 
     Returns:
-      The objects in rank order, each a copy, also this rank's own. Ranks that have joined are left
-      out.
+      The objects in rank order, each a copy, also this rank's own; without those of ranks that have
+      called `join`.
 
     Raises:
-      ValueError: on all ranks: one of them cannot pickle its object, or calls another function.
-      Others: as `broadcast_object`.
+      ValueError: on all ranks: a rank cannot pickle its object, or calls another function.
+      Exception: as for `broadcast_object`.
 
     Example:
 
@@ -120,10 +120,10 @@ def all_gather_object(
     hosts = tfdist.all_gather_object(socket.gethostname())
     ```
     """
-    asked = f"all_gather_object '{label}'"
+    api_name = f"all_gather_object '{label}'"
     ranks = resolve(communicator, "all_gather_object")
-    parts = _exchange(obj, True, -1, ranks, asked, label, timeout)
-    return [_read(part, rank, ranks, asked) for rank, part in parts.items()]
+    parts = _exchange(obj, True, -1, ranks, api_name, label, timeout)
+    return [_read(part, rank, ranks, api_name) for rank, part in parts.items()]
 
 
 def _exchange(
@@ -131,22 +131,22 @@ def _exchange(
     sends: bool,
     root: int,
     ranks: ops.Communicator,
-    asked: str,
+    api_name: str,
     label: str,
     timeout: float | None,
 ) -> dict[int, bytes]:
-    """Returns what every rank that has not joined sends, by rank: a pickle, or nothing."""
+    """Returns, by rank, the pickles of all ranks that have not called `join`; some are empty."""
     if tf.inside_function():
         raise RuntimeError(
-            f"{asked}: expected to be called outside of tf.function, which would send the object "
-            "once, while it is traced"
+            f"{api_name}: expected to be called outside of tf.function, which would send the "
+            "object once, while it is traced"
         )
     problem = None
     payload = b""
     if sends:
         try:
             payload = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # whatever the object's own methods raise
+        except Exception as error:  # the object's own methods may raise any type
             problem = error
             payload = f"{type(error).__name__}: {error}"[:1000].encode()
     header = np.array([[ranks.rank, len(payload), root, problem is not None]], np.int64)
@@ -166,28 +166,28 @@ def _exchange(
     for rank, _, other, failed in headers:
         if failed:
             raise ValueError(
-                f"{asked}: rank {rank} of {ranks.size} cannot pickle its object: "
+                f"{api_name}: rank {rank} of {ranks.size} cannot pickle its object: "
                 f"{parts[rank].decode(errors='replace')}"
             ) from (problem if rank == ranks.rank else None)
         if other != root_of_first:
             raise ValueError(
-                f"{asked}: the ranks disagree: rank {first} {_wish(root_of_first)}, rank {rank} "
-                f"{_wish(other)}"
+                f"{api_name}: the ranks disagree: rank {first} {_request_text(root_of_first)}, "
+                f"rank {rank} {_request_text(other)}"
             )
     return parts
 
 
-def _wish(root: int) -> str:
-    if root == _NO_RANK:
+def _request_text(root: int) -> str:
+    if root == _INVALID_ROOT:
         return "names no rank"
     return "gathers an object of each" if root < 0 else f"expects that of rank {root}"
 
 
-def _read(part: bytes, sender: int, ranks: ops.Communicator, asked: str) -> Any:
+def _read(part: bytes, sender: int, ranks: ops.Communicator, api_name: str) -> Any:
     try:
         return pickle.loads(part)
     except Exception as error:
         raise pickle.UnpicklingError(
-            f"{asked}: rank {ranks.rank} of {ranks.size} cannot read what rank {sender} sent: "
+            f"{api_name}: rank {ranks.rank} of {ranks.size} cannot read what rank {sender} sent: "
             f"{type(error).__name__}: {error}"
         ) from error

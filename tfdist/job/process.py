@@ -1,46 +1,284 @@
-"""Which job this process trains in, and which of its ranks it is.
+"""This process in its job: its task and rank, and the connections it has made.
 
-`tfdist.init()` and the strategies say so; nothing here imports TensorFlow or connects to anybody.
+A process is one task of one job. The module's `current` is the one object that knows which, and
+the functions are the public face of it. Importing this module does not import TensorFlow.
 """
 
 from __future__ import annotations
 
+import atexit
+import sys
+import threading
+from typing import TYPE_CHECKING
+
 from tfdist.config.cluster import Cluster
-from tfdist.errors import NotInitializedError
+from tfdist.config.settings import Settings
+from tfdist.errors import ClusterConfigError, NotInitializedError
 
-_entered: list[Cluster] = []  # none, or one
-
-
-def enter(cluster: Cluster) -> None:
-    """Notes that this process belongs to `cluster`'s job; the latest call counts."""
-    _entered[:] = [cluster]
-
-
-def leave() -> None:
-    """Forgets the job."""
-    _entered.clear()
+if TYPE_CHECKING:
+    from tfdist.job.job import Job
+    from tfdist.ops import Communicator
+    from tfdist.ps.config import PsConfig
+    from tfdist.ps.stats.rates import Reading
+    from tfdist.ps.worker import LocalPsWorker, PsWorker
 
 
-def cluster(asked: str) -> Cluster:
-    """Returns the cluster of this process's job.
+class Process:
+    """One process: its cluster, its settings and its connections to the job's other tasks.
 
-    Args:
-      asked: what needs it, for the message.
-
-    Raises:
-      NotInitializedError: this process has neither called `tfdist.init()` nor made a strategy.
+    `tfdist.init()` and the strategies call `enter`, which connects to no other task. `join`
+    connects to the other ranks for all-reduce, `attach` to the parameter servers. At the end of the
+    program the process leaves both.
     """
-    if not _entered:
-        raise NotInitializedError(
-            f"{asked}: this process belongs to no job yet: call tfdist.init(), or make a "
-            "tfdist.MultiWorkerMirroredStrategy, first"
-        )
-    return _entered[0]
+
+    def __init__(self) -> None:
+        self._cluster: Cluster | None = None
+        self._settings: Settings | None = None
+        self._job: Job | None = None
+        self._alone: Communicator | None = None
+        self._ps_worker: PsWorker | LocalPsWorker | None = None
+        self._has_server_variables = False
+        self._script: _Script | None = None
+
+    def enter(self, cluster: Cluster, settings: Settings | None = None) -> None:
+        """Records that this process belongs to the job of `cluster`; the latest call counts.
+
+        Args:
+          cluster: the job.
+          settings: `None` reads the environment on first use.
+        """
+        self._cluster, self._settings = cluster, settings
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether this process belongs to a job."""
+        return self._cluster is not None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings: those given to `enter`, or the environment's.
+
+        Raises:
+          ClusterConfigError: a variable has an unusable value.
+        """
+        if self._settings is None:
+            self._settings = Settings.from_environment()
+        return self._settings
+
+    def cluster(self, api_name: str) -> Cluster:
+        """Returns the cluster of this process's job.
+
+        Args:
+          api_name: the calling function, for the message.
+
+        Raises:
+          NotInitializedError: this process has neither called `tfdist.init()` nor made a strategy.
+        """
+        if self._cluster is None:
+            raise NotInitializedError(
+                f"{api_name}: this process belongs to no job yet: call tfdist.init(), or make a "
+                "tfdist.MultiWorkerMirroredStrategy, first"
+            )
+        return self._cluster
+
+    def rank(self, api_name: str) -> int:
+        """Returns this process's rank.
+
+        Args:
+          api_name: the calling function, for the message.
+
+        Raises:
+          NotInitializedError: as for `cluster`, or this task does not train.
+        """
+        cluster = self.cluster(api_name)
+        if cluster.rank is None:
+            raise NotInitializedError(
+                f"{api_name}: {cluster.task_name} does not train and has no rank"
+            )
+        return cluster.rank
+
+    def join(self, cluster: Cluster) -> Job:
+        """Connects to the other ranks; later calls return the same job.
+
+        Args:
+          cluster: the job, which this process enters, too.
+
+        Raises:
+          ClusterConfigError: this process has joined another job.
+          Exception: as for `Job`.
+        """
+        if self._job is None:
+            from tfdist.job.job import Job  # imports TensorFlow
+
+            self._job = Job(cluster, self.settings)
+            self._cluster = cluster
+            self._watch_script()
+        elif self._job.cluster != cluster:
+            raise ClusterConfigError(
+                f"this process has joined a job as {self._job.cluster.task_name} of "
+                f"{self._job.cluster.as_dict()} and cannot join another as {cluster.task_name} of "
+                f"{cluster.as_dict()}"
+            )
+        return self._job
+
+    @property
+    def job(self) -> Job | None:
+        """The connections to the other ranks; `None` before `join`."""
+        return self._job
+
+    def communicator(self, api_name: str) -> Communicator:
+        """Returns the communicator of all ranks, and first joins the job if necessary.
+
+        Args:
+          api_name: the calling function, for messages.
+
+        Raises:
+          NotInitializedError: as for `rank`, or parameter servers hold the variables.
+          Exception: as for `Job`.
+        """
+        if self._job is not None:
+            return self._job.communicator
+        cluster = self.cluster(api_name)
+        if cluster.rank is None:
+            raise NotInitializedError(
+                f"{api_name}: {cluster.task_name} does not train and takes part in no collective"
+            )
+        if cluster.world_size == 1:
+            return self._communicator_alone()
+        if self._has_server_variables:
+            raise NotInitializedError(
+                f"{api_name}: the workers of a ParameterServerStrategy are not connected to each "
+                "other"
+            )
+        return self.join(cluster).communicator
+
+    def _communicator_alone(self) -> Communicator:
+        if self._alone is None:
+            from tfdist.ops import Communicator
+
+            self._alone = Communicator(0, 1)
+        return self._alone
+
+    def attach(
+        self,
+        cluster: Cluster,
+        config: PsConfig,
+        checkpoint_every: float,
+        has_variables: bool = True,
+    ) -> PsWorker | LocalPsWorker:
+        """Connects to the parameter servers; later calls return the same worker.
+
+        Args:
+          cluster: the job. A local one makes a server in this process.
+          config: the configuration that all workers must agree on.
+          checkpoint_every: seconds between snapshots.
+          has_variables: whether the servers hold the models' variables, or only embedding tables.
+
+        Raises:
+          ClusterConfigError: this process has attached as another task, or with another
+            configuration.
+          Exception: as for `PsWorker`.
+        """
+        worker = self._ps_worker
+        if worker is None:
+            from tfdist.ps.worker import LocalPsWorker, PsWorker  # imports TensorFlow
+
+            if cluster.is_local:
+                worker = LocalPsWorker(cluster, config)
+            else:
+                worker = PsWorker(cluster, config, self.settings)
+            self._ps_worker = worker
+            self._watch_script()
+            worker.checkpoint_every(checkpoint_every)
+        elif (worker.cluster, worker.config) != (cluster, config):
+            raise ClusterConfigError(
+                f"this process has joined a job as {worker.cluster.task_name} with "
+                f"{worker.config} and cannot join another as {cluster.task_name} with "
+                f"{config}"
+            )
+        self._has_server_variables = self._has_server_variables or has_variables
+        return worker
+
+    @property
+    def ps_worker(self) -> PsWorker | LocalPsWorker | None:
+        """The connections to the parameter servers; `None` before `attach`."""
+        return self._ps_worker
+
+    @property
+    def has_server_variables(self) -> bool:
+        """Whether servers hold this process's variables, not only embedding tables."""
+        return self._has_server_variables
+
+    def readings(self) -> list[Reading | None]:
+        """Returns each parameter server's statistics, see `stats.rates`; none before `attach`."""
+        return [] if self._ps_worker is None else self._ps_worker.readings()
+
+    def leave(self) -> None:
+        """Disconnects, and forgets the job and the settings."""
+        self.disconnect()
+        self._cluster = self._settings = None
+        self._has_server_variables = False
+
+    def disconnect(self) -> None:
+        """Leaves the parameter servers and the other ranks, as the end of the program does.
+
+        If the script has failed, the other tasks get the reason. May be called again.
+        """
+        worker, self._ps_worker = self._ps_worker, None
+        if worker is not None:
+            worker.leave(self._script.has_failed)
+        job, self._job = self._job, None
+        if job is not None:
+            job.leave(self._script.exception)
+
+    def _watch_script(self) -> None:
+        if self._script is None:
+            self._script = _Script()
+            atexit.register(self.disconnect)
+
+
+class _Script:
+    """Records whether the script fails: functions of `atexit` receive no reason.
+
+    Attributes:
+      exception: type and text of an unhandled exception, or None.
+      has_failed: it ended with an unhandled exception or a non-zero exit code.
+    """
+
+    def __init__(self) -> None:
+        self.exception: str | None = None
+        self.has_failed = False
+        excepthook, leave = sys.excepthook, sys.exit
+
+        def note_exception(kind, error, trace):
+            self.exception = f"{kind.__name__}: {error}"
+            self.has_failed = True
+            excepthook(kind, error, trace)
+
+        def note_exit(status=None, /):
+            if threading.current_thread() is threading.main_thread():
+                self.has_failed = status not in (None, 0)
+            leave(status)
+
+        sys.excepthook, sys.exit = note_exception, note_exit
+
+
+current = Process()
+
+
+def cluster(api_name: str) -> Cluster:
+    """Returns the cluster of this process's job; see `Process.cluster`."""
+    return current.cluster(api_name)
+
+
+def communicator(api_name: str) -> Communicator:
+    """Returns the communicator of all ranks of the job; see `Process.communicator`."""
+    return current.communicator(api_name)
 
 
 def is_initialized() -> bool:
     """Whether `tfdist.init()` or a strategy has named the job of this process."""
-    return bool(_entered)
+    return current.is_initialized
 
 
 def rank() -> int:
@@ -49,7 +287,7 @@ def rank() -> int:
     Raises:
       NotInitializedError: before `tfdist.init()` or a strategy, and in a task that does not train.
     """
-    return _rank("tfdist.rank()")
+    return current.rank("tfdist.rank()")
 
 
 def size() -> int:
@@ -58,7 +296,7 @@ def size() -> int:
     Raises:
       NotInitializedError: before `tfdist.init()` or a strategy.
     """
-    return cluster("tfdist.size()").world_size
+    return current.cluster("tfdist.size()").world_size
 
 
 def local_rank() -> int:
@@ -67,30 +305,25 @@ def local_rank() -> int:
     Two tasks share a host if their addresses in `TF_CONFIG` have the same host part.
 
     Raises:
-      NotInitializedError: as `rank`.
+      NotInitializedError: as for `rank`.
     """
-    own = _rank("tfdist.local_rank()")
-    return sum(rank < own for rank in _on_this_host(own))
+    api_name = "tfdist.local_rank()"
+    own = current.rank(api_name)
+    return sum(rank < own for rank in _ranks_on_this_host(api_name))
 
 
 def local_size() -> int:
     """Returns the number of tasks that train on this host; see `local_rank`.
 
     Raises:
-      NotInitializedError: as `rank`.
+      NotInitializedError: as for `rank`.
     """
-    return len(_on_this_host(_rank("tfdist.local_size()")))
+    return len(_ranks_on_this_host("tfdist.local_size()"))
 
 
-def _rank(asked: str) -> int:
-    known = cluster(asked)
-    if known.rank is None:
-        raise NotInitializedError(f"{asked}: {known.task_name} does not train and has no rank")
-    return known.rank
-
-
-def _on_this_host(own: int) -> list[int]:
-    addresses = _entered[0].training_addresses
+def _ranks_on_this_host(api_name: str) -> list[int]:
+    own = current.rank(api_name)
+    addresses = current.cluster(api_name).training_addresses
     if not addresses:
         return [own]
     hosts = [address.rpartition(":")[0] for address in addresses]

@@ -1,8 +1,8 @@
-"""A process's rank and the number of ranks as tensors, looked up whenever they are computed.
+"""The rank and the number of ranks as tensors, which are evaluated at each execution.
 
 `tfdist.rank()` in a `tf.function` is a Python number, which becomes a constant of the graph. These
-stay right when a graph outlives what it was traced in. They call back into Python: a SavedModel
-that holds one runs in this process only.
+ops stay correct when a graph outlives the job in which it was traced. They call Python: a
+SavedModel with such an op runs in this process only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfdist.ops.collectives.calls import resolve
 
 
 def rank_op(communicator: ops.Communicator | None = None) -> tf.Tensor:
-    """Returns this process's rank, looked up at each execution.
+    """Returns this process's rank, evaluated at each execution.
 
     Args:
       communicator: the ranks; `None` means those of the job.
@@ -36,11 +36,11 @@ def rank_op(communicator: ops.Communicator | None = None) -> tf.Tensor:
       >>> int(tfdist.rank_op())
       0
     """
-    return _looked_up(process.rank if communicator is None else _attribute(communicator, "rank"))
+    return _evaluated(process.rank if communicator is None else _attribute(communicator, "rank"))
 
 
 def size_op(communicator: ops.Communicator | None = None) -> tf.Tensor:
-    """Returns the number of ranks, looked up at each execution.
+    """Returns the number of ranks, evaluated at each execution.
 
     Args:
       communicator: the ranks; `None` means those of the job.
@@ -51,11 +51,11 @@ def size_op(communicator: ops.Communicator | None = None) -> tf.Tensor:
     Raises:
       As `rank_op`.
     """
-    return _looked_up(process.size if communicator is None else _attribute(communicator, "size"))
+    return _evaluated(process.size if communicator is None else _attribute(communicator, "size"))
 
 
 def local_rank_op() -> tf.Tensor:
-    """Returns this process's number on its host, looked up at each execution.
+    """Returns this process's rank on its host, evaluated at each execution.
 
     Returns:
       An int32 scalar; see `tfdist.local_rank`.
@@ -63,11 +63,11 @@ def local_rank_op() -> tf.Tensor:
     Raises:
       As `rank_op`.
     """
-    return _looked_up(process.local_rank)
+    return _evaluated(process.local_rank)
 
 
 def local_size_op() -> tf.Tensor:
-    """Returns the number of ranks on this host, looked up at each execution.
+    """Returns the number of ranks on this host, evaluated at each execution.
 
     Returns:
       An int32 scalar; see `tfdist.local_size`.
@@ -75,7 +75,7 @@ def local_size_op() -> tf.Tensor:
     Raises:
       As `rank_op`.
     """
-    return _looked_up(process.local_size)
+    return _evaluated(process.local_size)
 
 
 def _attribute(communicator: ops.Communicator, name: str) -> Callable[[], int]:
@@ -83,8 +83,8 @@ def _attribute(communicator: ops.Communicator, name: str) -> Callable[[], int]:
     return lambda: getattr(known, name)
 
 
-def _looked_up(find: Callable[[], int]) -> tf.Tensor:
-    # Stateful, so that TensorFlow does not compute it once and for all.
+def _evaluated(find: Callable[[], int]) -> tf.Tensor:
+    # Stateful, so that TensorFlow does not fold it into a constant.
     number = tf.numpy_function(lambda: np.int32(find()), [], tf.int32, stateful=True)
     if tf.is_symbolic_tensor(number):
         number.set_shape([])

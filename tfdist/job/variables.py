@@ -1,4 +1,4 @@
-"""Makes the variables of all ranks equal."""
+"""Broadcast of variables from one rank to all."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ def broadcast_variables(
     communicator: ops.Communicator | None = None,
     timeout: float | None = None,
 ) -> tf.Operation | None:
-    """Gives the variables of every rank the values that they have on rank `root_rank`.
+    """Assigns the values of rank `root_rank` to the variables of every rank.
 
-    Call it once all variables exist, an optimizer's after `optimizer.build`, on every rank with the
-    same variables in the same order. All values travel as one message.
+    Call it when all variables exist, an optimizer's after `optimizer.build`, on every rank with the
+    same variables in the same order. All values are sent as one message.
 
     Args:
       variables: `tf.Variable`s or Keras variables, such as `model.variables` and
         `optimizer.variables`, of any dtype.
-      root_rank: whose values are taken.
+      root_rank: the rank whose values all ranks get.
       communicator: the ranks; `None` means those of the job.
       timeout: seconds; `None` means 600, 0 means for ever.
 
     Returns:
-      None; in a v1 graph the operation that does it.
+      None; in a TensorFlow 1 graph the operation that assigns the values.
 
     Raises:
-      TypeError: something is not a variable.
-      tf.errors.InvalidArgumentError: the ranks have different variables, or no such rank exists.
+      TypeError: an element of `variables` is no variable.
+      tf.errors.InvalidArgumentError: the ranks have different variables, or the root does not
+        exist.
       tf.errors.UnavailableError: a rank died or left.
       tf.errors.DeadlineExceededError: a rank did not come in time.
 

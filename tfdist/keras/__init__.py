@@ -11,11 +11,10 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-import os
 import sys
 
 from tfdist._version import MAX_KERAS, MIN_KERAS
-from tfdist.config import validation
+from tfdist.config.settings import allows_untested_keras
 from tfdist.errors import UnsupportedKerasError
 
 _log = logging.getLogger("tfdist")
@@ -44,7 +43,7 @@ def apply_repairs() -> None:
         refusal.refuse_to_compile(".".join(map(str, MIN_KERAS)))
         return
     if version > MAX_KERAS:
-        if not validation.switch(os.environ, "TFDIST_ALLOW_UNTESTED_KERAS", False):
+        if not allows_untested_keras():
             raise UnsupportedKerasError(
                 f"tfdist trains with Keras {tested}, but Keras {keras.__version__} is installed, "
                 "whose internals tfdist was not tested with: results could be wrong without an "

@@ -26,8 +26,8 @@ import numpy as np
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfdist.horovod.callback import Callback
+from tfdist.job import process
 from tfdist.keras.workers import trains_on_servers
-from tfdist.ps import membership
 from tfdist.ps.epochs.metric_states import State, StateError
 from tfdist.ps.epochs.rounds import END, TRAINING, VALIDATION, Answer, Key
 from tfdist.strategies._variables.roles import of_metric
@@ -83,9 +83,10 @@ def _install(trainer: type, result: str) -> None:
 
     @functools.wraps(fit)
     def fit_together(self, *args, **kwargs):
-        member = membership.with_others()
+        member = process.current.ps_worker
         if (
             member is None
+            or not member.has_others
             or _current.epochs is not None
             or not trains_on_servers(self.distribute_strategy)
         ):
@@ -232,7 +233,7 @@ class _Epochs:
         self._meet(END, State(), bool(self.model.stop_training))
 
     def _meet(self, phase: int, state: State, stop: bool = False) -> Answer | None:
-        answer = self._member.epochs.meet(Key(self._fit, self.number, phase), state, stop)
+        answer = self._member.epochs.join_round(Key(self._fit, self.number, phase), state, stop)
         if answer is None:
             return None
         if answer.stop:

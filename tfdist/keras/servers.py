@@ -11,9 +11,9 @@ from keras.src.backend import Variable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.job import process
 from tfdist.keras.prefetching import with_prefetch
 from tfdist.keras.workers import trains_on_servers
-from tfdist.ps import membership
 from tfdist.strategies._input import worker_input
 from tfdist.strategies._variables.roles import called, own_iterations
 
@@ -112,15 +112,15 @@ def share_training_data_only() -> None:
 
 
 def _warn_of_training_alone(model) -> None:
-    cluster = membership.joined()
-    if cluster is None or cluster.is_local or not membership.has_variables():
+    worker = process.current.ps_worker
+    if worker is None or worker.cluster.is_local or not process.current.has_server_variables:
         return
     if trains_on_servers(model.distribute_strategy):
         return
     _log.warning(
         "%s: fit trains model %r by itself: it was neither made nor compiled in the scope of "
         "ParameterServerStrategy, so its variables are not on the servers",
-        cluster.task_name,
+        worker.cluster.task_name,
         model.name,
     )
 

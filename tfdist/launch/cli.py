@@ -1,4 +1,4 @@
-"""The command `tfdist`. It starts fast: TensorFlow is imported by the tasks, not here."""
+"""The command `tfdist`. It starts fast: the tasks import TensorFlow, this program does not."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         description=_RUN_DESCRIPTION,
         epilog=_RUN_EPILOG,
         formatter_class=style,
-        # Otherwise --work would be taken for --workers.
+        # Otherwise --work would mean --workers.
         allow_abbrev=False,
     )
     run.add_argument(
@@ -125,7 +125,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="keep the job's addresses and secret here while it runs, for 'tfdist ps stats --job' "
         "(default: a new file of mode 600)",
     )
-    # One list: argparse then leaves everything from the script on alone, "--" included.
+    # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     ps = subcommands.add_parser("ps", help="look at parameter servers", allow_abbrev=False)
     of_ps = ps.add_subparsers(dest="of_ps", title="commands", metavar="COMMAND", required=True)
@@ -152,7 +152,7 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"expected a script, but {command[0]} is not a file")
     if chosen.log_dir is not None and chosen.log_dir.exists() and not chosen.log_dir.is_dir():
         parser.error(f"--log-dir: expected a directory, but {chosen.log_dir} is a file")
-    # Only now: --help and a wrong command line need none of it.
+    # Not above: --help and a wrong command line do not need it.
     from tfdist.launch import run as launch
 
     options = launch.LaunchOptions(

@@ -1,9 +1,9 @@
 """Ends the processes of a launched job whose launcher was killed.
 
-The launcher starts this file as a program of its own, before any task. Its standard input is a pipe
-of which only the launcher holds the other end. Over it come "+123", process group 123 is there, and
-"-123", it has ended. When the pipe closes, the launcher is gone, and the groups that are left
-are killed. What the pipe holds is read even if the launcher dies before this program has started.
+The launcher starts this file as a separate program, before any task. Its standard input is a pipe;
+only the launcher and tasks before their exec can write to it. The line "+123" says that process
+group 123 has started, "-123" that it has ended. When the pipe closes, the launcher is gone, and
+this program kills the remaining groups. Lines that precede the start of this program are not lost.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import signal
 import sys
 from collections.abc import Iterable
 
-# The same bytes whether the launcher or a task before its exec writes them; shorter than PIPE_BUF,
-# so that lines written by several processes are not mixed.
+# Shorter than PIPE_BUF, so that lines of several processes do not mix.
 STARTED = b"+%d\n"
 ENDED = b"-%d\n"
 
 
 def watch(lines: Iterable[bytes]) -> None:
-    """Keeps the groups named by `lines` in mind; kills those left when the lines end."""
+    """Tracks the groups that `lines` name; kills the remaining ones when the lines end."""
     groups: set[int] = set()
     for line in lines:
         group = int(line[1:])

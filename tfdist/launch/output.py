@@ -1,9 +1,9 @@
-"""What the tasks of a launched job print, on its way to the terminal and to the logs.
+"""The output of a launched job's tasks, on its way to the terminal and to the logs.
 
-A task's bytes pass through a `LineAssembler` and leave a `TaskOutput` as whole lines with a prefix.
-They wait in an `Outlet`, of which there is one for each file the launcher writes to. An outlet that
-is full makes the launcher stop reading, the pipes fill, and the tasks wait: memory stays bounded
-however much they print and however slowly it is read.
+A `TaskOutput` reads a task's bytes, and its `LineAssembler` cuts them into lines. The lines get a
+prefix and wait in an `OutputStream`; there is one for each file that the launcher writes to. While
+a stream is full the launcher stops reading, the pipes fill, and the tasks wait: memory stays
+bounded for any amount of output and any speed of the reader.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
-# A line longer than this is shown in pieces.
-LONGEST_LINE = 64 * 1024
-# Lines kept of each task for the report of a failure, and how much of each.
+# Bytes; a longer line is shown in pieces.
+MAX_LINE = 64 * 1024
+# The last lines of each task, for the report of a failure, and the characters kept of each.
 TAIL_LINES = 20
 _TAIL_WIDTH = 1000
-_OUTLET_LIMIT = 256 * 1024
-# A pipe that poll() calls writable takes at least PIPE_BUF without blocking; a file takes anything.
+_QUEUE_LIMIT = 256 * 1024
+# A pipe that poll() reports as writable takes PIPE_BUF bytes without blocking; a file takes more.
 _WRITE_SIZE = 4096
 _FILE_WRITE_SIZE = 64 * 1024
 _COLOURS = (36, 33, 32, 35, 34, 31)
@@ -29,27 +29,27 @@ _CLEAR_LINE = b"\r\x1b[K"
 
 
 class LineAssembler:
-    """Cuts a stream of bytes into lines as a terminal would show them at last.
+    """Cuts a stream of bytes into lines as a terminal would finally show them.
 
-    A carriage return takes the cursor back, so of "10%\\r20%\\r30%\\n" the line "30%" stays.
+    A carriage return moves the cursor to the beginning, so "10%\\r20%\\r30%\\n" gives "30%".
 
     Attributes:
-      partial: the line that is not yet complete.
+      partial: the incomplete last line.
     """
 
     def __init__(self) -> None:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Takes more bytes; returns the lines they completed, without their ends."""
+        """Takes more bytes; returns the lines that they complete, without line ends."""
         *complete, rest = (self._buffer + data).split(b"\n")
         lines = [_visible(line) for line in complete]
-        # What a carriage return has overwritten is not needed any more.
+        # Without the text that a carriage return has overwritten.
         rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
-        while len(rest) > LONGEST_LINE:
-            cut = LONGEST_LINE
+        while len(rest) > MAX_LINE:
+            cut = MAX_LINE
             # Not between the bytes of one UTF-8 character.
-            while cut > LONGEST_LINE - 4 and rest[cut] & 0xC0 == 0x80:
+            while cut > MAX_LINE - 4 and rest[cut] & 0xC0 == 0x80:
                 cut -= 1
             lines.append(rest[:cut])
             rest = rest[cut:]
@@ -57,7 +57,7 @@ class LineAssembler:
         return lines
 
     def finish(self) -> list[bytes]:
-        """The stream has ended: returns what was left without a line end, if anything."""
+        """Ends the stream; returns the incomplete last line, if there is one."""
         rest, self._buffer = self._buffer, b""
         return [_visible(rest)] if rest else []
 
@@ -70,11 +70,11 @@ def _visible(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-class Outlet:
-    """A file descriptor of the launcher's own with a bounded queue before it.
+class OutputStream:
+    """A bounded queue of lines in front of one of the launcher's own file descriptors.
 
     Args:
-      descriptor: stdout or stderr; shared with other programs, hence never made non-blocking.
+      descriptor: stdout or stderr; other programs share it, so it stays a blocking one.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -93,13 +93,13 @@ class Outlet:
 
     @property
     def pending(self) -> bool:
-        """There is something to write."""
+        """Whether there is something to write."""
         return bool(self._queue) or (self._live != self._live_shown and not self._closed)
 
     @property
     def full(self) -> bool:
-        """The queue has reached its limit: nothing more should be read from the tasks."""
-        return len(self._queue) >= _OUTLET_LIMIT
+        """Whether the queue has reached its limit, so that tasks must not be read."""
+        return len(self._queue) >= _QUEUE_LIMIT
 
     def line(self, text: bytes) -> None:
         """Queues one line, above the live one."""
@@ -111,12 +111,12 @@ class Outlet:
         self._queue += text + b"\n"
 
     def live(self, text: bytes) -> None:
-        """Sets the line that stays last on a terminal and is drawn anew when it changes."""
+        """Sets the last line of a terminal, which is redrawn when it changes."""
         if self.is_terminal:
             self._live = text
 
     def flush_some(self) -> None:
-        """Writes as much as cannot block; call it when the descriptor is writable."""
+        """Writes without blocking; call it when the descriptor is writable."""
         if not self._queue and self._live != self._live_shown:
             self._queue += _CLEAR_LINE + self._live
             self._live_shown = self._live
@@ -124,7 +124,7 @@ class Outlet:
             written = os.write(self.descriptor, self._queue[: self._write_size])
             del self._queue[:written]
         except OSError:
-            # Whoever read the output has gone; the job goes on.
+            # The reader of the output is gone; the job continues.
             self._queue.clear()
             self._closed = True
 
@@ -134,44 +134,44 @@ class TaskOutput:
 
     Args:
       name: the task's name, for the prefix.
-      number: the task's number, for the prefix's colour.
-      source: descriptor the task's bytes come from; made non-blocking.
-      outlet: where its lines go.
+      index: the task's index, for the prefix's colour.
+      source: the descriptor to read from; made non-blocking.
+      stream: receives the lines.
       tail: receives the task's last lines.
       log: receives the bytes unchanged, or None.
-      live: show the incomplete last line on a terminal as well (progress bars).
+      live: also show the incomplete last line on a terminal (progress bars).
     """
 
     def __init__(
         self,
         name: str,
-        number: int,
+        index: int,
         source: int,
-        outlet: Outlet,
+        stream: OutputStream,
         tail: deque[str],
         log: LogFile | None,
         live: bool,
     ) -> None:
         self.source = source
-        self.outlet = outlet
-        self.prefix = prefix(name, number, outlet.is_terminal)
+        self.stream = stream
+        self.prefix = prefix(name, index, stream.is_terminal)
         self._lines = LineAssembler()
         self._tail = tail
         self._log = log
-        self._live = live and outlet.is_terminal
+        self._live = live and stream.is_terminal
         self._closed = False
         os.set_blocking(source, False)
 
     def read_some(self) -> bool:
-        """Takes what is there, within limits; returns False at the stream's end."""
+        """Reads up to `MAX_LINE` bytes; returns False at the end of the output."""
         if self._closed:
             return False
         try:
-            data = os.read(self.source, LONGEST_LINE)
+            data = os.read(self.source, MAX_LINE)
         except BlockingIOError:
             return True
         except OSError:
-            # A terminal's master says so when nobody holds the other side any more.
+            # A terminal's master reports this when no process has the other side open.
             data = b""
         if not data:
             self.close()
@@ -182,12 +182,12 @@ class TaskOutput:
         return True
 
     def drain(self) -> None:
-        """Takes all that is in the pipe now, then closes it."""
+        """Reads the rest of the pipe, then closes it."""
         limit = 1024
         while not self._closed and limit:
             limit -= 1
             try:
-                data = os.read(self.source, LONGEST_LINE)
+                data = os.read(self.source, MAX_LINE)
             except OSError:
                 break
             if not data:
@@ -198,7 +198,7 @@ class TaskOutput:
         self.close()
 
     def close(self) -> None:
-        """Shows what was left without a line end; reads nothing more."""
+        """Shows the incomplete last line and closes the descriptor."""
         if not self._closed:
             self._closed = True
             self._show(self._lines.finish())
@@ -208,20 +208,20 @@ class TaskOutput:
         for line in lines:
             text = line.replace(b"\b", b"").decode("utf-8", "replace")
             self._tail.append(text[:_TAIL_WIDTH])
-            self.outlet.line(self.prefix + text.encode())
+            self.stream.line(self.prefix + text.encode())
         if self._live:
             partial = self._lines.partial.replace(b"\b", b"").decode("utf-8", "replace")
-            self.outlet.live(self.prefix + partial.encode() if partial else b"")
+            self.stream.live(self.prefix + partial.encode() if partial else b"")
 
 
 class LogFile:
     """A task's whole output, unchanged. A full disk ends the log, not the job.
 
-    It is for this user alone, if it does not exist yet, and never written through a link.
+    A new file has mode 0600; the file is never written through a link.
 
     Args:
-      path: where.
-      append: keep what the file has.
+      path: the file.
+      append: keep the content of an existing file.
     """
 
     def __init__(self, path: Path, append: bool = False) -> None:
@@ -235,7 +235,7 @@ class LogFile:
         self._file: BinaryIO = open(path, mode, buffering=0, opener=private)
 
     def write(self, data: bytes) -> None:
-        """Appends; after an error it does nothing."""
+        """Appends data; after an error it does nothing."""
         if self.error is None:
             try:
                 self._file.write(data)
@@ -248,25 +248,25 @@ class LogFile:
             self._file.close()
 
 
-def prefix(name: str, number: int, colour: bool) -> bytes:
-    """The bytes before each line of a task: "[worker 1] ", coloured by the task's number."""
+def prefix(name: str, index: int, colour: bool) -> bytes:
+    """Returns the prefix of a task's lines: "[worker 1] ", in a colour of the task's index."""
     text = f"[{name}] ".encode()
     if not colour:
         return text
-    return b"\x1b[%dm%b\x1b[0m" % (_COLOURS[number % len(_COLOURS)], text)
+    return b"\x1b[%dm%b\x1b[0m" % (_COLOURS[index % len(_COLOURS)], text)
 
 
-def outlets() -> tuple[Outlet, Outlet]:
-    """The launcher's stdout and stderr; one and the same outlet where they are the same file."""
-    out = Outlet(1)
+def output_streams() -> tuple[OutputStream, OutputStream]:
+    """Returns the launcher's stdout and stderr; the same object if they are the same file."""
+    out = OutputStream(1)
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(1), os.fstat(2)):
             return out, out
-    return out, Outlet(2)
+    return out, OutputStream(2)
 
 
 def terminal_size(name: str) -> tuple[int, int]:
-    """Rows and columns that a task has for itself on our terminal beside its prefix."""
+    """Returns the rows and columns of our terminal that a task has beside its prefix."""
     try:
         size = os.get_terminal_size(1)
     except OSError:

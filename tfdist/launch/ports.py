@@ -1,8 +1,8 @@
 """Free ports for several tasks that share one machine.
 
-A task's address has to be known to everybody before the task listens on it, so the kernel cannot
-choose the port at bind time. Ports are therefore chosen here, outside the kernel's ephemeral range:
-a connection that is opened between the choice and the bind can never be given one of them.
+All tasks must know a task's address before it listens there, so the kernel cannot choose the port
+at bind time. This module chooses ports outside the kernel's ephemeral range: a connection that is
+opened between the choice and the bind never gets one of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _HIGHEST = 65535
 
 
 def ephemeral_range(path: Path = _EPHEMERAL_RANGE) -> tuple[int, int]:
-    """The first and last port that the kernel may give to an outgoing connection.
+    """Returns the first and last port that the kernel may give to an outgoing connection.
 
     Args:
-      path: the file in which Linux publishes the two numbers.
+      path: the file with the two numbers.
 
     Returns:
-      (first, last), Linux's default where the file is missing or unreadable.
+      (first, last); Linux's default if the file is missing or unreadable.
     """
     try:
         first, last = (int(word) for word in path.read_text().split())
@@ -36,13 +36,13 @@ def ephemeral_range(path: Path = _EPHEMERAL_RANGE) -> tuple[int, int]:
 
 
 def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]:
-    """Chooses `count` different ports on which nobody listens.
+    """Chooses `count` different unused ports.
 
-    All of them are bound at once before any is returned, so they are free together. They are
-    released on returning: only another process that chooses the same port at random can take one.
+    All of them are bound at the same time, so they are free together. They are released on return:
+    only a process that chooses the same port at random can take one.
 
     Args:
-      count: how many ports, 0 or more.
+      count: the number of ports, 0 or more.
       candidates: ports to try, in this order; by default those outside the ephemeral range,
         shuffled.
 
@@ -59,7 +59,7 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
     if candidates is None:
         first, last = ephemeral_range()
         outside = [*range(_LOWEST, first), *range(last + 1, _HIGHEST + 1)]
-        # Where everything is ephemeral there is no better choice than a port from inside it.
+        # If all ports are ephemeral, there is no better choice.
         candidates = outside if len(outside) >= count else list(range(_LOWEST, _HIGHEST + 1))
         random.SystemRandom().shuffle(candidates)
     ports: list[int] = []
@@ -78,7 +78,7 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket that holds `port` on every interface, for IPv4 and, where there is any, IPv6."""
+    """Returns a socket that is bound to `port` on every interface, for IPv4 and, if any, IPv6."""
     dualstack = socket.has_dualstack_ipv6()
     family, host = (socket.AF_INET6, "::") if dualstack else (socket.AF_INET, "")
     holder = socket.socket(family, socket.SOCK_STREAM)

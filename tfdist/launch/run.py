@@ -1,32 +1,31 @@
 """`tfdist run`: all tasks of a job on one machine.
 
 The launcher gives every task a free loopback port and its `TF_CONFIG`, shows their output with a
-prefix, and ends them together: when one fails, at a time limit, or on Ctrl-C. If it may, it starts
-again what has failed. It starts processes on this machine only; on many machines a scheduler sets
+prefix, and ends all of them when one fails, at a time limit, or on Ctrl-C. With restarts it starts
+failed tasks again. It starts processes on this machine only; on many machines a scheduler sets
 `TF_CONFIG` instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
-from tfdist.launch.output import outlets
+from tfdist.config.settings import Settings, environment_with_secret
+from tfdist.launch.output import output_streams
 from tfdist.launch.ports import free_ports
-from tfdist.launch.supervisor import Job, TaskSpec
+from tfdist.launch.supervisor import Supervisor, TaskSpec
 
 __all__ = ["LaunchOptions", "plan", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOptions:
-    """What to start, and how patiently.
+    """The tasks to start, and their time limits.
 
     Attributes:
       script: the Python script that every task runs.
@@ -34,15 +33,16 @@ class LaunchOptions:
       workers: number of training tasks, 1 or more. With `ps` or `evaluator` the first is the chief.
       ps: number of parameter servers.
       evaluator: start an evaluator too.
-      log_dir: where each task's whole output is kept; nowhere if None.
-      timeout: seconds the job may take; no limit if None.
-      restarts: how many failures lead to a restart, in all: of all tasks, or of the failed task
+      log_dir: the directory of the tasks' logs; None keeps none.
+      timeout: seconds the job may take; None is no limit.
+      restarts: the number of failures that lead to a restart: of all tasks, or of the failed task
         alone if the job has parameter servers or the task is an evaluator.
-      job_file: where the job's addresses and secret are kept while it runs; by default in a new
-        file, which is told if there are parameter servers.
-      stop_grace: seconds between SIGTERM and SIGKILL once a task has failed or time is up.
-      signal_grace: seconds the tasks have to end after Ctrl-C or SIGTERM, before SIGKILL.
-      ps_grace: seconds the parameter servers have to end by themselves after the training tasks.
+      job_file: the file with the job's addresses and secret while it runs; by default a new one,
+        whose path is printed if there are parameter servers.
+      stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
+      signal_grace: seconds from Ctrl-C or SIGTERM to SIGKILL.
+      ps_grace: seconds in which the parameter servers may end by themselves after the training
+        tasks.
       evaluator_grace: the same for the evaluator, which may have a last checkpoint to evaluate.
     """
 
@@ -62,10 +62,10 @@ class LaunchOptions:
 
 
 def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[TaskSpec]:
-    """Names the tasks and writes the TF_CONFIG of each.
+    """Returns the tasks of a job, with the TF_CONFIG of each.
 
     Args:
-      options: how many tasks of each kind.
+      options: the number of tasks of each kind.
       ports: one port for each training task and parameter server; free ones by default.
 
     Returns:
@@ -83,7 +83,7 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
         task_type="chief" if chiefs else "worker",
         task_index=0,
     )
-    places = [
+    roles = [
         *(("chief", index) for index in range(chiefs)),
         *(("worker", index) for index in range(options.workers - chiefs)),
         *(("ps", index) for index in range(options.ps)),
@@ -91,14 +91,14 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
     ]
     graces = {"ps": options.ps_grace, "evaluator": options.evaluator_grace}
     tasks = []
-    for role, index in places:
-        member = dataclasses.replace(cluster, task_type=role, task_index=index)
+    for role, index in roles:
+        task = dataclasses.replace(cluster, task_type=role, task_index=index)
         tasks.append(
             TaskSpec(
-                name=member.task_name,
-                trains=member.rank is not None,
+                name=task.task_name,
+                trains=task.rank is not None,
                 serves=role == "ps",
-                tf_config=member.tf_config(),
+                tf_config=task.tf_config(),
                 grace=graces.get(role, 0.0),
             )
         )
@@ -109,10 +109,10 @@ def run(options: LaunchOptions) -> int:
     """Starts the job and waits for its end. Call it in the main thread: it handles signals.
 
     Args:
-      options: what to start.
+      options: the tasks.
 
     Returns:
-      The exit code for the launcher: 0; that of the first task that failed (128 + the number of the
+      The launcher's exit code: 0; that of the first task that failed (128 + the number of the
       signal that ended it); 124 at the time limit; 130 after Ctrl-C, 143 after SIGTERM, 129 after
       SIGHUP.
 
@@ -124,13 +124,13 @@ def run(options: LaunchOptions) -> int:
         options.log_dir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(options.script), *options.arguments]
     tasks = plan(options)
-    environment = _with_secret(os.environ)
+    environment = environment_with_secret()
     secret = Settings.from_environment(environment).secret
-    job = Job(
+    supervisor = Supervisor(
         tasks,
         command,
         environment=environment,
-        outlets=outlets(),
+        streams=output_streams(),
         log_dir=options.log_dir,
         timeout=options.timeout,
         restarts=options.restarts,
@@ -143,14 +143,4 @@ def run(options: LaunchOptions) -> int:
             print(
                 f"tfdist run: this job's file, for 'tfdist ps stats --job': {path}", file=sys.stderr
             )
-        return job.run()
-
-
-def _with_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that tasks inherit: those of the launcher, with a secret of the job's own.
-
-    On a machine with other users a loopback address is theirs, too.
-    """
-    if "TFDIST_SECRET" in environment or "TFDIST_SECRET_FILE" in environment:
-        return dict(environment)
-    return {**environment, "TFDIST_SECRET": secrets.token_hex(32)}
+        return supervisor.run()

@@ -1,13 +1,13 @@
-"""The life of a launched job: one loop that reads output, notices ends and signals, and decides.
+"""The supervisor of a launched job: one loop over output, ended processes, signals and deadlines.
 
     running --failure---------> stopping (SIGTERM, later SIGKILL) --all ended--> report
        |  |                        \\--all ended, restarts were left--> running     code
        |  \\--failure of a task that can be replaced, restarts left--> running
        |  \\--time limit------> stopping
        |  \\--Ctrl-C, SIGTERM-> stopping (the same signal, later SIGKILL)
-       \\--training tasks done--> lingering: ps and evaluator end by themselves or are told to
+       \\--training tasks done--> lingering: ps and evaluator end by themselves or by SIGTERM
 
-There is one thread. Everything that happens wakes the same `select`.
+There is one thread. Every event wakes the same `poll`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tfdist.launch.output import Outlet, TaskOutput
+from tfdist.launch.output import OutputStream, TaskOutput
 from tfdist.launch.task import Task, TaskSpec, guarded
 
-__all__ = ["Job", "TaskSpec"]
+__all__ = ["Supervisor", "TaskSpec"]
 
 TIMEOUT_CODE = 124
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Job:
-    """The tasks of a job, from their start to the last one's end.
+class Supervisor:
+    """Starts the tasks of a job, and watches them until all have ended.
 
     Args:
       specs: the tasks; the first is rank 0.
-      command: what each runs.
-      environment: the variables they inherit.
-      outlets: where their stdout and stderr are shown; our own messages go to the second.
-      log_dir: where each task's output is kept, or None.
+      command: the command line of each task.
+      environment: the variables that the tasks inherit.
+      streams: receive the tasks' stdout and stderr; our own messages go to the second.
+      log_dir: the directory of the tasks' logs, or None.
       timeout: seconds the job may take, restarts included, or None.
-      restarts: how many failures lead to a restart, in all: of the failed task where it can be
+      restarts: the number of failures that lead to a restart: of the failed task if it can be
         replaced alone, else of the whole job.
       stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
-      signal_grace: seconds from a signal that was passed on to SIGKILL.
+      signal_grace: seconds from a forwarded signal to SIGKILL.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Job:
         command: Sequence[str],
         *,
         environment: Mapping[str, str],
-        outlets: tuple[Outlet, Outlet],
+        streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None = None,
         timeout: float | None = None,
         restarts: int = 0,
@@ -62,7 +62,7 @@ class Job:
         self._specs = specs
         self._command = command
         self._environment = environment
-        self._outlets = outlets
+        self._streams = streams
         self._log_dir = log_dir
         self._timeout = timeout
         self._restarts = restarts
@@ -74,18 +74,18 @@ class Job:
         self._first_failure: Task | None = None
         self._verdict = ""
         self._stopping = False
-        # All tasks are being stopped, and are then started again.
+        # All tasks are being stopped, to be started again.
         self._restarting = False
         self._code: int | None = None
         self._ended: list[Task] = []
         self._signals: list[int] = []
-        # What is due, by name: when, and what to do then.
+        # Time and action of each deadline, by name.
         self._due: dict[str, tuple[float, Callable[[], None]]] = {}
         self._reading: list[TaskOutput] = []
         self._guard = -1
 
     def run(self) -> int:
-        """Starts the tasks and returns the job's exit code; no process of the job is left then."""
+        """Runs the job to its end, when none of its processes is left; returns the exit code."""
         with contextlib.ExitStack() as stack:
             wake = stack.enter_context(self._signals_handled())
             self._guard = stack.enter_context(guarded())
@@ -108,20 +108,20 @@ class Job:
         return all(task.exit is not None for task in self._tasks)
 
     def _start(self) -> None:
-        for number in range(len(self._specs)):
-            self._tasks.append(self._new_task(number))
-        # Those that ended before they were in the list.
+        for index in range(len(self._specs)):
+            self._tasks.append(self._new_task(index))
+        # Some may have ended before they were in the list.
         self._note_ends()
 
-    def _new_task(self, number: int, replaces: Task | None = None) -> Task:
-        spec = self._specs[number]
+    def _new_task(self, index: int, replaces: Task | None = None) -> Task:
+        spec = self._specs[index]
         try:
             task = Task(
                 spec,
-                number,
+                index,
                 self._command,
                 self._environment,
-                self._outlets,
+                self._streams,
                 self._log_dir,
                 self._guard,
                 replaces,
@@ -136,25 +136,25 @@ class Job:
         self._restarting = self._stopping = False
         self._due.pop("kill", None)
         self._end_all()
-        for number, task in enumerate(self._tasks):
+        for index, task in enumerate(self._tasks):
             self._report_log(task)
-            self._tasks[number] = self._new_task(number, task)
+            self._tasks[index] = self._new_task(index, task)
         self._note_ends()
 
     def _replace(self, task: Task) -> Task:
         """Starts one task again, after its former processes have ended."""
         self._end(task)
         self._report_log(task)
-        number = self._tasks.index(task)
-        new = self._tasks[number] = self._new_task(number, task)
+        index = self._tasks.index(task)
+        new = self._tasks[index] = self._new_task(index, task)
         self._note_ends()
         return new
 
     def _step(self, wake: int) -> None:
-        """Waits for the next thing to happen, draws conclusions and does what is due."""
+        """Waits for the next event or deadline and handles it."""
         soonest = min((when for when, _ in self._due.values()), default=None)
         self._wait(wake, soonest)
-        # Before what is due: a job that has just ended is not at its time limit.
+        # Before the deadlines: a job that has just ended is not at its time limit.
         self._decide()
         for name, (when, action) in list(self._due.items()):
             if when <= time.monotonic():
@@ -162,18 +162,18 @@ class Job:
                 action()
 
     def _wait(self, wake: int, until: float | None) -> None:
-        """Reads and writes what is possible, sleeping until something is, or until a time."""
+        """Sleeps until it can read or write something, or until a time, and does so."""
         ready = select.poll()
         ready.register(wake, select.POLLIN)
-        # A full outlet is not read for: the task waits, memory does not grow.
-        reading = {out.source: out for out in self._reading if not out.outlet.full}
-        writing = {out.descriptor: out for out in self._outlets if out.pending}
+        # A task whose stream is full must wait, so that memory does not grow.
+        reading = {out.source: out for out in self._reading if not out.stream.full}
+        writing = {out.descriptor: out for out in self._streams if out.pending}
         for descriptor in reading:
             ready.register(descriptor, select.POLLIN)
         for descriptor in writing:
             ready.register(descriptor, select.POLLOUT)
         left = None if until is None else max(0.0, until - time.monotonic())
-        # Rounded up, so as not to come round just before the time.
+        # Rounded up, so that it does not end just before the time.
         for descriptor, _ in ready.poll(None if left is None else math.ceil(left * 1000)):
             if descriptor == wake:
                 os.read(wake, 4096)
@@ -183,9 +183,9 @@ class Job:
                 self._reading.remove(reading[descriptor])
 
     def _decide(self) -> None:
-        """Draws the conclusions from ends and signals that have come since last time."""
+        """Handles the ended tasks and the signals since the last call."""
         ended, self._ended = self._ended, []
-        # Of several that were noticed together, a signal is more likely to be the cause than an
+        # Of several tasks, one that a signal ended is more likely to be the cause than one with an
         # exit code: peers of a dead task notice its death and exit by themselves.
         for task in sorted(ended, key=lambda task: task.exit.code >= 0):
             if task.exit.code != 0 and not self._stopping and not task.told_to_stop:
@@ -197,8 +197,8 @@ class Job:
             self._linger()
 
     def _failed(self, task: Task) -> None:
-        # A signal to the launcher may have gone to the tasks, too. A server is of no use any more
-        # when training is done.
+        # A signal to the launcher may have reached the tasks, too. When training is done, a server
+        # is not needed any more.
         useful = not (task.spec.serves and self._is_trained())
         if self._restarts_left and useful and not self._signals:
             self._restarts_left -= 1
@@ -215,7 +215,7 @@ class Job:
         self._stop(signal.SIGTERM, self._stop_grace)
 
     def _is_trained(self) -> bool:
-        """Whether all training tasks have done their work."""
+        """Whether all training tasks have ended with exit code 0."""
         training = [task for task in self._tasks if task.spec.trains]
         return all(task.exit is not None and task.exit.code == 0 for task in training)
 
@@ -260,7 +260,7 @@ class Job:
         self._stop(number, self._signal_grace)
 
     def _linger(self) -> None:
-        """The training tasks are done: the others have a little time to end by themselves."""
+        """Gives the other tasks some time to end by themselves after the training tasks."""
         self._due.pop("limit", None)
         for task in self._tasks:
             if task.exit is None:
@@ -294,12 +294,12 @@ class Job:
             self._end(task)
 
     def _end(self, task: Task) -> None:
-        """Ends what is left of a task and takes its last output."""
+        """Ends the processes of a task and reads its last output."""
         self._reading = [output for output in self._reading if output not in task.outputs]
         task.close(self._guard)
 
     def _report(self) -> None:
-        """The last lines of the launcher: why the job ended as it did."""
+        """Prints the launcher's last lines: the reason for the job's end."""
         for task in self._tasks:
             self._report_log(task)
         task = self._first_failure
@@ -310,7 +310,7 @@ class Job:
                 self._say(f"its whole output: {task.log.path}")
             self._say("its last lines:" if task.tail else "it printed nothing")
             for line in task.tail:
-                self._outlets[1].line(b"    " + line.encode())
+                self._streams[1].line(b"    " + line.encode())
         if self._verdict:
             self._say(self._verdict)
 
@@ -319,24 +319,24 @@ class Job:
             self._say(f"{task.spec.name}: its log is incomplete: {task.log.error}")
 
     def _flush(self, wake: int) -> None:
-        """Writes what is left; a reader that does not read is waited for until a signal comes."""
-        while any(outlet.pending for outlet in self._outlets) and not self._signals:
+        """Writes the rest of the output; waits for a slow reader until a signal comes."""
+        while any(stream.pending for stream in self._streams) and not self._signals:
             self._wait(wake, None)
 
     def _say(self, text: str) -> None:
-        self._outlets[0].live(b"")
-        self._outlets[1].line(f"tfdist run: {text}".encode())
+        self._streams[0].live(b"")
+        self._streams[1].line(f"tfdist run: {text}".encode())
 
     def _note_ends(self) -> None:
         self._ended.extend(task for task in self._tasks if task.check())
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[int]:
-        """Handles signals while the job runs; yields a descriptor that becomes readable by each."""
+        """Handles signals while the job runs; yields a descriptor that each makes readable."""
 
         def note(number: int, frame: object) -> None:
             if number == signal.SIGCHLD:
-                # At once, not when the loop comes round: the order of the ends matters.
+                # At once, not in the next round of the loop: the order of the ends matters.
                 self._note_ends()
             elif number == signal.SIGWINCH:
                 for task in self._tasks:
@@ -350,7 +350,7 @@ class Job:
         wakeup = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         before = {}
         for number in (signal.SIGCHLD, signal.SIGWINCH, *_STOP_SIGNALS):
-            # nohup and background jobs ignore some on purpose.
+            # nohup and background jobs ignore some signals on purpose.
             if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, note)
         try:

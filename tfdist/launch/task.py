@@ -1,4 +1,4 @@
-"""One process of a launched job: how it is started, watched and ended."""
+"""One process of a launched job: its start, its end and its output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.launch import guard as launch_guard
-from tfdist.launch.output import TAIL_LINES, LogFile, Outlet, TaskOutput, terminal_size
+from tfdist.launch.output import TAIL_LINES, LogFile, OutputStream, TaskOutput, terminal_size
 
 _PR_SET_PDEATHSIG = 1
 _GUARD_TIMEOUT = 10.0
@@ -32,11 +32,11 @@ class TaskSpec:
     """A task to start.
 
     Attributes:
-      name: what messages call it: "chief", "worker 1", "ps 0".
+      name: its name in messages: "chief", "worker 1", "ps 0".
       trains: the job is done when all tasks that train are.
-      serves: it holds values for the training tasks, which can then be replaced one by one.
+      serves: it is a parameter server, which makes the training tasks replaceable one by one.
       tf_config: its TF_CONFIG.
-      grace: seconds it has to end by itself once the training tasks are done.
+      grace: seconds in which it may end by itself after the training tasks.
     """
 
     name: str
@@ -48,7 +48,7 @@ class TaskSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Exit:
-    """How and when a task ended: the exit code, or minus the signal's number."""
+    """The end of a task: the exit code, or minus the signal's number, and the time."""
 
     code: int
     at: float
@@ -67,20 +67,20 @@ class Exit:
 
 
 class Task:
-    """A running task in a process group of its own.
+    """A running task in its own process group.
 
-    Its process is reaped only by `close`: until then its number, and that of its group, cannot be
-    given to another process, so signals never reach a stranger.
+    Only `close` reaps its process: until then the kernel cannot reuse the ids of the process and
+    its group, so signals never reach another program.
 
     Args:
-      spec: what it is.
-      number: its place among the tasks; 0 is rank 0.
+      spec: the task.
+      index: its index among the tasks; 0 is rank 0.
       command: the program and its arguments.
-      environment: the variables it inherits, TF_CONFIG apart.
-      outlets: where its stdout and its stderr are shown.
-      log_dir: where its output is kept, or None.
+      environment: the variables it inherits, without TF_CONFIG.
+      streams: receive its stdout and its stderr.
+      log_dir: the directory of its log, or None.
       guard: the pipe to the launcher's guard.
-      replaces: a task that has ended, in whose place this one is started.
+      replaces: the ended task that this one replaces.
 
     Raises:
       OSError: the log cannot be written or the process cannot be started.
@@ -89,10 +89,10 @@ class Task:
     def __init__(
         self,
         spec: TaskSpec,
-        number: int,
+        index: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        outlets: tuple[Outlet, Outlet],
+        streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None,
         guard: int,
         replaces: Task | None = None,
@@ -107,9 +107,9 @@ class Task:
         self.log = LogFile(path, append=replaces is not None) if path is not None else None
         if self.log is not None and replaces is not None:
             self.log.write(f"tfdist run: {spec.name}: {replaces.exit}; restarted\n".encode())
-        # Progress bars are drawn only on terminals: rank 0 gets one if we have one.
-        self._terminal = number == 0 and outlets[0].is_terminal
-        sources, theirs = self._streams(outlets)
+        # Programs draw progress bars only on terminals: rank 0 gets one if we have one.
+        self._terminal = index == 0 and streams[0].is_terminal
+        sources, theirs = self._open_pipes(streams)
         try:
             self.process = self._start(command, environment, theirs, guard)
         except BaseException:
@@ -120,12 +120,14 @@ class Task:
             for descriptor in set(theirs):
                 os.close(descriptor)
         self.outputs = [
-            TaskOutput(spec.name, number, source, outlet, self.tail, self.log, self._terminal)
-            for source, outlet in zip(sources, outlets, strict=False)
+            TaskOutput(spec.name, index, source, stream, self.tail, self.log, self._terminal)
+            for source, stream in zip(sources, streams, strict=False)
         ]
 
-    def _streams(self, outlets: tuple[Outlet, Outlet]) -> tuple[list[int], tuple[int, int]]:
-        """Our ends of the task's stdout and stderr, and its own two."""
+    def _open_pipes(
+        self, streams: tuple[OutputStream, OutputStream]
+    ) -> tuple[list[int], tuple[int, int]]:
+        """Returns our ends of the task's stdout and stderr, and the task's two ends."""
         if self._terminal:
             master, slave = pty.openpty()
             settings = termios.tcgetattr(slave)
@@ -134,7 +136,7 @@ class Task:
             termios.tcsetattr(slave, termios.TCSANOW, settings)
             self._master = master
             self.resize()
-            if outlets[0] is outlets[1]:
+            if streams[0] is streams[1]:
                 return [master], (slave, slave)
             ours, theirs = os.pipe()
             return [master, ours], (slave, theirs)
@@ -146,7 +148,7 @@ class Task:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        streams: tuple[int, int],
+        ends: tuple[int, int],
         guard: int,
     ) -> subprocess.Popen[bytes]:
         launcher = os.getpid()
@@ -161,8 +163,8 @@ class Task:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=streams[0],
-            stderr=streams[1],
+            stdout=ends[0],
+            stderr=ends[1],
             env={**environment, "TF_CONFIG": self.spec.tf_config},
             start_new_session=True,
             # Safe: the launcher has one thread.
@@ -170,14 +172,14 @@ class Task:
         )
 
     def resize(self) -> None:
-        """Tells the task's terminal, if it has one, how large ours is."""
+        """Gives the task's terminal, if it has one, the size of ours."""
         if self._terminal:
             size = struct.pack("HHHH", *terminal_size(self.spec.name), 0, 0)
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
     def check(self) -> bool:
-        """Notes the process's end without reaping it; returns True the first time."""
+        """Records the process's end without reaping it; returns True the first time."""
         if self.exit is not None:
             return False
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -192,19 +194,19 @@ class Task:
         return True
 
     def signal(self, number: int) -> None:
-        """Sends the task and all it has started a signal, waking those that are stopped."""
+        """Sends a signal to the task and its children, and continues stopped ones."""
         self.told_to_stop = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
             os.killpg(self.process.pid, signal.SIGCONT)
 
     def close(self, guard: int) -> None:
-        """Ends what is left of the task, takes its last output and reaps it; once is enough."""
+        """Kills the task's remaining processes, reads its last output and reaps it, once."""
         if self._closed:
             return
         self._closed = True
         self.signal(signal.SIGKILL)
-        # Their ports must be free, and they must have left the job, before a replacement starts.
+        # Before a replacement starts, their ports must be free, and they must have left the job.
         _wait_for_group(self.process.pid, _GROUP_TIMEOUT)
         for output in self.outputs:
             output.drain()
@@ -218,13 +220,13 @@ class Task:
 
 
 def _wait_for_group(group: int, timeout: float) -> None:
-    """Waits until all processes of a group that was sent SIGKILL have ended, reaped or not."""
+    """Waits until all processes of a killed group have ended, reaped or not."""
     deadline = time.monotonic() + timeout
     for pid in _members(group):
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
-            continue  # it has ended, or the kernel has no pidfds
+            continue  # the process has ended, or the kernel has no pidfds
         try:
             ended = select.poll()
             ended.register(descriptor, select.POLLIN)
@@ -234,7 +236,7 @@ def _wait_for_group(group: int, timeout: float) -> None:
 
 
 def _members(group: int) -> list[int]:
-    """The processes of a group that have not ended, as far as /proc shows them."""
+    """Returns the processes of a group that have not ended and that /proc shows."""
     members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -248,7 +250,7 @@ def _members(group: int) -> list[int]:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[int]:
-    """The process that kills the tasks if the launcher is killed; yields the pipe to it."""
+    """Runs the process that kills the tasks if the launcher dies; yields the pipe to it."""
     readable, writable = os.pipe()
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", launch_guard.__file__],

@@ -1,4 +1,4 @@
-"""What all tasks of a parameter-server job must agree on."""
+"""The configuration that all tasks of a parameter-server job must agree on."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ MODES = ("async", "sync", "ssp")
 COMPENSATIONS = ("dc-asgd", "adadelay")
 CLIPS = ("sum", "replica")
 DURABILITIES = ("warn", "refuse")
-_MOST_STALENESS = 2**31 - 1
-_MOST_TRACE_EVENTS = 10**6
+_MAX_STALENESS = 2**31 - 1
+_MAX_TRACE_EVENTS = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
 class PsConfig:
-    """How servers apply what workers push, and where they keep it.
+    """How servers apply the workers' pushes, and where they keep snapshots.
 
     Args:
-      workers: how many tasks train.
+      workers: the number of tasks that train.
       mode: "async", "sync" or "ssp".
-      staleness: with "ssp", the most steps that a worker may be ahead of the slowest.
-      num_aggregate: with "sync", how many workers' gradients make a step.
+      staleness: with "ssp", the maximum number of steps that a worker may lead the slowest by.
+      num_aggregate: with "sync", the number of workers' gradients in a step.
       compensation: `None`, "dc-asgd" or "adadelay", with "async" or "ssp".
       compensation_lambda: the strength of "dc-asgd".
       hogwild: update without locks, in place.
-      worker_timeout: seconds that workers wait for one that has fallen silent.
-      start_timeout: the same, for one that has never come.
+      worker_timeout: seconds that workers wait for a worker that has become silent.
+      start_timeout: the same, for a worker that has never connected.
       epoch_timeout: seconds that workers wait for each other at the end of an epoch; 0: not at all.
-      checkpoint_dir: where servers keep their snapshots; `None` keeps none.
-      durability: "warn" or "refuse": what servers do while they cannot write there.
-      clip: "sum" or "replica": what workers' optimizers clip, which must be the same for all.
-      trace_events: how many of the latest events each server remembers.
+      checkpoint_dir: the directory of the servers' snapshots; `None` keeps none.
+      durability: "warn" or "refuse": the servers' reaction while they cannot write there.
+      clip: "sum" or "replica": the gradients that optimizers clip, equal for all workers.
+      trace_events: the number of latest events that each server remembers.
 
     Raises:
-      ClusterConfigError: what was expected of an argument, and what was received.
+      ClusterConfigError: an argument is invalid; names the expected and the received value.
     """
 
     workers: int
@@ -97,15 +97,15 @@ class PsConfig:
     def __post_init__(self) -> None:
         _expect(_is_whole(self.workers) and self.workers >= 1, "workers", "1 or more", self.workers)
         _expect(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
-        for name, most in (("staleness", _MOST_STALENESS), ("num_aggregate", self.workers)):
+        for name, maximum in (("staleness", _MAX_STALENESS), ("num_aggregate", self.workers)):
             value = getattr(self, name)
-            _expect(_is_whole(value) and 0 <= value <= most, name, f"0 to {most}", value)
+            _expect(_is_whole(value) and 0 <= value <= maximum, name, f"0 to {maximum}", value)
         sync = self.num_aggregate >= 1 if self.mode == "sync" else self.num_aggregate == 0
         _expect(sync, "num_aggregate", "1 or more with mode='sync', else 0", self.num_aggregate)
         _expect(
-            _is_whole(self.trace_events) and 0 <= self.trace_events <= _MOST_TRACE_EVENTS,
+            _is_whole(self.trace_events) and 0 <= self.trace_events <= _MAX_TRACE_EVENTS,
             "trace_events",
-            f"0 to {_MOST_TRACE_EVENTS}",
+            f"0 to {_MAX_TRACE_EVENTS}",
             self.trace_events,
         )
         _expect(isinstance(self.hogwild, bool), "hogwild", "True or False", self.hogwild)
@@ -157,7 +157,7 @@ class PsConfig:
         """Returns the configuration in `text`.
 
         Raises:
-          ClusterConfigError: it is not what `text()` of this version of tfdist returns.
+          ClusterConfigError: the text is not from `text()` of this version of tfdist.
         """
         try:
             fields = json.loads(text)
@@ -172,7 +172,7 @@ class PsConfig:
             ) from None
 
     def differences(self, other: PsConfig) -> str:
-        """Returns what differs, such as "mode 'sync' / 'async'"; empty if nothing does."""
+        """Returns the differences, such as "mode 'sync' / 'async'"; empty if there are none."""
         mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
         return ", ".join(f"{k} {mine[k]!r} / {theirs[k]!r}" for k in mine if mine[k] != theirs[k])
 

@@ -1,4 +1,4 @@
-"""What a `ps` task does: it holds values and serves them until the job has ended."""
+"""The `ps` task: it serves values until the job has ended."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tfdist import ops
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages
-from tfdist.control.rendezvous import Caller
+from tfdist.control.rendezvous import ClientContext
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError
@@ -28,10 +29,10 @@ from tfdist.ps.stats import rates
 from tfdist.ps.step_waits import StepWaits
 
 _log = logging.getLogger("tfdist.ps")
-# How long one look at the store's events waits (s).
-_LOOK = 0.5
-# Between tries to write a snapshot that fails (s): at first, then twice as long each time, at most.
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+# Seconds that the serving thread waits for one event of the store.
+_EVENT_WAIT = 0.5
+# Seconds between attempts to write a snapshot: after the first failure, doubled each time; maximum.
+_MIN_RETRY_PAUSE, _MAX_RETRY_PAUSE = 1.0, 60.0
 
 
 class ServerTask:
@@ -39,8 +40,9 @@ class ServerTask:
 
     Args:
       cluster: the job; this process is one of its `ps` tasks.
-      settings: secret, data port, timeouts, and where snapshots go if the script does not say.
-      checkpoint_dir: where this task's own script wants snapshots; no worker decides that.
+      settings: secret, data port, timeouts, and the default of `checkpoint_dir`.
+      checkpoint_dir: the snapshot directory that this task's own script names; workers cannot
+        choose it.
 
     Raises:
       ClusterConfigError: this process is no `ps` task.
@@ -66,12 +68,12 @@ class ServerTask:
         self._store: ops.ParameterServer | None = None
         self._salt = secrets.token_hex(16)
         self._checkpoints: Checkpoints | None = None
-        self._chief: str | None = None  # the process of rank 0 that attached last
+        self._chief: str | None = None  # identity of rank 0's process that attached last
         self._epochs: EpochService | None = None
         self._waits = StepWaits(cluster, settings, self._fingerprint, lambda: self._store.waits())
         self._written: dict[int, Any] = {}
-        self._unasked: _Writing | None = None
-        self._pause = _FIRST_PAUSE
+        self._own_snapshot: _Writing | None = None
+        self._retry_pause = _MIN_RETRY_PAUSE
         self._next_try = 0.0
         self._stop = threading.Event()
         self._control = ControlServer(
@@ -87,16 +89,17 @@ class ServerTask:
         )
 
     def serve(self) -> int:
-        """Serves until the job has ended, with as many descriptors as the system allows.
+        """Serves until the job has ended.
 
         Returns:
           The process's exit code: 0 once the chief and all other workers have left; 1 if the chief
-          or the last snapshot is lost; 128 + number after SIGTERM or SIGINT.
+          or the last snapshot is lost; 128 + the signal's number after SIGTERM or SIGINT.
         """
         received: list[int] = []
-        # Strangers' connections are not to leave none for snapshots.
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        # The system's maximum of descriptors: unauthenticated connections must leave some for
+        # snapshots.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
         def stop(number: int, frame: object) -> None:
             received.append(number)
@@ -115,7 +118,7 @@ class ServerTask:
             self.close()
 
     def close(self) -> None:
-        """Stops answering and frees what is held."""
+        """Stops answering and frees the store."""
         self._control.close()
         if self._epochs is not None:
             self._epochs.close()
@@ -124,20 +127,20 @@ class ServerTask:
             self._store.close()
 
     def _serve(self) -> int:
-        presence = Liveness(self._cluster, self._settings.rendezvous_timeout, time.monotonic())
+        liveness = Liveness(self._cluster, self._settings.rendezvous_timeout, time.monotonic())
         while not self._stop.is_set():
             if self._problem is not None:
                 _log.error("%s: %s", self._cluster.task_name, self._problem)
                 return 1
             if self._store is None:
-                self._stop.wait(_LOOK)
+                self._stop.wait(_EVENT_WAIT)
             else:
-                self._take_in(self._store.wait_for_event(_LOOK), presence)
-                self._save_unasked(time.monotonic())
-            line = presence.line(time.monotonic())
+                self._handle_event(self._store.wait_for_event(_EVENT_WAIT), liveness)
+                self._save_if_needed(time.monotonic())
+            line = liveness.line(time.monotonic())
             if line is not None:
                 _log.warning("%s: %s", self._cluster.task_name, line)
-            verdict = presence.verdict(time.monotonic())
+            verdict = liveness.verdict(time.monotonic())
             if verdict is not None:
                 break
         else:
@@ -150,16 +153,16 @@ class ServerTask:
         _log.error("%s: %s", self._cluster.task_name, verdict)
         return 1
 
-    def _take_in(self, event: ops.ServerEvent | None, presence: Liveness) -> None:
+    def _handle_event(self, event: ops.ServerEvent | None, liveness: Liveness) -> None:
         if event is None:
             return
         if event.kind == "log":
             _log.warning("%s: %s", self._cluster.task_name, event.text)
         else:
-            presence.note(event, time.monotonic())
-            self._epochs.note(event.kind, event.worker)
+            liveness.record(event, time.monotonic())
+            self._epochs.record(event.kind, event.worker)
 
-    def _attach(self, request: messages.Attach, caller: Caller) -> dict[str, Any]:
+    def _attach(self, request: messages.Attach, context: ClientContext) -> dict[str, Any]:
         reason = self._reason_to_refuse(request)
         if reason:
             return {"status": "refused", "reason": reason}
@@ -222,7 +225,7 @@ class ServerTask:
         return None
 
     def _open(self) -> None:
-        """Makes the store, from the latest snapshot if there is one, before anybody may connect."""
+        """Makes the store, from the latest snapshot if there is one, then admits connections."""
         try:
             store = ops.ParameterServer(
                 self._cluster.task_index,
@@ -251,10 +254,10 @@ class ServerTask:
                 data_key(self._settings.secret, "ps", str(self._cluster.task_index), self._salt)
             )
             self._store = store
-        except Exception as error:  # told to whoever attaches, and by the serving thread
+        except Exception as error:  # `_attach` returns it to the worker, and `_serve` logs it
             self._problem = error
 
-    def _checkpoint(self, request: messages.Checkpoint, caller: Caller) -> dict[str, Any]:
+    def _checkpoint(self, request: messages.Checkpoint, context: ClientContext) -> dict[str, Any]:
         if request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller has another cluster"}
         if self._store is None or self._checkpoints is None:
@@ -274,21 +277,21 @@ class ServerTask:
                 )
         return job.answer(request.wait)
 
-    def _epoch(self, request: messages.Epoch, caller: Caller) -> dict[str, Any]:
+    def _epoch(self, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
         if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller is of another job, or version"}
-        if self._store is None:  # it was started again, and the caller has to attach first
+        if self._store is None:  # the server was started again, and the worker must attach first
             return {"status": "missing"}
-        return self._epochs.answer(request, caller)
+        return self._epochs.answer(request, context)
 
-    def _step_waits(self, request: messages.Waits, caller: Caller) -> dict[str, Any]:
+    def _step_waits(self, request: messages.Waits, context: ClientContext) -> dict[str, Any]:
         if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller is of another job, or version"}
         if self._store is None:
             return {"status": "waiting"}
         return step_waits.encoded(self._store.waits())
 
-    def _stats(self, request: messages.Stats, caller: Caller) -> dict[str, Any]:
+    def _stats(self, request: messages.Stats, context: ClientContext) -> dict[str, Any]:
         if request.protocol != messages.PROTOCOL:
             return {
                 "status": "refused",
@@ -299,33 +302,33 @@ class ServerTask:
             return {"status": "waiting"}
         return {"status": "stats", **rates.reading(self._store)}
 
-    def _save_unasked(self, now: float) -> None:
-        """Writes a snapshot without a request, if the log of rows is long or has failed."""
+    def _save_if_needed(self, now: float) -> None:
+        """Writes a snapshot without a request if the redo log of rows is long or has failed."""
         if self._checkpoints is None:
             return
-        if self._unasked is not None:
-            if not self._unasked.has_ended:
+        if self._own_snapshot is not None:
+            if not self._own_snapshot.has_ended:
                 return
-            answer, self._unasked = self._unasked.answer(0), None
+            answer, self._own_snapshot = self._own_snapshot.answer(0), None
             if answer["status"] == "written":
-                self._pause = _FIRST_PAUSE
+                self._retry_pause = _MIN_RETRY_PAUSE
                 _log.warning("%s: wrote %s", self._cluster.task_name, answer["file"])
             else:
                 _log.error(
                     "%s: no snapshot could be written, next try in %g s: %s",
                     self._cluster.task_name,
-                    self._pause,
+                    self._retry_pause,
                     answer["reason"],
                 )
-                self._next_try = now + self._pause
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                self._next_try = now + self._retry_pause
+                self._retry_pause = min(2 * self._retry_pause, _MAX_RETRY_PAUSE)
         if now < self._next_try:
             return
         if self._checkpoints.log_has_failed() or self._checkpoints.log_is_long():
-            self._unasked = _Writing(self._checkpoints.save_now)
+            self._own_snapshot = _Writing(self._checkpoints.save_now)
 
     def _save_at_exit(self) -> bool:
-        """Returns whether there is nothing that is not saved."""
+        """Writes a last snapshot; returns whether everything is saved."""
         if self._store is None or self._checkpoints is None:
             return True
         try:
@@ -349,17 +352,31 @@ class _Writing:
     def _run(self) -> None:
         try:
             self._answer = {"status": "written", **self._write()}
-        except Exception as error:  # belongs to the chief, who asked
+        except Exception as error:  # the chief that has requested it gets the reason
             self._answer = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has been written, or has failed."""
+        """Whether it was written or has failed."""
         return not self._thread.is_alive()
 
     def answer(self, wait: float) -> dict[str, Any]:
         self._thread.join(wait)
         return self._answer or {"status": "waiting"}
+
+
+def serve(cluster: Cluster, settings: Settings, checkpoint_dir: str | None = None) -> NoReturn:
+    """Serves as a `ps` task until the job has ended, then ends this process.
+
+    Args:
+      cluster: the job.
+      settings: as for `ServerTask`.
+      checkpoint_dir: the snapshot directory; `None`: that of the settings, if there is one.
+
+    Raises:
+      SystemExit: always; see `ServerTask.serve` for its code.
+    """
+    raise SystemExit(ServerTask(cluster, settings, checkpoint_dir).serve())
 
 
 def fingerprint(cluster: Cluster) -> str:

@@ -1,8 +1,8 @@
-"""Whose steps wait for whose, on all parameter servers of a job.
+"""Which workers' steps wait for which others', on all parameter servers of a job.
 
-A worker waits for others in a pull or a read on any server, and in a reduction on one of them. The
-server that has to know asks the others. What each worker waits for is a set of ranks, a number in
-which bit r is rank r's.
+A worker waits for others in a pull or a read on any server, and in a reduction on one server. The
+server of the epoch rounds asks the other servers. The workers that a worker waits for are a set of
+ranks: an integer in which bit r stands for rank r.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import TfdistError
@@ -20,13 +21,13 @@ _log = logging.getLogger("tfdist.ps")
 
 
 class StepWaits:
-    """What one server knows, together with what the others tell.
+    """The waits of one server, combined with those of the other servers.
 
     Args:
       cluster: the job; this process is one of its `ps` tasks.
       settings: the secret.
-      fingerprint: the job's, as the other servers know it.
-      own: gives what this server knows; for each worker a set.
+      fingerprint: the job's fingerprint, which the other servers check.
+      own: returns this server's waits, a set for each worker.
     """
 
     def __init__(
@@ -40,22 +41,22 @@ class StepWaits:
         self._warned: set[str] = set()
 
     def ask(self) -> list[int]:
-        """Returns for each worker the set of those for which its step waits on any server.
+        """Returns, for each worker, the set of workers for which its step waits on any server.
 
-        A server that does not answer adds nothing; the log says so once, until it answers again.
-        One thread may ask at a time.
+        A server that does not answer adds nothing; the log says so once until it answers again.
+        Not thread-safe.
         """
         waits = self._own()
         if self._others is None:
             self._others = self._connect()
         for name, control in self._others.items():
             try:
-                told = self._told_by(control, len(waits))
+                received = self._query(control, len(waits))
             except (UnreachableError, TfdistError, ValueError) as error:
                 self._warn(name, error)
             else:
                 self._warned.discard(name)
-                waits = [mine | others for mine, others in zip(waits, told, strict=True)]
+                waits = [mine | others for mine, others in zip(waits, received, strict=True)]
         return waits
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class StepWaits:
                 clients[name] = ControlClient(self._cluster, self._settings.secret, address, name)
         return clients
 
-    def _told_by(self, control: ControlClient, workers: int) -> list[int]:
+    def _query(self, control: ControlClient, workers: int) -> list[int]:
         request = messages.Waits(
             protocol=messages.PROTOCOL, fingerprint=self._fingerprint, wait=0.0
         )
@@ -91,17 +92,17 @@ class StepWaits:
 
 
 def encoded(waits: list[int]) -> dict[str, Any]:
-    """Returns an answer that says what each worker waits for."""
+    """Returns the answer that contains each worker's set."""
     return {"status": "waits", "waits": [f"{others:x}" for others in waits]}
 
 
 def decoded(answer: dict[str, Any], workers: int) -> list[int]:
-    """Returns what an answer says that each of `workers` waits for.
+    """Returns the sets of `workers` workers in an answer of `encoded`.
 
     Raises:
-      ValueError: it is no such answer.
+      ValueError: the answer is invalid.
     """
-    if answer.get("status") == "waiting":  # no worker has come to that server yet
+    if answer.get("status") == "waiting":  # no worker has attached to that server yet
         return [0] * workers
     waits = answer.get("waits")
     if (

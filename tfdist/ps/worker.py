@@ -1,4 +1,4 @@
-"""What a worker is in a parameter-server job: its connections to all servers."""
+"""A worker of a parameter-server job: its connections to all servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import time
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.signing import data_key
@@ -34,7 +35,7 @@ class PsWorker:
 
     Args:
       cluster: the job; this process must be a chief or a worker.
-      config: what all workers must agree on.
+      config: the configuration that all workers must agree on.
       settings: secret and timeouts.
 
     Raises:
@@ -47,11 +48,12 @@ class PsWorker:
         self.cluster = cluster
         self.config = config
         self._settings = settings
-        # Of each model that an Estimator has trained, whatever its strategy object: how many.
+        # The number of trainings by an Estimator, by model, over all strategy objects.
         self.trainings: dict[str, int] = {}
         self.closed = threading.Event()
         self._leaving = threading.Event()
-        self.process = os.getpid()
+        self._pid = os.getpid()
+        self._writes_checkpoints = False
         identity = secrets.randbits(63)
         self.identity = str(identity)
         self._incarnations: dict[int, int] = {}
@@ -72,7 +74,7 @@ class PsWorker:
         except BaseException:
             self.close()
             raise
-        # Where the workers meet at the end of an epoch, and how many `fit`s have begun.
+        # The workers' rounds at the end of an epoch, and the number of `fit`s that have begun.
         self.epochs = EpochClient(
             cluster, self.identity, self._control[0], settings.rendezvous_timeout, self.closed
         )
@@ -80,15 +82,31 @@ class PsWorker:
         self._keeper = threading.Thread(target=self._keep, name="tfdist-ps-keeper", daemon=True)
         self._keeper.start()
 
+    @property
+    def has_others(self) -> bool:
+        """Whether the job has more workers than this one."""
+        return self.config.workers > 1
+
+    def checkpoint_every(self, seconds: float) -> None:
+        """Begins to write a checkpoint every `seconds`, and a last one when this worker leaves.
+
+        Only the chief of a job with a `checkpoint_dir` does; other workers ignore this call.
+        """
+        if self.cluster.is_chief and self.config.checkpoint_dir is not None:
+            self._writes_checkpoints = True
+            threading.Thread(
+                target=self._checkpoint_periodically, args=(seconds,), daemon=True
+            ).start()
+
     def checkpoint(self) -> str:
-        """Lets all servers write a snapshot, and records that they have.
+        """Makes all servers write a snapshot, then writes the manifest.
 
         Returns:
           The manifest's path.
 
         Raises:
           ClusterConfigError: the job has no `checkpoint_dir`, or this is not the chief.
-          CheckpointError: a server could not write; names it and the reason.
+          CheckpointError: a server could not write; names the server and the reason.
         """
         root = self.config.checkpoint_dir
         if root is None or not self.cluster.is_chief:
@@ -98,32 +116,35 @@ class PsWorker:
             )
         self.flush()
         number = snapshot.next_number(root, len(self.cluster.ps))
-        # All begin before one is waited for. No threads: the interpreter may be about to end.
+        # All servers begin before this waits for one. No threads: the interpreter may be ending.
         for server in range(len(self.cluster.ps)):
             self._ask_to_save(server, number, wait=0.0)
         files = [self._save(server, number) for server in range(len(self.cluster.ps))]
         return snapshot.write_manifest(root, number, files)
 
     def flush(self) -> None:
-        """Waits until the servers have applied all that this worker has pushed.
+        """Waits until the servers have applied all pushes of this worker.
 
         Raises:
-          tf.errors.OpError: what a server answered.
+          tf.errors.OpError: a server answered with an error.
         """
         self.client.flush(self._settings.rendezvous_timeout)
 
     def readings(self) -> list[Reading | None]:
-        """What each server tells of itself; `None` of one that does not answer now."""
+        """Returns the statistics of each server; `None` for one that does not answer."""
         return [self._reading(control) for control in self._control]
 
     def leave(self, failure: bool = False) -> None:
-        """Ends the membership.
+        """Leaves the job; later calls, and calls in a forked child process, do nothing.
 
         Args:
-          failure: this process ends before its work is done, so that a new one may take its place.
+          failure: this process ends before its work is done, so that a new one may replace it. It
+            then writes no checkpoint.
         """
-        if self.closed.is_set():
+        if self.closed.is_set() or os.getpid() != self._pid:
             return
+        if self._writes_checkpoints and not failure:
+            self._try_checkpoint()
         self._leaving.set()  # servers may be gone as soon as the last worker has left
         if not failure:
             self.client.leave(self._settings.exit_timeout)
@@ -136,8 +157,18 @@ class PsWorker:
         for control in self._control:
             control.close()
 
+    def _checkpoint_periodically(self, seconds: float) -> None:
+        while not self.closed.wait(seconds):
+            self._try_checkpoint()
+
+    def _try_checkpoint(self) -> None:
+        try:
+            self.checkpoint()
+        except Exception as error:  # training continues, and earlier snapshots exist
+            _log.error("%s: %s", self.cluster.task_name, error)
+
     def _attach(self, server: int) -> None:
-        """Finds out a server's data address and connects; the server may still have to start."""
+        """Gets a server's data address and connects; waits for a server that is starting."""
         timeout = self._settings.rendezvous_timeout
         name = self._name(server)
         deadline, next_log = time.monotonic() + timeout, time.monotonic() + _LOG_INTERVAL
@@ -222,7 +253,7 @@ class PsWorker:
         return f"ps {server} at {self.cluster.ps[server]}"
 
     def _keep(self) -> None:
-        """Connects again to servers whose connection broke, until this member leaves."""
+        """Reconnects to servers whose connection broke, until this worker leaves."""
         next_line = time.monotonic() + _LOG_INTERVAL
         while not self.closed.is_set():
             server = self.client.wait_for_lost(1.0)
@@ -248,7 +279,9 @@ class PsWorker:
 
 
 class LocalPsWorker:
-    """The only worker of a process that trains without a cluster, with a server of its own."""
+    """The only worker of a process without a cluster, with a server in the same process."""
+
+    has_others = False
 
     def __init__(self, cluster: Cluster, config: PsConfig) -> None:
         if config.checkpoint_dir is not None:
@@ -260,7 +293,7 @@ class LocalPsWorker:
         self.config = config
         self.trainings: dict[str, int] = {}
         self.closed = threading.Event()
-        self.process = os.getpid()
+        self._pid = os.getpid()
         key = secrets.token_bytes(32)
         self._store = ops.ParameterServer(0, config)
         self._store.start(key)
@@ -269,11 +302,16 @@ class LocalPsWorker:
         self.client.connect(0, address, key, self._store.incarnation, _LONG_POLL)
 
     def readings(self) -> list[Reading | None]:
-        """As of `PsWorker`."""
+        """As `PsWorker.readings`."""
         return [rates.reading(self._store)]
 
+    def checkpoint_every(self, seconds: float) -> None:
+        """Does nothing: there is no `checkpoint_dir`."""
+
     def leave(self, failure: bool = False) -> None:
-        """Closes the connection and the server."""
+        """Closes the connection and the server, except in a forked child process."""
+        if os.getpid() != self._pid:
+            return
         self.closed.set()
         self.client.close()
         self._store.close()

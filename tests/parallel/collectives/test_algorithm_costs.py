@@ -8,7 +8,7 @@ from ranks import on_ranks
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
-from tfdist.job import job
+from tfdist.job import process
 
 PAGE = Path(__file__).parents[3] / "docs/algorithms.md"
 
@@ -19,7 +19,7 @@ def test_the_example_counts_what_the_page_says(ctx):
     example = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
     names = {}
     exec(example, names)
-    communicator = job.join(Cluster.from_environment()).communicator
+    communicator = process.current.join(Cluster.from_environment()).communicator
     sent = names["cost"](communicator)
     assert f"that is {sent:,} bytes" in page
     assert names["cost"](communicator, megabytes=1) == 6 * 262_144

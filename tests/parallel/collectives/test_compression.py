@@ -11,14 +11,14 @@ from ranks import on_ranks
 from tfdist import ops
 from tfdist.compression import BF16, FP16, PowerSGD, TopK, compressor
 from tfdist.config.cluster import Cluster
-from tfdist.job import job
+from tfdist.job import process
 
 TOPK = TopK(0.1, min_elements=2)
 POWER = PowerSGD(2, min_elements=2)
 
 
 def join() -> ops.Communicator:
-    return job.join(Cluster.from_environment()).communicator
+    return process.current.join(Cluster.from_environment()).communicator
 
 
 def gradient(rank: int, step: int, *shape: int) -> np.ndarray:

@@ -8,11 +8,11 @@ from ranks import on_ranks
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
-from tfdist.job import job
+from tfdist.job import process
 
 
 def join() -> ops.Communicator:
-    return job.join(Cluster.from_environment()).communicator
+    return process.current.join(Cluster.from_environment()).communicator
 
 
 def slices(rank, ids, width, table_rows, dtype="float32", id_dtype="int64"):

@@ -36,7 +36,7 @@ assert not [name for name in sys.modules if name.startswith("tfdist")]
 
 
 def served(folder, *inputs) -> np.ndarray:
-    """Returns what the exported model answers in a process that cannot import tfdist."""
+    """Returns the exported model's answers in a process that cannot import tfdist."""
     np.savez(folder / "inputs.npz", **{f"input_{i}": value for i, value in enumerate(inputs)})
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [sys.executable, "-c", SERVER, str(folder)]

@@ -1,4 +1,4 @@
-"""What the layer and its table do besides training like a dense one."""
+"""The embedding layer and its table: all but parity with dense training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with a remote embedding gives what training with a dense kernel gives."""
+"""Training with a remote embedding equals training with a dense kernel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _without_decay_of_rows(optimizer):
     return optimizer
 
 
-# What sets these apart from SGD divides by small numbers.
+# Unlike SGD, these divide by small numbers.
 TOLERANCES = {"adam": ADAPTIVE, "rmsprop": ADAPTIVE}
 
 
@@ -67,7 +67,7 @@ def test_of_rows(ctx, name):
         # A row without a gradient keeps still, where a dense variable's slots go on: one batch.
         options = {"rows": 16}
     if name in ("ftrl", "group_ftrl"):
-        # Ftrl forgets at its first step what a variable began as, with a gradient or without.
+        # Ftrl's first step drops a variable's initial value, with a gradient or without.
         options = {"first": 0.0}
     train_like_dense(strategy, of_model, of_rows, tolerance=TOLERANCES.get(name, EXACT), **options)
 

@@ -1,4 +1,4 @@
-"""What Keras and TensorFlow save of a model has the rows of its tables."""
+"""Models that Keras and TensorFlow save include the rows of their tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _make(strategy, library=keras):
 
 
 def _answers(model) -> list[np.ndarray]:
-    """What a model answers, and what after another step, to which Adagrad's slots belong."""
+    """Returns a model's answers, before and after a step that needs Adagrad's slots."""
     before = model.predict(IDS_AND_STRANGERS, verbose=0)
     model.fit(dataset(16, 16), verbose=0)
     return [before, model.predict(IDS_AND_STRANGERS, verbose=0)]

@@ -1,4 +1,4 @@
-"""Which rows are made and kept, and when they travel."""
+"""Creation and eviction of rows, and the messages that carry them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rows_are_looked_up_a_batch_ahead(ctx):
     batches = 12
     model.fit(dataset(8 * batches, 8), epochs=2, verbose=0)
     stats = strategy.communication_stats()
-    # The first batch of an epoch may be looked up before it is asked for; before training begins,
+    # The first batch of an epoch may be looked up before its prefetch; before training begins,
     # fit looks at a batch.
     assert 2 * batches - 2 <= stats.prefetch_hits <= stats.prefetched <= 2 * batches + 1
     model.evaluate(dataset(8, 8), verbose=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import signal
 import sys
 import time
@@ -18,6 +18,7 @@ from ranks import on_ranks, start_ranks
 import tfdist
 from tfdist import estimator
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError
+from tfdist.job import process
 
 # Seconds within which a worker's end must reach all others.
 SOON = 2.0
@@ -90,6 +91,12 @@ def test_an_absent_server(ctx):
         train(ctx, "async")
 
 
+def wait_a_second_for_others():
+    """Shortens the timeout of what this process does from now on."""
+    settings = dataclasses.replace(process.current.settings, rendezvous_timeout=1.0)
+    process.current.enter(process.cluster("a test"), settings)
+
+
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @on_job(2)
 def test_an_absent_chief(ctx, kind):
@@ -98,7 +105,7 @@ def test_an_absent_chief(ctx, kind):
     strategy = STRATEGIES[kind]()
     meet(ctx, "joined")
     if ctx.rank == 1:
-        os.environ["TFDIST_RENDEZVOUS_TIMEOUT"] = "1"
+        wait_a_second_for_others()
         trained = estimators.make(ctx.tmp_path / "model", strategy)
         with pytest.raises(RendezvousTimeoutError, match="rank 1: the chief .* within 1 s"):
             trained.train(input_fn())
@@ -112,7 +119,7 @@ def train_in_a_file(ctx, kind):
     strategy = STRATEGIES[kind]()
     if kind == "async":
         # Long before the server gives the chief up, and with that the job.
-        os.environ["TFDIST_RENDEZVOUS_TIMEOUT"] = "1"
+        wait_a_second_for_others()
     try:
         estimators.make(ctx.tmp_path / "file" / "model", strategy).train(input_fn())
     except Exception:

@@ -1,4 +1,4 @@
-"""Ten thousand strangers at the workers' ports, and a training that does not notice."""
+"""Ten thousand unauthenticated connections to the workers' ports do not disturb training."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def train(ctx):
     ctx.report("trained")
     strangers = ctx.wait_for("strangers", timeout=120)
     deadline = time.monotonic() + 20
-    # Both follow a little later, from threads that tell nobody.
+    # Both follow a little later, from threads without a notification.
     while time.monotonic() < deadline and not (
         strategy.communication_stats().rejected_connections >= strangers
         and open_descriptors() <= found["descriptors"]
@@ -140,7 +140,7 @@ def visit(port: int, content: bytes, how: str) -> None:
 
 
 def attack(data_ports, control_ports, trained):
-    """Sends strangers to both data ports, and some to the control ports, until all is over."""
+    """Sends unauthenticated connections to data and control ports until training has ended."""
     source = random.Random(20240607)
     counts = [0, 0]
     with contextlib.ExitStack() as waiting:
@@ -164,7 +164,7 @@ def attack(data_ports, control_ports, trained):
 
 
 def leave_in_peace(data_ports, control_ports, trained):
-    """Sends nobody."""
+    """Sends no connections."""
     return [0, 0]
 
 

@@ -1,4 +1,4 @@
-"""What the other workers learn when one dies, stops, fails or does something else."""
+"""The errors of the other workers when one dies, stops, fails or calls something else."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_collectives_that_differ_name_both(ctx, how, compiled):
 
     step = tf.function(step) if compiled else step
     _raises(tf.errors.InvalidArgumentError, step, "disagree", "'first'", "'second'", theirs)
-    # The communicator has ended with it: later collectives say so at once.
+    # The communicator has ended: later collectives fail at once.
     _raises(tf.errors.InvalidArgumentError, first, "'first'", "'second'")
 
 
@@ -194,7 +194,7 @@ def test_a_step_that_fails_on_one_worker_ends_the_others_collective(ctx):
     sent_before = comm.stats().bytes_sent
 
     def no_number_once_in_flight(_):
-        # A small collective sends at once, so what it has sent shows that it is under way.
+        # A small collective sends at once, so the sent bytes show that it is in progress.
         deadline = time.monotonic() + 20
         while comm.stats().bytes_sent == sent_before:
             assert time.monotonic() < deadline
@@ -210,7 +210,7 @@ def test_a_step_that_fails_on_one_worker_ends_the_others_collective(ctx):
         return total * tf.strings.to_number(text)
 
     _raises(tf.errors.InvalidArgumentError, lambda: step(tf.ones([100])), "half a loss")
-    # Its own collectives report what ended them.
+    # Its own collectives report the cause.
     later = lambda: ops.all_reduce(tf.ones([3]), comm, label="later")  # noqa: E731
     _raises(tf.errors.UnavailableError, later, "cancelled all_reduce 'gradient'")
 

@@ -1,4 +1,4 @@
-"""How processes join a job, what keeps them out, and how they part."""
+"""Processes join a job, are refused, and leave."""
 
 from __future__ import annotations
 

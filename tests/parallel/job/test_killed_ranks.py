@@ -1,4 +1,4 @@
-"""Whichever rank is killed, whatever they are at: all others soon learn which one it was."""
+"""After the death of any rank, in any algorithm, all others soon name the dead rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ranks import start_ranks
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
-from tfdist.job import job
+from tfdist.job import process
 
 # Seconds within which a rank's end must reach all others.
 SOON = 2.0
@@ -26,7 +26,7 @@ def _tree(step):
     ops.reduce(tf.ones(SMALL), root=(step + 1) % SIZE)
 
 
-# See docs/algorithms.md; the two-level one is that of large tensors on two hosts.
+# See docs/algorithms.md; the two-level algorithm is for large tensors on two hosts.
 ALGORITHMS = {
     "ring": lambda step: ops.all_reduce(tf.ones(LARGE)),
     "two-level": lambda step: ops.all_reduce(tf.ones(LARGE)),
@@ -40,7 +40,7 @@ def run_for_ever(ctx, algorithm):
         for address in ctx.addresses[2:]:
             other = address.replace("127.0.0.1", "127.0.0.2")
             os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"].replace(address, other)
-    communicator = job.join(Cluster.from_environment()).communicator
+    communicator = process.current.join(Cluster.from_environment()).communicator
     for step in range(10**9):
         ALGORITHMS[algorithm](step)
         if step == 10:

@@ -19,8 +19,9 @@ from ranks import on_ranks, start_ranks
 from table_job import Tables
 
 from tfdist import ops
-from tfdist.config.cluster import Cluster, Settings
-from tfdist.job import job
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
+from tfdist.job import process
 from tfdist.ps.config import PsConfig
 from tfdist.ps.worker import PsWorker
 
@@ -35,7 +36,7 @@ WORKER_0, WORKER_1, PS, CHIEF = range(4)
 
 @on_ranks(2, env={"TFDIST_PEER_MEMORY": "0"})
 def test_silent_connections_are_probed(ctx):
-    communicator = job.join(Cluster.from_environment()).communicator
+    communicator = process.current.join(Cluster.from_environment()).communicator
     ops.all_reduce(tf.ones([]))
     gathered = ops.all_gather(tf.constant([communicator.port])).numpy().tolist()
     ports = {f"{port:04X}" for port in gathered}
@@ -83,7 +84,7 @@ def two_jobs(ctx, hosts, addresses):
 
 def reduce(ctx):
     """Worker 1 waits, with nothing on its way; worker 0 has unacknowledged data."""
-    job.join(Cluster.from_environment())
+    process.current.join(Cluster.from_environment())
     ops.all_reduce(tf.ones([]))
     ctx.report("ready")
     if ctx.rank == WORKER_0:
@@ -93,7 +94,7 @@ def reduce(ctx):
 
 
 def push(ctx):
-    """Pushes on and on until the link is there again, and then `STEPS` times."""
+    """Pushes until the link is up again, and then `STEPS` times."""
     if served():
         return None
     member = PsWorker(Cluster.from_environment(), PsConfig.make(1), Settings.from_environment())

@@ -1,4 +1,4 @@
-"""The multi-process harness itself: what it shows when ranks pass, fail, hang and die."""
+"""The multi-process test harness: its reports when ranks pass, fail, hang and die."""
 
 from __future__ import annotations
 

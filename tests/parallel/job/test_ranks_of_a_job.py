@@ -1,4 +1,4 @@
-"""Who a rank is in its job, and variables that all ranks agree on."""
+"""Ranks and sizes of a job, and variables that are equal on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training that goes on after `tfdist run --restarts` has started tasks again."""
+"""Training continues after `tfdist run --restarts` has restarted tasks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(tmp_path):
 
 
 def told(out, name):
-    """What each task printed as JSON, in the order of its lives."""
+    """Returns the JSON output of each task, in the order of its processes."""
     lines = [line.removeprefix(f"[{name}] ") for line in out if line.startswith(f"[{name}] {{")]
     return [json.loads(line) for line in lines]
 

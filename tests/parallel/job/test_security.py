@@ -1,4 +1,4 @@
-"""What docs/security.md promises, tried with raw sockets and calls against live jobs."""
+"""The promises of docs/security.md, tested with raw sockets and calls against live jobs."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def ask(connection: socket.socket, content: bytes) -> bytes:
 
 @pytest.mark.timeout(120)
 def test_no_address_is_taken_from_a_network():
-    """By one that knows all a worker does: it is thrown out, and nothing is read or told."""
+    """An authenticated peer is disconnected, and nothing of its memory is read or disclosed."""
     with start_ranks(train, 3, kwargs={"pauses": [(4,)] * 2}, roles=roles(2)) as ranks:
         reach(ranks, 4, 0, 1)
         door = find_door(ranks)

@@ -15,7 +15,7 @@ from ranks import on_ranks
 import tfdist
 from tfdist import ops
 from tfdist.config.cluster import Cluster
-from tfdist.job import job
+from tfdist.job import process
 
 
 def _values(rank: int) -> list:
@@ -33,7 +33,7 @@ def _values(rank: int) -> list:
 
 @on_ranks(2, 3)
 def test_a_list_of_anything(ctx):
-    comm = job.join(Cluster.from_environment()).communicator
+    comm = process.current.join(Cluster.from_environment()).communicator
     ranks = ctx.size * (ctx.size - 1) // 2
     in_function = tf.function(
         lambda: ops.fused_all_reduce(_values(ctx.rank), comm, bytes_per_pack=200)

@@ -1,4 +1,4 @@
-"""What delay does to a gradient, and a worker that is too slow to wait for."""
+"""Compensation of delayed gradients, and workers that are too slow to wait for."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_dc_asgd(ctx, mode):
     2,
     check=weights_were(
         -4.0,
-        # After t updates, of which d came since the pull, the rate is sqrt(t / (t + d)).
+        # After t updates, d of them since the pull, the rate is sqrt(t / (t + d)).
         -4.0 - 2.0 * math.sqrt(4 / 7),
         -8.0 - 2.0 * math.sqrt(4 / 7),
         -8.0 - 2.0 * math.sqrt(4 / 7) - math.sqrt(7 / 9),
@@ -145,7 +145,7 @@ def keep_pace(ctx, **options):
 
 
 def test_two_of_three_do_not_wait_for_a_slow_third():
-    """Both jobs run at the same time, so that whatever else the machine does slows both."""
+    """Both jobs run at the same time, so that other load on the machine slows both."""
     backed = start_ranks(keep_pace, 4, roles=roles(3), kwargs={"num_aggregate": 2})
     alone = start_ranks(keep_pace, 3, roles=roles(2))
     with backed as backed_ranks, alone as alone_ranks:

@@ -1,4 +1,4 @@
-"""How a parameter server ends, and what it begins with."""
+"""The start and the end of a parameter server."""
 
 from __future__ import annotations
 

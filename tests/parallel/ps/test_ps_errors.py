@@ -1,4 +1,4 @@
-"""What parameter servers and workers say when a job was started wrongly."""
+"""Error messages of parameter servers and workers in a misconfigured job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from ps_job import on_job, roles, served
 from ranks import on_ranks, start_ranks
 
 import tfdist
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.errors import (
     AddressInUseError,
     AuthenticationError,
@@ -185,7 +186,7 @@ def optimizers_of_their_own(ctx):
         return
     strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0)  # the chief's first fit is alone
     with strategy.scope():
-        # The chief's is there first.
+        # The chief's configuration arrives first.
         model = sloping_model(BASE**ctx.rank, keras.optimizers.SGD(1.0, nesterov=ctx.rank == 1))
     if ctx.rank == 0:
         model.fit(endless(), steps_per_epoch=1, verbose=0)
@@ -237,7 +238,7 @@ def test_a_process_has_one_strategy(ctx):
         return
     first = tfdist.ParameterServerStrategy()
     assert fit(ctx, first)["weight"] == weight_after(3)
-    # The same again is the same membership, and the same name the same variable.
+    # The same arguments give the same connections, and the same name the same variable.
     keras.backend.clear_session()
     assert fit(ctx, tfdist.ParameterServerStrategy())["weight"] == weight_after(6)
     with pytest.raises(

@@ -139,7 +139,7 @@ def momentum():
 
 
 def momentum_weight(*lives: int, weight: float = 0.0) -> float:
-    """The weight after so many steps with the momentum beginning anew each time."""
+    """Returns the weight after some steps, each with a reset momentum."""
     for steps in lives:
         velocity = 0.0
         for _ in range(steps):

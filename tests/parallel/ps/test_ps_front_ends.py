@@ -116,7 +116,7 @@ def test_an_optimizer_that_is_built_in_a_traced_step(ctx, optimizer):
 
 @on_job(2, check=agree)
 def test_custom_loop_in_sync(ctx):
-    """The program says by what it divides; gradients are added up without its doing."""
+    """The program chooses the divisor; tfdist sums the gradients."""
     if served():
         return None
     strategy = tfdist.ParameterServerStrategy(mode="sync")

@@ -15,7 +15,8 @@ from ps_job import roles, served
 from ranks import RankGroup, start_ranks
 from table_job import Tables
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control.client import ControlClient
 from tfdist.ps.config import PsConfig
 from tfdist.ps.stats import rates
@@ -62,7 +63,7 @@ def limit_files(ranks: RankGroup, size: int) -> None:
 
 @contextlib.contextmanager
 def job(tmp_path: Path, **options) -> Iterator[tuple[RankGroup, Callable[[], int]]]:
-    """A worker and a server, whose disk is full; and what asks whether the server's log failed."""
+    """Yields a worker of a server with a full disk, and a query whether its log has failed."""
     options["checkpoint_dir"] = str(tmp_path / "snapshots")
     env = {"TFDIST_CHECKPOINT_DIR": options["checkpoint_dir"]}
     with start_ranks(train, 2, kwargs=options, roles=roles(1), env=env) as ranks:

@@ -77,7 +77,7 @@ def test_sync_goes_on_with_two_of_three_and_again_with_all():
         go_on(ranks, 0, 1, 2)
         outcomes = ranks.join(timeout=60)
     ended_well(outcomes, workers=3)
-    # Gradients are means over those who took part: six times a slope comes to 2 or 3 of it.
+    # Gradients are means over the participants: six times a slope gives 2 or 3 of it.
     assert began["weight"] == weight_after(2 * 10 + 3 * 5, 2 * 10 + 3 * 5, 2 * 10)
     assert began["iterations"] == 15
     for outcome in outcomes[:3]:
@@ -120,7 +120,7 @@ def test_sync_goes_on_when_a_worker_falls_silent_and_comes_back():
     assert first == third and rest == 0
     assert 10 <= of_three < steps and alone >= 0
     assert last["iterations"] == steps + alone
-    # What it computed before it fell silent may have come too late.
+    # Its gradient from before the silence may have come too late.
     assert last["stats"].dropped_pushes == steps - of_three - alone <= 1
     for survivor in (outcomes[0].result, outcomes[2].result):
         assert survivor["stats"].dropped_pushes == 0

@@ -1,4 +1,4 @@
-"""A parameter server with a memory budget: what it refuses, and what goes on."""
+"""A parameter server with a memory budget refuses new rows and serves existing ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ps_job import meet, on_job, served
 from table_job import Tables
 
 import tfdist
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.ps.config import PsConfig
 from tfdist.ps.stats import report
 from tfdist.ps.worker import PsWorker
@@ -35,7 +36,7 @@ def test_a_table_that_outgrows_the_budget(ctx):
         assert "a lookup in table 'users' needs " in refused.value.message
         assert "of its memory budget of 32.0M (TFDIST_PS_MEMORY)" in refused.value.message
     meet(ctx, "it is full")
-    # The server lives; rows that are there are served and trained, to both workers.
+    # The server is alive: both workers look up and train existing rows.
     before = tables.lookup(users, np.arange(BATCH))
     meet(ctx, "looked up")
     tables.push(users, np.arange(BATCH), np.ones([BATCH, WIDTH]))

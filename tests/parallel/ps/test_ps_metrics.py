@@ -67,7 +67,7 @@ def equal(results):
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps the logs."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ class Lines(logging.Handler):
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
 @on_job(2, check=equal)
 def test_async(ctx, name):
-    """One that learns nothing sees in an epoch what one process sees in all rows."""
+    """Without learning, an epoch's metrics equal those of one process on all rows."""
     if served():
         return None
     library = {"keras": keras, "tf_keras": tf_keras}[name]
@@ -100,7 +100,7 @@ def test_async(ctx, name):
     if own:
         assert history["rows"] == [rows / 2] * 2 and history["val_rows"] == [50.0] * 2
         assert history["of"] == history["val_of"] == [10.0] * 2
-    # What a callback evaluates it evaluates alone, and what a worker stops is stopped for all.
+    # A callback's evaluation is the worker's own; a stop of one worker stops all.
     stops_at = {0: 2, 1: 1}[ctx.rank] if library is keras else 1 - ctx.rank
     seen = []
 
@@ -115,7 +115,7 @@ def test_async(ctx, name):
     assert stopped.epoch == ([0, 1] if library is keras else [0])
     own = model.evaluate(*data(rows), return_dict=True, verbose=0)["auc"]
     assert difference([seen], [[own] * len(seen)]) <= EXACT
-    # Keras 3 evaluates all rows on each worker, tf_keras a share, of which validation is the mean.
+    # Keras 3 evaluates all rows on each worker, tf_keras a share; validation is the mean of these.
     assert library is tf_keras or abs(own - expected["auc"]) <= EXACT
     return history
 
@@ -203,7 +203,7 @@ def test_epochs_of_different_lengths(ctx):
     steps, epochs = {0: (4, 3), 1: (12, 2)}[ctx.rank]
     history = model.fit(endless(), steps_per_epoch=steps, epochs=epochs, verbose=0)
     assert history.epoch == [*range(epochs)]
-    meet(ctx, "trained")  # rank 0 is there all the time, but makes no step
+    meet(ctx, "trained")  # rank 0 stays connected, but makes no step
     assert time.monotonic() - start < 20
     missed = [line for line in log.lines if "metrics are without" in line]
     assert len(missed) <= 1, missed
@@ -282,7 +282,7 @@ def test_a_worker_that_dies_is_left_out():
 
 @pytest.mark.timeout(180)
 def test_a_server_that_is_started_again_meanwhile():
-    """What was posted is lost with it, and is posted again."""
+    """The server loses the posts, and the workers post again."""
     with start_ranks(stand_still, 3, kwargs={"epochs": 2}, roles=roles(2)) as ranks:
         ranks.wait_for(1, "stands still", timeout=90)
         ranks.wait_for(0, "batch", (1, 2))  # the last one: now it waits

@@ -45,7 +45,7 @@ class DoubleSGD(optimizers.SGD):
         super().update_step(2 * gradient, variable, learning_rate)
 
 
-# Run on the worker, which pushes what has changed.
+# These run on the worker, which pushes the changes.
 OTHERS = {
     "nadam": lambda: optimizers.Nadam(0.01),
     "adadelta": lambda: optimizers.Adadelta(0.5),

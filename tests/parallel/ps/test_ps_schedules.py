@@ -101,7 +101,7 @@ def test_all_make_the_same_steps_together(tmp_path, options):
             assert sorted(e.worker for e in events if e.kind == kind) == [0, 1, 2]
     assert next(trace, None) is None
     for worker in workers:
-        # Of gradients that are scaled by nobody, the sum.
+        # The sum of unscaled gradients.
         assert worker["seen"] == [weight_after(step, step, step) for step in range(STEPS)]
         assert worker["weight"] == weight_after(STEPS, STEPS, STEPS)
         assert worker["iterations"] == STEPS

@@ -1,4 +1,4 @@
-"""What servers tell of themselves: to whoever asks, and to TensorBoard."""
+"""Statistics of servers: on request, and in TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from table_job import Tables
 
 import tfdist
 import tfdist.launch.cli
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.errors import AuthenticationError, ClusterConfigError
-from tfdist.ps import membership
+from tfdist.job import process
 from tfdist.ps.config import PsConfig
 from tfdist.ps.stats import rates
 from tfdist.ps.worker import PsWorker
@@ -40,7 +41,7 @@ def test_servers_tell_what_they_hold(ctx):
         assert users.hit_rate == one.hit_rate == 0.5
         assert users.lookups > 0 and users.updates > 0 and one.pushes > 0
         assert one.workers == 1
-    # Somebody who is no task of the job, from the command line.
+    # From the command line, without being a task of the job.
     arguments = ["ps", "stats", "--cluster", ",".join(cluster.ps), "--interval", "0.1"]
     assert tfdist.launch.cli.main(arguments) == 0
     with ControlOf(cluster, b"another secret") as control:
@@ -53,7 +54,7 @@ def test_servers_tell_what_they_hold(ctx):
 
 
 class ControlOf:
-    """The control address of the first server, to somebody with a secret."""
+    """Returns a client of the first server's control address, with a secret."""
 
     def __init__(self, cluster, secret):
         self._control = ControlClient(cluster, secret, cluster.ps[0], "ps 0")
@@ -124,7 +125,7 @@ def scalars(folder):
 def test_without_servers_nothing_is_written(tmp_path):
     import keras
 
-    assert membership.readings() == []
+    assert process.current.readings() == []
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     callback = tfdist.callbacks.PsStats(str(tmp_path / "logs"))

@@ -9,7 +9,8 @@ from ps_job import meet, roles, served
 from ranks import start_ranks
 from table_job import Tables
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.ps.config import PsConfig
 from tfdist.ps.worker import PsWorker
 
@@ -20,7 +21,7 @@ WIDTH = 4
 
 
 def gradients_of(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids, of which some come often, and their gradients: the first column counts."""
+    """Returns ids, some of them frequent, and their gradients: the first column counts."""
     random = np.random.default_rng([rank, step])
     ids = random.zipf(1.2, 200) % IDS
     gradients = 0.1 * random.normal(size=[len(ids), WIDTH])

@@ -79,7 +79,7 @@ def test_a_worker_that_starts_late_takes_what_is_there(ctx):
         return
     meet(ctx, "trained")
     _, model = _in_scope(_adam)
-    # A script would do this in every worker. Here it must not undo what the chief has trained.
+    # A script would do this in every worker. Here it must not undo the chief's training.
     model.set_weights([np.zeros_like(w) for w in model.get_weights()])
     assert np.abs(model.get_weights()[0]).max() > 0.01
     assert int(model.optimizer.iterations.numpy()) == 3  # of five batches, dealt to two workers
@@ -100,7 +100,7 @@ def test_a_saved_model_has_the_servers_slots(ctx, tmp_path):
     assert difference(slots(loaded), slots(model)) == 0
     assert np.abs(slots(loaded)[2]).max() > 0  # Adam's first momentum
 
-    # It goes on as the other does, here and with servers.
+    # It continues like the other one, here and with servers.
     fit_dataset(7)(loaded)
     fit_dataset(7)(model)
     assert difference(loaded.get_weights(), model.get_weights()) <= 1e-6
@@ -174,7 +174,7 @@ def test_export_has_none_of_our_ops(ctx, tmp_path):
 
 @on_job(1)
 def test_callbacks(ctx):
-    """LearningRateScheduler, ReduceLROnPlateau and EarlyStopping do what they do alone."""
+    """LearningRateScheduler, ReduceLROnPlateau and EarlyStopping work as in one process."""
     if served():
         return
     callbacks = keras.callbacks
@@ -224,7 +224,7 @@ def test_evaluate_sees_what_another_model_has_trained(ctx):
 
 
 class _Messages(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps the logs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`Cluster`: what TF_CONFIG means, and what is said about one that means nothing."""
+"""`Cluster`: valid TF_CONFIGs, and the errors of invalid ones."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`Settings`: the TFDIST_* variables, and what is said about unusable values."""
+"""`Settings`: the TFDIST_* variables, and the errors of unusable values."""
 
 from __future__ import annotations
 
 import pytest
 
-from tfdist.config.cluster import Settings
+from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError
 
 pytestmark = pytest.mark.timeout(30)

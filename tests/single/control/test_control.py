@@ -1,4 +1,4 @@
-"""Rendezvous: who meets, what each gets, what is said while and after somebody is missing."""
+"""Rendezvous: its result on each rank, and the messages about missing ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import grpc
 import pytest
 from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane, client, server
 from tfdist.errors import (
     AddressInUseError,
@@ -30,11 +31,11 @@ def _log():
 
 
 @pytest.mark.parametrize(("size", "chief"), [(1, False), (1, True), (2, True), (5, False)])
-def test_all_get_the_same_membership(size, chief):
+def test_all_get_the_same_result(size, chief):
     with planes(clusters(size, chief=chief)) as members:
-        memberships = meet(members)
-    first = memberships[0]
-    assert all(membership == first for membership in memberships)
+        results = meet(members)
+    first = results[0]
+    assert all(result == first for result in results)
     assert first.generation == 1
     assert len(first.key) == 32 and first.key.hex() not in repr(first)
     assert first.addresses == tuple(data_address(rank) for rank in range(size))
@@ -43,10 +44,10 @@ def test_all_get_the_same_membership(size, chief):
 def test_each_rendezvous_is_a_generation_with_a_key_of_its_own():
     with planes(clusters(3)) as members:
         rounds = [meet(members) for _ in range(3)]
-    for number, memberships in enumerate(rounds, start=1):
-        assert {membership.generation for membership in memberships} == {number}
-        assert len({membership.key for membership in memberships}) == 1
-    assert len({memberships[0].key for memberships in rounds}) == 3
+    for number, results in enumerate(rounds, start=1):
+        assert {result.generation for result in results} == {number}
+        assert len({result.key for result in results}) == 1
+    assert len({results[0].key for results in rounds}) == 3
 
 
 def test_the_last_rank_may_start_first_and_rank_0_last():
@@ -113,7 +114,7 @@ def test_a_rank_that_gave_up_is_not_counted():
         for other in others:
             with pytest.raises(RendezvousTimeoutError, match="still missing: .*worker 1 at "):
                 other.result()
-        assert {membership.generation for membership in meet(members)} == {1}
+        assert {result.generation for result in meet(members)} == {1}
 
 
 def test_a_restarted_rank_takes_the_place_of_its_former_process(log):
@@ -123,7 +124,8 @@ def test_a_restarted_rank_takes_the_place_of_its_former_process(log):
         lost = Background(former.rendezvous, "10.9.9.9:1", log_interval=0.2)
         # Only worker 2 is missing: worker 1's former process has joined.
         log.wait_for(r"waiting for worker 2 at [^,]*$")
-        # Only its port: the former process goes on calling, as one that was cut off and is back.
+        # Only its port: the former process keeps calling, like one that was disconnected for a
+        # while.
         former._server.close()
         with ControlPlane(members[1], settings()) as restarted:
             again = Background(restarted.rendezvous, data_address(1))
@@ -219,10 +221,10 @@ def test_two_tasks_cannot_share_a_port():
 def test_a_local_cluster_listens_nowhere():
     with ControlPlane(Cluster.local(), Settings()) as plane:
         assert plane._server is None
-        memberships = [plane.rendezvous("localhost:7") for _ in range(2)]
-        assert [m.generation for m in memberships] == [1, 2]
-        assert memberships[0].addresses == ("localhost:7",)
-        assert memberships[0].key != memberships[1].key
+        results = [plane.rendezvous("localhost:7") for _ in range(2)]
+        assert [m.generation for m in results] == [1, 2]
+        assert results[0].addresses == ("localhost:7",)
+        assert results[0].key != results[1].key
         assert plane.exit_barrier() is True
 
 

@@ -1,4 +1,4 @@
-"""The exit barrier: an early finisher waits, and nobody waits for those who cannot come."""
+"""The exit barrier: early finishers wait, but not for ranks that cannot finish."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def test_closing_ends_the_wait():
 
 SCRIPT = """
 import atexit, sys
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane
 
 cluster = Cluster.from_environment()

@@ -1,4 +1,4 @@
-"""What reaches a control port from those who should not call, and what they learn."""
+"""Calls of unauthenticated clients to a control port, and its answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = b"correct horse battery staple"
 
 
 def call(address: str, method: str, body: bytes, metadata=()) -> bytes:
-    """Calls a control server as a stranger would."""
+    """Calls a control server as an unauthenticated client."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         return channel.unary_unary(method)(body, timeout=10, metadata=metadata)
 
@@ -67,14 +67,14 @@ def undisturbed(secret: bytes | None = None):
         first = Background(zero.rendezvous, data_address(0))
         yield members[0]
         assert not first.done()
-        membership = one.rendezvous(data_address(1))
-        assert membership == first.result()
-        assert membership.addresses == (data_address(0), data_address(1))
+        result = one.rendezvous(data_address(1))
+        assert result == first.result()
+        assert result.addresses == (data_address(0), data_address(1))
 
 
 def test_the_same_secret_meets():
     with planes(clusters(3), [SECRET] * 3) as members:
-        assert len({membership.key for membership in meet(members)}) == 1
+        assert len({result.key for result in meet(members)}) == 1
         calls = [Background(member.exit_barrier) for member in members]
         assert [c.result() for c in calls] == [True] * 3
 
@@ -123,7 +123,7 @@ def challenge_of(cluster) -> str:
 
 
 def refused(cluster, method: str, body: bytes, metadata) -> str:
-    """What a control server says to a request that it must not answer."""
+    """Returns the refusal of a request."""
     with pytest.raises(grpc.RpcError) as caught:
         call(cluster.address, method, body, metadata)
     assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
@@ -189,7 +189,7 @@ def test_challenges_expire(monkeypatch):
     now += signing.CHALLENGE_LIFETIME + 1
     assert not challenges.use(early) and not challenges.use(late)
     assert challenges.use(challenges.new())
-    assert len(challenges._used) == 1  # what has expired is forgotten
+    assert len(challenges._used) == 1  # expired challenges are forgotten
     assert not signing.Challenges().use(challenges.new())
     for odd in ("", ".", "..", "x" * 100, challenges.new() + "0"):
         assert not challenges.use(odd)
@@ -266,7 +266,7 @@ def test_malformed_messages_are_refused(body, detail):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 999}, "the caller speaks control protocol 999, this task 3"),
+        ({"protocol": 999}, "the caller speaks control protocol 999, this task 4"),
         ({"world_size": 7}, "the caller counts 7 training tasks, this task counts 2"),
         ({"fingerprint": "x"}, "the caller has other training addresses than this task"),
         ({"rank": 2}, r"the caller says rank 2, expected a rank in \[0, 2\)"),
@@ -284,17 +284,17 @@ def test_well_formed_nonsense_is_refused(changes, reason):
 
 @pytest.mark.parametrize("wait", [float("nan"), float("inf"), -float("inf"), -1.0, 10**400])
 def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(rendezvous, "_MAX_WAIT", 0.1)
     cluster = clusters(2)[0]
     join = messages.decode(messages.Join, join_body(cluster, wait=wait))
-    call = Background(rendezvous.Rendezvous(cluster).join, join, rendezvous.Caller())
+    call = Background(rendezvous.Rendezvous(cluster).join, join, rendezvous.ClientContext())
     assert call.result(timeout=5) == {"status": "waiting", "missing": [0]}
 
 
 def test_a_message_too_large_is_refused():
     with undisturbed() as cluster:
         with pytest.raises(grpc.RpcError) as caught:
-            call(cluster.address, messages.JOIN, b" " * (messages.LARGEST_REQUEST + 1))
+            call(cluster.address, messages.JOIN, b" " * (messages.MAX_REQUEST_BYTES + 1))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

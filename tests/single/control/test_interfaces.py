@@ -1,4 +1,4 @@
-"""On which address a task listens: the cluster's name for it, and what that is on this machine."""
+"""The interface on which a task listens, for names that resolve in different ways."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfdist.control import interfaces
 from tfdist.errors import ClusterConfigError
 
 SECRET = b"correct horse battery staple"
-# What names are on this machine, and which addresses are its own.
+# The addresses of names on this machine, and its own addresses.
 NAMES = {
     "here": ["10.0.0.1"],
     "both": ["fd00::1", "10.0.0.1"],
@@ -24,7 +24,7 @@ OWN = {"10.0.0.1", "fd00::1", "127.0.0.1", "127.0.1.1", "::1"}
 def network(monkeypatch):
     monkeypatch.setattr(interfaces, "resolve", lambda host: NAMES.get(host, [host]))
     monkeypatch.setattr(interfaces, "is_of_this_host", OWN.__contains__)
-    interfaces._warn_of_strangers.cache_clear()
+    interfaces._warn_of_open_port.cache_clear()
 
 
 def chosen(host: str, other: str, secret: bytes | None = None) -> str:

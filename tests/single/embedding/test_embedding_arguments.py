@@ -1,4 +1,4 @@
-"""What the layer and its table are given: checked, and told again."""
+"""Arguments of the layer and its table: checks, and `get_config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of all kinds, and rows put in their place."""
+"""Ids of all kinds, and rows in the shape of the ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = np.arange(24, dtype="float32").reshape(6, 4) ** 2
 
 
 def expected(bags, weights, combiner):
-    """What `tf.nn.embedding_lookup_sparse` documents, in plain NumPy."""
+    """The documented result of `tf.nn.embedding_lookup_sparse`, in NumPy."""
     out = []
     for bag, of_bag in zip(bags, weights, strict=True):
         w = np.array(of_bag, "float32")

@@ -22,7 +22,7 @@ from tfdist.job import process
 @pytest.fixture(autouse=True)
 def _no_job():
     yield
-    process.leave()
+    process.current.leave()
 
 
 @pytest.fixture

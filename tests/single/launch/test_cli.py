@@ -1,4 +1,4 @@
-"""The command line: what it says, what it refuses, and that it is quick to start."""
+"""The command line: help, errors, and a quick start."""
 
 from __future__ import annotations
 

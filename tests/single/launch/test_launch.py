@@ -1,4 +1,4 @@
-"""`tfdist run`: which tasks are started, and what is shown and kept of their output."""
+"""`tfdist run`: the tasks, and their output on the terminal and in logs."""
 
 from __future__ import annotations
 
@@ -94,16 +94,14 @@ def test_lines_of_every_kind(launch):
 
 
 def test_long_lines_are_not_cut_inside_a_character():
-    from tfdist.launch.output import LONGEST_LINE, LineAssembler
+    from tfdist.launch.output import MAX_LINE, LineAssembler
 
     lines = LineAssembler()
-    text = "é" * LONGEST_LINE + "e" + "é" * LONGEST_LINE
+    text = "é" * MAX_LINE + "e" + "é" * MAX_LINE
     pieces = lines.feed(text.encode()) + lines.finish()
     assert len(pieces) > 3
-    assert max(map(len, pieces)) <= LONGEST_LINE
-    assert (
-        "".join(piece.decode() for piece in pieces) == "é" * LONGEST_LINE + "e" + "é" * LONGEST_LINE
-    )
+    assert max(map(len, pieces)) <= MAX_LINE
+    assert "".join(piece.decode() for piece in pieces) == "é" * MAX_LINE + "e" + "é" * MAX_LINE
 
 
 def test_chatty_tasks_lose_nothing_and_wait_for_the_reader(launch, tmp_path):
@@ -138,25 +136,25 @@ def peak_memory(pid):
     return int(text.partition("VmHWM:")[2].split()[0])
 
 
-def test_a_full_outlet_holds_its_limit_and_a_closed_one_nothing():
-    from tfdist.launch.output import Outlet
+def test_a_full_stream_holds_its_limit_and_a_closed_one_nothing():
+    from tfdist.launch.output import OutputStream
 
     readable, writable = os.pipe()
     try:
-        outlet = Outlet(writable)
+        stream = OutputStream(writable)
         count = 0
-        while not outlet.full:
-            outlet.line(b"z" * 999)
+        while not stream.full:
+            stream.line(b"z" * 999)
             count += 1
         assert 200 < count < 300
-        outlet.flush_some()
-        assert outlet.pending
+        stream.flush_some()
+        assert stream.pending
         assert os.read(readable, 1000) == b"z" * 999 + b"\n"
         os.close(readable)
-        outlet.flush_some()
-        assert not outlet.pending
-        outlet.line(b"nobody reads this")
-        assert not outlet.pending
+        stream.flush_some()
+        assert not stream.pending
+        stream.line(b"nobody reads this")
+        assert not stream.pending
     finally:
         os.close(writable)
 

@@ -1,4 +1,4 @@
-"""`tfdist run --restarts`: what is started again, how often, and what is not."""
+"""`tfdist run --restarts`: which tasks are restarted, and how often."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def starts(folder):
 
 
 def said(err):
-    """What the launcher said, but for where the job file is."""
+    """Returns the launcher's messages without the path of the job file."""
     lines = [line.removeprefix("tfdist run: ") for line in err if line.startswith("tfdist run: ")]
     return [line for line in lines if "this job's file" not in line]
 

@@ -53,7 +53,7 @@ def test_a_world_of_one_rank(alone):
 
 def test_without_a_job(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    process.leave()
+    process.current.leave()
     with pytest.raises(NotInitializedError, match=r"all_gather: .*call tfdist.init\(\)"):
         ops.all_gather([1.0])
     with pytest.raises(NotInitializedError, match="tfdist.new_group"):
@@ -69,7 +69,7 @@ def test_without_a_job(monkeypatch):
         tfdist.broadcast_variables([variable])
         assert variable.numpy() == b"word"
     finally:
-        process.leave()
+        process.current.leave()
 
 
 def test_what_is_refused(alone):
@@ -142,17 +142,17 @@ def test_ranks_are_looked_up_at_each_execution():
             (Cluster(workers=three, task_index=2), [2, 3, 1, 2]),
             (Cluster(workers=three[1:], task_index=0), [0, 2, 0, 2]),
         ):
-            process.enter(cluster)
+            process.current.enter(cluster)
             traced = traced or numbers.get_concrete_function()
             assert [int(number) for number in traced()] == expected
         assert all(o.dtype == tf.int32 and o.shape == () for o in traced.outputs)
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             assert session.run(tfdist.size_op()) == 2
-        process.leave()
+        process.current.leave()
         with pytest.raises(tf.errors.OpError, match="this process belongs to no job yet"):
             traced()
     finally:
-        process.leave()
+        process.current.leave()
     with pytest.raises(TypeError, match="tfdist.rank_op: expected a tfdist.ops.Communicator"):
         tfdist.rank_op(0)
 

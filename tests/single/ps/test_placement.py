@@ -201,7 +201,7 @@ def test_an_added_server_takes_its_share_and_nothing_else_moves(servers, variabl
             assert new == servers, name
             moved += size
     share = moved / sum(size for _, _, size in before)
-    # 0.925 to 1.050 was measured: a server's part of the ring, and what lies there, are random.
+    # 0.925 to 1.050 was measured: a server's part of the ring, and its shards, are random.
     assert 0.9 < share * (servers + 1) < 1.1
 
 

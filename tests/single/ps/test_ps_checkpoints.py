@@ -1,4 +1,4 @@
-"""Checkpoints of embeddings' tables: full, of what changed, and the log of what came since."""
+"""Checkpoints of embedding tables: all rows, changed rows, and the redo log."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_all_rows_and_then_those_that_changed(job, tmp_path):
     assert origin == f"snapshot 3 in {tmp_path}/ps-0-of-1"
     assert rows_of(copy) == rows_of(store)
     assert len(rows_of(copy)["a"]) > 1000
-    # The tables are there before anybody has asked for them.
+    # The tables exist before a worker has created them.
     assert list(copy.table_stats()) == ["a", "b"]
 
 
@@ -75,7 +75,7 @@ def test_all_rows_again_once_the_changes_are_as_many(job, tmp_path):
         checkpoints.save(number)
         path = layout.path(f"{tmp_path}/ps-0-of-1", number, "rows")
         with open(path, "rb") as file:
-            full.append(rows_file.Reader(file, path).about.follows is None)
+            full.append(rows_file.Reader(file, path).about.base is None)
     assert full == [True, False, False, True, False]
 
 
@@ -106,7 +106,7 @@ def test_what_came_after_the_snapshot_is_in_the_log(job, tmp_path):
     assert origin.endswith("and 7 pushes of rows since")
     content = {t: {i: r[8:] for i, r in rows.items()} for t, rows in rows_of(copy).items()}
     expected = {t: {i: r[8:] for i, r in rows.items()} for t, rows in rows_of(store).items()}
-    # Rows that have had no gradient begin as they do whenever somebody asks for them.
+    # Rows without a gradient have their initial values at each lookup.
     assert content == expected
 
 
@@ -127,7 +127,7 @@ def test_the_time_of_rows_goes_on_where_it_was(job, tmp_path):
     snapshot.write(f"{tmp_path}/ps-0-of-1", a_day_ago)
     copy, _ = restored(tmp_path)
     assert 0 <= time_of(copy) - a_day_ago.time < 60
-    # What was saved by a version without it goes on from when a row was used last.
+    # A snapshot without a time continues from the last use of a row.
     snapshot.write(f"{tmp_path}/ps-0-of-1", dataclasses.replace(saved, time=0.0))
     copy, _ = restored(tmp_path)
     assert abs(time_of(copy) - saved.time) < 60
@@ -139,7 +139,7 @@ def test_a_server_that_never_saved_has_its_log(job, tmp_path):
     copy, origin = restored(tmp_path)
     assert origin == f"1 pushes of rows in {tmp_path}/ps-0-of-1"
     assert rows_of(copy)["a"].keys() == {1, 2}
-    # Its own log goes on in another file, and both are applied next time.
+    # It continues its log in another file, and the next restart applies both.
     again = Worker([copy], rank=0)
     table = again.table("a", 3, **ADAGRAD)
     again.push(table, [2, 3], np.ones([2, 3]))
@@ -178,7 +178,7 @@ def test_a_push_that_is_sent_again_is_applied_once(tmp_path):
     store.close()
     copy, _ = restored(tmp_path)
     copy.start(bytes(32))
-    # The same process comes back, and sends what it has sent last once more.
+    # The same process reconnects, and repeats its last push.
     again = Worker([copy], start=False)
     table = again.table("t", 1)
     for _ in range(4):
@@ -307,7 +307,7 @@ def test_a_long_log_is_cut_by_a_snapshot(job, tmp_path, monkeypatch):
     assert saved.log_is_long()
     saved.save_now()
     assert not saved.log_is_long() and store.stats().log_bytes == 0
-    # The chief, who had not heard of it, asks for a snapshot of the same number.
+    # The chief, which does not know of it, requests a snapshot of the same number.
     assert saved.save(1)["file"] == layout.path(f"{tmp_path}/ps-0-of-1", 1, "npz")
     copy, origin = restored(tmp_path)
     assert origin == f"snapshot 1 in {tmp_path}/ps-0-of-1"
@@ -414,7 +414,7 @@ def test_another_optimizer_than_the_checkpoints(job, tmp_path):
     assert changed != after
     killed, _ = again()  # from the former snapshot, and a log of both tables
     assert rows_of(killed)["a"] == changed
-    checkpoints.save(3)  # what has changed since one with the former slots: all of it
+    checkpoints.save(3)  # all rows have changed since the one with the former slots
     saved, _ = again()
     assert rows_of(saved)["a"] == changed
     Worker([saved]).table("a", 3, **ADAM)

@@ -1,4 +1,4 @@
-"""What workers must agree on, and when a parameter server's job has ended."""
+"""`PsConfig`, and `Liveness`: when a job has ended."""
 
 from __future__ import annotations
 
@@ -70,60 +70,60 @@ def test_differences():
 
 
 @pytest.fixture
-def presence():
+def liveness():
     cluster = Cluster(chief=("a:1",), workers=("b:1",), ps=("c:1",), task_type="ps", task_index=0)
     return Liveness(cluster, timeout=10, now=0)
 
 
-def _note(presence, now, kind, worker):
-    presence.note(ServerEvent(kind, worker, ""), now)
+def _record(liveness, now, kind, worker):
+    liveness.record(ServerEvent(kind, worker, ""), now)
 
 
-def test_a_worker_that_comes_and_goes_does_not_fill_the_log(presence):
+def test_a_worker_that_comes_and_goes_does_not_fill_the_log(liveness):
     lines = []
     for i in range(100):
-        _note(presence, 1 + 0.1 * i, "came", 1)
-        _note(presence, 1 + 0.1 * i, "lost", 1)
-        lines.append(presence.line(1 + 0.1 * i))
+        _record(liveness, 1 + 0.1 * i, "came", 1)
+        _record(liveness, 1 + 0.1 * i, "lost", 1)
+        lines.append(liveness.line(1 + 0.1 * i))
     assert lines[0].endswith("worker 0 at b:1 (gone for good in 10 s)")
     assert 5 < sum(line is not None for line in lines) <= 11
 
 
-def test_a_job_ends_when_all_have_left(presence):
+def test_a_job_ends_when_all_have_left(liveness):
     for worker in (0, 1):
-        _note(presence, 1, "came", worker)
-    assert presence.verdict(1000) is None
-    _note(presence, 1000, "left", 0)
-    assert presence.verdict(2000) is None
-    _note(presence, 2000, "left", 1)
-    assert presence.verdict(2000) == ""
+        _record(liveness, 1, "came", worker)
+    assert liveness.verdict(1000) is None
+    _record(liveness, 1000, "left", 0)
+    assert liveness.verdict(2000) is None
+    _record(liveness, 2000, "left", 1)
+    assert liveness.verdict(2000) == ""
 
 
-def test_a_job_does_not_wait_for_who_never_came(presence):
-    _note(presence, 1, "came", 0)
-    _note(presence, 2, "left", 0)
-    assert presence.verdict(2) == ""
+def test_a_job_does_not_wait_for_who_never_came(liveness):
+    _record(liveness, 1, "came", 0)
+    _record(liveness, 2, "left", 0)
+    assert liveness.verdict(2) == ""
 
 
-def test_a_job_waits_for_a_lost_worker_for_a_while(presence):
+def test_a_job_waits_for_a_lost_worker_for_a_while(liveness):
     for worker in (0, 1):
-        _note(presence, 1, "came", worker)
-    _note(presence, 5, "lost", 1)
-    _note(presence, 6, "left", 0)
-    assert presence.verdict(14) is None
-    assert presence.verdict(15) == ""
+        _record(liveness, 1, "came", worker)
+    _record(liveness, 5, "lost", 1)
+    _record(liveness, 6, "left", 0)
+    assert liveness.verdict(14) is None
+    assert liveness.verdict(15) == ""
 
 
-def test_a_job_fails_without_its_chief(presence):
-    assert presence.verdict(9) is None
+def test_a_job_fails_without_its_chief(liveness):
+    assert liveness.verdict(9) is None
     expected = "chief at a:1 is gone, or never came: expected it within 10 s"
-    assert presence.verdict(10) == expected
-    _note(presence, 10, "came", 0)
-    _note(presence, 10, "came", 1)
-    assert presence.verdict(1000) is None
-    _note(presence, 1000, "lost", 0)
-    assert presence.verdict(1009) is None
-    _note(presence, 1009, "came", 0)
-    assert presence.verdict(2000) is None
-    _note(presence, 2000, "lost", 0)
-    assert presence.verdict(2010) == expected
+    assert liveness.verdict(10) == expected
+    _record(liveness, 10, "came", 0)
+    _record(liveness, 10, "came", 1)
+    assert liveness.verdict(1000) is None
+    _record(liveness, 1000, "lost", 0)
+    assert liveness.verdict(1009) is None
+    _record(liveness, 1009, "came", 0)
+    assert liveness.verdict(2000) is None
+    _record(liveness, 2000, "lost", 0)
+    assert liveness.verdict(2010) == expected

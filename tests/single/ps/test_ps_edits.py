@@ -59,7 +59,7 @@ def test_a_server_that_is_started_again_knows_of_every_edit(job, tmp_path):
     rows = same_as_on_disk(worker, table, tmp_path)  # from a snapshot and a log
     assert 1 not in rows and {3, 4} <= rows.keys()
     checkpoints.save(2)
-    assert same_as_on_disk(worker, table, tmp_path) == rows  # what has changed
+    assert same_as_on_disk(worker, table, tmp_path) == rows  # the changes
     clear(worker, table)
     assert not same_as_on_disk(worker, table, tmp_path)
     checkpoints.save(3)

@@ -1,4 +1,4 @@
-"""Where workers meet at the end of an epoch: who waits for whom, and what they are told."""
+"""The rounds at the end of an epoch: expected workers, and answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdist.control import messages
-from tfdist.control.rendezvous import Caller
+from tfdist.control.rendezvous import ClientContext
 from tfdist.ps import step_waits
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import State, StateError
@@ -25,7 +25,7 @@ def state(number):
 
 
 class Job:
-    """The rounds of some workers, of which all are there, and a clock."""
+    """The rounds of some connected workers, and a clock."""
 
     def __init__(self, workers):
         self.now = 0.0
@@ -33,7 +33,7 @@ class Job:
         self.rounds = EpochRounds(workers, TIMEOUT, self.now)
         for rank in range(workers):
             self.rounds.attach(rank, f"process {rank}")
-            self.rounds.note("came", rank)
+            self.rounds.record("came", rank)
 
     def post(self, rank, *key, stop=False, process=None):
         """A worker posts 10 to the power of its rank; returns its answer, or None."""
@@ -46,7 +46,7 @@ class Job:
         waits = [0] * len(self.rounds._workers)
         for worker, other in self.waiting:
             waits[worker] |= 1 << other
-        self.rounds.look(waits, self.now)
+        self.rounds.update_waits(waits, self.now)
         self.rounds.settle(self.now)
         return self.rounds.answer(Key(*key), rank)
 
@@ -56,7 +56,7 @@ def total(answer):
 
 
 def all_post(job, *key, stop=None):
-    """All workers post; returns what the last one is told, which all are."""
+    """Posts for all workers; returns the answer, which is the same for all."""
     ranks = range(len(job.rounds._workers))
     answers = [job.post(rank, *key, stop=rank == stop) for rank in ranks]
     assert answers[:-1] == [None] * (len(ranks) - 1)
@@ -89,11 +89,11 @@ def test_one_that_is_gone_is_not_waited_for(kind, why):
     all_post(job, 1, 0, END)
     assert job.post(0, 1, 1, TRAINING) is None
     assert job.post(2, 1, 1, TRAINING) is None
-    job.rounds.note(kind, 1)
+    job.rounds.record(kind, 1)
     answer = job.answer(0, 1, 1, TRAINING)
     assert total(answer) == 101 and answer.ranks == (0, 2)
     assert list(answer.missing) == [1] and why in answer.missing[1]
-    # What a stranger says it is changes nothing.
+    # The claim of an unauthenticated process changes nothing.
     job.rounds.attach(2, "a stranger")
     assert job.post(0, 1, 1, END) is None
     assert job.answer(2, 1, 1, TRAINING) == answer
@@ -135,13 +135,13 @@ def test_one_whose_step_waits_for_another_is_not_waited_for():
 
 
 def test_a_look_says_nothing_of_who_has_posted_since():
-    """What a step waited for before may have come meanwhile."""
+    """A step's earlier wait may have ended meanwhile."""
     job = Job(2)
     job.now = 2.0
     job.rounds.post(Key(1, 0, TRAINING), 0, "process 0", state(1), False, job.now)
-    job.rounds.look([0, 0b01], began=1.9)
+    job.rounds.update_waits([0, 0b01], began=1.9)
     assert not job.rounds.settle(job.now)
-    job.rounds.look([0, 0b01], began=2.1)
+    job.rounds.update_waits([0, 0b01], began=2.1)
     assert job.rounds.settle(2.2)
     assert "steps left" in job.rounds.answer(Key(1, 0, TRAINING), 0).missing[1]
 
@@ -149,10 +149,10 @@ def test_a_look_says_nothing_of_who_has_posted_since():
 def test_in_the_first_epoch_all_that_are_there_are_waited_for():
     job = Job(2)
     assert job.post(0, 1, 7, TRAINING) is None
-    job.rounds.note("lost", 1)
+    job.rounds.record("lost", 1)
     assert total(job.answer(0, 1, 7, TRAINING)) == 1
     # In a fit of its own, the chief waits for the other one again, but once.
-    job.rounds.note("came", 1)
+    job.rounds.record("came", 1)
     assert job.post(0, 2, 0, TRAINING) is None
     job.now = TIMEOUT
     assert total(job.answer(0, 2, 0, TRAINING)) == 1
@@ -162,7 +162,7 @@ def test_in_the_first_epoch_all_that_are_there_are_waited_for():
 
 def test_while_the_server_is_young_all_are_expected_to_come():
     rounds = EpochRounds(2, 60.0, now=0.0)
-    rounds.note("came", 0)
+    rounds.record("came", 0)
     key = Key(1, 5, TRAINING)
     rounds.post(key, 0, "a", state(1), False, 1.0)
     assert not rounds.settle(4.9) and rounds.answer(key, 0) is None
@@ -184,9 +184,9 @@ def test_a_worker_that_was_started_again_holds_nobody_up():
     for epoch in range(3):
         all_post(job, 1, epoch, TRAINING)
         all_post(job, 1, epoch, END)
-    job.rounds.note("lost", 1)
+    job.rounds.record("lost", 1)
     job.rounds.attach(1, "another process")
-    job.rounds.note("came", 1)
+    job.rounds.record("came", 1)
     assert total(job.post(0, 1, 3, TRAINING)) == 1
     # It begins with epoch 0, whose numbers are known.
     assert total(job.post(1, 1, 0, TRAINING, process="another process")) == 11
@@ -199,10 +199,10 @@ def test_a_job_whose_workers_were_all_started_again_begins_anew():
     job = Job(2)
     all_post(job, 1, 0, TRAINING, stop=0)
     for rank in range(2):
-        job.rounds.note("lost", rank)
+        job.rounds.record("lost", rank)
     for rank in range(2):
         job.rounds.attach(rank, f"second {rank}")
-        job.rounds.note("came", rank)
+        job.rounds.record("came", rank)
     assert job.post(0, 1, 0, TRAINING, process="second 0") is None
     answer = job.post(1, 1, 0, TRAINING, process="second 1")
     assert total(answer) == 11 and not answer.stop
@@ -222,14 +222,14 @@ def test_what_is_forgotten_leaves_a_worker_its_own():
 
 @pytest.mark.parametrize("comes_again", [False, True])
 def test_what_a_dead_worker_has_posted_is_forgotten(comes_again):
-    """Rank 2 stands where rank 1 has posted alone, and holds up nobody else."""
+    """Rank 2 is where rank 1 has posted alone, and delays no other worker."""
     job = Job(3)
     all_post(job, 1, 0, TRAINING)
     assert job.post(1, 1, 0, VALIDATION) is None
-    job.rounds.note("lost", 1)
+    job.rounds.record("lost", 1)
     if comes_again:
         job.rounds.attach(1, "another process")
-        job.rounds.note("came", 1)
+        job.rounds.record("came", 1)
     job.waiting.add((2, 0))
     for epoch in range(50):
         for phase in (END, TRAINING) if epoch else (END,):
@@ -248,7 +248,7 @@ def test_a_worker_may_post_again():
 
 @pytest.mark.parametrize("different", [0, 1, 2])
 def test_other_metrics_on_one_worker(different):
-    """Whoever comes first: those that match are put together, and all hear who differs."""
+    """In any order, equal metrics are merged, and all answers name the worker that differs."""
     job = Job(3)
     key = (1, 0, TRAINING)
     for rank in range(3):
@@ -328,7 +328,7 @@ def request(**changes):
 
 def test_requests_that_make_no_sense():
     service = EpochService(2, TIMEOUT, lambda: [0, 0])
-    assert service.answer(request(), Caller()) == {"status": "missing"}  # not attached yet
+    assert service.answer(request(), ClientContext()) == {"status": "missing"}  # not attached yet
     service.attach(0, "a")
     for changes, reason in [
         ({"rank": 2}, "there is no rank 2 among 2"),
@@ -339,22 +339,24 @@ def test_requests_that_make_no_sense():
         ({"parts": 10**9}, "expected one of at most 256 parts"),
         ({"data": "x" * 48_001}, "with 48001"),
     ]:
-        answer = service.answer(request(**changes), Caller())
+        answer = service.answer(request(**changes), ClientContext())
         assert answer["status"] == "refused" and reason in answer["reason"], changes
-    assert service.answer(request(data="x"), Caller())["status"] == "differs"
-    assert service.answer(request(part=1, parts=2), Caller()) == {"status": "missing"}
-    assert service.answer(request(parts=0), Caller()) == {"status": "missing"}
+    assert service.answer(request(data="x"), ClientContext())["status"] == "differs"
+    assert service.answer(request(part=1, parts=2), ClientContext()) == {"status": "missing"}
+    assert service.answer(request(parts=0), ClientContext()) == {"status": "missing"}
 
 
 def test_a_state_that_comes_in_parts():
     service = EpochService(1, TIMEOUT, lambda: [0])
     service.attach(0, "a")
     text = request().data
-    assert service.answer(request(parts=3, data=text[:5]), Caller()) == {"status": "received"}
-    again = service.answer(request(parts=3, data=text[:5]), Caller())  # its answer was lost
+    assert service.answer(request(parts=3, data=text[:5]), ClientContext()) == {
+        "status": "received"
+    }
+    again = service.answer(request(parts=3, data=text[:5]), ClientContext())  # its answer was lost
     assert again == {"status": "received"}
-    service.answer(request(part=1, parts=3, data=text[5:9]), Caller())
-    answer = service.answer(request(part=2, parts=3, data=text[9:]), Caller())
+    service.answer(request(part=1, parts=3, data=text[5:9]), ClientContext())
+    answer = service.answer(request(part=2, parts=3, data=text[9:]), ClientContext())
     assert answer["status"] == "over" and answer["content"] == state(1).encoded()
     assert answer["ranks"] == [0] and answer["missing"] == {}
 
@@ -373,14 +375,14 @@ def test_one_look_serves_all_that_wait():
     service = EpochService(workers, 60.0, waits)
     for rank in range(workers):
         service.attach(rank, f"process {rank}")
-        service.note("came", rank)
+        service.record("came", rank)
     try:
         with futures.ThreadPoolExecutor(workers) as pool:
             calls = [
                 pool.submit(
                     service.answer,
                     request(rank=rank, process=f"process {rank}", wait=30.0),
-                    Caller(),
+                    ClientContext(),
                 )
                 for rank in range(workers - 1)
             ]

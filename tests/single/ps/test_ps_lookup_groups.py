@@ -55,7 +55,7 @@ def test_dependent_lookups_do_not_wait_for_each_other(job):
             return a, b, c, d, e
 
     def random_ids():
-        # Runs behind what was printed, though it does not say so.
+        # Runs after the print, without an explicit dependency.
         return tf.raw_ops.RandomUniformInt(
             shape=[2], minval=tf.constant(5, tf.int64), maxval=tf.constant(6, tf.int64)
         )

@@ -81,7 +81,7 @@ def test_a_dataset_asks_one_batch_ahead(job):
     before = job.client.stats().prefetched
     counts = counted(job, epoch)
     assert (counts["prefetched"], counts["prefetch_hits"]) == (24, 24)
-    # An iterator that is left leaves a batch that nobody will use.
+    # An abandoned iterator leaves an unused batch.
     for _ in range(3):
         iterator = iter(dataset)
         step(next(iterator))

@@ -1,4 +1,4 @@
-"""Checkpoints that another number of servers goes on from."""
+"""Restoring a checkpoint with another number of servers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rows_keep_their_age_though_servers_have_had_other_times(tmp_path):
     worker.lookup(worker.table("a", 1), np.arange(100))
     parts = [checkpoints.save(1) for checkpoints in saved]
     snapshot.write_manifest(str(tmp_path), 1, parts)
-    # The first was away for an hour once: its time is behind, and so is that of its rows.
+    # The first one was down for an hour once: its clock is behind, and so are its rows' times.
     folder = layout.directory(str(tmp_path), 0, 2)
     first = snapshot.read(layout.path(folder, 1, "npz"))
     snapshot.write(folder, dataclasses.replace(first, time=first.time - 3600))

@@ -1,4 +1,4 @@
-"""`tfdist ps stats`: rates of two readings, what is printed, and what it refuses."""
+"""`tfdist ps stats`: rates of two readings, the report, and errors."""
 
 from __future__ import annotations
 

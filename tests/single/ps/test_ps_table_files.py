@@ -1,4 +1,4 @@
-"""Tables in files: what servers have is written, and what others have written is read."""
+"""Export and import of tables, also from files of other programs."""
 
 from __future__ import annotations
 
@@ -218,8 +218,8 @@ def test_bad_arguments(tmp_path):
 def test_without_pyarrow(tmp_path):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from tfdist.ps import table_parquet\n"
-        "try:\n    table_parquet._pyarrow()\n"
+        "from tfdist.ps.export import parquet\n"
+        "try:\n    parquet._pyarrow()\n"
         "except ImportError as error:\n    print(error)\n"
     )
     done = subprocess.run(

@@ -15,13 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.config.cluster import Settings
 from tfdist.estimator.training import server_optimizers, tables
 from tfdist.estimator.training.chief_hooks import is_saver, saver_hooks, summary_hooks
 from tfdist.estimator.training.end_together import BatchAhead, EndTogether, agreed_and_others
 from tfdist.estimator.training.sessions import SessionCreator, initialized_session, restore
 from tfdist.estimator.training.warm_start import warm_start
 from tfdist.estimator.training.worker_states import BeginHook, EndHook, WorkerStates
+from tfdist.job import process
 from tfdist.strategies._variables.parameters import Parameters
 
 v1 = tf.compat.v1
@@ -227,7 +227,7 @@ class _SessionCreator(SessionCreator):
 
     def begin_training(self, session: v1.Session) -> None:
         """Tells the other workers, and waits for the chief."""
-        self.states.begin(session, Settings.from_environment().rendezvous_timeout)
+        self.states.begin(session, process.current.settings.rendezvous_timeout)
 
     def pull(self, session: v1.Session) -> int:
         """Brings the variables up to date, outside of a step; returns the global step."""

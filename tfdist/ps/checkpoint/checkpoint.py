@@ -1,4 +1,4 @@
-"""What one server keeps of itself: its snapshots, and the log of rows since the last of them."""
+"""The persistent state of one server: its snapshots, and the redo log since the latest one."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tfdist.errors import CheckpointError
 from tfdist.ps.checkpoint import files, layout, row_chain, snapshot
 
 _log = logging.getLogger("tfdist.ps")
-# Files that one has to read at most for all rows.
-_LONGEST_CHAIN = 50
-# A log of this size (bytes), and of that of the rows, is long.
+# Maximum number of files of rows that make up a snapshot.
+_MAX_CHAIN = 50
+# A log is long if it has at least this size and more than that of the rows (bytes).
 _LONG_LOG = 1 << 30
-# All servers save their part of a checkpoint within this time (s).
-_SPREAD = 60.0
+# Seconds within which all servers save their part of a checkpoint.
+_MAX_SPREAD = 60.0
 
 
 class Checkpoints:
     """The snapshots of one server.
 
-    Rows of tables are saved in full first, and then those that changed: until these are as many
-    together as all of them were, or the file before could not be written.
+    The first snapshot has all rows of the tables, the following ones only the changed rows. All
+    rows are written again once the changed ones are as many together, or after a failed snapshot.
 
     Args:
       store: the server.
       root: the job's `checkpoint_dir`.
-      server: its number.
-      servers: how many the job has.
+      server: the server's index.
+      servers: the number of servers.
 
     Raises:
-      CheckpointError: nothing can be written there, and there is nothing to go on from.
+      CheckpointError: the directory is not writable, and there is nothing to restore.
     """
 
     def __init__(self, store: ops.ParameterServer, root: str, server: int, servers: int) -> None:
@@ -43,8 +43,8 @@ class Checkpoints:
         self._server = server
         self._servers = servers
         self._folder = layout.directory(root, server, servers)
-        self._lock = threading.Lock()  # guards the rest
-        self._chain: list[tuple[int, int, int]] = []  # number, seal, rows
+        self._lock = threading.Lock()  # guards the following attributes
+        self._chain: list[tuple[int, int, int]] = []  # number, checksum, rows
         self._latest = 0
         self._log_number = 0
         self._saved_changes = 0
@@ -56,13 +56,15 @@ class Checkpoints:
             _log.error("%s; it goes on from what can be read", error)
 
     def restore(self) -> str | None:
-        """Takes what was saved, before the store is started, and begins a log.
+        """Restores the latest snapshot and the logs since then, and begins a new log.
+
+        Call it before the store is started.
 
         Returns:
-          What the server goes on from; `None` if it begins anew.
+          A description of what was restored; `None` if there was nothing.
 
         Raises:
-          CheckpointError: what there is cannot be used.
+          CheckpointError: there are files, but none is usable.
         """
         recorded, of_servers = snapshot.recorded(self._root)
         own = layout.numbers(self._folder)
@@ -71,7 +73,7 @@ class Checkpoints:
             self._end_restore()
             self._begin_log(0)
             return f"checkpoint {recorded} of {of_servers} servers in {self._root}"
-        latest = snapshot.read_latest(self._folder, self._use)
+        latest = snapshot.read_latest(self._folder, self._apply)
         self._end_restore()
         replayed = self._replay(latest.log if latest else 0)
         self._begin_log(latest.log if latest else 0)
@@ -82,10 +84,11 @@ class Checkpoints:
         return f"snapshot {latest.number} in {self._folder}{more}"
 
     def save(self, number: int, full: bool = False) -> dict[str, Any]:
-        """Writes a snapshot while the server goes on.
+        """Writes a snapshot while the server continues.
 
         Args:
-          number: of the checkpoint. If the latest has it already, this one is the answer.
+          number: the checkpoint's number. If the latest snapshot has it already, this call returns
+            that one.
           full: write all rows.
 
         Returns:
@@ -98,20 +101,20 @@ class Checkpoints:
             return self._save(number, full)
 
     def expected_numbers(self) -> tuple[int, int]:
-        """Returns the first and the last number that `save` may be asked for.
+        """Returns the first and the last valid number for `save`.
 
-        The latest may be asked for again; the next one may be on another server already.
+        A request for the latest snapshot may be repeated; another server may have the next one.
         """
         return self._latest, snapshot.next_number(self._root, self._servers)
 
     def save_now(self) -> dict[str, Any]:
-        """Writes a snapshot of the number that comes next."""
+        """Writes a snapshot with the next number."""
         with self._lock:
             number = snapshot.next_number(self._root, self._servers)
             return self._save(number, full=False)
 
     def unsaved(self) -> bool:
-        """Whether there is something that the latest snapshot lacks."""
+        """Whether the store has changed since the latest snapshot."""
         return self._changes() > self._saved_changes
 
     def _changes(self) -> int:
@@ -119,11 +122,11 @@ class Checkpoints:
         return stats.pushes + stats.edits
 
     def log_has_failed(self) -> bool:
-        """Whether something was applied to rows that is neither saved nor in the log."""
+        """Whether rows were changed that are neither in a snapshot nor in the log."""
         return self._store.stats().log_failed > 0
 
     def log_is_long(self) -> bool:
-        """Whether reading the log would take longer than reading the rows."""
+        """Whether it would take longer to replay the log than to read the rows."""
         size = self._store.stats().log_bytes
         if size < _LONG_LOG:
             return False
@@ -131,26 +134,26 @@ class Checkpoints:
 
     def _save(self, number: int, full: bool) -> dict[str, Any]:
         changes = self._changes()
-        follows = None if full or self._is_long() else self._chain[-1][:2]
-        chain, self._chain = self._chain, []  # if this fails, what changed until now is nowhere
+        base = None if full or self._chain_is_long() else self._chain[-1][:2]
+        chain, self._chain = self._chain, []  # after a failure no file has the latest changes
         self._log_number += 1
         log = self._log_path(self._log_number)
-        with self._store.checkpoint(follows is not None, log) as image:
-            seal = None
-            if image.tables:
-                written = row_chain.write(self._folder, number, follows, image.tables)
-                seal = written.seal
-                self._chain = [*(chain if follows else []), (number, seal, written.rows)]
+        with self._store.checkpoint(base is not None, log) as held:
+            checksum = None
+            if held.tables:
+                written = row_chain.write(self._folder, number, base, held.tables)
+                checksum = written.checksum
+                self._chain = [*(chain if base else []), (number, checksum, written.rows)]
             result = snapshot.write(
                 self._folder,
                 snapshot.Snapshot(
                     number,
-                    image.shards,
-                    image.progress,
-                    image.unclaimed,
-                    seal,
+                    held.shards,
+                    held.progress,
+                    held.unclaimed,
+                    checksum,
                     self._log_number,
-                    image.time,
+                    held.time,
                 ),
             )
         self._store.saved()
@@ -158,59 +161,59 @@ class Checkpoints:
         self._saved_changes = changes
         return result
 
-    def _is_long(self) -> bool:
-        if not self._chain or len(self._chain) >= _LONGEST_CHAIN:
+    def _chain_is_long(self) -> bool:
+        if not self._chain or len(self._chain) >= _MAX_CHAIN:
             return True
         return sum(rows for _, _, rows in self._chain[1:]) >= self._chain[0][2]
 
-    def _use(self, latest: snapshot.Snapshot) -> None:
+    def _apply(self, latest: snapshot.Snapshot) -> None:
         self._store.restore_nothing()
         if latest.rows is not None:
             self._restore_rows(self._folder, latest, 0, 1)
         self._store.restore(
-            ops.ServerSnapshot(latest.shards, latest.progress, latest.aside, time=latest.time)
+            ops.ServerSnapshot(latest.shards, latest.progress, latest.unclaimed, time=latest.time)
         )
 
     def _restore_others(self, number: int, of_servers: int) -> None:
-        """Takes from a checkpoint of another number of servers what belongs here.
+        """Restores this server's part of a checkpoint of another number of servers.
 
-        Which shards do is the workers' business: all are put aside until a worker asks. Who has
-        pushed what was another job's.
+        The workers decide which shards belong here: all of them stay unclaimed until a worker
+        creates them. The progress of pushes is not restored: it belongs to another job.
         """
-        aside = {}
+        unclaimed = {}
         folders = [layout.directory(self._root, other, of_servers) for other in range(of_servers)]
         parts = [snapshot.read(layout.path(folder, number, "npz")) for folder in folders]
-        # Each server had a time of its own; rows keep their age.
+        # Each server had its own time; rows keep their age.
         time = max(part.time for part in parts)
         for folder, part in zip(folders, parts, strict=True):
-            aside.update({**part.aside, **part.shards})
+            unclaimed.update({**part.unclaimed, **part.shards})
             if part.rows is not None:
                 later = time - part.time if part.time else 0.0
-                later = later if later > _SPREAD else 0.0
+                later = later if later > _MAX_SPREAD else 0.0
                 self._restore_rows(folder, part, self._server, self._servers, later)
-        self._store.restore(ops.ServerSnapshot({}, [], aside, time=time))
+        self._store.restore(ops.ServerSnapshot({}, [], unclaimed, time=time))
 
     def _restore_rows(
         self,
         folder: str,
-        of: snapshot.Snapshot,
+        part: snapshot.Snapshot,
         server: int,
         servers: int,
         later: float = 0.0,
     ) -> None:
-        """Restores rows with their time of use moved by `later` seconds."""
-        numbers = {}
-        for table, rows in row_chain.read(folder, of.number, of.rows):
+        """Restores rows, with `later` seconds added to their time of use."""
+        indices = {}
+        for table, rows in row_chain.read(folder, part.number, part.rows):
             if rows is not None:
                 if later:
                     rows = rows.later(later)
-                self._store.restore_rows(numbers[table.name], rows, server, servers)
+                self._store.restore_rows(indices[table.name], rows, server, servers)
                 continue
             try:
-                numbers[table.name] = self._store.restore_table(table)
+                indices[table.name] = self._store.restore_table(table)
             except tf.errors.InvalidArgumentError as error:
                 raise CheckpointError(
-                    f"snapshot {of.number} in {folder}: {error.message}"
+                    f"snapshot {part.number} in {folder}: {error.message}"
                 ) from error
 
     def _end_restore(self) -> None:

@@ -1,4 +1,4 @@
-"""Files that servers write: on a disk, or wherever `tf.io.gfile` knows to write."""
+"""Files of the operating system, and of the other file systems of `tf.io.gfile`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import tensorflow as tf
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is one of the operating system's."""
+    """Whether a path belongs to the operating system's file systems."""
     return "://" not in path
 
 
 @contextlib.contextmanager
 def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[BinaryIO]:
-    """A new file, which is on the disk afterwards, as far as its file system can tell.
+    """Makes a new file, which is synced to disk on exit if it is local.
 
-    Where that fails, it is removed if it is one of the operating system's.
+    A local file is removed if writing fails.
 
     Args:
-      path: where.
-      in_order: it is only written to, from its beginning to its end, and need not fit in memory.
-      private: no other user may read it, if it is one of the operating system's.
+      path: the file.
+      in_order: the caller only writes, without seeking; the file need not fit in memory.
+      private: a local file has mode 0600.
     """
     if is_local(path):
         mode = 0o600 if private else 0o666
@@ -35,7 +35,7 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
         def opener(name: str, flags: int) -> int:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
-            # Not through a link that somebody has put there.
+            # Never through an existing link.
             return os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW, mode)
 
         with open(path, "wb", opener=opener) as file:
@@ -44,14 +44,14 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
                 file.flush()
                 os.fsync(file.fileno())
             except BaseException:
-                os.unlink(path)  # an incomplete file would only fill the disk
+                os.unlink(path)  # an incomplete file is useless
                 raise
         return
     if in_order:
         with tf.io.gfile.GFile(path, "wb") as file:
             yield _Bytes(file)
         return
-    # Archives need positions, which not all file systems of tf.io.gfile know.
+    # Archives need to seek, which not all file systems of tf.io.gfile support.
     whole = io.BytesIO()
     yield whole
     with tf.io.gfile.GFile(path, "wb") as file:
@@ -59,10 +59,10 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
 
 
 def open_whole(path: str) -> BinaryIO:
-    """An existing file, in which one can go to any position.
+    """Opens an existing file for reading, with `seek`.
 
     Raises:
-      tf.errors.OpError, OSError: there is none, or it is a pipe or the like.
+      tf.errors.OpError, OSError: there is no such file, or it is no regular file.
     """
     if is_local(path):
         return _open_regular(path)
@@ -71,16 +71,16 @@ def open_whole(path: str) -> BinaryIO:
 
 
 def open_in_order(path: str) -> BinaryIO:
-    """An existing file, to be read from its beginning to its end; raises as `open_whole`."""
+    """Opens an existing file for reading without `seek`; raises as `open_whole`."""
     return _open_regular(path) if is_local(path) else tf.io.gfile.GFile(path, "rb")
 
 
 def make_folder(folder: str) -> str | None:
-    """Makes a folder, and those above it, for this user alone.
+    """Makes a folder and its parents, local ones with mode 0700.
 
     Returns:
-      Why others could change what is in it, as a sentence; `None` if they cannot, or if it is none
-      of the operating system's.
+      A sentence that says why other users can change the folder's files; `None` if they cannot, or
+      if the folder is not local.
     """
     if not is_local(folder):
         tf.io.gfile.makedirs(folder)
@@ -97,7 +97,7 @@ def make_folder(folder: str) -> str | None:
 
 
 def _open_regular(path: str) -> BinaryIO:
-    # To open a pipe would wait for its other end.
+    # Without O_NONBLOCK, opening a pipe would wait for its other end.
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -106,7 +106,7 @@ def _open_regular(path: str) -> BinaryIO:
 
 
 def sync_folder(folder: str) -> None:
-    """Makes a new name last."""
+    """Makes the renames in a local folder durable."""
     if not is_local(folder):
         return
     descriptor = os.open(Path(folder), os.O_RDONLY)
@@ -117,7 +117,7 @@ def sync_folder(folder: str) -> None:
 
 
 class _Bytes:
-    """A file of TensorFlow, which writes nothing but `bytes`."""
+    """Adapts a `GFile`, which writes only `bytes`."""
 
     def __init__(self, file: tf.io.gfile.GFile) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""The files of rows that make up a snapshot: one that has all of them, and what changed since."""
+"""The files of rows of a snapshot: one with all rows, then files with the changes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tfdist.ps.checkpoint import files, layout, rows_file
 def write(
     folder: str,
     number: int,
-    follows: tuple[int, int] | None,
+    base: tuple[int, int] | None,
     tables: Sequence[ops.SavedTable],
 ) -> rows_file.Written:
     """Writes the rows of snapshot `number`, before the snapshot itself.
 
     Args:
-      folder: of the server.
-      number: of the checkpoint.
-      follows: number and seal of the file that has all the other rows; `None` if these are all.
-      tables: of the server's image.
+      folder: the server's directory.
+      number: the checkpoint's number.
+      base: number and checksum of the file that these changes apply to; `None` if these are all
+        rows.
+      tables: the tables of the server's snapshot.
 
     Raises:
       tf.errors.OpError, OSError: the file system refused.
@@ -31,28 +32,28 @@ def write(
     tf.io.gfile.makedirs(folder)
     path = layout.path(folder, number, "rows")
     with files.create(f"{path}.tmp", in_order=True) as file:
-        written = rows_file.write(file, rows_file.About(number, follows, tables))
+        written = rows_file.write(file, rows_file.About(number, base, tables))
     tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
     return written
 
 
 def read(
-    folder: str, number: int, seal: int
+    folder: str, number: int, checksum: int
 ) -> Iterator[tuple[ops.SavedTable, ops.SavedRows | None]]:
-    """Reads the rows of a snapshot: those of each file, in the order in which they were written.
+    """Reads the rows of a snapshot, file by file in the order of writing.
 
     Args:
-      folder: of the server.
-      number: of the snapshot.
-      seal: of its file of rows.
+      folder: the server's directory.
+      number: the snapshot's number.
+      checksum: the checksum of its file of rows.
 
     Yields:
-      First each table without rows, and then some rows of it at a time, valid until the next.
+      Of each file first its tables, without rows, then chunks of rows, each valid until the next.
 
     Raises:
-      CheckpointError: a file is missing, truncated, altered, or something else.
+      CheckpointError: a file is missing, truncated, altered, or no file of rows.
     """
-    for link, link_seal in chain(folder, number, seal):
+    for link, link_checksum in chain(folder, number, checksum):
         path = layout.path(folder, link, "rows")
         with files.open_in_order(path) as file:
             reader = rows_file.Reader(file, path)
@@ -60,25 +61,25 @@ def read(
                 yield table, None
             for table, rows in reader.rows():
                 yield reader.about.tables[table], rows
-            if reader.seal != link_seal:
+            if reader.checksum != link_checksum:
                 raise CheckpointError(f"{path} is not the file that its followers have known")
 
 
-def chain(folder: str, number: int, seal: int) -> list[tuple[int, int]]:
-    """Returns numbers and seals of the files of rows that make up a snapshot, the full one first.
+def chain(folder: str, number: int, checksum: int) -> list[tuple[int, int]]:
+    """Returns numbers and checksums of a snapshot's files of rows, the full one first.
 
     Raises:
-      CheckpointError: one of them is missing or damaged.
+      CheckpointError: one of the files is missing or damaged.
     """
-    found = [(number, seal)]
+    found = [(number, checksum)]
     while True:
         path = layout.path(folder, found[0][0], "rows")
         if not tf.io.gfile.exists(path):
             raise CheckpointError(f"snapshot {number} in {folder} needs {path}, which is missing")
         with files.open_in_order(path) as file:
-            follows = rows_file.Reader(file, path).about.follows
-        if follows is None:
+            base = rows_file.Reader(file, path).about.base
+        if base is None:
             return found
-        if follows[0] >= found[0][0]:
-            raise CheckpointError(f"{path} is damaged: it follows number {follows[0]}")
-        found.insert(0, follows)
+        if base[0] >= found[0][0]:
+            raise CheckpointError(f"{path} is damaged: it follows number {base[0]}")
+        found.insert(0, base)

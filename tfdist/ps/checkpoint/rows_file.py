@@ -1,16 +1,16 @@
-"""Files of rows of embeddings' tables.
+"""Files of rows of embedding tables.
 
 ```
   "tfdist rows 1\n"
-  piece: about    JSON: the checkpoint's number, the one that it follows, the tables
+  piece: about    JSON: the checkpoint's number, its base, the tables
   piece: rows     ids int64, removed int64, used uint32, counts uint32, content float32
   ...
-  piece: end      how many pieces there were, and a checksum of their checksums
+  piece: end      the number of pieces, and a checksum of their checksums
 ```
 
-A piece is a header and arrays without anything between them, with a checksum of its own, so that
-rows go from the server's memory to the file and back without being held a second time. A file that
-follows another has what changed since: rows to be put in place, and ids of removed ones.
+A piece is a header and arrays without gaps, with its own checksum, so that rows go from the
+server's memory to the file and back without a second copy. A file with a base has the changes since
+then: rows to insert or replace, and ids of removed rows.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from tfdist import ops
 from tfdist.errors import CheckpointError
 
 _MAGIC = b"tfdist rows 1\n"
-# Kind, table, rows, removed rows, floats of a row, checksum of all of it but this.
+# Kind, table, rows, removed rows, floats of a row, checksum of the piece without this field.
 _HEADER = struct.Struct("<IIQQII")
 _ABOUT, _ROWS, _END = 1, 2, 3
-# More would be no table's row.
-_MOST_FLOATS = 1 << 18
+# Maximum width of a row.
+_MAX_FLOATS = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What a file of rows says of itself.
+    """The first piece of a file of rows.
 
     Args:
-      number: of its checkpoint.
-      follows: number and `seal` of the file of which it has the changes, or `None`.
-      tables: what it has rows of.
+      number: the checkpoint's number.
+      base: number and checksum of the file that the changes apply to; `None` if it has all rows.
+      tables: the tables.
     """
 
     number: int
-    follows: tuple[int, int] | None
+    base: tuple[int, int] | None
     tables: Sequence[ops.SavedTable]
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What was written.
+    """The result of `write`.
 
     Args:
-      seal: a number by which other files know this one.
-      rows: how many rows it has.
+      checksum: identifies the file in files that are based on it.
+      rows: the number of rows.
     """
 
-    seal: int
+    checksum: int
     rows: int
 
 
 def write(file: BinaryIO, about: About) -> Written:
-    """Fetches the tables' rows and writes them, bit by bit.
+    """Fetches the tables' rows and writes them, chunk by chunk.
 
     Raises:
       OSError, tf.errors.OpError: the file system refused.
@@ -73,7 +73,7 @@ def write(file: BinaryIO, about: About) -> Written:
     text = json.dumps(
         {
             "number": about.number,
-            "follows": about.follows,
+            "follows": about.base,
             "tables": [
                 {
                     "name": table.name,
@@ -100,19 +100,19 @@ class Reader:
     """Reads a file of rows.
 
     Args:
-      file: to read from.
-      path: what messages call it.
+      file: the open file.
+      path: its name in messages.
 
     Raises:
-      CheckpointError: it is something else, or damaged.
+      CheckpointError: it is no file of rows, or damaged.
     """
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self._file = file
         self._path = path
         self._pieces = 0
-        self._sums = 0
-        self.seal: int | None = None  # once all was read
+        self._running_checksum = 0
+        self.checksum: int | None = None  # of the file, after its last row
         magic = file.read(len(_MAGIC))
         if magic != _MAGIC:
             raise CheckpointError(
@@ -129,18 +129,18 @@ class Reader:
             raise CheckpointError(f"{path} is damaged: {error}") from error
 
     def rows(self) -> Iterator[tuple[int, ops.SavedRows]]:
-        """Gives the rows with the number of their table; each bit is valid until the next.
+        """Yields chunks of rows with the index of their table; each is valid until the next.
 
         Raises:
           CheckpointError: the file is truncated or altered.
         """
         while True:
-            sums = self._sums
+            file_checksum = self._running_checksum
             kind, table, count, removed, floats, body = self._piece()
             if kind == _END:
-                if (count, removed) != (self._pieces - 1, sums) or self._file.read(1):
+                if (count, removed) != (self._pieces - 1, file_checksum) or self._file.read(1):
                     raise CheckpointError(f"{self._path} is damaged: its end does not fit")
-                self.seal = sums
+                self.checksum = file_checksum
                 return
             if (
                 kind != _ROWS
@@ -162,11 +162,11 @@ class Reader:
                 f"{self._path} is damaged: expected checksum {checksum:08x}, received {found:08x}"
             )
         self._pieces += 1
-        self._sums = _mix(self._sums, checksum)
+        self._running_checksum = _mix(self._running_checksum, checksum)
         return kind, table, count, removed, floats, body
 
     def _read(self, size: int) -> bytes:
-        # By parts: what a damaged header says is not worth the memory for it.
+        # In parts: a damaged header may ask for more memory than there is.
         parts = []
         while size > 0:
             part = self._file.read(min(size, 1 << 26))
@@ -181,7 +181,7 @@ class _Writer:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._pieces = 0
-        self._sums = 0
+        self._running_checksum = 0
         file.write(_MAGIC)
 
     def add(
@@ -202,16 +202,16 @@ class _Writer:
         for body in bodies:
             self._file.write(body)
         self._pieces += 1
-        self._sums = _mix(self._sums, checksum)
+        self._running_checksum = _mix(self._running_checksum, checksum)
 
     def end(self) -> int:
-        seal = self._sums
-        self.add(_END, 0, self._pieces, seal, 0, [])
-        return seal
+        checksum = self._running_checksum
+        self.add(_END, 0, self._pieces, checksum, 0, [])
+        return checksum
 
 
 def _about(fields: Any) -> About:
-    follows = fields["follows"]
+    base = fields["follows"]
     tables = [
         ops.SavedTable(
             table["name"],
@@ -222,13 +222,13 @@ def _about(fields: Any) -> About:
         )
         for table in fields["tables"]
     ]
-    return About(fields["number"], None if follows is None else tuple(follows), tables)
+    return About(fields["number"], None if base is None else tuple(base), tables)
 
 
 def _body_bytes(kind: int, count: int, removed: int, floats: int) -> int:
     if kind == _ABOUT:
         return floats
-    if kind == _ROWS and floats <= _MOST_FLOATS:
+    if kind == _ROWS and floats <= _MAX_FLOATS:
         return count * (16 + 4 * floats) + 8 * removed
     return 0
 
@@ -242,11 +242,11 @@ def _split(body: memoryview, count: int, removed: int, floats: int) -> ops.Saved
         at += array.nbytes
         return array
 
-    ids, gone = take(count, np.int64), take(removed, np.int64)
+    ids, removed_ids = take(count, np.int64), take(removed, np.int64)
     used, counts = take(count, np.uint32), take(count, np.uint32)
     content = take(count * floats, np.float32).reshape(count, floats)
-    return ops.SavedRows(ids, used, counts, content, gone)
+    return ops.SavedRows(ids, used, counts, content, removed_ids)
 
 
-def _mix(sums: int, checksum: int) -> int:
-    return (sums * 0x9E3779B97F4A7C15 + checksum + 1) % (1 << 63)
+def _mix(running: int, checksum: int) -> int:
+    return (running * 0x9E3779B97F4A7C15 + checksum + 1) % (1 << 63)

@@ -1,17 +1,17 @@
-"""Snapshots of parameter servers: what a server writes, and what it goes on from.
+"""Snapshots of parameter servers: their files, and the manifest.
 
 ```
   checkpoint_dir/
-    manifest.json                       of the latest checkpoint that all servers completed
-    ps-0-of-2/snapshot-00000007.npz     one file a server and checkpoint; the last two are kept
-    ps-0-of-2/snapshot-00000007.rows    the rows of tables: of all, or those that changed since the
-    ps-0-of-2/snapshot-00000006.rows      file that it follows, which is kept while it is needed
-    ps-0-of-2/rows-00000009.log         what was applied to rows since: `core/ps/store/redo_log.h`
+    manifest.json                       the latest checkpoint that all servers have completed
+    ps-0-of-2/snapshot-00000007.npz     one file per server and checkpoint; the last two are kept
+    ps-0-of-2/snapshot-00000007.rows    rows of tables: all, or those that changed since the base
+    ps-0-of-2/snapshot-00000006.rows      file, which is kept while it is needed
+    ps-0-of-2/rows-00000009.log         changes of rows since then: `core/ps/store/redo_log.h`
     ps-1-of-2/...
 ```
 
-An .npz is a NumPy archive with a checksum of every array (`numpy.load` reads it); `rows_file` says
-what a .rows file is. Each appears under its name only when it is complete, the archive last.
+An .npz is a NumPy archive with a checksum of every array (`numpy.load` reads it); `rows_file`
+defines .rows files. Each file gets its name only when it is complete, the archive last.
 """
 
 from __future__ import annotations
@@ -30,39 +30,40 @@ from tfdist.ps.checkpoint import files, layout, row_chain
 from tfdist.ps.checkpoint.layout import directory
 
 _log = logging.getLogger("tfdist.ps")
-_KEPT = 2
-_MOST_NUMBER = 10**12
+_KEPT_SNAPSHOTS = 2
+_MAX_NUMBER = 10**12
 _FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a server holds.
+    """The state of a server.
 
     Args:
-      number: of the checkpoint; later ones have larger numbers.
+      number: the checkpoint's number; later ones have larger numbers.
       shards: flat arrays by name.
-      progress: opaque numbers, from which the server knows what it has applied.
-      aside: as `shards`, of another number of servers, what was not created here yet.
-      rows: the seal of the file of rows; `None` if there is none.
-      log: the number of the first log of rows that this snapshot lacks.
-      time: when it was taken, in the time of its rows; 0: unknown, as before there was one.
+      progress: opaque numbers that record which pushes the server has applied.
+      unclaimed: like `shards`: shards from another number of servers that no worker has created
+        here yet.
+      rows: the checksum of the file of rows; `None` if there is none.
+      log: the number of the first log of rows that this snapshot does not include.
+      time: the time of the snapshot, on the clock of its rows; 0: unknown.
     """
 
     number: int
     shards: Mapping[str, np.ndarray]
     progress: np.ndarray
-    aside: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    unclaimed: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     rows: int | None = None
     log: int = 0
     time: float = 0.0
 
 
 def prepare(folder: str) -> None:
-    """Makes the folder, and makes sure that files can be written there.
+    """Makes the folder, and checks that it is writable.
 
     Raises:
-      CheckpointError: they cannot; names the folder and the reason.
+      CheckpointError: it is not; names the folder and the reason.
     """
     probe = f"{folder}/probe"
     try:
@@ -79,7 +80,7 @@ def prepare(folder: str) -> None:
 
 
 def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
-    """Writes a snapshot and removes those that are too old.
+    """Writes a snapshot and removes old ones.
 
     Returns:
       {"file": its path, "bytes": its size}.
@@ -90,13 +91,13 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
     tf.io.gfile.makedirs(folder)
     path = layout.path(folder, snapshot.number, "npz")
     scratch = f"{path}.tmp"
-    named = [*snapshot.shards.items(), *snapshot.aside.items()]
+    named = [*snapshot.shards.items(), *snapshot.unclaimed.items()]
     arrays = {f"shard_{i}": _plain(array) for i, (_, array) in enumerate(named)}
     described = {
         "format": _FORMAT,
         "number": snapshot.number,
         "shards": [[name, array.dtype.name] for name, array in named],
-        "aside": len(snapshot.aside),
+        "aside": len(snapshot.unclaimed),
         "rows": snapshot.rows,
         "log": snapshot.log,
         "time": snapshot.time,
@@ -109,24 +110,24 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
     return {"file": path, "bytes": tf.io.gfile.stat(path).length}
 
 
-def read_latest(folder: str, use: Callable[[Snapshot], None] | None = None) -> Snapshot | None:
-    """Reads the latest snapshot that is whole; `None` if there is no file.
+def read_latest(folder: str, apply: Callable[[Snapshot], None] | None = None) -> Snapshot | None:
+    """Reads the latest valid snapshot; `None` if there is no file.
 
-    Of each that is not, the log says why.
+    The log names the errors of invalid snapshots.
 
     Args:
-      folder: of the server.
-      use: is given each until it does not raise a CheckpointError.
+      folder: the server's directory.
+      apply: is called with the snapshot; a CheckpointError makes it an invalid one.
 
     Raises:
-      CheckpointError: there are files, and none is whole.
+      CheckpointError: there are files, and none is valid.
     """
     problems = []
     for number in reversed(layout.numbers(folder)):
         try:
             snapshot = read(layout.path(folder, number, "npz"))
-            if use is not None:
-                use(snapshot)
+            if apply is not None:
+                apply(snapshot)
             return snapshot
         except CheckpointError as error:
             _log.error("%s; looking for the one before", error)
@@ -140,7 +141,7 @@ def read(path: str) -> Snapshot:
     """Reads a snapshot.
 
     Raises:
-      CheckpointError: the file is truncated, altered, or something else; names it and the reason.
+      CheckpointError: the file is truncated, altered, or no snapshot; names it and the reason.
     """
     try:
         with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
@@ -168,12 +169,12 @@ def read(path: str) -> Snapshot:
             )
     except CheckpointError:
         raise
-    except Exception as error:  # zipfile and NumPy have many ways to say that bytes are wrong
+    except Exception as error:  # zipfile and NumPy raise many types for wrong bytes
         raise CheckpointError(f"snapshot {path} is damaged: {error}") from error
 
 
 def write_manifest(root: str, number: int, parts: list[dict[str, object]]) -> str:
-    """Records that all servers have completed checkpoint `number`; returns the record's path."""
+    """Records that all servers have completed checkpoint `number`; returns the manifest's path."""
     path = layout.manifest(root)
     with files.create(f"{path}.tmp") as file:
         file.write(json.dumps({"number": number, "servers": parts}, indent=1).encode())
@@ -183,10 +184,10 @@ def write_manifest(root: str, number: int, parts: list[dict[str, object]]) -> st
 
 
 def recorded(root: str) -> tuple[int, int]:
-    """Returns the latest checkpoint that all servers completed and how many they were; or zeros.
+    """Returns the manifest's checkpoint number and number of servers; zeros if there is none.
 
     Raises:
-      CheckpointError: the record is something else.
+      CheckpointError: the manifest is invalid.
     """
     path = layout.manifest(root)
     if not tf.io.gfile.exists(path):
@@ -195,15 +196,15 @@ def recorded(root: str) -> tuple[int, int]:
         with files.open_whole(path) as file:
             manifest = json.loads(file.read().decode())
         number = manifest["number"]
-        if not isinstance(number, int) or not 0 <= number < _MOST_NUMBER:
-            raise ValueError(f"expected a number from 0 to {_MOST_NUMBER}, received {number!r:.50}")
+        if not isinstance(number, int) or not 0 <= number < _MAX_NUMBER:
+            raise ValueError(f"expected a number from 0 to {_MAX_NUMBER}, received {number!r:.50}")
         return number, len(manifest["servers"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 def next_number(root: str, servers: int) -> int:
-    """Returns a number larger than those of all snapshots of these servers, and of the record."""
+    """Returns a number above those of all snapshots of these servers and of the manifest."""
     folders = [directory(root, server, servers) for server in range(servers)]
     written = max((n for folder in folders for n in layout.numbers(folder)), default=0)
     return 1 + max(written, _recorded_number(root))
@@ -218,23 +219,25 @@ def _recorded_number(root: str) -> int:
 
 
 def _remove_old(folder: str) -> None:
-    """Removes what neither the last snapshots need, nor one that the record may still name."""
+    """Removes files that neither the last snapshots nor the manifest's one need."""
     written = layout.numbers(folder)
-    kept = set(written[-_KEPT:]) | ({_recorded_number(folder.rpartition("/")[0])} & set(written))
-    rows, first_logs = set(), []
-    for number in kept:
+    needed = set(written[-_KEPT_SNAPSHOTS:]) | (
+        {_recorded_number(folder.rpartition("/")[0])} & set(written)
+    )
+    needed_rows, first_logs = set(), []
+    for number in needed:
         try:
             about = _about(layout.path(folder, number, "npz"))
             if about.get("rows") is not None:
-                rows.update(n for n, _ in row_chain.chain(folder, number, about["rows"]))
+                needed_rows.update(n for n, _ in row_chain.chain(folder, number, about["rows"]))
         except CheckpointError as error:
             _log.error("%s; nothing is removed", error)
             return
         first_logs.append(about.get("log", 0))
-    for number in set(written) - kept:
+    for number in set(written) - needed:
         tf.io.gfile.remove(layout.path(folder, number, "npz"))
-    for number in set(layout.row_files(folder)) - rows:
-        if number < max(kept):
+    for number in set(layout.row_files(folder)) - needed_rows:
+        if number < max(needed):
             tf.io.gfile.remove(layout.path(folder, number, "rows"))
     for number, path in layout.logs(folder, 0):
         if number < min(first_logs):
@@ -242,7 +245,7 @@ def _remove_old(folder: str) -> None:
 
 
 def _about(path: str) -> dict[str, Any]:
-    """What a snapshot says of itself."""
+    """Returns the description in a snapshot's archive."""
     try:
         with files.open_whole(path) as file, np.load(file, allow_pickle=False) as archive:
             return json.loads(bytes(archive["about"]).decode())
@@ -251,7 +254,7 @@ def _about(path: str) -> dict[str, Any]:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    # NumPy's format does not know bfloat16.
+    # NumPy's file format has no bfloat16.
     return array.view(np.uint16) if array.dtype == tf.bfloat16.as_numpy_dtype else array
 
 

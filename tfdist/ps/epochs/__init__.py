@@ -1,1 +1,1 @@
-"""Metrics and stops of an epoch, agreed by all workers of a parameter-server job."""
+"""The rounds at the end of an epoch: workers sum their metrics and agree to stop."""

@@ -1,4 +1,4 @@
-"""How a worker takes part in the rounds at the end of epochs (epoch_rounds.py)."""
+"""The worker's side of the rounds at the end of epochs; see `rounds`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _RETRY_PAUSE = 0.2
 
 
 class EpochClient:
-    """One worker's end of them.
+    """One worker's connection to the rounds.
 
     Args:
       cluster: the job.
       process: this process's identity among the workers.
-      control: the parameter server where the rounds are.
-      patience: seconds in which a server that does not answer has to come back.
+      control: the parameter server that holds the rounds.
+      timeout: seconds to wait for a server that does not answer.
       closed: is set when this worker leaves.
     """
 
@@ -36,29 +36,29 @@ class EpochClient:
         cluster: Cluster,
         process: str,
         control: ControlClient,
-        patience: float,
+        timeout: float,
         closed: threading.Event,
     ) -> None:
         self._cluster = cluster
         self._process = process
         self._control = control
-        self._patience = patience
+        self._timeout = timeout
         self._closed = closed
 
-    def meet(self, key: Key, state: State, stop: bool = False) -> Answer | None:
+    def join_round(self, key: Key, state: State, stop: bool = False) -> Answer | None:
         """Posts a state and waits for the round to end.
 
         Args:
-          key: which round.
-          state: this worker's.
-          stop: whether this worker wants all to stop training.
+          key: the round.
+          state: this worker's state.
+          stop: whether all workers should stop training.
 
         Returns:
-          What the round has come to; `None`, and a line in the log, if there is no answer.
+          The round's answer; `None`, with a warning in the log, if there is none.
         """
         text = f"{state.description()}\n{state.encoded()}"
         parts = [text[i : i + PART] for i in range(0, len(text), PART)]
-        has_posted, deadline = False, time.monotonic() + self._patience
+        has_posted, deadline = False, time.monotonic() + self._timeout
         while not self._closed.is_set():
             try:
                 if has_posted:
@@ -67,19 +67,19 @@ class EpochClient:
                     answer = self._post(key, stop, parts)
             except UnreachableError as error:
                 if time.monotonic() > deadline:
-                    return self._without(key, str(error))
+                    return self._warn(key, str(error))
                 self._closed.wait(_RETRY_PAUSE)
                 has_posted = False
                 continue
-            deadline = time.monotonic() + self._patience
+            deadline = time.monotonic() + self._timeout
             has_posted = answer["status"] == "waiting"
             if answer["status"] == "over":
-                return _understood(answer, state)
+                return _decoded(answer, state)
             if answer["status"] == "differs":
-                return self._without(key, answer["reason"])
+                return self._warn(key, answer["reason"])
             if answer["status"] == "missing":  # the server was started again
                 self._closed.wait(_RETRY_PAUSE)
-        return self._without(key, "this worker is leaving the job")
+        return self._warn(key, "this worker is leaving the job")
 
     def _post(self, key: Key, stop: bool, parts: list[str]) -> dict:
         answer = {"status": "missing"}
@@ -111,20 +111,20 @@ class EpochClient:
             wait=wait,
         )
 
-    def _without(self, key: Key, why: str) -> None:
+    def _warn(self, key: Key, reason: str) -> None:
         _log.warning(
             "%s: the metrics of epoch %d are this worker's own: %s",
             self._cluster.task_name,
             key.epoch + 1,
-            why,
+            reason,
         )
 
 
-def _understood(answer: dict, state: State) -> Answer:
+def _decoded(answer: dict, state: State) -> Answer:
     content = answer["content"]
     return Answer(
         None if content is None else State(state.fields, base64.b64decode(content)),
         tuple(answer["ranks"]),
-        {int(rank): why for rank, why in answer["missing"].items()},
+        {int(rank): reason for rank, reason in answer["missing"].items()},
         answer["stop"],
     )

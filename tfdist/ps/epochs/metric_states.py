@@ -1,7 +1,7 @@
-"""The states of metrics as they travel between workers and a parameter server.
+"""The states of metrics, as workers and a parameter server exchange them.
 
-A state is the variables of an epoch's metrics: sums, counts, histograms. How those of several
-workers become one is what each variable declares for replicas: its aggregation.
+A state holds the variables of an epoch's metrics: sums, counts, histograms. The states of several
+workers are merged as each variable's aggregation over replicas says.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 
 AGGREGATIONS = ("sum", "mean", "first")
-# Of a state; what comes back has to fit into one message of the control plane.
-LARGEST_BYTES = 8 * 2**20
+# The merged state must fit into one message of the control plane.
+MAX_BYTES = 8 * 2**20
 _KINDS = {"f": np.float64, "i": np.int64}
-_MOST_FIELDS = 2000
+_MAX_FIELDS = 2000
 
 
 class StateError(ValueError):
-    """A state is not what this module encodes, or differs from the others'; the text says how."""
+    """A state is invalid, or differs from the others'; the text names the difference."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Field:
     """One variable.
 
     Args:
-      kind: "f": floating, travels as float64; "i": integer, travels as int64.
-      elements: how many numbers it has.
-      aggregation: one of `AGGREGATIONS`; "first" is the value of the lowest rank that is there.
+      kind: "f": floating-point, sent as float64; "i": integer, sent as int64.
+      elements: the number of its elements.
+      aggregation: one of `AGGREGATIONS`; "first" takes the value of the lowest rank in the round.
     """
 
     kind: str
@@ -41,11 +41,11 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The variables of one worker, or of several.
+    """The variables of one worker, or merged variables of several.
 
     Args:
-      fields: what they are.
-      content: their numbers one after the other, 8 bytes each, in the machine's order.
+      fields: the variables.
+      content: their elements one after the other, 8 bytes each, in the machine's byte order.
     """
 
     fields: tuple[Field, ...] = ()
@@ -53,10 +53,10 @@ class State:
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray], aggregations: Sequence[str]) -> State:
-        """Makes the state of arrays of numbers.
+        """Makes a state of arrays.
 
         Raises:
-          StateError: an array is not of numbers, or the state is too large to travel.
+          StateError: an array is not numeric, or the state is too large.
         """
         fields, content = [], []
         for array, aggregation in zip(arrays, aggregations, strict=True):
@@ -68,15 +68,15 @@ class State:
                 raise StateError(f"expected numbers, received {array.dtype}") from error
             fields.append(Field(kind, array.size, aggregation))
         state = cls(tuple(fields), b"".join(content))
-        if len(state.content) > LARGEST_BYTES or len(fields) > _MOST_FIELDS:
+        if len(state.content) > MAX_BYTES or len(fields) > _MAX_FIELDS:
             raise StateError(
-                f"expected at most {_MOST_FIELDS} variables and {LARGEST_BYTES} bytes, received "
+                f"expected at most {_MAX_FIELDS} variables and {MAX_BYTES} bytes, received "
                 f"{len(fields)} variables and {len(state.content)} bytes"
             )
         return state
 
     def arrays(self) -> list[np.ndarray]:
-        """The numbers of each variable, float64 or int64 and flat."""
+        """Returns the elements of each variable as a flat float64 or int64 array."""
         arrays, begin = [], 0
         for field in self.fields:
             end = begin + 8 * field.elements
@@ -85,16 +85,20 @@ class State:
         return arrays
 
     def description(self) -> str:
-        """Says what the variables are; the same text for states that can be put together."""
+        """Describes the variables; states with the same description can be merged."""
         return json.dumps([[f.kind, f.elements, f.aggregation] for f in self.fields])
 
     def encoded(self) -> str:
-        """The content as text."""
+        """Returns the content as text."""
         return base64.b64encode(self.content).decode()
 
 
 def parse(description: str, encoded: str) -> State:
-    """Returns the state that `description` and `encoded` gave; raises StateError."""
+    """Returns the state of a `description` and an `encoded` content.
+
+    Raises:
+      StateError: they are invalid.
+    """
     try:
         fields = tuple(Field(*each) for each in json.loads(description))
         content = base64.b64decode(encoded, validate=True)
@@ -112,13 +116,13 @@ def parse(description: str, encoded: str) -> State:
 
 
 def merge(states: Sequence[State]) -> State:
-    """Puts the states of several workers together.
+    """Merges the states of several workers.
 
     Args:
-      states: of the same variables, in the order of ranks; at least one.
+      states: at least one, in the order of ranks, all of the same variables.
 
     Raises:
-      StateError: they are of different variables.
+      StateError: the states are of different variables.
     """
     first = states[0]
     for other in states[1:]:

@@ -1,23 +1,24 @@
-"""Where workers of a job meet at the end of an epoch: to add up metrics, and to stop together.
+"""The rounds at the end of an epoch, in which workers sum their metrics and agree to stop.
 
-Each of them posts a state (metric_states.py) under the round's key, which is the number of its
-`fit`, the epoch and the phase. A round ends when every worker that is expected has posted. Then all
-that have posted get the same answer: the states put together, and whether a worker wants to stop.
-Only states of the same variables can be put together: a worker with other ones than the rest gets
-its own, and all are told so.
+Each worker posts a state (`metric_states`) under the round's key: the number of its `fit`, the
+epoch and the phase. A round ends when all expected workers have posted. All workers that have
+posted get the same answer: the merged state, and whether a worker requests a stop. Only states of
+the same variables can be merged: a worker with other variables gets its own state, and the answers
+say so.
 
     rank 0  posts (1, 4, TRAINING) ......waits...... answer: ranks 0, 1
     rank 1  ................ posts (1, 4, TRAINING)  answer: ranks 0, 1
-    rank 2  is an epoch behind: not expected; what it posts later is put together with the others'
-            states, for its own answer
+    rank 2  is an epoch behind: not expected; when it posts later, its own answer merges its state
+            with the others'
 
-Expected is a worker that is connected and was in the round before; in the first epoch of a `fit`,
-every one that is connected, and while the server is young those that have not come yet: if it was
-started again, all connect again. A worker that waits in a step for one that has posted here is not
-waited for: its epoch is longer than the other's, and in a synchronous job or with bounded staleness
-neither could go on. No worker waits longer than `timeout` seconds.
+A worker is expected if it is connected and was in the previous round. In the first epoch of a `fit`
+every connected worker is expected, and, in the server's first seconds, also workers that have not
+connected yet: after a restart of the server all workers reconnect. A round does not wait for a
+worker whose step waits for one that has posted: its epoch is longer than the other's, and in a
+synchronous job or with bounded staleness neither could continue. No worker waits longer than
+`timeout` seconds.
 
-Pure bookkeeping: no threads, no network; times and who waits in a step are arguments.
+This module has no threads and no networking; times and step waits are arguments.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import State
 
 TRAINING, VALIDATION, END = range(3)
-# Of those that have ended the latest are kept, for workers that come late: as many, and as large.
-_MOST_ROUNDS = 24
-_MOST_BYTES = 64 * 2**20
-# Seconds in which all workers can be expected to connect.
-_YOUTH = 5.0
+# Ended rounds are kept for late workers: their maximum number, and the bytes of their states.
+_MAX_ROUNDS = 24
+_MAX_BYTES = 64 * 2**20
+# Seconds after the server's start in which all workers are expected to connect.
+_CONNECT_PERIOD = 5.0
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Key:
-    """Which round: the number of the `fit`, counted from 1; the epoch from 0; and the phase."""
+    """The key of a round: the number of the `fit`, from 1; the epoch, from 0; and the phase."""
 
     fit: int
     epoch: int
@@ -47,14 +48,13 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a round has come to.
+    """The result of a round.
 
     Args:
-      state: of all workers in `ranks`; `None` if the round is over and forgotten.
-      ranks: whose states were put together.
-      missing: by rank, why the state of a worker is not among them that was there before, or has
-        other metrics.
-      stop: whether a worker wants all to stop training.
+      state: the merged state of the workers in `ranks`; `None` if the round is over and forgotten.
+      ranks: the workers whose states were merged.
+      missing: by rank, the reason why the state of a known worker was not merged.
+      stop: whether a worker requests that all stop training.
     """
 
     state: State | None
@@ -85,10 +85,10 @@ class _Round:
 @dataclasses.dataclass
 class _Worker:
     process: str = ""
-    attached: str = ""  # the process that has said last that it is this worker
-    at: Key | None = None  # the last round it has posted in
-    here: bool = False
-    came: bool = False  # at any time
+    attached: str = ""  # the last process that has claimed to be this worker
+    at: Key | None = None  # the last round in which it has posted
+    connected: bool = False
+    was_connected: bool = False  # at any time
     gone: str = "is not there"
 
 
@@ -96,7 +96,7 @@ class EpochRounds:
     """The rounds of one job.
 
     Args:
-      workers: how many the job has.
+      workers: the number of workers.
       timeout: seconds for which a worker waits for the others.
       now: the time, in seconds.
     """
@@ -104,53 +104,54 @@ class EpochRounds:
     def __init__(self, workers: int, timeout: float, now: float) -> None:
         self._workers = [_Worker() for _ in range(workers)]
         self._timeout = timeout
-        self._grown_up = now + _YOUTH
+        self._all_connected_by = now + _CONNECT_PERIOD
         self._waits: Sequence[int] = [0] * workers
-        self._looked = now
+        self._waits_at = now
         self._rounds: dict[Key, _Round] = {}
         self._forgotten: Key | None = None
         self._stopped: set[int] = set()
 
     def attach(self, rank: int, process: str) -> None:
-        """Takes in which process is about to connect as a worker."""
+        """Records which process is about to connect as a worker."""
         self._workers[rank].attached = process
 
-    def note(self, kind: str, rank: int) -> None:
-        """Takes in that a worker "came", "left" or was "lost".
+    def record(self, kind: str, rank: int) -> None:
+        """Records that a worker "came", "left" or was "lost".
 
-        If it is the first to come of processes that have all been started again, a job begins anew,
-        and nothing of the one before counts.
+        A new process that comes while no other worker is connected begins a new job: all rounds are
+        dropped.
         """
         if not 0 <= rank < len(self._workers):
             return
         worker = self._workers[rank]
         if kind == "came" and worker.process != worker.attached:
             self._begin(worker, worker.attached)
-            if not any(other.here for other in self._workers if other is not worker):
+            if not any(other.connected for other in self._workers if other is not worker):
                 self._rounds.clear()
                 self._stopped.clear()
                 self._forgotten = None
-        worker.here = kind == "came"
-        worker.came = True
+        worker.connected = kind == "came"
+        worker.was_connected = True
         worker.gone = "has left the job" if kind == "left" else "is dead, or its connection broke"
 
-    def look(self, waits: Sequence[int], began: float) -> None:
-        """Takes in whose steps wait for whose.
+    def update_waits(self, waits: Sequence[int], began: float) -> None:
+        """Records which workers' steps wait for which others'.
 
         Args:
-          waits: for each worker the set of those for which its step waits: bit r is rank r's.
-          began: when this was asked, in seconds. A step that then waited for a worker which has
-            posted since may go on by what that worker has done in between.
+          waits: for each worker the set of workers for which its step waits; bit r stands for rank
+            r.
+          began: the time of the query, in seconds. Waits for a worker that has posted since are
+            ignored: before its post, that worker may have ended them.
         """
-        self._waits, self._looked = waits, began
+        self._waits, self._waits_at = waits, began
 
     def post(
         self, key: Key, rank: int, process: str, state: State, stop: bool, now: float
     ) -> Answer | None:
-        """Takes a worker's state; what it has posted in this round before is replaced.
+        """Takes a worker's state, which replaces its earlier post in this round.
 
         Returns:
-          The answer, if the round is over already and forgotten.
+          The answer, if the round is already over and forgotten.
         """
         worker = self._workers[rank]
         if worker.process != process:
@@ -166,7 +167,7 @@ class EpochRounds:
 
     @staticmethod
     def _begin(worker: _Worker, process: str) -> None:
-        """A new process begins with its first epoch, whatever the one before has come to."""
+        """Resets a worker that is now another process, which starts with its first epoch."""
         worker.process, worker.at = process, None
 
     def has(self, key: Key, rank: int, process: str) -> bool:
@@ -175,10 +176,10 @@ class EpochRounds:
         return there is not None and rank in there.posts and self._workers[rank].process == process
 
     def settle(self, now: float) -> bool:
-        """Ends the rounds in which nobody is waited for any more.
+        """Ends the rounds that wait for no worker any more.
 
         Returns:
-          Whether there was one.
+          Whether it has ended one.
         """
         has_ended = False
         for key, there in self._rounds.items():
@@ -192,7 +193,7 @@ class EpochRounds:
         return has_ended
 
     def answer(self, key: Key, rank: int) -> Answer | None:
-        """Returns the answer to what a worker has posted; `None` until the round has ended."""
+        """Returns the answer to a worker's post; `None` until the round has ended."""
         answer = self._rounds[key].posts[rank].answer
         return answer and dataclasses.replace(answer, stop=key.fit in self._stopped)
 
@@ -206,7 +207,7 @@ class EpochRounds:
 
     def _is_expected(self, key: Key, rank: int, now: float) -> bool:
         worker = self._workers[rank]
-        may_come = worker.here or (not worker.came and now < self._grown_up)
+        may_come = worker.connected or (not worker.was_connected and now < self._all_connected_by)
         if not may_come or (worker.at is not None and worker.at > key):
             return False
         before = self._before(key)
@@ -215,7 +216,7 @@ class EpochRounds:
         return worker.at is not None and worker.at >= before
 
     def _before(self, key: Key) -> Key | None:
-        """The round in which a worker was that is not behind; `None` in the first epoch."""
+        """Returns the previous round, in which every worker on time was; `None` for the first."""
         if key.phase != TRAINING:
             return Key(key.fit, key.epoch, TRAINING)
         known = [k.epoch for k in self._rounds if k.fit == key.fit and k.epoch < key.epoch]
@@ -223,17 +224,17 @@ class EpochRounds:
 
     def _is_held_up(self, rank: int, there: _Round) -> bool:
         return any(
-            self._waits[rank] >> poster & 1 and post.since <= self._looked
+            self._waits[rank] >> poster & 1 and post.since <= self._waits_at
             for poster, post in there.posts.items()
         )
 
     def _end(self, key: Key, there: _Round, waiting: list[int], late: bool) -> None:
-        # Who never came is not missed, nor who has no such round.
+        # Workers that never came, or that are past this round, are not missing.
         missing = {
-            rank: self._why_missing(rank, there, late)
+            rank: self._missing_reason(rank, there, late)
             for rank, worker in enumerate(self._workers)
             if rank not in there.posts
-            and (worker.at is not None or worker.here)
+            and (worker.at is not None or worker.connected)
             and (worker.at is None or worker.at < key)
         }
         for fields in {there.posts[rank].state.fields for rank in waiting}:
@@ -249,9 +250,9 @@ class EpochRounds:
             for rank in alike.keys() & set(waiting):
                 alike[rank].answer = answer
 
-    def _why_missing(self, rank: int, there: _Round, late: bool) -> str:
+    def _missing_reason(self, rank: int, there: _Round, late: bool) -> str:
         worker = self._workers[rank]
-        if not worker.here:
+        if not worker.connected:
             return worker.gone
         if self._is_held_up(rank, there):
             return "has steps left, which wait for the other workers"
@@ -261,8 +262,8 @@ class EpochRounds:
 
     def _forget(self) -> None:
         while len(self._rounds) > 1 and (
-            len(self._rounds) > _MOST_ROUNDS
-            or sum(there.bytes() for there in self._rounds.values()) > _MOST_BYTES
+            len(self._rounds) > _MAX_ROUNDS
+            or sum(there.bytes() for there in self._rounds.values()) > _MAX_BYTES
         ):
             oldest = min(self._rounds)
             there = self._rounds[oldest]
@@ -272,6 +273,6 @@ class EpochRounds:
             self._forgotten = oldest
 
     def _is_waiting(self, rank: int, post: _Post) -> bool:
-        """Whether the process that has posted is still there, to be answered."""
+        """Whether the process that has posted is still connected."""
         worker = self._workers[rank]
-        return worker.here and worker.process == post.process
+        return worker.connected and worker.process == post.process

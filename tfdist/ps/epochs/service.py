@@ -1,4 +1,4 @@
-"""The rounds at the end of epochs (epoch_rounds.py), behind a parameter server's control plane."""
+"""The rounds at the end of epochs, behind a parameter server's control plane; see `rounds`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.control import messages
-from tfdist.control.rendezvous import Caller
+from tfdist.control.rendezvous import ClientContext
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import StateError
 from tfdist.ps.epochs.rounds import END, TRAINING, Answer, EpochRounds, Key
 
-# Of a request's `data`, in characters; with all else it stays below wire.LARGEST_REQUEST.
+# Characters of a request's `data`; the whole request stays below messages.MAX_REQUEST_BYTES.
 PART = 48_000
-_MOST_PARTS = 256
-_LONGEST_WAIT = 30.0
-# How often a look is taken at who waits in a step, and at the time (s): the pause after a look is a
-# multiple of what that took, within bounds.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-_PAUSE_PER_LOOK = 4
-# How often a waiting call looks whether its caller is still there (s).
-_CHECK_CALLER = 1.0
+_MAX_PARTS = 256
+_MAX_WAIT = 30.0
+# Seconds between two queries of the step waits: a multiple of a query's duration, within bounds.
+_MIN_PAUSE, _MAX_PAUSE = 0.1, 1.0
+_PAUSE_PER_QUERY = 4
+# Seconds between two checks of a waiting call's connection.
+_CHECK_CLIENT = 1.0
 
 
 class EpochService:
-    """Takes what workers post, and holds their calls until a round has ended.
+    """Takes the workers' posts, and holds their calls until a round has ended.
 
     Args:
-      workers: how many the job has.
+      workers: the number of workers.
       timeout: seconds for which a worker waits for the others.
-      waits: gives, for each worker, the set of those for which its step waits: bit r is rank r's.
-        While any call waits it is asked again and again, by one thread for all of them.
+      waits: returns, for each worker, the set of workers for which its step waits; bit r stands for
+        rank r. While calls wait, one thread calls it repeatedly.
     """
 
     def __init__(self, workers: int, timeout: float, waits: Callable[[], Sequence[int]]) -> None:
@@ -40,30 +39,30 @@ class EpochService:
         self._rounds = EpochRounds(workers, timeout, time.monotonic())
         self._waits = waits
         self._waiting_calls = 0
-        self._looker: threading.Thread | None = None
+        self._querying: threading.Thread | None = None
         self._closed = threading.Event()
         self._changed = threading.Condition()
         self._attached: set[int] = set()
         self._parts: dict[int, list[str]] = {}
 
     def attach(self, rank: int, process: str) -> None:
-        """Takes in which process is about to connect as a worker."""
+        """Records which process is about to connect as a worker."""
         with self._changed:
             self._attached.add(rank)
             self._rounds.attach(rank, process)
 
-    def note(self, kind: str, rank: int) -> None:
-        """Takes in that a worker "came", "left" or was "lost"."""
+    def record(self, kind: str, rank: int) -> None:
+        """Records that a worker "came", "left" or was "lost"."""
         with self._changed:
-            self._rounds.note(kind, rank)
+            self._rounds.record(kind, rank)
             self._rounds.settle(time.monotonic())
-            self._changed.notify_all()  # also if the rounds of a job before are gone
+            self._changed.notify_all()  # also if a new job has dropped the rounds
 
     def close(self) -> None:
-        """Looks no more; calls under way wait at most until their own deadlines."""
+        """Stops the queries; calls in progress wait at most until their own deadlines."""
         self._closed.set()
 
-    def answer(self, request: messages.Epoch, caller: Caller) -> dict[str, Any]:
+    def answer(self, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
         """Answers a worker's request."""
         problem = self._problem(request)
         if problem:
@@ -78,7 +77,7 @@ class EpochService:
                     return early
             elif not self._rounds.has(key, request.rank, request.process):
                 return {"status": "missing"}
-            return self._await(key, request, caller)
+            return self._await(key, request, context)
 
     def _problem(self, request: messages.Epoch) -> str:
         if not 0 <= request.rank < self._workers:
@@ -88,16 +87,16 @@ class EpochService:
                 f"there is no round of fit {request.fit}, epoch {request.epoch} and phase "
                 f"{request.phase}"
             )
-        fits = 0 <= request.parts <= _MOST_PARTS and len(request.data) <= PART
+        fits = 0 <= request.parts <= _MAX_PARTS and len(request.data) <= PART
         if not fits or (request.parts and not 0 <= request.part < request.parts):
             return (
-                f"expected one of at most {_MOST_PARTS} parts of {PART} characters, received part "
+                f"expected one of at most {_MAX_PARTS} parts of {PART} characters, received part "
                 f"{request.part} of {request.parts} with {len(request.data)}"
             )
         return ""
 
     def _take(self, key: Key, request: messages.Epoch) -> dict[str, Any] | None:
-        """Takes a part; returns the answer if it does not wait for the other workers."""
+        """Takes a part; returns the answer unless it depends on the other workers."""
         parts = self._parts.setdefault(request.rank, [])
         if request.part == 0:
             parts.clear()
@@ -115,10 +114,10 @@ class EpochService:
         except StateError as error:
             return {"status": "differs", "reason": str(error)}
         self._settle()
-        return None if over is None else _told(over)
+        return None if over is None else _encoded(over)
 
-    def _await(self, key: Key, request: messages.Epoch, caller: Caller) -> dict[str, Any]:
-        deadline = time.monotonic() + min(request.wait, _LONGEST_WAIT)
+    def _await(self, key: Key, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
+        deadline = time.monotonic() + min(request.wait, _MAX_WAIT)
         self._waiting_calls += 1
         try:
             while True:
@@ -126,16 +125,16 @@ class EpochService:
                     return {"status": "missing"}
                 answer = self._rounds.answer(key, request.rank)
                 if answer is not None:
-                    return _told(answer)
+                    return _encoded(answer)
                 left = deadline - time.monotonic()
-                if caller.gone or left <= 0:
+                if context.disconnected or left <= 0:
                     return {"status": "waiting"}
-                if self._looker is None and not self._closed.is_set():
-                    self._looker = threading.Thread(
-                        target=self._look, name="tfdist-ps-epochs", daemon=True
+                if self._querying is None and not self._closed.is_set():
+                    self._querying = threading.Thread(
+                        target=self._query_waits, name="tfdist-ps-epochs", daemon=True
                     )
-                    self._looker.start()
-                self._changed.wait(min(_CHECK_CALLER, left))
+                    self._querying.start()
+                self._changed.wait(min(_CHECK_CLIENT, left))
         finally:
             self._waiting_calls -= 1
 
@@ -143,31 +142,31 @@ class EpochService:
         if self._rounds.settle(time.monotonic()):
             self._changed.notify_all()
 
-    def _look(self) -> None:
-        """Looks at who waits in a step for as long as any call waits for a round."""
+    def _query_waits(self) -> None:
+        """Queries the step waits for as long as any call waits for a round."""
         try:
             while not self._closed.is_set():
                 began = time.monotonic()
-                waits = self._waits()  # without the lock: it may ask other servers
+                waits = self._waits()  # without the lock: it may call other servers
                 took = time.monotonic() - began
                 with self._changed:
-                    self._rounds.look(waits, began)
+                    self._rounds.update_waits(waits, began)
                     self._settle()
                     if self._waiting_calls == 0:
-                        self._looker = None
+                        self._querying = None
                         return
-                self._closed.wait(min(max(_SHORTEST_PAUSE, _PAUSE_PER_LOOK * took), _LONGEST_PAUSE))
+                self._closed.wait(min(max(_MIN_PAUSE, _PAUSE_PER_QUERY * took), _MAX_PAUSE))
         except BaseException:
             with self._changed:
-                self._looker = None  # the next waiting call begins again
+                self._querying = None  # the next waiting call starts a new thread
             raise
 
 
-def _told(answer: Answer) -> dict[str, Any]:
+def _encoded(answer: Answer) -> dict[str, Any]:
     return {
         "status": "over",
         "content": None if answer.state is None else answer.state.encoded(),
         "ranks": list(answer.ranks),
-        "missing": {str(rank): why for rank, why in answer.missing.items()},
+        "missing": {str(rank): reason for rank, reason in answer.missing.items()},
         "stop": answer.stop,
     }

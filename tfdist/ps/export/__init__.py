@@ -1,1 +1,1 @@
-"""Embedding tables in files that other programs read."""
+"""Embedding tables in files for other programs."""

@@ -1,4 +1,4 @@
-"""Tables in NumPy archives, written and read some rows at a time."""
+"""Tables in NumPy archives, written and read in chunks of rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 
 from tfdist.errors import CheckpointError
 from tfdist.ps.checkpoint import files
-from tfdist.ps.export.columns import AT_ONCE, COLUMNS, SLOT_NAMES, check_names, parse_slot_names
+from tfdist.ps.export.columns import CHUNK_ROWS, COLUMNS, SLOT_NAMES, check_names, parse_slot_names
 
 
 def write(
-    file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]], slot_names: dict[str, int] | None
+    file: BinaryIO, chunks: Iterator[dict[str, np.ndarray]], slot_names: dict[str, int] | None
 ) -> int:
-    """Writes columns by name, and what the slots are; returns how many rows."""
-    # An array's header says how long it is, which shows in the end.
+    """Writes chunks of columns by name, and the names of the slots; returns the number of rows."""
+    # An array's header contains its length, which is known only at the end.
     with contextlib.ExitStack() as stack:
         parts: dict[str, BinaryIO] = {}
         rows: dict[str, tuple[int, ...]] = {}  # shapes
         count = 0
-        for columns in pieces:
+        for columns in chunks:
             for name, column in columns.items():
                 if name not in parts:
                     parts[name] = stack.enter_context(tempfile.TemporaryFile())
@@ -51,7 +51,7 @@ def write(
 
 
 def slot_names(path: str) -> dict[str, int] | None:
-    """Returns what the file says of its slots; `None` if it does not."""
+    """Returns the number of floats of each slot by name; `None` if the file does not say."""
     try:
         with files.open_whole(path) as file, zipfile.ZipFile(file) as archive:
             if f"{SLOT_NAMES}.npy" not in archive.namelist():
@@ -64,7 +64,7 @@ def slot_names(path: str) -> dict[str, int] | None:
 
 
 def read(path: str) -> Iterator[dict[str, np.ndarray]]:
-    """Reads columns by name, some rows at a time."""
+    """Reads columns by name, in chunks of rows."""
     try:
         with (
             files.open_whole(path) as file,
@@ -78,7 +78,7 @@ def read(path: str) -> Iterator[dict[str, np.ndarray]]:
                 for name in names
             }
             while True:
-                columns = {name: member.next(AT_ONCE) for name, member in members.items()}
+                columns = {name: member.next(CHUNK_ROWS) for name, member in members.items()}
                 if not any(map(len, columns.values())):
                     return
                 yield columns
@@ -87,7 +87,7 @@ def read(path: str) -> Iterator[dict[str, np.ndarray]]:
 
 
 class _Member:
-    """An array of an archive, read by rows."""
+    """An array of an archive, read in chunks of rows."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
@@ -99,23 +99,23 @@ class _Member:
             else np.lib.format.read_array_header_2_0
         )
         shape, is_fortran, self._dtype = read(file)
-        wanted = np.dtype(COLUMNS[name][0])
-        if is_fortran or self._dtype.kind != wanted.kind:
+        target = np.dtype(COLUMNS[name][0])
+        if is_fortran or self._dtype.kind != target.kind:
             raise ValueError(
-                f"{name}: expected {wanted} by rows, received {self._dtype}"
+                f"{name}: expected {target} by rows, received {self._dtype}"
                 + (" by columns" if is_fortran else "")
             )
-        self._wanted = wanted
+        self._target = target
         self._left, self._row = shape[0], shape[1:]
 
-    def next(self, most: int) -> np.ndarray:
-        """The next rows, at most so many."""
-        count = min(most, self._left)
+    def next(self, max_rows: int) -> np.ndarray:
+        """Returns the next rows, at most `max_rows`."""
+        count = min(max_rows, self._left)
         size = count * int(np.prod(self._row, dtype=np.int64)) * self._dtype.itemsize
         data = self._file.read(size)
         if len(data) < size:
             raise EOFError(f"{self._name} is truncated")
         self._left -= count
         if count == 0 or self._left == 0:
-            self._file.read(1)  # so that the archive checks what was read
-        return np.frombuffer(data, self._dtype).reshape(count, *self._row).astype(self._wanted)
+            self._file.read(1)  # makes the archive check the checksum
+        return np.frombuffer(data, self._dtype).reshape(count, *self._row).astype(self._target)

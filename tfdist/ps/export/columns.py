@@ -1,4 +1,4 @@
-"""What files of tables have of each row."""
+"""The columns of files of tables."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 
 from tfdist.errors import CheckpointError
 
-AT_ONCE = 1 << 16  # rows
-COLUMNS = {  # dtype, and whether a row has several
+CHUNK_ROWS = 1 << 16
+COLUMNS = {  # dtype, and whether a row has several elements
     "ids": (np.int64, False),
     "values": (np.float32, True),
     "slots": (np.float32, True),
     "used": (np.uint32, False),
     "counts": (np.uint32, False),
 }
-# What is saved with a model, as one tensor each.
+# The columns in a saved model, one tensor each.
 SAVED = {**{name: dtype for name, (dtype, _) in COLUMNS.items()}, "slot_names": np.uint8}
 WITHOUT_SLOTS = ("ids", "values")
-# Where a file says what its slots are: how many numbers each has, by name, as JSON.
+# A file's description of its slots: the number of floats of each by name, as JSON.
 SLOT_NAMES = "slot_names"
 
 
 def parse_slot_names(text: str, path: str) -> dict[str, int]:
-    """Reads what a file says of its slots.
+    """Parses a file's description of its slots.
 
     Raises:
-      CheckpointError: it makes no sense.
+      CheckpointError: it is invalid.
     """
     try:
         names = json.loads(text)
@@ -42,16 +42,16 @@ def parse_slot_names(text: str, path: str) -> dict[str, int]:
 
 
 def no_rows(width: int) -> dict[str, np.ndarray]:
-    """What is saved of a table without rows."""
+    """Returns the saved columns of a table without rows."""
     shapes = {"values": [0, width], "slots": [0, 0]}
     return {name: np.zeros(shapes.get(name, [0]), dtype) for name, dtype in SAVED.items()}
 
 
 def check_names(names: Sequence[str], path: str) -> None:
-    """Raises CheckpointError unless a file has all that it has to have."""
+    """Raises CheckpointError unless a file has all required columns."""
     extra = [name for name in names if name not in WITHOUT_SLOTS]
-    wanted = [*WITHOUT_SLOTS, *(["used", "counts"] if extra else [])]
-    missing = [name for name in wanted if name not in names]
+    required = [*WITHOUT_SLOTS, *(["used", "counts"] if extra else [])]
+    missing = [name for name in required if name not in names]
     if missing:
         raise CheckpointError(
             f"{path}: expected {', '.join(missing)}, received {', '.join(names) or 'none of it'}"

@@ -1,10 +1,10 @@
-"""Tables of embeddings in files that others read: NumPy archives and Parquet.
+"""Embedding tables in NumPy archives and Parquet files.
 
-They have `ids` (int64), `values` (float32, a row for each id) and, with slots, `slots` (float32),
-`used` and `counts` (uint32): arrays of an .npz, columns of a Parquet file. With slots they also say
-what these are (`slot_names`). One that somebody else has made needs ids and values only.
+A file has `ids` (int64), `values` (float32, a row for each id) and, with slots, `slots` (float32),
+`used` and `counts` (uint32): arrays of an .npz, columns of a Parquet file. With slots it also
+describes them (`slot_names`). A file of another program needs ids and values only.
 
-All rows of all servers go through the process that calls this, some at a time.
+All rows of all servers pass through the calling process, in chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfdist import ops
 from tfdist.errors import CheckpointError
 from tfdist.ps.checkpoint import files
 from tfdist.ps.export import archive, parquet
-from tfdist.ps.export.columns import AT_ONCE
+from tfdist.ps.export.columns import CHUNK_ROWS
 
 _NO_IDS = np.zeros([0], np.int64)
 
@@ -28,23 +28,23 @@ _NO_IDS = np.zeros([0], np.int64)
 def export_table(
     client: ops.ParameterClient, table: int, config: ops.TableConfig, path: str, slots: bool = False
 ) -> int:
-    """Writes all rows of a table to a file, which appears when it is complete.
+    """Writes all rows of a table to a file, which gets its name when it is complete.
 
-    They are not of one moment if others train meanwhile: of rows that come or go, some may be
-    missing or come twice.
+    The file is no snapshot of one moment: while other workers train, new or evicted rows may be
+    missing or occur twice.
 
     Args:
       client: a worker's connections.
-      table: its number.
-      config: its configuration.
+      table: the table's id.
+      config: the table's configuration.
       path: ends in ".npz" or ".parquet".
-      slots: write also what the optimizer keeps, and when and how often rows were used.
+      slots: also write the optimizer's slots, and time and number of uses of each row.
 
     Returns:
-      How many rows.
+      The number of rows.
 
     Raises:
-      ValueError: the path ends otherwise.
+      ValueError: the path has another ending.
       ImportError: for Parquet, pyarrow is not installed.
       tf.errors.OpError, OSError: a server or the file system refused.
     """
@@ -63,27 +63,27 @@ def import_table(
     slots: bool = True,
     name: str = "",
 ) -> int:
-    """Puts the rows of a file into a table; rows of other ids stay.
+    """Inserts or replaces rows of a table from a file; rows of other ids stay.
 
-    A file with slots restores them; else they begin as those of new rows.
+    If the file has no slots, the rows get those of new rows.
 
     Args:
       client: a worker's connections.
-      table: its number.
-      config: its configuration.
-      path: of a file that `export_table` or somebody else has written.
-      slots: take what the file has of slots; else its values alone, and slots begin as those of new
+      table: the table's id.
+      config: the table's configuration.
+      path: a file of `export_table` or of another program.
+      slots: restore the file's slots; without, only values are restored, and slots are those of new
         rows.
-      name: of the table, for messages.
+      name: the table's name in messages.
 
     Returns:
-      How many rows.
+      The number of rows.
 
     Raises:
       ValueError: the path does not end in ".npz" or ".parquet".
       ImportError: for Parquet, pyarrow is not installed.
-      CheckpointError: the file is something else, of rows of another width, or with the slots of
-        another optimizer; nothing was changed then.
+      CheckpointError: the file is invalid, has rows of another width, or slots of another
+        optimizer; no row was changed then.
       tf.errors.OpError: a server refused.
     """
     form = _format_of(path)
@@ -105,23 +105,23 @@ def assign(
     described: dict[str, int] | None = None,
     name: str = "",
 ) -> int:
-    """Puts rows into a table; rows of other ids stay.
+    """Inserts or replaces rows of a table; rows of other ids stay.
 
     Args:
       client: a worker's connections.
-      table: its number.
-      config: its configuration.
+      table: the table's id.
+      config: the table's configuration.
       columns: `ids` and `values`, and, to restore slots, `slots`, `used` and `counts`.
-      source: where they come from, for error messages.
+      source: the origin of the columns in error messages.
       slots: whether to restore slots, if there are any.
-      described: which slots they are; `None`: it is not known.
-      name: of the table, for messages.
+      described: the number of floats of each slot by name; `None`: unknown.
+      name: the table's name in messages.
 
     Returns:
-      How many rows.
+      The number of rows.
 
     Raises:
-      CheckpointError: they are of another width, of different lengths, or with the slots of another
+      CheckpointError: the columns have another width or different lengths, or slots of another
         optimizer.
       tf.errors.OpError: a server refused.
     """
@@ -149,14 +149,14 @@ def fetch(
 
     Args:
       client: a worker's connections.
-      table: its number.
-      config: its configuration.
+      table: the table's id.
+      config: the table's configuration.
     """
     ids, rows = [], []
     for columns in columns_of(client, table, config.width, slots=False):
         ids.append(columns["ids"].copy())
         rows.append(columns["values"].copy())
-    # A row that was evicted and made again meanwhile came twice.
+    # A row that was evicted and created again meanwhile occurs twice.
     unique, last = np.unique(np.concatenate(ids)[::-1], return_index=True)
     return unique, np.concatenate(rows)[::-1][last]
 
@@ -174,10 +174,10 @@ def _format_of(path: str) -> ModuleType:
 def columns_of(
     client: ops.ParameterClient, table: int, width: int, slots: bool
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Fetches a table, some rows at a time, which are valid until the next; at least once."""
+    """Fetches a table in chunks of rows, at least one, each valid until the next."""
     count = 0
     for server in range(client.servers):
-        for rows in ops.scan_rows(client, table, server, slots, AT_ONCE):
+        for rows in ops.scan_rows(client, table, server, slots, CHUNK_ROWS):
             columns = {"ids": rows.ids, "values": rows.content[:, :width]}
             if slots:
                 columns |= {"used": rows.used, "counts": rows.counts}
@@ -185,7 +185,7 @@ def columns_of(
                 columns["slots"] = rows.content[:, width:]
             count += len(rows.ids)
             yield columns
-    if count == 0:  # a file says how wide the rows are, even if there are none
+    if count == 0:  # a file has the rows' width, even without rows
         yield {"ids": _NO_IDS, "values": np.zeros([0, width], np.float32)}
 
 
@@ -198,7 +198,7 @@ def check(
     described: dict[str, int] | None = None,
     name: str = "",
 ) -> None:
-    """Raises CheckpointError unless `assign`, whose arguments these are, can put rows in place."""
+    """Raises CheckpointError if `assign` would with these arguments."""
     _check_shapes(columns, config.width, path)
     if slots and "used" in columns:
         _check_slots(columns, described, config, path, name)
@@ -227,13 +227,13 @@ def _check_slots(
     path: str,
     name: str,
 ) -> None:
-    """Raises CheckpointError unless the file's slots are those that the table's optimizer keeps."""
+    """Raises CheckpointError unless the file's slots are those of the table's optimizer."""
     expected = config.slots()
     count = columns["slots"].shape[1] if "slots" in columns else 0
-    if described is None:  # a file of somebody else's
+    if described is None:  # a file of another program
         fits, received = count == sum(expected.values()), f"{count} numbers without names"
     else:
-        # Their order too.
+        # In the same order.
         fits = list(described.items()) == list(expected.items()) and count == sum(expected.values())
         received = _slots_text(described)
     if not fits:
@@ -251,7 +251,7 @@ def _slots_text(slots: dict[str, int]) -> str:
 
 @contextlib.contextmanager
 def _replaced(path: str) -> Iterator[str]:
-    """A name beside `path` that becomes `path`, or goes."""
+    """Yields a temporary path, which is renamed to `path` on success and removed on failure."""
     scratch = f"{path}.tmp"
     try:
         yield scratch

@@ -1,4 +1,4 @@
-"""Tables in Parquet files, written and read some rows at a time."""
+"""Tables in Parquet files, written and read in chunks of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.errors import CheckpointError
 from tfdist.ps.checkpoint import files
-from tfdist.ps.export.columns import AT_ONCE, COLUMNS, SLOT_NAMES, check_names, parse_slot_names
+from tfdist.ps.export.columns import CHUNK_ROWS, COLUMNS, SLOT_NAMES, check_names, parse_slot_names
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -25,13 +25,13 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def write(
-    file: BinaryIO, pieces: Iterator[dict[str, np.ndarray]], slot_names: dict[str, int] | None
+    file: BinaryIO, chunks: Iterator[dict[str, np.ndarray]], slot_names: dict[str, int] | None
 ) -> int:
-    """Writes columns by name, and what the slots are; returns how many rows."""
+    """Writes chunks of columns by name, and the names of the slots; returns the number of rows."""
     arrow, parquet = _pyarrow()
     count, writer = 0, None
     try:
-        for columns in pieces:
+        for columns in chunks:
             table = arrow.table(
                 {name: _to_arrow(arrow, column) for name, column in columns.items()}
             )
@@ -48,7 +48,7 @@ def write(
 
 
 class _Sink:
-    """What pyarrow wants of a file that is only written to."""
+    """Adapts a write-only file to the interface that pyarrow expects."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -65,7 +65,7 @@ class _Sink:
         return self._written
 
     def flush(self) -> None:
-        """Whoever made the file does."""
+        """Does nothing: the owner of the file flushes it."""
 
     def close(self) -> None:
         self.closed = True
@@ -89,7 +89,7 @@ def _to_arrow(arrow: Any, column: np.ndarray) -> Any:
 
 
 def slot_names(path: str) -> dict[str, int] | None:
-    """Returns what the file says of its slots; `None` if it does not."""
+    """Returns the number of floats of each slot by name; `None` if the file does not say."""
     arrow, parquet = _pyarrow()
     try:
         with files.open_whole(path) as file:
@@ -100,7 +100,7 @@ def slot_names(path: str) -> dict[str, int] | None:
 
 
 def read(path: str) -> Iterator[dict[str, np.ndarray]]:
-    """Reads columns by name, some rows at a time."""
+    """Reads columns by name, in chunks of rows."""
     arrow, parquet = _pyarrow()
     try:
         with files.open_whole(path) as file:
@@ -108,7 +108,7 @@ def read(path: str) -> Iterator[dict[str, np.ndarray]]:
             there = set(source.schema_arrow.names)
             names = [name for name in COLUMNS if name in there]
             check_names(names, path)
-            for batch in source.iter_batches(batch_size=AT_ONCE, columns=names):
+            for batch in source.iter_batches(batch_size=CHUNK_ROWS, columns=names):
                 yield {name: _from_arrow(batch, name) for name in names}
     except (arrow.ArrowException, OSError) as error:
         raise CheckpointError(f"{path} is damaged, or no Parquet file: {error}") from error

@@ -1,4 +1,4 @@
-"""The command `tfdist ps stats`. It starts fast: what it needs is imported when it runs."""
+"""The command `tfdist ps stats`. It starts fast: it imports the rest when it runs."""
 
 from __future__ import annotations
 

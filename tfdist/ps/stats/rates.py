@@ -1,7 +1,7 @@
-"""What parameter servers tell of themselves while they serve, and what that means per second.
+"""The statistics of parameter servers, and rates per second between two readings.
 
-A *reading* is a dict: "seconds" (of a clock that only moves forward), "incarnation", "server" (the
-fields of `tfdist.ops.ServerStats`) and "tables" (those of `TableStats`, by name).
+A *reading* is a dict: "seconds" (of a monotonic clock), "incarnation", "server" (the fields of
+`tfdist.ops.ServerStats`) and "tables" (those of `TableStats`, by name).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
 
-if TYPE_CHECKING:  # the command line does without TensorFlow
+if TYPE_CHECKING:  # the command line works without TensorFlow
     from tfdist import ops
 
 Reading = dict[str, Any]
@@ -22,15 +22,15 @@ _CAUSES = ("evicted_for_room", "evicted_by_age", "evicted_by_norm")
 
 @dataclasses.dataclass(frozen=True)
 class TableRates:
-    """What a table is like on one server, and what it did between two readings.
+    """The state of a table on one server, and its rates between two readings.
 
     Attributes:
-      rows, bytes: what it holds.
+      rows, bytes: its size.
       lookups: ids looked up, per second.
-      hit_rate: which part of these had a row; `None` if there were none.
-      updates: rows' gradients applied, per second.
-      evicted: rows evicted since the server has started.
-      lost_updates: gradients that had no row to go to, likewise.
+      hit_rate: the fraction of these ids that had a row; `None` without lookups.
+      updates: gradients of rows applied, per second.
+      evicted: rows evicted since the server's start.
+      lost_updates: gradients without a row since the server's start.
     """
 
     rows: int
@@ -44,17 +44,17 @@ class TableRates:
 
 @dataclasses.dataclass(frozen=True)
 class ServerRates:
-    """The same of a whole server.
+    """The state of a server, and its rates between two readings.
 
     Attributes:
-      rows: of all its tables.
-      bytes: of its shards and tables.
+      rows: rows of all its tables.
+      bytes: bytes of its shards and tables.
       pulls, pushes, lookups: per second.
-      hit_rate: as of `TableRates`.
-      workers: connections.
-      memory_held: bytes that the server counts: shards, tables and buffers of requests.
-      memory_budget: what these may be at most; 0: there is no limit.
-      tables: by name.
+      hit_rate: as in `TableRates`.
+      workers: the number of connections.
+      memory_held: counted bytes: shards, tables and buffers of requests.
+      memory_budget: the maximum of these bytes; 0: there is no limit.
+      tables: the tables by name.
     """
 
     rows: int
@@ -81,12 +81,12 @@ def reading(store: ops.ParameterServer) -> Reading:
 
 
 def ask(control: ControlClient, wait: float = 5.0) -> Reading | None:
-    """Reads a server through its control address; `None` if no worker has come to it yet.
+    """Reads a server through its control address; `None` if no worker has attached to it yet.
 
     Raises:
-      UnreachableError: it does not answer.
-      AuthenticationError: it has another secret.
-      ClusterConfigError: something else is there.
+      UnreachableError: the server does not answer.
+      AuthenticationError: the server has another secret.
+      ClusterConfigError: another program answers at the address.
     """
     request = messages.Stats(protocol=messages.PROTOCOL, wait=wait)
     answer = control.call(messages.STATS, request, wait, patient=False)
@@ -94,12 +94,12 @@ def ask(control: ControlClient, wait: float = 5.0) -> Reading | None:
 
 
 def rates(before: Reading | None, after: Reading) -> ServerRates:
-    """Returns what happened between two readings of a server.
+    """Returns the rates between two readings of a server.
 
     Args:
-      before: the earlier one; of a server that has been started again since, or `None`, all that
-        is counted in `after` happened in no time, and rates are 0.
-      after: the later one.
+      before: the earlier reading. With `None`, or a reading from before the server's restart, rates
+        are 0.
+      after: the later reading.
     """
     if before is None or before["incarnation"] != after["incarnation"]:
         before = after
@@ -116,7 +116,7 @@ def rates(before: Reading | None, after: Reading) -> ServerRates:
         pulls=_per_second(now["pulls"] - then["pulls"], seconds),
         pushes=_per_second(now["pushes"] - then["pushes"], seconds),
         lookups=sum(table.lookups for table in tables.values()),
-        hit_rate=_part(
+        hit_rate=_fraction(
             sum(_increase(before, after, name, "hits") for name in tables),
             sum(_increase(before, after, name, "lookups") for name in tables),
         ),
@@ -133,20 +133,20 @@ def _table_rates(then: dict[str, int], now: dict[str, int], seconds: float) -> T
         rows=now["rows"],
         bytes=now["bytes"],
         lookups=_per_second(lookups, seconds),
-        hit_rate=_part(now["hits"] - then["hits"], lookups),
+        hit_rate=_fraction(now["hits"] - then["hits"], lookups),
         updates=_per_second(now["updates"] - then["updates"], seconds),
         evicted=sum(now[cause] for cause in _CAUSES),
         lost_updates=now["lost_updates"],
     )
 
 
-def _increase(before: Reading, after: Reading, table: str, what: str) -> int:
-    return after["tables"][table][what] - before["tables"].get(table, {}).get(what, 0)
+def _increase(before: Reading, after: Reading, table: str, counter: str) -> int:
+    return after["tables"][table][counter] - before["tables"].get(table, {}).get(counter, 0)
 
 
 def _per_second(count: int, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
 
-def _part(some: int, all_of_them: int) -> float | None:
-    return some / all_of_them if all_of_them else None
+def _fraction(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,10 +1,9 @@
-"""What `tfdist ps stats` prints: what the parameter servers of a job hold and do."""
+"""The report of `tfdist ps stats`: the state and the rates of a job's parameter servers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import socket
 import sys
 import time
@@ -12,21 +11,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.config import validation
-from tfdist.config.cluster import Cluster, Settings
+from tfdist.config.cluster import Cluster, tf_config_text
 from tfdist.config.job_file import JobFile
+from tfdist.config.settings import Settings
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading, ServerRates
 
 _HEAD = ("", "workers", "rows", "bytes", "memory", "pulls/s", "pushes/s", "lookups/s", "hit rate")
-_MOST_SHOWN = 1 << 20  # characters of a report
+_MAX_SHOWN = 1 << 20  # characters of a report
 _TABLE_HEAD = ("", "rows", "bytes", "lookups/s", "hit rate", "updates/s", "evicted", "lost")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Observer:
-    """Who asks, where messages would name a task of the job."""
+    """This command, in place of a task of the job in messages."""
 
     task_name: str = "tfdist ps stats"
     address: str = socket.gethostname()
@@ -37,10 +37,10 @@ def run(cluster: str | None, interval: float, watch: float | None, job: Path | N
     """Prints the statistics.
 
     Args:
-      cluster: as of `servers_of`.
+      cluster: as for `servers_of`.
       interval: seconds between two readings.
       watch: seconds between two reports; `None` ends after the first.
-      job: a job file, which says cluster and secret.
+      job: a job file with cluster and secret.
 
     Returns:
       The exit code.
@@ -82,14 +82,14 @@ def servers_of(text: str | None) -> list[str]:
     """Returns the addresses of parameter servers.
 
     Args:
-      text: "host:port,host:port", or a TF_CONFIG; `None` for that of the environment.
+      text: "host:port,host:port", or a TF_CONFIG; `None` reads that of the environment.
 
     Raises:
-      ClusterConfigError: there are none in it.
+      ClusterConfigError: the text has no addresses of servers.
     """
     source = "--cluster"
     if text is None:
-        source, text = "TF_CONFIG", os.environ.get("TF_CONFIG", "")
+        source, text = "TF_CONFIG", tf_config_text() or ""
     if text.lstrip().startswith("{"):
         addresses = _ps_of(text, source)
     else:
@@ -112,14 +112,14 @@ def describe(
     before: Sequence[Reading | str | None],
     after: Sequence[Reading | str | None],
 ) -> str:
-    """Returns the tables that are printed.
+    """Returns the tables of a report.
 
     Args:
-      addresses: of the servers.
-      before, after: of each a reading, `None` before its first worker has come, or why there is
-        none.
+      addresses: the servers' addresses.
+      before, after: for each server a reading, `None` before its first worker has attached, or the
+        reason why there is none.
     """
-    lines, notes, of_tables = [_HEAD], [], [_TABLE_HEAD]
+    lines, notes, table_lines = [_HEAD], [], [_TABLE_HEAD]
     for i, (address, then, now) in enumerate(zip(addresses, before, after, strict=True)):
         name = f"ps {i}"
         if not isinstance(now, dict):
@@ -133,7 +133,7 @@ def describe(
                 "snapshot nor in the log"
             )
         for table, numbers in sorted(found.tables.items()):
-            of_tables.append(
+            table_lines.append(
                 (
                     f"{table} on {name}",
                     f"{numbers.rows}",
@@ -146,7 +146,7 @@ def describe(
                 )
             )
     parts = [_align(lines)] if len(lines) > 1 else []
-    parts += [_align(of_tables)] if len(of_tables) > 1 else []
+    parts += [_align(table_lines)] if len(table_lines) > 1 else []
     return "\n\n".join(parts + (["\n".join(notes)] if notes else [])) + "\n"
 
 
@@ -154,7 +154,7 @@ def _ask(control: ControlClient) -> Reading | str | None:
     try:
         reading = rates.ask(control)
         if reading is not None:
-            describe([""], [None], [reading])  # or it cannot be shown
+            describe([""], [None], [reading])  # raises if it cannot be shown
         return reading
     except (UnreachableError, TfdistError) as error:
         return str(error)
@@ -163,9 +163,9 @@ def _ask(control: ControlClient) -> Reading | str | None:
 
 
 def _printable(text: str) -> str:
-    """What others have named, or said, is not to steer a terminal."""
-    shown = (c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:_MOST_SHOWN])
-    return "".join(shown) + (" ..." if len(text) > _MOST_SHOWN else "")
+    """Escapes control characters: names of tables and answers must not control a terminal."""
+    shown = (c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:_MAX_SHOWN])
+    return "".join(shown) + (" ..." if len(text) > _MAX_SHOWN else "")
 
 
 def _ps_of(text: str, source: str) -> list[str]:
@@ -212,7 +212,7 @@ def _size(count: int) -> str:
 
 
 def _memory(found: ServerRates) -> str:
-    """What is held, and of what budget, as TFDIST_PS_MEMORY is written."""
+    """Returns the memory held and its budget, in the units of TFDIST_PS_MEMORY."""
     held = _binary(found.memory_held)
     return f"{held} of {_binary(found.memory_budget)}" if found.memory_budget else held
 

@@ -105,7 +105,7 @@ def intrusion(source: random.Random, door: Door) -> bytes:
 
 
 def madness(source: random.Random, door: Door) -> bytes:
-    """What nobody says who was let in as a worker."""
+    """Messages that no worker sends."""
     bits = source.getrandbits
     return [
         lambda: b"\xff" + source.randbytes(source.randrange(31, 300)),

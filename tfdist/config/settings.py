@@ -1,0 +1,95 @@
+"""The settings of a job: the `TFDIST_*` environment variables.
+
+Only this package reads the environment; Ruff refuses `os.environ` elsewhere. This module does not
+import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Mapping
+
+from tfdist.config import validation
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The `TFDIST_*` variables.
+
+    Args:
+      secret: the shared secret of all tasks (`TFDIST_SECRET`, or the content of the file
+        `TFDIST_SECRET_FILE`), or None.
+      rendezvous_timeout: seconds to wait for all ranks (`TFDIST_RENDEZVOUS_TIMEOUT`).
+      data_port: port for data connections, 0 for any free one (`TFDIST_DATA_PORT`).
+      exit_timeout: seconds that an early finisher waits for the others (`TFDIST_EXIT_TIMEOUT`).
+      peer_memory: whether tasks of one machine and user may share memory, and read each other's
+        (`TFDIST_PEER_MEMORY`).
+      checkpoint_dir: the snapshot directory of a `ps` task whose script names none
+        (`TFDIST_CHECKPOINT_DIR`).
+      ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
+    """
+
+    secret: bytes | None = dataclasses.field(default=None, repr=False)
+    rendezvous_timeout: float = 300.0
+    data_port: int = 0
+    exit_timeout: float = 300.0
+    peer_memory: bool = True
+    checkpoint_dir: str | None = None
+    ps_memory: int = 0
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Returns the settings of an environment.
+
+        Args:
+          environ: variables by name; this process's environment if None.
+
+        Raises:
+          ClusterConfigError: a variable has an unusable value; names the variable.
+        """
+        environ = os.environ if environ is None else environ
+        return cls(
+            secret=validation.secret(environ),
+            rendezvous_timeout=validation.seconds(
+                environ, "TFDIST_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
+            ),
+            data_port=validation.port(environ, "TFDIST_DATA_PORT", cls.data_port),
+            exit_timeout=validation.seconds(environ, "TFDIST_EXIT_TIMEOUT", cls.exit_timeout),
+            peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
+            checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
+            ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
+        )
+
+
+def allows_untested_keras() -> bool:
+    """Whether this process may train with a Keras that is newer than the newest tested one.
+
+    `TFDIST_ALLOW_UNTESTED_KERAS` is no field of `Settings`: it concerns processes without a job,
+    too, which validate no other variable.
+
+    Raises:
+      ClusterConfigError: the variable is neither 0 nor 1.
+    """
+    return validation.switch(os.environ, "TFDIST_ALLOW_UNTESTED_KERAS", False)
+
+
+def environment_with_secret() -> dict[str, str]:
+    """Returns this process's environment, with a new random secret if it has none.
+
+    The launcher gives it to its tasks: other users of the machine can connect to a loopback
+    address, too.
+    """
+    environ = dict(os.environ)
+    if "TFDIST_SECRET" not in environ and "TFDIST_SECRET_FILE" not in environ:
+        environ["TFDIST_SECRET"] = secrets.token_hex(32)
+    return environ
+
+
+def default_grpc_verbosity() -> None:
+    """Lets gRPC print errors only, unless `GRPC_VERBOSITY` is set.
+
+    By default it prints a line for each idle connection that it closes.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
