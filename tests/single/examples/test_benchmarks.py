@@ -46,11 +46,11 @@ def test_local_reduce_compares_in_every_situation(tmp_path):
         "memcpy of the least": 1,
     }
     for row in rows:
-        times = times_least[row["contender"]]
+        times = times_least[row["implementation"]]
         moved = None if times is None else pytest.approx(times * row["least_bytes"])
         assert row["devices"] == 4 and row["moved_bytes"] == moved
         assert row["seconds"] > 0
-    shown = {(row["situation"], row["contender"]) for row in rows}
+    shown = {(row["situation"], row["implementation"]) for row in rows}
     assert len(shown) == len(rows) == 3 * len(times_least)
     for name in times_least:
         assert sum(f"{name}  " in line for line in finished.stdout.splitlines()) == 3

@@ -50,7 +50,7 @@ def need_namespaces(exit_code: int, stderr: str) -> None:
 @pytest.mark.timeout(120)
 def test_all_reduce_compares_with_every_peer_there_is(tmp_path):
     without = str(tmp_path / "no_such_python")
-    options = ("--rounds", "3", "--most", "0.1", "--torch_python", without)
+    options = ("--rounds", "3", "--max_megabytes", "0.1", "--torch_python", without)
     report, printed = measure(tmp_path, "all_reduce.py", *options)
     assert "PyTorch: not installed; scripts/bench does it" in printed
     assert report["machine"]["processors"] == os.cpu_count() and "--json" not in report["command"]
@@ -85,14 +85,14 @@ def test_network_measures_hosts_of_its_own(tmp_path):
     # Each of four hosts sends 2 x 3/4 of the bytes, and headers: 66 in 1514, or more in small
     # frames; something is sent again now and then.
     sent = {"tfdist": 1.5, "tfdist fp16": 0.75, "TensorFlow": 1.5, "bare ring": 1.5}
-    assert [row["contender"] for row in report["rows"]] == list(sent)
+    assert [row["implementation"] for row in report["rows"]] == list(sent)
     for row in report["rows"]:
-        least = sent[row["contender"]]
+        least = sent[row["implementation"]]
         assert least * 1514 / 1448 < row["sent"] < 1.2 * least
         # The links hold: no more than a burst beyond what they carry in that time.
         assert row["seconds"] > 0.9 * least * row["bytes"] / 125e6
         assert re.search(
-            rf"8 MB {row['contender']} +{row['seconds'] * 1e3:.1f} +{row['of_line']:.1%}",
+            rf"8 MB {row['implementation']} +{row['seconds'] * 1e3:.1f} +{row['of_line']:.1%}",
             finished.stdout,
         ), finished.stdout
     (step,) = report["training"]["rows"]
