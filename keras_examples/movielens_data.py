@@ -2,10 +2,10 @@
 
     python keras_examples/movielens_data.py [--data FOLDER]
 
-prints the source. The data set may not be passed on, so it is not part of this project. It is read
-from
+prints the source. The data set may not be redistributed, so it is not part of this project. It is
+read from
 
-1. the folder that is given: the files u.data, u.user and u.item of
+1. the given folder: the files u.data, u.user and u.item of
    https://files.grouplens.org/datasets/movielens/ml-100k.zip, or RecBole's ml-100k.inter,
    ml-100k.user and ml-100k.item;
 2. the Python package `recbole`, which contains the latter. It is not imported, so its

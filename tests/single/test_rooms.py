@@ -1,9 +1,9 @@
-"""Includes and imports point downwards: no room knows a room above it, and rooms form no cycle.
+"""Includes and imports point downwards: no room uses a room above it, so there are no cycles.
 
 A room is a folder of C++ below `ops/`, or a Python package or module below `tfdist`. The lists
-below give the order of the rooms, lowest first. Rooms on one line are peers, which do not know each
-other. A name covers everything below it that has no line of its own; a package of such parts
-(`ops`, `strategies`) is then its `__init__.py` and what else lies directly in its folder.
+below give the order of the rooms, lowest first. Rooms on one line are peers, which do not use each
+other. A name covers everything below it that is not listed itself: `ops` is its `__init__.py`,
+because all its parts are listed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CPP_FORBIDDEN = {
     ("core/algorithms", "core/base"),
     ("core/algorithms", "core/math"),
     ("core/algorithms", "core/net"),
-    # Server and client share the protocol, nothing else.
+    # Server and client share the protocol only.
     ("core/ps/server", "core/ps/client/operations"),
     ("core/ps/server", "core/ps/client/lookups"),
     ("core/ps/client/lookups", "core/ps/store"),
@@ -183,7 +183,7 @@ def imported_modules(path: Path, modules: dict[str, Path]) -> Iterator[str]:
             continue
         for name in names:
             if name.partition(".")[0] == "tfdist":
-                # What is no module is a name in one.
+                # A name that is not a module is an attribute of one.
                 yield name if name in modules else name.rpartition(".")[0]
 
 
