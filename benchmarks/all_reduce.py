@@ -1,24 +1,24 @@
-"""All-reduce between processes of this machine: tfdist against its peers, in one run.
+"""All-reduce between processes of this machine: tfdist and its baselines, in one run.
 
-    python benchmarks/all_reduce.py [--workers 2] [--rounds 15] [--most MEGABYTES] [--json FILE]
+    python benchmarks/all_reduce.py [--workers 2] [--rounds 15] [--max_megabytes 64] [--json FILE]
 
-Every contender has a process for each rank; all reduce the same float32 tensors:
+Every implementation has a process for each rank; all reduce the same float32 tensors:
 
     tfdist      `tfdist.ops.all_reduce` inside a `tf.function`
     TensorFlow  a stock `tf.distribute.MultiWorkerMirroredStrategy` (RING over gRPC), the same way
     Gloo        PyTorch's bare `torch.distributed.all_reduce`, in place, without TensorFlow around
                 it; needs an environment with PyTorch (`--torch_python`), which scripts/bench makes
-    bare ring   contenders/bare_ring.cc, a ring over loopback TCP and nothing else, in place
-    no-op       an op with the same inputs and outputs inside a `tf.function` that passes them on:
-                what remains when nothing is communicated
+    bare ring   baselines/bare_ring.cc, only a ring over loopback TCP, in place
+    no-op       an op with the same inputs and outputs inside a `tf.function` that returns its
+                inputs: the time without communication
 
 "In a row" is a function that reduces, then reduces the result, and so on, as a training step with
-several buckets does: to call a function once takes TensorFlow longer than a small reduction.
+several buckets does: calling a function once takes TensorFlow longer than a small reduction.
 
-Each result is verified before anything is timed. The contenders take turns, round by round, so that
-a drift of the machine's speed meets all; a round is one call that is not counted and then several
-that are. The table shows medians over the rounds, of the slowest rank in each, and how many times
-faster tfdist is; at two workers also the goal and whether it was reached.
+Each result is verified before it is timed. Implementations are timed in turn, round by round, so
+that a drift of the machine's speed affects all. A round is one warm-up call and several timed
+calls. The table shows medians over the rounds, of the slowest rank in each, and the speedup of
+tfdist; with two workers also the goal and whether it was reached.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from contenders import programs
-from contenders.all_reducers import NoOpRank, StockRank, TfdistRank
-from contenders.processes import Remote, call
+from baselines import programs
+from baselines.all_reducers import NoOpRank, StockRank, TfdistRank
+from baselines.processes import Remote, call
 from reporting import charts, results
 
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKERS = flags.DEFINE_integer("workers", 2, "processes of each contender", lower_bound=2)
-ROUNDS = flags.DEFINE_integer("rounds", 15, "counted rounds of each contender", lower_bound=3)
-MOST = flags.DEFINE_float("most", 64, "megabytes of the largest tensor", lower_bound=0.004)
+WORKERS = flags.DEFINE_integer("workers", 2, "processes of each implementation", lower_bound=2)
+ROUNDS = flags.DEFINE_integer("rounds", 15, "counted rounds of each implementation", lower_bound=3)
+MAX_MEGABYTES = flags.DEFINE_float(
+    "max_megabytes", 64, "megabytes of the largest tensor", lower_bound=0.004
+)
 TORCH = flags.DEFINE_string(
     "torch_python", str(ROOT / ".venv-torch/bin/python"), "Python that has PyTorch"
 )
@@ -55,7 +57,7 @@ KB, MB = 1 << 10, 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is reduced: `tensors` of `size` bytes each; `in_a_row` of TensorFlow's in one call."""
+    """`tensors` tensors of `size` bytes each, reduced `in_a_row` times in one TensorFlow call."""
 
     name: str
     tensors: int
@@ -74,7 +76,7 @@ CASES = [
     Case("100 x 4 KB", 100, 4 * KB, 100),
 ]
 OURS, STOCK, GLOO, BARE, NO_OP = "tfdist", "TensorFlow", "Gloo", "bare ring", "no-op"
-# How many times faster than its peers tfdist is to be, between two workers of a machine.
+# Minimum speedup of tfdist between two workers of a machine.
 GOALS = {
     ("4 KB", STOCK): 8,
     ("4 KB", GLOO): 2,
@@ -87,15 +89,15 @@ GOALS = {
     ("64 MB", BARE): 0.75,
     ("100 x 4 KB", STOCK): 4,
 }
-# And how many seconds more than the no-op it may take.
+# Maximum seconds beyond the no-op.
 ADDED = {"100 x 4 KB": 1e-3}
 
-# The processes of a contender, rank by rank.
+# The processes of an implementation, in rank order.
 Ranks = list[Remote | programs.Program]
 
 
-def start_contenders(stack: contextlib.ExitStack) -> tuple[dict[str, Ranks], str]:
-    """Starts all processes, without Gloo's where it cannot run, and says which PyTorch it is of."""
+def start_implementations(stack: contextlib.ExitStack) -> tuple[dict[str, Ranks], str]:
+    """Starts all processes; also returns the PyTorch version, or why Gloo cannot run."""
     size = WORKERS.value
     folder = stack.enter_context(tempfile.TemporaryDirectory())
 
@@ -106,42 +108,42 @@ def start_contenders(stack: contextlib.ExitStack) -> tuple[dict[str, Ranks], str
 
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2 * size)]
     ours, stock = tuple(addresses[:size]), addresses[size:]
-    contenders: dict[str, Ranks] = {OURS: [], STOCK: [], NO_OP: []}
+    implementations: dict[str, Ranks] = {OURS: [], STOCK: [], NO_OP: []}
     for rank in range(size):
         tf_config = Cluster(workers=ours, task_index=rank).tf_config()
-        contenders[OURS].append(start(Remote, TfdistRank, rank, size, tf_config))
-        contenders[STOCK].append(start(Remote, StockRank, rank, size, stock))
-        contenders[NO_OP].append(start(Remote, NoOpRank, rank, size))
+        implementations[OURS].append(start(Remote, TfdistRank, rank, size, tf_config))
+        implementations[STOCK].append(start(Remote, StockRank, rank, size, stock))
+        implementations[NO_OP].append(start(Remote, NoOpRank, rank, size))
     torch = programs.why_no_torch(TORCH.value)
     if torch is None:
-        contenders[GLOO] = programs.start_gloo(TORCH.value, size, folder)
-        for program in contenders[GLOO]:
+        implementations[GLOO] = programs.start_gloo(TORCH.value, size, folder)
+        for program in implementations[GLOO]:
             stack.callback(program.stop)
-        torch = [program.end() for program in contenders[GLOO]][0].removeprefix("ready ")
+        torch = [program.end() for program in implementations[GLOO]][0].removeprefix("ready ")
     bare_ring = programs.build_bare_ring(folder)
-    contenders[BARE] = [
+    implementations[BARE] = [
         start(programs.Program, f"bare ring {rank}", [bare_ring, f"{rank}", f"{size}", "127.0.0.1"])
         for rank in range(size)
     ]
-    programs.connect_ring(contenders[BARE], ["127.0.0.1"] * size)
-    return contenders, torch
+    programs.connect_ring(implementations[BARE], ["127.0.0.1"] * size)
+    return implementations, torch
 
 
-def measure(contenders: dict[str, Ranks], case: Case) -> dict[str, float]:
-    """Median seconds per reduction of each contender, taking turns."""
+def measure(implementations: dict[str, Ranks], case: Case) -> dict[str, float]:
+    """Median seconds per reduction of each implementation, timed in turn."""
     row = {name: ("exact", case.in_a_row) for name in (OURS, STOCK, NO_OP)}
-    for name, ranks in contenders.items():
+    for name, ranks in implementations.items():
         call(ranks, "verify", case.tensors, case.size, *row.get(name, ()))
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[str, list[float]] = {name: [] for name in implementations}
     for _ in range(ROUNDS.value + 1):
-        for name, ranks in contenders.items():
+        for name, ranks in implementations.items():
             times = call(ranks, "run", case.tensors, case.size, case.calls, *row.get(name, ()))
             seconds[name].append(max(map(float, times)))
     return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def row_of(case: Case, seconds: dict[str, float]) -> dict[str, Any]:
-    """What is known of a case: seconds, ratios, goals."""
+    """The figures of a case: seconds, ratios, goals."""
     ours = seconds[OURS]
     ratios = {peer: seconds[peer] / ours for peer in (STOCK, GLOO, BARE) if peer in seconds}
     added = ours - seconds[NO_OP]
@@ -170,7 +172,7 @@ def row_of(case: Case, seconds: dict[str, float]) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]], torch: str) -> None:
     print(f"\n{WORKERS.value} workers on one machine, float32, milliseconds per reduction (median)")
-    print("x: so many times faster is tfdist; [goal]; the no-op: milliseconds that tfdist adds")
+    print("x: speedup of tfdist; [goal]; no-op: milliseconds that tfdist adds")
     print(f"PyTorch: {torch}\n")
     print(f"{'':>20} {OURS:>9}", end="")
     for peer in (STOCK, GLOO, BARE, NO_OP):
@@ -186,7 +188,7 @@ def show(rows: list[dict[str, Any]], torch: str) -> None:
 
 
 def _cell(row: dict[str, Any], peer: str, value: float | None, unit: str, scale: float) -> str:
-    """Milliseconds of the peer, what tfdist is compared with it, and the goal."""
+    """Milliseconds of the peer, its comparison with tfdist, and the goal."""
     if value is None:
         return f"{'-':>10}{'':14}"
     goal = row["goals"].get(peer)
@@ -222,9 +224,9 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
 def main(argv: list[str]) -> None:
     del argv
     with contextlib.ExitStack() as stack:
-        contenders, torch = start_contenders(stack)
-        cases = [case for case in CASES if case.size <= MOST.value * MB]
-        rows = [row_of(case, measure(contenders, case)) for case in cases]
+        implementations, torch = start_implementations(stack)
+        cases = [case for case in CASES if case.size <= MAX_MEGABYTES.value * MB]
+        rows = [row_of(case, measure(implementations, case)) for case in cases]
     show(rows, torch)
     figures = {"workers": WORKERS.value, "rounds": ROUNDS.value, "torch": torch, "rows": rows}
     results.save(JSON.value, figures, lambda file: draw(file, rows))

@@ -1,16 +1,16 @@
-"""Which size of buckets trains fastest: `bytes_per_pack` of `tfdist.CommunicationOptions`.
+"""Step time by bucket size: `bytes_per_pack` of `tfdist.CommunicationOptions`.
 
     python benchmarks/bucket_size.py [--rounds 7] [--steps 6] [--models dense,cnn] [--gigabits 0]
                                      [--json FILE]
 
 Two workers on this machine train a dense network of 13 M parameters in twelve layers, and a small
-convolutional one, with Keras 3 under `tfdist.MultiWorkerMirroredStrategy`, once for each size; the
-sizes take turns, round by round, in the same processes. A step's time is the median of a round and
-of the slower worker, the table shows medians over the rounds. Before anything is timed all workers
-must hold the same weights, bit for bit, whatever the size.
+convolutional one, with Keras 3 under `tfdist.MultiWorkerMirroredStrategy`, once for each size. The
+sizes are timed in turn, round by round, in the same processes. A step's time is the median of a
+round and of the slower worker; the table shows medians over the rounds. Before the timing all
+workers must hold the same weights, bit for bit, with every size.
 
-With `--gigabits` each worker has a host of its own, a network namespace, and a link of that speed
-(contenders/namespaces.py); needs root and the commands ip and tc.
+With `--gigabits` each worker has its own host, a network namespace, and a link of that speed
+(baselines/namespaces.py). This needs root and the commands ip and tc.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from contenders import namespaces
-from contenders.processes import Remote, call
-from contenders.training import MODELS, TITLES, WORKERS, TrainingRank, tf_configs
+from baselines import namespaces
+from baselines.processes import Remote, call
+from baselines.training import MODELS, TITLES, WORKERS, TrainingRank, tf_configs
 from reporting import charts, results
 
 ROUNDS = flags.DEFINE_integer("rounds", 7, "counted rounds of each size", lower_bound=3)
 STEPS = flags.DEFINE_integer("steps", 6, "counted steps of a round", lower_bound=2)
-KINDS = flags.DEFINE_list("models", list(MODELS), "which models")
+KINDS = flags.DEFINE_list("models", list(MODELS), "models to train")
 GIGABITS = flags.DEFINE_float("gigabits", 0, "per second, of links; 0: none", lower_bound=0)
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = {"64 KB": 64 * KB, "1 MB": MB, "4 MB": 4 * MB, "16 MB": 16 * MB, "one bucket": 1 << 40}
-CHOSEN = flags.DEFINE_list("sizes", list(SIZES), f"which of: {', '.join(SIZES)}")
+CHOSEN = flags.DEFINE_list("sizes", list(SIZES), f"any of: {', '.join(SIZES)}")
 
 
 @contextlib.contextmanager
 def started_ranks() -> Iterator[list[Remote]]:
-    """Workers, on this machine or each on a host of its own."""
+    """Workers, on this machine or each on its own host."""
     with contextlib.ExitStack() as stack:
         if GIGABITS.value:
             network = stack.enter_context(namespaces.network(WORKERS, GIGABITS.value))
@@ -56,7 +56,7 @@ def started_ranks() -> Iterator[list[Remote]]:
 
 
 def measure(ranks: list[Remote], kind: str) -> dict[str, float]:
-    """Median seconds of a step with each size, taking turns."""
+    """Median seconds of a step with each size, timed in turn."""
     digests = set()
     sizes = {name: SIZES[name] for name in CHOSEN.value}
     for size in sizes.values():

@@ -1,11 +1,11 @@
-"""What compressed gradients save on the wire and cost in accuracy, on Fashion-MNIST.
+"""Bytes saved and accuracy lost by compressing gradients, on Fashion-MNIST.
 
     python benchmarks/compression.py [--epochs 2] [--seeds 1] [--json FILE] [--rows ...]
 
-trains the same small network by two workers with every method of `tfdist.CommunicationOptions`,
-from the same weights, on the same batches, for as many steps. "bytes a step" is what each worker
-sent of gradients, as its communicator counted. Accuracy is the mean over the seeds, its spread the
-largest minus the smallest.
+trains the same small network on two workers with every method of `tfdist.CommunicationOptions`,
+from the same weights, on the same batches, for the same number of steps. "bytes a step" counts the
+gradients that each worker sent, by its communicator. Accuracy is the mean over the seeds; the
+spread is the largest minus the smallest.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 2
 BATCH = 128
-LAST_RATE = 0.1  # of the learning rate at first
+LAST_RATE = 0.1  # fraction of the initial learning rate
 
-# What a row's method is called in tfdist.compression, and its arguments.
+# Each row's class in tfdist.compression, and its arguments.
 ROWS = {
     "none": ("NoCompression", {}),
     "fp16": ("FP16", {}),
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, help="use only the first LIMIT training images")
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.task:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict:
-    """Trains every row with every seed, in two processes that are started once."""
+    """Trains every row with every seed, in two processes that start once."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         task = {
@@ -69,7 +69,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         command = [sys.executable, "-m", "tfdist", "run", "--workers", str(WORKERS)]
         command += [str(Path(__file__).resolve()), "--task", json.dumps(task)]
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
-        # Away from the sources, where -m would find tfdist without its op library.
+        # Outside the sources, where -m would find tfdist without its op library.
         finished = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True
         )
@@ -93,7 +93,7 @@ def show(report: dict) -> None:
 
 
 def train_rows(task: dict) -> None:
-    """What each worker runs."""
+    """The program of each worker."""
     sys.path.insert(0, str(ROOT / "keras_examples"))
     import data
 
@@ -115,7 +115,7 @@ def train_rows(task: dict) -> None:
 
 
 def train(name: str, seed: int, task: dict, images) -> dict[str, float]:
-    """Trains once; returns the figures of a row, of this worker."""
+    """Trains once; returns this worker's figures of a row."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -156,7 +156,7 @@ def train(name: str, seed: int, task: dict, images) -> dict[str, float]:
     for _ in range(task["epochs"]):
         order = random.permutation(len(x))
         for first in range(0, len(x) - BATCH + 1, BATCH):
-            mine = order[first : first + BATCH][rank::WORKERS]  # no two workers the same
+            mine = order[first : first + BATCH][rank::WORKERS]  # disjoint shares
             step(tf.constant(x[mine]), tf.constant(y[mine]))
     sent = strategy.communication_stats().bytes_sent - before
 

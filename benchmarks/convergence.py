@@ -1,12 +1,12 @@
-"""What asynchrony costs in accuracy: a network on Fashion-MNIST, trained in every mode.
+"""Accuracy lost by asynchrony: a network on Fashion-MNIST, trained in every mode.
 
     python benchmarks/convergence.py [--rate 0.1] [--epochs 5] [--seeds 3] [--rows ...]
                                       [--json FILE]
 
 trains for the same number of epochs in one process and with four workers and one parameter server.
-"In turns" scripts the delay: workers push in a fixed order, so that each gradient is exactly so
-many updates late as there are other workers, and a run can be repeated. Each row is the mean over
-the seeds; the spread is the largest minus the smallest.
+"In turns" scripts the delay: workers push in a fixed order, so that each gradient is late by
+exactly one update per other worker, and a run is repeatable. Each row is the mean over the seeds;
+the spread is the largest minus the smallest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=0.1, help="the learning rate at first")
+    parser.add_argument("--rate", type=float, default=0.1, help="the initial learning rate")
     parser.add_argument("--limit", type=int, help="use only the first LIMIT training images")
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--json", help="file to write the figures to; a chart beside it")
@@ -77,7 +77,7 @@ def draw(file: Path, figures: dict) -> None:
 
 
 def run(name: str, arguments: argparse.Namespace, seed: int) -> dict[str, float]:
-    """Trains once, in processes of its own; returns what its chief found."""
+    """Trains once, in new processes; returns the chief's figures."""
     with tempfile.TemporaryDirectory() as folder:
         task = {
             "workers": arguments.workers,
@@ -103,7 +103,7 @@ def run(name: str, arguments: argparse.Namespace, seed: int) -> dict[str, float]
 
 
 class Turns:
-    """A number in a file that all workers map: whose turn it is."""
+    """A counter in a file that all workers map: it says whose turn it is."""
 
     def __init__(self, path: str, rank: int, workers: int) -> None:
         with open(path, "r+b") as file:
@@ -124,7 +124,7 @@ class Turns:
 
 
 def train(task: dict) -> None:
-    """What each task of a run does."""
+    """The program of each task of a run."""
     sys.path.insert(0, str(ROOT / "keras_examples"))
     import data
     import keras
@@ -135,17 +135,17 @@ def train(task: dict) -> None:
     cluster = tfdist.init()
     keras.utils.set_random_seed(task["seed"])
     options = {key: task[key] for key in ("mode", "staleness", "compensation") if key in task}
-    # Who has the turn at the end of an epoch gives it up after `fit`.
+    # A worker gives up its turn only after `fit`, so an epoch's end must not wait.
     strategy = tfdist.ParameterServerStrategy(epoch_timeout=0.0, **options)
     images = data.load_fashion_mnist(announce=False)
     x = images.train_images[: task["limit"]].reshape(-1, data.SIDE**2).astype("float32") / 255
     y = images.train_labels[: task["limit"]]
-    # So many steps in all, whoever makes them: a worker that is slow makes fewer.
+    # Steps of all workers together: a slow worker makes fewer.
     total = task["epochs"] * (len(x) // BATCH)
     turns = Turns(task["turn"], cluster.rank, task["workers"]) if "in_turns" in task else None
 
     class InTurns(keras.Model):
-        """Pushes when it is this worker's turn, which ends with the pull of the next step."""
+        """Pushes when it is this worker's turn. The turn ends with the next step's pull."""
 
         def train_step(self, batch):
             features, labels = batch

@@ -1,29 +1,30 @@
-"""Remote embeddings on this machine: tfdist against TensorFlow's own parameter servers, in one run.
+"""Remote embeddings on this machine: tfdist and TensorFlow's parameter servers, in one run.
 
     python benchmarks/embedding.py [--rows 1000000] [--width 64] [--ids 4096] [--features 26]
                                    [--batch 1024] [--rounds 10] [--steps 50] [--json FILE]
 
 Jobs of two workers and one parameter server train the same tables with Adagrad: tfdist's, and
-those of a stock `tf.distribute.ParameterServerStrategy`, whose `ClusterCoordinator` is a process
-more. A step looks rows up, takes a fraction of each for its gradient and applies that. Workers do
+those of a stock `tf.distribute.ParameterServerStrategy`, whose `ClusterCoordinator` is one more
+process. A step looks rows up, uses a fraction of each as its gradient and applies it. Workers do
 not wait for each other. The stock job looks up with `tf.nn.embedding_lookup` and applies
 
     stock     with tf_keras's Adagrad, as a program for these parameter servers does
     by op     with `ResourceSparseApplyAdagrad`, after each worker has added up the gradients of
-              equal ids: what an optimizer comes to at the least
+              equal ids: the least work of an optimizer
 
-    uniform   one table of `--rows` x `--width`; `--ids` ids a step, all as frequent
-    zipfian   `--features` tables of a tenth of the rows and a quarter of the width; `--batch` ids a
-              step of each, few of them frequent
+    uniform   one table of `--rows` x `--width`; `--ids` ids per step, equally frequent
+    zipfian   `--features` tables of a tenth of the rows and a quarter of the width; `--batch` ids
+              per step of each, few of them frequent
 
     steps/s   of all workers of a job together, until the server has applied the last step
     ids/s     looked up and updated in these steps
 
-The last table has the bytes of rows and gradients in a step of tfdist's: what they were if each id
-had its own, and what was sent, with the gradients' ids, since equal ids of a step share theirs.
+The last table has the bytes of rows and gradients in a step of tfdist's: those of a row and a
+gradient for each id, and those sent, including the gradients' ids. Equal ids of a step share one
+row and one gradient.
 
-Results are verified before anything is timed. The contenders take turns, round by round; the tables
-show medians over the rounds.
+Results are verified before the timing. Implementations are timed in turn, round by round; the
+tables show medians over the rounds.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from contenders.embeddings import StockCoordinator, TfdistWorker, Workload
-from contenders.parameter_servers import StockServer, TfdistServer
-from contenders.processes import Remote
+from baselines.embeddings import StockCoordinator, TfdistWorker, Workload
+from baselines.parameter_servers import StockServer, TfdistServer
+from baselines.processes import Remote
 from reporting import charts, results
 
 from tfdist.config.cluster import Cluster
@@ -51,7 +52,7 @@ WIDTH = flags.DEFINE_integer("width", 64, "of its rows", lower_bound=4)
 IDS = flags.DEFINE_integer("ids", 4096, "a step looks up there", lower_bound=1)
 FEATURES = flags.DEFINE_integer("features", 26, "tables of the other case", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch", 1024, "ids a step looks up in each", lower_bound=1)
-ROUNDS = flags.DEFINE_integer("rounds", 10, "counted rounds of each contender", lower_bound=3)
+ROUNDS = flags.DEFINE_integer("rounds", 10, "counted rounds of each implementation", lower_bound=3)
 STEPS = flags.DEFINE_integer("steps", 50, "of each worker in a round", lower_bound=1)
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
@@ -60,7 +61,7 @@ WORKERS = 2
 SKEW = 1.1
 VERIFIED_STEPS = 4
 
-# The processes of a job that are told what to do.
+# The processes of a job that receive commands.
 Job = list[Remote]
 
 
@@ -98,7 +99,7 @@ def start_stock(start: Callable[..., Remote], cases: tuple[Workload, ...], by_op
 
 
 def verify(job: Job, cases: tuple[Workload, ...]) -> None:
-    """Raises unless steps, one after the other, give what they must."""
+    """Raises unless sequential steps give the expected values."""
     for case in range(len(cases)):
         for number in range(VERIFIED_STEPS):
             job[number % len(job)].call("steps", case, [number])
@@ -107,14 +108,14 @@ def verify(job: Job, cases: tuple[Workload, ...]) -> None:
 
 
 def run(job: Job, case: int, numbers: Iterator[int]) -> tuple[float, list]:
-    """Steps per second, and what each process says of its own."""
+    """Steps per second, and each process's result."""
     steps = STEPS.value * WORKERS
     drawn = list(itertools.islice(numbers, steps))
     start = time.perf_counter()
     for i, remote in enumerate(job):
         remote.begin("steps", case, drawn[i :: len(job)])
-    said = [remote.end() for remote in job]
-    return steps / (time.perf_counter() - start), said
+    sent = [remote.end() for remote in job]
+    return steps / (time.perf_counter() - start), sent
 
 
 def measure(jobs: dict[str, Job], cases: tuple[Workload, ...]) -> list[dict]:
@@ -126,10 +127,10 @@ def measure(jobs: dict[str, Job], cases: tuple[Workload, ...]) -> list[dict]:
         sent = []
         for _ in range(ROUNDS.value + 1):
             for name, job in jobs.items():
-                rate, said = run(job, number, numbers[name])
+                rate, sent_by = run(job, number, numbers[name])
                 rates[name].append(rate)
                 if name == "tfdist":
-                    sent.append(sum(said) / (STEPS.value * WORKERS))
+                    sent.append(sum(sent_by) / (STEPS.value * WORKERS))
         row = {"case": case.name, "ids": case.tables * case.ids}
         row |= {name: statistics.median(of_one[1:]) for name, of_one in rates.items()}
         moved = {"whole_bytes": case.whole_bytes, "sent_bytes": statistics.median(sent[1:])}

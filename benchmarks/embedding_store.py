@@ -1,28 +1,26 @@
-"""The store of a parameter server's embeddings: memory and speed beside hash tables, in one run.
+"""A parameter server's store of rows and TensorFlow's hash tables: memory and speed, in one run.
 
     python benchmarks/embedding_store.py [--rows 10000000] [--width 16] [--batch 100000]
                                          [--rounds 10] [--threads 2] [--folder FOLDER]
                                          [--json FILE]
 
 Both stores get the same rows of float32, each with an Adagrad accumulator: tfdist's, in the process
-of a parameter server, whose only worker reaches it over loopback TCP; and TensorFlow's
+of a parameter server whose only worker uses loopback TCP; and TensorFlow's
 `tf.lookup.experimental.MutableHashTable`, one for rows and one for accumulators, in the process
 that uses them.
 
-    bytes     per row, by which the process that holds the rows has grown, and as a multiple of the
-              row's elements and its accumulator's
-    insert    rows made per second, over all of them, so that it counts when a store makes itself
-              larger
+    bytes     growth per row of the process that holds the rows, and its multiple of the bytes of
+              the row's elements and accumulator
+    insert    rows made per second, over all rows, so that it includes the growth of the store
     look up   rows read per second
-    update    rows per second with a gradient, of Adagrad; hash tables do it by reading and writing
-              back
+    update    rows per second with an Adagrad gradient; hash tables read and write back
 
-Ids are anywhere in 64 bits; a batch has `--batch` of them, all different, in random order. Rows
-are verified after each round. The contenders take turns, round by round; rates of look-ups and
+Ids are random 64-bit integers; a batch has `--batch` different ones in random order. Rows are
+verified after each round. Implementations are timed in turn, round by round; rates of look-ups and
 updates are medians over the rounds, of five batches each.
 
-At the end tfdist's rows are written in a snapshot, while the worker goes on reading and updating
-rows, and as many bytes without tfdist.
+At the end tfdist's rows are written in a snapshot while the worker continues to read and update
+rows; then the same number of bytes is written without tfdist.
 """
 
 from __future__ import annotations
@@ -39,24 +37,24 @@ from typing import Any
 
 import numpy as np
 from absl import app, flags
-from contenders.processes import Remote
-from contenders.row_stores import HashTables, TfdistClient, TfdistServer
+from baselines.processes import Remote
+from baselines.row_stores import HashTables, TfdistClient, TfdistServer
 from reporting import charts, results
 
 ROWS = flags.DEFINE_integer("rows", 10_000_000, "in all", lower_bound=100)
 WIDTH = flags.DEFINE_integer("width", 16, "of a row", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch", 100_000, "ids in a call", lower_bound=1)
-ROUNDS = flags.DEFINE_integer("rounds", 10, "in each a part of the rows is made", lower_bound=3)
+ROUNDS = flags.DEFINE_integer("rounds", 10, "each makes a part of the rows", lower_bound=3)
 THREADS = flags.DEFINE_integer("threads", 2, "of TensorFlow, in each process", lower_bound=1)
-FOLDER = flags.DEFINE_string("folder", None, "where the snapshot is written for a while")
+FOLDER = flags.DEFINE_string("folder", None, "temporary place of the snapshot")
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 LOOKED_UP = 5  # batches in a round, and as many updated
 RATES = {"insert": "insert", "look_up": "look up", "update": "update"}
 
 
-class Contender:
-    """A store, and what was measured of it.
+class Implementation:
+    """A store, and its measurements.
 
     Args:
       user: the process that calls it.
@@ -66,7 +64,7 @@ class Contender:
     def __init__(self, user: Remote, holder: Remote) -> None:
         self.user, self._holder = user, holder
         self._seconds: dict[str, list[tuple[int, float]]] = {what: [] for what in RATES}
-        for what in RATES:  # makes what is made once
+        for what in RATES:  # traces the functions
             user.call(what, np.arange(0))
         holder.call("begin")
 
@@ -76,7 +74,7 @@ class Contender:
         self._seconds[what].append((sum(map(len, parts)), seconds))
 
     def figures(self) -> dict[str, float]:
-        """What the store has come to."""
+        """The figures of the store."""
         figures = {"bytes": self._holder.call("grown") / ROWS.value}
         for what, timed in self._seconds.items():
             if what == "insert":
@@ -90,7 +88,7 @@ def batches(numbers: np.ndarray) -> list[np.ndarray]:
     return np.split(numbers, range(BATCH.value, len(numbers), BATCH.value))
 
 
-def measure(contenders: dict[str, Contender]) -> dict[str, dict[str, float]]:
+def measure(implementations: dict[str, Implementation]) -> dict[str, dict[str, float]]:
     """The figures of each."""
     random = np.random.default_rng(1)
     parts = np.array_split(np.arange(ROWS.value), ROUNDS.value)
@@ -102,21 +100,21 @@ def measure(contenders: dict[str, Contender]) -> dict[str, dict[str, float]]:
         chosen = random.choice(there, count, replace=False, shuffle=False)
         random.shuffle(chosen)
         updates[chosen] += 1
-        for contender in contenders.values():
-            contender.time("insert", batches(part))
-            contender.time("look_up", batches(chosen))
-            contender.time("update", batches(chosen))
+        for implementation in implementations.values():
+            implementation.time("insert", batches(part))
+            implementation.time("look_up", batches(chosen))
+            implementation.time("update", batches(chosen))
             for times in np.unique(updates[:there]):
                 verified = np.flatnonzero(updates[:there] == times)[: BATCH.value]
-                contender.user.call("verify", verified, int(times))
-    held = contenders["MutableHashTable"].user.call("count")
+                implementation.user.call("verify", verified, int(times))
+    held = implementations["MutableHashTable"].user.call("count")
     if held != ROWS.value:
         raise AssertionError(f"MutableHashTable: expected {ROWS.value} rows, found {held}")
-    return {name: contender.figures() for name, contender in contenders.items()}
+    return {name: implementation.figures() for name, implementation in implementations.items()}
 
 
 def measure_snapshot(server: Remote, client: Remote, folder: Path) -> dict[str, float]:
-    """How fast all rows are written, and what that does to a worker's steps meanwhile."""
+    """The speed of writing all rows, and the time of a worker's steps meanwhile."""
     numbers = np.random.default_rng(2).choice(ROWS.value, min(ROWS.value, 200_000), replace=False)
 
     def steps_during(work: Callable[[], Any], name: str) -> tuple[Any, list[float]]:
@@ -188,11 +186,11 @@ def main(argv: list[str]) -> None:
         server = start(TfdistServer, key)
         client = start(TfdistClient, WIDTH.value, THREADS.value, key, *server.call("address"))
         tables = start(HashTables, WIDTH.value, THREADS.value)
-        contenders = {
-            "MutableHashTable": Contender(tables, tables),
-            "tfdist": Contender(client, server),
+        implementations = {
+            "MutableHashTable": Implementation(tables, tables),
+            "tfdist": Implementation(client, server),
         }
-        figures = measure(contenders)
+        figures = measure(implementations)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=FOLDER.value)))
         snapshot = measure_snapshot(server, client, folder)
     raw = 2 * WIDTH.value * 4

@@ -1,4 +1,4 @@
-"""What an epoch of `fit` costs besides its steps: tiny epochs, with and without a strategy.
+"""The cost of an epoch of `fit` besides its steps: tiny epochs, with and without a strategy.
 
     python benchmarks/epochs.py [--epochs 60] [--rounds 3] [--busy 6] [--json FILE]
 
@@ -9,10 +9,9 @@ Keras 3 fits a small model on arrays, two batches an epoch:
     devices, stock   one process with two devices, TensorFlow's `MirroredStrategy`
     devices, tfdist  the same with `tfdist.MirroredStrategy`
 
-First on the machine as it is, then beside so many processes that compute all the time. The
-contenders take turns, round by round; the table has the median and the maximum over the epochs of
-all rounds, of the slower worker. That all contenders come to the same weights is verified before
-anything is timed.
+First on the machine as it is, then beside `--busy` processes that compute all the time.
+Implementations are timed in turn, round by round; the table has the median and the maximum over the
+epochs of all rounds, of the slower worker. Before the timing all must reach the same weights.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from contenders.epoch_fits import Fitter
-from contenders.processes import Remote, call
+from baselines.epoch_fits import Fitter
+from baselines.processes import Remote, call
 from reporting import charts, results
 
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports
 
 EPOCHS = flags.DEFINE_integer("epochs", 60, "of a fit", lower_bound=2)
-ROUNDS = flags.DEFINE_integer("rounds", 3, "fits of each contender", lower_bound=1)
+ROUNDS = flags.DEFINE_integer("rounds", 3, "fits of each implementation", lower_bound=1)
 BUSY = flags.DEFINE_integer("busy", 6, "processes that compute all the time", lower_bound=0)
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 PLAIN, OURS, STOCK, DEVICES = "Keras", "tfdist", "devices, stock", "devices, tfdist"
-# With whom each is compared, and how much longer than there its median epoch may be.
+# The baseline of each, and the maximum ratio of their median epochs.
 GOALS = {OURS: (PLAIN, 1.5), DEVICES: (STOCK, 1.0)}
 TOLERANCE = 1e-5
 
@@ -61,19 +60,21 @@ def start_jobs(stack: contextlib.ExitStack) -> Jobs:
 
 
 def verify(jobs: Jobs) -> None:
-    """Raises unless all have come to the same weights."""
+    """Raises unless all have the same weights."""
     for job in jobs.values():
         call(job, "fit", 2)
     (expected,) = call(jobs[PLAIN], "weights")
     for name, job in jobs.items():
         for weights in call(job, "weights"):
-            most = max(abs(a - b) for a, b in zip(weights, expected, strict=True))
-            if most > TOLERANCE:
-                raise AssertionError(f"{name}: its weights are {most} from those of one process")
+            difference = max(abs(a - b) for a, b in zip(weights, expected, strict=True))
+            if difference > TOLERANCE:
+                raise AssertionError(
+                    f"{name}: its weights are {difference} from those of one process"
+                )
 
 
 def measure(jobs: Jobs) -> dict[str, dict[str, float]]:
-    """Seconds of an epoch of each contender: the median, and the maximum."""
+    """Seconds of an epoch of each implementation: the median, and the maximum."""
     epochs: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(ROUNDS.value):
         for name, job in jobs.items():

@@ -1,30 +1,28 @@
-"""The sum of all replicas' gradients in one process: tfdist against TensorFlow's own, in one run.
+"""The sum of all replicas' gradients in one process: tfdist and TensorFlow, in one run.
 
     python benchmarks/local_reduce.py [--devices 2 --devices 4] [--rounds 25] [--scale 1]
                                       [--json FILE]
 
-160 float32 gradients with the shapes of ResNet-50 lie on 2 and on 4 logical CPU devices. Each
-contender is a `tf.distribute.CrossDeviceOps`, which gives every device their sums; "stock default"
-is what `tf.distribute.MirroredStrategy` takes for CPU devices unless told otherwise, a ring of
-collective ops. There are three situations:
+160 float32 gradients with the shapes of ResNet-50 are on 2 and on 4 logical CPU devices. Each
+implementation is a `tf.distribute.CrossDeviceOps` that gives every device their sums; "stock
+default" is the default of `tf.distribute.MirroredStrategy` for CPU devices, a ring of collective
+ops. There are three situations:
 
-    step    in a tf.function, where nobody else needs the gradients, as in training: a sum may take
+    step    in a tf.function without other users of the gradients, as in training: a sum may reuse
             the memory of one of them
-    held    in a tf.function, where somebody still holds the gradients: sums need memory of their
-            own
+    held    in a tf.function with another user of the gradients: sums need their own memory
     eager   without a tf.function; Python holds the gradients
 
-Results are verified before anything is timed; the contenders take turns, round by round, and the
-table shows medians. In a tf.function two clock ops take the time: after the last gradient exists,
-and after the last sum does.
+Results are verified before the timing. Implementations are timed in turn, round by round; the table
+shows medians. In a tf.function two clock ops measure the time: one after the last gradient exists,
+one after the last sum exists.
 
-The bytes moved are counted from the ops of the traced graph: an op that does not just pass its
-memory on reads all its float inputs once and writes all its float outputs once. No sum of R lists
-of K bytes can do with less than (R + 1) K. Not counted, because graphs do not show it: a processor
-reads memory before it writes there, save in place or around its caches; nor, because it happens
-inside an op, what collectives move. The last line of a
-situation is a yardstick of the machine: memcpy, on all processors, of as much as makes (R + 1) K
-bytes read and written.
+The bytes moved are counted from the ops of the traced graph: an op that does not forward its
+memory reads all its float inputs once and writes all its float outputs once. A sum of R lists of K
+bytes needs at least (R + 1) K. Not counted, because graphs do not show them: the reads of a
+processor before it writes memory (unless in place or around its caches), and the traffic inside the
+ops of collectives. The last line of a situation is the reference of the machine: memcpy, on all
+processors, with (R + 1) K bytes read and written.
 """
 
 from __future__ import annotations
@@ -45,14 +43,14 @@ import tensorflow as tf
 from absl import app, flags
 from reporting import charts, results
 
-# What a strategy hands to a CrossDeviceOps; it has no public name.
+# The argument of a CrossDeviceOps; it has no public name.
 from tensorflow.python.distribute.values import PerReplica
 
 from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce
 
-# TensorFlow's HierarchicalCopyAllReduce leaves a device out where their number is odd.
+# TensorFlow's HierarchicalCopyAllReduce skips a device if their number is odd.
 DEVICES = flags.DEFINE_multi_integer("devices", [2, 4], "logical devices, an even number")
-ROUNDS = flags.DEFINE_integer("rounds", 25, "counted rounds of each contender", lower_bound=3)
+ROUNDS = flags.DEFINE_integer("rounds", 25, "counted rounds of each implementation", lower_bound=3)
 SCALE = flags.DEFINE_float("scale", 1.0, "of the width of the network", lower_bound=0.01)
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
@@ -62,7 +60,7 @@ MOVE_NOTHING = ("Identity", "Placeholder", "Reshape", "Shape", "Size")
 MOVE_NOTHING += ("TfdistBundle", "TfdistUnbundle")
 
 Replicas = list[list[tf.Tensor]]
-# From gradients to the sums on every device and the seconds that took.
+# From gradients to the sums on every device, and the seconds.
 Reduction = Callable[[Replicas], tuple[Replicas, float]]
 
 
@@ -101,20 +99,20 @@ def gradients(shapes: list[tuple[int, ...]], devices: list[str]) -> Replicas:
             replicas.append([])
             for i, shape in enumerate(shapes):
                 pattern = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) % 1000
-                # The sum lies in memory of TensorFlow's, as gradients do, not of NumPy's.
+                # The addition moves the values to TensorFlow's memory, like gradients.
                 replicas[r].append(tf.constant(pattern) + (i + 10.0 * r))
     return replicas
 
 
-def reduce_with(contender: tf.distribute.CrossDeviceOps, replicas: Replicas) -> Replicas:
+def reduce_with(implementation: tf.distribute.CrossDeviceOps, replicas: Replicas) -> Replicas:
     """The sums, on every device."""
     values = [PerReplica(value) for value in zip(*replicas, strict=True)]
-    sums = contender.batch_reduce(tf.distribute.ReduceOp.SUM, [(v, v) for v in values])
+    sums = implementation.batch_reduce(tf.distribute.ReduceOp.SUM, [(v, v) for v in values])
     return [list(value) for value in zip(*(s.values for s in sums), strict=True)]
 
 
 def make_reduction(
-    contender: tf.distribute.CrossDeviceOps, devices: list[str], situation: str
+    implementation: tf.distribute.CrossDeviceOps, devices: list[str], situation: str
 ) -> Reduction:
     def on_devices(make: Callable, replicas: Replicas) -> Replicas:
         placed = []
@@ -134,20 +132,20 @@ def make_reduction(
         given = on_devices(tf.identity if situation == "held" else lambda t: t * one, replicas)
         begin = clock(given)
         with tf.control_dependencies([begin]):
-            sums = reduce_with(contender, on_devices(tf.identity, given))
+            sums = reduce_with(implementation, on_devices(tf.identity, given))
         return sums, clock(sums) - begin
 
     def eagerly(replicas):
         begin = time.perf_counter()
-        sums = reduce_with(contender, replicas)
+        sums = reduce_with(implementation, replicas)
         return sums, time.perf_counter() - begin
 
     one = tf.constant(1.0)
     return eagerly if situation == "eager" else lambda replicas: in_graph(replicas, one)
 
 
-def count_bytes(contender: tf.distribute.CrossDeviceOps, replicas: Replicas) -> int | None:
-    """The bytes that the ops of the contender's graph read and write; `None` for collectives."""
+def count_bytes(implementation: tf.distribute.CrossDeviceOps, replicas: Replicas) -> int | None:
+    """The bytes that the ops of its graph read and write; `None` for collectives."""
 
     @tf.function
     def reduce(replicas):
@@ -155,7 +153,7 @@ def count_bytes(contender: tf.distribute.CrossDeviceOps, replicas: Replicas) -> 
         for tensors, like in zip(replicas, devices, strict=True):
             with tf.device(like):
                 placed.append([tf.identity(tensor) for tensor in tensors])
-        return reduce_with(contender, placed)
+        return reduce_with(implementation, placed)
 
     devices = [tensors[0].device for tensors in replicas]
     moved = 0
@@ -171,7 +169,7 @@ def count_bytes(contender: tf.distribute.CrossDeviceOps, replicas: Replicas) -> 
 
 
 def make_copy(moved: int) -> Reduction:
-    """Reads and writes so many bytes in all, on all processors."""
+    """Reads and writes `moved` bytes in all, on all processors."""
     threads = os.cpu_count() or 1
     source = np.ones((threads, moved // threads // 8), np.float32)
     target = np.zeros_like(source)
@@ -197,43 +195,48 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def measure(contenders: dict[str, Reduction], replicas: Replicas) -> dict[str, tuple[float, float]]:
-    """Median seconds and page faults of each contender, taking turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    faults: dict[str, list[int]] = {name: [] for name in contenders}
+def measure(
+    implementations: dict[str, Reduction], replicas: Replicas
+) -> dict[str, tuple[float, float]]:
+    """Median seconds and page faults of each implementation, timed in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in implementations}
+    faults: dict[str, list[int]] = {name: [] for name in implementations}
     for _ in range(ROUNDS.value + 2):
-        for name, reduce in contenders.items():
+        for name, reduce in implementations.items():
             before = page_faults()
             sums, took = reduce(replicas)
             seconds[name].append(float(took))
             faults[name].append(page_faults() - before)
-            del sums  # its memory must be free before the next one's turn
+            del sums  # frees the memory before the next implementation
     return {
         name: (statistics.median(seconds[name][2:]), statistics.median(faults[name][2:]))
-        for name in contenders
+        for name in implementations
     }
 
 
 def compare(count: int) -> list[dict]:
-    """The rows of the table for so many devices."""
+    """The rows of the table for `count` devices."""
     devices = [device.name for device in tf.config.list_logical_devices("CPU")[:count]]
     replicas = gradients(resnet50_shapes(SCALE.value), devices)
     least = (count + 1) * sum(4 * tensor.shape.num_elements() for tensor in replicas[0])
-    # A process's collectives serve one set of devices under each key.
+    # A process's collectives use one set of devices for each key.
     tf.distribute.MirroredStrategy._collective_key_base += 1000
-    contenders = {
+    implementations = {
         "tfdist": LocalAllReduce(devices[0]),
         "stock default": tf.distribute.MirroredStrategy(devices).extended._cross_device_ops,
         "ReductionToOneDevice": tf.distribute.ReductionToOneDevice(),
         "HierarchicalCopyAllReduce": tf.distribute.HierarchicalCopyAllReduce(),
     }
-    moved = {name: count_bytes(contender, replicas) for name, contender in contenders.items()}
+    moved = {
+        name: count_bytes(implementation, replicas)
+        for name, implementation in implementations.items()
+    }
     moved[COPY] = least
     rows = []
     for situation in SITUATIONS:
         reductions = {
-            name: make_reduction(contender, devices, situation)
-            for name, contender in contenders.items()
+            name: make_reduction(implementation, devices, situation)
+            for name, implementation in implementations.items()
         }
         for name, reduce in reductions.items():
             verify(name, reduce(replicas)[0], replicas)
@@ -243,7 +246,7 @@ def compare(count: int) -> list[dict]:
                 {
                     "devices": count,
                     "situation": situation,
-                    "contender": name,
+                    "implementation": name,
                     "seconds": seconds,
                     "ratio": seconds / measured["tfdist"][0],
                     "moved_bytes": moved[name],
@@ -263,7 +266,7 @@ def show(rows: list[dict]) -> None:
         if moved is not None:
             traffic = f"{moved / 1e6:9.1f} {moved / row['least_bytes']:7.2f}x"
         print(
-            f"{row['devices']:7}  {row['situation']:9}  {row['contender']:25} "
+            f"{row['devices']:7}  {row['situation']:9}  {row['implementation']:25} "
             f"{row['seconds'] * 1e3:7.2f} {row['ratio']:12.2f}x {traffic} "
             f"{row['page_faults']:11.0f}"
         )
@@ -273,14 +276,14 @@ def draw(file: Path, rows: list[dict]) -> None:
     groups: dict[str, dict[str, float]] = {}
     for row in rows:
         group = groups.setdefault(f"{row['devices']} devices,\n{row['situation']}", {})
-        group[row["contender"]] = row["seconds"] * 1e3
+        group[row["implementation"]] = row["seconds"] * 1e3
     title = "The sum of ResNet-50's gradients over the devices of a process"
     charts.bars(file, title, "milliseconds (median)", groups)
 
 
 def main(argv: list[str]) -> None:
     del argv
-    tf.get_logger().setLevel("WARNING")  # its own reductions announce themselves
+    tf.get_logger().setLevel("WARNING")  # TensorFlow's reductions log each call
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * max(DEVICES.value),

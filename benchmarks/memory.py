@@ -1,12 +1,12 @@
-"""Whether memory and descriptors stay as they are, over many steps and many communicators.
+"""Memory and descriptors over many steps and many communicators.
 
     python benchmarks/memory.py [--workers 2] [--steps 20000] [--communicators 200] [--json FILE]
 
 Ranks run steps, each of which reduces five tensors together, and gathers, scatters and broadcasts
-others, of sizes that change; then they make, use and close communicators one after the other. The
-tables have what a process holds at intervals: its resident memory, and its open descriptors,
-threads and mappings. Results are verified all along. "growth" is the difference between the ends of
-the second half, by when everything that is made once has been made.
+others of changing sizes; then they make, use and close communicators one after the other. The
+tables show at intervals a process's resident memory, open descriptors, threads and mappings.
+All results are verified. "growth" is the difference over the second half, after everything that is
+made once exists.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from contenders.memory_rank import MemoryRank
-from contenders.processes import Remote, call
+from baselines.memory_rank import MemoryRank
+from baselines.processes import Remote, call
 from reporting import charts, results
 
 from tfdist.config.cluster import Cluster
@@ -30,10 +30,10 @@ STEPS = flags.DEFINE_integer("steps", 20_000, "in all", lower_bound=20)
 COMMUNICATORS = flags.DEFINE_integer("communicators", 200, "in all", lower_bound=10)
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
-LOOKS = 20  # at the steps; at the communicators half as many
+SAMPLES = 20  # of the steps; half of it for the communicators
 WHAT = ("resident", "descriptors", "threads", "mappings")
 
-# Of how many steps or communicators, and what each rank held then.
+# The number of steps or communicators so far, and the resources of each rank.
 Sample = dict[str, Any]
 
 
@@ -41,8 +41,8 @@ def run_steps(ranks: list[Remote]) -> list[Sample]:
     call(ranks, "steps", 1)  # traces
     samples = []
     done = 0
-    for look in range(LOOKS + 1):
-        count = STEPS.value * look // LOOKS - done
+    for sample in range(SAMPLES + 1):
+        count = STEPS.value * sample // SAMPLES - done
         done += count
         samples.append({"after": done, "ranks": call(ranks, "steps", max(count, 1))})
     return samples
@@ -50,18 +50,19 @@ def run_steps(ranks: list[Remote]) -> list[Sample]:
 
 def run_communicators(ranks: list[Remote]) -> list[Sample]:
     samples = []
-    looks = [COMMUNICATORS.value * look // (LOOKS // 2) for look in range(1, LOOKS // 2 + 1)]
+    half = SAMPLES // 2
+    sampled = [COMMUNICATORS.value * sample // half for sample in range(1, half + 1)]
     for number in range(1, COMMUNICATORS.value + 1):
         key = secrets.token_bytes(32)
         addresses = [f"127.0.0.1:{port}" for port in call(ranks, "listen")]
         now = call(ranks, "connect_and_close", key, number, addresses)
-        if number == 1 or number in looks:
+        if number == 1 or number in sampled:
             samples.append({"after": number, "ranks": now})
     return samples
 
 
 def growth(samples: list[Sample]) -> dict[str, int]:
-    """By how much the ranks together hold more at the end than in the middle."""
+    """The growth of all ranks together from the middle to the end."""
     middle, end = samples[len(samples) // 2]["ranks"], samples[-1]["ranks"]
     return {what: sum(e[what] - m[what] for m, e in zip(middle, end, strict=True)) for what in WHAT}
 
@@ -84,7 +85,7 @@ def show(title: str, samples: list[Sample]) -> None:
 
 
 def draw(file: Path, samples: list[Sample]) -> None:
-    ticks = [sample["after"] for sample in samples[:: LOOKS // 4]]
+    ticks = [sample["after"] for sample in samples[:: SAMPLES // 4]]
     charts.lines(
         file,
         f"Resident memory of {WORKERS.value} processes over {STEPS.value} steps",

@@ -1,31 +1,32 @@
-"""All-reduce and training between hosts with 1 Gbit/s links, made of network namespaces.
+"""All-reduce and training between hosts with 1 Gbit/s links, which are network namespaces.
 
     sudo python benchmarks/network.py [--hosts 4] [--per_host 1] [--gigabits 1]
                                       [--megabytes 8 --megabytes 64 --megabytes 256] [--rounds 5]
                                       [--scale 1] [--compute 0.5 --compute 1 --compute 3]
                                       [--step_rounds 3] [--quick] [--json FILE]
 
-Every host is a namespace of its own, its link limited in both directions
-(contenders/namespaces.py). First bare sockets say what a link carries: from one host to
+Every host is a network namespace whose link is limited in both directions
+(baselines/namespaces.py). First bare sockets measure the throughput of a link: from one host to
 another, and from every host to the next at the same time.
 
-Then all ranks reduce float32 tensors, verified first, in turns, medians over the rounds. Small
-ones several times in a row in one `tf.function`, to 64 MB in all, as a step reduces its buckets:
+Then all ranks reduce float32 tensors. Results are verified first; implementations are timed in
+turn; the table shows medians over the rounds. Small tensors are reduced several times in a row in
+one `tf.function`, 64 MB in all, as a step reduces its buckets:
 
     tfdist       `tfdist.ops.all_reduce`
     tfdist fp16  the same, travelling as float16
     TensorFlow   a stock `tf.distribute.MultiWorkerMirroredStrategy`, RING
-    bare ring    contenders/bare_ring.cc
+    bare ring    baselines/bare_ring.cc
 
-beside the bound: of B bytes each of N hosts must send and receive 2(N-1)/N x B, which takes as long
-as the link needs. "of line" takes for the link's speed the bytes of Ethernet frames (1 Gbit/s = 125
-MB/s, of which 1448 in 1514 are payload); "of goodput" what the bare sockets reached. "sent" is what
-the first host's link carried, headers too, per byte of the tensor.
+They are compared with the bound: for B bytes each of N hosts must send and receive 2(N-1)/N x B,
+at the speed of the link. "of line" uses the rate of Ethernet frames (1 Gbit/s = 125 MB/s, of which
+1448 in 1514 are payload); "of goodput" the rate of the bare sockets. "sent" is the traffic of the
+first host's link, with headers, per byte of the tensor.
 
-Last comes a training step of a network of VGG-16's size (`--scale` of its width), whose computing
-only waits (contenders/training_steps.py), for several times Ts of computing, given as multiples of
-the time Tt that the gradients' bound is. The efficiency of N hosts is the step of one host alone
-over their step; predicted is 1/(1 + Tt/Ts), for communication after the computing.
+Last comes a training step of a network of VGG-16's size (`--scale` of its width) whose computing
+is simulated by waiting (baselines/training_steps.py), for several computing times Ts, given as
+multiples of the gradients' bound Tt. The efficiency of N hosts is the step time of one host alone
+over that of all; predicted is 1/(1 + Tt/Ts), for communication after the computing.
 
 `--quick` is a small version of everything, for tests. Needs root and the commands ip and tc.
 """
@@ -43,10 +44,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import app, flags
-from contenders import namespaces, programs
-from contenders.all_reducers import StockRank, TfdistRank
-from contenders.processes import Remote, call
-from contenders.training_steps import StockSteps, TfdistSteps, vgg16
+from baselines import namespaces, programs
+from baselines.all_reducers import StockRank, TfdistRank
+from baselines.processes import Remote, call
+from baselines.training_steps import StockSteps, TfdistSteps, vgg16
 from reporting import network_report, results
 
 from tfdist.config.cluster import Cluster
@@ -55,7 +56,7 @@ HOSTS = flags.DEFINE_integer("hosts", 4, "namespaces", lower_bound=2)
 PER_HOST = flags.DEFINE_integer("per_host", 1, "ranks on each", lower_bound=1)
 GIGABITS = flags.DEFINE_float("gigabits", 1, "per second, of a link", lower_bound=0.01)
 MEGABYTES = flags.DEFINE_multi_float("megabytes", [8, 64, 256], "of the tensors, MB = 2^20")
-ROUNDS = flags.DEFINE_integer("rounds", 5, "counted rounds of each contender", lower_bound=1)
+ROUNDS = flags.DEFINE_integer("rounds", 5, "counted rounds of each implementation", lower_bound=1)
 SCALE = flags.DEFINE_float("scale", 1, "of the network's width; 0: no training", lower_bound=0)
 COMPUTE = flags.DEFINE_multi_float("compute", [0.5, 1, 3], "Ts as multiples of Tt")
 STEP_ROUNDS = flags.DEFINE_integer("step_rounds", 3, "counted training steps", lower_bound=1)
@@ -65,14 +66,14 @@ JSON = flags.DEFINE_string("json", None, "file to write the figures to; charts b
 MB = 1 << 20
 STREAMED = 64 * MB
 IN_A_ROW = 64 * MB
-PORT, STOCK_PORT = 7100, 7200  # nobody else is in the namespaces
+PORT, STOCK_PORT = 7100, 7200  # no other process uses the namespaces
 
-# A contender: its ranks, and which of their reductions or steps.
-Contender = tuple[list[Any], str]
+# An implementation: its ranks, and the name of their reduction or step.
+Implementation = tuple[list[Any], str]
 
 
 class Job:
-    """The ranks on the hosts, `per_host` on each, one after the other."""
+    """The ranks on the hosts, `per_host` consecutive ranks on each."""
 
     def __init__(self, network: namespaces.Network) -> None:
         self.network = network
@@ -82,7 +83,7 @@ class Job:
 
     @contextlib.contextmanager
     def ranks(self, make: Callable, arguments_of: Callable[[int], tuple]) -> Iterator[list[Remote]]:
-        """An object in each rank's namespace, in a process of its own."""
+        """An object in each rank's namespace, each in its own process."""
         with contextlib.ExitStack() as stack:
             started = []
             for rank, host in enumerate(self.host_of):
@@ -134,12 +135,12 @@ def seconds_of_bound(size: float, bytes_per_second: float) -> float:
 
 
 def measure_sizes(job: Job, goodput: float) -> list[dict[str, Any]]:
-    """A row for each size and contender."""
+    """A row for each size and implementation."""
     with contextlib.ExitStack() as stack:
         enter, size = stack.enter_context, job.size
         ours = enter(job.ranks(TfdistRank, lambda rank: (rank, size, job.tfdist(rank))))
         stock = enter(job.ranks(StockRank, lambda rank: (rank, size, job.stock())))
-        contenders: dict[str, Contender] = {
+        implementations: dict[str, Implementation] = {
             "tfdist": (ours, "exact"),
             "tfdist fp16": (ours, "fp16"),
             "TensorFlow": (stock, "exact"),
@@ -147,23 +148,26 @@ def measure_sizes(job: Job, goodput: float) -> list[dict[str, Any]]:
         }
         rows = []
         for megabytes in MEGABYTES.value:
-            rows += measure_size(job.network, contenders, round(megabytes * MB), goodput)
+            rows += measure_size(job.network, implementations, round(megabytes * MB), goodput)
     return rows
 
 
 def measure_size(
-    network: namespaces.Network, contenders: dict[str, Contender], size: int, goodput: float
+    network: namespaces.Network,
+    implementations: dict[str, Implementation],
+    size: int,
+    goodput: float,
 ) -> list[dict[str, Any]]:
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    sent: dict[str, list[float]] = {name: [] for name in contenders}
-    busy: dict[str, list[float]] = {name: [] for name in contenders}
-    for ranks, how in contenders.values():
+    seconds: dict[str, list[float]] = {name: [] for name in implementations}
+    sent: dict[str, list[float]] = {name: [] for name in implementations}
+    busy: dict[str, list[float]] = {name: [] for name in implementations}
+    for ranks, how in implementations.values():
         call(ranks, "verify", 1, size, how)
     in_a_row = max(1, IN_A_ROW // size)
     for _ in range(ROUNDS.value):
-        for name, (ranks, how) in contenders.items():
+        for name, (ranks, how) in implementations.items():
             before, clock = network.sent(0), Processors()
-            # Before what is timed comes a call that waits for the others: of a function, of a ring.
+            # A warm-up call, which waits for the others, precedes the timed ones.
             turn, warm = ((1, how, in_a_row), in_a_row) if how else ((in_a_row,), 1)
             times = call(ranks, "run", 1, size, *turn)
             seconds[name].append(max(map(float, times)))
@@ -173,7 +177,7 @@ def measure_size(
     payload = namespaces.PAYLOAD / namespaces.FRAME
     return [
         {
-            "contender": name,
+            "implementation": name,
             "bytes": size,
             "seconds": (median := statistics.median(seconds[name])),
             "bound_line": line,
@@ -183,18 +187,18 @@ def measure_size(
             "sent": statistics.median(sent[name]),
             "processors": statistics.median(busy[name]),
         }
-        for name in contenders
+        for name in implementations
     ]
 
 
 class Processors:
-    """How busy the machine's processors are, from the object's creation on."""
+    """The load of the machine's processors since the object's creation."""
 
     def __init__(self) -> None:
         self._before = self._ticks()
 
     def busy(self) -> float:
-        """The share of their time, of all processors, that they were not idle."""
+        """The share of time that the processors were not idle."""
         idle, total = (n - b for n, b in zip(self._ticks(), self._before, strict=True))
         return 1 - idle / total if total else 0.0
 
@@ -206,7 +210,7 @@ class Processors:
 
 
 def measure_steps(job: Job, goodput: float) -> dict[str, Any]:
-    """Medians of training steps, for every time of computing."""
+    """Medians of training steps, for every computing time."""
     scale, size = SCALE.value, job.size
     parameters = sum(layer.parameters for layer in vgg16(scale))
     transfer = seconds_of_bound(4 * parameters, goodput)
@@ -215,18 +219,18 @@ def measure_steps(job: Job, goodput: float) -> dict[str, Any]:
         enter = stack.enter_context
         ours = enter(job.ranks(TfdistSteps, lambda rank: (rank, size, scale, job.tfdist(rank))))
         stock = enter(job.ranks(StockSteps, lambda rank: (rank, size, scale, job.stock())))
-        contenders: dict[str, Contender] = {
+        implementations: dict[str, Implementation] = {
             "alone": (ours, "alone"),
             "after": (ours, "after"),
             "overlapped": (ours, "overlapped"),
             "stock": (stock, "stock"),
         }
-        for ranks, how in contenders.values():  # verifies, and traces
+        for ranks, how in implementations.values():  # verifies, and traces
             call(ranks, "run", how, 0.0)
         for compute in COMPUTE.value:
-            seconds: dict[str, list[float]] = {name: [] for name in contenders}
+            seconds: dict[str, list[float]] = {name: [] for name in implementations}
             for _ in range(STEP_ROUNDS.value):
-                for name, (ranks, how) in contenders.items():
+                for name, (ranks, how) in implementations.items():
                     seconds[name].append(max(call(ranks, "run", how, compute * transfer)))
             rows.append({name: statistics.median(times) for name, times in seconds.items()})
     for row in rows:

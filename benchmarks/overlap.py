@@ -1,11 +1,10 @@
-"""Shows, for one training step of `fit`, when each bucket of gradients travelled.
+"""Shows when each bucket of gradients travels in one training step of `fit`.
 
     python benchmarks/overlap.py [--model dense] [--bytes_per_pack 4194304] [--json FILE]
 
-Two workers train under `tfdist.MultiWorkerMirroredStrategy`. Beside every collective two ops of the
-same graph write down the time: when the bucket's last gradient existed, and when its sum did. The
-last gradient of the last bucket ends back-propagation: what travelled before cost no time of its
-own.
+Two workers train under `tfdist.MultiWorkerMirroredStrategy`. For every collective two ops of
+the same graph record the time: when the bucket's last gradient exists, and when its sum exists. The
+last gradient of the last bucket ends back-propagation: earlier transfers took no extra time.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ import contextlib
 from pathlib import Path
 
 from absl import app, flags
-from contenders.processes import Remote, call
-from contenders.training import MODELS, TITLES, WORKERS, TrainingRank, tf_configs
+from baselines.processes import Remote, call
+from baselines.training import MODELS, TITLES, WORKERS, TrainingRank, tf_configs
 from reporting import charts, results
 
-MODEL = flags.DEFINE_enum("model", "dense", MODELS, "what is trained")
+MODEL = flags.DEFINE_enum("model", "dense", MODELS, "model to train")
 BYTES = flags.DEFINE_integer("bytes_per_pack", 0, "size of a bucket; 0: the default")
-STEPS = flags.DEFINE_integer("steps", 9, "steps, of which the one of median length is shown")
+STEPS = flags.DEFINE_integer("steps", 9, "steps; the one of median length is shown")
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
-SMALLEST = 64  # bytes; less is no gradient but the loss
-MOST = 500  # buckets
+MIN_BYTES = 64  # of a gradient; less is the loss
+MAX_BUCKETS = 500
 COLUMNS = 60  # of the drawing
 
 
 class TimedRank(TrainingRank):
-    """A worker that writes down when its buckets travel.
+    """A worker that records when its buckets travel.
 
     Args:
       tf_config: the job.
@@ -46,32 +45,32 @@ class TimedRank(TrainingRank):
         from tfdist.ops.collectives import fused
 
         original = fused.all_reduce
-        self._times = tf.Variable(tf.zeros([MOST, 2], tf.float64))
+        self._times = tf.Variable(tf.zeros([MAX_BUCKETS, 2], tf.float64))
 
         def when_all_exist(tensors):
             with tf.control_dependencies(tensors):
                 time = tf.timestamp()
-            # Not in the order of the ops with side effects, which would be another order.
+            # Outside the order of the ops with side effects, which would change the timing.
             time.graph.experimental_acd_manager.run_independently(time.op)
             return time
 
         def all_reduce(tensors, *arguments, **options):
             size = sum(t.shape.num_elements() * t.dtype.size for t in tensors)
-            if tf.executing_eagerly() or size < SMALLEST:
+            if tf.executing_eagerly() or size < MIN_BYTES:
                 return original(tensors, *arguments, **options)
-            number = len(self._bytes)
+            index = len(self._bytes)
             self._bytes.append(size)
             ready = when_all_exist(tensors)
-            with tf.control_dependencies([ready]):  # or it may be written down too late
+            with tf.control_dependencies([ready]):  # or it may be recorded too late
                 tensors = [tf.identity(tensor) for tensor in tensors]
             reduced = original(tensors, *arguments, **options)
-            self._times.scatter_nd_update([[number]], [[ready, when_all_exist(reduced)]])
+            self._times.scatter_nd_update([[index]], [[ready, when_all_exist(reduced)]])
             return reduced
 
         fused.all_reduce = all_reduce
 
     def trace(self, kind: str, bytes_per_pack: int, steps: int) -> list[list[dict]]:
-        """Returns, for each of `steps` steps, its buckets in the order in which they fill up."""
+        """Returns the buckets of each of `steps` steps, in the order of their completion."""
         model = self._models[kind, bytes_per_pack]
         traces = []
         for _ in range(steps + 1):
@@ -81,7 +80,7 @@ class TimedRank(TrainingRank):
                 [
                     {"bytes": size, "ready": float(ready), "reduced": float(reduced)}
                     for (ready, reduced), size in zip(times, self._bytes, strict=False)
-                    if ready > 0  # of the function that ran, not of one traced on the way
+                    if ready > 0  # buckets of the function that ran, not of an earlier trace
                 ]
             )
         return traces[1:]
@@ -104,7 +103,7 @@ def trace() -> list[dict]:
 
 
 def hidden(buckets: list[dict], backward: float) -> float:
-    """Seconds beside back-propagation in which a bucket travelled; several at once count once."""
+    """Seconds of back-propagation during which at least one bucket travelled."""
     total, last = 0.0, 0.0
     for bucket in buckets:
         begin, finish = max(last, bucket["ready"]), min(bucket["reduced"], backward)

@@ -1,24 +1,24 @@
-"""Parameter servers on this machine: tfdist against TensorFlow's own and a bare socket, in one run.
+"""Parameter servers on this machine: tfdist, TensorFlow's own and a bare socket, in one run.
 
     python benchmarks/parameter_server.py [--variables 100] [--megabytes 25] [--rounds 10]
                                           [--steps 10] [--json FILE]
 
 Two jobs of two workers and one parameter server train the same dense float32 variables with SGD:
 tfdist's, and that of a stock `tf.distribute.ParameterServerStrategy`, whose `ClusterCoordinator` is
-a process more. A step reads all variables and takes a fraction of each for its gradient, so that
-little but the exchange takes time. Workers do not wait for each other.
+one more process. A step reads all variables and uses a fraction of each as its gradient, so that
+the exchange dominates. Workers do not wait for each other.
 
     steps/s      of all workers of a job together, until the server has applied the last step
     ms per pull  of all variables, one worker alone
     ms per push  of gradients of all variables, one worker alone, until the server has applied them
 
-The second table compares pulls of all variables, and of as many that are a twenty-fifth of their
-size, with a bare socket: 64 bytes to a process that sends as many bytes back, over loopback TCP,
-into memory that is there. Before each pull there is a push: tfdist sends only what has changed.
-Here clock ops take the time of the pull's op in its tf.function, whose call is not counted.
+The second table compares pulls of all variables, and of as many with a twenty-fifth of the size,
+with a bare socket: a request of 64 bytes to a process that sends the same number of bytes back,
+over loopback TCP, into existing memory. A push precedes each pull, because tfdist sends only
+changes. Here clock ops measure the pull's op in its tf.function, without the call of the function.
 
-Results are verified before anything is timed. The contenders take turns, round by round; the tables
-show medians over the rounds.
+Results are verified before the timing. Implementations are timed in turn, round by round; the
+tables show medians over the rounds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from contenders.parameter_servers import (
+from baselines.parameter_servers import (
     Model,
     StockCoordinator,
     StockServer,
     TfdistServer,
     TfdistWorker,
 )
-from contenders.processes import BareSocket, Remote
+from baselines.processes import BareSocket, Remote
 from reporting import charts, results
 
 from tfdist.config.cluster import Cluster
@@ -47,7 +47,7 @@ from tfdist.launch.ports import free_ports
 
 VARIABLES = flags.DEFINE_integer("variables", 100, "of the model", lower_bound=1)
 MEGABYTES = flags.DEFINE_float("megabytes", 25, "of all variables together", lower_bound=0.01)
-ROUNDS = flags.DEFINE_integer("rounds", 10, "counted rounds of each contender", lower_bound=3)
+ROUNDS = flags.DEFINE_integer("rounds", 10, "counted rounds of each implementation", lower_bound=3)
 STEPS = flags.DEFINE_integer("steps", 10, "of each worker in a round", lower_bound=1)
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
@@ -56,9 +56,9 @@ WORKERS = 2
 EXCHANGES = 4  # pulls and pushes of all variables in a round
 SMALL_EXCHANGES = 20
 
-# The processes of a job that are told what to do; the first one exchanges.
+# The processes of a job that receive commands; the first one exchanges.
 Job = list[Remote]
-# Each figure, by what it is and of which contender.
+# Each figure, by its kind and implementation.
 Figures = dict[tuple[str, str], float]
 
 
@@ -86,7 +86,7 @@ def start_stock(start: Callable[..., Remote], model: Model) -> Job:
 
 
 def verify(jobs: dict[str, Job], bare: BareSocket, models: tuple[Model, Model]) -> None:
-    """Raises unless steps and pushes, one after the other, give what they must."""
+    """Raises unless sequential steps and pushes give the expected values."""
     steps, pushes = 4, 2
     for job in jobs.values():
         for i in range(steps):
@@ -116,9 +116,9 @@ def measure(jobs: dict[str, Job], bare: BareSocket, models: tuple[Model, Model])
     """Medians over the rounds."""
     rounds: dict[tuple[str, str], list[float]] = {}
 
-    def note(contender: str, **figures: float) -> None:
+    def note(implementation: str, **figures: float) -> None:
         for what, figure in figures.items():
-            rounds.setdefault((what, contender), []).append(figure)
+            rounds.setdefault((what, implementation), []).append(figure)
 
     for _ in range(ROUNDS.value + 1):
         for name, job in jobs.items():
@@ -144,7 +144,7 @@ def compare(figures: Figures, models: tuple[Model, Model]) -> list[dict]:
     ):
         scale = 1 if what == "steps" else 1e3
         ours, theirs = figures[what, "tfdist"] * scale, figures[what, peer] * scale
-        # Table by table: how much faster than stock, how much slower than a bare socket.
+        # The first table has the speedup over stock, the second the slowdown from a bare socket.
         ratio = theirs / ours if peer == "stock" and what != "steps" else ours / theirs
         row = {"case": case, "peer": peer, "bytes": model.bytes}
         rows.append(row | {"theirs": theirs, "tfdist": ours, "ratio": ratio})

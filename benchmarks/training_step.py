@@ -1,20 +1,20 @@
-"""What distribution adds to a step of `fit`: tfdist against TensorFlow's own, in one run.
+"""The time that distribution adds to a step of `fit`: tfdist and TensorFlow, in one run.
 
     python benchmarks/training_step.py [--rounds 5] [--steps 20] [--batch 64] [--scale 1]
                                        [--json FILE]
 
-Two workers train on one machine, and beside them one alone, a dense network of 13 M parameters and
-a small convolutional one, with SGD and the same batch for each worker:
+Two workers on one machine, and one worker alone, train a dense network of 13 M parameters and a
+small convolutional one, with SGD and the same batch for each worker:
 
     tfdist      Keras 3 under `tfdist.MultiWorkerMirroredStrategy`
     TensorFlow  tf_keras under a stock `tf.distribute.MultiWorkerMirroredStrategy` (RING); Keras 3
                 does not work there
 
-Every worker stays on a processor of its own, where the machine has as many. The overhead is a step
-of two workers minus that of one. All workers train on the same examples, so two come to the same
-weights as one does, which is verified before anything is timed. The contenders take turns, round by
-round; a round is a `fit` and counts as the median of its steps, of the slower worker; the table
-shows medians over the rounds.
+Every worker has its own processor if the machine has enough. The overhead is the step time of two
+workers minus that of one. All workers train on the same examples, so two workers reach the weights
+of one, which is verified before the timing. Implementations are timed in turn, round by round. A
+round is a `fit` and counts as the median of its steps, of the slower worker; the table shows
+medians over the rounds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from contenders.fit_workers import SKIPPED, StockWorker, TfdistWorker
-from contenders.processes import Remote, call
+from baselines.fit_workers import SKIPPED, StockWorker, TfdistWorker
+from baselines.processes import Remote, call
 from reporting import charts, results
 
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports
 
-ROUNDS = flags.DEFINE_integer("rounds", 5, "counted rounds of each contender", lower_bound=1)
+ROUNDS = flags.DEFINE_integer("rounds", 5, "counted rounds of each implementation", lower_bound=1)
 STEPS = flags.DEFINE_integer("steps", 20, "of a round", lower_bound=SKIPPED + 2)
 BATCH = flags.DEFINE_integer("batch", 64, "examples of each worker in a step", lower_bound=1)
 SCALE = flags.DEFINE_float("scale", 1, "of the models' widths", lower_bound=0.01)
@@ -42,10 +42,10 @@ JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart 
 MODELS = ("dense", "cnn")
 WORKERS = (1, 2)
 VERIFIED_STEPS = 5
-TOLERANCE = 1e-2  # relative, of how far a variable has come; with half a gradient it is half as far
+TOLERANCE = 1e-2  # relative, of a variable's change; half a gradient would halve it
 GOAL = 1 / 3  # of the stock overhead
 
-# The processes of each job: of whom, and of how many workers.
+# The processes of each job, by implementation and number of workers.
 Jobs = dict[tuple[str, int], list[Remote]]
 
 
@@ -68,7 +68,7 @@ def start_jobs(stack: contextlib.ExitStack) -> Jobs:
 
 
 def verify(jobs: Jobs, model: str) -> None:
-    """Raises unless all workers of a contender have the weights of one alone."""
+    """Raises unless all workers of an implementation have the weights of one alone."""
     for job in jobs.values():
         call(job, "fit", model, VERIFIED_STEPS)
     for (name, count), job in jobs.items():

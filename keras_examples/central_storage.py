@@ -2,7 +2,7 @@
 
     python keras_examples/central_storage.py
 
-prints (here on two cores that play two devices, in about half a minute):
+prints (on two cores as two devices, in about half a minute):
 
     images: Fashion-MNIST in /usr/share/datasets/fashion-mnist
     variables and optimizer slots take 17.6 MB: CPU:0 17.6 MB
@@ -12,10 +12,10 @@ prints (here on two cores that play two devices, in about half a minute):
     ...
     test accuracy: 0.84
 
-The model reads an image as 49 words, one for each patch of 4 x 4 pixels, and looks each of them up
-in a table of 65,536 rows. That is many weights and little to compute: a step touches few rows, and
-copies of the table on every device would mostly be memory. Both sizes are counted from variables
-that were made. It takes the machine's GPUs if there are any; the variables then live on the CPU.
+The model reads an image as 49 words, one for each patch of 4 x 4 pixels, and looks them up
+in a table of 65,536 rows. It has many weights and little to compute: a step touches few rows, and
+copies of the table on every device would mainly cost memory. Both sizes are counted from existing
+variables. It uses the machine's GPUs if there are any; the variables are then on the CPU.
 The line that makes it distributed is marked below.
 """
 
@@ -45,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--devices", type=positive, help="default: all GPUs, or 2 logical CPU devices"
     )
-    parser.add_argument("--width", type=positive, default=32, help="numbers in a row of the table")
+    parser.add_argument("--width", type=positive, default=32, help="elements of a row of the table")
     return parser.parse_args()
 
 
@@ -68,7 +68,7 @@ def build_and_compile(width: int) -> keras.Model:
         ]
     )
     model.compile(
-        # Adagrad changes only the rows that a batch names, and keeps a slot as large as the table.
+        # Adagrad changes only the rows of a batch, and has a slot as large as the table.
         optimizer=keras.optimizers.Adagrad(0.1),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
@@ -78,7 +78,7 @@ def build_and_compile(width: int) -> keras.Model:
 
 
 def bytes_by_device(strategy: tf.distribute.Strategy, model: keras.Model) -> dict[str, int]:
-    """Counts the bytes that a model's variables and its optimizer's take on each device."""
+    """Bytes of the model's and its optimizer's variables on each device."""
     taken = Counter()
     for variable in model.variables + model.optimizer.variables:
         for copy in strategy.experimental_local_results(variable.value):
@@ -99,7 +99,7 @@ def main() -> None:
     keras.utils.set_random_seed(SEED)
     images = data.load_fashion_mnist()
 
-    # For the comparison alone; its copies are freed with the model.
+    # Only for the comparison; its copies are freed with the model.
     mirrored = tfdist.MirroredStrategy(devices)
     with mirrored.scope():
         bytes_mirrored = bytes_by_device(mirrored, build_and_compile(arguments.width))
@@ -125,7 +125,7 @@ def main() -> None:
         batches(train_words, train_labels, size, training=True),
         epochs=arguments.epochs,
         steps_per_epoch=steps,
-        shuffle=False,  # the dataset does
+        shuffle=False,  # the dataset shuffles
         verbose=1 if sys.stdout.isatty() else 2,
     )
     test_words = words_of(images.test_images)

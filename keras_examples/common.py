@@ -1,4 +1,4 @@
-"""What several examples need, apart from what they show."""
+"""Batches, devices and arguments of several examples."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def positive(text: str) -> int:
 def training_parser(
     description: str, epochs: int, batch_size: int, together: str
 ) -> argparse.ArgumentParser:
-    """Makes a parser of the arguments that all examples on Fashion-MNIST have.
+    """Makes a parser of the arguments of all examples on Fashion-MNIST.
 
     Args:
       description: the example's docstring; its first line is shown.
       epochs: default of `--epochs`.
       batch_size: default of `--batch-size`.
-      together: who shares a batch, such as "in all workers".
+      together: the owner of a batch, such as "in all workers".
     """
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--epochs", type=positive, default=epochs)
@@ -44,21 +44,21 @@ def training_parser(
 
 
 def local_devices(count: int | None = None) -> list[str]:
-    """Names devices of this machine to train on: GPUs if it has any, else logical CPU devices.
+    """Devices of this machine for training: GPUs if it has any, else logical CPU devices.
 
-    Call it before TensorFlow runs its first op: from then on its devices are settled.
+    Call it before TensorFlow runs its first op, which initializes the devices.
 
     Args:
-      count: how many; `None` means all GPUs, or 2 logical CPU devices.
+      count: their number; `None` means all GPUs, or 2 logical CPU devices.
 
     Returns:
-      Such as `["CPU:0", "CPU:1"]`.
+      Names such as `["CPU:0", "CPU:1"]`.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         return [f"GPU:{i}" for i in range(count or len(gpus))]
     count = count or 2
-    # All of them share the machine's cores: they show how it works, they do not make it faster.
+    # They share the machine's cores: they are for demonstration and do not train faster.
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * count,
@@ -67,38 +67,38 @@ def local_devices(count: int | None = None) -> list[str]:
 
 
 def wait_for(optimizer: keras.Optimizer, steps: int, seconds: float = 60.0) -> None:
-    """Waits until all workers together have made so many steps, but not for one that has died."""
+    """Waits until all workers together have made `steps` steps, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while int(optimizer.iterations.numpy()) < steps and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def area_under_curve(labels: np.ndarray, scores: np.ndarray) -> float:
-    """How probable it is that an example of label 1 scores higher than one of label 0 (AUC).
+    """The probability that an example of label 1 scores higher than one of label 0 (AUC).
 
     Args:
-      labels: shape (n,), 0 or 1, both of which occur.
-      scores: shape (n,); of two that are equal each counts half.
+      labels: shape (n,), 0 or 1; both must occur.
+      scores: shape (n,); a pair of equal scores counts half.
     """
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    _, positions, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[positions]
     ones = labels > 0
     least = ones.sum() * (ones.sum() + 1) / 2
     return float((ranks[ones].sum() - least) / (ones.sum() * (~ones).sum()))
 
 
 def batches(images: np.ndarray, labels: np.ndarray, size: int, training: bool) -> tf.data.Dataset:
-    """Batches of `size` images of all replicas together; Keras gives each replica its part.
+    """Global batches of `size` images; Keras gives each replica its part.
 
     Args:
-      images: one image, or what was made of it, in each row.
+      images: an image, or its features, in each row.
       labels: uint8, one for each row.
       size: rows in a batch.
-      training: whether to shuffle, and to begin again at the end.
+      training: whether to shuffle and repeat.
     """
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     if training:
-        # The same order everywhere (SEED), so that workers' parts of a batch do not overlap.
+        # The same order on all workers (SEED), so that their parts of a batch do not overlap.
         dataset = dataset.shuffle(len(images), seed=SEED).repeat()
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA

@@ -1,19 +1,19 @@
-"""SYNTHETIC clicks in the shape of Criteo's: 13 numeric and 26 categorical features, and a label.
+"""SYNTHETIC clicks with Criteo's features: 13 numeric, 26 categorical, and a label.
 
-No line of them is Criteo's. They are drawn at random so that a model for such data can be run, and
-measured, at any size and without a download; how well it learns says nothing about real clicks.
+None of them is Criteo's. They are random, so that a model for such data can be run and
+measured at any size and without a download. Its accuracy says nothing about real clicks.
 
     python keras_examples/criteo.py
 
-describes a sample. What is drawn:
+describes a sample. Its parts:
 
-    ids       feature f has a vocabulary of its own size, from 10 to 2**32; its ids are zipfian, so
-              that few are frequent and most are rare, and lie scattered over 0 to 2**40 - 1
+    ids       feature f has its own vocabulary size, from 10 to 2**32; its ids are zipfian (few
+              frequent, most rare) and scattered over 0 to 2**40 - 1
     numerics  log-normal, a fifth of them missing
     label     1 with probability sigmoid(logit); the logit is linear in the numerics' logarithms and
               in a hidden weight of each id, which is a hash of the id
 
-Blocks of examples are numbered, and the same number gives the same block in every process.
+Blocks of examples have numbers; a number gives the same block in every process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tensorflow as tf
 NUMERIC, CATEGORICAL = 13, 26
 ID_BITS = 40
 MISSING = 0.2  # of the numerics
-CLICKED = 0.25  # of the labels, about
+CLICKED = 0.25  # approximate share of the labels
 
 _MASK = np.uint64(2**ID_BITS - 1)
 _HALF = np.uint64(ID_BITS // 2)
@@ -40,7 +40,7 @@ class Clicks(NamedTuple):
       numeric: float32, shape (n, 13); NaN where missing.
       ids: int64, shape (n, 26).
       label: float32, shape (n,): 1 or 0.
-      logit: float32, shape (n,): of the probability with which the label was drawn.
+      logit: float32, shape (n,): of the probability of label 1.
     """
 
     numeric: np.ndarray
@@ -53,13 +53,13 @@ class Generator:
     """Draws blocks of synthetic clicks.
 
     Args:
-      seed: another one has other features, ids and hidden weights.
+      seed: of features, ids and hidden weights.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         random = np.random.default_rng(seed)
-        #: Ids that each feature can have.
+        #: The vocabulary size of each feature.
         self.cardinality = np.round(10 ** np.linspace(1, 32 * np.log10(2), CATEGORICAL))
         random.shuffle(self.cardinality)
         #: Exponents of the zipfian distributions.
@@ -74,13 +74,13 @@ class Generator:
 
         Args:
           number: 0 or more.
-          size: how many examples; a number has other examples at another size.
+          size: the number of examples; it changes the examples of a block.
         """
         random = np.random.default_rng((self.seed, number))
         logs = random.normal(self._location, self._scale, (size, NUMERIC))
         missing = random.random((size, NUMERIC)) < MISSING
         ids = self._scatter(self._ranks(random.random((size, CATEGORICAL))))
-        # A missing value weighs as much as a usual one.
+        # A missing value has the weight of the mean.
         normal = np.where(missing, 0, (logs - self._location) / self._scale)
         logit = np.log(CLICKED / (1 - CLICKED)) + normal @ self._weights
         logit += self._hidden_weights(ids).sum(axis=1)
@@ -99,12 +99,12 @@ class Generator:
         The density is continuous, from 1 to the cardinality + 1.
         """
         power = 1 - self.skew
-        most = (self.cardinality + 1) ** power - 1
-        ranks = np.floor((1 + uniform * most) ** (1 / power)) - 1
+        scale = (self.cardinality + 1) ** power - 1
+        ranks = np.floor((1 + uniform * scale) ** (1 / power)) - 1
         return np.minimum(ranks, self.cardinality - 1).astype(np.uint64)
 
     def _scatter(self, ranks: np.ndarray) -> np.ndarray:
-        """Gives each rank an id of its own: two rounds of odd multiples and folded halves."""
+        """A distinct id for each rank: two rounds of odd multiples and folded halves."""
         ids = ranks
         for key in self._keys[:2]:
             ids = (ids + key) * (key | np.uint64(1)) & _MASK
@@ -112,7 +112,7 @@ class Generator:
         return ids
 
     def _hidden_weights(self, ids: np.ndarray) -> np.ndarray:
-        """Of each id, nearly normal: four of its hash's 10-bit digits, added."""
+        """A nearly normal weight of each id: the sum of four 10-bit digits of its hash."""
         hashed = ids
         for key in self._keys[2:]:
             hashed = (hashed ^ key) * (key | np.uint64(1)) & _MASK
@@ -128,7 +128,7 @@ def batches(seed: int, first: int, count: int, size: int) -> tf.data.Dataset:
     Args:
       seed: the generator's.
       first: number of the first block.
-      count: how many blocks.
+      count: the number of blocks.
       size: examples in each.
 
     Returns:
@@ -155,7 +155,7 @@ def batches(seed: int, first: int, count: int, size: int) -> tf.data.Dataset:
 def labels_and_logits(
     seed: int, first: int, count: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The labels of the batches that `batches` has of these arguments, and what lies behind them.
+    """The labels and logits of the batches that `batches` gives for these arguments.
 
     Returns:
       float32, both of shape (count * size,).

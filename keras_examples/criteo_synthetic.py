@@ -1,18 +1,18 @@
-"""DLRM on SYNTHETIC clicks in Criteo's shape, with 26 tables that grow as ids are seen.
+"""DLRM on SYNTHETIC clicks with Criteo's features, and 26 tables that grow with new ids.
 
     tfdist run --workers 2 --ps 2 keras_examples/criteo_synthetic.py
 
-prints once, from the chief (here on two cores, in about a minute):
+prints once, from the chief (on two cores, in about a minute):
 
     [chief] SYNTHETIC clicks, 2 workers, 2 ps: 300 steps of 1024 examples on each worker
     [chief] 300/300 - ... - loss: 0.52
-    [chief] examples/s in all: (what your machine makes)
+    [chief] examples/s in all: (depends on the machine)
     [chief] this worker's rows: 7987200 ids, (...) rows pulled (... MB), ... MB pushed
     [chief] AUC on held-out synthetic clicks: 0.73; best possible: 0.80
 
-The clicks are drawn at random (criteo.py): the figures show that the model learns and how fast the
-job runs, and nothing about real clicks. Ids lie anywhere between 0 and 2**40, and nobody counts or
-numbers them first. Most are rare: with `--min-count 2` those that are seen once get no row.
+The clicks are random (criteo.py): the figures show that the model learns and how fast the
+job runs, and nothing about real clicks. Ids lie anywhere between 0 and 2**40; there is no
+vocabulary. Most are rare: with `--min-count 2` ids that occur once get no row.
 
 Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization and Recommendation
 Systems".
@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=positive, default=1024, help="of each worker")
     parser.add_argument("--test-batches", type=positive, default=40)
     parser.add_argument("--width", type=positive, default=16, help="of the rows")
-    parser.add_argument("--min-count", type=positive, default=1, help="sightings that make a row")
+    parser.add_argument("--min-count", type=positive, default=1, help="occurrences that make a row")
     parser.add_argument("--seed", type=int, default=SEED, help="of the clicks")
     return parser.parse_args()
 
@@ -53,13 +53,13 @@ def perceptron(inputs: keras.KerasTensor, units: tuple[int, ...]) -> keras.Keras
 
 
 class Products(keras.layers.Layer):
-    """The products of each two of several vectors: (n, vectors, width) to (n, pairs)."""
+    """The inner products of all pairs of vectors: (n, vectors, width) to (n, pairs)."""
 
     def call(self, vectors: tf.Tensor) -> tf.Tensor:
         products = tf.matmul(vectors, vectors, transpose_b=True)
         below = np.tril_indices(vectors.shape[1], -1)
-        places = np.ravel_multi_index(below, [vectors.shape[1]] * 2)
-        return tf.gather(tf.reshape(products, [-1, vectors.shape[1] ** 2]), places, axis=1)
+        positions = np.ravel_multi_index(below, [vectors.shape[1]] * 2)
+        return tf.gather(tf.reshape(products, [-1, vectors.shape[1] ** 2]), positions, axis=1)
 
     def compute_output_shape(self, shape: tuple) -> tuple:
         return (shape[0], shape[1] * (shape[1] - 1) // 2)
@@ -68,8 +68,8 @@ class Products(keras.layers.Layer):
 def build_model(width: int, min_count: int) -> keras.Model:
     """A table for each categorical feature, whose rows hold a weight and a vector of `width`.
 
-    The weights are added up. The vectors' products go through a perceptron, with what another one
-    makes of the numerics.
+    The weights are added. The vectors' products go through a perceptron, together with the output
+    of another perceptron for the numerics.
     """
     numeric = keras.Input((criteo.NUMERIC,), name="numeric")
     ids = keras.Input((criteo.CATEGORICAL,), dtype="int64", name="ids")
@@ -95,18 +95,18 @@ def examples(seed: int, first: int, count: int, size: int) -> tf.data.Dataset:
         return {"numeric": tf.where(tf.math.is_nan(logs), 0.0, logs), "ids": ids}, label
 
     options = tf.data.Options()
-    # Each worker has blocks of its own.
+    # Each worker has its own blocks.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     blocks = criteo.batches(seed, first, count, size)
     return blocks.map(prepared).prefetch(4).with_options(options)
 
 
 class Clock(keras.callbacks.Callback):
-    """Times the steps after the first one, which is spent on tracing the model.
+    """Times the steps after the first one, which traces the model.
 
     Attributes:
       seconds: wall time of the timed steps.
-      steps: how many they are.
+      steps: their number.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Clock(keras.callbacks.Callback):
 def main() -> None:
     arguments = parse_arguments()
     keras.utils.set_random_seed(SEED)
-    strategy = tfdist.ParameterServerStrategy()  # a ps task serves here, and ends
+    strategy = tfdist.ParameterServerStrategy()  # a ps task serves here until the job ends
     cluster = tfdist.Cluster.from_environment()
     workers, steps, size = cluster.world_size, arguments.steps, arguments.batch_size
 
@@ -141,7 +141,7 @@ def main() -> None:
         )
 
     clock = Clock()
-    # A bar needs a terminal; in a file one line for each epoch is better to read.
+    # A progress bar needs a terminal; in a file one line per epoch is easier to read.
     chief_verbosity = 1 if sys.stdout.isatty() else 2
     model.fit(
         examples(arguments.seed, cluster.rank * steps, steps, size),
@@ -150,7 +150,7 @@ def main() -> None:
         verbose=chief_verbosity if strategy.is_chief else 0,
     )
 
-    # Each worker would predict on its own. The chief does, when all have made their steps.
+    # Each worker would predict alone: only the chief does, after all steps of all workers.
     if strategy.is_chief:
         wait_for(model.optimizer, steps * workers)
         if clock.steps > 0:

@@ -1,6 +1,6 @@
-"""Fashion-MNIST as numpy arrays, from wherever this machine can get it.
+"""Fashion-MNIST as numpy arrays, from the first source that this machine has.
 
-Run as a script it says which source that is, after downloading if need be:
+Run as a script it prints the source, after a download if necessary:
 
     python keras_examples/data.py
 
@@ -8,8 +8,8 @@ The sources, in this order:
 
 1. the Debian package `dataset-fashion-mnist` (`sudo apt-get install dataset-fashion-mnist`);
 2. Keras's own download, kept in `~/.keras`;
-3. scikit-learn's digits, enlarged to the same shape: other, far fewer and easier images, so that
-   an example can be seen running; its accuracy then means nothing.
+3. scikit-learn's digits, enlarged to the same shape: fewer and easier images, so that
+   an example can run; its accuracy is then meaningless.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Images(NamedTuple):
     Attributes:
       train_images, test_images: uint8, shape (n, 28, 28), 0 is background, 255 brightest.
       train_labels, test_labels: uint8, shape (n,), values 0 to 9.
-      source: where they come from, in words.
-      is_fashion_mnist: False for the digits that stand in for it.
+      source: a description of the source.
+      is_fashion_mnist: False for the digits.
     """
 
     train_images: np.ndarray
@@ -58,16 +58,16 @@ def load_fashion_mnist(folder: Path = FOLDER, announce: bool = True) -> Images:
     """Returns the images from the first source that has them.
 
     Args:
-      folder: where the four idx files of the Debian package are looked for.
-      announce: whether to print which source was used; pass False on all workers but one.
+      folder: of the four idx files of the Debian package.
+      announce: whether to print the source; pass False on all workers but one.
 
     Returns:
       60,000 training and 10,000 test images, or 1,500 and 297 digits.
 
     Raises:
-      ValueError: a file in `folder` is damaged. Another source is then not tried: a file that is
-        there but wrong should be known.
-      RuntimeError: no source has any images; the text says why for each of them.
+      ValueError: a file in `folder` is damaged. Other sources are not tried then, so that the
+        user learns of the damage.
+      RuntimeError: no source has images; the text has the reason for each.
     """
     failures = []
     for read in (lambda: read_folder(folder), _download, _digits):
@@ -156,11 +156,11 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 class _SourceUnavailable(Exception):
-    """This machine cannot use a source; the text says why."""
+    """This machine cannot use a source; the text has the reason."""
 
 
 def _download() -> Images:
-    # Here, since reading the Debian files should not cost an import of TensorFlow.
+    # Imported here: reading the Debian files should not import TensorFlow.
     try:
         from keras.datasets import fashion_mnist
     except ImportError as error:
@@ -206,9 +206,9 @@ def _announce(images: Images, failures: list[str]) -> None:
         print(f"images: {images.source}", flush=True)
         return
     lines = [
-        "FASHION-MNIST COULD NOT BE HAD. These are scikit-learn's digits instead:",
+        "FASHION-MNIST IS NOT AVAILABLE. These are scikit-learn's digits instead:",
         f"{len(images.train_images)} small images of another kind. The accuracy printed below",
-        "says nothing about Fashion-MNIST. What was tried:",
+        "says nothing about Fashion-MNIST. Sources tried:",
         *(f"  {failure}" for failure in failures),
     ]
     print("\n".join(["", "!" * 78, *(f"!! {line}" for line in lines), "!" * 78, ""]), flush=True)
@@ -216,10 +216,10 @@ def _announce(images: Images, failures: list[str]) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(name: str) -> Iterator[None]:
-    """Lets the workers of one machine take turns, so that a file is not written by two at once."""
-    # One file for each user, since another's could not be opened.
+    """Serializes the workers of one machine, so that no two write a file at the same time."""
+    # One file per user: another user's cannot be opened.
     with open(Path(tempfile.gettempdir()) / f"tfdist-{os.getuid()}-{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # bounded: whoever holds it has a download timeout
+        fcntl.flock(lock, fcntl.LOCK_EX)  # bounded by the download timeout of its holder
         yield
 
 

@@ -1,16 +1,16 @@
-"""A small convolutional network on Fashion-MNIST, trained by every worker together.
+"""A small convolutional network on Fashion-MNIST, trained by all workers together.
 
     tfdist run --workers 2 keras_examples/fashion_mnist.py
 
-prints once, from the chief (here on two cores, in about a minute):
+prints once, from the chief (on two cores, in about a minute):
 
     [worker 0] images: Fashion-MNIST in /usr/share/datasets/fashion-mnist
     [worker 0] 2 workers, 468 steps of 128 images an epoch, 64 on each worker
     [worker 0] Epoch 1/3
     ...
     [worker 0] test accuracy: 0.90
-    [worker 0] images/s in all: (what your machine makes)
-    [worker 0] share of a step spent in communication: (likewise)
+    [worker 0] images/s in all: (depends on the machine)
+    [worker 0] share of a step spent in communication: (depends on the machine)
     [worker 0] bytes sent a step: 1,688,000, and 33 times fewer with --compression topk
 
 Without `tfdist run` (no TF_CONFIG) the same script trains alone. The line that makes it distributed
@@ -56,13 +56,13 @@ def build_model() -> keras.Model:
 
 
 class Clock(keras.callbacks.Callback):
-    """Times the steps after the first one, which is spent on tracing the model.
+    """Times the steps after the first one, which traces the model.
 
     Attributes:
       seconds: wall time of the timed steps.
-      steps: how many they are.
-      communicating: the part of `seconds` in which a collective was under way.
-      bytes_sent: what this worker sent in them.
+      steps: their number.
+      communicating: the part of `seconds` with at least one pending collective.
+      bytes_sent: bytes that this worker sent in them.
     """
 
     def __init__(self, strategy: tfdist.MultiWorkerMirroredStrategy) -> None:
@@ -115,7 +115,7 @@ def main() -> None:
             f"{size / workers:g} on each worker",
             flush=True,
         )
-    # A bar needs a terminal; in a file one line for each epoch is better to read.
+    # A progress bar needs a terminal; in a file one line per epoch is easier to read.
     chief_verbosity = 1 if sys.stdout.isatty() else 2
     clock = Clock(strategy)
     model.fit(
@@ -123,10 +123,10 @@ def main() -> None:
         epochs=arguments.epochs,
         steps_per_epoch=steps,
         callbacks=[clock],
-        shuffle=False,  # the dataset does
+        shuffle=False,  # the dataset shuffles
         verbose=chief_verbosity if cluster.is_chief else 0,
     )
-    # Every worker takes part: each evaluates its share of the images, all get the whole result.
+    # Every worker takes part: each evaluates its share of the images, and all get the result.
     _, accuracy = model.evaluate(
         batches(images.test_images, images.test_labels, EVALUATION_BATCH, training=False),
         verbose=0,

@@ -1,8 +1,8 @@
-"""Fashion-MNIST in the manner of Horovod: no strategy, each worker trains on images of its own.
+"""Fashion-MNIST with Horovod's interface: no strategy, each worker trains on its own images.
 
     tfdist run --workers 2 keras_examples/horovod_style.py
 
-prints (here on two cores, in about a minute):
+prints (on two cores, in about a minute):
 
     [worker 0] images: Fashion-MNIST in /usr/share/datasets/fashion-mnist
     [worker 0] 2 workers, 468 steps of 64 images each an epoch; learning rate 0.1
@@ -10,8 +10,8 @@ prints (here on two cores, in about a minute):
     ...
     [worker 0] test accuracy: 0.88
 
-With `--loop` it trains in a loop of its own instead of `fit`. A line that a Horovod script has in
-another form is marked with what it was; docs/porting.md tells more. Without `tfdist run` the same
+With `--loop` it trains in a custom loop instead of `fit`. Lines that differ from a Horovod script
+are marked with the original; docs/porting.md has the details. Without `tfdist run` the same
 script trains alone.
 """
 
@@ -28,15 +28,13 @@ from common import SEED, positive, training_parser
 
 import tfdist  # was: import horovod.tensorflow.keras as hvd
 
-RATE = 0.05  # for a batch of one worker
+RATE = 0.05  # for the batch of one worker
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = training_parser(__doc__, epochs=3, batch_size=64, together="in each worker")
     parser.add_argument("--loop", action="store_true", help="train in a loop instead of fit")
-    parser.add_argument(
-        "--passes", type=positive, default=1, help="backward passes that make one step"
-    )
+    parser.add_argument("--passes", type=positive, default=1, help="backward passes per step")
     return parser.parse_args()
 
 
@@ -61,7 +59,7 @@ def build_model() -> keras.Model:
 
 
 def own_batches(images: np.ndarray, labels: np.ndarray, size: int) -> tf.data.Dataset:
-    """Endless shuffled batches of this worker's images: every N-th of them."""
+    """Endless shuffled batches of this worker's images, every N-th image."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     dataset = dataset.shard(tfdist.size(), tfdist.rank())  # was: hvd.size(), hvd.rank()
     return dataset.shuffle(len(images), seed=SEED).repeat().batch(size).prefetch(2)
@@ -79,7 +77,7 @@ def train_with_fit(model: keras.Model, batches: tf.data.Dataset, epochs: int, st
         epochs=epochs,
         steps_per_epoch=steps,
         callbacks=callbacks,
-        shuffle=False,  # the dataset does
+        shuffle=False,  # the dataset shuffles
         verbose=(1 if sys.stdout.isatty() else 2) if is_first else 0,
     )
 
@@ -94,7 +92,7 @@ def train_in_a_loop(model: keras.Model, batches: tf.data.Dataset, epochs: int, s
     def step(images, labels):
         with tf.GradientTape() as tape:
             loss = model.loss(labels, model(images, training=True))
-        # The optimizer is distributed. Around an ordinary one's gradients, here goes
+        # The optimizer is distributed. With an ordinary one, this line goes here:
         # tape = tfdist.DistributedGradientTape(tape)  # was: hvd.DistributedGradientTape
         model.optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
@@ -137,7 +135,7 @@ def main() -> None:
         )
     train = train_in_a_loop if arguments.loop else train_with_fit
     train(model, own_batches(train_images, train_labels, size), arguments.epochs, steps)
-    # All have the same model: each evaluates a part of the images.
+    # All workers have the same model: each evaluates a part of the images.
     part = slice(tfdist.rank(), None, workers)
     _, accuracy = model.evaluate(
         images.test_images[part], images.test_labels[part], batch_size=500, verbose=0

@@ -2,7 +2,7 @@
 
     python keras_examples/mirrored.py --output /tmp/mirrored.keras
 
-prints (here on two cores that play two devices, in about half a minute):
+prints (on two cores as two devices, in about half a minute):
 
     images: Fashion-MNIST in /usr/share/datasets/fashion-mnist
     2 devices (CPU:0, CPU:1), 468 steps of 128 images an epoch, 64 on each device
@@ -11,7 +11,7 @@ prints (here on two cores that play two devices, in about half a minute):
     test accuracy: 0.89
     saved /tmp/mirrored.keras; read back on one device, it agrees on 99.9% of the test images
 
-It takes the machine's GPUs if there are any. The line that makes it use several devices is marked
+It uses the machine's GPUs if there are any. The line that makes it use several devices is marked
 below.
 """
 
@@ -65,12 +65,12 @@ def build_model() -> keras.Model:
 
 
 def agreement(one: keras.Model, other: keras.Model, images: np.ndarray) -> float:
-    """The share of `images`, uint8 (n, 28, 28), that two models take for the same thing."""
-    said = [
+    """The share of `images`, uint8 (n, 28, 28), to which two models give the same class."""
+    classes = [
         model.predict(images, batch_size=EVALUATION_BATCH, verbose=0).argmax(axis=1)
         for model in (one, other)
     ]
-    return float(np.mean(said[0] == said[1]))
+    return float(np.mean(classes[0] == classes[1]))
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def main() -> None:
         batches(train_images, train_labels, size, training=True),
         epochs=arguments.epochs,
         steps_per_epoch=steps,
-        shuffle=False,  # the dataset does
+        shuffle=False,  # the dataset shuffles
         verbose=1 if sys.stdout.isatty() else 2,
     )
     _, accuracy = model.evaluate(
@@ -117,8 +117,8 @@ def main() -> None:
 
     if arguments.output:
         model.save(arguments.output)
-        # Made outside the strategy's scope: an ordinary model on one device. It normalizes with the
-        # mean of the replicas' statistics, where each replica above used its own.
+        # Loaded outside the strategy's scope: an ordinary model on one device. It normalizes with
+        # the mean of the replicas' statistics; above each replica used its own.
         single = keras.models.load_model(arguments.output)
         share = agreement(model, single, images.test_images)
         print(

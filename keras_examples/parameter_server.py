@@ -1,8 +1,8 @@
-"""A small network on Fashion-MNIST, whose variables parameter servers hold.
+"""A small network on Fashion-MNIST with its variables on parameter servers.
 
     tfdist run --workers 2 --ps 1 keras_examples/parameter_server.py
 
-prints once, from the chief (here on two cores, in about half a minute):
+prints once, from the chief (on two cores, in about half a minute):
 
     [chief] images: Fashion-MNIST in /usr/share/datasets/fashion-mnist
     [chief] mode async: 2 workers, 1 ps; 234 steps of 128 images an epoch on each worker
@@ -12,7 +12,7 @@ prints once, from the chief (here on two cores, in about half a minute):
     [chief] 702 pulls, 702 pushes of this worker; 0 came too late
 
 Try `--workers 3 --ps 2`, and `--mode sync` or `--mode ssp --staleness 2`. The `ps` tasks run the
-same script: making the strategy is where they stay until the job has ended.
+same script: there the constructor of the strategy serves until the job ends.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--mode", choices=("async", "sync", "ssp"), default="async")
     parser.add_argument("--staleness", type=positive, help="with ssp: steps ahead of the slowest")
-    parser.add_argument("--num-aggregate", type=positive, help="with sync: workers that suffice")
-    parser.add_argument("--checkpoint-dir", help="where the servers keep snapshots")
+    parser.add_argument(
+        "--num-aggregate", type=positive, help="with sync: minimum number of workers"
+    )
+    parser.add_argument("--checkpoint-dir", help="directory of the servers' snapshots")
     return parser.parse_args()
 
 
@@ -60,7 +62,7 @@ def main() -> None:
     arguments = parse_arguments()
     keras.utils.set_random_seed(SEED)
 
-    strategy = tfdist.ParameterServerStrategy(  # a ps task serves here, and ends
+    strategy = tfdist.ParameterServerStrategy(  # a ps task serves here until the job ends
         mode=arguments.mode,
         staleness=arguments.staleness,
         num_aggregate=arguments.num_aggregate,
@@ -72,7 +74,7 @@ def main() -> None:
     train_images = images.train_images[: arguments.limit]
     train_labels = images.train_labels[: arguments.limit]
     size = min(arguments.batch_size, len(train_images))
-    # In sync mode a batch is shared by all workers, in the others it is one worker's.
+    # In sync mode all workers share a batch; in the others it is one worker's.
     together = 1 if arguments.mode == "sync" else cluster.world_size
     steps = max(1, len(train_images) // (size * together))
 
@@ -91,17 +93,17 @@ def main() -> None:
             f"{steps} steps of {size} images an epoch on each worker",
             flush=True,
         )
-    # A bar needs a terminal; in a file one line for each epoch is better to read.
+    # A progress bar needs a terminal; in a file one line per epoch is easier to read.
     chief_verbosity = 1 if sys.stdout.isatty() else 2
     model.fit(
         batches(train_images, train_labels, size, training=True),
         epochs=arguments.epochs,
         steps_per_epoch=steps,
-        shuffle=False,  # the dataset does
+        shuffle=False,  # the dataset shuffles
         verbose=chief_verbosity if strategy.is_chief else 0,
     )
 
-    # Each worker would evaluate on its own. The chief does, when all have made their steps.
+    # Each worker would evaluate alone: only the chief does, after all steps of all workers.
     if strategy.is_chief:
         wait_for(model.optimizer, arguments.epochs * steps * together)
         _, accuracy = model.evaluate(

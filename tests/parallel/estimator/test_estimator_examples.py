@@ -82,7 +82,7 @@ def assert_learnt(evaluations: list[dict[str, float]]) -> None:
 def test_adult_by_workers_with_an_evaluator(tmp_path):
     command = with_model_dir(documented_command(ADULT), tmp_path)
     lines = typed([*command, "--steps", "100"])
-    assert "[chief] MultiWorkerMirroredStrategy: 100 steps, 64 people on each replica" in lines
+    assert "[chief] MultiWorkerMirroredStrategy: 100 steps, 64 rows on each replica" in lines
     *evaluations, read_back = results(printed_by("evaluator 0", lines))
     assert evaluations[-1]["step"] == 100
     assert_learnt(evaluations)
@@ -95,7 +95,7 @@ def test_adult_with_parameter_servers(tmp_path):
     command = with_model_dir(documented_command(ADULT), tmp_path)
     place = command.index("--evaluator")
     lines = typed([*command[:place], "--ps", "1", *command[place:], "--steps", "100"])
-    assert "[chief] ParameterServerStrategy: 100 steps, 64 people on each replica" in lines
+    assert "[chief] ParameterServerStrategy: 100 steps, 64 rows on each replica" in lines
     *evaluations, _ = results(printed_by("evaluator 0", lines))
     # Each worker may be in a step when the other makes the last.
     assert 100 <= evaluations[-1]["step"] <= 102
@@ -113,7 +113,7 @@ def test_adult_with_parameter_servers(tmp_path):
 def test_adult_alone(tmp_path, arguments, name):
     arguments = [*arguments, "--model-dir", str(tmp_path), "--steps", "60"]
     lines = alone(ROOT / ADULT, *arguments).splitlines()
-    assert f"{name}: 60 steps, 64 people on each replica" in lines
+    assert f"{name}: 60 steps, 64 rows on each replica" in lines
     *evaluations, _ = results(lines)
     assert evaluations[-1]["step"] == 60
     assert_learnt(evaluations)

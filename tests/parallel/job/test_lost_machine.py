@@ -26,7 +26,7 @@ from tfdist.ps.config import PsConfig
 from tfdist.ps.worker import PsWorker
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-from contenders import namespaces
+from baselines import namespaces
 
 # Seconds within which both sides have to know.
 SOON = 30.0

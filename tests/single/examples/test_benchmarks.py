@@ -1,4 +1,4 @@
-"""Benchmarks, started as their documentation says, on sizes that take seconds."""
+"""Benchmarks, run as documented, with small sizes."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_local_reduce_compares_in_every_situation(tmp_path):
     # the two sums are added (9 K), and every device splits the result (8 K).
     times_least = {
         "tfdist": 1,
-        "stock default": None,  # collectives, whose traffic the graph does not show
+        "stock default": None,  # collectives: the graph does not show their traffic
         "ReductionToOneDevice": 1,
         "HierarchicalCopyAllReduce": 25 / 5,
         "memcpy of the least": 1,
     }
     for row in rows:
-        times = times_least[row["contender"]]
+        times = times_least[row["implementation"]]
         moved = None if times is None else pytest.approx(times * row["least_bytes"])
         assert row["devices"] == 4 and row["moved_bytes"] == moved
         assert row["seconds"] > 0
-    shown = {(row["situation"], row["contender"]) for row in rows}
+    shown = {(row["situation"], row["implementation"]) for row in rows}
     assert len(shown) == len(rows) == 3 * len(times_least)
     for name in times_least:
         assert sum(f"{name}  " in line for line in finished.stdout.splitlines()) == 3
@@ -99,7 +99,7 @@ def test_embedding_compares_with_stock(tmp_path):
         line = rf"{row['case']} +ids/s +{rates} "
         assert re.search(line, finished.stdout), finished.stdout
     uniform, zipfian = (row["sent_bytes"] for row in rows)
-    # Of 300 ids out of 4,000 few are equal, of 100 zipfian ones many; each gradient has an id.
+    # Few of 300 ids out of 4,000 are equal, but many of 100 zipfian ones; a gradient has an id.
     assert 0.9 * 300 * (2 * 8 * 4 + 8) < uniform < 300 * (2 * 8 * 4 + 8) + 200
     assert zipfian < 0.8 * 300 * (2 * 2 * 4 + 8)
 
@@ -113,7 +113,7 @@ def test_embedding_store_compares_with_hash_tables(tmp_path):
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     report = json.loads(file.read_text())
-    # An id and its use besides 8 float32.
+    # An id, its time of use and count, and 8 float32.
     snapshot = report["snapshot"]
     assert 50_000 * (32 + 16) <= snapshot["bytes"] < 1.1 * 50_000 * (32 + 16)
     assert snapshot["longest"] >= snapshot["step_during"] > 0
@@ -155,7 +155,7 @@ def test_compression_counts_bytes_of_every_method(tmp_path):
         assert re.search(line + f"{row['accuracy']:.4f}", finished.stdout), finished.stdout
 
 
-def test_the_script_that_runs_benchmarks_knows_their_names():
+def test_the_bench_script_lists_the_benchmarks():
     finished = run("scripts/bench", "local_reduce", "no_such")
     assert finished.returncode == 1
     names = " ".join(sorted(file.stem for file in (ROOT / "benchmarks").glob("*.py")))

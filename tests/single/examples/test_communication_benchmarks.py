@@ -1,4 +1,4 @@
-"""Benchmarks of communication, started as their documentation says, on sizes that take seconds."""
+"""Benchmarks of communication, run as documented, with small sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def measure(folder: Path, program: str, *arguments: str) -> tuple[dict, str]:
-    """What a benchmark writes down and prints; its chart must be there too."""
+    """Runs a benchmark; returns its figures and its output, and checks that there is a chart."""
     file = folder / "figures" / "figures.json"
     finished = run(f"benchmarks/{program}", *arguments, "--json", str(file))
     assert finished.returncode == 0, finished.stderr[-3000:]
@@ -48,11 +48,11 @@ def need_namespaces(exit_code: int, stderr: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_all_reduce_compares_with_every_peer_there_is(tmp_path):
+def test_all_reduce_compares_with_every_available_baseline(tmp_path):
     without = str(tmp_path / "no_such_python")
-    options = ("--rounds", "3", "--most", "0.1", "--torch_python", without)
+    options = ("--rounds", "3", "--max_megabytes", "0.1", "--torch_python", without)
     report, printed = measure(tmp_path, "all_reduce.py", *options)
-    assert "PyTorch: not installed; scripts/bench does it" in printed
+    assert "PyTorch: not installed; scripts/bench installs it" in printed
     assert report["machine"]["processors"] == os.cpu_count() and "--json" not in report["command"]
     cases = [(row["case"], row["bytes"]) for row in report["rows"]]
     assert cases == [
@@ -75,24 +75,24 @@ def test_all_reduce_compares_with_every_peer_there_is(tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_network_measures_hosts_of_its_own(tmp_path):
+def test_network_measures_separate_hosts(tmp_path):
     file = tmp_path / "network.json"
     finished = run("benchmarks/network.py", "--quick", "--json", str(file))
     need_namespaces(finished.returncode, finished.stderr)
     assert finished.returncode == 0, finished.stderr[-3000:]
     report = json.loads(file.read_text())
     assert report["streams"]["one"] > 0 and report["streams"]["all"] > 0
-    # Each of four hosts sends 2 x 3/4 of the bytes, and headers: 66 in 1514, or more in small
-    # frames; something is sent again now and then.
+    # Each of four hosts sends 2 x 3/4 of the bytes, headers (66 in 1514, or more in small
+    # frames) and retransmissions.
     sent = {"tfdist": 1.5, "tfdist fp16": 0.75, "TensorFlow": 1.5, "bare ring": 1.5}
-    assert [row["contender"] for row in report["rows"]] == list(sent)
+    assert [row["implementation"] for row in report["rows"]] == list(sent)
     for row in report["rows"]:
-        least = sent[row["contender"]]
-        assert least * 1514 / 1448 < row["sent"] < 1.2 * least
-        # The links hold: no more than a burst beyond what they carry in that time.
-        assert row["seconds"] > 0.9 * least * row["bytes"] / 125e6
+        expected = sent[row["implementation"]]
+        assert expected * 1514 / 1448 < row["sent"] < 1.2 * expected
+        # The links limit the rate: at most a burst beyond it.
+        assert row["seconds"] > 0.9 * expected * row["bytes"] / 125e6
         assert re.search(
-            rf"8 MB {row['contender']} +{row['seconds'] * 1e3:.1f} +{row['of_line']:.1%}",
+            rf"8 MB {row['implementation']} +{row['seconds'] * 1e3:.1f} +{row['of_line']:.1%}",
             finished.stdout,
         ), finished.stdout
     (step,) = report["training"]["rows"]
@@ -108,7 +108,7 @@ def test_network_leaves_no_namespace_when_it_is_interrupted():
         folder = Path("/run/netns")
         return [str(path) for path in folder.glob(f"tfdist-{process.pid}-*")]
 
-    # What a shell starts in the background ignores SIGINT, and so would all that it starts.
+    # Background processes of a shell ignore SIGINT, and their children inherit that.
     command = ["env", "--default-signal=INT", sys.executable, "benchmarks/network.py", "--quick"]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -124,7 +124,7 @@ def test_network_leaves_no_namespace_when_it_is_interrupted():
     assert namespaces(process) == []
 
 
-def test_network_says_what_it_lacks(tmp_path):
+def test_network_names_a_missing_command(tmp_path):
     finished = run("benchmarks/network.py", PATH=str(tmp_path))
     assert finished.returncode == NOT_PERMITTED, finished.stderr[-3000:]
     assert "cannot be made here: there is no command 'ip'" in finished.stderr
@@ -140,7 +140,7 @@ def test_memory_and_descriptors_do_not_grow(tmp_path):
         assert held["resident"] > 10_000 and held["descriptors"] > 3 and held["threads"] > 1
     grown = report["growth"]
     assert grown["steps"]["descriptors"] == grown["communicators"]["descriptors"] == 0
-    # Of both ranks in the second half of the steps: 0.2 KB kept by each in each step would be 400.
+    # KB of both ranks in the second half of the steps: a leak of 0.2 KB per rank and step is 400.
     assert grown["steps"]["resident"] < 400
     assert f"growth, of all ranks: {grown['steps']['resident']} KB, 0 descriptors" in printed
 

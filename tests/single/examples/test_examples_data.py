@@ -169,7 +169,7 @@ def test_digits_are_the_last_resort_and_loud(
     assert int(got.train_images.sum()) == int(inside.sum())
     assert set(got.train_labels) == set(range(10))
     printed = capsys.readouterr().out
-    assert "FASHION-MNIST COULD NOT BE HAD" in printed
+    assert "FASHION-MNIST IS NOT AVAILABLE" in printed
     assert "no such file (Debian package dataset-fashion-mnist)" in printed
     assert "no network here" in printed
 

@@ -1,7 +1,7 @@
 """The two jobs that benchmarks/embedding.py compares.
 
-An object is made, and its methods are called, in the process of one task. Both train the same loss,
-a fraction of the sum of the rows' squares, by Adagrad; a row begins as ones.
+An object is made, and its methods are called, in the process of one task. Both minimise the same
+loss, a fraction of the sum of the rows' squares, with Adagrad; a row's initial values are ones.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 
 LEARNING_RATE = 0.01
-FRACTION = 2.0**-12  # of a row, its gradient for each time its id occurs
-ACCUMULATOR = 0.1  # what Adagrad's begin as
+FRACTION = 2.0**-12  # of a row: its gradient for each occurrence of its id
+ACCUMULATOR = 0.1  # initial value of Adagrad's
 PATIENCE = 60.0  # seconds
-_CHUNK = 100_000  # rows that are made, or read, at once
+_CHUNK = 100_000  # rows made or read in one call
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What a step looks up, in each of so many tables.
+    """The lookups of a step in each of `tables` tables.
 
     Attributes:
-      name: of the tables, together with their numbers.
-      tables: how many.
+      name: prefix of the tables' names.
+      tables: their number.
       rows: in each.
       width: elements of a row.
-      ids: in each step, of each table.
-      skew: of zipfian ids; 0 for ids that are all as frequent.
+      ids: number of ids per step and table.
+      skew: of zipfian ids; 0 for equally frequent ids.
     """
 
     name: str
@@ -55,16 +55,16 @@ class Workload:
 
     @property
     def whole_bytes(self) -> int:
-        """Of a row, and of a gradient, for each id that a step looks up."""
+        """The bytes of a row and a gradient for each id of a step."""
         return 2 * self.tables * self.ids * self.width * 4
 
     def verify(self, who: str, table: int, steps: int, read: Any) -> None:
-        """Raises unless a table's rows are what the steps up to `steps` make them.
+        """Raises unless a table's rows are those after `steps` sequential steps.
 
         Args:
-          who: whose they are.
-          table: its number.
-          steps: how many steps were made, one after the other.
+          who: the implementation, for the error message.
+          table: its index.
+          steps: their number.
           read: returns the rows of ids.
         """
         drawn = [self.draw(number)[table].numpy() for number in range(steps)]
@@ -78,7 +78,7 @@ class Workload:
             sums += gradients**2
             rows -= LEARNING_RATE * gradients / np.sqrt(sums)
         expected = np.repeat(rows[:, np.newaxis], self.width, 1)
-        # A gradient more or less makes a difference of 8e-6.
+        # One missing or extra gradient would differ by 8e-6.
         np.testing.assert_allclose(read(touched), expected, 0, 2e-6, err_msg=f"{who}, {table}")
 
 
@@ -133,7 +133,7 @@ class TfdistWorker:
                 self._look_up(workload, table, np.arange(self._workloads[workload].rows), True)
 
     def steps(self, workload: int, numbers: Sequence[int]) -> int:
-        """Makes these steps; returns the bytes of their rows and gradients."""
+        """Runs these steps; returns the bytes of their rows and gradients."""
         import tensorflow as tf
 
         before = self._client.stats()
@@ -167,8 +167,8 @@ class StockCoordinator:
 
     Args:
       cluster: of the job.
-      workloads: what is trained.
-      by_op: make steps with one op for each table, instead of tf_keras's optimizer.
+      workloads: to train.
+      by_op: update each table with one op instead of tf_keras's optimizer.
     """
 
     def __init__(
@@ -229,9 +229,9 @@ class StockCoordinator:
 
         def make_step(tables: Sequence[Any], gradients: Sequence[Any]) -> None:
             for table, accumulator, gradient in zip(tables, accumulators, gradients, strict=True):
-                # What a sparse Adagrad optimizer comes to: equal ids are added up by the worker.
-                unique, places = tf.unique(gradient.indices)
-                summed = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(unique))
+                # Equals a sparse Adagrad optimizer: the worker adds the gradients of equal ids.
+                unique, positions = tf.unique(gradient.indices)
+                summed = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(unique))
                 tf.raw_ops.ResourceSparseApplyAdagrad(
                     var=table.handle,
                     accum=accumulator.handle,
@@ -243,7 +243,7 @@ class StockCoordinator:
         return make_step
 
     def steps(self, workload: int, numbers: Sequence[int]) -> None:
-        """Makes these steps."""
+        """Runs these steps."""
         import tensorflow as tf
 
         for number in numbers:

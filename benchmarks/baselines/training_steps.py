@@ -1,9 +1,9 @@
-"""Training steps of a network of VGG-16's size, whose computing is a stand-in that only waits.
+"""Training steps of a network of VGG-16's size, whose computing is simulated by waiting.
 
 A third of a step's computing is the forward pass; two thirds are the backward pass, from the last
-layer to the first, each of which takes its share of the multiplications. When a layer's has passed
-its gradients exist. VGG-16 has most parameters in its last layers and most multiplications in the
-first, so that most bytes can travel while most of the backward pass is still to come.
+layer to the first, each with its share of the multiplications. A layer's gradients exist when its
+share of the time has passed. VGG-16 has most parameters in its last layers and most multiplications
+in the first, so most bytes can travel before most of the backward pass.
 
 An object is made, and its methods are called, in the process of one rank.
 """
@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from contenders.all_reducers import join, stock_strategy
+from baselines.all_reducers import join, stock_strategy
 
 FORWARD = 1 / 3
 SIDE = 224  # of an image, in pixels
@@ -25,7 +25,7 @@ CLASSES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer's kernel, besides which it has a bias, and at how many pixels it is applied."""
+    """A layer's kernel (it also has a bias), and the number of pixels to which it is applied."""
 
     shape: tuple[int, ...]
     pixels: int
@@ -76,7 +76,7 @@ class Steps:
         self._steps: dict[str, Callable] = {}
 
     def run(self, how: str, seconds: float) -> float:
-        """Seconds of a step that computes for so long; raises if a sum is wrong."""
+        """Runs a step with this computing time; returns its seconds, raises if a sum is wrong."""
         import numpy as np
         import tensorflow as tf
 
@@ -91,14 +91,14 @@ class Steps:
         return elapsed
 
     def _add(self, how: str, compute: Callable, run: Callable | None = None) -> None:
-        """Adds a kind of step; `run` is what it is run by, such as a strategy."""
+        """Adds a kind of step; `run` runs it, such as a strategy's method."""
         import tensorflow as tf
 
         step = compute if run is None else lambda seconds: run(compute, args=(seconds,))
         self._steps[how] = tf.function(step)
 
     def _compute(self, seconds, reduce: Callable) -> object:
-        """A step, which hands all gradients, the last layer's first, to `reduce`.
+        """A step, which passes all gradients, the last layer's first, to `reduce`.
 
         Returns:
           The first and last elements of all sums, the last layer's first.
@@ -122,7 +122,7 @@ def _unchanged(tensors: list) -> list:
 
 
 def _wait(passed, seconds):
-    """Zero, so many seconds after `passed` exists."""
+    """Zero, `seconds` after `passed` exists."""
     import numpy as np
     import tensorflow as tf
 
@@ -135,7 +135,7 @@ def _wait(passed, seconds):
 
 
 class TfdistSteps(Steps):
-    """Steps of a worker of tfdist's: "alone", "after" the computing, and "overlapped"."""
+    """Steps of a worker of tfdist: "alone", "after" the computing, and "overlapped"."""
 
     def __init__(self, rank: int, size: int, scale: float, tf_config: str) -> None:
         super().__init__(rank, size, scale)

@@ -1,7 +1,7 @@
 """The two stores of rows that benchmarks/embedding_store.py compares.
 
-Rows are of float32, each with an Adagrad accumulator of as many elements. Each method that is timed
-returns the seconds it took; its ids and gradients are there before.
+Rows are float32, each with an Adagrad accumulator of the same width. Each timed method returns its
+seconds; its ids and gradients exist before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-INITIAL = 0.5  # a row's elements
+INITIAL = 0.5  # value of a row's elements
 ACCUMULATOR = 0.1
 LEARNING_RATE = 0.01
 EPSILON = 1e-7
@@ -22,12 +22,12 @@ PATIENCE = 60.0  # seconds
 
 
 def ids_of(numbers: np.ndarray) -> np.ndarray:
-    """An id anywhere in 64 bits for each number, int64: an odd multiple is another for another."""
+    """A distinct int64 id for each number, spread over 64 bits: its multiple by an odd number."""
     return (numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
 def after(updates: int) -> float:
-    """What a row's elements are after so many updates."""
+    """The value of a row's elements after `updates` updates."""
     value, accumulator = INITIAL, ACCUMULATOR
     for _ in range(updates):
         accumulator += GRADIENT**2
@@ -36,7 +36,7 @@ def after(updates: int) -> float:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -49,22 +49,22 @@ def _limit_threads(threads: int) -> None:
 
 
 class _Store:
-    """What both have."""
+    """Timing and verification of both stores."""
 
     def insert(self, numbers: np.ndarray) -> float:
-        """Makes rows that are not there."""
+        """Makes new rows."""
         return self._timed(self._insert, numbers)
 
     def look_up(self, numbers: np.ndarray) -> float:
-        """Reads rows that are there."""
+        """Reads existing rows."""
         return self._timed(self._look_up, numbers)
 
     def update(self, numbers: np.ndarray) -> float:
-        """Makes a step of Adagrad with rows that are there; each number occurs once."""
+        """Makes a step of Adagrad with existing rows; each number occurs once."""
         return self._timed(self._update, numbers)
 
     def verify(self, numbers: np.ndarray, updates: int) -> None:
-        """Raises unless these rows have been updated so often."""
+        """Raises unless these rows have had `updates` updates."""
         import tensorflow as tf
 
         rows = self._look_up(tf.constant(ids_of(numbers))).numpy()
@@ -81,7 +81,7 @@ class _Store:
         return time.perf_counter() - start
 
     def _finish(self) -> None:
-        """Waits for what was begun."""
+        """Waits for pending calls."""
 
 
 class HashTables(_Store):
@@ -120,7 +120,7 @@ class HashTables(_Store):
         self._before = 0
 
     def begin(self) -> None:
-        """From here on, memory counts."""
+        """Starts counting memory."""
         self._before = resident_bytes()
 
     def grown(self) -> int:
@@ -128,7 +128,7 @@ class HashTables(_Store):
         return resident_bytes() - self._before
 
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return int(self._rows.size())
 
 
@@ -144,7 +144,7 @@ class TfdistServer:
         self._before = 0
 
     def address(self) -> tuple[str, int]:
-        """Where it is, and its incarnation."""
+        """Its address and incarnation."""
         return f"127.0.0.1:{self._store.port}", self._store.incarnation
 
     def begin(self) -> None:
@@ -163,12 +163,12 @@ class TfdistServer:
         start = time.perf_counter()
         checkpoints.save(1, full=True)
         seconds = time.perf_counter() - start
-        # Not the log, which begins now.
+        # Without the log, which begins now.
         written = [f for f in Path(folder).rglob("*") if f.suffix in (".rows", ".npz")]
         return sum(f.stat().st_size for f in written), seconds
 
     def write(self, path: str, size: int) -> float:
-        """Seconds to write so many bytes to the disk, and nothing else."""
+        """Seconds to write `size` bytes to the disk."""
         piece = np.random.default_rng(0).bytes(8 << 20)
         start = time.perf_counter()
         with open(path, "wb") as file:
@@ -180,7 +180,7 @@ class TfdistServer:
 
 
 class TfdistClient(_Store):
-    """tfdist's worker, which reaches the store over loopback TCP."""
+    """tfdist's worker, which uses the store over loopback TCP."""
 
     def __init__(
         self, width: int, threads: int, key: bytes, address: str, incarnation: int
@@ -194,7 +194,7 @@ class TfdistClient(_Store):
         self.width = width
         self._client = client = ops.ParameterClient(0, 1, process=1, servers=1)
         client.connect(0, address, key, incarnation, PATIENCE)
-        # A step pushes variables; this one has no elements, and stands for the table.
+        # A step pushes variables; this one has no elements, and represents the table.
         table = _Table(tf.Variable(tf.zeros([0, width])), width)
         shards = Placement(1, 2**25).shards("rows", (0, width), 4)
         table.parameter = client.add_parameter("rows", tf.float32, shards)
@@ -221,7 +221,7 @@ class TfdistClient(_Store):
         self._update = tf.function(update, signature)
 
     def steps(self, numbers: np.ndarray, until: str) -> list[float]:
-        """Reads and updates rows, some at a time, until there is a file; seconds of each step."""
+        """Reads and updates rows in batches until the file exists; returns each step's seconds."""
         import tensorflow as tf
 
         parts = [
@@ -242,7 +242,7 @@ class TfdistClient(_Store):
 
 
 class _Table:
-    """What the client's ops ask of a table."""
+    """The attributes of a table that the client's ops use."""
 
     def __init__(self, variable, width: int) -> None:
         self.variable = variable

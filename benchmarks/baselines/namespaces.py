@@ -1,15 +1,15 @@
-"""Several hosts on one machine: network namespaces, joined by a switch, with links of one speed.
+"""Several hosts on one machine: network namespaces behind a switch, with links of one speed.
 
     host 0        host 1        host 2        host 3
     10.77.0.1     10.77.0.2     10.77.0.3     10.77.0.4
       eth0          eth0          eth0          eth0
         |             |             |             |      a veth pair each, tbf at both its ends
       port0         port1         port2         port3
-        +-------------+-- switch ---+-------------+      a bridge in a namespace of its own
+        +-------------+-- switch ---+-------------+      a bridge in its own namespace
 
-The token bucket at a link's end limits what leaves it: a host sends at the link's speed and
-receives at it at the same time, as over full-duplex Ethernet. It counts whole Ethernet frames,
-those of a large segment one by one. After a pause it lets BURST pass at once.
+The token bucket at a link's end limits the outgoing traffic: a host sends and receives at the
+link's speed at the same time, as over full-duplex Ethernet. It counts whole Ethernet frames,
+including each frame of a large segment. After a pause it passes BURST at once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typing import Any
 
 FOLDER = Path("/run/netns")
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-# With less it would cut the kernel's segments of 64 KB up, which costs processor time.
+# A smaller burst would split the kernel's segments of 64 KB, which costs processor time.
 BURST = "128kb"
 QUEUE = "20ms"
-PORT = 7000  # and those that follow: nobody else is in these namespaces
+PORT = 7000  # the first port; no other process uses these namespaces
 # TCP payload (with time stamps) and the frame around it, at 1500 bytes of IP.
 PAYLOAD, FRAME = 1448, 1514
 BLOCK = 1 << 20
@@ -52,7 +52,7 @@ class Network:
       gigabits: per second, of each link in each direction.
 
     Raises:
-      NotPermitted: says what is missing.
+      NotPermitted: with the missing command or permission.
     """
 
     def __init__(self, hosts: int, gigabits: float) -> None:
@@ -91,16 +91,16 @@ class Network:
                 )
 
     def sent(self, host: int) -> int:
-        """Bytes of frames that a host has sent so far, as its link's token bucket counts them."""
+        """Bytes of frames that a host has sent so far, counted by its link's token bucket."""
         shown = _run("tc", "-n", self.hosts[host], "-s", "-j", "qdisc", "show", "dev", "eth0")
         return json.loads(shown)[0]["bytes"]
 
     def set_link(self, host: int, state: str) -> None:
-        """Pulls a host's cable ("down"), at the switch, or plugs it in again ("up")."""
+        """Disconnects ("down") or connects ("up") a host's link at the switch."""
         _run("ip", "-n", self._switch, "link", "set", f"port{host}", state)
 
     def close(self) -> None:
-        """Removes the namespaces. What runs inside has to be ended before."""
+        """Removes the namespaces. Processes inside must have ended."""
         while self._made:
             with contextlib.suppress(NotPermitted):
                 _run("ip", "netns", "del", self._made.pop())
@@ -108,7 +108,7 @@ class Network:
 
 @contextlib.contextmanager
 def network(hosts: int, gigabits: float) -> Iterator[Network]:
-    """A `Network`, removed in the end; ends the program where it cannot be made."""
+    """A `Network`, removed at the end; exits the program if it cannot be made."""
     try:
         made = Network(hosts, gigabits)
     except NotPermitted as error:
@@ -139,7 +139,7 @@ def inside(namespace: str, make: Callable, *arguments: Any) -> Any:
 
 
 class Stream:
-    """One end of bare TCP connections that carry bytes as fast as they can.
+    """One end of bare TCP connections for measuring throughput.
 
     Args:
       address: of this end.
@@ -149,17 +149,17 @@ class Stream:
         self._listener = socket.create_server((address, PORT))
 
     def ready(self) -> None:
-        """Returns when this end listens, as it does once it has been made."""
+        """Returns when this end listens, which is true after its creation."""
 
     def send(self, address: str, size: int) -> None:
-        """Sends so many bytes to the stream at an address."""
+        """Sends `size` bytes to the stream at an address."""
         with socket.create_connection((address, PORT)) as connection:
             block = bytes(BLOCK)
             for _ in range(size // BLOCK):
                 connection.sendall(block)
 
     def receive(self, size: int) -> float:
-        """Bytes per second at which so many come, from the first to the last."""
+        """Receives `size` bytes; returns the bytes per second, from the first to the last."""
         connection, _ = self._listener.accept()
         memory = bytearray(BLOCK)
         with connection:
@@ -173,7 +173,7 @@ class Stream:
             return (received - first) / (time.perf_counter() - start)
 
     def exchange(self, address: str, size: int) -> float:
-        """Sends and receives at the same time; bytes per second at which they come."""
+        """Sends and receives at the same time; returns the bytes received per second."""
         sender = threading.Thread(target=self.send, args=(address, size))
         sender.start()
         rate = self.receive(size)

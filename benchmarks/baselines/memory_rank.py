@@ -1,4 +1,4 @@
-"""The rank that benchmarks/memory.py watches."""
+"""The rank that benchmarks/memory.py measures."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from contenders.all_reducers import join
+from baselines.all_reducers import join
 
 KB = 1 << 10
 M_MMAP_THRESHOLD = -3  # of mallopt, in malloc.h
-# Bytes of float32 tensors that a step reduces together: some alone in a message, some many in one.
+# Bytes of the float32 tensors that a step reduces together: in their own messages, or bundled.
 SIZES = (4, 4 * KB, 4 * KB, 64 * KB, 1024 * KB)
-# Rows of what other collectives move, one after the other.
+# Numbers of rows for the other collectives, in turn.
 ROWS = (2, 1000, 3, 40_000, 17)
 
 
 class MemoryRank:
-    """Runs steps and makes communicators, and says what the process holds.
+    """Runs steps, makes communicators, and returns the resources of the process.
 
     Args:
       rank: of this process.
@@ -27,8 +27,8 @@ class MemoryRank:
     """
 
     def __init__(self, rank: int, size: int, tf_config: str) -> None:
-        # Whether malloc keeps the pages of a megabyte that is freed depends on which thread frees
-        # it: with a threshold it gives them back.
+        # By default it depends on the thread whether malloc keeps the pages of a freed megabyte.
+        # With a fixed threshold it returns them.
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 16 * KB)
         communicator = join(tf_config)
         import tensorflow as tf
@@ -37,7 +37,7 @@ class MemoryRank:
 
         self._rank, self._size, self._communicator = rank, size, communicator
         self._tensors = tuple(self._pattern(bytes_, rank) for bytes_ in SIZES)
-        # Made once, as TensorFlow 2.16 loses 0.3 KB in each `tf.constant`.
+        # Made once: TensorFlow 2.16 leaks 0.3 KB in each `tf.constant`.
         self._rows = tuple(tf.ones([rows]) for rows in ROWS)
         self._step = tf.function(lambda tensors: ops.all_reduce(list(tensors), communicator))
         self._others = tf.function(
@@ -45,7 +45,7 @@ class MemoryRank:
         )
 
     def steps(self, count: int) -> dict[str, int]:
-        """Runs so many steps, verifies the last one's sums, and returns what is held."""
+        """Runs `count` steps, verifies the last one's sums, and returns `held()`."""
         import numpy as np
 
         from tfdist import ops
@@ -55,7 +55,7 @@ class MemoryRank:
             sums = self._step(self._tensors)
             rows = self._rows[number % len(ROWS)]
             gradient = self._others(ops.broadcast(rows, self._communicator))
-            # Of each of a rank's own rows, which every rank has gathered, and of the sum's parts.
+            # The gradient of a rank's own rows, which every rank has gathered, and of the parts.
             mine = np.arange(len(rows)) <= self._rank
             np.testing.assert_array_equal(gradient, self._size * mine + 1)
         for tensor, reduced in zip(self._tensors, sums, strict=True):
@@ -88,7 +88,7 @@ class MemoryRank:
     def connect_and_close(
         self, key: bytes, generation: int, addresses: Sequence[str]
     ) -> dict[str, int]:
-        """Connects it, reduces once with it, closes it, and returns what is held."""
+        """Connects the communicator, reduces once, closes it, and returns `held()`."""
         import numpy as np
 
         from tfdist import ops

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 
 LEARNING_RATE = 1.0
-FRACTION = 2.0**-12  # of each variable, its gradient; small enough for 100,000 steps
+FRACTION = 2.0**-12  # of each variable: its gradient; small enough for 100,000 steps
 PUSHED = 2.0**-12  # times i + 1: variable i's gradient in a push without a step
 PATIENCE = 60.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """So many float32 variables of one length; variable i begins as i + 1."""
+    """`count` float32 variables of one length; the initial value of variable i is i + 1."""
 
     count: int
     length: int
@@ -36,24 +36,24 @@ class Model:
         ]
 
     def verify(self, who: str, variables: Sequence, steps: int, pushes: int) -> None:
-        """Raises unless these are the values after so many steps and then so many pushes."""
+        """Raises unless these are the values after `steps` steps and then `pushes` pushes."""
         import numpy as np
 
         for i, variable in enumerate(variables):
             factor = (1 - LEARNING_RATE * FRACTION) ** steps - LEARNING_RATE * PUSHED * pushes
             expected = np.full(self.length, (i + 1) * factor)
-            # A step more or less makes a difference of 2e-4.
+            # One missing or extra step would differ by 2e-4.
             np.testing.assert_allclose(variable.numpy(), expected, 1e-6, err_msg=f"{who}, {i}")
 
     def gradients(self, element) -> list:
-        """Those of a push without a step, all different, or TensorFlow sends only one of them."""
+        """Those of a push without a step. Of equal ones TensorFlow would send only one."""
         import tensorflow as tf
 
         return [tf.fill([self.length], (i + 1) * element) for i in range(self.count)]
 
 
 class TfdistServer:
-    """tfdist's parameter server: serves until its process is ended."""
+    """tfdist's parameter server; serves until its process ends."""
 
     def __init__(self, tf_config: str) -> None:
         os.environ["TF_CONFIG"] = tf_config
@@ -63,7 +63,7 @@ class TfdistServer:
 
 
 class TfdistWorker:
-    """A worker of tfdist's job. Of its models it trains the first."""
+    """A worker of tfdist's job. It trains the first of its models."""
 
     def __init__(self, tf_config: str, models: Sequence[Model]) -> None:
         os.environ["TF_CONFIG"] = tf_config
@@ -85,7 +85,7 @@ class TfdistWorker:
             optimizer.apply([FRACTION * variable for variable in variables])
 
         self._step = tf.function(lambda: strategy.run(step_of_one)).get_concrete_function()
-        # Not before: a step pulls all variables that there are when it is traced.
+        # After tracing: a step pulls all variables that exist when it is traced.
         with strategy.scope():
             self._variables = [variables, *(model.make_variables() for model in models[1:])]
         self._exchanges = [
@@ -102,8 +102,8 @@ class TfdistWorker:
 
         @tf.function
         def push(element):
-            rate, number = tf.constant(LEARNING_RATE), tf.constant(1)
-            self._parameters.stage(variables, model.gradients(element), rate, number)
+            rate, step = tf.constant(LEARNING_RATE), tf.constant(1)
+            self._parameters.stage(variables, model.gradients(element), rate, step)
             self._client.push(variables)
 
         @tf.function
@@ -172,7 +172,7 @@ class StockCoordinator:
             self._variables = variables = model.make_variables()
 
         def apply(gradients: list) -> None:
-            # What an SGD optimizer comes to.
+            # Equals an SGD optimizer.
             for variable, gradient in zip(variables, gradients, strict=True):
                 tf.raw_ops.ResourceApplyGradientDescent(
                     var=variable.handle, alpha=LEARNING_RATE, delta=gradient
@@ -187,7 +187,7 @@ class StockCoordinator:
 
         @tf.function
         def pull():
-            # The worker needs whole variables, and then does nearly nothing with them.
+            # The worker needs whole variables, and computes almost nothing.
             return tf.add_n([variable[-1] for variable in variables])
 
         self._step = tf.function(lambda: strategy.run(step_of_one))
@@ -199,7 +199,7 @@ class StockCoordinator:
         self._coordinator.join()
 
     def exchange(self, model: int, count: int) -> dict[str, float]:
-        """Mean seconds of a push and of the pull after it, each by a worker that is free."""
+        """Mean seconds of a push and of the pull after it, each by an idle worker."""
         import tensorflow as tf
 
         element = tf.constant(PUSHED)

@@ -1,20 +1,21 @@
-// The all-reduce that benchmarks/all_reduce.py and benchmarks/network.py take for a yardstick: a
-// ring over TCP, without tags, headers, threads or error recovery.
+// The reference all-reduce of benchmarks/all_reduce.py and benchmarks/network.py: a ring over TCP,
+// without tags, headers, threads or error recovery.
 //
 // The array is cut into N chunks. In each of 2(N-1) steps a rank sends one chunk to its right
 // neighbour and receives one from its left. A chunk that was received in one step is sent in the
-// next; in the first N-1 steps it is added to the rank's own before, in the others it is complete
-// and replaces it. With N = 2, rank 0 sends its half 0 while it receives rank 1's half 1 and adds
-// it, then sends this sum while it receives that of half 0. Every rank sends 2(N-1)/N of the array.
+// next. In the first N-1 steps a received chunk is added to the rank's own; in the others it is
+// complete and replaces it. With N = 2, rank 0 sends its half 0 while it receives rank 1's half 1
+// and adds it, then sends this sum while it receives that of half 0. Every rank sends 2(N-1)/N of
+// the array.
 //
-// One thread does all of it: whatever can be sent or received at once is; a byte may leave as soon
-// as it has been added, so that the steps overlap. When nothing moves it waits in poll().
+// One thread sends and receives without blocking. A byte may be sent as soon as it has been added,
+// so that the steps overlap. Without progress the thread waits in poll().
 //
 //   bare_ring RANK SIZE HOST
 //
-// speaks lines: it says "port P"; reads "connect HOST PORT" (its right neighbour's) and says
-// "connected"; then "verify BYTES" -> "exact" and "run BYTES CALLS" -> seconds per call, until its
-// input ends.
+// The protocol is lines: it prints "port P"; reads "connect HOST PORT" (of its right neighbour) and
+// prints "connected"; then answers "verify COUNT BYTES" with "exact" and "run COUNT BYTES CALLS"
+// with the seconds per call, until its input ends.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -74,14 +75,15 @@ class Ring {
     return ntohs(address.sin_port);
   }
 
-  // Every rank listens before any connects, so none waits for another here.
+  // Every rank listens before any connects, so no rank waits for another here.
   void Connect(const std::string& host, int port) {
     right_ = socket(AF_INET, SOCK_STREAM, 0);
     const sockaddr_in address = Address(host, port);
     if (connect(right_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
       Fail("connect " + host);
     pollfd waiting{listener_, POLLIN, 0};
-    if (poll(&waiting, 1, kPatienceMilliseconds) != 1) Fail("nobody connected");
+    if (poll(&waiting, 1, kPatienceMilliseconds) != 1)
+      Fail("no connection from the left neighbour");
     left_ = accept(listener_, nullptr, nullptr);
     if (left_ < 0) Fail("accept");
     for (int connection : {left_, right_}) {
@@ -93,7 +95,7 @@ class Ring {
   void AllReduce(std::vector<float>& array) {
     const int steps = 2 * (size_ - 1);
     int sending = 0, receiving = 0;  // the steps
-    size_t sent = 0, received = 0;   // bytes of their chunks; of the latter, usable ones
+    size_t sent = 0, received = 0;   // bytes of their chunks; received counts whole floats only
     size_t left_over = 0;            // bytes in scratch_ that are not a whole float yet
     auto moved = Clock::now();
     while (sending < steps || receiving < steps) {
@@ -123,10 +125,10 @@ class Ring {
         const bool adds = receiving < size_ - 1;
         char* scratch = reinterpret_cast<char*>(scratch_.data());
         char* to = adds ? scratch + left_over : chunk.begin + received;
-        const size_t most = adds ? std::min(kAddAtOnce, chunk.bytes - received) - left_over
-                                 : chunk.bytes - received;
-        const ssize_t count = most == 0 ? 0 : recv(left_, to, most, MSG_DONTWAIT);
-        if (count == 0 && most > 0) Fail("the left neighbour has ended");
+        const size_t max_count = adds ? std::min(kAddAtOnce, chunk.bytes - received) - left_over
+                                      : chunk.bytes - received;
+        const ssize_t count = max_count == 0 ? 0 : recv(left_, to, max_count, MSG_DONTWAIT);
+        if (count == 0 && max_count > 0) Fail("the left neighbour has ended");
         if (count < 0 && errno != EAGAIN) Fail("recv");
         if (count > 0) {
           progress = true;
@@ -159,7 +161,7 @@ class Ring {
     return {reinterpret_cast<char*>(array.data() + begin), (end - begin) * sizeof(float)};
   }
 
-  // Adds the whole floats among the first bytes of scratch_ and returns how many bytes these are.
+  // Adds the whole floats of the first `bytes` bytes of scratch_; returns their number of bytes.
   size_t Add(char* to, size_t bytes, size_t* left_over) {
     const size_t floats = bytes / sizeof(float);
     float* __restrict__ sum = reinterpret_cast<float*>(to);
@@ -172,7 +174,7 @@ class Ring {
 
   void Wait(bool to_receive, bool to_send) const {
     pollfd ends[2] = {{to_receive ? left_ : -1, POLLIN, 0}, {to_send ? right_ : -1, POLLOUT, 0}};
-    if (poll(ends, 2, kPatienceMilliseconds) <= 0) Fail("nothing moved");
+    if (poll(ends, 2, kPatienceMilliseconds) <= 0) Fail("no progress");
   }
 
   const int rank_, size_;
@@ -191,7 +193,7 @@ void Verify(Ring& ring, int rank, int size, size_t length) {
 }
 
 double Run(Ring& ring, size_t length, int calls) {
-  std::vector<float> array(length);  // of zeros: sums in place stay finite
+  std::vector<float> array(length);  // zeros: sums in place stay finite
   ring.AllReduce(array);
   const auto begin = Clock::now();
   for (int i = 0; i < calls; ++i) ring.AllReduce(array);

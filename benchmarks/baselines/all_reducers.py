@@ -1,4 +1,4 @@
-"""Ranks that all-reduce float32 tensors inside a tf.function, each in a process of its own.
+"""Ranks that all-reduce float32 tensors inside a tf.function, each in its own process.
 
 An object is made, and its methods are called, in the process of one rank.
 """
@@ -9,10 +9,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-# Sums of a few hundred are rounded to 11 bits in each of the ring's steps.
+# Each step of the ring rounds sums of a few hundred to 11 bits.
 FP16_TOLERANCE = 2e-3
 
-# Of all values: sums of sums of float16 stay finite, eight in a row with four ranks.
+# A factor of all values that keeps repeated float16 sums finite: eight in a row with four ranks.
 UNIT = 2.0**-12
 
 # From tensors to their sums.
@@ -29,7 +29,7 @@ def join(tf_config: str):
 
 
 def stock_strategy(rank: int, addresses: Sequence[str]):
-    """Starts TensorFlow's server; to be called before anything runs."""
+    """Starts TensorFlow's server; call it before TensorFlow runs anything."""
     import tensorflow as tf
 
     return tf.distribute.MultiWorkerMirroredStrategy(
@@ -60,14 +60,14 @@ def _pattern(size: int):
 class Rank:
     """Verifies and times reductions, each inside a `tf.function`.
 
-    The function captures its tensors. A training step does not get its gradients as arguments
-    either, and to take a hundred of them costs TensorFlow more than to reduce them.
+    The function captures its tensors. A training step does not receive its gradients as arguments
+    either, and passing a hundred of them costs TensorFlow more than reducing them.
 
     Args:
       rank: of this process.
       size: number of ranks.
-      exact: the reduction that is called unless another is named.
-      fp16: the one that is called "fp16".
+      exact: the default reduction.
+      fp16: the reduction named "fp16".
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Rank:
         self._functions: dict[tuple[str, int], Callable[[], Sequence]] = {}
 
     def verify(self, count: int, size: int, how: str = "exact", in_a_row: int = 1) -> None:
-        """Raises unless `count` tensors of `size` bytes are reduced to what they should be."""
+        """Raises unless the sums of `count` tensors of `size` bytes are correct."""
         import numpy as np
 
         tolerance = FP16_TOLERANCE if how == "fp16" else 0
@@ -99,7 +99,7 @@ class Rank:
           size: of each, in bytes.
           calls: of the function.
           how: "exact" or "fp16".
-          in_a_row: reductions in a call of the function, each of the results of the one before.
+          in_a_row: reductions per call of the function, each of the previous one's results.
         """
         reduce = self._function(count, size, how, in_a_row)
         reduce()
@@ -129,7 +129,7 @@ class Rank:
         import tensorflow as tf
 
         if self._case != (count, size):
-            self._tensors, self._functions = (), {}  # their memory goes first
+            self._tensors, self._functions = (), {}  # frees their memory first
             mine = _pattern(size) + 10 * self._rank
             self._tensors = tuple(tf.constant((mine + i) * UNIT) for i in range(count))
             self._case = (count, size)
@@ -137,7 +137,7 @@ class Rank:
 
 
 class TfdistRank(Rank):
-    """A worker of tfdist's."""
+    """A worker of tfdist."""
 
     def __init__(self, rank: int, size: int, tf_config: str) -> None:
         communicator = join(tf_config)
@@ -159,8 +159,8 @@ class StockRank(Rank):
         import tensorflow as tf
 
         def all_reduce(*tensors):
-            # TensorFlow refuses a tensor without a device, such as an argument; tf.identity gives
-            # it one and copies nothing.
+            # TensorFlow refuses a tensor without a device, such as an argument; tf.identity adds
+            # one without a copy.
             placed = [tf.identity(tensor) for tensor in tensors]
             return tf.distribute.get_replica_context().all_reduce("SUM", placed)
 
@@ -168,7 +168,7 @@ class StockRank(Rank):
 
 
 class NoOpRank(Rank):
-    """Does nothing: one op with the inputs and outputs of an all-reduce, which passes them on."""
+    """Does nothing: an op with the inputs and outputs of an all-reduce returns its inputs."""
 
     def __init__(self, rank: int, size: int) -> None:
         import tensorflow as tf

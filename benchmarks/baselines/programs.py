@@ -1,6 +1,6 @@
-"""Contenders that are programs of their own: they are told what to do, and answer, in lines.
+"""Implementations that are separate programs, which read commands and answer in lines.
 
-`begin` and `end` are those of `Remote`, so that a job may consist of either.
+`begin` and `end` are those of `Remote`, so that a job may use either.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contenders.processes import PATIENCE
+from baselines.processes import PATIENCE
 
 FOLDER = Path(__file__).resolve().parent
 COMPILED_WITH = ("-std=c++17", "-O3", "-march=native")
 
 
 class Program:
-    """A program that answers each line with one.
+    """A program that answers each line with one line.
 
     Args:
-      name: how errors call it.
-      command: starts it.
+      name: in error messages.
+      command: that starts it.
       environment: variables besides those of this process.
     """
 
@@ -49,7 +49,7 @@ class Program:
             raise RuntimeError(f"{self._name} has ended") from None
 
     def end(self) -> str:
-        """Returns the line that answers."""
+        """Returns the answer."""
         output = self._process.stdout
         while b"\n" not in self._unread:
             if not select.select([output], [], [], PATIENCE)[0]:
@@ -62,7 +62,7 @@ class Program:
         return line.decode()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends the program."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
@@ -88,7 +88,7 @@ def build_bare_ring(folder: str | os.PathLike) -> str:
 
 
 def connect_ring(ranks: Sequence[Program], hosts: Sequence[str]) -> None:
-    """Makes a ring of bare_ring programs that have just been started at these addresses."""
+    """Connects newly started bare_ring programs at these addresses to a ring."""
     ports = [rank.end().split()[1] for rank in ranks]
     for i, rank in enumerate(ranks):
         right = (i + 1) % len(ranks)
@@ -98,9 +98,9 @@ def connect_ring(ranks: Sequence[Program], hosts: Sequence[str]) -> None:
 
 
 def why_no_torch(python: str) -> str | None:
-    """Why this Python cannot run PyTorch's Gloo; `None` if it can."""
+    """The reason why this Python cannot run PyTorch's Gloo; `None` if it can."""
     if not Path(python).exists():
-        return "not installed; scripts/bench does it"
+        return "not installed; scripts/bench installs it"
     test = "import torch.distributed as d, sys; sys.exit(not d.is_gloo_available())"
     finished = subprocess.run([python, "-c", test], capture_output=True, text=True)
     if finished.returncode == 0:

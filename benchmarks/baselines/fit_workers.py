@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from contenders.all_reducers import stock_strategy
+from baselines.all_reducers import stock_strategy
 
 EXAMPLES = 512
-SKIPPED = 2  # steps of every fit, in which it gets going
+SKIPPED = 2  # warm-up steps of every fit
 
 
 class Worker:
     """Models and their data under a strategy.
 
     Args:
-      rank: of this process; it stays on one processor, so that workers do not take each other's.
+      rank: of this process, which is pinned to one processor.
       scale: of the models' widths.
       batch: examples of each worker in a step.
     """
@@ -75,7 +75,7 @@ class Worker:
         random = np.random.default_rng(2)
         x = random.normal(size=(EXAMPLES, *model.input_shape[1:])).astype(np.float32)
         y = random.integers(10, size=EXAMPLES)
-        # All workers train on the same examples, so that their number makes no difference.
+        # All workers train on the same examples, so that the weights do not depend on their number.
         batch = self._batch * self._strategy.num_replicas_in_sync
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch)
         options = tf.data.Options()
@@ -95,7 +95,7 @@ class Worker:
         return statistics.median(took[SKIPPED:])
 
     def progress(self, name: str) -> list[float]:
-        """How far each variable has gone from where it began."""
+        """The absolute change of each variable since the start."""
         now = self._models[name].get_weights()
         return [float(abs(a - b).sum()) for a, b in zip(now, self._began[name], strict=True)]
 

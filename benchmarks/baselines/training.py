@@ -1,4 +1,4 @@
-"""Workers that train models, each in a process of its own, for bucket_size.py and overlap.py."""
+"""Workers that train models, each in its own process, for bucket_size.py and overlap.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TrainingRank:
         return model.count_params()
 
     def train(self, kind: str, bytes_per_pack: int, steps: int) -> float:
-        """Median seconds of a step of `fit`, of which the first one is not counted."""
+        """Median seconds of a step of `fit`, without the first one."""
         clock = _make_clock(self._keras)
         self._models[kind, bytes_per_pack].fit(
             self._batches(kind, steps + 1), epochs=1, verbose=0, callbacks=[clock]
@@ -55,7 +55,7 @@ class TrainingRank:
         return statistics.median(clock.seconds[1:])
 
     def digest(self, kind: str, bytes_per_pack: int = 0) -> str:
-        """Of all weights."""
+        """A hash of all weights."""
         digest = hashlib.sha256()
         for weight in self._models[kind, bytes_per_pack].get_weights():
             digest.update(weight.tobytes())
@@ -84,7 +84,7 @@ class TrainingRank:
         return model
 
     def _batches(self, kind: str, count: int) -> Any:
-        """The same batch `count` times: that of all workers together, of which each has a share."""
+        """The same global batch `count` times; each worker gets a share of it."""
         import tensorflow as tf
 
         random = np.random.default_rng(0)
@@ -116,6 +116,6 @@ def _make_clock(library: Any) -> Any:
 
 
 def tf_configs(addresses: Sequence[str] = ()) -> list[str]:
-    """TF_CONFIG of each of the workers of a new job, on this machine unless addresses are given."""
+    """TF_CONFIG of each worker of a new job, on this machine unless there are addresses."""
     workers = tuple(addresses or (f"127.0.0.1:{port}" for port in free_ports(WORKERS)))
     return [Cluster(workers=workers, task_index=rank).tf_config() for rank in range(WORKERS)]

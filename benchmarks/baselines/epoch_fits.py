@@ -66,5 +66,5 @@ class Fitter:
         return [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
 
     def weights(self) -> list[float]:
-        """The model's weights, one after the other."""
+        """The model's weights, flattened."""
         return [float(x) for w in self._model.get_weights() for x in w.ravel()]

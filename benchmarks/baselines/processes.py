@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, whose parent says when it is whose turn."""
+"""Implementations in their own processes, which the parent runs in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-# TensorFlow takes seconds to import: that happens once, in a process that is forked for each.
+# Importing TensorFlow takes seconds: one process imports it and is forked for each.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tensorflow", "keras"])
 PATIENCE = 180.0  # seconds, for large tensors over slow links
@@ -18,11 +18,11 @@ REQUEST_BYTES = 64
 
 
 class Remote:
-    """An object in a process of its own.
+    """An object in its own process.
 
     Args:
-      make: makes the object, there.
-      *arguments: its own.
+      make: makes the object, in that process.
+      *arguments: of `make`.
     """
 
     def __init__(self, make: Callable, *arguments: Any) -> None:
@@ -37,7 +37,7 @@ class Remote:
         self._connection.send((method, arguments))
 
     def end(self) -> Any:
-        """Returns what the method that was begun has returned."""
+        """Returns the result of the method that `begin` called."""
         if not self._connection.poll(PATIENCE):
             raise TimeoutError(f"{self._name}: no answer within {PATIENCE:g} s")
         try:
@@ -46,7 +46,7 @@ class Remote:
             raise RuntimeError(f"{self._name}: its process has ended") from None
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method and returns what it returns."""
+        """Calls a method and returns its result."""
         self.begin(method, *arguments)
         return self.end()
 
@@ -57,7 +57,7 @@ class Remote:
 
 
 def call(ranks: Sequence[Any], *what: Any) -> list[Any]:
-    """Calls the same method, in each process, at the same time."""
+    """Calls the same method in all processes at the same time."""
     for rank in ranks:
         rank.begin(*what)
     return [rank.end() for rank in ranks]
@@ -72,25 +72,25 @@ def _hold(connection: Connection, make: Callable, arguments: Sequence) -> None:
 
 
 class BareSocket:
-    """A connection to a process that sends as many bytes as it is asked for.
+    """A connection to a process that sends the requested number of bytes.
 
     Args:
-      most: bytes.
+      max_bytes: of a request.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self._socket = socket.create_connection(listener.getsockname())
             theirs, _ = listener.accept()
         for end in (self._socket, theirs):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._process = PROCESSES.Process(target=_answer, args=(theirs, most))
+        self._process = PROCESSES.Process(target=_answer, args=(theirs, max_bytes))
         self._process.start()
         theirs.close()
-        self._memory = memoryview(bytearray(most))
+        self._memory = memoryview(bytearray(max_bytes))
 
     def pull(self, size: int, count: int) -> float:
-        """Mean seconds from a request to the last of `size` bytes, of `count` times."""
+        """Mean seconds from a request to the last of `size` bytes, over `count` requests."""
         start = time.perf_counter()
         for _ in range(count):
             self._socket.sendall(size.to_bytes(REQUEST_BYTES, "little"))
@@ -103,7 +103,7 @@ class BareSocket:
         return (time.perf_counter() - start) / count
 
     def verify(self, size: int) -> None:
-        """Raises unless the bytes that come are those that are sent."""
+        """Raises unless the received bytes are correct."""
         self._memory[:size] = bytes(size)
         self.pull(size, 1)
         if self._memory[:size] != _pattern(size):
@@ -116,8 +116,8 @@ class BareSocket:
         self._process.join()
 
 
-def _answer(connection: socket.socket, most: int) -> None:
-    values = memoryview(_pattern(most))
+def _answer(connection: socket.socket, max_bytes: int) -> None:
+    values = memoryview(_pattern(max_bytes))
     while request := connection.recv(REQUEST_BYTES, socket.MSG_WAITALL):
         connection.sendall(values[: int.from_bytes(request, "little")])
 

@@ -2,10 +2,10 @@
 
     PYTHON gloo_rank.py RANK SIZE FILE
 
-runs in an environment of its own, which has PyTorch and neither TensorFlow nor tfdist; the ranks
-find each other in FILE. It says "ready VERSION", and then answers lines: "verify COUNT BYTES" with
-"exact", "run COUNT BYTES CALLS" with the seconds of a call. Several tensors are reduced in one
-coalesced call.
+runs in a separate environment with PyTorch and without TensorFlow and tfdist; the ranks
+find each other through FILE. It prints "ready VERSION", and then answers lines: "verify COUNT
+BYTES" with "exact", "run COUNT BYTES CALLS" with the seconds of a call. Several tensors are reduced
+in one coalesced call.
 """
 
 import os
@@ -18,7 +18,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 import torch
 import torch.distributed as dist
 
-# all_reduce_coalesced is on its way out, and has no successor that Gloo could run.
+# all_reduce_coalesced is deprecated, but Gloo supports no successor.
 warnings.simplefilter("ignore")
 
 
