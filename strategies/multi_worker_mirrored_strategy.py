@@ -33,6 +33,7 @@ from tfdist.strategies._input.single_device_input import SingleDeviceInput
 from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, of_replicas, placed
 from tfdist.strategies._variables.graph_variables import list_whole
 from tfdist.strategies._variables.remote_tables import RemoteTables
+from tfdist.strategies._variables.roles import is_table
 from tfdist.strategies._variables.table_variable import TableVariable
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
 
@@ -143,7 +144,7 @@ def _purpose(reduce_op: ReduceOp, value: Any) -> str | None:
     # TensorFlow's distributed datasets ask with such a tensor whether any worker has more data.
     if reduce_op == ReduceOp.SUM and tf.is_tensor(value) and value.dtype == tf.int64:
         if value.shape == (1, 1):
-            return "has a worker another batch"
+            return "end-of-data check"
     return None
 
 
@@ -247,7 +248,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         )
 
     def _create_variable(self, next_creator, **kwargs):
-        if self.tables is not None and self.tables.means_table(kwargs.get("name")):
+        if self.tables is not None and is_table():
             return self.tables.create(next_creator, kwargs)
         if isinstance(kwargs.get("colocate_with"), TableVariable):
             del kwargs["colocate_with"]  # a slot, of no rows

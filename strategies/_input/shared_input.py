@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,6 +42,11 @@ class SharedInput:
     def own_batches(self, batches: int) -> int:
         """How many of a dataset's batches are dealt to this worker."""
         return worker_input.number_of_batches(batches, self._cluster.world_size, self._cluster.rank)
+
+    def deals_out(self, dataset: Any) -> bool:
+        """Whether workers share `dataset` by whole batches, so that each has fewer of them."""
+        is_whole = isinstance(dataset, tf.data.Dataset) and worker_input.is_whole(dataset)
+        return not (is_whole or self.shares_batches)
 
     def _experimental_distribute_dataset(self, dataset, options):
         if self._share_input:

@@ -42,6 +42,9 @@ class ServerVariable(ResourceVariable):
     TensorFlow makes the variable; `adopt` changes its class.
     """
 
+    # For tfdist.keras, which cannot import this class.
+    is_on_servers = True
+
     @classmethod
     def adopt(cls, variable: ResourceVariable, parameters, number: int) -> ServerVariable:
         """Makes `variable` the cache of parameter `number`.

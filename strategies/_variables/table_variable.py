@@ -8,7 +8,6 @@ that goes to the servers, for the next push.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,16 +24,8 @@ from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._variables.graphs import current_graph, in_graph_of_tensorflow_1
 from tfdist.strategies._variables.server_variable import ServerVariable
 
-# Whoever makes a variable of this name means a table.
-ROWS = "remote_rows"
 # What a checkpoint calls the columns of its table.
 _COLUMN = "rows_"
-_ROWS = re.compile(rf"(.*/)?{ROWS}(_\d+)?(#\d+)?")
-
-
-def is_rows(name: str) -> bool:
-    """Whether a variable of this name stands for a table."""
-    return _ROWS.fullmatch(name) is not None
 
 
 class GradientIds:
@@ -91,6 +82,9 @@ class TableVariable(ServerVariable):
 
     `attach` says for which one; until then it can be neither looked up nor updated.
     """
+
+    # For tfdist.keras, which cannot import this class.
+    stands_for_table = True
 
     @classmethod
     def adopt(cls, variable: tf.Variable, parameters, number: int) -> TableVariable:
@@ -186,6 +180,74 @@ class TableVariable(ServerVariable):
     def gradient_ids(self) -> GradientIds:
         """To which rows the gradient belongs that an optimizer works on."""
         return self._gradient_ids
+
+    def sum_over_replicas(self, rows: tf.Tensor) -> tf.Tensor:
+        """Adds up the gradients of the table that the replicas of a synchronous step have.
+
+        Every replica gets all rows, which travel once more than without: for optimizers that need
+        the sum.
+
+        Args:
+          rows: float32[n, width], this replica's, whose ids `gradient_ids` has; it gets the ids of
+            the sum.
+
+        Returns:
+          float32[m, width], each id's row once, the same in all replicas.
+        """
+        # In one tensor, so that no worker comes or goes between ids and rows; as integers, to which
+        # zeros may be added without changing what they stand for.
+        ids = self.gradient_ids.get()
+        columns = [
+            tf.bitcast(ids, tf.int32),
+            tf.fill([tf.size(ids), 1], _replica()),
+            tf.bitcast(tf.cast(rows, tf.float32), tf.int32),
+        ]
+
+        def gather(strategy, own):
+            return strategy.gather(own, axis=0)
+
+        replica = tf.distribute.get_replica_context()
+        gathered = replica.merge_call(gather, args=(tf.concat(columns, 1),))
+        gathered = tf.ensure_shape(gathered, [None, 3 + self.width])
+        ids, index = tf.unique(tf.bitcast(gathered[:, :2], tf.int64))
+        rows = tf.bitcast(gathered[:, 3:], tf.float32)
+        sums = tf.math.unsorted_segment_sum(rows, index, tf.size(ids))
+        # The first replica that has an id pushes its row.
+        first = tf.math.unsorted_segment_min(tf.range(tf.size(index)), index, tf.size(ids))
+        self.gradient_ids.set(ids, tf.gather(gathered[:, 2], first) == _replica())
+        return sums
+
+    @staticmethod
+    def stage(
+        gradients: Sequence[tuple[tf.Tensor, TableVariable]], steps: Any, learning_rate: Any
+    ) -> tf.Operation | None:
+        """Keeps gradients of rows for the push that ends the step; outside of one, makes a step.
+
+        Args:
+          gradients: float[n, width], each with its variable, whose `gradient_ids` are the n ids of
+            the rows; attached, of one strategy, one or more.
+          steps: how many the model's optimizer has made.
+          learning_rate: its learning rate in this step; `None` if it does not tell.
+
+        Returns:
+          The operation, in a graph.
+        """
+        variables = [variable for _, variable in gradients]
+        parameters = variables[0].parameters
+        if not _is_of_step(parameters):
+            with parameters.step():  # no one else would push
+                return TableVariable.stage(gradients, steps, learning_rate)
+        with tf.device("/device:CPU:0"):
+            own = [_own_rows(gradient, variable) for gradient, variable in gradients]
+            staged = parameters.stage_rows(
+                variables,
+                [ids for ids, _ in own],
+                [rows for _, rows in own],
+                [variable.learning_rate(steps, learning_rate) for variable in variables],
+                steps + 1,
+            )
+        parameters.has_staged(variables)
+        return staged
 
     def _serialize_to_tensors(self):
         """The rows too, for `tf.train.Checkpoint`; asked for when they are written."""
@@ -284,88 +346,6 @@ def _prepared(variable: TableVariable) -> ops.ParameterClient:
     # A function that is traced knows the table's number from now on.
     variable.is_used = variable.is_used or current_graph() is not None
     return variable.parameters.client
-
-
-def flat_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the ids of a gradient, int64[n], and for each its row, float32[n, width]."""
-    ids = tf.reshape(tf.cast(gradient.indices, tf.int64), [-1])
-    rows = tf.cast(gradient.values, tf.float32)
-    return ids, tf.reshape(rows, [-1, rows.shape[-1]])
-
-
-def sum_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """As `flat_rows`, with each id once."""
-    with tf.device("/device:CPU:0"):
-        return ops.sum_rows(*flat_rows(gradient))
-
-
-def sum_over_replicas(rows: tf.Tensor, variable: TableVariable) -> tf.Tensor:
-    """Adds up the gradients of a table that the replicas of a synchronous step have.
-
-    Every replica gets all rows, which travel once more than without: for whoever must know the sum.
-
-    Args:
-      rows: float32[n, width], this replica's, whose ids `variable.gradient_ids` has.
-      variable: of the table; its `gradient_ids` become those of the sum.
-
-    Returns:
-      float32[m, width], each id's row once, the same in all replicas.
-    """
-
-    # In one tensor, so that nobody comes or goes between ids and rows; as integers, to which zeros
-    # may be added without changing what they stand for.
-    ids = variable.gradient_ids.get()
-    columns = [
-        tf.bitcast(ids, tf.int32),
-        tf.fill([tf.size(ids), 1], _replica()),
-        tf.bitcast(tf.cast(rows, tf.float32), tf.int32),
-    ]
-
-    def gather(strategy, own):
-        return strategy.gather(own, axis=0)
-
-    replica = tf.distribute.get_replica_context()
-    gathered = replica.merge_call(gather, args=(tf.concat(columns, 1),))
-    gathered = tf.ensure_shape(gathered, [None, 3 + variable.width])
-    ids, place = tf.unique(tf.bitcast(gathered[:, :2], tf.int64))
-    rows = tf.bitcast(gathered[:, 3:], tf.float32)
-    sums = tf.math.unsorted_segment_sum(rows, place, tf.size(ids))
-    # By the first that has it: none of those that are there needs the others for its own.
-    first = tf.math.unsorted_segment_min(tf.range(tf.size(place)), place, tf.size(ids))
-    variable.gradient_ids.set(ids, tf.gather(gathered[:, 2], first) == _replica())
-    return sums
-
-
-def stage(
-    gradients: Sequence[tuple[tf.Tensor, TableVariable]], steps: Any, learning_rate: Any
-) -> tf.Operation | None:
-    """Keeps gradients of rows for the push that ends the step; outside of one, makes a step.
-
-    Args:
-      gradients: float[n, width], each with its variable, whose `gradient_ids` are the n ids of the
-        rows; attached, of one strategy, one or more.
-      steps: how many the model's optimizer has made.
-      learning_rate: its learning rate in this step; `None` if it does not tell.
-
-    Returns:
-      The operation, in a graph.
-    """
-    variables = [variable for _, variable in gradients]
-    parameters = variables[0].parameters
-    if not _is_of_step(parameters):
-        with parameters.step():  # nobody else would push
-            return stage(gradients, steps, learning_rate)
-    with tf.device("/device:CPU:0"):
-        own = [_own_rows(gradient, variable) for gradient, variable in gradients]
-        staged = parameters.stage_rows(
-            variables,
-            [ids for ids, _ in own],
-            [rows for _, rows in own],
-            [variable.learning_rate(steps, learning_rate) for variable in variables],
-            steps + 1,
-        )
-    parameters.has_staged(variables)
-    return staged
 
 
 def _is_of_step(parameters: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
-from tfdist.keras import compilation
+from tfdist.keras import keep_ops_from_xla
 
 
 def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -> Cluster:
@@ -44,5 +44,5 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
 
         membership.serve(cluster, checkpoint_dir)
     process.enter(cluster)
-    compilation.keep_ops_from_xla()
+    keep_ops_from_xla()
     return cluster
