@@ -97,10 +97,10 @@ def _of_all_ranks(own: tf.Tensor, label: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def gather(own):
-        number = tf.fill([1, 1, *own.shape[1:]], tf.cast(process.rank(), own.dtype))
-        numbered = tf.concat([own[tf.newaxis], number], 1)
-        all_ranks = ops.all_gather(numbered, label=f"statistics of {label}")
-        all_ranks = tf.ensure_shape(all_ranks, [None, *numbered.shape[1:]])
+        rank = tf.fill([1, 1, *own.shape[1:]], tf.cast(process.rank(), own.dtype))
+        with_rank = tf.concat([own[tf.newaxis], rank], 1)
+        all_ranks = ops.all_gather(with_rank, label=f"statistics of {label}")
+        all_ranks = tf.ensure_shape(all_ranks, [None, *with_rank.shape[1:]])
 
         def gradient(upstream):
             total = ops.all_reduce(upstream, label=f"gradient of the statistics of {label}")

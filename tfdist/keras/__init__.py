@@ -105,7 +105,7 @@ def apply_repairs() -> None:
 
 
 def repair_tables_of_tf_keras() -> None:
-    """Lets tf_keras's optimizers leave the rows of tables to the servers."""
+    """Makes tf_keras's optimizers send the rows of tables to the servers."""
     registry.install(*TABLES_OF_TF_KERAS)
 
 

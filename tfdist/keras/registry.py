@@ -10,10 +10,10 @@ releases of Keras that need it, and is deleted when the oldest supported release
         return _finite_on_all(original(self, grads))
 
 The decorated function is called in place of `LossScaleOptimizer.check_finite`. Its first parameter
-is what it replaces: Keras's own function, or the replacement that was installed before. The others
-must be those of Keras's function, where `*args` and `**kwargs` stand for any. The first sentence of
-its docstring is its row in docs/keras_repairs.md. A decorated function whose only parameter is
-`original` replaces a value: it is called once, and returns the new value.
+is the function that it replaces: Keras's own, or a replacement that was installed before. The other
+parameters must be those of Keras's function, where `*args` and `**kwargs` stand for any. The first
+paragraph of its docstring is its row in docs/keras_repairs.md. A decorated function whose only
+parameter is `original` replaces a value: it is called once, and returns the new value.
 
 Decorating registers and changes nothing. `install` does, in the order of the modules that it is
 given, and within a module in the order of definition: the last one is the outermost.
@@ -36,7 +36,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replacement:
-    """One function or value of Keras, and what tfdist puts in its place.
+    """One function or value of Keras, and its replacement.
 
     Attributes:
       owner: the class or module that has it.
@@ -89,7 +89,7 @@ class Replacement:
         return None
 
     def around(self, original: Any) -> Any:
-        """Returns what stands in the place of `original`."""
+        """Returns the replacement of `original`."""
         function = self.function
         if not callable(original):
             return function(original)
@@ -126,7 +126,7 @@ def repairs(
 def hooks(
     owner: type | types.ModuleType, name: str, *, until: str | None = None
 ) -> Callable[[Callable], Callable]:
-    """Registers a function as product code in the place of `owner.name`; see the module."""
+    """Registers a function as product code that replaces `owner.name`; see the module."""
 
     def register(function: Callable) -> Callable:
         _registered.append(Replacement(owner, name, function, False, until=until))

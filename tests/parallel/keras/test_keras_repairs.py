@@ -102,7 +102,7 @@ def test_workers_disagree_on_overflow(ctx):
 
 
 @on_ranks(2)
-def test_nobody_says_whose_gradients_are_reduced(ctx):
+def test_gradients_are_reduced_without_their_variables(ctx):
     options = tfdist.CommunicationOptions(compression=tfdist.compression.TopK(0.1, min_elements=1))
     strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
     without("tell_whose_gradients_are_reduced")
@@ -171,7 +171,7 @@ def test_a_strategy_repairs_and_an_import_does_not(ctx):
 
 
 def _warnings_of_repairs(version):
-    """What is logged when the installed Keras, if that were its version, is repaired twice."""
+    """The log when the installed Keras, with another version number, is repaired twice."""
     from tfdist.keras import apply_repairs
 
     records = []

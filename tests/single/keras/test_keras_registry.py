@@ -30,14 +30,21 @@ def issue_links(issues: str | None) -> str:
     return ", ".join(f"[{name}#{n}](https://github.com/{name}/issues/{n})" for name, n in pairs)
 
 
+def releases(replacement: Replacement) -> str:
+    since, until = replacement.since, replacement.until
+    if since is None:
+        return "all" if until is None else f"up to {until}"
+    if until is None:
+        return f"{since} on"
+    return since if since == until else f"{since} to {until}"
+
+
 def row(replacement: Replacement) -> str:
     target = f"`{replacement.target}`"
     if not replacement.is_repair:
         return f"| {target} | {replacement.summary} |"
-    releases = f"{replacement.since or 'all'} to {replacement.until or 'today'}"
-    releases = releases.replace("all to today", "all").replace("all to", "up to")
-    releases = releases.replace(" to today", " on")
-    return f"| {target} | {replacement.summary} | {issue_links(replacement.issue)} | {releases} |"
+    cells = (target, replacement.summary, issue_links(replacement.issue), releases(replacement))
+    return f"| {' | '.join(cells)} |"
 
 
 def test_the_docs_have_a_row_for_each_change():

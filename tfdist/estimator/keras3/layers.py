@@ -51,12 +51,12 @@ def convert_layer(layer: Any, custom_objects: dict[str, Any]) -> Any:
 def _make(kind: type, config: dict[str, Any], what: str, custom_objects: dict[str, Any]) -> Any:
     target, renamed = _class(kind, what, custom_objects), _RENAMED.get(kind.__name__, {})
     # The weights are there already: no initializers.
-    kept = {
+    converted = {
         renamed.get(key, key): _value(key, value, what, custom_objects)
         for key, value in config.items()
         if not key.endswith("initializer") and key != "build_config"
     }
-    return target(**common_config(kept, kind, target, what))
+    return target(**common_config(converted, kind, target, what))
 
 
 def _class(kind: type, what: str, custom_objects: dict[str, Any]) -> type:

@@ -140,11 +140,11 @@ def legacy_optimizer(optimizer: Any) -> Any:
                 f"optimizer: expected {kind} without {setting}, which legacy optimizers of "
                 f"tf_keras do not have, received {setting}={config[setting]!r}: {_INSTEAD}"
             )
-    kept = {k: v for k, v in config.items() if k not in _DROPPED and v is not None}
-    kept["learning_rate"] = _learning_rate(optimizer, config, library)
+    settings = {k: v for k, v in config.items() if k not in _DROPPED and v is not None}
+    settings["learning_rate"] = _learning_rate(optimizer, config, library)
     if re.sub(r"_(\d+$)?", "", config["name"]).lower() != kind.lower():
-        kept["name"] = config["name"]
-    return getattr(tf_keras.optimizers.legacy, kind)(**kept)
+        settings["name"] = config["name"]
+    return getattr(tf_keras.optimizers.legacy, kind)(**settings)
 
 
 def _library(optimizer: Any) -> types.ModuleType | None:

@@ -114,11 +114,11 @@ def _rows_of(estimator: Any, checkpoint: str | None, use: Callable) -> Iterator[
 
     def prepare(table: EmbeddingTable) -> None:
         config = table.config()
-        number = parameters.add_table(table.name, config)
+        table_id = parameters.add_table(table.name, config)
         if strategy.extended.is_alone and not parameters.has_trained and checkpoint is not None:
             path = _saved_rows(checkpoint, table)
-            files.import_table(parameters.client, number, config, path)
-        use(table, strategy, number, folder)
+            files.import_table(parameters.client, table_id, config, path)
+        use(table, strategy, table_id, folder)
 
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         token = reader.set(prepare)
@@ -128,14 +128,14 @@ def _rows_of(estimator: Any, checkpoint: str | None, use: Callable) -> Iterator[
             reader.reset(token)
 
 
-def _from_servers(table: EmbeddingTable, strategy: Any, number: int, folder: str) -> None:
+def _from_servers(table: EmbeddingTable, strategy: Any, table_id: int, folder: str) -> None:
     table.strategy = strategy
 
 
-def _in_the_model(table: EmbeddingTable, strategy: Any, number: int, folder: str) -> None:
+def _in_the_model(table: EmbeddingTable, strategy: Any, table_id: int, folder: str) -> None:
     """Puts the rows into the model: serving has no parameter servers."""
     config = table.config()
-    ids, rows = files.fetch(strategy.extended.parameters.client, number, config)
+    ids, rows = files.fetch(strategy.extended.parameters.client, table_id, config)
     of_table = tempfile.mkdtemp(dir=folder)
     table.static = StaticTable(ids, rows, config.initializer, of_table)
 

@@ -127,7 +127,7 @@ class _EndOfEpoch(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Notes the number of the epoch."""
-        self._epochs.number = epoch
+        self._epochs.epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Stops if any worker stops."""
@@ -142,14 +142,14 @@ class _Epochs:
       member: this worker.
 
     Attributes:
-      number: the epoch's number, from 0.
+      epoch: the number of the current epoch, from 0.
       step_logs: the last logs of a model whose steps log more than its metrics; the mean of all
         workers'.
     """
 
     def __init__(self, model: Any, member: Any) -> None:
         self.model = model
-        self.number = 0
+        self.epoch = 0
         self.step_logs: dict[str, Any] = {}
         self._member = member
         member.fits += 1
@@ -208,7 +208,7 @@ class _Epochs:
         self._meet(END, State(), bool(self.model.stop_training))
 
     def _meet(self, phase: int, state: State, stop: bool = False) -> Answer | None:
-        answer = self._member.epochs.meet(Key(self._fit, self.number, phase), state, stop)
+        answer = self._member.epochs.meet(Key(self._fit, self.epoch, phase), state, stop)
         if answer is None:
             return None
         if answer.stop:
@@ -225,7 +225,7 @@ class _Epochs:
 
     def _tell(self, what: str) -> None:
         name = self._member.cluster.task_name
-        _log.warning("%s: epoch %d of fit: %s", name, self.number + 1, what)
+        _log.warning("%s: epoch %d of fit: %s", name, self.epoch + 1, what)
 
 
 def _variables(model: Any) -> list[Any]:

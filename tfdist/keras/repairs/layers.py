@@ -42,7 +42,7 @@ def keep_statistics_of_no_rows(original, self, inputs, mask):
     were; so does this.
     """
     mean, variance = original(self, inputs, mask)
-    # Synchronized statistics are those of all workers' rows, of which there are some.
+    # Synchronized statistics are those of all workers' rows, at least one.
     if self.synchronized or not has_peers(tf.distribute.get_strategy()):
         return mean, variance
     empty = tf.equal(tf.size(inputs), 0)

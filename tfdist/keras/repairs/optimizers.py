@@ -73,7 +73,7 @@ def accumulate_all_gradients(original, self, grads, acc_grads):
 def tell_whose_gradients_are_reduced(original, self, grads_and_vars):
     """Keras 3 reduces gradients without naming their variables, which tf_keras does.
 
-    What compression keeps of a gradient between steps is kept for its variable.
+    The state of compression belongs to a variable.
     """
     replica = replica_with_peers()
     if replica is None or getattr(replica.strategy, "communicator", None) is None:
