@@ -2,7 +2,8 @@
 
 `tfdist.strategies` imports this package, so nothing here imports it. Its classes answer by their
 attributes: `StrategyBase.is_of_tfdist`, `ServerVariable.is_on_servers` and
-`TableVariable.stands_for_table`.
+`TableVariable.stands_for_table`. The class is asked, not the object: a distributed variable passes
+an unknown attribute on to a value that it may have to reduce first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _log = logging.getLogger("tfdist")
 
 def is_ours(strategy) -> bool:
     """Whether `strategy` is one of tfdist's."""
-    return getattr(strategy, "is_of_tfdist", False)
+    return getattr(type(strategy), "is_of_tfdist", False)
 
 
 def trains_on_servers(strategy) -> bool:
@@ -79,12 +80,12 @@ def rank_of(model) -> int:
 
 def is_on_servers(variable: Any) -> bool:
     """Whether parameter servers hold the value of a `tf.Variable`."""
-    return getattr(variable, "is_on_servers", False)
+    return getattr(type(variable), "is_on_servers", False)
 
 
 def is_table(variable: Any) -> bool:
     """Whether a `tf.Variable` stands for an embedding table."""
-    return getattr(variable, "stands_for_table", False)
+    return getattr(type(variable), "stands_for_table", False)
 
 
 def decide_where_it_runs(name: str, wanted: str, obstacle: str | None) -> bool:

@@ -5,16 +5,12 @@ See `tfdist.ps.variable_scopes`. TensorFlow learns neither from Keras 3.
 
 from __future__ import annotations
 
-import contextlib
-
-import tensorflow as tf
 from keras.optimizers import LossScaleOptimizer
 from keras.random import SeedGenerator
 from keras.src.backend import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import trains_on_servers
 from tfdist.ps.variable_scopes import Role, current_role, made_as, named
 
 
@@ -55,21 +51,3 @@ def keep_random_state(original, self, *args, **kwargs):
     """The states of random generators are each worker's own."""
     with made_as(Role.UNSHARED):
         original(self, *args, **kwargs)
-
-
-@hooks(BaseOptimizer, "__init__")
-def count_own_steps(original, self, *args, gradient_accumulation_steps=None, **kwargs):
-    """With `gradient_accumulation_steps` an optimizer counts its own worker's steps.
-
-    It acts on every n-th of its `iterations`. Where each worker makes steps of its own, that would
-    be every n-th of all workers' steps, which may never be one of this worker's.
-    """
-    strategy = tf.distribute.get_strategy()
-    counts_own = (
-        gradient_accumulation_steps
-        and trains_on_servers(strategy)
-        and not strategy.extended.shares_batches
-    )
-    # All that the constructor makes is the count and the learning rate, never a shared variable.
-    with made_as(Role.UNSHARED) if counts_own else contextlib.nullcontext():
-        original(self, *args, gradient_accumulation_steps=gradient_accumulation_steps, **kwargs)
