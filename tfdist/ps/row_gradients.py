@@ -14,7 +14,7 @@ def flat_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
     return ids, tf.reshape(rows, [-1, rows.shape[-1]])
 
 
-def unique_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+def unique_flat_rows(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
     """As `flat_rows`, with each id once: the rows of one id are added up."""
     with tf.device("/device:CPU:0"):
         return ops.sum_rows(*flat_rows(gradient))

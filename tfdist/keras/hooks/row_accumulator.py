@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfdist.ps.row_gradients import unique_rows
+from tfdist.ps.row_gradients import unique_flat_rows
 
 
 class RowAccumulator:
@@ -45,4 +45,4 @@ class RowAccumulator:
     def _with(self, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         ids = tf.concat([self._ids.read_value(), self._table.gradient_ids.get()], 0)
         rows = tf.concat([self._rows.read_value(), tf.cast(gradient, tf.float32)], 0)
-        return unique_rows(tf.IndexedSlices(rows, ids))
+        return unique_flat_rows(tf.IndexedSlices(rows, ids))

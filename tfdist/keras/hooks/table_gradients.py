@@ -20,7 +20,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tfdist.keras.hooks.row_accumulator import RowAccumulator
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import is_table
-from tfdist.ps.row_gradients import flat_rows, unique_rows
+from tfdist.ps.row_gradients import flat_rows, unique_flat_rows
 
 
 @hooks(BaseOptimizer, "apply")
@@ -45,7 +45,7 @@ def _rows_of(optimizer: BaseOptimizer, gradient: Any, table: Any | None) -> Any:
     if table is None or not isinstance(gradient, tf.IndexedSlices):
         return gradient
     # The push adds up the rows of one id, unless the optimizer needs the sum before.
-    ids, rows = (unique_rows if _looks_at_gradients(optimizer) else flat_rows)(gradient)
+    ids, rows = (unique_flat_rows if _looks_at_gradients(optimizer) else flat_rows)(gradient)
     table.gradient_ids.set(ids)
     return rows
 

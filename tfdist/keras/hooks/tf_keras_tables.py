@@ -10,7 +10,7 @@ from tf_keras.optimizers import Optimizer
 from tfdist.keras.hooks import clipping
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import is_table, replica_with_peers
-from tfdist.ps.row_gradients import unique_rows
+from tfdist.ps.row_gradients import unique_flat_rows
 
 
 @hooks(Optimizer, "apply_gradients")
@@ -23,7 +23,7 @@ def separate_ids(original, self, grads_and_vars, *args, **kwargs):
 def _rows_of(gradient, variable):
     if not is_table(variable) or not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    ids, rows = unique_rows(gradient)
+    ids, rows = unique_flat_rows(gradient)
     variable.gradient_ids.set(ids)
     return rows
 
