@@ -14,6 +14,9 @@ class StrategyBase(tf.distribute.Strategy):
     Comes before TensorFlow's class among a strategy's bases.
     """
 
+    # For tfdist.keras, which cannot import this class.
+    is_of_tfdist = True
+
     def reduce(self, reduce_op, value: Any, axis: int | None) -> Any:
         """Reduces `value`, which may be nested, as `tf.distribute.Strategy.reduce` does.
 

@@ -37,6 +37,7 @@ from tfdist.strategies._local_reduce.local_all_reduce import (
 )
 from tfdist.strategies._variables.graphs import unlist_components
 from tfdist.strategies._variables.remote_tables import RemoteTables
+from tfdist.strategies._variables.roles import is_table
 from tfdist.strategies._variables.table_variable import TableVariable
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
 
@@ -246,7 +247,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         )
 
     def _create_variable(self, next_creator, **kwargs):
-        if self.tables is not None and self.tables.means_table(kwargs.get("name")):
+        if self.tables is not None and is_table():
             return self.tables.create(next_creator, kwargs)
         if isinstance(kwargs.get("colocate_with"), TableVariable):
             del kwargs["colocate_with"]  # a slot, of no rows

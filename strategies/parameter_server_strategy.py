@@ -24,9 +24,9 @@ from tfdist.strategies._input.worker_input import SharedInput
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
-from tfdist.strategies._variables.roles import full_name, is_shared
+from tfdist.strategies._variables.roles import full_name, is_shared, is_table
 from tfdist.strategies._variables.server_variable import ServerVariable
-from tfdist.strategies._variables.table_variable import TableVariable, is_rows
+from tfdist.strategies._variables.table_variable import TableVariable
 from tfdist.strategies.communication_options import check_clip
 
 _OPTIMIZERS = ("auto", "server", "worker")
@@ -240,7 +240,7 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
                 initial_value()
         variable = next_creator(**{**kwargs, "initial_value": initial_value, "use_resource": True})
         return self.parameters.adopt(
-            variable, parameter, TableVariable if is_rows(name) else ServerVariable
+            variable, parameter, TableVariable if is_table() else ServerVariable
         )
 
     def _call_for_each_replica(self, fn, args, kwargs):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.horovod.broadcast import BroadcastGlobalVariablesCallback
-from tfdist.horovod.callback import Callback
 from tfdist.horovod.learning_rate import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
 )
 from tfdist.horovod.metrics import MetricAverageCallback
 from tfdist.job import process
+from tfdist.keras.callback import Callback
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
 
@@ -30,12 +30,12 @@ _SCALAR.data_class = 1  # DATA_CLASS_SCALAR
 
 
 class PsStats(Callback):
-    """Writes what the parameter servers hold and do as TensorBoard scalars.
+    """Writes statistics of the parameter servers as TensorBoard scalars.
 
-    Of each server `ps/0/rows`, `bytes`, `pulls_per_second`, `pushes_per_second`,
-    `lookups_per_second` and `hit_rate`; of each table the same, and what was evicted, under
-    `ps/0/tables/NAME/`. Rates are of the time since they were written last. Give it to all workers:
-    the chief writes. Without parameter servers it writes nothing.
+    For each server `ps/0/rows`, `bytes`, `pulls_per_second`, `pushes_per_second`,
+    `lookups_per_second` and `hit_rate`; for each table the same, and the number of evicted rows,
+    under `ps/0/tables/NAME/`. Rates are averages since the last write. Give it to all workers: the
+    chief writes. Without parameter servers it writes nothing.
 
     Example:
       model.fit(data, callbacks=[tfdist.callbacks.PsStats("logs", update_freq=100)])
@@ -45,8 +45,8 @@ class PsStats(Callback):
         """Makes the callback.
 
         Args:
-          log_dir: where TensorBoard looks; the files are in its folder "ps".
-          update_freq: "epoch", or after how many steps of this worker.
+          log_dir: the directory that TensorBoard reads; the files are in its folder "ps".
+          update_freq: "epoch", or a number of steps of this worker.
 
         Raises:
           ValueError: it is neither.
@@ -73,13 +73,13 @@ class PsStats(Callback):
         self._before = process.current.readings()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
-        """Writes, if so many steps have been made."""
+        """Writes every `update_freq` steps."""
         self._step += 1
         if self._update_freq != "epoch" and self._step % self._update_freq == 0:
             self._write()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
-        """Writes, if it is to once an epoch."""
+        """Writes once an epoch if `update_freq` is "epoch"."""
         if self._update_freq == "epoch":
             self._write()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import input_ops
@@ -105,6 +106,12 @@ class SharedInput:
     def shares_batches(self) -> bool:
         """Whether a batch of a distributed dataset is split between the workers."""
         return self._num_replicas_in_sync > 1
+
+    def deals_out(self, dataset: Any) -> bool:
+        """Whether workers share `dataset` by whole batches, so that each has fewer of them."""
+        return not (
+            self.shares_batches or (isinstance(dataset, tf.data.Dataset) and is_whole(dataset))
+        )
 
     def own_batches(self, batches: int) -> int:
         """Returns how many of a dataset's batches this worker gets."""

@@ -14,7 +14,7 @@ from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
 from tfdist.strategies._variables.roles import full_name
-from tfdist.strategies._variables.table_variable import TableVariable, is_rows
+from tfdist.strategies._variables.table_variable import TableVariable
 
 
 class RemoteTables:
@@ -63,11 +63,6 @@ class RemoteTables:
             placement = Placement(max(1, len(self._cluster.ps)))
             self._parameters = Parameters(worker.client, placement, self._cluster.is_chief)
         return self._parameters
-
-    @staticmethod
-    def means_table(name: str | None) -> bool:
-        """Whether a new variable of this name represents a table."""
-        return is_rows(full_name(name))
 
     def create(self, next_creator: Callable[..., tf.Variable], kwargs: dict) -> TableVariable:
         """Makes the variable that represents a table.

@@ -1,67 +1,39 @@
-"""Which variables the workers share, and under which names."""
+"""Which variables the workers share, and what they are called in all of them."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-_counts_own: contextvars.ContextVar[bool] = contextvars.ContextVar("counts_own", default=False)
-_of_metric: contextvars.ContextVar[bool] = contextvars.ContextVar("of_metric", default=False)
-_path: contextvars.ContextVar[str | None] = contextvars.ContextVar("path", default=None)
+from tfdist.ps.variable_scopes import Role, current_path, current_role
 
-# Variables that each worker has for itself, whatever their type. A shared learning rate would undo
-# what a schedule or callback sets. Changes of a loss scale, which is doubled and halved, cannot be
-# summed over workers; nor can gradients accumulated for a later step, or states of random
-# generators.
-_OWN = re.compile(
-    "(.*[/_])?(learning_rate|dynamic_scale|step_counter|gradient_accumulator|seed_generator_state"
-    "|StateVar)(_[0-9]+)?"
-)
+# Variables that are each worker's own, whose creators tell a strategy only their names. The names
+# are exact, without the scopes before them. Creators in Keras 3 say it by a role
+# (tfdist/keras/hooks/variable_roles.py), but for the learning rate: its optimizer makes it together
+# with the step count, which is shared.
+_UNSHARED_NAMES = {
+    "learning_rate": "a shared one would undo what a schedule or a callback sets",
+    "current_learning_rate": "tf_keras: the value of a schedule at the worker's own step",
+    "StateVar": "tf.random.Generator: each worker draws numbers of its own",
+}
 _SHARED_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
-@contextlib.contextmanager
-def called(path: str) -> Iterator[None]:
-    """Names the variables made within: Keras 3 does not tell TensorFlow their full paths."""
-    token = _path.set(path)
-    try:
-        yield
-    finally:
-        _path.reset(token)
-
-
-@contextlib.contextmanager
-def own_iterations() -> Iterator[None]:
-    """Optimizers made within count this worker's steps, not those of all workers."""
-    token = _counts_own.set(True)
-    try:
-        yield
-    finally:
-        _counts_own.reset(token)
-
-
-@contextlib.contextmanager
-def of_metric() -> Iterator[None]:
-    """Variables made within belong to a metric: each worker has its own until they are reduced."""
-    token = _of_metric.set(True)
-    try:
-        yield
-    finally:
-        _of_metric.reset(token)
-
-
 def full_name(name: str | None) -> str:
-    """Returns the name of a new variable, including the current name scopes."""
-    if _path.get() is not None:
-        return _path.get()
+    """Returns the name of a variable that is about to be made, with the scopes it is made in."""
+    path = current_path()
+    if path is not None:
+        return path
     name = (name or "Variable").partition(":")[0]
     scope = tf.get_current_name_scope()
     return f"{scope}/{name}" if scope else name
+
+
+def is_table() -> bool:
+    """Whether the variable that is about to be made stands for a table."""
+    return current_role() is Role.TABLE
 
 
 def is_shared(name: str, arguments: Mapping[str, Any]) -> bool:
@@ -71,16 +43,16 @@ def is_shared(name: str, arguments: Mapping[str, Any]) -> bool:
       name: from `full_name`.
       arguments: of `tf.Variable`.
     """
-    if _of_metric.get():
+    if current_role() is Role.UNSHARED:
         return False
     on_read = arguments.get("synchronization") == tf.VariableSynchronization.ON_READ
     if on_read and arguments.get("aggregation") != tf.VariableAggregation.MEAN:
-        return False  # metrics; variables that are read as a mean are moving statistics
-    if _OWN.fullmatch(name) or (_counts_own.get() and name.endswith("iterations")):
+        return False  # metrics; those that are read as a mean are moving statistics
+    if name.rpartition("/")[2] in _UNSHARED_NAMES:
         return False
     dtype = arguments.get("dtype")
     if dtype is None:
         value = arguments.get("initial_value")
-        # With a function as initial value, a TensorFlow 2 variable has a `dtype` or is float32.
+        # A variable of the TensorFlow 2 API with a function says its dtype, or makes a float.
         dtype = tf.float32 if callable(value) else tf.convert_to_tensor(value).dtype
     return tf.as_dtype(dtype) in _SHARED_DTYPES

@@ -43,6 +43,9 @@ class ServerVariable(ResourceVariable):
     TensorFlow makes the variable; `adopt` changes its class.
     """
 
+    # For tfdist.keras, which cannot import this class.
+    is_on_servers = True
+
     @classmethod
     def adopt(cls, variable: ResourceVariable, parameters, parameter: int) -> ServerVariable:
         """Makes `variable` the cache of a parameter.

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 
 import keras
+import keras_repairs
 import models
 import numpy as np
 import pytest
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers import base_optimizer
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.trainer import Trainer
 from models import built_classifier, difference
 
 
 @pytest.fixture
 def undo(strategy, monkeypatch):
-    """Puts Keras's own function back for one test; the strategy has repaired it."""
-
-    def put_back(owner, name):
-        monkeypatch.setattr(owner, name, inspect.unwrap(getattr(owner, name)))
-
-    return put_back
+    """Undoes a repair for one test; the strategy has installed it."""
+    return functools.partial(keras_repairs.without, set_attribute=monkeypatch.setattr)
 
 
 def _model(strategy, **options):
@@ -38,8 +31,9 @@ def _model(strategy, **options):
     [{"gradient_accumulation_steps": 2}, {"use_ema": True, "ema_overwrite_frequency": 2}],
     ids=["accumulation", "moving_average"],
 )
-def test_replicas_cannot_meet_in_a_branch(strategy, monkeypatch, options):
-    monkeypatch.setattr(base_optimizer, "ops", keras.ops)
+def test_replicas_cannot_meet_in_a_branch(strategy, undo, options):
+    undo("branch_before_replicas")
+    assert base_optimizer.ops is keras.src.ops
     with pytest.raises(RuntimeError, match="merge_call|cross-replica context"):
         _model(strategy, **options).fit(models.dataset(64, 32), verbose=0)
 
@@ -52,7 +46,7 @@ def test_accumulators_lose_gradients(strategy, undo):
         return model.get_weights()
 
     expected = fit()
-    undo(TFOptimizer, "_backend_increment_gradient_accumulators")
+    undo("accumulate_all_gradients")
     assert difference(fit(), expected) > 1e-3
 
 
@@ -66,7 +60,7 @@ def _model_built_outside(strategy):
 
 
 def test_an_optimizer_built_outside_the_scope_counts_every_replica(strategy, undo):
-    undo(base_optimizer.BaseOptimizer, "apply")
+    undo("refuse_variables_of_no_strategy")
     model = _model_built_outside(strategy)
     model.fit(models.dataset(128, 32), verbose=0)
     assert model.optimizer.iterations.numpy() == 4 * 2
@@ -113,7 +107,7 @@ def test_arrays_that_python_yields_are_left_alone(strategy):
 
 
 def test_arrays_that_python_yields_are_overwritten(strategy, undo):
-    undo(PyDatasetAdapter, "get_tf_dataset")
+    undo("copy_what_python_yields")
     assert _changed_by_fit(strategy) > 0
 
 
@@ -122,12 +116,12 @@ def test_predict_on_batch_returns_every_row_once(strategy, undo):
     features, _ = models.examples(7)
     predicted = model.predict_on_batch(features)
     assert difference([predicted], [model.predict(features, verbose=0)]) <= 1e-6
-    undo(TensorFlowTrainer, "predict_on_batch")
+    undo("predict_on_batch_once")
     assert model.predict_on_batch(features).shape == (14, models.CLASSES)
 
 
 def test_logs_of_a_batch_are_means_of_metrics(strategy, undo):
-    undo(Trainer, "get_metrics_result")
+    undo("log_metrics_of_all_replicas")
     seen = []
     record = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(logs["loss"])

@@ -1,7 +1,7 @@
-"""What makes gradients smaller on their way between workers.
+"""Compression of gradients that travel between workers.
 
-A method, such as `TopK(ratio=0.01)`, says what is to be done; `compressor(method)` makes what does
-it, and keeps what it needs from one step to the next. See docs/compression.md.
+A method, such as `TopK(ratio=0.01)`, is a value. `compressor(method)` makes the object that
+compresses, with the state that it needs from one step to the next. See docs/compression.md.
 """
 
 from tfdist.compression.compressor import Compressor

@@ -1,7 +1,7 @@
-"""Horovod's way of naming a compression: a class that makes one tensor smaller and wide again.
+"""Compressions under Horovod's names: classes that cast one tensor down and back.
 
-Where gradients travel `Compression.fp16` only stands for the method `FP16`, whose kernels round
-values on the way; its `compress` and `decompress` are for tensors that a program sends itself.
+For gradients `Compression.fp16` stands for the method `FP16`, whose kernels round values during
+transport. Its `compress` and `decompress` are for tensors that a program sends itself.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from tfdist.compression import methods
 
 
 class Cast(abc.ABC):
-    """How one tensor travels; used as a class, never as an object."""
+    """The casts of one tensor; used as a class, never as an object."""
 
-    # The method that gradients travel by.
+    # The method for gradients.
     method: type[methods.Compression]
 
     @staticmethod
     @abc.abstractmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns what is to travel, and what `decompress` needs to undo it."""
+        """Returns the tensor to send, and the context that `decompress` needs."""
 
     @staticmethod
     @abc.abstractmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns the tensor that `compress` was given, as far as it has travelled."""
+        """Returns the tensor that `compress` was given, as precisely as it was sent."""
 
 
 class NoCast(Cast):
-    """Tensors travel as they are."""
+    """Tensors are sent uncompressed."""
 
     method = methods.NoCompression
 
@@ -48,7 +48,7 @@ class NoCast(Cast):
 
 
 class FP16Cast(Cast):
-    """Floating-point tensors travel as float16; others as they are."""
+    """Floating-point tensors are sent as float16, others uncompressed."""
 
     method = methods.FP16
 
@@ -69,7 +69,7 @@ class Compression:
     """Horovod's compressions, by its names, for every `compression=` of tfdist.
 
     Attributes:
-      none: gradients travel as they are.
+      none: gradients travel uncompressed.
       fp16: float32 and float64 gradients of at least 1,024 elements travel as float16; it means
         `tfdist.compression.FP16()`.
 

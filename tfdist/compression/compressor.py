@@ -1,4 +1,4 @@
-"""What every compressor does: choose what to compress, and send the rest as it is."""
+"""The base class of compressors: selects tensors to compress, and sends the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REDUCE_OPS = ("sum", "mean")
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One call's collectives: among whom, and what messages call them."""
+    """The arguments that all collectives of one call have in common."""
 
     communicator: ops.Communicator
     reduce_op: str
@@ -25,7 +25,7 @@ class Exchange:
     timeout: float | None
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums or averages tensors as they are."""
+        """Sums or averages tensors without compression."""
         if not tensors:
             return []
         return ops.all_reduce(
@@ -33,7 +33,7 @@ class Exchange:
         )
 
     def cast16_all_reduce(self, tensors: list[tf.Tensor], wire_dtype) -> list[tf.Tensor]:
-        """Sums or averages tensors that travel in 16 bits."""
+        """Sums or averages tensors that are sent in 16 bits."""
         return ops.cast16_all_reduce(
             tensors,
             self.communicator,
@@ -49,15 +49,15 @@ class Exchange:
 
     @property
     def divisor(self) -> int:
-        """What a sum is divided by."""
+        """The divisor of a sum."""
         return self.communicator.size if self.reduce_op == "mean" else 1
 
 
 class Compressor(abc.ABC):
-    """All-reduces lists of tensors, made smaller on the way.
+    """All-reduces lists of tensors with compression.
 
-    It belongs to one strategy or one optimizer: what it keeps of a gradient for the next step is
-    never saved, and a new compressor starts without.
+    It belongs to one strategy or one optimizer. Its state for the next step is never saved, and a
+    new compressor starts without state.
 
     Args:
       method: the `tfdist.compression` method whose compressor this is.
@@ -82,18 +82,18 @@ class Compressor(abc.ABC):
           tensors: dense, of any dtypes of `tfdist.ops.all_reduce`; the same on every rank.
           communicator: the ranks; `None` means those of the job.
           reduce_op: "sum" or "mean".
-          label: how error messages call it.
+          label: the name in error messages.
           timeout: as for `tfdist.ops.all_reduce`.
-          variables: the variables that the tensors are gradients of, by which a gradient is known
-            again in the next step; `None` stands for one that is not known. Without them a tensor
-            is known by its place: in which function, which call, which position in the list.
+          variables: the variables of the gradients, which identify a gradient in the next step;
+            `None` stands for an unknown variable. Without a variable a tensor is identified by its
+            position in the program: the function, the call in it, the index in the list.
 
         Returns:
           A list of the same shapes and dtypes: the same values on every rank, bit for bit.
 
         Raises:
           ValueError: another `reduce_op`, or not one variable for each tensor.
-          TypeError: `tf.IndexedSlices` among the tensors; those travel as rows.
+          TypeError: `tf.IndexedSlices` among the tensors; those are sent as rows.
           As `tfdist.ops.all_reduce`.
         """
         if reduce_op not in _REDUCE_OPS:
@@ -111,14 +111,14 @@ class Compressor(abc.ABC):
         communicator = resolve(communicator, "compression")
         values = [tf.convert_to_tensor(t) for t in tensors]
         exchange = Exchange(communicator, reduce_op, label, timeout)
-        places = [i for i, value in enumerate(values) if self._takes(value)]
-        others = [i for i in range(len(values)) if i not in set(places)]
-        taken, plain = [values[i] for i in places], [values[i] for i in others]
+        indices = [i for i, value in enumerate(values) if self._takes(value)]
+        others = [i for i in range(len(values)) if i not in set(indices)]
+        taken, plain = [values[i] for i in indices], [values[i] for i in others]
         if taken:
-            taken, plain = self._reduce(taken, plain, [variables[i] for i in places], exchange)
+            taken, plain = self._reduce(taken, plain, [variables[i] for i in indices], exchange)
         else:
             plain = exchange.all_reduce(plain)
-        results = dict(zip([*places, *others], [*taken, *plain], strict=True))
+        results = dict(zip([*indices, *others], [*taken, *plain], strict=True))
         return [results[i] for i in range(len(values))]
 
     def _takes(self, tensor: tf.Tensor) -> bool:
@@ -136,11 +136,11 @@ class Compressor(abc.ABC):
         variables: list[tf.Variable | None],
         exchange: Exchange,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Reduces `taken`, of which there is at least one, compressed, and `plain` as they are."""
+        """Reduces `taken`, at least one tensor, with compression, and `plain` without."""
 
 
 class NoCompressor(Compressor):
-    """Sends everything as it is."""
+    """Compresses nothing."""
 
     def _takes(self, tensor: tf.Tensor) -> bool:
         return False

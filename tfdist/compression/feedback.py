@@ -1,11 +1,11 @@
-"""Error feedback: what a step did not send is added to the next step's gradient.
+"""Error feedback: the values that a step did not send are added to the next step's gradient.
 
-With g_t the gradient of step t, C what a method makes of a tensor, and e_0 = 0:
+With g_t the gradient of step t, C the compression of a method, and e_0 = 0:
 
     a_t = g_t + e_t,  C(a_t) is applied,  e_{t+1} = a_t - C(a_t)
 
-so that what was applied in all, C(a_0) + ... + C(a_t), is all of g_0 + ... + g_t but for e_{t+1}:
-nothing is lost, it only comes later. Karimireddy et al., "Error feedback fixes SignSGD and other
+The sum that was applied, C(a_0) + ... + C(a_t), equals g_0 + ... + g_t - e_{t+1}: nothing is lost,
+only delayed. Karimireddy et al., "Error feedback fixes SignSGD and other
 gradient compression schemes", 2019.
 """
 
@@ -38,11 +38,11 @@ class FeedbackCompressor(Compressor):
         states = self._states.of(taken, variables, exchange.communicator.handle)
 
         def compressed():
-            narrow = [tf.cast(t, tf.float32) for t in taken]
-            reduced, others = self._reduce_compressed(narrow, plain, states, exchange)
+            floats = [tf.cast(t, tf.float32) for t in taken]
+            reduced, others = self._reduce_compressed(floats, plain, states, exchange)
             return [tf.cast(r, t.dtype) for r, t in zip(reduced, taken, strict=True)], others
 
-        def as_they_are():
+        def uncompressed():
             reduced = exchange.all_reduce([*taken, *plain])
             return reduced[: len(taken)], reduced[len(taken) :]
 
@@ -52,7 +52,7 @@ class FeedbackCompressor(Compressor):
         return tf.cond(
             steps.assign_add(1, read_value=True) > self.method.start_iteration,
             compressed,
-            as_they_are,
+            uncompressed,
         )
 
     @abc.abstractmethod
@@ -67,5 +67,5 @@ class FeedbackCompressor(Compressor):
 
 
 def residual_of(state: GradientState, shape: tf.TensorShape) -> tf.Variable:
-    """The variable that keeps what was not sent; zeros at first."""
+    """The variable of the values that were not sent; zeros at first."""
     return state.variable("residual", lambda: tf.zeros(shape))

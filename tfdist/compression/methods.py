@@ -1,4 +1,4 @@
-"""The methods of compression, as frozen values that a user writes down."""
+"""The methods of compression, as frozen values."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist.compression.cast16 import Cast16Compressor
 from tfdist.compression.compressor import Compressor, NoCompressor
-from tfdist.compression.narrow import NarrowCompressor
 from tfdist.compression.power_sgd import PowerSGDCompressor
 from tfdist.compression.top_k import TopKCompressor
 
 
 @dataclasses.dataclass(frozen=True)
 class Compression(abc.ABC):
-    """How tensors travel; compares by value. All ranks must use the same.
+    """A method of compression; compares by value. All ranks must use the same.
 
-    float32 and float64 tensors of at least `min_elements` elements are compressed. Whatever else
-    there is (integers, 16-bit floats, small tensors) travels as it is.
+    float32 and float64 tensors of at least `min_elements` elements are compressed. All others
+    (integers, 16-bit floats, small tensors) travel uncompressed.
 
     Args:
-      min_elements: the size from which on a tensor is compressed, in elements.
+      min_elements: the smallest size of a tensor that is compressed, in elements.
     """
 
     min_elements: int = dataclasses.field(default=1024, kw_only=True)
@@ -31,12 +31,12 @@ class Compression(abc.ABC):
 
     @abc.abstractmethod
     def compressor(self) -> Compressor:
-        """Makes what compresses for one strategy or one optimizer, with a state of its own."""
+        """Makes a compressor with its own state, for one strategy or one optimizer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NoCompression(Compression):
-    """Everything travels as it is, even where a strategy's options ask for a compression."""
+    """Nothing is compressed, even if a strategy's options say otherwise."""
 
     def compressor(self) -> Compressor:
         return NoCompressor(self)
@@ -46,12 +46,12 @@ class NoCompression(Compression):
 class FP16(Compression):
     """Values travel as float16, half the bytes of float32.
 
-    Every sum of two values is rounded to 11 bits. What is beyond 65504, a sum too, becomes
-    infinite; what is below 6e-8 becomes zero. A mean divides at the end, in full precision.
+    Every sum of two values is rounded to 11 bits. A value or sum beyond 65504 becomes infinite, one
+    below 6e-8 becomes zero. A mean divides at the end, in full precision.
     """
 
     def compressor(self) -> Compressor:
-        return NarrowCompressor(self, tf.float16)
+        return Cast16Compressor(self, tf.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +63,23 @@ class BF16(Compression):
     """
 
     def compressor(self) -> Compressor:
-        return NarrowCompressor(self, tf.bfloat16)
+        return Cast16Compressor(self, tf.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Compression):
-    """Of each tensor a rank sends the values of largest magnitude, and where they are.
+    """A rank sends the values of largest magnitude of each tensor, with their indices.
 
-    What is not sent is added to the next step's gradient: error feedback. Aji and Heafield, "Sparse
-    communication for distributed gradient descent", 2017; Lin et al., "Deep gradient compression",
-    2018; Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.
+    Values that are not sent are added to the next step's gradient: error feedback. Aji and
+    Heafield, "Sparse communication for distributed gradient descent", 2017; Lin et al., "Deep
+    gradient compression", 2018; Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.
 
     Each of N ranks sends N-1 times 8 bytes for each value, where an uncompressed all-reduce sends
     8 (N-1)/N bytes for each element: it saves bytes if `ratio` is below 1/N.
 
     Args:
-      ratio: the part of each tensor's values that is sent, 0 < ratio <= 1; at least one value is.
-      start_iteration: so many steps come before the first compressed one.
+      ratio: the part of each tensor's values that is sent, 0 < ratio <= 1; at least one value.
+      start_iteration: the number of uncompressed steps before the first compressed one.
     """
 
     ratio: float = 0.01
@@ -97,16 +97,17 @@ class TopK(Compression):
 
 @dataclasses.dataclass(frozen=True)
 class PowerSGD(Compression):
-    """Of each matrix the ranks send two thin ones, whose product is close to it.
+    """For each matrix the ranks send two thin matrices, whose product approximates it.
 
-    A kernel of shape [..., n] counts as a matrix with n columns; vectors travel as they are. What
-    the approximation misses is added to the next step's gradient: error feedback. Vogels,
+    A kernel of shape [..., n] counts as a matrix with n columns; vectors travel uncompressed. The
+    error of the approximation is added to the next step's gradient: error feedback. Vogels,
     Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
     optimization", 2019.
 
     Args:
-      rank: columns of the thin matrices, at least 1; more is closer, and more to send.
-      start_iteration: so many steps come before the first compressed one.
+      rank: columns of the thin matrices, at least 1; more columns are more accurate and more to
+        send.
+      start_iteration: the number of uncompressed steps before the first compressed one.
     """
 
     rank: int = 4
@@ -131,7 +132,7 @@ _NAMES = {
 
 
 def method_of(compression: str | Compression | type | None) -> Compression | None:
-    """Turns what users write into a method: "fp16" into `FP16()`.
+    """Converts a user's argument to a method: "fp16" to `FP16()`.
 
     Args:
       compression: "none", "fp16", "bf16", "topk", "powersgd", a `Compression`, one of
@@ -147,7 +148,7 @@ def method_of(compression: str | Compression | type | None) -> Compression | Non
         return compression
     if isinstance(compression, str) and compression in _NAMES:
         return _NAMES[compression]()
-    from tfdist.compression.casts import Cast  # it stands on this module
+    from tfdist.compression.casts import Cast  # it imports this module
 
     if isinstance(compression, type) and issubclass(compression, Cast):
         return compression.method()
@@ -158,7 +159,7 @@ def method_of(compression: str | Compression | type | None) -> Compression | Non
 
 
 def compressor(compression: str | Compression | type | None) -> Compressor:
-    """Makes what compresses for one strategy or one optimizer, with a state of its own.
+    """Makes a compressor with its own state, for one strategy or one optimizer.
 
     Args:
       compression: as for `method_of`; `None` means "none".

@@ -2,14 +2,14 @@
 
 Each rank has a matrix M (gradient + residual, rows x columns); all have the same Q (columns x r).
 
-    P = M Q      all-reduced, then made orthonormal: what the columns of the mean matrix look like
-    Q = M^T P    all-reduced: how much of each of them it has
+    P = M Q      all-reduced, then made orthonormal: spans the columns of the mean matrix
+    Q = M^T P    all-reduced: the coefficients of M in that basis
     P Q^T        the approximation of the reduced matrix, the same on all ranks
-    M - P (M^T P)^T  what this rank has not sent
+    M - P (M^T P)^T  the residual of this rank, which it has not sent
 
-A rank sends r (rows + columns) values instead of rows x columns. The next step goes on from this Q:
-as gradients change slowly, it comes closer each time. P is multiplied by our own kernels, because
-TensorFlow's add up in an order that may differ between the ranks.
+A rank sends r (rows + columns) values instead of rows x columns. The next step starts from this Q:
+gradients change slowly, so the approximation improves. P is multiplied by tfdist's own kernels,
+because TensorFlow's may add up in a different order on each rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfdist.compression.feedback import FeedbackCompressor, residual_of
 
 
 class PowerSGDCompressor(FeedbackCompressor):
-    """Sums the matrices of all ranks approximately; all else, fused with the first half of it."""
+    """Sums matrices approximately; other tensors travel with the first all-reduce."""
 
     def _takes(self, tensor: tf.Tensor) -> bool:
         if not super()._takes(tensor) or tensor.shape.rank < 2:
@@ -66,5 +66,5 @@ class PowerSGDCompressor(FeedbackCompressor):
 
 
 def matrix_shape(shape: tf.TensorShape) -> list[int]:
-    """Rows and columns of a tensor seen as a matrix: its last dimension are the columns."""
+    """Rows and columns of a tensor seen as a matrix: its last dimension is the columns."""
     return [math.prod(shape[:-1]), shape[-1]]

@@ -4,7 +4,9 @@
 values of rows (`initializers`), the optimizers of rows, and lookups of ids of all kinds.
 """
 
+from tfdist.embedding.export import export_small, tables_of
 from tfdist.embedding.fields import field_ids
+from tfdist.embedding.layer_base import RemoteEmbedding
 from tfdist.embedding.lookup import embedding_lookup, safe_embedding_lookup_sparse
 from tfdist.embedding.optimizers import (
     SGD,
@@ -25,6 +27,7 @@ from tfdist.embedding.optimizers import (
 )
 from tfdist.embedding.prefetch import prefetch_rows
 from tfdist.embedding.table import EmbeddingTable
+from tfdist.keras.embeddings import Embeddings, provide
 
 __all__ = [
     "SGD",
@@ -48,3 +51,5 @@ __all__ = [
     "prefetch_rows",
     "safe_embedding_lookup_sparse",
 ]
+
+provide(Embeddings(RemoteEmbedding, tables_of, export_small, prefetch_rows))

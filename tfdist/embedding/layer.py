@@ -15,8 +15,9 @@ from tfdist.embedding.layer_base import (
     load_rows,
     save_rows,
 )
-from tfdist.embedding.table import EmbeddingTable
-from tfdist.strategies._variables.table_variable import ROWS, TableVariable
+from tfdist.embedding.table import ROWS, EmbeddingTable
+from tfdist.ps.variable_scopes import Role, made_as
+from tfdist.strategies._variables.table_variable import TableVariable
 
 _TABLE = "table"
 keras.saving.register_keras_serializable("tfdist")(EmbeddingTable)
@@ -122,14 +123,15 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
             load_rows(store, self._own_table)
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
-        return self.add_weight(
-            shape=shape,
-            name=name,
-            dtype="float32",
-            initializer="zeros",
-            trainable=True,
-            autocast=False,
-        )
+        with made_as(Role.TABLE):
+            return self.add_weight(
+                shape=shape,
+                name=name,
+                dtype="float32",
+                initializer="zeros",
+                trainable=True,
+                autocast=False,
+            )
 
     def _rows_of(self, table: EmbeddingTable) -> keras.Variable:
         """Returns the variable that represents a shared table."""

@@ -11,8 +11,7 @@ import tensorflow as tf
 from tfdist.embedding import ids as id_kinds
 from tfdist.embedding import optimizers
 from tfdist.embedding.lookup import check_max_norm, rows_of
-from tfdist.embedding.table import EmbeddingTable
-from tfdist.strategies._variables.table_variable import ROWS
+from tfdist.embedding.table import ROWS, EmbeddingTable
 
 # The prefix of a table's columns in a saved layer.
 ROWS_OF_TABLE = "rows_"

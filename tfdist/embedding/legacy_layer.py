@@ -14,10 +14,11 @@ from tfdist.embedding.layer_base import (
     load_rows,
     save_rows,
 )
-from tfdist.keras import legacy_tables
-from tfdist.strategies._variables.table_variable import ROWS
+from tfdist.embedding.table import ROWS
+from tfdist.keras import repair_tables_of_tf_keras
+from tfdist.ps.variable_scopes import Role, made_as
 
-legacy_tables.send_rows_to_servers()
+repair_tables_of_tf_keras()
 
 
 @tf_keras.saving.register_keras_serializable("tfdist")
@@ -54,13 +55,14 @@ class Embedding(RemoteEmbedding, tf_keras.layers.Layer):
                 load_rows(store, table, f"{ROWS_OF_TABLE}{i}_")
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> tf.Variable:
-        return self.add_weight(
-            name=name,
-            shape=shape,
-            dtype="float32",
-            initializer="zeros",
-            experimental_autocast=False,
-        )
+        with made_as(Role.TABLE):
+            return self.add_weight(
+                name=name,
+                shape=shape,
+                dtype="float32",
+                initializer="zeros",
+                experimental_autocast=False,
+            )
 
     def _variable(self) -> tf.Variable:
         return self.rows

@@ -14,13 +14,16 @@ import tensorflow as tf
 from tfdist import ops
 from tfdist.embedding import initializers, optimizers, row_access, saved_tables
 from tfdist.ps.export import files
+from tfdist.ps.variable_scopes import Role, made_as
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
-from tfdist.strategies._variables.table_variable import ROWS, TableVariable
+from tfdist.strategies._variables.table_variable import TableVariable
 
 # Called with each new table in a TensorFlow 1 graph that only reads tables.
 reader: contextvars.ContextVar[Callable[[EmbeddingTable], None] | None]
 reader = contextvars.ContextVar("reader", default=None)
 
+# The name of the variable that stands for a table.
+ROWS = "remote_rows"
 _WIRE_DTYPES = ("float32", "float16", "bfloat16")
 _POLICIES = {"lru": ops.EvictionPolicy.LRU, "lfu": ops.EvictionPolicy.LFU}
 
@@ -193,7 +196,7 @@ class EmbeddingTable:
             make = make or _make_variable
             is_here = tf.distribute.get_strategy() is self.strategy
             scope = contextlib.nullcontext() if is_here else self.strategy.scope()
-            with scope, tf.name_scope(self.scope_name):
+            with scope, tf.name_scope(self.scope_name), made_as(Role.TABLE):
                 self._weight = make((0, self.output_dim), ROWS)
         return self._weight
 

@@ -12,10 +12,10 @@ from tensorflow_estimator.python.estimator.api._v2.estimator import *
 from tensorflow_estimator.python.estimator.keras_lib import model_to_estimator as model_to_estimator
 
 from tfdist.estimator.package import coordinator
-from tfdist.estimator.training import early_stopping, optimizer_steps, tables
+from tfdist.estimator.training import early_stopping, server_optimizers, tables
 
 importing.restore_names()
 coordinator.train_alone_in_a_cluster_of_one(RunConfig)
 early_stopping.stop_all_workers()
-optimizer_steps.send_steps_to_servers()
-tables.read_where_nobody_trains(Estimator.__base__)
+server_optimizers.send_steps_to_servers()
+tables.read_without_training(Estimator.__base__)

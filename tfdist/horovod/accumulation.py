@@ -5,8 +5,8 @@
                                |
                                `-- reduced over the ranks and applied: one step in three passes
 
-Communication happens in the last pass only. The sums belong to this rank alone and are not saved: a
-model that is loaded begins with a first pass.
+Communication happens in the last pass only. The sums belong to this rank and are not saved: a
+loaded model begins with a first pass.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Accumulator:
     """The sums of one optimizer, on this rank.
 
     Args:
-      asked: what the user called, for messages.
-      passes: how many backward passes make a step; at least 2.
-      average: whether their mean is applied, instead of their sum.
+      api_name: the name of the function that the user called, for messages.
+      passes: the number of backward passes per step; at least 2.
+      average: apply the mean of the passes instead of their sum.
     """
 
-    def __init__(self, asked: str, passes: int, average: bool) -> None:
-        self._asked = asked
+    def __init__(self, api_name: str, passes: int, average: bool) -> None:
+        self._api_name = api_name
         self._passes = passes
         self._average = average
         self._sums: list[_Sum | None] = []
@@ -37,8 +37,9 @@ class Accumulator:
 
         Args:
           gradients: tensors, `tf.IndexedSlices` or None.
-          variables: what they are of, the same in every pass.
-          apply: is given as many sums. In a `tf.function` it is a branch of a `tf.cond`.
+          variables: their variables, the same in every pass.
+          apply: called with a list of sums, one per variable; in a `tf.function` it is called in a
+            branch of a `tf.cond`.
 
         Raises:
           ValueError: other variables have gradients than in the first pass.
@@ -72,9 +73,9 @@ class Accumulator:
         received = [gradient is not None for gradient in gradients]
         if expected != received:
             raise ValueError(
-                f"{self._asked}: expected gradients of the same variables in every backward pass, "
-                f"{sum(expected)} of {len(expected)} as in the first; received {sum(received)} of "
-                f"{len(received)}"
+                f"{self._api_name}: expected gradients of the same variables in every backward "
+                f"pass, {sum(expected)} of {len(expected)} as in the first; received "
+                f"{sum(received)} of {len(received)}"
             )
 
 
@@ -88,14 +89,14 @@ class _Sum:
         self._total.assign_add(tf.convert_to_tensor(gradient))
 
     def take(self, factor: float | None) -> tf.Tensor | tf.IndexedSlices:
-        """Returns the sum, times a factor if there is one, and begins anew."""
+        """Returns the sum, times `factor` if it is not `None`, and resets it to zero."""
         total = self._total.read_value()
         self._total.assign(tf.zeros_like(total))
         return total if factor is None else total * factor
 
 
 class _SumOfRows(_Sum):
-    """The sum of rows of a table, of which most are never touched: these do not travel."""
+    """The sum of sparse gradients; rows that no gradient touched are not communicated."""
 
     def __init__(self, shape: tf.TensorShape, dtype: tf.DType) -> None:
         super().__init__(shape, dtype)

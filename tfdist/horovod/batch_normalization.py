@@ -2,16 +2,16 @@
 
 Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
 Covariate Shift", 2015. A rank with few examples has poor statistics; those of all ranks together
-are as good as those of the whole batch.
+equal the statistics of the whole batch.
 
-Every rank r sends its number of examples n_r, and for each channel the mean m_r and the sum of
-squares around it q_r, in one message. With n = sum n_r,
+Every rank r sends its number of examples n_r, and for each channel the mean m_r and the sum q_r of
+squared distances from the mean, in one message. With n = sum n_r,
 
     m = sum n_r m_r / n,    variance = sum (q_r + n_r (m_r - m)^2) / n
 
 Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
-Variances", 1979. Unlike the mean of the squares less the square of the mean, this loses no digits
-where the mean is large.
+Variances", 1979. Unlike the mean of the squares minus the square of the mean, this loses no digits
+if the mean is large.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tfdist.job import process
 class SyncBatchNormalization(keras.layers.BatchNormalization):
     """Normalizes over the batches of all ranks together, in training.
 
-    As `keras.layers.BatchNormalization` otherwise, with its arguments. N ranks with batches of B
+    Otherwise as `keras.layers.BatchNormalization`, with its arguments. N ranks with batches of B
     normalize as one process with a batch of N * B; batches may differ in size. Costs one collective
     forward and one backward. Statistics are float32 where the layer computes in float16 or
-    bfloat16. For Keras 3. Under a strategy take `keras.layers.BatchNormalization` with
+    bfloat16. For Keras 3. Under a strategy use `keras.layers.BatchNormalization` with
     `synchronized=True`.
 
     Raises:
@@ -47,16 +47,16 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     """
 
     def _moments(self, inputs, mask):
-        asked = "tfdist.SyncBatchNormalization"
-        refuse_strategy(asked)
-        if process.cluster(asked).world_size == 1:
+        api_name = "tfdist.SyncBatchNormalization"
+        refuse_strategy(api_name)
+        if process.cluster(api_name).world_size == 1:
             return super()._moments(inputs, mask)
         own = tf.stack(_statistics(tf.convert_to_tensor(inputs), self._reduction_axes, mask))
         return _combined(_of_all_ranks(own, self.name))
 
 
 def _statistics(inputs: tf.Tensor, axes: list[int], mask: tf.Tensor | None) -> list[tf.Tensor]:
-    """Count, mean and sum of squares around it of this rank's examples, each [channels]."""
+    """Count, mean and sum of squared distances of this rank's examples, each [channels]."""
     if mask is None:
         sums = tf.reduce_sum(inputs, axes)
         count = tf.cast(tf.size(inputs) // tf.maximum(tf.size(sums), 1), inputs.dtype)
@@ -78,7 +78,7 @@ def _combined(all_ranks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of all examples, each [channels].
 
     Args:
-      all_ranks: [ranks, 3, channels], of each rank count, mean and sum of squares around it.
+      all_ranks: [ranks, 3, channels]: each rank's count, mean and sum of squared distances.
     """
     counts, means, squares = tf.unstack(all_ranks, axis=1)
     total = tf.reduce_sum(counts, 0)
@@ -90,17 +90,17 @@ def _combined(all_ranks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def _of_all_ranks(own: tf.Tensor, label: str) -> tf.Tensor:
     """Every rank's tensor, stacked: [ranks, *own.shape].
 
-    The gradient of what a rank gave is the sum of what all ranks make of it: its part of the sum of
-    their gradients. Ranks that have run out of data give nothing, so that a rank's part is where
-    its number has arrived.
+    The gradient of a rank's tensor is the sum of the gradients that all ranks have for it. Ranks
+    that have run out of data contribute nothing, so a rank finds its row by the rank number that
+    was gathered with it.
     """
 
     @tf.custom_gradient
     def gather(own):
-        number = tf.fill([1, 1, *own.shape[1:]], tf.cast(process.rank(), own.dtype))
-        numbered = tf.concat([own[tf.newaxis], number], 1)
-        all_ranks = ops.all_gather(numbered, label=f"statistics of {label}")
-        all_ranks = tf.ensure_shape(all_ranks, [None, *numbered.shape[1:]])
+        rank = tf.fill([1, 1, *own.shape[1:]], tf.cast(process.rank(), own.dtype))
+        with_rank = tf.concat([own[tf.newaxis], rank], 1)
+        all_ranks = ops.all_gather(with_rank, label=f"statistics of {label}")
+        all_ranks = tf.ensure_shape(all_ranks, [None, *with_rank.shape[1:]])
 
         def gradient(upstream):
             total = ops.all_reduce(upstream, label=f"gradient of the statistics of {label}")

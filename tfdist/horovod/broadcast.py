@@ -1,24 +1,24 @@
-"""The callback that lets all ranks begin alike."""
+"""The callback that gives all ranks the same initial variables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from tfdist.horovod.callback import Callback
 from tfdist.horovod.local_variables import variable_of
 from tfdist.horovod.slots import identity, slots_of, variables_of
 from tfdist.job.variables import broadcast_variables
+from tfdist.keras.callback import Callback
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """Gives all ranks the weights of one, and its optimizer's state, before the first step.
+    """Gives all ranks the weights of one rank, and its optimizer's state, before the first step.
 
-    Needed wherever ranks could begin with different values: random weights, or a checkpoint that
-    only one of them has read. Random seeds, such as a `Dropout` layer's, stay each rank's own.
+    Needed if ranks could begin with different values: random weights, or a checkpoint that only
+    one rank has read. Random seeds, such as a `Dropout` layer's, stay each rank's own.
 
     A model that does not know its input's shape has no weights before its first step. It gets them
-    after that, as with Horovod: then this one step is made of gradients of different weights.
+    after that step, as with Horovod: the gradients of this one step are of different weights.
 
     Example:
       model.fit(data, callbacks=[tfdist.callbacks.BroadcastGlobalVariablesCallback(0)])
@@ -28,10 +28,9 @@ class BroadcastGlobalVariablesCallback(Callback):
         """Makes the callback.
 
         Args:
-          root_rank: whose values are taken.
-          local_variables: variables of the model that keep each rank's own values, and with them
-            what the optimizer has for them, such as their momentum. Their shapes may differ between
-            ranks.
+          root_rank: the rank whose values are taken.
+          local_variables: variables of the model that keep each rank's own values, with their
+            optimizer slots, such as momentum. Their shapes may differ between ranks.
 
         Raises:
           TypeError: something in `local_variables` is no variable.
@@ -48,12 +47,12 @@ class BroadcastGlobalVariablesCallback(Callback):
         self._done = False
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Broadcasts what exists, unless an earlier `fit` has."""
+        """Broadcasts the variables, unless an earlier `fit` has."""
         if not self._done and self.model.built:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Broadcasts what exists only now."""
+        """Broadcasts variables that did not exist before the first step."""
         if not self._done:
             self._broadcast()
 

@@ -9,26 +9,26 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import ops
 from tfdist.horovod import optimizer as front
-from tfdist.keras.optimizers import agree_on_overflow_of_ranks
+from tfdist.job import process
+from tfdist.keras import repair_distributed_optimizers
 
-# Under which an optimizer of whatever class is saved: its own class is part of its config.
+# The name under which an optimizer of any class is saved: its own class is part of its config.
 _registered = keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
 
 
 @_registered
 class DistributedKerasOptimizer:
-    """What is put before a Keras 3 optimizer's class; see `DistributedOptimizer`."""
-
-    reduces_over_ranks = True
+    """Base class that precedes a Keras 3 optimizer's class; see `DistributedOptimizer`."""
 
     def apply(self, grads, trainable_variables=None) -> None:
-        """As the optimizer's, with the gradients of all ranks."""
+        """Applies the gradients of all ranks; arguments as the optimizer's."""
         grads = list(grads)
         given = None if trainable_variables is None else list(trainable_variables)
         if not self.built:
             if given is None:
-                super().apply(grads)  # which says what is missing
+                super().apply(grads)  # raises, and says what is missing
                 return
             with tf.init_scope():  # not in a branch of a tf.cond
                 self.build(given)
@@ -43,18 +43,29 @@ class DistributedKerasOptimizer:
         else:
             self._accumulator.add(grads, variables, apply)
 
+    def is_finite_on_all_ranks(self, finite: tf.Tensor) -> tf.Tensor:
+        """Whether the gradients of all ranks are finite; a `LossScaleOptimizer` asks.
+
+        Args:
+          finite: bool, whether those of this rank are.
+        """
+        if process.size() == 1:
+            return finite
+        overflows = tf.cast(tf.logical_not(finite), tf.int32)
+        return ops.all_reduce(overflows, label="loss-scale overflow check") == 0
+
     def register_local_var(self, variable: Any) -> None:
         """Makes a variable local to each rank: its gradients are not reduced."""
         self._reduction.local.register(variable)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` needs."""
+        """Returns the arguments of `from_config`."""
         plain = keras.optimizers.serialize(self._plain_class.from_config(super().get_config()))
         return {"optimizer": plain, **front.saved(self._options, self._reduction)}
 
     @classmethod
     def from_config(cls, config, custom_objects=None) -> keras.Optimizer:
-        """Makes the optimizer that was distributed, and distributes it."""
+        """Makes the plain optimizer and distributes it."""
         options = copy.deepcopy(config)  # Keras changes it
         plain = keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
         local = options.pop(front.LOCAL_VARIABLES, ())
@@ -67,9 +78,9 @@ def distribute(
     optimizer: keras.Optimizer, options: front.Options, name: str | None = None
 ) -> keras.Optimizer:
     """As `front.wrapped`, for an optimizer of Keras 3."""
-    agree_on_overflow_of_ranks()
+    repair_distributed_optimizers()
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # As `compile` does with mixed precision: the loss is scaled outside.
+        # As `compile` does with mixed precision: the outer optimizer scales the loss.
         distribute(optimizer.inner_optimizer, options, name)
         return optimizer
     front.refuse_distributed(optimizer, DistributedKerasOptimizer)
@@ -83,7 +94,7 @@ def distribute(
         "__class__": _distributed(type(optimizer)),
     }
     for attribute, value in state.items():
-        # Keras's own way of setting would look for variables to save.
+        # Keras's __setattr__ would look for variables to save.
         object.__setattr__(optimizer, attribute, value)
     return optimizer
 

@@ -1,7 +1,8 @@
 """Callbacks that set the learning rate, batch by batch.
 
 Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017: with N ranks the
-batch is N times larger, and so may the rate be, if it grows gradually in the first epochs.
+batch is N times larger, and the rate may be N times larger if it grows gradually in the first
+epochs.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.horovod.callback import Callback
 from tfdist.job import process
+from tfdist.keras.callback import Callback
 
 
 class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in some epochs.
 
-    With `momentum_correction` the momentum of SGD and RMSprop is scaled as the rate is. These keep
-    a sum of steps, which hold the rate of their time, so that a sudden change would act late (Goyal
-    et al., section 3).
+    With `momentum_correction` the momentum of SGD and RMSprop is scaled by the same factor as the
+    rate. The momentum is a sum of earlier steps, each made with the rate of its time, so that a
+    sudden change of the rate would act late (Goyal et al., section 3).
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class LearningRateScheduleCallback(Callback):
         Args:
           initial_lr: the rate that is multiplied.
           multiplier: a function of the epoch, from 0; or a number m, which stands for
-            `lambda epoch: m ** (epoch - start_epoch)`: each epoch's rate is m times the one before.
-            So Horovod has it since 0.20; before, the number was the function's value.
+            `lambda epoch: m ** (epoch - start_epoch)`: each epoch's rate is m times the one before,
+            as in Horovod since 0.20. Before 0.20 the number was the function's value.
           start_epoch: the first epoch, from 0, whose rate this sets.
           end_epoch: the first epoch after that; `None` means no end.
-          staircase: whether to set it once an epoch. Otherwise before every batch, and the function
-            gets parts of epochs: 2.5 in the middle of the third.
+          staircase: set the rate once an epoch. Otherwise it is set before every batch, and the
+            function gets fractions of epochs: 2.5 in the middle of the third.
           momentum_correction: see above.
-          steps_per_epoch: batches in an epoch; `None` where `fit` knows.
+          steps_per_epoch: batches in an epoch; `None` if `fit` knows.
 
         Raises:
           TypeError: the multiplier is neither.
@@ -68,18 +69,18 @@ class LearningRateScheduleCallback(Callback):
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Sets the rate, if it is to once an epoch."""
+        """Sets the rate if `staircase`."""
         self._epoch = epoch
         if self._staircase and self._start_epoch <= epoch < self._end_epoch:
             self._set(self._multiplier(epoch))
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        """Sets the rate, if it is to before every batch."""
+        """Sets the rate unless `staircase`."""
         if not self._staircase and self._start_epoch <= self._epoch < self._end_epoch:
             self._set(self._multiplier(self._epoch + batch / self._steps()))
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Reports the rate."""
+        """Adds the rate to the logs."""
         if logs is not None:
             logs["learning_rate"] = self._rate()
 
@@ -104,10 +105,10 @@ class LearningRateScheduleCallback(Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Lets the rate grow from `initial_lr / tfdist.size()` to `initial_lr` in the first epochs.
+    """Raises the rate from `initial_lr / tfdist.size()` to `initial_lr` in the first epochs.
 
-    It grows by the same amount before every batch, and has come to `initial_lr` with the last batch
-    of the warm-up. Afterwards it is left alone.
+    The rate grows by the same amount before every batch and reaches `initial_lr` with the last
+    batch of the warm-up. Afterwards this callback leaves it unchanged.
 
     Example:
       tfdist.callbacks.LearningRateWarmupCallback(0.1 * tfdist.size(), warmup_epochs=3)
@@ -125,15 +126,15 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
         Args:
           initial_lr: the rate after the warm-up: that of one rank times `tfdist.size()`.
-          warmup_epochs: how many epochs it takes.
+          warmup_epochs: the number of epochs of the warm-up.
           momentum_correction: see `LearningRateScheduleCallback`.
           steps_per_epoch: batches in an epoch; `None` where `fit` knows.
-          verbose: whether rank 0 prints a line at the end of the warm-up.
+          verbose: 1: rank 0 prints a line at the end of the warm-up; 0: it does not.
         """
         ranks = process.size()
 
         def share(epoch: float) -> float:
-            done = (epoch + 1 / self._steps()) / warmup_epochs  # with this batch
+            done = (epoch + 1 / self._steps()) / warmup_epochs  # this batch included
             return (1 + (ranks - 1) * done) / ranks
 
         super().__init__(
@@ -147,7 +148,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Reports the rate."""
+        """Adds the rate to the logs."""
         super().on_epoch_end(epoch, logs)
         if self._verbose and epoch + 1 == self._end_epoch and process.rank() == 0:
             print(f"epoch {epoch + 1}: the learning rate has come to {self._rate():g}")

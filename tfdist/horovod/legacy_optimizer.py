@@ -1,4 +1,4 @@
-"""The distributed optimizer for tf_keras, whose optimizers have a step for gradients of others."""
+"""The distributed optimizer for tf_keras, whose optimizers have a method that reduces gradients."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ _registered = tf_keras.saving.register_keras_serializable("tfdist", "Distributed
 
 @_registered
 class DistributedLegacyOptimizer:
-    """What is put before a tf_keras optimizer's class; see `DistributedOptimizer`."""
+    """Base class that precedes a tf_keras optimizer's class; see `DistributedOptimizer`."""
 
     def aggregate_gradients(self, grads_and_vars):
-        """Gives the gradients of all ranks; a LossScaleOptimizer calls it before it looks."""
+        """Reduces over all ranks; a LossScaleOptimizer calls it before it checks for overflow."""
         gradients, variables = zip(*grads_and_vars, strict=True)
         return list(zip(self._reduction(gradients, variables), variables, strict=True))
 
-    _aggregate_gradients = (
-        aggregate_gradients  # as optimizers of tf_keras.optimizers.legacy call it
-    )
+    # The name that optimizers of tf_keras.optimizers.legacy call.
+    _aggregate_gradients = aggregate_gradients
 
     def apply_gradients(self, grads_and_vars, *arguments, **options):
-        """As the optimizer's; with several passes for each step, in the last of them."""
+        """As the optimizer's; with several passes per step, applies in the last one."""
         plain = super().apply_gradients
         if self._accumulator is None:
             return plain(grads_and_vars, *arguments, **options)
@@ -48,17 +47,17 @@ class DistributedLegacyOptimizer:
         self._reduction.local.register(variable)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` needs."""
+        """Returns the arguments of `from_config`."""
         config = super().get_config()
         plain = tf_keras.optimizers.serialize(self._plain_class.from_config(dict(config)))
-        # By this tf_keras knows how to read the rest.
+        # tf_keras reads this to know the form of the rest.
         legacy = config.get("is_legacy_optimizer", True)
         options = front.saved(self._options, self._reduction)
         return {"optimizer": plain, "is_legacy_optimizer": legacy, **options}
 
     @classmethod
     def from_config(cls, config, custom_objects=None) -> Any:
-        """Makes the optimizer that was distributed, and distributes it."""
+        """Makes the plain optimizer and distributes it."""
         options = copy.deepcopy(config)  # tf_keras changes it
         options.pop("is_legacy_optimizer")
         plain = tf_keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
@@ -73,7 +72,7 @@ def distribute(optimizer: Any, options: front.Options, name: str | None = None) 
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer):
         if options.backward_passes_per_step > 1:
             raise ValueError(
-                f"{front.ASKED}: expected backward_passes_per_step=1 with tf_keras's "
+                f"{front.API_NAME}: expected backward_passes_per_step=1 with tf_keras's "
                 f"LossScaleOptimizer, received {options.backward_passes_per_step}: it looks at the "
                 "gradients of all ranks in every pass"
             )

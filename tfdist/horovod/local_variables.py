@@ -1,11 +1,11 @@
 """Variables that belong to one rank: their gradients are not reduced.
 
-For parts of a model that differ between ranks, such as the tables of embeddings that each rank
-holds for all: the rows that others look up travel by `all_to_all`, and so do their gradients.
+For parts of a model that differ between ranks, such as embedding tables that each rank holds for
+all ranks: rows and their gradients travel by `all_to_all`.
 
-The loss of a step is the mean of what N ranks compute. The gradient of a shared variable is the
-mean of N gradients, and that of a local variable, which holds what all ranks made of it, has to be
-divided by N too: `scale_local_gradients`.
+The loss of a step is the mean of N ranks' losses. The gradient of a shared variable is the mean of
+N gradients. The gradient of a local variable contains the contributions of all ranks and therefore
+has to be divided by N too: `scale_local_gradients`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ import tensorflow as tf
 
 
 class LocalVariables:
-    """Which variables are local, and what becomes of their gradients.
+    """The set of local variables, and the scaling of their gradients.
 
     Args:
-      asked: what the user called, for messages.
-      scale: whether their gradients are divided by the number of ranks.
+      api_name: the name of the function that the user called, for messages.
+      scale: divide their gradients by the number of ranks.
     """
 
-    def __init__(self, asked: str, scale: bool = True) -> None:
+    def __init__(self, api_name: str, scale: bool = True) -> None:
         if not isinstance(scale, bool):
             raise TypeError(
-                f"{asked}: expected scale_local_gradients to be True or False, received {scale!r}"
+                f"{api_name}: expected scale_local_gradients to be True or False, received "
+                f"{scale!r}"
             )
-        self._asked = asked
+        self._api_name = api_name
         self._scale = scale
         self._variables: dict[Any, Any] = {}
         self._layers: list[Any] = []
@@ -44,11 +45,14 @@ class LocalVariables:
         self._variables[self._identity(variable)] = variable
 
     def register_layers(self, layers: Sequence[Any]) -> None:
-        """Makes all trainable weights of layers local, also those that are not made yet."""
+        """Makes all trainable weights of layers local, including those of layers not yet built."""
         self._layers.extend(layers)
 
     def expect(self, names: Iterable[str]) -> None:
-        """Names the variables that were local when an optimizer was saved: register them again."""
+        """Gives the names of variables that were local when an optimizer was saved.
+
+        They have to be registered again.
+        """
         self._saved = tuple(names)
 
     def names(self) -> list[str]:
@@ -66,7 +70,7 @@ class LocalVariables:
         # Counted, not compared by name: Keras gives some variables another path when it loads them.
         if len(local) < len(self._saved):
             raise ValueError(
-                f"{self._asked}: expected register_local_var to be called, before training goes "
+                f"{self._api_name}: expected register_local_var to be called, before training goes "
                 f"on, for the {len(self._saved)} variables that were local to each rank when this "
                 f"optimizer was saved, {', '.join(self._saved)}; received {len(local)}"
             )
@@ -75,7 +79,7 @@ class LocalVariables:
         return {i for i, source in enumerate(sources) if self._identity(source) in local}
 
     def keep(self, gradient: Any, ranks: int) -> Any:
-        """Returns what this rank applies of the gradient of a local variable."""
+        """Returns the gradient that this rank applies to a local variable."""
         if gradient is None or not self._scale:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
@@ -90,18 +94,18 @@ class LocalVariables:
         variable = variable_of(source)
         if variable is None and not isinstance(source, tf.Tensor):
             raise TypeError(
-                f"{self._asked}: expected a variable for a local one, received {source!r}"
+                f"{self._api_name}: expected a variable for a local one, received {source!r}"
             )
         return (source if variable is None else variable).ref()
 
 
 def variable_of(source: Any) -> tf.Variable | None:
-    """TensorFlow's variable behind a Keras variable; None for what is no variable."""
+    """The `tf.Variable` of a Keras variable, or `source` itself; `None` if it is neither."""
     source = source if isinstance(source, tf.Variable) else getattr(source, "value", None)
     return source if isinstance(source, tf.Variable) else None
 
 
-def check_layers(local_layers: Any, asked: str) -> list[Any]:
+def check_layers(local_layers: Any, api_name: str) -> list[Any]:
     """Returns one layer or several as a list.
 
     Raises:
@@ -112,7 +116,7 @@ def check_layers(local_layers: Any, asked: str) -> list[Any]:
     layers = list(local_layers) if isinstance(local_layers, Iterable) else [local_layers]
     for layer in layers:
         if not hasattr(layer, "trainable_weights"):
-            raise TypeError(f"{asked}: expected layers as local_layers, received {layer!r}")
+            raise TypeError(f"{api_name}: expected layers as local_layers, received {layer!r}")
     return layers
 
 

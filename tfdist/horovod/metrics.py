@@ -1,4 +1,4 @@
-"""The callback that averages what ranks have measured."""
+"""The callback that averages metrics over the ranks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.horovod.callback import Callback
 from tfdist.job import process
+from tfdist.keras.callback import Callback
 
 
 class MetricAverageCallback(Callback):
     """Replaces an epoch's metrics by their mean over all ranks.
 
-    Every rank counts the same, however many examples it has seen. Callbacks that read metrics, such
-    as `ReduceLROnPlateau` and `ModelCheckpoint`, come after this one in the list, so that all ranks
-    draw the same conclusions from the same numbers.
+    Every rank has the same weight, regardless of the number of examples it has seen. Callbacks that
+    read metrics, such as `ReduceLROnPlateau` and `ModelCheckpoint`, come after this one in the
+    list, so that they decide by the same numbers on all ranks.
 
     Example:
       model.fit(data, callbacks=[tfdist.callbacks.MetricAverageCallback(), *others])

@@ -12,14 +12,14 @@ from tfdist.horovod.accumulation import Accumulator
 from tfdist.horovod.reduction import Reduction, refuse_strategy
 from tfdist.job import process
 
-ASKED = "tfdist.DistributedOptimizer"
+API_NAME = "tfdist.DistributedOptimizer"
 # In the config of an optimizer that has local variables: their names.
 LOCAL_VARIABLES = "local_variables"
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a distributed optimizer differs from the one that it was: what is saved with a model."""
+    """The options of a distributed optimizer, which are saved with a model."""
 
     gradient_reduction: str = "mean"
     backward_passes_per_step: int = 1
@@ -31,7 +31,7 @@ class Options:
         passes = self.backward_passes_per_step
         if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
             raise ValueError(
-                f"{ASKED}: expected backward_passes_per_step to be a whole number, 1 or more, "
+                f"{API_NAME}: expected backward_passes_per_step to be a whole number, 1 or more, "
                 f"received {passes!r}"
             )
         object.__setattr__(self, "compression", method_of(self.compression))
@@ -46,7 +46,7 @@ class Options:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Options:
-        """Makes the options whose `get_config` it was."""
+        """Makes options from the result of `get_config`."""
         chosen = config.get("compression")
         if isinstance(chosen, dict):
             arguments = dict(chosen)
@@ -55,20 +55,22 @@ class Options:
         return cls(**config)
 
     def reduction(self) -> Reduction:
-        """What is done to gradients."""
+        """Makes the reduction of gradients."""
         return Reduction(
-            ASKED, self.gradient_reduction, self.compression, self.scale_local_gradients
+            API_NAME, self.gradient_reduction, self.compression, self.scale_local_gradients
         )
 
     def accumulator(self) -> Accumulator | None:
-        """Where gradients are summed before; None if each travels at once."""
+        """Makes the accumulator of several passes; `None` with one pass per step."""
         if self.backward_passes_per_step == 1:
             return None
-        return Accumulator(ASKED, self.backward_passes_per_step, self.average_aggregated_gradients)
+        return Accumulator(
+            API_NAME, self.backward_passes_per_step, self.average_aggregated_gradients
+        )
 
 
 def saved(options: Options, reduction: Reduction) -> dict[str, Any]:
-    """What the config of a distributed optimizer has beside the plain one."""
+    """The entries that a distributed optimizer adds to the plain one's config."""
     names = reduction.local.names()
     return options.get_config() | ({LOCAL_VARIABLES: names} if names else {})
 
@@ -84,28 +86,27 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
 ) -> Any:
     """Makes an optimizer apply the mean, or the sum, of the gradients of all ranks.
 
-    For Keras's `fit` and for loops of the user's own, without a strategy: every rank calls
-    `apply_gradients` with gradients of its own batch, and all apply the same. Clipping, weight
-    decay and whatever else the optimizer does come after the reduction. With a `LossScaleOptimizer`
-    all ranks leave a step out when one of them has to.
+    For Keras's `fit` and for custom loops, without a strategy: every rank calls `apply_gradients`
+    with gradients of its own batch, and all apply the same. Clipping, weight decay and everything
+    else that the optimizer does come after the reduction. With a `LossScaleOptimizer` all ranks
+    skip a step if one of them has to.
 
-    With `backward_passes_per_step=n` gradients are added up on each rank, and reduced and applied
-    in every n-th call only; nothing is sent in between. `optimizer.iterations` counts steps, not
-    calls. What has been added up is not saved with a model.
+    With `backward_passes_per_step=n` gradients are accumulated on each rank, and reduced and
+    applied in every n-th call; nothing is sent in between. `optimizer.iterations` counts steps, not
+    calls. Accumulated gradients are not saved with a model.
 
     Args:
-      optimizer: of Keras 3 or tf_keras. It becomes the distributed one itself, with its state, and
-        stays an instance of its class.
+      optimizer: of Keras 3 or tf_keras. It becomes distributed itself, keeps its state, and stays
+        an instance of its class.
       gradient_reduction: "mean" or "sum" over the ranks. The mean fits losses that are means over a
         rank's batch.
-      backward_passes_per_step: how many calls make one step.
-      average_aggregated_gradients: whether the gradients of these calls are averaged, instead of
-        added.
+      backward_passes_per_step: the number of calls per step.
+      average_aggregated_gradients: average the gradients of these calls instead of adding them.
       compression: how gradients travel: "fp16", "bf16", "topk", "powersgd", a method of
-        `tfdist.compression` or one of `tfdist.Compression`; `None` means as they are.
+        `tfdist.compression` or one of `tfdist.Compression`; `None` means uncompressed.
       name: the optimizer's new name.
-      scale_local_gradients: whether gradients of local variables are divided by the number of
-        ranks, as those that are averaged.
+      scale_local_gradients: divide gradients of local variables by the number of ranks, as those
+        that are averaged.
 
     Returns:
       The optimizer. Its method `register_local_var(variable)` makes a variable local to each rank:
@@ -115,7 +116,7 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
       ValueError: it is distributed already; it is used with a strategy, which reduces gradients
         itself; or an argument is none of the above.
       TypeError: it is no optimizer; or `scale_local_gradients` is no bool.
-      tfdist.errors.NotInitializedError: `tfdist.init()` comes first.
+      tfdist.errors.NotInitializedError: called before `tfdist.init()`.
 
     Example:
 
@@ -132,14 +133,14 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
         compression,
         scale_local_gradients,
     )
-    process.cluster(ASKED)
-    refuse_strategy(ASKED)
+    process.cluster(API_NAME)
+    refuse_strategy(API_NAME)
     return wrapped(optimizer, options, name)
 
 
 def wrapped(optimizer: Any, options: Options, name: str | None = None) -> Any:
-    """Does what `DistributedOptimizer` does, also before this process knows its job."""
-    # Either Keras takes seconds to import, and a script uses one of them.
+    """As `DistributedOptimizer`, and also before this process knows its job."""
+    # Each Keras takes seconds to import, and a script uses one of them.
     package = _keras_of(optimizer)
     if package == "keras":
         from tfdist.horovod import keras_optimizer as front_end
@@ -147,20 +148,16 @@ def wrapped(optimizer: Any, options: Options, name: str | None = None) -> Any:
         from tfdist.horovod import legacy_optimizer as front_end
     else:
         raise TypeError(
-            f"{ASKED}: expected an optimizer of Keras 3 or tf_keras, received {optimizer!r}"
+            f"{API_NAME}: expected an optimizer of Keras 3 or tf_keras, received {optimizer!r}"
         )
     return front_end.distribute(optimizer, options, name)
 
 
 def refuse_distributed(optimizer: Any, mixin: type) -> None:
-    """Refuses an optimizer that is distributed already.
-
-    Raises:
-      ValueError: it is.
-    """
+    """Raises ValueError if an optimizer is distributed already."""
     if isinstance(optimizer, mixin):
         raise ValueError(
-            f"{ASKED}: this {type(optimizer).__name__} is one already, and would reduce twice"
+            f"{API_NAME}: this {type(optimizer).__name__} is one already, and would reduce twice"
         )
 
 
@@ -169,15 +166,15 @@ def load_model(
     custom_objects: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Loads a model of Keras 3 so that its training goes on, on all ranks.
+    """Loads a model of Keras 3 to continue its training on all ranks.
 
-    Give all ranks the file, or broadcast the variables of the one that had it. A model that was
+    Give all ranks the file, or broadcast the variables of the rank that has it. A model that was
     compiled with a `DistributedOptimizer` keeps it; any other gets one.
 
     Args:
       filepath: a ".keras" file.
       custom_objects: as for `keras.models.load_model`.
-      **options: as for `DistributedOptimizer`, for an optimizer that is none yet.
+      **options: as for `DistributedOptimizer`, for an optimizer that is not distributed yet.
 
     Returns:
       The model, compiled if it was.

@@ -1,4 +1,4 @@
-"""Data-parallel training of a model that has layers of each rank's own."""
+"""Training of a model some of whose layers belong to one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def PartialDistributedOptimizer(  # noqa: N802, a class to its users
 ) -> Any:
     """Makes an optimizer apply the gradients of all ranks, except to some layers.
 
-    For models of which each rank holds a part alone, such as a table of embeddings. Gradients of
+    For models in which each rank holds a part of its own, such as an embedding table. Gradients of
     these layers stay on their rank, divided by the number of ranks unless
     `scale_local_gradients=False`.
 

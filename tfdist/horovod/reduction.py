@@ -1,4 +1,4 @@
-"""How the gradients of one rank become those of all."""
+"""Reduces gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from tfdist.job import process
 
 
 class Reduction:
-    """What is done to the gradients of all ranks.
+    """Reduces the gradients of one optimizer or tape over all ranks.
 
     Args:
-      asked: what the user called, for messages.
+      api_name: the name of the function that the user called, for messages.
       op: "mean" or "sum".
-      compression: as for `tfdist.CommunicationOptions`; or what it makes, which keeps what is not
-        sent for the next step.
-      scale_local_gradients: whether gradients of local variables are divided by the number of
-        ranks.
+      compression: as for `tfdist.CommunicationOptions`; or a `Compressor`, which keeps values that
+        it did not send for the next step.
+      scale_local_gradients: divide gradients of local variables by the number of ranks.
 
     Attributes:
       local: the variables whose gradients stay on this rank.
@@ -34,20 +33,20 @@ class Reduction:
 
     def __init__(
         self,
-        asked: str,
+        api_name: str,
         op: str = "mean",
         compression: Any = None,
         scale_local_gradients: bool = True,
     ) -> None:
         if op not in ("mean", "sum"):
             raise ValueError(
-                f'{asked}: expected gradient_reduction to be "mean" or "sum", received {op!r}'
+                f'{api_name}: expected gradient_reduction to be "mean" or "sum", received {op!r}'
             )
-        self._asked = asked
+        self._api_name = api_name
         self._op = op
         made = compression is None or isinstance(compression, Compressor)
         self._compressor: Compressor | None = compression if made else compressor(compression)
-        self.local = LocalVariables(asked, scale_local_gradients)
+        self.local = LocalVariables(api_name, scale_local_gradients)
 
     def __call__(self, gradients: Sequence, variables: Sequence) -> list:
         """Reduces over the ranks of this process's job.
@@ -55,11 +54,11 @@ class Reduction:
         Args:
           gradients: tensors, `tf.IndexedSlices` or None, alike on every rank but for the rows of
             slices. Those that are None stay so.
-          variables: what they are gradients of.
+          variables: the variable of each gradient.
 
         Returns:
-          As many, the same on every rank; of slices each row once. Those of local variables are
-          this rank's own. Alone: what came.
+          A list of the same length, equal on every rank; slices have each row once. Gradients of
+          local variables are this rank's own. With one rank: the gradients as they were given.
 
         Raises:
           ValueError: a strategy would reduce them too; or local variables of a saved optimizer
@@ -67,9 +66,9 @@ class Reduction:
           tfdist.errors.NotInitializedError: this process belongs to no job.
           tf.errors.OpError: as `tfdist.ops.all_reduce`.
         """
-        refuse_strategy(self._asked)
+        refuse_strategy(self._api_name)
         gradients = list(gradients)
-        ranks = process.cluster(self._asked).world_size
+        ranks = process.cluster(self._api_name).world_size
         if ranks == 1:
             return gradients
         local = self.local.positions(variables)
@@ -78,7 +77,7 @@ class Reduction:
         present = [i for i, g in enumerate(gradients) if g is not None and i not in local]
         reduced = ops.fused_all_reduce(
             [gradients[i] for i in present],
-            process.communicator(self._asked),
+            process.communicator(self._api_name),
             self._op,
             compressor=self._compressor,
             variables=[variable_of(variables[i]) for i in present],
@@ -88,16 +87,16 @@ class Reduction:
         return gradients
 
 
-def refuse_strategy(asked: str) -> None:
-    """Refuses to work where a strategy reduces gradients or statistics already.
+def refuse_strategy(api_name: str) -> None:
+    """Raises an error where a strategy already reduces gradients or statistics.
 
     Raises:
-      ValueError: it is called in the scope of a strategy, or in a step that one runs.
+      ValueError: called in the scope of a strategy, or in a step that a strategy runs.
     """
     if tf.distribute.has_strategy():
         name = type(tf.distribute.get_strategy()).__name__
         raise ValueError(
-            f"{asked}: expected no tf.distribute strategy, but this is in the scope of {name}, "
+            f"{api_name}: expected no tf.distribute strategy, but this is in the scope of {name}, "
             "which reduces over its replicas itself, so that it would be done twice: use one of "
             "the two"
         )

@@ -1,7 +1,7 @@
-"""What an optimizer holds for one variable, such as its momentum.
+"""The slot variables of an optimizer, such as the momentum of a variable.
 
-No Keras has a public way to ask for it. All but tf_keras.optimizers.legacy keep lists, which have
-what belongs to a variable at the variable's position.
+Neither Keras has a public API for them. All optimizers but tf_keras.optimizers.legacy keep lists of
+slots, in which a variable's slot is at the variable's index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def slots_of(optimizer: Any, variable: Any) -> list:
 
     Args:
       optimizer: of Keras 3 or tf_keras, built.
-      variable: one that it updates; another one has no slots.
+      variable: any; a variable that the optimizer does not update has no slots.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     by_variable = getattr(optimizer, "_slots", None)
@@ -49,7 +49,7 @@ def slots_of(optimizer: Any, variable: Any) -> list:
 
 
 def _position(optimizer: Any, variable: Any) -> tuple[int | None, int]:
-    """Where the optimizer's lists have what belongs to a variable, and how long they are."""
+    """The index of a variable's slots in the optimizer's lists, and the length of these lists."""
     if hasattr(optimizer, "_index_dict"):  # tf_keras
         positions = optimizer._index_dict
         return positions.get(optimizer._var_key(variable)), len(positions)

@@ -1,4 +1,4 @@
-"""A gradient tape whose gradients are those of all ranks."""
+"""A gradient tape that reduces gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tfdist.horovod.reduction import Reduction
 class DistributedGradientTape:
     """Wraps a `tf.GradientTape`: `gradient` returns the mean or sum over all ranks.
 
-    Everything else is the tape's own; `jacobian` and `batch_jacobian` are of this rank alone. Where
-    the optimizer is a `tfdist.DistributedOptimizer` take an ordinary tape.
+    All other methods are the tape's own; `jacobian` and `batch_jacobian` are of this rank alone.
+    With a `tfdist.DistributedOptimizer` use an ordinary tape.
 
     Args:
-      tape: the tape, which has recorded or will.
+      tape: the tape, before or after it has recorded.
       gradient_reduction: "mean" or "sum". The mean fits losses that are means over a rank's batch.
-      compression: how gradients travel: "fp16", "bf16" or `None`, which means as they are. Other
-        methods keep something for the next step, and tapes live for one: give them the same
+      compression: how gradients travel: "fp16", "bf16" or `None`, which means uncompressed. Other
+        methods keep state for the next step, and a tape lives for one step: give all tapes the same
         `tfdist.compression.compressor("topk")`.
-      scale_local_gradients: whether gradients of local variables are divided by the number of
-        ranks, as those that are averaged.
+      scale_local_gradients: divide gradients of local variables by the number of ranks, as those
+        that are averaged.
 
     Raises:
       ValueError: another `gradient_reduction` or `compression`; or a strategy is in use, which
@@ -48,21 +48,23 @@ class DistributedGradientTape:
         compression: str | Compression | Compressor | type | None = None,
         scale_local_gradients: bool = True,
     ) -> None:
-        asked = "tfdist.DistributedGradientTape"
+        api_name = "tfdist.DistributedGradientTape"
         if not isinstance(compression, Compressor):
             compression = method_of(compression)
             if isinstance(compression, TopK | PowerSGD):
                 raise ValueError(
-                    f"{asked}: expected something that outlives the tape, such as "
+                    f"{api_name}: expected something that outlives the tape, such as "
                     f"tfdist.compression.compressor({compression}), received {compression}, which "
                     "keeps what it has not sent for the next step"
                 )
         if isinstance(tape, DistributedGradientTape):
-            raise ValueError(f"{asked}: this tape is one already, and would reduce twice")
+            raise ValueError(f"{api_name}: this tape is one already, and would reduce twice")
         if not isinstance(tape, tf.GradientTape):
-            raise TypeError(f"{asked}: expected a tf.GradientTape, received {tape!r}")
+            raise TypeError(f"{api_name}: expected a tf.GradientTape, received {tape!r}")
         self._tape = tape
-        self._reduction = Reduction(asked, gradient_reduction, compression, scale_local_gradients)
+        self._reduction = Reduction(
+            api_name, gradient_reduction, compression, scale_local_gradients
+        )
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
@@ -83,12 +85,12 @@ class DistributedGradientTape:
           variable: of TensorFlow or Keras, or a tensor that is a source of `gradient`.
 
         Raises:
-          TypeError: something else.
+          TypeError: it is neither.
         """
         self._reduction.local.register(variable)
 
     def register_local_source(self, source: Any) -> None:
-        """As `register_local_var`, by the name that it has on Horovod's tape."""
+        """Same as `register_local_var`: the name of the method of Horovod's tape."""
         self.register_local_var(source)
 
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
@@ -101,9 +103,9 @@ class DistributedGradientTape:
           **options: likewise.
 
         Returns:
-          The structure of `sources`, with the same values on every rank, but for local variables.
-          What is unconnected to the target is None. Gradients of embeddings are `tf.IndexedSlices`,
-          each row once.
+          The structure of `sources`, with the same values on every rank except for local variables.
+          The gradient of an unconnected source is None. Gradients of embeddings are
+          `tf.IndexedSlices`, each row once.
 
         Raises:
           tf.errors.OpError: as `tfdist.ops.all_reduce`.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
-from tfdist.keras import compilation
+from tfdist.keras import keep_ops_from_xla
 
 
 def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -> Cluster:
@@ -40,7 +40,7 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     print(cluster.task_name, "of", cluster.world_size)
     ```
     """
-    return start(cluster, checkpoint_dir, compilation.keep_ops_from_xla)
+    return start(cluster, checkpoint_dir, keep_ops_from_xla)
 
 
 def start(

@@ -1,9 +1,15 @@
-"""Every repair of Keras lives here: what is wrong upstream, and what we put in its place.
+"""How tfdist changes Keras: repairs of upstream defects, and hooks of its own.
 
-Repairs are applied when one of our strategies is made (that of `compilation` by `tfdist.init()`),
-never by an import, and each only once. Each has a test that fails once Keras no longer needs it
-(test_keras_repairs.py for several workers, tests/devices/test_repairs.py for several
-devices).
+| File or folder | Holds |
+|---|---|
+| `registry.py` | the list of all changes, and the one place that installs them |
+| `repairs/` | corrections of Keras and TensorFlow, which expire (docs/keras_repairs.md) |
+| `hooks/` | product code: tables' gradients, parameter servers, metrics of an epoch, and more |
+| `workers.py` | what both ask about strategies and variables |
+| `callback.py` | the base class of tfdist's callbacks |
+
+Nothing is changed by an import. Making one of our strategies installs what strategies need;
+`tfdist.init()` and `tfdist.DistributedOptimizer` install less, since Keras needs less there.
 """
 
 from __future__ import annotations
@@ -16,17 +22,53 @@ import sys
 from tfdist._version import MAX_KERAS, MIN_KERAS
 from tfdist.config.settings import allows_untested_keras
 from tfdist.errors import UnsupportedKerasError
+from tfdist.keras import registry
 
 _log = logging.getLogger("tfdist")
+
+_REPAIRS = "tfdist.keras.repairs"
+_HOOKS = "tfdist.keras.hooks"
+
+# In the order of installation. Where several replace one function the last is the outermost.
+# Repairs come first, so that hooks see a Keras without defects.
+FOR_STRATEGIES = (
+    f"{_REPAIRS}.training",
+    f"{_REPAIRS}.variables",
+    f"{_REPAIRS}.layers",
+    f"{_REPAIRS}.overflow",
+    f"{_REPAIRS}.optimizers",
+    f"{_REPAIRS}.callbacks",
+    f"{_HOOKS}.shuffling",
+    f"{_HOOKS}.server_optimizers",
+    f"{_HOOKS}.table_gradients",
+    f"{_HOOKS}.clipping",
+    f"{_HOOKS}.saving",
+    f"{_HOOKS}.variable_roles",
+    f"{_HOOKS}.server_training",
+    f"{_HOOKS}.epoch_metrics",
+)
+# Of tf_keras, where a process uses it.
+TABLES_OF_TF_KERAS = (f"{_HOOKS}.tf_keras_tables",)
+FOR_TF_KERAS = (*TABLES_OF_TF_KERAS, f"{_HOOKS}.tf_keras_training")
+# Where there is no strategy.
+FOR_INIT = (f"{_REPAIRS}.compilation",)
+FOR_DISTRIBUTED_OPTIMIZERS = (f"{_REPAIRS}.overflow",)
+# Of a Keras 3 that is too old for the others.
+FOR_OLD_RELEASES = (f"{_HOOKS}.refusal",)
+ALL = tuple(dict.fromkeys((*FOR_STRATEGIES, *FOR_TF_KERAS, *FOR_INIT, *FOR_OLD_RELEASES)))
+
+# Packages above this one. They are imported by name so that `load_model` knows their layers.
+_LAYERS = ("tfdist.embedding.layer", "tfdist.horovod.batch_normalization")
+_LAYERS_OF_TF_KERAS = ("tfdist.embedding.legacy_layer",)
 
 
 @functools.cache
 def apply_repairs() -> None:
-    """Repairs the installed Keras 3 where our strategies need it; later calls do nothing.
+    """Installs all repairs and hooks that strategies need; later calls do nothing.
 
     Raises:
       UnsupportedKerasError: Keras is newer than the newest tested release, and
-        `TFDIST_ALLOW_UNTESTED_KERAS` is not 1.
+        `TFDIST_ALLOW_UNTESTED_KERAS` is not 1; or a function to be replaced is not as expected.
     """
     import keras
 
@@ -35,12 +77,10 @@ def apply_repairs() -> None:
         return
     tested = "{}.{} to {}.{}".format(*MIN_KERAS, *MAX_KERAS)
     if version < MIN_KERAS:
-        from tfdist.keras import refusal
-
         _log.warning(
             "tfdist repairs Keras %s; Keras %s is left as it is", tested, keras.__version__
         )
-        refusal.refuse_to_compile(".".join(map(str, MIN_KERAS)))
+        registry.install(*FOR_OLD_RELEASES)
         return
     if version > MAX_KERAS:
         if not allows_untested_keras():
@@ -57,59 +97,25 @@ def apply_repairs() -> None:
             tested,
             keras.__version__,
         )
-    # Not above: these import Keras, and a bare import of tfdist must not.
-    from tfdist.keras import (
-        callbacks,
-        clipping,
-        epoch_metrics,
-        layers,
-        legacy_tables,
-        legacy_training,
-        optimizers,
-        saving,
-        server_optimizers,
-        servers,
-        shuffling,
-        table_gradients,
-        training,
-        variables,
-    )
-
-    if version == (3, 8):
-        training.take_datasets_from_functions()
-    training.build_from_local_batch()
-    shuffling.shuffle_alike()
-    training.log_metrics_of_all_replicas()
-    training.copy_what_python_yields()
-    training.predict_on_batch_once()
-    variables.tell_how_replicas_agree()
-    layers.average_moving_statistics()
-    layers.keep_statistics_of_no_rows()
-    optimizers.agree_on_overflow()
-    optimizers.branch_before_replicas()
-    optimizers.accumulate_all_gradients()
-    optimizers.refuse_variables_of_no_strategy()
-    optimizers.tell_whose_gradients_are_reduced()
-    server_optimizers.update_on_servers()
-    table_gradients.send_rows_to_servers()
-    clipping.clip_sums()
-    legacy_tables.send_rows_to_servers()
-    saving.export_rows()
-    saving.refuse_whole_hdf5()
-    legacy_training.count_own_batches()
-    servers.tell_paths()
-    servers.accumulate_own_steps()
-    servers.wait_for_final_averages()
-    servers.share_training_data_only()
-    epoch_metrics.log_metrics_of_all_workers()
-    callbacks.checkpoint_on_chief()
-    callbacks.back_up_on_chief()
-    _register_layers()
+    uses_tf_keras = "tf_keras" in sys.modules
+    registry.install(*FOR_STRATEGIES, *(FOR_TF_KERAS if uses_tf_keras else ()))
+    for module in (*_LAYERS, *(_LAYERS_OF_TF_KERAS if uses_tf_keras else ())):
+        importlib.import_module(module)
 
 
-def _register_layers() -> None:
-    """Makes tfdist's layers known to `load_model`, which needs a strategy to make them anyway."""
-    importlib.import_module("tfdist.embedding.layer")
-    importlib.import_module("tfdist.horovod.batch_normalization")
-    if "tf_keras" in sys.modules:
-        importlib.import_module("tfdist.layers.legacy")
+def repair_tables_of_tf_keras() -> None:
+    """Makes tf_keras's optimizers send the rows of tables to the servers."""
+    registry.install(*TABLES_OF_TF_KERAS)
+
+
+def repair_distributed_optimizers() -> None:
+    """Repairs what `tfdist.DistributedOptimizer` needs of Keras 3."""
+    registry.install(*FOR_DISTRIBUTED_OPTIMIZERS)
+
+
+def keep_ops_from_xla() -> None:
+    """Keeps Keras 3 from compiling tfdist's ops with XLA, if it has been imported."""
+    keras = sys.modules.get("keras")
+    if keras is not None and keras.__version__[0] == "3":
+        if keras.backend.backend() == "tensorflow":
+            registry.install(*FOR_INIT)

@@ -1,20 +1,26 @@
-"""What the repairs ask about strategies and workers."""
+"""What the repairs and hooks ask about strategies, variables and workers.
+
+`tfdist.strategies` imports this package, so nothing here imports it. Its classes answer by their
+attributes: `StrategyBase.is_of_tfdist`, `ServerVariable.is_on_servers` and
+`TableVariable.stands_for_table`. The class is asked, not the object: a distributed variable passes
+an unknown attribute on to a value that it may have to reduce first.
+"""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.strategies._base import StrategyBase
 
 _log = logging.getLogger("tfdist")
 
 
 def is_ours(strategy) -> bool:
     """Whether `strategy` is one of tfdist's."""
-    return isinstance(strategy, StrategyBase)
+    return getattr(type(strategy), "is_of_tfdist", False)
 
 
 def trains_on_servers(strategy) -> bool:
@@ -28,48 +34,40 @@ def has_peers(strategy) -> bool:
 
 
 def has_copies(strategy) -> bool:
-    """As `has_peers`, where a replica's state is its own until the strategy reduces it.
+    """Whether `strategy` has peers whose state is their own until the strategy reduces it.
 
-    With parameter servers it is each worker's own for good, or shared.
+    With parameter servers state is shared, or each worker's own for good.
     """
     return has_peers(strategy) and not trains_on_servers(strategy)
 
 
 def replica_of_ours() -> tf.distribute.ReplicaContext | None:
-    """The replica that is being run, if its strategy is one of tfdist's."""
+    """The current replica, if its strategy is one of tfdist's."""
     replica = tf.distribute.get_replica_context()
     return replica if replica is not None and is_ours(replica.strategy) else None
 
 
 def replica_with_peers() -> tf.distribute.ReplicaContext | None:
-    """The replica that is being run, if it `has_peers`."""
+    """The current replica, if its strategy `has_peers`."""
     replica = replica_of_ours()
     return replica if replica is not None and has_peers(replica.strategy) else None
 
 
 def replica_with_copies() -> tf.distribute.ReplicaContext | None:
-    """The replica that is being run, if it `has_copies`."""
+    """The current replica, if its strategy `has_copies`."""
     replica = replica_of_ours()
     return replica if replica is not None and has_copies(replica.strategy) else None
 
 
 def replica_on_servers() -> tf.distribute.ReplicaContext | None:
-    """The replica that is being run, if it `trains_on_servers`."""
+    """The current replica, if its strategy `trains_on_servers`."""
     replica = replica_of_ours()
     return replica if replica is not None and trains_on_servers(replica.strategy) else None
 
 
 def communicator_of(model) -> ops.Communicator | None:
-    """The workers that train `model` by collectives; `None` if there is one."""
+    """The workers that train `model` by collectives; `None` if there is one worker."""
     return getattr(model.distribute_strategy, "communicator", None)
-
-
-def count_of(model) -> int:
-    """The number of workers that train `model`."""
-    if trains_on_servers(model.distribute_strategy):
-        return model.distribute_strategy.extended.config.workers
-    communicator = communicator_of(model)
-    return 1 if communicator is None else communicator.size
 
 
 def rank_of(model) -> int:
@@ -80,16 +78,26 @@ def rank_of(model) -> int:
     return 0 if communicator is None else communicator.rank
 
 
+def is_on_servers(variable: Any) -> bool:
+    """Whether parameter servers hold the value of a `tf.Variable`."""
+    return getattr(type(variable), "is_on_servers", False)
+
+
+def is_table(variable: Any) -> bool:
+    """Whether a `tf.Variable` stands for an embedding table."""
+    return getattr(type(variable), "stands_for_table", False)
+
+
 def decide_where_it_runs(name: str, wanted: str, obstacle: str | None) -> bool:
-    """Whether the servers are to run an optimizer; tells the log.
+    """Decides whether the servers run an optimizer, and logs the decision.
 
     Args:
-      name: the optimizer's.
+      name: the optimizer's name.
       wanted: the strategy's `ps_optimizer`.
-      obstacle: what keeps the servers from it, if something does.
+      obstacle: why the servers cannot run it; `None` if they can.
 
     Raises:
-      ValueError: the user wants the servers to, and they cannot; says why.
+      ValueError: the user wants the servers to run it, and they cannot; says why.
     """
     if wanted == "server" and obstacle:
         raise ValueError(
@@ -97,6 +105,6 @@ def decide_where_it_runs(name: str, wanted: str, obstacle: str | None) -> bool:
             f"ps_optimizer='server' asks for, but {obstacle}"
         )
     on_servers = wanted != "worker" and not obstacle
-    place = "on the servers" if on_servers else f"on the workers ({obstacle or 'as asked for'})"
-    _log.info("optimizer %r runs %s", name, place)
+    where = "on the servers" if on_servers else f"on the workers ({obstacle or 'as asked for'})"
+    _log.info("optimizer %r runs %s", name, where)
     return on_servers

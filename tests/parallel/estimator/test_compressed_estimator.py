@@ -1,4 +1,4 @@
-"""An Estimator whose gradients are compressed: what is kept lives in local variables."""
+"""An Estimator with compressed gradients: the state of compression is in local variables."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_a_saver_hook_of_the_users_in_sync(ctx):
 
 
 def with_scaffold(features, labels, mode, params):
-    """A model that keeps two checkpoints; the chief begins with a layer of another one."""
+    """A model that keeps two checkpoints; the chief starts from a layer of another model."""
     spec = estimators.model_fn(features, labels, mode, params)
     first = [v for v in v1.trainable_variables() if "second" not in v.name]
     of_first = v1.train.Saver(first)
@@ -129,7 +129,7 @@ def source_of(ctx):
 
 
 def begin_with_another_checkpoint(ctx, kind):
-    """Trains what begins with the first layer of `source_of`, twice."""
+    """Trains twice a model that starts from the first layer of `source_of`."""
     source, strategy, values = source_of(ctx), STRATEGIES[kind](), []
     for make in (by_init_fn, by_warm_start):
         directories = [ctx.tmp_path / f"{make.__name__} {how}" for how in ("together", "alone")]
@@ -176,7 +176,7 @@ def test_beginning_with_another_checkpoint_in_sync(ctx):
 
 
 def trains_in_turns(ctx, kind):
-    """Two Estimators of the same variables, one of which goes on after the other."""
+    """Two Estimators of the same variables; the second continues after the first."""
     values = []
     for name, seed, steps in [("a", 0, 5), ("b", 1, 8), ("a", 0, 7)]:
         trained = [

@@ -52,12 +52,12 @@ def test_all_end_together_in_sync(ctx):
     return None if served() else end_early(ctx, "sync")
 
 
-def stop_when_asked_thrice(ctx, kind):
-    asked = []
+def stop_at_third_call(ctx, kind):
+    calls = []
 
     def stop():
-        asked.append(1)
-        return len(asked) == 3
+        calls.append(1)
+        return len(calls) == 3
 
     strategy = STRATEGIES[kind]()
     options = {"strategy": strategy, "save_checkpoints_steps": 100}
@@ -70,13 +70,13 @@ def stop_when_asked_thrice(ctx, kind):
     )
     counter = estimators.Steps(slowness=0.001)
     seen = train(ctx, kind, input_fn(), [counter, hook], **options)
-    return seen, counter, asked
+    return seen, counter, calls
 
 
 @on_ranks(2, check=identical)
 def test_early_stopping_with_all_reduce(ctx):
-    seen, counter, asked = stop_when_asked_thrice(ctx, "all_reduce")
-    assert (counter.count, len(asked)) == (11, 3)  # at steps 1, 6 and 11
+    seen, counter, calls = stop_at_third_call(ctx, "all_reduce")
+    assert (counter.count, len(calls)) == (11, 3)  # at steps 1, 6 and 11
     return seen
 
 
@@ -84,8 +84,8 @@ def test_early_stopping_with_all_reduce(ctx):
 def test_early_stopping_in_sync(ctx):
     if served():
         return None
-    seen, counter, asked = stop_when_asked_thrice(ctx, "sync")
-    assert (counter.count, len(asked)) == (11, 3)
+    seen, counter, calls = stop_at_third_call(ctx, "sync")
+    assert (counter.count, len(calls)) == (11, 3)
     return seen
 
 
@@ -93,9 +93,9 @@ def test_early_stopping_in_sync(ctx):
 def test_early_stopping_async(ctx):
     if served():
         return
-    _, counter, asked = stop_when_asked_thrice(ctx, "async")
-    # Whoever comes first to three questions; neither has any other reason to stop.
-    assert len(asked) <= 3 and counter.count > 0
+    _, counter, calls = stop_at_third_call(ctx, "async")
+    # The first worker with three calls stops both; neither has another reason to stop.
+    assert len(calls) <= 3 and counter.count > 0
 
 
 @on_job(2, check=agree)
@@ -158,7 +158,7 @@ def after(ctx, name, data):
 
 @on_job(2)
 def test_the_chief_saves_the_last_step_of_another_async(ctx):
-    """Though that is pushed after the chief asked for the step, and before it asks who trains."""
+    """The step is pushed after the chief read the count, before it reads which workers train."""
     if served():
         return
     model = ctx.tmp_path / "model"

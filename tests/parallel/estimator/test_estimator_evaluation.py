@@ -24,7 +24,7 @@ def alike(results):
 
 
 def rows_fn(rows):
-    """An input_fn of so many rows, once; a worker's batches have 12."""
+    """An input_fn of `rows` rows, once; a worker's batches have 12."""
 
     def make(input_context=None):
         data = input_fn()(input_context).unbatch()

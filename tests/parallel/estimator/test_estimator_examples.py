@@ -70,8 +70,8 @@ def test_mnist_alone_goes_on_from_its_checkpoint(tmp_path):
     assert second["step"] == 28
     assert read_back["accuracy"] == pytest.approx(second["accuracy"], abs=1e-3)
     # A second start would have saved at step 0 again, as the last but one.
-    kept = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
-    assert [int(path.rpartition("-")[2]) for path in kept] == [0, 20, 28]
+    saved = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
+    assert [int(path.rpartition("-")[2]) for path in saved] == [0, 20, 28]
 
 
 def assert_learnt(evaluations: list[dict[str, float]]) -> None:
@@ -93,8 +93,8 @@ def test_adult_by_workers_with_an_evaluator(tmp_path):
 
 def test_adult_with_parameter_servers(tmp_path):
     command = with_model_dir(documented_command(ADULT), tmp_path)
-    place = command.index("--evaluator")
-    lines = typed([*command[:place], "--ps", "1", *command[place:], "--steps", "100"])
+    index = command.index("--evaluator")
+    lines = typed([*command[:index], "--ps", "1", *command[index:], "--steps", "100"])
     assert "[chief] ParameterServerStrategy: 100 steps, 64 rows on each replica" in lines
     *evaluations, _ = results(printed_by("evaluator 0", lines))
     # Each worker may be in a step when the other makes the last.

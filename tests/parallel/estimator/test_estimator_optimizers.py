@@ -84,17 +84,17 @@ def test_refused_in_sync(ctx):
         train(own("clipped"), ctx.tmp_path, 1, strategy)
 
 
-@pytest.mark.parametrize("place, slots", [("server", 0), ("worker", 2)])
+@pytest.mark.parametrize("where, slots", [("server", 0), ("worker", 2)])
 @on_job(1, timeout=90)
-def test_what_is_pushed(ctx, place, slots):
+def test_what_is_pushed(ctx, where, slots):
     if served():
         return
-    strategy = tfdist.ParameterServerStrategy(ps_optimizer=place)
+    strategy = tfdist.ParameterServerStrategy(ps_optimizer=where)
     trained = train(own("v1_adam"), ctx.tmp_path, STEPS, strategy)
     weights = [trained.get_variable_value(n) for n in ("hidden", "output", "bias")]
-    table = IDS * WIDTH * 4 if place == "worker" else BATCH * (WIDTH * 4 + 8)
+    table = IDS * WIDTH * 4 if where == "worker" else BATCH * (WIDTH * 4 + 8)
     bytes_of_step = (1 + slots) * sum(w.nbytes for w in weights) + table
-    bytes_of_step += slots * table if place == "worker" else 0
+    bytes_of_step += slots * table if where == "worker" else 0
     counters = 8 + 2 * 4  # global_step and the powers of beta
     assert strategy.communication_stats().bytes_pushed <= STEPS * (bytes_of_step + counters) * 1.02
     assert strategy.communication_stats().bytes_pushed >= STEPS * bytes_of_step * 0.98

@@ -48,7 +48,7 @@ def test_fit_equals_one_process(ctx):
 
 
 def _weighted_rows():
-    """A table, of which each step uses a few rows, some twice, and a weight without a gradient."""
+    """A table, and a weight without a gradient; each step uses a few rows, some twice."""
     table = keras.Variable(np.arange(12.0).reshape(6, 2), dtype="float32", name="table")
     idle = keras.Variable(1.0, name="idle")
     return table, idle

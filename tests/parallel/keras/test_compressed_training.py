@@ -25,7 +25,7 @@ def strategy_with(compression) -> tfdist.MultiWorkerMirroredStrategy:
 
 
 def gradient(replica: int, step: int) -> np.ndarray:
-    """Zeros, after the first steps: what was kept is sent then."""
+    """Zeros, after the first steps: the residuals are sent then."""
     if step >= STEPS:
         return np.zeros(SHAPE, "float32")
     return np.random.default_rng([replica, step]).normal(size=SHAPE).astype("float32")
@@ -50,7 +50,7 @@ def follow(strategy, step, replicas_before: int, weight) -> None:
         )
         if number == STEPS - 1:
             missing = np.max(np.abs(weight.numpy() + total(strategy.num_replicas_in_sync)))
-            assert missing > 0.1, f"nothing was kept, with {local} devices"
+            assert missing > 0.1, f"no residual, with {local} devices"
     np.testing.assert_allclose(-weight.numpy(), total(strategy.num_replicas_in_sync), atol=1e-4)
 
 

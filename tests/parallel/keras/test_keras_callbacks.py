@@ -87,7 +87,7 @@ def test_model_checkpoint_keeps_the_chiefs_file_only(ctx, tmp_path):
     trained = model.get_weights()
     ctx.barrier("saved")
     assert sorted(os.listdir(tmp_path)) == ["best.weights.h5", "model-1.keras", "model-2.keras"]
-    # Whoever reads them trains alone.
+    # A single process reads them.
     loaded = keras.models.load_model(str(whole).format(epoch=2))
     assert difference(loaded.get_weights(), trained) == 0
     best = built_classifier("sgd", middle=[keras.layers.BatchNormalization()])

@@ -1,12 +1,13 @@
 """Each repair in tfdist/keras is still needed: without it, this Keras fails in the known way.
 
-A test that fails here, because the failure has gone, says which repair can go.
+A test that fails here, because the failure is gone, shows which repair can be deleted.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from unittest import mock
 
 import keras
 import models
@@ -15,40 +16,14 @@ import pytest
 import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
 from keras.optimizers import LossScaleOptimizer
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.trainer import Trainer
+from keras_repairs import repaired, replacements_of, without
 from models import built_classifier
 from ranks import on_ranks
 
 import tfdist
 from tfdist.errors import UnsupportedKerasError
 from tfdist.strategies._base import StrategyBase
-
-REPAIRED = [
-    (TensorFlowTrainer, "_maybe_symbolic_build"),
-    (keras.layers.BatchNormalization, "add_weight"),
-    (keras.layers.BatchNormalization, "_moments"),
-    (LossScaleOptimizer, "check_finite"),
-    (TFOptimizer, "_backend_increment_gradient_accumulators"),
-    (TFOptimizer, "_all_reduce_sum_gradients"),
-    (BaseOptimizer, "apply"),
-    (Trainer, "get_metrics_result"),
-    (GeneratorDataAdapter, "get_tf_dataset"),
-    (PyDatasetAdapter, "get_tf_dataset"),
-    (TensorFlowTrainer, "predict_on_batch"),
-    (ModelCheckpoint, "_save_model"),
-    (BackupAndRestore, "_save_model"),
-    (BackupAndRestore, "on_train_begin"),
-    (BackupAndRestore, "on_train_end"),
-]
-
-
-def _undo(owner, name):
-    setattr(owner, name, getattr(owner, name).__wrapped__)
 
 
 def _data():
@@ -65,7 +40,7 @@ def _built_classifier(strategy, optimizer="sgd", *middle):
 def test_fit_reduces_the_whole_batch_over_the_workers(ctx):
     strategy = tfdist.MultiWorkerMirroredStrategy()
     repaired = TensorFlowTrainer._maybe_symbolic_build
-    _undo(TensorFlowTrainer, "_maybe_symbolic_build")
+    without("build_from_local_batch")
     # Our own `reduce` also takes nested values and scalars with an axis; TensorFlow's does not.
     ours = StrategyBase.reduce
     del StrategyBase.reduce
@@ -76,7 +51,7 @@ def test_fit_reduces_the_whole_batch_over_the_workers(ctx):
         _built_classifier(strategy).fit(_data(), verbose=0)
     # Even a `reduce` that takes all this cannot average strings.
     StrategyBase.reduce = ours
-    _undo(TensorFlowTrainer, "_maybe_symbolic_build")
+    without("build_from_local_batch")
     words = tf.data.Dataset.from_tensor_slices((["north", "south"] * 64, [0, 1] * 64)).batch(32)
     with strategy.scope():
         word = keras.Input((), dtype="string")
@@ -96,7 +71,7 @@ def _differ(results):
 @on_ranks(2, check=_differ)
 def test_moving_statistics_differ_between_workers(ctx):
     strategy = tfdist.MultiWorkerMirroredStrategy()
-    _undo(keras.layers.BatchNormalization, "add_weight")
+    without("average_moving_statistics")
     normalization = keras.layers.BatchNormalization()
     model = _built_classifier(strategy, "sgd", normalization)
     model.fit(_data(), verbose=0)
@@ -106,7 +81,7 @@ def test_moving_statistics_differ_between_workers(ctx):
 @on_ranks(2)
 def test_moving_statistics_of_no_rows_are_not_numbers(ctx):
     strategy = tfdist.MultiWorkerMirroredStrategy()
-    _undo(keras.layers.BatchNormalization, "_moments")
+    without("keep_statistics_of_no_rows")
     normalization = keras.layers.BatchNormalization()
     model = _built_classifier(strategy, "sgd", normalization)
     model.fit(models.dataset(65, 64), verbose=0)
@@ -117,7 +92,7 @@ def test_moving_statistics_of_no_rows_are_not_numbers(ctx):
 def test_workers_disagree_on_overflow(ctx):
     options = tfdist.CommunicationOptions(timeout_seconds=2.0)
     strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
-    _undo(LossScaleOptimizer, "check_finite")
+    without("agree_on_overflow")
     model = _built_classifier(strategy, LossScaleOptimizer(keras.optimizers.SGD(0.1)))
     features, labels = models.examples(64)
     features[40] = np.inf  # in rank 1's share
@@ -127,10 +102,10 @@ def test_workers_disagree_on_overflow(ctx):
 
 
 @on_ranks(2)
-def test_nobody_says_whose_gradients_are_reduced(ctx):
+def test_gradients_are_reduced_without_their_variables(ctx):
     options = tfdist.CommunicationOptions(compression=tfdist.compression.TopK(0.1, min_elements=1))
     strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
-    _undo(TFOptimizer, "_all_reduce_sum_gradients")
+    without("tell_whose_gradients_are_reduced")
     with strategy.scope():
         weight = tf.Variable(tf.zeros([20]))
         optimizer = keras.optimizers.SGD(1.0)
@@ -142,9 +117,10 @@ def test_nobody_says_whose_gradients_are_reduced(ctx):
 @on_ranks(2)
 def test_all_workers_write_checkpoints_and_backups(ctx, tmp_path):
     strategy = tfdist.MultiWorkerMirroredStrategy()
-    _undo(ModelCheckpoint, "_save_model")
-    for name in ("_save_model", "on_train_begin", "on_train_end"):
-        _undo(BackupAndRestore, name)
+    without("checkpoint_on_chief")
+    without("back_up_on_chief")
+    without("restore_from_chief")
+    without("delete_on_chief")
     own = tmp_path / f"rank-{ctx.rank}"
     callbacks = [
         ModelCheckpoint(str(own / "checkpoint.keras")),
@@ -155,8 +131,23 @@ def test_all_workers_write_checkpoints_and_backups(ctx, tmp_path):
     assert (own / "backup" / "latest.weights.h5").exists()
 
 
-def _is_repaired(owner, name):
-    return getattr(owner, name).__globals__["__name__"].startswith("tfdist.")
+@on_ranks(1)
+def test_xla_is_chosen_for_custom_ops(ctx):
+    tfdist.init()
+    model = built_classifier("sgd")
+    # Where there is a GPU.
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    with mock.patch("tensorflow.config.list_physical_devices", lambda: [gpu]):
+        assert not model._resolve_auto_jit_compile()
+        without("keep_ops_from_xla")
+        assert model._resolve_auto_jit_compile()
+
+
+def _is_repaired(replacement):
+    current = getattr(replacement.owner, replacement.name)
+    if callable(current):
+        return replacement in replacements_of(current)
+    return type(current).__module__.startswith("tfdist.")
 
 
 @on_ranks(1)
@@ -164,24 +155,23 @@ def test_a_strategy_repairs_and_an_import_does_not(ctx):
     import tfdist.keras
     import tfdist.strategies
 
-    assert not any(_is_repaired(*place) for place in REPAIRED)
+    repairs = repaired()
+    assert len(repairs) > 40
+    assert not any(_is_repaired(each) for each in repairs)
     tfdist.MultiWorkerMirroredStrategy()
-    assert all(_is_repaired(*place) for place in REPAIRED)
-    once = [getattr(*place) for place in REPAIRED]
+    assert all(_is_repaired(each) for each in repairs)
+    once = [getattr(each.owner, each.name) for each in repairs]
     tfdist.MultiWorkerMirroredStrategy()
     tfdist.keras.apply_repairs()
-    assert once == [getattr(*place) for place in REPAIRED]
+    assert once == [getattr(each.owner, each.name) for each in repairs]
     # Several repairs may wrap a function; each does so once.
     for function in once:
-        wrappers = []
-        while hasattr(function, "__wrapped__"):
-            wrappers.append(function.__code__)
-            function = function.__wrapped__
+        wrappers = replacements_of(function)
         assert len(wrappers) == len(set(wrappers))
 
 
 def _warnings_of_repairs(version):
-    """What is logged when the installed Keras, if that were its version, is repaired twice."""
+    """The log when the installed Keras, with another version number, is repaired twice."""
     from tfdist.keras import apply_repairs
 
     records = []
@@ -199,7 +189,7 @@ def _warnings_of_repairs(version):
 def test_an_old_keras_is_left_alone_with_a_warning(ctx):
     (warning,) = _warnings_of_repairs("3.7.0")
     assert "Keras 3.7.0 is left as it is" in warning
-    assert not any(_is_repaired(*place) for place in REPAIRED)
+    assert not any(_is_repaired(each) for each in repaired())
 
 
 @pytest.mark.parametrize("version", ["3.16.0", "4.0.1"])
@@ -216,7 +206,7 @@ def test_a_newer_keras_than_the_tested_ones_is_refused(ctx, version):
 def test_a_newer_keras_is_tried_with_a_warning(ctx):
     (warning,) = _warnings_of_repairs("3.16.0")
     assert "not with 3.16.0; results may be wrong" in warning
-    assert all(_is_repaired(*place) for place in REPAIRED)
+    assert all(_is_repaired(each) for each in repaired())
 
 
 @on_ranks(1)

@@ -1,4 +1,4 @@
-"""The losses and metrics that a model of Keras 3 is compiled with, as those of tf_keras."""
+"""Converts the losses and metrics of a compiled model of Keras 3 to tf_keras."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import tf_keras
 
 from tfdist.estimator.keras3.layers import BUILD_WITH_TF_KERAS, common_config
 
-# They hold a function of the user's.
+# They contain a function of the user's.
 _WRAPPERS = ("MeanMetricWrapper", "LossFunctionWrapper")
-# Which metric they mean depends on the shapes.
+# The metric that they stand for depends on the shapes.
 _SHORT = ("accuracy", "acc", "crossentropy", "ce")
 _REDUCTIONS = ("sum_over_batch_size", "sum")
 
 
 def convert_compiled(model: Any) -> dict[str, Any]:
-    """Returns what `compile` of tf_keras takes, besides the optimizer, to do as `model` does.
+    """Returns the arguments of tf_keras's `compile`, without the optimizer, for a model.
 
     Args:
       model: a compiled model of Keras 3.
 
     Raises:
-      TypeError: a loss or metric is of a class that tf_keras has not.
-      ValueError: it does what tf_keras's does not.
+      TypeError: a loss or metric is of a class that tf_keras does not have.
+      ValueError: its config has no counterpart in tf_keras.
     """
     given = model._compile_config.config
     return {
@@ -35,7 +35,7 @@ def convert_compiled(model: Any) -> dict[str, Any]:
 
 
 def _convert(given: Any, what: str, counterparts: Any) -> Any:
-    """Converts one, or a structure of them."""
+    """Converts one object or a structure of them."""
     if isinstance(given, dict):
         return {key: _convert(value, what, counterparts) for key, value in given.items()}
     if isinstance(given, list | tuple):
@@ -83,5 +83,5 @@ def _convert_object(given: Any, what: str, counterparts: Any) -> Any:
             f"{', '.join(_REDUCTIONS)}, received {config['reduction']!r}: {BUILD_WITH_TF_KERAS}"
         )
     if what == "loss":
-        config.pop("dtype", None)  # as the model's outputs are
+        config.pop("dtype", None)  # that of the model's outputs
     return counterpart(**common_config(config, type(given), counterpart, f"{what} {name}"))

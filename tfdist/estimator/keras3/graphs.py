@@ -1,4 +1,4 @@
-"""The graph of layers that a model of Keras 3 is, as a model of tf_keras."""
+"""Converts the graph of layers of a Keras 3 model to a tf_keras model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def convert_graph(model: Any, custom_objects: dict[str, Any]) -> Any:
       custom_objects: classes of tf_keras by the names of the user's own layers of Keras 3.
 
     Raises:
-      TypeError: the model, or one of its layers, is of a class that tf_keras has not.
-      ValueError: a layer does what tf_keras's does not, or the shape of the inputs is not known.
+      TypeError: the model, or one of its layers, is of a class that tf_keras does not have.
+      ValueError: a layer's config has no counterpart, or the shape of the inputs is not known.
     """
     converted = _Conversion(custom_objects).model(model)
     _copy_weights(model, converted)
@@ -28,7 +28,7 @@ def convert_graph(model: Any, custom_objects: dict[str, Any]) -> Any:
 
 
 class _Conversion:
-    """Converts each layer once, however often it is called."""
+    """Converts each layer once, even if it is called several times."""
 
     def __init__(self, custom_objects: dict[str, Any]) -> None:
         self._custom_objects = custom_objects
@@ -65,7 +65,7 @@ class _Conversion:
             self._layers[id(layer)] = self._convert(layer)
         masks = {id(getattr(tensor, "_keras_mask", None)) for tensor in node.input_tensors}
         arguments = node.arguments
-        # Masks that Keras passed on are found by tf_keras itself.
+        # tf_keras finds masks that Keras passed on itself.
         given = {
             name: value
             for name, value in arguments.kwargs.items()
@@ -83,7 +83,7 @@ class _Conversion:
 
 
 def _known(leaf: Any, converted: dict[int, Any]) -> Any:
-    """Returns the tensor of tf_keras for one of Keras 3, and anything else as it is."""
+    """Returns the tf_keras tensor for a Keras 3 tensor, and any other value unchanged."""
     if not isinstance(leaf, keras.KerasTensor):
         return leaf
     if id(leaf) not in converted:

@@ -1,14 +1,14 @@
 """Keras 3 in a model_fn: its layers, metrics and optimizers in the graph of an `Estimator`.
 
 Keras 3 is written for eager execution and `tf.function`. In a graph of TensorFlow 1 an assignment
-does nothing unless somebody runs it, and variables are found in a checkpoint by their names. While
-a model_fn runs, therefore:
+has no effect unless it is run, and a checkpoint identifies variables by their names. Therefore,
+while a model_fn runs:
 
-- Names are counted from the start, so that training, evaluation and export agree on them; and a
-  `tf.Variable` has the path that Keras gives it, which is the name that tf_keras would.
-- What layers assign to their own state, such as moving statistics, is run by the `train_op`, and
-  what metrics assign by the evaluation.
-- The state of metrics and of random numbers is in no checkpoint, as it never was.
+- The counters of names start from zero, so that training, evaluation and export agree on names. A
+  `tf.Variable` is named by its Keras path, as in tf_keras.
+- Assignments of layers to their own state, such as moving statistics, are run by the `train_op`;
+  assignments of metrics by the evaluation.
+- The state of metrics and random generators is in no checkpoint, as with tf_keras.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _STARTED_AFRESH = ("object_name_uids", "global_seed_generator")
 
 
 class _Call(threading.local):
-    """What Keras does on this thread during the call of a model_fn."""
+    """The state of the model_fn call of this thread."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Forgets the call before."""
+        """Resets the state."""
         self.runs = False
         # The name scope around the outermost of Keras's own.
         self.scope = ""
         # The path of a model that is made of layers, and not called.
         self.around = ""
-        # Whether variables are made that no checkpoint holds; and those, by id.
+        # Whether new variables stay out of checkpoints; and those variables, by id.
         self.is_local = False
         self.local: dict[int, Any] = {}
-        # Variables, and in the same order the operations that assign to them.
+        # Variables that were assigned to, and in the same order the operations.
         self.assigned: list[Any] = []
         self.updates: list[Any] = []
 
@@ -75,12 +75,13 @@ def adapt() -> None:
     _build_optimizers()
     _accept_metrics()
     accept_variables()
+    _run_updates()
 
 
 @contextlib.contextmanager
 def model_fn_call() -> Iterator[list[Any]]:
-    """The call of a model_fn. Yields what in the end has the operations that update layers."""
-    if _call.runs:  # one model_fn that calls another
+    """Surrounds the call of a model_fn; yields the list of operations that update layers."""
+    if _call.runs:  # a model_fn that calls another
         yield []
         return
     before = {name: global_state.get_global_attribute(name) for name in _STARTED_AFRESH}
@@ -94,6 +95,23 @@ def model_fn_call() -> Iterator[list[Any]]:
         _call.start()
         for name, value in before.items():
             global_state.set_global_attribute(name, value)
+
+
+def _run_updates() -> None:
+    """Has `Estimator` call model_fns in `model_fn_call`, and the `train_op` run the updates."""
+    from tensorflow_estimator.python.estimator.estimator import Estimator
+
+    original = Estimator._call_model_fn
+
+    @functools.wraps(original)
+    def _call_model_fn(self, features, labels, mode, config):
+        with model_fn_call() as updates:
+            spec = original(self, features, labels, mode, config)
+            if spec.train_op is None or not updates:
+                return spec
+            return spec._replace(train_op=tf.group(spec.train_op, *updates))
+
+    Estimator._call_model_fn = _call_model_fn
 
 
 def _make_variables() -> None:
@@ -117,7 +135,7 @@ def _make_variables() -> None:
             "aggregation": tf.VariableAggregation,
             "synchronization": tf.VariableSynchronization,
         }
-        # What this release of Keras has of them.
+        # Only those that this release of Keras has.
         options = {
             name: kind[getattr(self, name).upper()]
             for name, kind in kinds.items()
@@ -126,7 +144,7 @@ def _make_variables() -> None:
         if _call.is_local:
             _call.local[id(self)] = self
         *scopes, name = self.path.removeprefix(_call.around).split("/")
-        # With a slash at its end a scope is entered as it is.
+        # A name that ends with a slash is an absolute scope.
         with v1.name_scope("".join(f"{scope}/" for scope in (_call.scope, *scopes) if scope)):
             self._value = v1.Variable(
                 value,
@@ -140,8 +158,8 @@ def _make_variables() -> None:
 
     @functools.wraps(rebuild)
     def _maybe_rebuild(self):
-        # A model that begins with an Input calls its layers here. With tf_keras they are called
-        # while it is made, and not in its own scope.
+        # A model that begins with an Input calls its layers here. tf_keras calls them while the
+        # model is made, outside the model's own scope.
         before, _call.around = _call.around, f"{current_path()}/{self.name}/".lstrip("/")
         try:
             return rebuild(self)
@@ -149,7 +167,7 @@ def _make_variables() -> None:
             _call.around = before
 
     def _initialize_with_initializer(self, initializer):
-        # Where Keras has it, it did not always end in the other.
+        # Not every release of Keras that has it calls `_initialize`.
         self._initialize(lambda: initializer(self._shape, dtype=self._dtype))
 
     if hasattr(Variable, "_initialize_with_initializer"):
@@ -176,7 +194,7 @@ def _making_local(make: Callable) -> Callable:
 
 
 def _collect_assignments() -> None:
-    # Model_fns ask layers for them, to run them.
+    # Model_fns read the updates of layers, to run them.
     Layer.updates = property(lambda layer: [])
     original = Variable._direct_assign
 
@@ -203,7 +221,7 @@ def _collect_assignments() -> None:
 
 
 def _reads(variable: tf.Variable) -> list[tf.Operation]:
-    """What reads a variable before it is assigned to: in a graph that is no order by itself."""
+    """The reads of a variable so far; a graph does not order them before a later assignment."""
     context = variable.graph._get_control_flow_context()
     return [
         op
@@ -233,8 +251,8 @@ def _build_optimizers() -> None:
     def __init__(self, *args, **kwargs):
         if not _in_graph():
             return build(self, *args, **kwargs)
-        # Variables which only say what the optimizer is; see legacy_optimizer. The graph is there
-        # because a strategy's scope lasts as long as the outer one.
+        # These variables only describe the optimizer; see legacy_optimizer. The inner graph is
+        # needed because a strategy's scope lasts as long as the outer one.
         with tf.Graph().as_default(), eager_mode():
             build(self, *args, **kwargs)
 
@@ -266,7 +284,7 @@ def _accept_metrics() -> None:
 
 
 def _value_and_update(metric: Any) -> Any:
-    """Returns what the package calls a metric: its value, and the operation that updates it."""
+    """Returns a metric in the package's form: its value, and the operation that updates it."""
     if not isinstance(metric, Metric):
         return metric
     own = {id(variable) for variable in metric.variables}

@@ -1,7 +1,7 @@
-"""Layers of Keras 3 as layers of tf_keras that compute the same.
+"""Converts layers of Keras 3 to layers of tf_keras that compute the same.
 
-Both libraries describe a layer by its class and its config, which mostly agree. Where they do not,
-the layer is refused.
+Both libraries describe a layer by its class and its config, which mostly agree. If they do not, the
+layer is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tf_keras
 BUILD_WITH_TF_KERAS = (
     "build the model with tf_keras, or set TF_USE_LEGACY_KERAS=1 so that tf.keras is tf_keras"
 )
-# What these compute differs between the libraries, or cannot be told from the config.
+# Their results differ between the libraries, or depend on more than the config.
 _DIFFERENT = (
     *("IntegerLookup", "Lambda", "SpectralNormalization", "StringLookup", "TextVectorization"),
     *("RandomBrightness", "RandomContrast", "RandomCrop", "RandomFlip", "RandomRotation"),
@@ -27,9 +27,9 @@ _ACTIVATIONS = (
     *("softmax", "softplus", "softsign", "swish", "tanh"),
 )
 _RENAMED = {"LeakyReLU": {"negative_slope": "alpha"}}
-# What layers take without their constructors saying so.
+# Arguments that layers take although their constructors do not name them.
 _OF_ALL = ("name", "trainable", "dtype", "zero_output_for_mask")
-# Values of what tf_keras's layers do not know, of which nothing follows.
+# Values that have no effect, of arguments that tf_keras's layers do not have.
 _HARMLESS = (None, False, "channels_last")
 
 
@@ -42,7 +42,7 @@ def convert_layer(layer: Any, custom_objects: dict[str, Any]) -> Any:
 
     Raises:
       TypeError: the layer's class has no counterpart.
-      ValueError: it has, but not for the layer's config.
+      ValueError: the counterpart cannot take the layer's config.
     """
     what = f"layer {layer.name!r} of {type(layer).__module__}.{type(layer).__name__}"
     return _make(type(layer), layer.get_config(), what, custom_objects)
@@ -51,12 +51,12 @@ def convert_layer(layer: Any, custom_objects: dict[str, Any]) -> Any:
 def _make(kind: type, config: dict[str, Any], what: str, custom_objects: dict[str, Any]) -> Any:
     target, renamed = _class(kind, what, custom_objects), _RENAMED.get(kind.__name__, {})
     # The weights are there already: no initializers.
-    kept = {
+    converted = {
         renamed.get(key, key): _value(key, value, what, custom_objects)
         for key, value in config.items()
         if not key.endswith("initializer") and key != "build_config"
     }
-    return target(**common_config(kept, kind, target, what))
+    return target(**common_config(converted, kind, target, what))
 
 
 def _class(kind: type, what: str, custom_objects: dict[str, Any]) -> type:
@@ -74,16 +74,16 @@ def _class(kind: type, what: str, custom_objects: dict[str, Any]) -> type:
 
 
 def common_config(config: dict[str, Any], kind: type, target: type, what: str) -> dict[str, Any]:
-    """Returns the part of a config that another class takes.
+    """Returns the part of a config that another class accepts.
 
     Args:
       config: of `kind`.
       kind: a class of Keras 3.
       target: the one of tf_keras.
-      what: has the config, for messages.
+      what: the object that has the config, for messages.
 
     Raises:
-      ValueError: the rest says more than that `kind` is as it is by default.
+      ValueError: the rest has values other than the defaults of `kind`.
     """
     accepted, defaults = {*_parameters(target), *_OF_ALL}, _parameters(kind)
     for key, value in config.items():
@@ -97,7 +97,7 @@ def common_config(config: dict[str, Any], kind: type, target: type, what: str) -
 
 @functools.cache
 def _parameters(kind: type) -> dict[str, Any]:
-    """The names that a class and its bases are made with, and their defaults."""
+    """The arguments of the constructors of a class and its bases, with their defaults."""
     found: dict[str, Any] = {}
     for each in kind.__mro__:
         if each.__init__ is not object.__init__:

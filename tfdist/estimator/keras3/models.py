@@ -1,4 +1,4 @@
-"""Models of Keras 3 as models of tf_keras, which the package makes an `Estimator` of."""
+"""Converts models of Keras 3 to tf_keras, for the package's `model_to_estimator`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdist.estimator.keras3.optimizers import legacy_optimizer
 
 
 def convert_models() -> None:
-    """Has the package's `model_to_estimator` accept what `to_tf_keras` does."""
+    """Makes the package's `model_to_estimator` accept the models that `to_tf_keras` accepts."""
     from tensorflow_estimator.python.estimator import keras_lib
 
     original = keras_lib.model_to_estimator
@@ -34,7 +34,7 @@ def convert_models() -> None:
 
 
 def convert_cells() -> None:
-    """Has the package's recurrent estimators accept cells of Keras 3 from `rnn_cell_fn`."""
+    """Makes the package's recurrent estimators accept cells of Keras 3 from `rnn_cell_fn`."""
     from tensorflow_estimator.python.estimator.canned import rnn
 
     original = rnn._make_rnn_layer
@@ -56,7 +56,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _is_of_keras_3(made: Any, kind: str) -> bool:
-    # Whoever has made something with Keras 3 has imported it.
+    # An object of Keras 3 exists only if Keras 3 was imported.
     keras = sys.modules.get("keras")
     return keras is not None and keras is not tf_keras and isinstance(made, getattr(keras, kind))
 
@@ -88,11 +88,11 @@ def _is_layer_of_tf_keras(made: Any) -> bool:
 
 
 def to_tf_keras(model: Any, custom_objects: dict[str, Any] | None = None) -> Any:
-    """Makes a tf_keras model that computes what a model of Keras 3 does, with the same weights.
+    """Makes a tf_keras model that computes the same as a model of Keras 3, with the same weights.
 
-    Layers keep their names, and the outputs theirs. If the model is compiled, so is the new one,
-    with the same loss and metrics and the legacy optimizer that computes the same. What the
-    optimizer remembers of earlier training is not taken along.
+    Layers and outputs keep their names. If the model is compiled, so is the new one, with the same
+    loss and metrics and the legacy optimizer that computes the same. The state of the optimizer is
+    not copied.
 
     Args:
       model: a `keras.Sequential` or functional `keras.Model` of Keras 3 whose input shapes are
@@ -100,8 +100,8 @@ def to_tf_keras(model: Any, custom_objects: dict[str, Any] | None = None) -> Any
       custom_objects: classes of tf_keras by the names of the user's own layers of Keras 3.
 
     Raises:
-      TypeError: the model, or one of its layers, is of a class that tf_keras has not.
-      ValueError: a layer does what tf_keras's does not, or the shape of the inputs is not known.
+      TypeError: the model, or one of its layers, is of a class that tf_keras does not have.
+      ValueError: a layer's config has no counterpart, or the shape of the inputs is not known.
     """
     if not _is_of_keras_3(model, "Model"):
         return model

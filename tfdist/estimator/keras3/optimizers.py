@@ -1,7 +1,7 @@
-"""The optimizers of Keras 3 and tf_keras as those that the package trains with.
+"""Converts optimizers of Keras 3 and tf_keras to those that the package trains with.
 
-It trains with tf_keras's legacy optimizers, and so it did in TensorFlow 2.15. Others become the
-legacy optimizer that computes the same. Its slots have the names that they had then.
+The package trains with tf_keras's legacy optimizers, as in TensorFlow 2.15. Others become the
+legacy optimizer that computes the same. Its slots have the same names as in TensorFlow 2.15.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.eager.context import eager_mode
 
-# Nadam, for one, is not here: the legacy one computes something else.
+# Nadam, for example, is missing: the legacy optimizer computes something else.
 _SAME = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "RMSprop", "SGD")
 _SCHEDULES = (
     "CosineDecay",
@@ -28,7 +28,7 @@ _SCHEDULES = (
     "PiecewiseConstantDecay",
     "PolynomialDecay",
 )
-# What legacy optimizers cannot do; harmless unless switched on.
+# Settings that legacy optimizers do not have; refused only if they are set.
 _LACKING = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 _DROPPED = (
     *_LACKING,
@@ -42,7 +42,7 @@ _INSTEAD = "give such a one, or one of tf_keras.optimizers.legacy"
 
 
 def convert_optimizers() -> None:
-    """Has canned estimators and heads accept the optimizers that `legacy_optimizer` does."""
+    """Makes canned estimators and heads accept the optimizers that `legacy_optimizer` accepts."""
     from tensorflow_estimator.python.estimator.canned import optimizers
     from tensorflow_estimator.python.estimator.head import base_head
 
@@ -60,7 +60,7 @@ def convert_optimizers() -> None:
     ):
         legacy = legacy_optimizer(optimizer)
         if legacy is not optimizer:
-            # Nobody can have told it which variable counts the steps.
+            # No caller can have set the variable that counts its steps.
             legacy.iterations = tf.compat.v1.train.get_or_create_global_step()
         return make_train_op(head_name, legacy, trainable_variables, *args, **kwargs)
 
@@ -69,9 +69,9 @@ def convert_optimizers() -> None:
 
 
 def accept_variables() -> None:
-    """Has the optimizers that train an `Estimator` accept variables of Keras 3.
+    """Makes the optimizers that train an `Estimator` accept variables of Keras 3.
 
-    They hold the variables of TensorFlow that the optimizers know.
+    Each holds a `tf.Variable`, which the optimizers know.
     """
     old, legacy = tf.compat.v1.train.Optimizer, tf_keras.optimizers.legacy.Optimizer
     for owner, name, position in (
@@ -99,7 +99,7 @@ def _accepting(method: Callable, position: int) -> Callable:
 
 
 def _unwrap(variables: Any) -> Any:
-    """Takes variables, or pairs of a gradient and a variable, or what yields them."""
+    """Unwraps variables, pairs of gradient and variable, or iterables of either."""
     if isinstance(variables, Iterable) and not tf.is_tensor(variables):
         return [_unwrap(v) if isinstance(v, tuple) else _held(v) for v in variables]
     return variables
@@ -111,18 +111,18 @@ def _held(variable: Any) -> Any:
 
 
 def legacy_optimizer(optimizer: Any) -> Any:
-    """Returns the legacy optimizer of tf_keras that computes what `optimizer` does.
+    """Returns the legacy optimizer of tf_keras that computes the same as `optimizer`.
 
     Args:
-      optimizer: of Keras 3 or of tf_keras; anything else is returned as it is.
+      optimizer: of Keras 3 or of tf_keras; any other object is returned unchanged.
 
     Returns:
-      a new `tf_keras.optimizers.legacy.Optimizer`, or the one that was given. RMSprop without
+      A new `tf_keras.optimizers.legacy.Optimizer`, or the one that was given. RMSprop without
       momentum adds its epsilon to the root, where Keras 3 adds it to the square.
 
     Raises:
       TypeError: it, or its schedule, is of a class that has no legacy counterpart.
-      ValueError: it does what legacy optimizers do not.
+      ValueError: it has a setting that legacy optimizers do not have.
     """
     library = _library(optimizer)
     if library is None:
@@ -140,16 +140,16 @@ def legacy_optimizer(optimizer: Any) -> Any:
                 f"optimizer: expected {kind} without {setting}, which legacy optimizers of "
                 f"tf_keras do not have, received {setting}={config[setting]!r}: {_INSTEAD}"
             )
-    kept = {k: v for k, v in config.items() if k not in _DROPPED and v is not None}
-    kept["learning_rate"] = _learning_rate(optimizer, config, library)
+    settings = {k: v for k, v in config.items() if k not in _DROPPED and v is not None}
+    settings["learning_rate"] = _learning_rate(optimizer, config, library)
     if re.sub(r"_(\d+$)?", "", config["name"]).lower() != kind.lower():
-        kept["name"] = config["name"]
-    return getattr(tf_keras.optimizers.legacy, kind)(**kept)
+        settings["name"] = config["name"]
+    return getattr(tf_keras.optimizers.legacy, kind)(**settings)
 
 
 def _library(optimizer: Any) -> types.ModuleType | None:
     """Returns Keras 3 or tf_keras if `optimizer` is one of its, and not a legacy one."""
-    # Whoever has an optimizer of Keras 3 has imported it.
+    # An optimizer of Keras 3 exists only if Keras 3 was imported.
     for library in filter(None, (sys.modules.get("keras"), tf_keras)):
         if isinstance(optimizer, library.optimizers.Optimizer):
             return None if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer) else library

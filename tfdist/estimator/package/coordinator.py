@@ -1,7 +1,7 @@
-"""What `tensorflow-estimator` expects of TensorFlow for training on several tasks.
+"""The module of TensorFlow that `tensorflow-estimator` calls to train on several tasks.
 
 Its `RunConfig`, `Estimator` and `train_and_evaluate` import this as
-`tensorflow.python.distribute.estimator_training`, which TensorFlow has dropped, and call the
+`tensorflow.python.distribute.estimator_training`, which TensorFlow has removed, and call the
 functions here if there is a strategy.
 """
 
@@ -22,7 +22,7 @@ _SEVERAL_TASKS = (MultiWorkerMirroredStrategy, ParameterServerStrategy)
 
 
 def init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
-    """Fills in which task of which cluster a `RunConfig` with a strategy is for.
+    """Sets the cluster and task of a `RunConfig` with a strategy.
 
     Raises:
       tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`, or the strategy is not for the cluster.
@@ -39,16 +39,16 @@ def init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
     config._is_chief = cluster.is_chief
     config._num_ps_replicas = len(cluster.ps) if trains else 0
     config._num_worker_replicas = cluster.world_size if cluster.rank is not None else 0
-    # Which of the functions below are called: true means that ours run the training.
+    # Selects the functions below that are called: with true, tfdist runs the training.
     config._distribute_coordinator_mode = isinstance(
         config._train_distribute, MultiWorkerMirroredStrategy if trains else ()
     ) or isinstance(config._train_distribute, ParameterServerStrategy)
 
 
 def train_alone_in_a_cluster_of_one(run_config: type) -> None:
-    """Lets a `RunConfig` without a strategy take a cluster of one worker for none.
+    """Makes a `RunConfig` without a strategy treat a cluster of one worker as no cluster.
 
-    That is what a launcher makes of a job of one task; the package wants a "chief" there.
+    A launcher makes such a cluster for a job of one task; the package would require a "chief".
     """
     original = run_config._init_distributed_setting_from_environment_var
 
@@ -93,7 +93,7 @@ def _check(config: Any, cluster: Cluster) -> None:
 
 
 def should_run_distribute_coordinator(config: Any) -> bool:
-    """Whether `train_and_evaluate` is to be the one below."""
+    """Whether the package calls `train_and_evaluate` below."""
     return bool(config.train_distribute) and (bool(config.cluster_spec) or _evaluates(config))
 
 
@@ -102,7 +102,7 @@ def _evaluates(config: Any) -> bool:
 
 
 def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any, executor: type) -> None:
-    """Does the part of this task: trains until the end, or evaluates each checkpoint."""
+    """Runs this task: trains until the end, or evaluates each checkpoint."""
     if _evaluates(estimator.config):
         evaluation.evaluate_checkpoints(estimator, train_spec, eval_spec, executor)
     else:

@@ -1,9 +1,9 @@
-"""Makes the published `tensorflow-estimator` importable beside a TensorFlow that has left it.
+"""Makes the published `tensorflow-estimator` importable with a current TensorFlow.
 
-The package, of TensorFlow 2.15, is used as it is. What it imports from TensorFlow and no longer
-finds is supplied here, before its first import: `coordinator` for the module that ran it on several
-tasks, and stand-ins for what only TPUs need. It was written for Keras 2, so its modules see
-tf_keras wherever they say `tf.keras`, whichever Keras the process uses.
+The package, of TensorFlow 2.15, is used unchanged. Modules that it imports and that TensorFlow no
+longer has are supplied here, before its first import: `coordinator` for the module that ran it on
+several tasks, and stand-ins for modules that only TPUs need. It was written for Keras 2, so its
+modules see tf_keras as `tf.keras`, regardless of the Keras that the process uses.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _TPU_MODULES = ("session_support", "tpu_embedding", "tpu_embedding_gradient")
 
 @functools.cache
 def prepare() -> None:
-    """Lets `import tensorflow_estimator` work from now on.
+    """Makes `import tensorflow_estimator` work.
 
     Raises:
-      ImportError: it is not installed, or not tf_keras; says what to type.
+      ImportError: it or tf_keras is not installed; says how to install it.
     """
     missing = [n for n in (_PACKAGE, "tf_keras") if importlib.util.find_spec(n) is None]
     if missing:
@@ -46,21 +46,19 @@ def prepare() -> None:
 
 
 def adapt() -> None:
-    """Imports the package and has it accept what users make with their Keras, whichever it is."""
+    """Imports the package and makes it accept objects of either Keras."""
     _module("keras3.optimizers").convert_optimizers()
     _module("keras3.models").convert_models()
     _module("keras3.models").convert_cells()
     _module("package.repairs").repair()
     if not _uses_tf_keras():
-        keras_3 = _module("keras3.in_graphs")
-        keras_3.adapt()
-        _module("training.model_fns").surround(keras_3.model_fn_call)
+        _module("keras3.in_graphs").adapt()
 
 
 def restore_names() -> None:
-    """Gives TensorFlow the names back under which scripts of TensorFlow 2.15 look.
+    """Restores the names in TensorFlow that scripts for TensorFlow 2.15 use.
 
-    `tf.estimator` and `tf.compat.v1.estimator`; and beside Keras 3 what it lacks or left empty:
+    These are `tf.estimator` and `tf.compat.v1.estimator`. With Keras 3 also names that it lacks:
     `tf.compat.v1.layers` and `tf.compat.v1.nn.rnn_cell`; and in `tf.keras`, from tf_keras, legacy
     optimizers, the layers for feature columns, and `estimator`.
     """
@@ -86,7 +84,7 @@ def _uses_tf_keras() -> bool:
 
 
 def _module(name: str) -> types.ModuleType:
-    """Imports a module of `tfdist.estimator`, which may need what is not installed."""
+    """Imports a module of `tfdist.estimator`; it may need packages that are not installed."""
     return importlib.import_module(f"tfdist.estimator.{name}")
 
 
@@ -96,7 +94,7 @@ def _supply(parent: types.ModuleType, name: str, module: types.ModuleType) -> No
 
 
 def _supply_api_names() -> None:
-    """The package marks what it exports as TensorFlow does, under a name of its own."""
+    """Registers the name under which the package marks its exports, as TensorFlow does."""
     name = "estimator"
     tf_export.ESTIMATOR_API_NAME = name
     for attributes, version in ((tf_export.API_ATTRS, ""), (tf_export.API_ATTRS_V1, "_v1")):
@@ -107,7 +105,7 @@ def _supply_api_names() -> None:
 
 
 class _Absent(types.ModuleType):
-    """A module that TensorFlow no longer has, whose classes nobody uses without a TPU."""
+    """A module that TensorFlow no longer has; its classes are used with TPUs only."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -116,7 +114,7 @@ class _Absent(types.ModuleType):
 
 
 class _Face(types.ModuleType):
-    """A module as it is, but for some attributes."""
+    """A module with some attributes replaced."""
 
     def __init__(self, module: types.ModuleType, **attributes: Any) -> None:
         super().__init__(module.__name__)
@@ -146,7 +144,7 @@ def _import(name: str, globals=None, locals=None, fromlist=(), level: int = 0) -
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the package's modules as usual, and has them see `_import`."""
+    """Finds the package's modules as usual, and makes them use `_import`."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] != _PACKAGE:

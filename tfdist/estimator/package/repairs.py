@@ -1,4 +1,4 @@
-"""Where the package itself was wrong already."""
+"""Repairs of defects of the package itself."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import tf_keras
 
 
 def repair() -> None:
-    """Puts right what is wrong; to be called once."""
+    """Installs the repairs; to be called once."""
     _let_baselines_start()
     _count_baseline_over_replicas()
 
 
 def _let_baselines_start() -> None:
-    """The variable of baselines is initialized only after all features have the same size.
+    """The variable of baselines is initialized after a check that all features have the same size.
 
-    But no features are there yet. Let what is computed from the variable wait for that instead.
+    No features exist at that time. Here the computations with the variable wait for the check.
     """
     from tensorflow_estimator.python.estimator.canned import baseline
 
@@ -33,7 +33,7 @@ def _let_baselines_start() -> None:
 
 
 class _AccuracyBaseline(tf_keras.metrics.Mean):
-    """The accuracy of whoever always says the more frequent of two labels."""
+    """The accuracy of a model that always predicts the more frequent of two labels."""
 
     def __init__(self, label_mean: tf_keras.metrics.Mean, name: str) -> None:
         super().__init__(name)
@@ -46,7 +46,7 @@ class _AccuracyBaseline(tf_keras.metrics.Mean):
 
 
 def _count_baseline_over_replicas() -> None:
-    """`BinaryClassHead` computes "accuracy_baseline" of the labels that the first replica saw."""
+    """`BinaryClassHead` computes "accuracy_baseline" from the labels of the first replica only."""
     from tensorflow_estimator.python.estimator.head.binary_class_head import BinaryClassHead
 
     def _update_accuracy_baseline(self, eval_metrics):

@@ -1,1 +1,1 @@
-"""How a task trains and evaluates an `Estimator`."""
+"""Training and evaluation of an `Estimator` in one task."""

@@ -1,8 +1,8 @@
 """A worker that trains an `Estimator` with `MultiWorkerMirroredStrategy`.
 
-Each worker has a session of its own. What needs all of them, such as a variable that is saved as
-the mean of theirs, must run on all at the same step: there the others do what the chief does, and
-throw it away.
+Each worker has a session of its own. An operation that needs all workers, such as saving a variable
+as their mean, must run on all at the same step: the other workers then do the same as the chief and
+discard the result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ v1 = tf.compat.v1
 
 
 class AllReduceWorker:
-    """One of the workers; the training happens within it.
+    """This worker; a context manager around the training.
 
     Args:
       strategy: the `MultiWorkerMirroredStrategy` of a job of several workers.
-      model_dir: where the chief keeps checkpoints.
+      model_dir: the directory of the chief's checkpoints.
     """
 
     def __init__(self, strategy: Any, model_dir: str) -> None:
@@ -38,7 +38,8 @@ class AllReduceWorker:
         self._model_dir = model_dir
         self._scratch: tempfile.TemporaryDirectory | None = None
         self._batches: BatchAhead
-        # Whether the variables begin with another model's values; on the chief, what reads these.
+        # Whether the variables start from another model's values; on the chief, the operation that
+        # reads these.
         self.is_warm = False
         self.read_warm: tf.Operation | None = None
 
@@ -50,7 +51,7 @@ class AllReduceWorker:
             self._scratch.cleanup()
 
     def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
-        """Makes the input's iterator, and the hooks that belong to it."""
+        """Makes the input's iterator and its hooks."""
         iterator, hooks = make(*arguments)
         self._batches = BatchAhead(iterator)
         return self._batches, hooks
@@ -60,7 +61,7 @@ class AllReduceWorker:
         return call(*arguments)
 
     def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
-        """Returns `hooks` and those of this worker's part."""
+        """Returns `hooks` with those that this worker needs."""
         agreed, hooks = agreed_and_others(hooks)
         hooks += saver_hooks(config, spec, hooks, self._model_dir)
         if self._strategy.is_chief:
@@ -68,7 +69,7 @@ class AllReduceWorker:
             hooks += summary_hooks(config, spec, self._model_dir)
         else:
             hooks += [h for h in spec.training_chief_hooks if is_saver(h)]
-            hooks = self._save_for_nobody(hooks)
+            hooks = self._save_to_scratch(hooks)
             if config.save_summary_steps:
                 steps, writer = config.save_summary_steps, _NoWriter()
                 hooks.append(
@@ -79,39 +80,37 @@ class AllReduceWorker:
                 hook._timer = _ChiefsClock(self, hook._timer._every_secs)
         return [*hooks, EndTogether(self._batches, self._sum), *agreed]
 
-    def _save_for_nobody(self, hooks: list[Any]) -> list[Any]:
-        """Returns hooks of which those that save do so only where it takes all workers."""
+    def _save_to_scratch(self, hooks: list[Any]) -> list[Any]:
+        """Makes hooks save to a scratch directory if a save needs all workers; else drops them."""
         if not _are_means_saved():
             return [h for h in hooks if not is_saver(h)]
         self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
         return [saving_in(self._scratch.name, h) if is_saver(h) else h for h in hooks]
 
     def warm_start(self, settings: Any) -> None:
-        """Lets all workers begin with what the chief is to begin with; all do it at the same time.
+        """Makes all workers start from the chief's warm start; all call it at the same time.
 
         Args:
           settings: this worker's `WarmStartSettings`, or `None`: `model_to_estimator` gives them to
-            the chief alone. The chief's count, unless it has a checkpoint of this model.
+            the chief alone. The chief's are used, unless it has a checkpoint of this model.
 
         Raises:
           ValueError: this worker has settings, and the chief has none.
         """
-        # Not as each worker finds the model_dir: the chief may have saved a checkpoint by now.
-        has_settings, begins_anew = self.chiefs(
-            settings is not None, self.latest_checkpoint() is None
-        )
+        # Not by what each worker finds in model_dir: the chief may have saved a checkpoint by now.
+        has_settings, is_new = self.chiefs(settings is not None, self.latest_checkpoint() is None)
         if settings is not None and not has_settings:
             raise ValueError(
                 "warm_start_from: expected the chief's Estimator to have it if any worker's has, "
                 f"received {settings.ckpt_to_initialize_from!r} on rank "
                 f"{self._strategy.communicator.rank} and none on the chief"
             )
-        self.is_warm = bool(has_settings and begins_anew)
+        self.is_warm = bool(has_settings and is_new)
         if self.is_warm and self._strategy.is_chief:
             self.read_warm = warm_start(settings)
 
     def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
-        """Returns what makes the session."""
+        """Returns the creator of the session."""
         return _SessionCreator(self, scaffold, config)
 
     def latest_checkpoint(self) -> str | None:
@@ -119,7 +118,7 @@ class AllReduceWorker:
         return tf.train.latest_checkpoint(self._model_dir) if self._strategy.is_chief else None
 
     def chiefs_checkpoint(self) -> str | None:
-        """The chief's latest checkpoint, on all workers, whose `model_dir` has it too."""
+        """The chief's latest checkpoint, on all workers; their `model_dir` must have it too."""
         name = os.path.basename(self.latest_checkpoint() or "").encode()
         (size,) = self.chiefs(len(name))
         if not size:
@@ -128,7 +127,7 @@ class AllReduceWorker:
         return os.path.join(self._model_dir, name.decode())
 
     def chiefs(self, *values: int) -> list[int]:
-        """Returns what the chief gives, on all workers."""
+        """Returns the chief's values on all workers."""
         with eager_mode():
             return self._broadcast(tf.constant(values, tf.int64), "decision").numpy().tolist()
 
@@ -139,7 +138,7 @@ class AllReduceWorker:
         return ops.all_reduce(value, communicator, label="end of training", timeout=self._timeout)
 
     def spread(self, variables: list[Any]) -> tf.Operation:
-        """An operation that gives all workers the chief's values of variables."""
+        """Returns an operation that gives all workers the chief's values of variables."""
         with tf.device("/device:CPU:0"):
             parts = [
                 part
@@ -163,7 +162,7 @@ class AllReduceWorker:
 
 
 class _SessionCreator(SessionCreator):
-    """Initializes variables on all workers alike, from the chief's checkpoint if there is one."""
+    """Initializes variables equally on all workers, from the chief's checkpoint if it has one."""
 
     def __init__(self, worker: AllReduceWorker, scaffold: Any, config: Any) -> None:
         self._worker = worker
@@ -192,10 +191,10 @@ class _SessionCreator(SessionCreator):
 
 
 class WarmStartHook(v1.train.SessionRunHook):
-    """Gives an evaluation without a checkpoint the values that a training would begin with.
+    """Gives an evaluation without a checkpoint the initial values of a training.
 
     Args:
-      worker: that evaluates; all workers do.
+      worker: the worker that evaluates; all workers do.
       settings: its `WarmStartSettings`, or `None`.
     """
 
@@ -204,12 +203,12 @@ class WarmStartHook(v1.train.SessionRunHook):
         self._settings = settings
 
     def begin(self) -> None:
-        """Adds to the graph what gives the values."""
+        """Adds the operations to the graph."""
         self._worker.warm_start(self._settings)
         self._spread = self._worker.spread(v1.global_variables())
 
     def after_create_session(self, session: v1.Session, coord: Any) -> None:
-        """Gives the values."""
+        """Runs the operations."""
         if self._worker.read_warm is not None:
             session.run(self._worker.read_warm)
         if self._worker.is_warm:
@@ -217,9 +216,9 @@ class WarmStartHook(v1.train.SessionRunHook):
 
 
 class _ChiefsClock(v1.train.SecondOrStepTimer):
-    """A timer that triggers on all workers at the step when the chief's clock says so.
+    """A timer that triggers on all workers at the same step, by the chief's clock.
 
-    They ask it now and then: about ten times from one trigger to the next.
+    The workers ask the chief about ten times between two triggers.
     """
 
     def __init__(self, worker: AllReduceWorker, every_secs: float) -> None:
@@ -233,7 +232,7 @@ class _ChiefsClock(v1.train.SecondOrStepTimer):
         self._due = False
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Whether it triggers. The hook asks once a step, and again if the answer was yes."""
+        """Whether it triggers; the hook asks once per step, and again if the answer was yes."""
         if not self._due:
             self._steps += 1
             if self._steps >= self._next_question:
@@ -246,13 +245,13 @@ class _ChiefsClock(v1.train.SecondOrStepTimer):
         return self._due
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Notes that it was acted upon."""
+        """Notes the time of the trigger."""
         self._due, self._last = False, time.monotonic()
         return super().update_last_triggered_step(step)
 
 
 class _NoWriter:
-    """Takes the summaries of workers that are not the chief."""
+    """Discards the summaries of workers that are not the chief."""
 
     def add_summary(self, *_: Any) -> None: ...
 
@@ -262,5 +261,5 @@ class _NoWriter:
 
 
 def _are_means_saved() -> bool:
-    """Whether to save the default graph's variables takes all workers."""
+    """Whether saving the default graph's variables needs all workers."""
     return any(isinstance(v, SyncOnReadVariable) for v in v1.global_variables())

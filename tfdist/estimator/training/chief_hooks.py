@@ -1,4 +1,4 @@
-"""What the chief of a job does besides training: checkpoints, summaries, the count of steps."""
+"""The hooks of a job's chief: checkpoints, summaries, the count of steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_saver(hook: Any) -> bool:
 
 
 def saver_hooks(config: Any, spec: Any, hooks: Sequence[Any], directory: str) -> list[Any]:
-    """Returns the hook that saves checkpoints as `config` says, unless the user brought one."""
+    """Returns the hook that saves checkpoints by `config`, unless the user has given one."""
     wanted = config.save_checkpoints_secs or config.save_checkpoints_steps
     if not wanted or any(is_saver(h) for h in [*hooks, *spec.training_chief_hooks]):
         return []
@@ -34,7 +34,7 @@ def saver_hooks(config: Any, spec: Any, hooks: Sequence[Any], directory: str) ->
 
 
 def saving_in(directory: str, hook: Any) -> Any:
-    """Returns a hook that saves as another one does, elsewhere."""
+    """Returns a copy of a saving hook that saves to another directory."""
     other = copy.copy(hook)
     other._checkpoint_dir = directory
     other._save_path = os.path.join(directory, os.path.basename(hook._save_path))
@@ -43,7 +43,7 @@ def saving_in(directory: str, hook: Any) -> Any:
 
 
 def summary_hooks(config: Any, spec: Any, directory: str) -> list[Any]:
-    """Returns the hooks that write the speed and the summaries, as `config` says."""
+    """Returns the hooks that write steps per second and summaries, by `config`."""
     hooks = []
     if config.log_step_count_steps:
         hooks.append(

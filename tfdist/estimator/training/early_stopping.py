@@ -1,8 +1,8 @@
 """Stops training early, on all workers.
 
-In the package's own hook for strategies all workers make a step of their own to add up who wants to
-stop. But each finds the time for it in a global step that it reads while it changes, so that they
-may wait for each other in different steps.
+The package's own hook for strategies lets all workers run an extra step that sums their wishes to
+stop. Each worker decides when to run it from a global step that it reads while others change it, so
+workers may wait for each other in different steps.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ v1 = tf.compat.v1
 
 
 def stop_all_workers() -> None:
-    """Lets the package make the hook below if there is a strategy."""
+    """Makes the package use the hook below if there is a strategy."""
     early_stopping._MultiWorkerEarlyStoppingHook = EarlyStoppingHook
 
 
 class EarlyStoppingHook(v1.train.SessionRunHook):
-    """Ends the training on all workers when one of them says so.
+    """Ends the training on all workers when one of them stops.
 
-    Those that are synchronous end together anyway. Those that are not see on the parameter servers
-    that one has stopped, and stop too.
+    Synchronous workers end together anyway. Asynchronous workers read on the parameter servers that
+    one has stopped, and stop too.
 
     Args:
-      should_stop_fn: whether to stop; each worker asks its own.
-      run_every_steps: how many global steps after the last question the next one is asked.
+      should_stop_fn: returns whether to stop; each worker calls its own.
+      run_every_steps: the number of global steps between two calls.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class EarlyStoppingHook(v1.train.SessionRunHook):
         self._signal: SharedNumber | None = None
 
     def begin(self) -> None:
-        """Adds to the graph what is read at each step."""
+        """Adds the tensors that are read in each step to the graph."""
         self._step = v1.train.get_global_step()
-        # Of no use here, but checkpoints of an Estimator that stops early have it.
+        # Unused here, but checkpoints of an Estimator that stops early contain it.
         early_stopping._get_or_create_stop_var()
         strategy = tf.distribute.get_strategy()
         self._is_chief = strategy.extended.should_checkpoint
@@ -55,7 +55,7 @@ class EarlyStoppingHook(v1.train.SessionRunHook):
             self._signal = SharedNumber(strategy, "stops_early")
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Asks if it is time, and listens to the others."""
+        """Calls `should_stop_fn` if it is time, and reads the other workers' signal."""
         session = run_context.session
         step = session.run(self._step)
         if self._signal is not None and session.run(self._signal.value):
@@ -68,6 +68,6 @@ class EarlyStoppingHook(v1.train.SessionRunHook):
                     self._signal.tell(session, 1)
 
     def end(self, session: Any) -> None:
-        """After all workers have ended: takes the signal back, for a training that follows."""
+        """Resets the signal, after all workers have ended, for a later training."""
         if self._signal is not None and self._is_chief:
             self._signal.tell(session, 0)

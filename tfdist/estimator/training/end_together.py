@@ -1,8 +1,8 @@
-"""Lets synchronous workers end at the same step.
+"""Ends synchronous workers at the same step.
 
-A worker whose input has ended, or one of whose hooks wants to stop, cannot do so by itself: the
-others would wait for its gradients. So each step begins with the question whether all go on, and
-each worker has its next batch before it answers.
+A worker whose input has ended, or whose hook requests a stop, cannot stop by itself: the others
+would wait for its gradients. Therefore each step begins with a check that all workers continue, and
+each worker fetches its next batch before the check.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class BatchAhead:
 class EndTogether(v1.train.SessionRunHook):
     """Ends the training on all workers before the step that one of them cannot make.
 
-    It comes after all hooks that may want to stop at a step of their own choice.
+    It comes after all hooks that may stop at a step of their own choice.
 
     Args:
-      batches: this worker's.
-      total: adds up a scalar over all workers.
+      batches: this worker's batches.
+      total: sums a scalar over all workers.
     """
 
     def __init__(self, batches: BatchAhead, total: Callable[[tf.Tensor], tf.Tensor]) -> None:
@@ -55,19 +55,19 @@ class EndTogether(v1.train.SessionRunHook):
         self._wants_to_stop = False
 
     def begin(self) -> None:
-        """Adds the question to the graph."""
+        """Adds the check to the graph."""
         self._ends = v1.placeholder(tf.float32, [])
         self._total = self._sum(self._ends)
 
     def before_run(self, run_context: Any) -> None:
-        """Raises what ends a training session, if this is the end."""
+        """Raises the error that ends a training session, if a worker has ended."""
         session = run_context.session
         ends = self._wants_to_stop or not self._fetch(session)
         if session.run(self._total, {self._ends: float(ends)}):
             raise tf.errors.OutOfRangeError(None, None, "a worker has come to its end")
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Keeps a wish to stop until the next step begins."""
+        """Keeps a request to stop until the next step begins."""
         if run_context.stop_requested:
             self._wants_to_stop = True
             run_context._stop_requested = False
@@ -81,6 +81,6 @@ class EndTogether(v1.train.SessionRunHook):
 
 
 def agreed_and_others(hooks: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Parts hooks into those that stop all workers at the same step anyway, and the others."""
+    """Splits hooks into those that stop all workers at the same step anyway, and the others."""
     agreed = [h for h in hooks if type(h) is v1.train.StopAtStepHook]
     return agreed, [h for h in hooks if h not in agreed]

@@ -23,9 +23,9 @@ _PAUSE = 1.0
 def evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[Any]) -> Any:
     """Evaluates a checkpoint on this worker.
 
-    With parameter servers that is this worker's own doing: the checkpoint's values must not reach
-    the servers. With all-reduce all workers evaluate the chief's checkpoint, and the chief writes
-    the summary.
+    With parameter servers this worker evaluates alone: the checkpoint's values must not reach the
+    servers. With all-reduce all workers evaluate the chief's checkpoint, and the chief writes the
+    summary.
     """
     with brief_failures():
         return _evaluate(estimator, evaluate_distributed, hooks)
@@ -53,7 +53,7 @@ def _evaluate(estimator: Any, evaluate_distributed: Callable, hooks: Sequence[An
         try:
             return evaluate_distributed(mine, strategy, hooks)
         finally:
-            with tf.Graph().as_default():  # or the writer that was made is not found
+            with tf.Graph().as_default():  # else the cache does not find the writer
                 tf.compat.v1.summary.FileWriterCache.get(directory).close()
 
 
@@ -62,7 +62,7 @@ def _evaluate_the_chiefs(
 ) -> Any:
     checkpoint = kwargs.pop("checkpoint_path", None) or worker.chiefs_checkpoint()
     if checkpoint is None:
-        # Before the user's, which may look at the variables.
+        # Before the user's hooks, which may read the variables.
         hooks = [WarmStartHook(worker, warm_start), *(kwargs.pop("hooks", None) or ())]
         kwargs["hooks"] = hooks
     return evaluate_it(*args, checkpoint_path=checkpoint, **kwargs)
@@ -71,15 +71,15 @@ def _evaluate_the_chiefs(
 def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, executor: type) -> None:
     """Evaluates and exports each new checkpoint, until the training has ended.
 
-    That it has ended, it knows from a checkpoint of the last step, or from the chief's note.
+    The end is known from a checkpoint of the last step, or from the chief's note.
 
     Args:
       estimator: the user's.
-      train_spec: says which step is the last one, if any is.
+      train_spec: has the last step, if there is one.
       eval_spec: says what is evaluated, and how often.
       executor: the package's class that evaluates and exports.
     """
-    # Of a job before this one, which ended and has been started again.
+    # The note of an earlier run of the job, which ended and was started again.
     before = end_of_training(estimator.model_dir)
 
     def ended() -> int | None:
@@ -92,7 +92,7 @@ def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, execut
         start = time.monotonic()
         last_step = ended()
         if last_step is not None:
-            # The last checkpoint is there, and its export is the final one.
+            # The last checkpoint exists, and its export is the final one.
             evaluator._max_training_steps = last_step
             evaluator._previous_ckpt_path = None
         evaluator.evaluate_and_export()
@@ -102,7 +102,7 @@ def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, execut
 
 
 def _wait(seconds: float, ended: Callable[[], int | None]) -> None:
-    """Waits for so long, or until the training has ended."""
+    """Waits for a number of seconds, or until the training has ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and ended() is None:
         threading.Event().wait(min(_PAUSE, max(0.0, deadline - time.monotonic())))

@@ -1,4 +1,4 @@
-"""How one worker trains an `Estimator`: which hooks it has, and the loop."""
+"""The training of an `Estimator` on one worker: its hooks, and the loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# A session that fails instead of trying again for ever when a worker has died.
+# A session that fails when a worker has died, instead of retrying forever.
 from tensorflow.python.training.monitored_session import _MonitoredSession
 
 from tfdist.estimator.training.all_reduce import AllReduceWorker
@@ -23,7 +23,7 @@ v1 = tf.compat.v1
 
 
 def train_to_the_end(estimator: Any, train_spec: Any) -> None:
-    """Trains as `train_spec` says, and tells the evaluator when this was all."""
+    """Trains by `train_spec`, and then notes the end for the evaluator."""
     is_chief = estimator.config.is_chief
     estimator.train(
         input_fn=train_spec.input_fn,
@@ -52,7 +52,7 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
         ParameterServerWorker if isinstance(strategy, ParameterServerStrategy) else AllReduceWorker
     )
     worker = kind(strategy, estimator.model_dir)
-    # A copy, whose graph ends in our loop; the user's own Estimator stays what it is.
+    # A copy, which uses the loop below; the user's Estimator stays unchanged.
     mine = copy.copy(estimator)
     mine._get_iterator_from_input_fn = functools.partial(
         worker.iterator, estimator._get_iterator_from_input_fn
@@ -65,10 +65,10 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
 
 
 class _Distributed:
-    """A strategy under the name by which the package knows that every worker has a session.
+    """A strategy with the class name that tells the package that every worker has a session.
 
-    It looks at the name of the class, and for a cluster, to call
-    `_train_with_estimator_spec_distributed`, which is all that is left to do with either.
+    With this name and a cluster the package calls `_train_with_estimator_spec_distributed`. It uses
+    neither for anything else.
     """
 
 
@@ -76,7 +76,7 @@ _Distributed.__name__ = "MultiWorkerMirroredStrategy"
 
 
 def _prepare(mine: Any, worker: Any, *arguments: Any) -> Any:
-    """What the package does with every graph, and then the loop below."""
+    """Runs the package's preparation of a graph, which then calls the loop below."""
     worker.warm_start(mine._warm_start_settings)
     mine._warm_start_settings = None
     mine._train_distribution = _Distributed()

@@ -1,4 +1,4 @@
-"""What tasks find in an `Estimator`'s `model_dir` besides checkpoints and summaries."""
+"""The files in an `Estimator`'s `model_dir` besides checkpoints and summaries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _END = "training_end.json"
 
 @dataclasses.dataclass(frozen=True)
 class EndOfTraining:
-    """That a training has ended.
+    """A note that a training has ended.
 
     Args:
-      global_step: of the last checkpoint.
-      training: tells it from the end of another training.
+      global_step: the step of the last checkpoint.
+      training: an id that distinguishes the ends of several trainings.
     """
 
     global_step: int
@@ -32,12 +32,12 @@ def end_of_training(model_dir: str) -> EndOfTraining | None:
     try:
         with tf.io.gfile.GFile(os.path.join(model_dir, _END)) as file:
             return EndOfTraining(**json.load(file))
-    except (tf.errors.NotFoundError, json.JSONDecodeError):  # not yet, or not yet all of it
+    except (tf.errors.NotFoundError, json.JSONDecodeError):  # not written yet, or not completely
         return None
 
 
 def note_end_of_training(model_dir: str) -> None:
-    """Tells the evaluator that no checkpoint follows the latest one."""
+    """Writes the note that no checkpoint follows the latest one."""
     path = tf.train.latest_checkpoint(model_dir)
     if path is None:
         return
@@ -48,7 +48,7 @@ def note_end_of_training(model_dir: str) -> None:
 
 
 def check_writable(model_dir: str, task: str) -> None:
-    """Makes sure that the chief can write checkpoints.
+    """Checks that the chief can write checkpoints.
 
     Raises:
       ModelDirError: it cannot; says why.

@@ -1,6 +1,6 @@
-"""Calls of `apply_gradients` of the optimizers that a model_fn uses, seen alike.
+"""One interface to calls of `apply_gradients` of a model_fn's optimizers.
 
-Those of TensorFlow 1, and tf_keras's before 2.11. (Later ones: `tfdist.keras`.)
+These are the optimizers of TensorFlow 1, and tf_keras's legacy ones. For others see `tfdist.keras`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tf_keras.optimizers import legacy
 
-# To tell it from one of the user's own.
+# To recognize a user's own function.
 from tf_keras.src.optimizers.utils import all_reduce_sum_gradients
 
 from tfdist import ops
@@ -23,12 +23,12 @@ _Kind = ops.OptimizerKind
 
 
 class Known(NamedTuple):
-    """An optimizer that the servers have too.
+    """An optimizer that the servers can run.
 
     Args:
-      kind: theirs.
+      kind: the servers' kind.
       slots: the optimizer's names of its slots, in the order that the servers expect.
-      numbers: where it keeps what the servers' configuration calls by this name.
+      numbers: the optimizer's attributes, by their names in the servers' configuration.
     """
 
     kind: int
@@ -39,7 +39,7 @@ class Known(NamedTuple):
 _FTRL = ("l1_regularization_strength", "l2_regularization_strength", "learning_rate_power", "beta")
 _SHRINKAGE = "l2_shrinkage_regularization_strength"
 
-# By exact class, for a subclass may do something else.
+# By exact class, since a subclass may do something else.
 _KNOWN: dict[type, Known] = {
     v1.train.GradientDescentOptimizer: Known(_Kind.SGD),
     v1.train.AdagradOptimizer: Known(_Kind.ADAGRAD, ("accumulator",)),
@@ -70,9 +70,9 @@ class OptimizerCall:
     """One call of `apply_gradients`, in the graph of a model_fn.
 
     Args:
-      optimizer: whose.
-      steps: its counter; `None` if it has none.
-      adds_up: whether it adds up the gradients of all replicas.
+      optimizer: the optimizer.
+      steps: its counter of steps; `None` if it has none.
+      adds_up: whether it sums the gradients of all replicas.
     """
 
     def __init__(self, optimizer: Any, steps: tf.Variable | None, adds_up: bool) -> None:
@@ -82,12 +82,12 @@ class OptimizerCall:
 
     @property
     def known(self) -> Known | None:
-        """What the servers know of this optimizer."""
+        """The servers' counterpart of this optimizer; `None` if they have none."""
         return _KNOWN.get(type(self.optimizer))
 
     @functools.cached_property
     def numbers(self) -> dict[str, Any]:
-        """Its `Known.numbers`, by the servers' names; whatever the user gave for them."""
+        """The values of `Known.numbers`, as the user gave them, by the servers' names."""
         of_keras = getattr(self.optimizer, "_hyper", {})
         return {
             name: of_keras[a] if a in of_keras else getattr(self.optimizer, a)
@@ -95,7 +95,7 @@ class OptimizerCall:
         }
 
     def obstacle(self, in_sync: bool) -> str | None:
-        """What keeps the servers from making this step, if anything of this optimizer does.
+        """Why the servers cannot make this step; `None` if nothing in this optimizer prevents it.
 
         Args:
           in_sync: whether the workers make steps together.
@@ -103,30 +103,30 @@ class OptimizerCall:
         raise NotImplementedError
 
     def learning_rate(self, dtype: tf.DType = tf.float32) -> Any:
-        """The learning rate of this step; `None` if the optimizer does not tell."""
+        """The learning rate of this step; `None` if the optimizer does not have one."""
         raise NotImplementedError
 
     def create_slots(self, variables: Sequence[tf.Variable]) -> None:
-        """Makes the variables that the optimizer would make."""
+        """Makes the variables that the optimizer needs."""
         raise NotImplementedError
 
     def transform(self, pairs: list[tuple]) -> list[tuple]:
-        """What the optimizer makes of the gradients before it applies them."""
+        """Transforms gradients as the optimizer does before it applies them."""
         return pairs
 
     def finish(self, staged: tf.Operation, step: tf.Tensor, is_writer: bool) -> tf.Operation:
-        """Does what else the optimizer does in a step.
+        """Makes the optimizer's other changes in a step, such as its step count.
 
         Args:
-          staged: comes before.
-          step: which it is, counted from 1.
-          is_writer: whether this worker says what does not add up over the workers.
+          staged: the operation that runs before.
+          step: the number of the step, counted from 1.
+          is_writer: whether this worker writes values that do not add up over the workers.
         """
         raise NotImplementedError
 
 
 class CallOfTensorFlow1(OptimizerCall):
-    """Of a `tf.compat.v1.train.Optimizer`; the other arguments are those of the call."""
+    """A call of a `tf.compat.v1.train.Optimizer`; the other arguments are those of the call."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class CallOfTensorFlow1(OptimizerCall):
 
     @property
     def counter(self) -> tf.Variable:
-        """How many steps there have been, of this optimizer or else of the training."""
+        """The number of steps of this optimizer, or else of the training."""
         return v1.train.get_or_create_global_step() if self.steps is None else self.steps
 
     def obstacle(self, in_sync: bool) -> str | None:
@@ -168,7 +168,7 @@ class CallOfTensorFlow1(OptimizerCall):
             if self.known.kind == _Kind.ADAM and is_writer:
                 powers = self.optimizer._get_beta_accumulators()
                 for power, beta in zip(powers, ("beta_1", "beta_2"), strict=True):
-                    # What the next step begins with, where the worker runs the optimizer.
+                    # The values for the next step, if the worker runs the optimizer.
                     exponent = tf.cast(step + 1, power.dtype)
                     value = tf.pow(tf.cast(self.numbers[beta], power.dtype), exponent)
                     done.append(power.assign(value, read_value=False))
@@ -182,7 +182,7 @@ class CallOfTensorFlow1(OptimizerCall):
 
 
 class CallOfTfKeras(OptimizerCall):
-    """Of a `tf_keras.optimizers.legacy.Optimizer`; the other arguments are those of the call."""
+    """A call of a `tf_keras.optimizers.legacy.Optimizer`; other arguments are the call's."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class CallOfTfKeras(OptimizerCall):
 
     @property
     def counter(self) -> tf.Variable:
-        """How many steps there have been."""
+        """The number of steps so far."""
         return self.optimizer.iterations
 
     def obstacle(self, in_sync: bool) -> str | None:

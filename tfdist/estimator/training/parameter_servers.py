@@ -1,8 +1,8 @@
 """A worker that trains an `Estimator` with `ParameterServerStrategy`.
 
-Its session's variables are a cache, as everywhere with this strategy: a hook pulls before each
-step, whose operation ends in a push. The chief begins with its checkpoint, unless the servers have
-come further.
+Its session's variables are a cache, as always with this strategy: a hook pulls before each step,
+and the step's operation ends in a push. The chief restores its checkpoint, unless the servers are
+at a later step.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ v1 = tf.compat.v1
 
 
 class ParameterServerWorker:
-    """One of the workers; the training happens within it.
+    """This worker; a context manager around the training.
 
     Args:
       strategy: the `ParameterServerStrategy`.
-      model_dir: where the chief keeps checkpoints.
+      model_dir: the directory of the chief's checkpoints.
     """
 
     def __init__(self, strategy: Any, model_dir: str) -> None:
@@ -52,7 +52,7 @@ class ParameterServerWorker:
         self._parameters.has_trained = True
         training = self._parameters.training_of(self._model_dir)
         self._training = self._contexts.enter_context(training)
-        # Until the graph is there it cannot begin with a pull of all its variables.
+        # The pull of all variables is added when the graph is complete.
         self._building.enter_context(self._parameters.unordered_step())
         return self
 
@@ -61,21 +61,21 @@ class ParameterServerWorker:
         self._contexts.close()
 
     def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
-        """Makes the input's iterator, and the hooks that belong to it."""
+        """Makes the input's iterator and its hooks."""
         iterator, hooks = make(*arguments)
         if self._ends_together:
             iterator = self._batches = BatchAhead(iterator)
         return iterator, hooks
 
     def call_model_fn(self, call: Any, *arguments: Any) -> Any:
-        """Calls the user's model_fn, and lets its step end in a push."""
+        """Calls the user's model_fn, and adds a push to the end of its step."""
         self._bindings = server_optimizers.Bindings.of_this_graph()
         spec = call(*arguments)
         with tf.control_dependencies([spec.train_op]):
             return spec._replace(train_op=self._parameters.push_all())
 
     def session_creator(self, scaffold: Any, config: Any) -> SessionCreator:
-        """Returns what makes the session."""
+        """Returns the creator of the session."""
         checkpoints = self._model_dir if self._strategy.is_chief else None
         self._creator = _SessionCreator(
             self._strategy,
@@ -89,7 +89,7 @@ class ParameterServerWorker:
         return self._creator
 
     def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
-        """Returns `hooks` and those of this worker's part."""
+        """Returns `hooks` with those that this worker needs."""
         self._building.close()
         hooks = [EndHook(self._end), *hooks]
         if self._strategy.is_chief:
@@ -107,10 +107,10 @@ class ParameterServerWorker:
         if self._ends_together:
             total = functools.partial(self._parameters.all_reduce, divisor=None)
             hooks.append(EndTogether(self._batches, total))
-        # After all that may make variables.
+        # After all hooks that may make variables.
         hooks += [*agreed, _PullHook(self._parameters, agreed)]
         if self._strategy.is_chief:
-            # The others wait until it has saved, so that all train.
+            # The others wait until the chief has saved its first checkpoint.
             hooks.append(BeginHook(lambda session: self._creator.begin_training(session)))
         return hooks
 
@@ -124,16 +124,16 @@ class ParameterServerWorker:
         self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
 
     def warm_start(self, settings: Any) -> None:
-        """Lets the model begin with the values of a checkpoint, unless it has one of its own.
+        """Starts the model from the values of a checkpoint, unless it has one of its own.
 
-        The chief gives them to the servers: what the others begin with are the servers' values.
+        The chief writes them to the servers; the other workers start from the servers' values.
         """
-        begins_anew = tf.train.latest_checkpoint(self._model_dir) is None
-        if settings is not None and self._strategy.is_chief and begins_anew:
+        is_new = tf.train.latest_checkpoint(self._model_dir) is None
+        if settings is not None and self._strategy.is_chief and is_new:
             self._read_warm = warm_start(settings)
 
     def _save(self, hook: Any, session: v1.Session, step: int) -> Any:
-        """Saves what the servers hold now, under the step that they have come to."""
+        """Saves the servers' current values, under the servers' current step."""
         step = self._creator.pull(session)
         tables.save(self._parameters, f"{hook._save_path}-{step}")
         wants_to_stop = type(hook)._save(hook, session, step)
@@ -142,7 +142,7 @@ class ParameterServerWorker:
 
 
 class _PullHook(v1.train.SessionRunHook):
-    """Begins each step, or ends the training if others have made the last one.
+    """Begins each step with a pull, or ends the training if other workers made the last step.
 
     Args:
       parameters: the strategy's.
@@ -170,10 +170,11 @@ class _SessionCreator(SessionCreator):
       strategy: the `ParameterServerStrategy`.
       scaffold: of the graph.
       config: of the session.
-      checkpoints: the directory of those that the chief may begin with; `None` on other workers.
-      training: which one of this model it is.
-      bindings: what the servers optimize.
-      read_warm: gives the variables another model's values, if the chief is to begin with these.
+      checkpoints: the directory of the checkpoints that the chief may restore; `None` on other
+        workers.
+      training: the number of this training of the model.
+      bindings: the optimizers that the servers run.
+      read_warm: reads another model's values into the variables; `None` without a warm start.
     """
 
     def __init__(
@@ -196,14 +197,14 @@ class _SessionCreator(SessionCreator):
         self.states: WorkerStates
 
     def create_session(self) -> v1.Session:
-        """Makes the session, if this is not the chief's when the chief begins to train.
+        """Makes the session; on other workers than the chief, once the chief has begun to train.
 
         Raises:
           RendezvousTimeoutError: the chief has not begun in time.
         """
         parameters = self._strategy.extended.parameters
         variables = parameters.variables()
-        # What an initializer of its own restored from another checkpoint is new to the servers.
+        # Values that an initializer restored from another checkpoint are new to the servers.
         create = [
             tf.raw_ops.AssignVariableOp(
                 resource=v.handle, value=parameters.initial_value(v.parameter, v.read_value())
@@ -220,22 +221,22 @@ class _SessionCreator(SessionCreator):
         self._bindings.bind(parameters)
         if self._checkpoints is None:
             self.begin_training(session)
-            self.pull(session)  # hooks look at the step that the chief has begun with
+            self.pull(session)  # hooks read the chief's initial step
         elif self._begin(session, self._checkpoints):
             session.run(write)
         return session
 
     def begin_training(self, session: v1.Session) -> None:
-        """Tells the other workers, and waits for the chief."""
+        """Publishes that this worker has begun, and waits for the chief."""
         self.states.begin(session, process.current.settings.rendezvous_timeout)
 
     def pull(self, session: v1.Session) -> int:
-        """Brings the variables up to date, outside of a step; returns the global step."""
+        """Pulls the variables outside of a step; returns the global step."""
         session.run(self._pull)
         return int(session.run(self._step))
 
     def _begin(self, session: v1.Session, checkpoints: str) -> bool:
-        """Restores the latest checkpoint, unless the servers have come further than that.
+        """Restores the latest checkpoint, unless the servers are at a later step.
 
         Returns:
           Whether the variables have changed.

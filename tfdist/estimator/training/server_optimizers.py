@@ -1,65 +1,116 @@
-"""Which optimizers of a model_fn the parameter servers run, and how their steps get there.
+"""Steps of a model_fn's optimizers on the parameter servers.
 
-Optimizers of Keras tell the servers what they are as they make their first step. In a graph there
-are no variables then: it is noted, and the servers are told when a session has made them.
+Rows of embedding tables always go to the servers, dense variables if the servers know the
+optimizer; the optimizer itself gets the rest.
+
+Keras's optimizers describe themselves to the servers when they make their first step. In a graph
+the variables do not exist at that time: the description is stored, and the servers get it when a
+session has made the variables.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tf_keras.optimizers import legacy
 
 from tfdist import ops
-from tfdist.estimator.training.optimizer_calls import OptimizerCall
-from tfdist.keras.workers import decide_where_it_runs, replica_on_servers
+from tfdist.estimator.training.optimizer_calls import (
+    CallOfTensorFlow1,
+    CallOfTfKeras,
+    OptimizerCall,
+)
+from tfdist.keras.workers import decide_where_it_runs, is_table, replica_on_servers
+from tfdist.ps.row_gradients import flat_rows
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.server_variable import ServerVariable
+from tfdist.strategies._variables.table_variable import TableVariable
 
 v1 = tf.compat.v1
 _Kind = ops.OptimizerKind
 
-# How much a step may differ by where the epsilon is added: less than float32 tells apart.
+# The allowed difference between steps that add the epsilon in different places: less than the
+# precision of float32.
 _ROUNDING = 1e-7
 
 
+@functools.cache
+def send_steps_to_servers() -> None:
+    """Changes `apply_gradients` of both kinds of optimizers."""
+    _send_steps(tf.compat.v1.train.Optimizer, CallOfTensorFlow1)
+    _send_steps(legacy.Optimizer, CallOfTfKeras)
+
+
+def _send_steps(optimizer: type, call_of: type) -> None:
+    original = optimizer.apply_gradients
+
+    @functools.wraps(original)
+    def apply_gradients(self, grads_and_vars: Iterable[tuple], *args, **kwargs):
+        pairs = list(grads_and_vars)
+        of_tables = [(g, v) for g, v in pairs if is_table(v) and g is not None]
+        dense = [(g, v) for g, v in pairs if not is_table(v)]
+        with_gradient = [(g, v) for g, v in dense if g is not None]
+        call = call_of(self, *args, **kwargs)
+        # Before anything else: later calls may replace the optimizer's numbers by variables.
+        on_servers = decide_for(call, with_gradient)
+        with tf.control_dependencies([_stage(of_tables, call)] if of_tables else []):
+            if on_servers is not None:
+                return on_servers.apply()
+            if with_gradient or not of_tables:
+                return original(self, dense, *args, **kwargs)
+            return call.counter.assign_add(1, read_value=False)
+
+    optimizer.apply_gradients = apply_gradients
+
+
+def _stage(pairs: list[tuple], call: Any) -> tf.Operation:
+    gradients = []
+    for gradient, table in pairs:
+        ids, rows = flat_rows(gradient)
+        table.gradient_ids.set(ids)
+        gradients.append((rows, table))
+    return TableVariable.stage(gradients, call.counter, call.learning_rate())
+
+
 class Bindings:
-    """What the servers have to know of a graph's optimizers before its first step."""
+    """The descriptions of a graph's optimizers that the servers need before its first step."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[ops.OptimizerConfig, list[tuple]]] = []
 
     @classmethod
     def of_this_graph(cls) -> Bindings:
-        """Returns those of the default graph, whose optimizers may run on servers from now on."""
+        """Returns those of the default graph, and allows its optimizers to run on the servers."""
         graph = v1.get_default_graph()
         if not hasattr(graph, "tfdist_bindings"):
             graph.tfdist_bindings = cls()
         return graph.tfdist_bindings
 
     def note(self, config: ops.OptimizerConfig, bindings: list[tuple]) -> None:
-        """Keeps what `Parameters.bind` is to be told."""
+        """Stores the arguments of a call of `Parameters.bind`."""
         self._noted.append((config, bindings))
 
     def bind(self, parameters: Parameters) -> None:
-        """Tells the servers, which have the variables by now."""
+        """Sends the descriptions to the servers, which have the variables now."""
         for config, bindings in self._noted:
             parameters.bind(config, bindings)
 
 
 def decide_for(call: OptimizerCall, pairs: Sequence[tuple]) -> ServerStep | None:
-    """What makes a step on the servers; `None` if the worker makes it.
+    """Returns the step that the servers make; `None` if the worker makes it.
 
     Args:
       call: of `apply_gradients`.
       pairs: gradients, which are tensors or `tf.IndexedSlices`, and their variables.
 
     Raises:
-      ValueError: the user wants the servers to, and they cannot; says why.
+      ValueError: the user wants the servers to make it, and they cannot; says why.
     """
     replica = replica_on_servers()
     bindings = getattr(v1.get_default_graph(), "tfdist_bindings", None)
@@ -117,19 +168,19 @@ class ServerStep:
                 call.learning_rate(variables[0].dtype),
                 step,
             )
-        # Changes add up over workers that make steps on their own.
+        # The changes of workers that make steps on their own add up.
         is_writer = strategy.is_chief or strategy.num_replicas_in_sync > 1
         return call.finish(staged, step, is_writer)
 
 
 def _obstacle(call: OptimizerCall, pairs: Sequence[tuple], in_sync: bool) -> str | None:
-    """What keeps the servers from making a step; `None` if nothing does."""
+    """Why the servers cannot make a step; `None` if they can."""
     if call.known is None:
         return f"{type(call.optimizer).__name__} is none of those that they know"
     variables = [v for _, v in pairs]
-    strangers = [v for v in variables if not isinstance(v, ServerVariable)]
-    if strangers:
-        return f"{strangers[0].name!r} was made outside of the strategy's scope"
+    unshared = [v for v in variables if not isinstance(v, ServerVariable)]
+    if unshared:
+        return f"{unshared[0].name!r} was made outside of the strategy's scope"
     if any(v.constraint is not None for v in variables):
         return "they know no constraints"
     if any(v.dtype not in (tf.float32, tf.float64) for v in variables):
@@ -158,7 +209,7 @@ def _rounds_alike(call: OptimizerCall, variables: Sequence[tf.Variable]) -> bool
     epsilon = call.numbers.get("epsilon")
     if call.known.kind != _Kind.ADAGRAD or epsilon is None:
         return True
-    # The largest relative difference, with what `_config` makes of the epsilon.
+    # The largest relative difference, given the epsilon that `_config` computes.
     difference = epsilon / (4 * math.sqrt(call.numbers["initial_accumulator_value"] or 1e-30))
     return difference <= _ROUNDING and all(v.dtype == tf.float32 for v in variables)
 
@@ -171,7 +222,7 @@ def _config(call: OptimizerCall) -> ops.OptimizerConfig:
     for name, value in values.items():
         setattr(config, name, value)
     if accumulator is not None:
-        # sqrt(a) + e is sqrt(a + this) where the accumulator begins, and nearly so where it gets.
+        # sqrt(a) + e equals sqrt(a + this) for the initial accumulator, and nearly so later.
         config.epsilon = 2 * math.sqrt(accumulator) * values["epsilon"] + values["epsilon"] ** 2
     config.nesterov = getattr(call.optimizer, "nesterov", False)
     return config

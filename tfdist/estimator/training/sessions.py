@@ -1,4 +1,4 @@
-"""Sessions that begin with initialized variables, and how they fail."""
+"""Sessions whose variables are initialized, and their error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def initialized_session(
       scaffold: a `tf.compat.v1.train.Scaffold`; it is finalized, and the graph with it. Its own
         `init_fn` is not called.
       config: a `ConfigProto`.
-      init_fn: is called with the session before it is checked that all variables have values.
+      init_fn: called with the session before the check that all variables have values.
     """
     scaffold.finalize()
     manager = SessionManager(
@@ -45,7 +45,7 @@ def initialized_session(
 
 
 def restore(scaffold: Any, session: tf.compat.v1.Session, checkpoint: str) -> None:
-    """Restores a checkpoint; those before it are the saver's from now on, which deletes old ones.
+    """Restores a checkpoint; the saver then manages, and deletes, those before it.
 
     Args:
       scaffold: has been finalized.
@@ -60,7 +60,7 @@ def restore(scaffold: Any, session: tf.compat.v1.Session, checkpoint: str) -> No
 
 @contextlib.contextmanager
 def brief_failures() -> Iterator[None]:
-    """Within, what a peer's failure did is told without how each operation came to be."""
+    """Shortens the message of a peer's failure: no stack of each operation."""
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:

@@ -1,8 +1,8 @@
-"""An `Estimator`'s embedding tables: saved beside checkpoints, and found where nobody trains.
+"""An `Estimator`'s embedding tables: saved beside checkpoints, and read by tasks that do not train.
 
-A model_fn makes its `tfdist.EmbeddingTable`s in every mode. Where it trains they are on the
-parameter servers. What evaluates, predicts or exports by itself has the rows of the checkpoint,
-which the chief has saved beside it; in a process that trains, they are those of the servers.
+A model_fn makes its `tfdist.EmbeddingTable`s in every mode. In training they are on the parameter
+servers. A process that only evaluates, predicts or exports uses the rows that the chief has saved
+beside the checkpoint; in a process that trains, these modes use the rows of the servers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SUFFIX = ".tables"
 
 
 def save(parameters: Parameters, checkpoint: str) -> None:
-    """Writes all rows of the default graph's tables, before the checkpoint itself appears.
+    """Writes all rows of the default graph's tables, before the checkpoint itself is written.
 
     Args:
       parameters: the strategy's.
-      checkpoint: the path that the checkpoint is about to have.
+      checkpoint: the path of the future checkpoint.
     """
     specs = _tables_of(parameters)
     if not specs:
@@ -46,17 +46,17 @@ def save(parameters: Parameters, checkpoint: str) -> None:
 
 
 def remove_old(directory: str) -> None:
-    """Removes rows whose checkpoint is no longer in a directory."""
+    """Deletes saved rows whose checkpoint is no longer in a directory."""
     for folder in tf.io.gfile.glob(os.path.join(directory, f"*{_SUFFIX}")):
         if not tf.io.gfile.exists(folder.removesuffix(_SUFFIX) + ".index"):
             tf.io.gfile.rmtree(folder)
 
 
 def restore(parameters: Parameters, checkpoint: str) -> None:
-    """Puts the rows that were saved with a checkpoint on the servers.
+    """Imports the rows that were saved with a checkpoint to the servers.
 
     Raises:
-      CheckpointError: they are not there.
+      CheckpointError: their files do not exist.
     """
     for spec in _tables_of(parameters):
         spec.import_table(_saved_rows(checkpoint, spec))
@@ -67,8 +67,8 @@ def _tables_of(parameters: Parameters) -> list[EmbeddingTable]:
     return [v.spec for v in variables if v.spec is not None]
 
 
-def read_where_nobody_trains(estimator: type) -> None:
-    """Lets an `Estimator` find rows when it evaluates, predicts and exports."""
+def read_without_training(estimator: type) -> None:
+    """Gives an `Estimator` the rows of its tables when it evaluates, predicts and exports."""
     evaluate, export = estimator._actual_eval, estimator._export_all_saved_models
     predict = estimator.predict
 
@@ -98,12 +98,12 @@ def read_where_nobody_trains(estimator: type) -> None:
 
 @contextlib.contextmanager
 def _rows_of(estimator: Any, checkpoint: str | None, use: Callable) -> Iterator[None]:
-    """Within, tables have the rows of a checkpoint, or those that this process trains.
+    """Gives new tables the rows of a checkpoint, or those that this process trains.
 
     Args:
-      estimator: whose `RunConfig` has the strategy.
+      estimator: its `RunConfig` has the strategy.
       checkpoint: `None` is the latest one.
-      use: given a table, the strategy, its number, and a folder for files, makes it usable.
+      use: makes a table usable, given it, the strategy, its id, and a folder for files.
     """
     strategy = estimator.config.train_distribute or estimator.config.eval_distribute
     if not isinstance(strategy, ParameterServerStrategy):
@@ -114,11 +114,11 @@ def _rows_of(estimator: Any, checkpoint: str | None, use: Callable) -> Iterator[
 
     def prepare(table: EmbeddingTable) -> None:
         config = table.config()
-        number = parameters.add_table(table.name, config)
+        table_id = parameters.add_table(table.name, config)
         if strategy.extended.is_alone and not parameters.has_trained and checkpoint is not None:
             path = _saved_rows(checkpoint, table)
-            files.import_table(parameters.client, number, config, path)
-        use(table, strategy, number, folder)
+            files.import_table(parameters.client, table_id, config, path)
+        use(table, strategy, table_id, folder)
 
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         token = reader.set(prepare)
@@ -128,14 +128,14 @@ def _rows_of(estimator: Any, checkpoint: str | None, use: Callable) -> Iterator[
             reader.reset(token)
 
 
-def _from_servers(table: EmbeddingTable, strategy: Any, number: int, folder: str) -> None:
+def _from_servers(table: EmbeddingTable, strategy: Any, table_id: int, folder: str) -> None:
     table.strategy = strategy
 
 
-def _in_the_model(table: EmbeddingTable, strategy: Any, number: int, folder: str) -> None:
-    """What serves has no servers: the rows go into the model."""
+def _in_the_model(table: EmbeddingTable, strategy: Any, table_id: int, folder: str) -> None:
+    """Puts the rows into the model: serving has no parameter servers."""
     config = table.config()
-    ids, rows = files.fetch(strategy.extended.parameters.client, number, config)
+    ids, rows = files.fetch(strategy.extended.parameters.client, table_id, config)
     of_table = tempfile.mkdtemp(dir=folder)
     table.static = StaticTable(ids, rows, config.initializer, of_table)
 

@@ -1,8 +1,8 @@
 """Starting from another model's values: `warm_start_from`, and the weights of a Keras model.
 
 TensorFlow's `warm_start` replaces the variables' initializers by operations that read a checkpoint.
-A job cannot keep these: initializers are where all workers get the chief's or the servers' values,
-and `model_to_estimator` gives the checkpoint to the chief alone. So the variables keep their
+A job cannot use these: by the initializers all workers get the chief's or the servers' values, and
+`model_to_estimator` gives the checkpoint to the chief alone. Therefore the variables keep their
 initializers, and the chief reads the checkpoint afterwards. How the other workers then get its
 values depends on the strategy.
 """
@@ -14,15 +14,15 @@ from typing import Any
 import tensorflow as tf
 
 v1 = tf.compat.v1
-# What `warm_start` changes in a variable.
+# The attributes of a variable that `warm_start` changes.
 _CHANGED = ("_initializer_op", "_initial_value")
 
 
 def warm_start(settings: Any) -> tf.Operation:
-    """Adds to the default graph what gives its variables the values of a checkpoint.
+    """Adds an operation to the default graph that reads variables from a checkpoint.
 
     Args:
-      settings: a `WarmStartSettings`: which checkpoint, and which of its values.
+      settings: a `WarmStartSettings`: the checkpoint, and the selection of its values.
 
     Returns:
       The operation, for a session whose variables are initialized.

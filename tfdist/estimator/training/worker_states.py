@@ -1,8 +1,8 @@
-"""How workers of parameter servers tell each other where they are in an `Estimator`'s training.
+"""The states of the workers in an `Estimator`'s training, shared through the parameter servers.
 
-Each has a variable on the servers, beside the model's, that no checkpoint has. Workers wait for the
-chief to begin, since it may have a checkpoint to begin with; the chief waits for the workers before
-it saves the last checkpoint, so that it has all they have learnt.
+Each worker has a variable on the servers that is in no checkpoint. Workers wait for the chief to
+begin, since it may restore a checkpoint; the chief waits for the workers before it saves the last
+checkpoint, which then contains all their updates.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ _PAUSE = 0.05
 
 
 class WorkerStates:
-    """Knows, of the default graph's model, this worker's state and those it waits for.
+    """This worker's state and those it waits for, for the default graph's model.
 
-    A state is a number that grows: that of the n-th training is 2n - 1 while it lasts, and 2n when
-    it has ended.
+    A state is a number that grows: 2n - 1 during the n-th training, and 2n when it has ended.
 
     Args:
       strategy: the `ParameterServerStrategy`, in whose scope this is made.
-      training: which one of the model this is, counted from 1.
+      training: the number of this training of the model, counted from 1.
     """
 
     def __init__(self, strategy: Any, training: int) -> None:
@@ -44,7 +43,7 @@ class WorkerStates:
         self._pull = self._client.pull(variables, begins_step=False)
 
     def begin(self, session: v1.Session, timeout: float) -> None:
-        """Says that this worker has begun; if it is not the chief, waits until the chief has.
+        """Publishes that this worker has begun; if it is not the chief, waits until the chief has.
 
         Raises:
           RendezvousTimeoutError: it has not begun within `timeout` seconds.
@@ -62,16 +61,15 @@ class WorkerStates:
             time.sleep(_PAUSE)
 
     def end(self, session: v1.Session, progress: Callable[[], int], last_step: float) -> None:
-        """Says that this worker has ended; if it is the chief, waits until all have.
+        """Publishes that this worker has ended; if it is the chief, waits until all have.
 
-        Those that have not begun need not, once all steps have been made. It does not wait for
-        those that have died either: until there has been no progress for the strategy's
-        `worker_timeout`.
+        Once all steps have been made it does not wait for workers that have not begun. Dead workers
+        end the wait too: it stops after `worker_timeout` of the strategy without progress.
 
         Args:
           session: of this worker.
-          progress: brings this worker's values up to date, and returns the global step.
-          last_step: of the training.
+          progress: pulls this worker's values, and returns the global step.
+          last_step: the last step of the training.
         """
         self._client.flush(self._patience)
         self._mine.tell(session, self._ended)
@@ -89,7 +87,7 @@ class WorkerStates:
             now = progress()
             if now != step:
                 step, since = now, time.monotonic()
-        progress()  # with the last steps of those that have ended since
+        progress()  # includes the last steps of workers that have ended since
 
     def _states(self, session: v1.Session) -> dict[int, int]:
         session.run(self._pull)
@@ -104,8 +102,8 @@ class SharedNumber:
       name: the same in all workers.
 
     Attributes:
-      variable: whose value is the servers' when it was pulled last.
-      value: reads it.
+      variable: has the value of the last pull.
+      value: the tensor that reads it.
     """
 
     def __init__(self, strategy: Any, name: str) -> None:
@@ -123,12 +121,12 @@ class SharedNumber:
             self._set = client.set([self.variable], write=True)
 
     def tell(self, session: v1.Session, value: int) -> None:
-        """Gives it a value for all workers, whoever this one is."""
+        """Sets the value for all workers, from any worker."""
         session.run(self._set, {self._new: value})
 
 
 class BeginHook(v1.train.SessionRunHook):
-    """Calls a function when a session is there, after the hooks before it."""
+    """Calls a function when the session is created, after the hooks before it."""
 
     def __init__(self, begin: Callable[[v1.Session], None]) -> None:
         self._begin = begin
@@ -138,7 +136,7 @@ class BeginHook(v1.train.SessionRunHook):
 
 
 class EndHook(v1.train.SessionRunHook):
-    """Calls a function when the training ends in order, before the hooks that follow."""
+    """Calls a function when the training ends without an error, before the hooks after it."""
 
     def __init__(self, end: Callable[[v1.Session], None]) -> None:
         self._end = end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,14 @@ from keras.src.backend import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
 from tfdist import ops
-from tfdist.keras import clipping
-from tfdist.keras.workers import decide_where_it_runs, replica_on_servers
-from tfdist.strategies._variables.server_variable import ServerVariable
+from tfdist.keras.hooks import clipping
+from tfdist.keras.registry import hooks
+from tfdist.keras.workers import decide_where_it_runs, is_on_servers, replica_on_servers
 
 _Kind = ops.OptimizerKind
 
-# By exact class, for a subclass may do something else: the kind, and where Keras keeps its slots,
-# in the order that the servers expect (core/ps/optimizers/optimizer.h).
+# By exact class, since a subclass may do something else: the kind, and the attributes that hold the
+# slots, in the order that the servers expect (core/ps/optimizers/optimizer.h).
 _KNOWN: dict[type, tuple[int, tuple[str, ...]]] = {
     optimizers.SGD: (_Kind.SGD, ("momentums",)),
     optimizers.Adagrad: (_Kind.ADAGRAD, ("_accumulators",)),
@@ -32,31 +31,24 @@ _KNOWN: dict[type, tuple[int, tuple[str, ...]]] = {
 }
 
 
-def update_on_servers() -> None:
-    """With parameter servers, hands the gradients to servers that know the optimizer.
+@hooks(TFOptimizer, "_apply_weight_decay")
+def leave_decay_to_servers(original, self, variables):
+    """Weight decay is part of the step where the servers run it; Keras applies it before."""
+    replica = replica_on_servers()
+    if replica is None or not runs_on_servers(self, replica.strategy.extended, variables):
+        original(self, variables)
 
-    Weight decay comes before the step in Keras and is part of it on the servers.
-    """
-    decay, update = TFOptimizer._apply_weight_decay, TFOptimizer._backend_update_step
 
-    @functools.wraps(decay)
-    def _apply_weight_decay(self, variables):
-        replica = replica_on_servers()
-        if replica is None or not runs_on_servers(self, replica.strategy.extended, variables):
-            decay(self, variables)
-
-    @functools.wraps(update)
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        replica = replica_on_servers()
-        variables = _of_tensorflow(trainable_variables)
-        if replica is None or not runs_on_servers(self, replica.strategy.extended, variables):
-            return update(self, grads, trainable_variables, learning_rate)
-        parameters = replica.strategy.extended.parameters
-        parameters.bind(_config(self), _bindings(self, variables))
-        parameters.stage(variables, grads, learning_rate, self.iterations + 1)
-
-    TFOptimizer._apply_weight_decay = _apply_weight_decay
-    TFOptimizer._backend_update_step = _backend_update_step
+@hooks(TFOptimizer, "_backend_update_step")
+def update_on_servers(original, self, grads, trainable_variables, learning_rate):
+    """With parameter servers the gradients go to the servers, if they know the optimizer."""
+    replica = replica_on_servers()
+    variables = _of_tensorflow(trainable_variables)
+    if replica is None or not runs_on_servers(self, replica.strategy.extended, variables):
+        return original(self, grads, trainable_variables, learning_rate)
+    parameters = replica.strategy.extended.parameters
+    parameters.bind(_config(self), _bindings(self, variables))
+    parameters.stage(variables, grads, learning_rate, self.iterations + 1)
 
 
 def runs_on_servers(optimizer: TFOptimizer, extended: Any, variables: Sequence) -> bool:
@@ -64,23 +56,23 @@ def runs_on_servers(optimizer: TFOptimizer, extended: Any, variables: Sequence) 
 
     Args:
       optimizer: a Keras optimizer.
-      extended: of the strategy, which says what the user wants and remembers what was decided.
-      variables: what the optimizer trains.
+      extended: the strategy's `extended`, which has the user's choice and stores the decision.
+      variables: the variables that the optimizer trains.
 
     Raises:
-      ValueError: the user wants the servers to, and they cannot; says why.
+      ValueError: the user wants the servers to make them, and they cannot; says why.
     """
     variables = _of_tensorflow(variables)
-    strangers = [v for v in variables if not isinstance(v, ServerVariable)]
-    if strangers:
+    unshared = [v for v in variables if not is_on_servers(v)]
+    if unshared:
         raise ValueError(
             f"optimizer {optimizer.name!r}: expected variables of ParameterServerStrategy, but "
-            f"{strangers[0].name!r} was made outside its scope, so that it would not be shared"
+            f"{unshared[0].name!r} was made outside its scope, so that it would not be shared"
         )
     decided = extended.optimizer_places
     if id(optimizer) not in decided:
         reason = _obstacle(optimizer, variables, extended)
-        # The optimizer too, so that its id stays its own.
+        # The optimizer is kept too, so that no other object gets its id.
         decided[id(optimizer)] = (
             optimizer,
             decide_where_it_runs(optimizer.name, extended.ps_optimizer, reason),
@@ -95,7 +87,7 @@ def _of_tensorflow(variables: Sequence) -> list[tf.Variable]:
 def _obstacle(
     optimizer: TFOptimizer, variables: Sequence[tf.Variable], extended: Any
 ) -> str | None:
-    """What keeps the servers from running the optimizer; `None` if nothing does."""
+    """Why the servers cannot run the optimizer; `None` if they can."""
     if clipping.clips(optimizer) and extended.shares_batches and extended.clip == "sum":
         return "they do not clip the sum of the workers' gradients, which clip='sum' asks for"
     if type(optimizer) not in _KNOWN:
@@ -117,8 +109,8 @@ def _config(optimizer: TFOptimizer) -> ops.OptimizerConfig:
     return config
 
 
-def _bindings(optimizer: TFOptimizer, variables: Sequence[ServerVariable]) -> list[tuple]:
-    """For each variable itself, its slots, and its weight decay."""
+def _bindings(optimizer: TFOptimizer, variables: Sequence[tf.Variable]) -> list[tuple]:
+    """Returns each variable with its slots and its weight decay."""
     attributes = _KNOWN[type(optimizer)][1]
     bindings = []
     for variable in variables:

@@ -1,4 +1,4 @@
-"""What `gradient_accumulation_steps` adds up of an embedding's table."""
+"""What `gradient_accumulation_steps` adds up for an embedding table."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfdist.strategies._variables import table_variable
-from tfdist.strategies._variables.table_variable import TableVariable
+from tfdist.ps.row_gradients import unique_flat_rows
 
 
 class RowAccumulator:
-    """Rows and ids of several steps, in the place of one of Keras's accumulators.
+    """The rows and ids of several steps; replaces one of Keras's accumulators.
 
     Keras adds the gradient of the last step (`gradient + accumulator`), and then assigns zeros.
     """
 
-    def __init__(self, table: TableVariable) -> None:
+    def __init__(self, table: Any) -> None:
         self._table = table
         self.shape, self.dtype = table.shape, table.dtype
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            # Not tf.Variable, of which a strategy would make one of its own.
+            # Not tf.Variable, which a strategy would replace by one of its own.
             self._ids = ResourceVariable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
             self._rows = ResourceVariable(
                 tf.zeros([0, table.width]), shape=[None, table.width], trainable=False
             )
 
     def append(self, gradient: tf.Tensor) -> None:
-        """Keeps the rows of the gradient that the optimizer works on."""
+        """Adds the rows of the gradient that the optimizer works on."""
         ids, rows = self._with(gradient)
         self._ids.assign(ids)
         self._rows.assign(rows)
@@ -39,11 +38,11 @@ class RowAccumulator:
         return rows
 
     def assign(self, zeros: Any) -> None:
-        """Forgets what was kept."""
+        """Removes all rows."""
         self._ids.assign(tf.zeros([0], tf.int64))
         self._rows.assign(tf.zeros([0, self._table.width]))
 
     def _with(self, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         ids = tf.concat([self._ids.read_value(), self._table.gradient_ids.get()], 0)
         rows = tf.concat([self._rows.read_value(), tf.cast(gradient, tf.float32)], 0)
-        return table_variable.unique_flat_rows(tf.IndexedSlices(rows, ids))
+        return unique_flat_rows(tf.IndexedSlices(rows, ids))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +12,9 @@ from keras.src.backend import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from tfdist.keras.table_gradients import table_of
+from tfdist.keras.hooks.table_gradients import table_of
+from tfdist.keras.registry import hooks
 from tfdist.keras.workers import replica_with_peers
-from tfdist.strategies._variables import table_variable
 
 _thread = threading.local()
 
@@ -26,34 +25,36 @@ def clips(optimizer: Any) -> bool:
     return any(limit is not None and limit > 0 for limit in limits)
 
 
-def are_reduced() -> bool:
-    """Whether the gradients that this thread's optimizer works on are sums already."""
-    return getattr(_thread, "are_reduced", False)
+# Keras's own, which clips a replica's gradients.
+_clip = BaseOptimizer._clip_gradients
 
 
-def clip_sums() -> None:
-    """Not a defect of Keras: it clips what each replica found, and sums afterwards.
+@hooks(BaseOptimizer, "_clip_gradients")
+def leave_to_the_step(original, self, grads):
+    """Gradients of a replica are not clipped where their sum is."""
+    return grads if _clips_sums(self) else original(self, grads)
 
-    The step then depends on the number of replicas. A strategy with `clip="sum"` reduces first.
+
+@hooks(TFOptimizer, "_backend_update_step")
+def clip_sums(original, self, grads, trainable_variables, learning_rate):
+    """With `clip="sum"` a strategy's replicas clip the sum of their gradients.
+
+    Keras clips each replica's gradients and sums them afterwards, so that the step depends on the
+    number of replicas.
     """
-    clip = BaseOptimizer._clip_gradients
-    update = TFOptimizer._backend_update_step
+    if not _clips_sums(self):
+        return original(self, grads, trainable_variables, learning_rate)
+    clipped = _clip(self, _summed(self, grads, trainable_variables))
+    with _reduced():
+        return original(self, clipped, trainable_variables, learning_rate)
 
-    @functools.wraps(clip)
-    def _clip_gradients(self, grads):
-        return grads if _clips_sums(self) else clip(self, grads)
 
-    @functools.wraps(update)
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        if not _clips_sums(self):
-            return update(self, grads, trainable_variables, learning_rate)
-        sums = _summed(self, grads, trainable_variables)
-        clipped = clip(self, sums)
-        with _reduced():
-            return update(self, clipped, trainable_variables, learning_rate)
-
-    BaseOptimizer._clip_gradients = _clip_gradients
-    TFOptimizer._backend_update_step = _backend_update_step
+@hooks(TFOptimizer, "_all_reduce_sum_gradients")
+def reduce_once(original, self, grads_and_vars):
+    """Gradients that were summed before clipping are not summed again."""
+    if getattr(_thread, "are_reduced", False):
+        return list(grads_and_vars)
+    return original(self, grads_and_vars)
 
 
 def _clips_sums(optimizer: BaseOptimizer) -> bool:
@@ -64,7 +65,7 @@ def _clips_sums(optimizer: BaseOptimizer) -> bool:
 
 
 def _summed(optimizer: TFOptimizer, grads: list, variables: list) -> list:
-    """The gradients' sums over all replicas; of tables, of which `optimizer` has rows, too."""
+    """The gradients' sums over all replicas, including those of tables' rows."""
     sums = list(grads)
     dense = [i for i, variable in enumerate(variables) if table_of(variable) is None]
     if dense:
@@ -74,7 +75,7 @@ def _summed(optimizer: TFOptimizer, grads: list, variables: list) -> list:
     for i, variable in enumerate(variables):
         table = table_of(variable)
         if table is not None:
-            sums[i] = table_variable.sum_over_replicas(grads[i], table)
+            sums[i] = table.sum_over_replicas(grads[i])
     return sums
 
 
@@ -84,7 +85,7 @@ def _of_tensorflow(variable: Any) -> tf.Variable:
 
 @contextlib.contextmanager
 def _reduced() -> Iterator[None]:
-    """Within, this thread's gradients are sums already."""
+    """Marks this thread's gradients as sums for the duration of a `with` block."""
     _thread.are_reduced = True
     try:
         yield

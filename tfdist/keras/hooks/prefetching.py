@@ -9,23 +9,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.keras.embeddings import provided
+
 _log = logging.getLogger("tfdist")
 
 
 def with_prefetch(model: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset] | None:
-    """Returns what makes a model's training data ask for rows ahead.
+    """Returns a function that makes a model's training data look rows up ahead.
 
     Args:
-      model: that `fit` trains.
+      model: the model that `fit` trains.
 
     Returns:
       A function from dataset to dataset; `None` if no layer asks for it, or if the model does not
       say which of its inputs the layers get, which is logged.
     """
-    from tfdist.embedding.layer_base import RemoteEmbedding
-    from tfdist.embedding.prefetch import prefetch_rows
-
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, RemoteEmbedding)]
+    embeddings = provided()
+    if embeddings is None:
+        return None
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, embeddings.layer)]
     layers = [layer for layer in layers if layer.prefetch and layer.trainable]
     if not layers:
         return None
@@ -48,4 +50,4 @@ def with_prefetch(model: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset] | 
                 by_table.setdefault(table, []).append(of_table)
         return by_table
 
-    return lambda dataset: prefetch_rows(dataset, ids_of)
+    return lambda dataset: embeddings.prefetch_rows(dataset, ids_of)

@@ -1,4 +1,4 @@
-"""What the callbacks of this package have in common."""
+"""The base class of tfdist's callbacks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import keras
 
 
 class Callback(keras.callbacks.Callback):
-    """A callback that `fit` of Keras 3 takes, and that of tf_keras."""
+    """A callback that `fit` of Keras 3 and of tf_keras takes."""
 
-    # Which hooks there are, for tf_keras.
+    # tf_keras asks which hooks a callback has.
     def _implements_train_batch_hooks(self) -> bool:
         return True
 

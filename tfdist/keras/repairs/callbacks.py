@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,60 +14,50 @@ import tensorflow as tf
 from keras.callbacks import BackupAndRestore, ModelCheckpoint
 
 from tfdist import ops
+from tfdist.keras.registry import repairs
 from tfdist.keras.workers import communicator_of, rank_of
 
+_ISSUE = "tensorflow/tensorflow#38635"
 
-def checkpoint_on_chief() -> None:
-    """tensorflow/tensorflow#38635: all workers write the same checkpoint file at once.
 
-    Mended in Keras 2, lost in Keras 3. Every worker must go through the motions, because reading
-    some variables is a collective, but only the chief's file counts.
+@repairs(ModelCheckpoint, "_save_model", issue=_ISSUE)
+def checkpoint_on_chief(original, self, epoch, batch, logs):
+    """All workers write the same checkpoint file at once.
+
+    Keras 2 had this corrected, Keras 3 lost it. Every worker must save, because reading some
+    variables is a collective, but only the chief's file is kept.
     """
-    original = ModelCheckpoint._save_model
-
-    @functools.wraps(original)
-    def _save_model(self, epoch, batch, logs):
-        if rank_of(self.model) == 0:
+    if rank_of(self.model) == 0:
+        return original(self, epoch, batch, logs)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = os.path.join(scratch, os.path.basename(self.filepath))
+        with _replaced(self, filepath=path):
             return original(self, epoch, batch, logs)
-        with tempfile.TemporaryDirectory() as scratch:
-            path = os.path.join(scratch, os.path.basename(self.filepath))
-            with _replaced(self, filepath=path):
-                return original(self, epoch, batch, logs)
-
-    ModelCheckpoint._save_model = _save_model
 
 
-def back_up_on_chief() -> None:
-    """tensorflow/tensorflow#38635 again, for `BackupAndRestore`.
+@repairs(BackupAndRestore, "_save_model", issue=_ISSUE)
+def back_up_on_chief(original, self):
+    """All workers write the same backup files at once; here the chief alone keeps them."""
+    with _paths_of_rank(self):
+        original(self)
 
-    The chief keeps the backup and all workers resume from it: where they share no file system,
-    workers that restored on their own would start at different epochs.
+
+@repairs(BackupAndRestore, "on_train_begin", issue=_ISSUE)
+def restore_from_chief(original, self, logs=None):
+    """Workers that share no file system resume from backups of different epochs.
+
+    Here all workers resume from the chief's.
     """
-    save, begin, end = (
-        BackupAndRestore._save_model,
-        BackupAndRestore.on_train_begin,
-        BackupAndRestore.on_train_end,
-    )
+    with _paths_of_rank(self):
+        _copy_from_chief(self)
+        original(self, logs)
 
-    @functools.wraps(save)
-    def _save_model(self):
-        with _paths_of_rank(self):
-            save(self)
 
-    @functools.wraps(begin)
-    def on_train_begin(self, logs=None):
-        with _paths_of_rank(self):
-            _copy_from_chief(self)
-            begin(self, logs)
-
-    @functools.wraps(end)
-    def on_train_end(self, logs=None):
-        if rank_of(self.model) == 0:
-            end(self, logs)
-
-    BackupAndRestore._save_model = _save_model
-    BackupAndRestore.on_train_begin = on_train_begin
-    BackupAndRestore.on_train_end = on_train_end
+@repairs(BackupAndRestore, "on_train_end", issue=_ISSUE)
+def delete_on_chief(original, self, logs=None):
+    """All workers delete the same backup; here the chief does."""
+    if rank_of(self.model) == 0:
+        original(self, logs)
 
 
 _FILES = (
@@ -81,7 +70,7 @@ _FILES = (
 
 @contextlib.contextmanager
 def _paths_of_rank(callback) -> Iterator[None]:
-    """Gives every worker but the chief an empty directory, and throws away what it writes there."""
+    """Gives every worker but the chief an empty directory, which is deleted afterwards."""
     if rank_of(callback.model) == 0:
         yield
         return
@@ -92,7 +81,7 @@ def _paths_of_rank(callback) -> Iterator[None]:
 
 
 def _copy_from_chief(callback) -> None:
-    """Gives every worker the chief's files, for all to load the same."""
+    """Copies the chief's files to every worker, so that all load the same."""
     communicator = communicator_of(callback.model)
     if communicator is None:
         return
@@ -111,7 +100,7 @@ def _copy_from_chief(callback) -> None:
 
 @contextlib.contextmanager
 def _replaced(target, **attributes: Any) -> Iterator[None]:
-    """Sets attributes for the time of a `with` block."""
+    """Sets attributes for the duration of a `with` block."""
     before = {name: getattr(target, name) for name in attributes}
     vars(target).update(attributes)
     try:

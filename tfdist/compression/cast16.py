@@ -1,4 +1,4 @@
-"""Values that travel as 16-bit floats."""
+"""Compression to 16-bit floats."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressor
 
 
-class NarrowCompressor(Compressor):
-    """Rounds values to 16 bits on the way, and keeps nothing.
+class Cast16Compressor(Compressor):
+    """Rounds values to 16 bits for transport; has no state.
 
     Args:
       method: `FP16` or `BF16`.

@@ -1,0 +1,1 @@
+"""Product code that Keras calls, by subject; see `tfdist.keras.registry`."""

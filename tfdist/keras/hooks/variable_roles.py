@@ -1,0 +1,53 @@
+"""Keras 3 tells a strategy what its variables are called, and which are each worker's own.
+
+See `tfdist.ps.variable_scopes`. TensorFlow learns neither from Keras 3.
+"""
+
+from __future__ import annotations
+
+from keras.optimizers import LossScaleOptimizer
+from keras.random import SeedGenerator
+from keras.src.backend import Variable
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfdist.keras.registry import hooks
+from tfdist.ps.variable_scopes import Role, current_role, made_as, named
+
+
+@hooks(Variable, "__init__")
+def note_role(original, self, *args, **kwargs):
+    """A variable keeps the role that it was made with, for it may be initialized later."""
+    self._tfdist_role = current_role()
+    original(self, *args, **kwargs)
+
+
+@hooks(Variable, "_initialize")
+def tell_path_and_role(original, self, value):
+    """A strategy learns the full path of a variable, and its role.
+
+    Keras 3 names a `tf.Variable` "kernel" in any layer. Its path, such as
+    "sequential/dense/kernel", tells which variable is the same in all workers.
+    """
+    with named(self.path), made_as(getattr(self, "_tfdist_role", current_role())):
+        original(self, value)
+
+
+@hooks(LossScaleOptimizer, "add_variable")
+def keep_loss_scale(original, self, *args, **kwargs):
+    """A loss scale is each worker's own: doubling and halving do not add up over workers."""
+    with made_as(Role.UNSHARED):
+        return original(self, *args, **kwargs)
+
+
+@hooks(BaseOptimizer, "add_variable_from_reference")
+def keep_accumulators(original, self, reference_variable, name=None, *args, **kwargs):
+    """Accumulated gradients are each worker's own."""
+    with made_as(Role.UNSHARED if name == "gradient_accumulator" else current_role()):
+        return original(self, reference_variable, name, *args, **kwargs)
+
+
+@hooks(SeedGenerator, "__init__")
+def keep_random_state(original, self, *args, **kwargs):
+    """The states of random generators are each worker's own."""
+    with made_as(Role.UNSHARED):
+        original(self, *args, **kwargs)

@@ -1,0 +1,123 @@
+"""Repairs of `fit`, `evaluate` and `predict`."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from keras import tree
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.trainer import Trainer
+from tensorflow.python.distribute.values import PerReplicaSpec
+from tensorflow.python.framework.none_tensor import NoneTensorSpec
+
+from tfdist.keras.registry import repairs
+from tfdist.keras.workers import communicator_of, has_copies, replica_with_copies
+
+
+@repairs(data_adapters, "is_tf_dataset", since="3.8", until="3.8")
+def take_datasets_from_functions(original, x):
+    """The result of `distribute_datasets_from_function` is not recognized as a dataset."""
+    return original(x) or isinstance(x, tf.distribute.DistributedDataset)
+
+
+@repairs(
+    TensorFlowTrainer,
+    "_maybe_symbolic_build",
+    issue="keras-team/keras#20585, tensorflow/tensorflow#72388",
+)
+def build_from_local_batch(original, self, iterator=None, data_batch=None):
+    """`fit` on several workers fails before its first step.
+
+    To learn the shapes of a batch, Keras reduces the whole nested batch over all workers, which
+    `tf.distribute.Strategy.reduce` does not take, and which would average strings and labels. The
+    specs of a dataset tell the shapes without a batch. Reading one would open the dataset a second
+    time: a `shuffle` then has another order than without a strategy, and a Python generator has
+    lost a batch.
+    """
+    if self._distribute_strategy is not None and iterator is not None:
+        data_batch = _shapes_of_replica(self, iterator)
+        iterator = None
+    return original(self, iterator=iterator, data_batch=data_batch)
+
+
+def _shapes_of_replica(model, epoch_iterator):
+    """Specs with the shapes and dtypes of a replica's batch, or such a batch."""
+    strategy = model._distribute_strategy
+    # Not `element_spec`, which fails where each of several workers has one device.
+    specs = tree.map_structure(_spec_of_replica, epoch_iterator._distributed_dataset._element_spec)
+    # A Python generator cannot be read again.
+    yields_once = hasattr(epoch_iterator.data_adapter, "_output_signature")
+    shapes = [spec.shape for spec in tree.flatten(specs) if spec is not None]
+    ranks_known = all(shape.rank is not None for shape in shapes)
+    # Layers may need sizes that only a batch has.
+    is_built = all(layer.built for layer in model._flatten_layers())
+    if yields_once or (
+        ranks_known and (is_built or all(None not in shape[1:].as_list() for shape in shapes))
+    ):
+        return specs
+    # One or two numbers precede the iterator, depending on the release of Keras.
+    for *_, iterator in epoch_iterator:
+        return tree.map_structure(
+            lambda value: (
+                strategy.experimental_local_results(value)[0]
+                if isinstance(value, tf.distribute.DistributedValues)
+                else value
+            ),
+            next(iterator),
+        )
+    return None
+
+
+def _spec_of_replica(spec):
+    if isinstance(spec, PerReplicaSpec):
+        spec = spec._value_specs[0]
+    # There are no sample weights, or no labels.
+    return None if isinstance(spec, tf.OptionalSpec | NoneTensorSpec) else spec
+
+
+@repairs(Trainer, "get_metrics_result", issue="keras-team/keras#19891")
+def log_metrics_of_all_replicas(original, self):
+    """What `fit` shows after a batch is the mean of the replicas' metrics.
+
+    That is wrong where they saw different numbers of rows, and for all metrics that are not means.
+    Here the replicas of one process add their metrics' state, as at the end of an epoch. Those of
+    several workers do not: it would be one more collective per step.
+    """
+    replica = replica_with_copies()
+    if replica is None or communicator_of(self) is not None:
+        return original(self)
+    return replica.merge_call(lambda strategy: original(self))
+
+
+@repairs(GeneratorDataAdapter, "get_tf_dataset")
+@repairs(PyDatasetAdapter, "get_tf_dataset")
+def copy_what_python_yields(original, self):
+    """`fit` writes into the caller's arrays that a generator or a `PyDataset` yields slices of.
+
+    A tensor made of an array with aligned memory shares that memory. Where replicas split a batch
+    TensorFlow takes the tensor for a temporary, whose memory a result may reuse.
+    """
+    return original(self).map(_copy_numbers)
+
+
+def _copy_numbers(*batch):
+    def copy(leaf):
+        is_number = isinstance(leaf, tf.Tensor) and (
+            leaf.dtype.is_floating or leaf.dtype.is_integer
+        )
+        return tf.raw_ops.DeepCopy(x=leaf) if is_number else leaf
+
+    return tf.nest.map_structure(copy, batch, expand_composites=True)
+
+
+@repairs(TensorFlowTrainer, "predict_on_batch")
+def predict_on_batch_once(original, self, x):
+    """`predict_on_batch` returns every row once per device, since each predicts the whole batch."""
+    predicted = original(self, x)
+    strategy = self.distribute_strategy
+    if not has_copies(strategy) or communicator_of(self) is not None:
+        return predicted
+    replicas = strategy.num_replicas_in_sync
+    return tree.map_structure(lambda rows: rows[: rows.shape[0] // replicas], predicted)

@@ -1,0 +1,53 @@
+"""What the code that makes a variable says of it to a strategy with parameter servers.
+
+`tf.distribute` tells a strategy a variable's name, shape and dtype, but not what it is for. Code
+that knows says so in a scope; the strategy asks when the variable is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import enum
+from collections.abc import Iterator
+
+
+class Role(enum.Enum):
+    """What a variable is for."""
+
+    UNSHARED = "unshared"  # each worker's own
+    TABLE = "table"  # stands for an embedding table
+
+
+_path: contextvars.ContextVar[str | None] = contextvars.ContextVar("path", default=None)
+_role: contextvars.ContextVar[Role | None] = contextvars.ContextVar("role", default=None)
+
+
+@contextlib.contextmanager
+def named(path: str) -> Iterator[None]:
+    """Gives the variables that are made within a full name, in the place of their own."""
+    token = _path.set(path)
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
+@contextlib.contextmanager
+def made_as(role: Role | None) -> Iterator[None]:
+    """Gives the variables that are made within a role; `None`: the strategy decides."""
+    token = _role.set(role)
+    try:
+        yield
+    finally:
+        _role.reset(token)
+
+
+def current_path() -> str | None:
+    """The name of the innermost `named`; `None` outside of one."""
+    return _path.get()
+
+
+def current_role() -> Role | None:
+    """The role of the innermost `made_as`; `None` outside of one."""
+    return _role.get()
