@@ -26,7 +26,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.resolver import ClusterResolver
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
-from tfdist.job.init import start
+from tfdist.job.start import start
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._collective_cross_device_ops import CollectiveAllReduce
 from tfdist.strategies._input.single_device_input import SingleDeviceInput

@@ -16,7 +16,7 @@ from tfdist import keras, ops
 from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
-from tfdist.job.init import start
+from tfdist.job.start import start
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._input.single_device_input import SingleDeviceInput

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     )
     from tfdist.horovod.tape import DistributedGradientTape
     from tfdist.job.groups import new_group
-    from tfdist.job.init import init
     from tfdist.job.objects import all_gather_object, broadcast_object
     from tfdist.job.process import is_initialized, local_rank, local_size, rank, size
     from tfdist.job.rank_ops import local_rank_op, local_size_op, rank_op, size_op
     from tfdist.job.variables import broadcast_variables
     from tfdist.ops import join
+    from tfdist.startup import init
     from tfdist.strategies import (
         CentralStorageStrategy,
         CollectiveAllReduceStrategy,
@@ -69,7 +69,7 @@ _MODULE_OF = {
     "broadcast_object": "tfdist.job.objects",
     "broadcast_variables": "tfdist.job.variables",
     "export_for_serving": "tfdist.embedding.export",
-    "init": "tfdist.job.init",
+    "init": "tfdist.startup",
     "is_initialized": "tfdist.job.process",
     "join": "tfdist.ops",
     "load_model": "tfdist.horovod.optimizer",

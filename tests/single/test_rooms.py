@@ -50,7 +50,7 @@ CPP_FORBIDDEN = {
 
 # Packages and modules below tfdist.
 PYTHON_ROOMS = [
-    ["errors", "_version"],
+    ["errors", "_version", "_providers"],
     ["_compatibility", "config"],
     ["control"],
     ["ops.library", "ops.autograph", "ops.tf_flags"],
@@ -58,7 +58,7 @@ PYTHON_ROOMS = [
     ["ops.ps"],
     ["ops"],
     ["compression"],
-    ["ps.checkpoint", "ps.stats"],
+    ["ps.config", "ps.checkpoint", "ps.stats"],
     ["ps.export", "ps.epochs"],
     ["ps"],
     ["job"],
@@ -68,7 +68,7 @@ PYTHON_ROOMS = [
     ["strategies"],
     ["embedding"],
     ["layers", "horovod"],
-    ["callbacks", "server"],
+    ["callbacks", "server", "startup"],
     ["estimator.training", "estimator.keras3"],
     ["estimator.package"],
     ["estimator"],
@@ -80,30 +80,7 @@ PYTHON_ROOMS = [
 Arrow = tuple[str, str]
 
 # Arrows that still point upwards. Remove one here together with its last import.
-ALLOWED: set[Arrow] = {
-    # Both C interfaces pass rows in the struct of rows_c_api.h.
-    ("core/ps/client", "core/ps/server"),
-    # A lookup reads and fills the cache of rows.
-    ("core/ps/client/operations", "core/ps/client/lookups"),
-    # The store takes its types of shards and snapshots from server.h.
-    ("core/ps/store", "core/ps/server"),
-    # `tfdist.ops.embedding_lookup` is found in `embedding` on first use.
-    ("ops", "embedding"),
-    # A type annotation.
-    ("ops.collectives", "compression"),
-    # Collectives without a communicator use the job's.
-    ("ops.collectives", "job"),
-    # The client takes `fingerprint` from the server.
-    ("ps.epochs", "ps"),
-    # `tfdist.init()` applies the repair of `compile`.
-    ("job", "keras"),
-    # Repairs of Keras that know tables, variables on servers and the inputs of workers.
-    ("keras", "embedding"),
-    ("keras", "horovod"),
-    ("keras", "strategies._base"),
-    ("keras", "strategies._input"),
-    ("keras", "strategies._variables"),
-}
+ALLOWED: set[Arrow] = set()
 
 
 def room_of(name: str, rooms: list[list[str]], separator: str) -> str:

@@ -19,7 +19,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.job import process
-from tfdist.ps.server import fingerprint
+from tfdist.ps.config import fingerprint
 
 BASE = 2**16
 

@@ -16,8 +16,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import ControlClient
 from tfdist.control.signing import data_key
-from tfdist.ps.config import PsConfig
-from tfdist.ps.server import fingerprint
+from tfdist.ps.config import PsConfig, fingerprint
 
 MAGIC = 0x44465402
 HELLO, CHALLENGE, PROOF, WELCOME = 1, 2, 3, 4

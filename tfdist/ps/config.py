@@ -7,6 +7,8 @@ import json
 import math
 from typing import Any
 
+from tfdist.config.cluster import Cluster
+from tfdist.control import messages
 from tfdist.errors import ClusterConfigError
 
 MODES = ("async", "sync", "ssp")
@@ -190,3 +192,8 @@ def _expect(fits: bool, name: str, expected: str, received: Any) -> None:
         raise ClusterConfigError(
             f"ParameterServerStrategy: expected {name} to be {expected}, received {received!r}"
         )
+
+
+def fingerprint(cluster: Cluster) -> str:
+    """Identifies the addresses of all training tasks and parameter servers."""
+    return messages.fingerprint((*cluster.training_addresses, "ps", *cluster.ps))

@@ -22,7 +22,7 @@ from tfdist.errors import ClusterConfigError
 from tfdist.ps import step_waits
 from tfdist.ps.checkpoint import files
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
-from tfdist.ps.config import PsConfig
+from tfdist.ps.config import PsConfig, fingerprint
 from tfdist.ps.epochs.service import EpochService
 from tfdist.ps.liveness import Liveness
 from tfdist.ps.stats import rates
@@ -377,8 +377,3 @@ def serve(cluster: Cluster, settings: Settings, checkpoint_dir: str | None = Non
       SystemExit: always; see `ServerTask.serve` for its code.
     """
     raise SystemExit(ServerTask(cluster, settings, checkpoint_dir).serve())
-
-
-def fingerprint(cluster: Cluster) -> str:
-    """Identifies the addresses of all training tasks and parameter servers."""
-    return messages.fingerprint((*cluster.training_addresses, "ps", *cluster.ps))

@@ -18,9 +18,8 @@ from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.signing import data_key
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 from tfdist.ps.checkpoint import snapshot
-from tfdist.ps.config import PsConfig
+from tfdist.ps.config import PsConfig, fingerprint
 from tfdist.ps.epochs.client import EpochClient
-from tfdist.ps.server import fingerprint
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
 

@@ -24,8 +24,7 @@ from warm_python import interpreter
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
-from tfdist.ps.config import PsConfig
-from tfdist.ps.server import fingerprint
+from tfdist.ps.config import PsConfig, fingerprint
 
 MESSAGE_MAGIC = 0x50465401
 MESSAGE_HEADER = "<IBBHIIQQ"

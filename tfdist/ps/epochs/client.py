@@ -10,10 +10,10 @@ import time
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.ps.config import fingerprint
 from tfdist.ps.epochs.metric_states import State
 from tfdist.ps.epochs.rounds import Answer, Key
 from tfdist.ps.epochs.service import PART
-from tfdist.ps.server import fingerprint
 
 _log = logging.getLogger("tfdist.ps")
 _LONG_POLL = 5.0

@@ -1,0 +1,35 @@
+"""The start of a task: `tfdist.init` and the strategies for several tasks begin here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tfdist.config.cluster import Cluster
+from tfdist.job import process
+
+
+def start(
+    cluster: Cluster | None, checkpoint_dir: str | None, adapt_keras: Callable[[], None]
+) -> Cluster:
+    """Reads the cluster, serves in a `ps` task, enters the job, and adapts Keras.
+
+    Args:
+      cluster: the job, by default that of `TF_CONFIG`.
+      checkpoint_dir: as for `tfdist.init`.
+      adapt_keras: changes Keras where the caller needs it.
+
+    Returns:
+      The cluster, in a task that trains or evaluates.
+
+    Raises:
+      Exception: as for `tfdist.init`, and what `adapt_keras` raises.
+    """
+    if cluster is None:
+        cluster = Cluster.from_environment()
+    if cluster.task_type == "ps":
+        from tfdist.ps.server import serve  # imports TensorFlow
+
+        serve(cluster, process.current.settings, checkpoint_dir)
+    process.current.enter(cluster)
+    adapt_keras()
+    return cluster
