@@ -19,17 +19,15 @@ from known_gradient import ended_well, go_on, reach, train, weight_after
 from launching import PACKAGE
 from ps_job import roles
 from ranks import start_ranks
-from raw_data_peer import HEADER_BYTES, find_door, hello, introduce, receive
+from raw_data_peer import HEADER_BYTES, MAGIC, find_door, hello, introduce, receive
 from warm_python import interpreter
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.ps.config import PsConfig, fingerprint
 
-MESSAGE_MAGIC = 0x50465401
-MESSAGE_HEADER = "<IBBHIIQQ"
-OPEN, SET, LEND = 1, 6, 9
-OK = 64
+FRAME_HEADER = "<IBBHIIQQQQ"
+SHARED, OPEN, SET, OK = 5, 32, 37, 64
 # 127.0.0.1 as the kernel prints it, and as an IPv6 socket has it.
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
@@ -153,9 +151,9 @@ def wait_for_stats(job_file: Path) -> None:
         time.sleep(0.5)
 
 
-def message(kind: int, meta: bytes, payload_bytes: int = 0, lent: int = 0) -> bytes:
+def message(kind: int, meta: bytes, payload_bytes: int = 0, exposed: int = 0) -> bytes:
     header = struct.pack(
-        MESSAGE_HEADER, MESSAGE_MAGIC, kind, 0, 0, len(meta), lent, payload_bytes, 7
+        FRAME_HEADER, MAGIC, kind, 0, 0, len(meta), exposed, payload_bytes, 7, 0, 0
     )
     return header + meta
 
@@ -163,7 +161,8 @@ def message(kind: int, meta: bytes, payload_bytes: int = 0, lent: int = 0) -> by
 def ask(connection: socket.socket, content: bytes) -> bytes:
     """Sends a message; returns the answer's meta, or raises EOFError."""
     connection.sendall(content)
-    _, kind, _, _, size, _, payload, _ = struct.unpack(MESSAGE_HEADER, receive(connection, 32))
+    header = struct.unpack(FRAME_HEADER, receive(connection, HEADER_BYTES))
+    kind, size, payload = header[1], header[4], header[6]
     meta = receive(connection, size)
     receive(connection, payload)
     assert kind == OK, (kind, meta)
@@ -178,8 +177,8 @@ def test_no_address_is_taken_from_a_network():
         door = find_door(ranks)
         mine = bytearray(65536)
         attacks = (
-            # What a worker once said to agree on reading each other's memory, and how it named it.
-            message(LEND, struct.pack("<QQQB", id(mine), 1, 2, 1)),
+            # How two processes of one machine offer their memory, and how they name it.
+            message(SHARED, struct.pack("<BBQQQ", 1, 1, id(mine), 1, 2)),
             message(SET, struct.pack("<IIQQ", 1, 0, id(mine), len(mine)), len(mine), 1),
         )
         for attack in attacks:

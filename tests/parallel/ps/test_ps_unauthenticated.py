@@ -37,8 +37,7 @@ FRAMES = rounds(5_000, long=100_000)
 VISITS_PER_SECOND = 200
 SECONDS = rounds(2, long=10)
 WARM = 20
-MESSAGE_MAGIC = 0x50465401
-OPEN, LAST_REQUEST, OK = 1, 8, 64
+OPEN, LAST_REQUEST, OK = 32, 39, 64
 
 
 class UntilTold(keras.callbacks.Callback):
@@ -80,9 +79,11 @@ def train(ctx):
     return state_of(model)
 
 
-def message(kind: int, meta: bytes, payload_bytes: int = 0, magic: int = MESSAGE_MAGIC) -> bytes:
+def message(kind: int, meta: bytes, payload_bytes: int = 0, magic: int = MAGIC) -> bytes:
     """A message as it comes after the HELLO: 32 bytes of header, then its content."""
-    return struct.pack("<IBBHIIQQ", magic, kind, 0, 0, len(meta), 0, payload_bytes, 7) + meta
+    return (
+        struct.pack("<IBBHIIQQQQ", magic, kind, 0, 0, len(meta), 0, payload_bytes, 7, 0, 0) + meta
+    )
 
 
 def intrusion(source: random.Random, door: Door) -> bytes:
@@ -108,12 +109,12 @@ def madness(source: random.Random, door: Door) -> bytes:
     """Messages that no worker sends."""
     bits = source.getrandbits
     return [
-        lambda: b"\xff" + source.randbytes(source.randrange(31, 300)),
+        lambda: b"\xff" + source.randbytes(source.randrange(47, 300)),
         lambda: message(source.randrange(OPEN + 1, LAST_REQUEST + 1), source.randbytes(24)),
         lambda: message(source.randrange(LAST_REQUEST + 1, OK), b""),
         lambda: message(OPEN, source.randbytes(source.randrange(17, 64))),
         lambda: message(OPEN, bytes(16), payload_bytes=1 + bits(63)),
-        lambda: message(OPEN, bytes(16), magic=MESSAGE_MAGIC + source.randrange(1, 256)),
+        lambda: message(OPEN, bytes(16), magic=MAGIC + source.randrange(1, 256)),
     ][source.randrange(6)]()
 
 
