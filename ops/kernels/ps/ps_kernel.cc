@@ -1,6 +1,9 @@
 #include "kernels/ps/ps_kernel.h"
 
+#include <utility>
+
 #include "core/base/handle_table.h"
+#include "kernels/conversions.h"
 #include "tensorflow/core/framework/tensor_util.h"
 
 namespace tfdist {
@@ -51,12 +54,19 @@ absl::Status PsVariablesKernel::ReadVariables(const ps::Client& client,
           "variable '", spec.name, "': expected a value of ", spec.elements, " elements, found ",
           variables[i]->is_initialized ? StrCat(tensor.NumElements()) : std::string("none")));
     }
-    // In this mode the variable's memory is written in place, whoever else holds it.
+    // In this mode the variable's memory is written in place even if others hold it.
     const bool shared = variables[i]->copy_on_read_mode.load();
     values->push_back(
         {parameters_[i], Hold(shared ? tensorflow::tensor::DeepCopy(tensor) : tensor)});
   }
   return absl::OkStatus();
+}
+
+ps::Done Ending(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done) {
+  return [context, done = std::move(done)](const Status& status) {
+    if (!status.ok()) context->SetStatus(ToTensorFlow(status));
+    done();
+  };
 }
 
 ps::Memory Hold(const Tensor& tensor) {
