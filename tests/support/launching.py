@@ -29,7 +29,10 @@ def wait_for_end(name):
     # Ended tasks are zombies until the launcher ends.
     while Path(f"/proc/{text}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.01)
-def leave_pid(): (here / f"pid {me}").write_text(str(os.getpid()))
+def leave_pid():
+    # In one step: this process may be killed as soon as the file is there.
+    (here / f".pid {me}").write_text(str(os.getpid()))
+    (here / f".pid {me}").rename(here / f"pid {me}")
 """
 
 
