@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/status.h"
@@ -411,9 +412,9 @@ inline FrameHeader HeaderOf(MessageType type, uint64_t id) {
 
 // `meta` of the messages above, and back. Decode fails if `meta` is anything but a whole message;
 // `message` is then undefined.
-template <typename Message, typename = decltype(Message::kName)>
+template <typename Message, typename = std::void_t<decltype(Message::kName)>>
 std::string Encode(const Message& message);
-template <typename Message, typename = decltype(Message::kName)>
+template <typename Message, typename = std::void_t<decltype(Message::kName)>>
 Status Decode(std::string_view meta, Message* message);
 
 // Whether all fields of both are equal, bit by bit.
