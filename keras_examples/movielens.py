@@ -193,9 +193,9 @@ def main() -> None:
 
     size = min(arguments.batch_size, len(train.liked))
     steps = max(1, len(train.liked) // (size * workers))
-    # In "sync" mode the workers' batches make one step together.
-    together = 1 if arguments.mode == "sync" else workers
-    total = arguments.epochs * steps * together
+    # In "sync" mode the workers divide each batch, and make one step together.
+    sync = arguments.mode == "sync"
+    total = arguments.epochs * steps * (1 if sync else workers)
     # A decreasing rate; otherwise the result would depend on the last few batches.
     rate = keras.optimizers.schedules.CosineDecay(arguments.learning_rate, total)
     with scope:
@@ -211,7 +211,7 @@ def main() -> None:
     # A progress bar needs a terminal; in a file one line per epoch is easier to read.
     chief_verbosity = 1 if sys.stdout.isatty() else 2
     model.fit(
-        batches(features, train.liked, size, training=True),
+        batches(features, train.liked, size * workers if sync else size, training=True),
         epochs=arguments.epochs,
         steps_per_epoch=steps,
         shuffle=False,  # the dataset shuffles

@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 from estimator_data import ignore_warnings
 from estimators import BATCH, STRATEGIES, input_fn
+from logical_devices import two_devices
 from models import ADAPTIVE, EXACT, difference, identical
 from ps_job import on_job, served
 from ranks import on_ranks
 from test_estimator_evaluation import rows_fn
 from test_estimator_parity import agree
-from test_several_devices import _two_devices
 
 from tfdist import estimator
 
@@ -100,7 +100,7 @@ def test_all_reduce(ctx):
 
 @on_ranks(2, check=identical)
 def test_all_reduce_with_two_devices_a_worker(ctx):
-    _two_devices()
+    two_devices()
     return train_like_alone(ctx, "all_reduce", "saver", replicas=4)
 
 

@@ -7,6 +7,7 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
+from logical_devices import two_devices
 from models import (
     ADAPTIVE,
     EXACT,
@@ -24,11 +25,6 @@ from tfdist.errors import ClusterConfigError
 STEPS = 10
 
 
-def _two_devices():
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-
-
 OPTIMIZERS = {
     "momentum": (lambda: keras.optimizers.SGD(0.1, momentum=0.9), EXACT),
     "adam": (lambda: keras.optimizers.Adam(), ADAPTIVE),
@@ -40,7 +36,7 @@ OPTIMIZERS = {
 @on_ranks(2, check=identical)
 def test_fit_evaluate_predict(ctx, name):
     optimizer, tolerance = OPTIMIZERS[name]
-    _two_devices()
+    two_devices()
     keras.utils.set_random_seed(0)
     alone = classifier(optimizer())
     expected = alone.fit(models.dataset(64 * STEPS, 64), verbose=0).history
@@ -70,7 +66,7 @@ def test_fit_evaluate_predict(ctx, name):
 
 @on_ranks(2, check=identical)
 def test_batch_normalization_and_a_last_batch_of_one_row(ctx):
-    _two_devices()
+    two_devices()
     features, labels = examples(64 * 5 + 1)
 
     keras.utils.set_random_seed(0)
@@ -89,7 +85,7 @@ def test_batch_normalization_and_a_last_batch_of_one_row(ctx):
 @on_ranks(2)
 def test_collectives(ctx):
     """Replica r of 4 holds r + 1, so that every sum and every order has a closed form."""
-    _two_devices()
+    two_devices()
     options = tfdist.CommunicationOptions(timeout_seconds=20.0)
     strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)
 
@@ -122,7 +118,7 @@ def test_collectives(ctx):
 @on_ranks(2)
 def test_workers_with_different_numbers_of_devices(ctx):
     if ctx.rank == 1:
-        _two_devices()
+        two_devices()
     options = tfdist.CommunicationOptions(timeout_seconds=5.0)
     with pytest.raises(ClusterConfigError, match="worker 0 has 1, worker 1 has 2"):
         tfdist.MultiWorkerMirroredStrategy(communication_options=options)
