@@ -32,11 +32,7 @@ struct Route {
   }
 
   Status TryToConnect() { return worker.Connect(0, proxy.port(), server->incarnation()); }
-  // Returns when the connection carries nothing but operations.
-  void Connect() {
-    EXPECT_OK(TryToConnect());
-    if (count >= 0) Settle();
-  }
+  void Connect() { EXPECT_OK(TryToConnect()); }
 
   // Starts a push that adds 1 to all parameters, and the next pull.
   Ending StartStep() {
@@ -98,6 +94,7 @@ void TestCutAtEveryByteOfAStep(bool in_place, size_t scale, int first) {
       ++cuts;
       route.Connect();
       route.ExpectStep(pull);
+      route.Settle();
       route.proxy.Arm(direction, 0, Proxy::Fault::kNone);
       Ending next = route.StartStep();
       route.ExpectStep(next);
@@ -198,6 +195,7 @@ void TestCutWhileConnectingAgain() {
       EXPECT(route.worker.client().WaitForLost(0) == -1);  // it was not connected
       route.Connect();
       route.ExpectStep(pull);
+      route.Settle();
     }
   }
 }
@@ -251,6 +249,7 @@ void TestMalformedAnswers() {
     EXPECT(route.worker.client().WaitForLost(kPatience) == 0);
     route.Connect();
     route.ExpectStep(pull);
+    route.Settle();
   }
   EXPECT(route.server->stats().repeated_pushes == 7);
 }
