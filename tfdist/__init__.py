@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from tfdist.config.resolver import ClusterResolver
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
-    from tfdist.horovod.batch_normalization import SyncBatchNormalization
     from tfdist.horovod.optimizer import DistributedOptimizer, load_model
     from tfdist.horovod.partial import (
         PartialDistributedGradientTape,
         PartialDistributedOptimizer,
     )
+    from tfdist.horovod.sync_batch_normalization import SyncBatchNormalization
     from tfdist.horovod.tape import DistributedGradientTape
     from tfdist.job.groups import new_group
     from tfdist.job.objects import all_gather_object, broadcast_object
@@ -63,7 +63,7 @@ _MODULE_OF = {
     "ParameterServerStrategy": "tfdist.strategies",
     "PartialDistributedGradientTape": "tfdist.horovod.partial",
     "PartialDistributedOptimizer": "tfdist.horovod.partial",
-    "SyncBatchNormalization": "tfdist.horovod.batch_normalization",
+    "SyncBatchNormalization": "tfdist.horovod.sync_batch_normalization",
     "TPUStrategy": "tfdist.strategies",
     "all_gather_object": "tfdist.job.objects",
     "broadcast_object": "tfdist.job.objects",

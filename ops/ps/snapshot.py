@@ -22,7 +22,7 @@ _NUMPY_DTYPES = {number: dtype.as_numpy_dtype for dtype, number in DTYPES.items(
 
 @c_structure("saved_table")
 class CSavedTable(ctypes.Structure):
-    """Has the layout of `tfdist_ps_saved_table` in core/ps/server/snapshot_c_api.cc."""
+    """Has the layout of `tfdist_ps_saved_table` in core/ps/server/server_c_api.cc."""
 
     _fields_ = [
         ("description", ctypes.c_void_p),

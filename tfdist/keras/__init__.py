@@ -34,7 +34,7 @@ _HOOKS = "tfdist.keras.hooks"
 FOR_STRATEGIES = (
     f"{_REPAIRS}.training",
     f"{_REPAIRS}.variables",
-    f"{_REPAIRS}.layers",
+    f"{_REPAIRS}.batch_normalization",
     f"{_REPAIRS}.overflow",
     f"{_REPAIRS}.optimizers",
     f"{_REPAIRS}.callbacks",

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "core/ps/optimizers/optimizer_steps.h"
+#include "core/ps/optimizers/update_rules.h"
 
 namespace tfdist::ps {
 namespace {

@@ -3,8 +3,8 @@
 // Constants are rounded to the variable's dtype and operations are ordered as in Keras. A step
 // therefore differs from Keras's only where TensorFlow rearranges a compiled step, or computes a
 // power.
-#ifndef TFDIST_OPS_CORE_PS_OPTIMIZERS_OPTIMIZER_STEPS_H_
-#define TFDIST_OPS_CORE_PS_OPTIMIZERS_OPTIMIZER_STEPS_H_
+#ifndef TFDIST_OPS_CORE_PS_OPTIMIZERS_UPDATE_RULES_H_
+#define TFDIST_OPS_CORE_PS_OPTIMIZERS_UPDATE_RULES_H_
 
 #include <algorithm>
 #include <array>
@@ -280,4 +280,4 @@ struct NadamStep {
 
 }  // namespace tfdist::ps
 
-#endif  // TFDIST_OPS_CORE_PS_OPTIMIZERS_OPTIMIZER_STEPS_H_
+#endif  // TFDIST_OPS_CORE_PS_OPTIMIZERS_UPDATE_RULES_H_
