@@ -12,6 +12,6 @@ learning in TensorFlow", 2018. docs/porting.md shows it.
 | `local_variables.py`, `partial.py` | variables and layers that belong to one rank |
 | `slots.py` | the slot variables of an optimizer |
 | `accumulation.py` | several backward passes per step |
-| `batch_normalization.py` | batch normalization with the statistics of all ranks |
+| `sync_batch_normalization.py` | batch normalization with the statistics of all ranks |
 | `broadcast.py`, `metrics.py`, `learning_rate.py` | callbacks |
 """

@@ -58,7 +58,7 @@ FOR_OLD_RELEASES = (f"{_HOOKS}.refusal",)
 ALL = tuple(dict.fromkeys((*FOR_STRATEGIES, *FOR_TF_KERAS, *FOR_INIT, *FOR_OLD_RELEASES)))
 
 # Packages above this one. They are imported by name so that `load_model` knows their layers.
-_LAYERS = ("tfdist.embedding.layer", "tfdist.horovod.batch_normalization")
+_LAYERS = ("tfdist.embedding.layer", "tfdist.horovod.sync_batch_normalization")
 _LAYERS_OF_TF_KERAS = ("tfdist.embedding.legacy_layer",)
 
 
