@@ -32,7 +32,8 @@ enum class CollectiveFrame : uint8_t {
 
 inline constexpr size_t kChunkBytes = 256 * 1024;  // the payload of a DATA frame is at most this
 inline constexpr size_t kMaxCollectiveMeta = 8 * 1024;
-inline constexpr size_t kMaxBlocks = 800;  // an OPEN lists at most these
+inline constexpr uint16_t kMaxTextBytes = 512;  // of a name; it is cut
+inline constexpr size_t kMaxBlocks = 800;       // an OPEN lists at most these
 
 bool LimitsOfCollectives(uint8_t type, FrameLimits* limits);
 
@@ -51,6 +52,21 @@ struct Signature {
   // Bytes of each rank's block, where there are blocks; see BlocksAgree. Too many do not travel.
   std::vector<uint64_t> blocks;
 
+  // What all ranks must have alike, but for the blocks.
+  template <typename Message, typename Visitor>
+  static void AgreedFields(Message& m, Visitor& visit) {
+    visit(m.kind, m.dtype, m.reduce_op, m.algorithm, m.root, m.elements, m.shape_hash);
+  }
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    AgreedFields(m, visit);
+    visit(m.joins);
+    visit.Text(m.name, kMaxTextBytes);
+    visit.Text(m.shapes, kMaxTextBytes);
+    visit(m.blocks);
+    visit.Check(m.blocks.size() <= kMaxBlocks);
+  }
+
   bool Matches(const Signature& other) const;  // but for the blocks
 };
 
@@ -63,11 +79,24 @@ struct Reply {
   uint64_t key = 0;
   uint64_t sequence = 0;
   double waited_seconds = 0;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.started);
+    visit.Text(m.doing, kMaxTextBytes);
+    visit(m.key, m.sequence, m.waited_seconds);
+  }
 };
 
 struct Abort {
   StatusCode code = StatusCode::kUnavailable;
   std::string message;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit.Code(m.code);
+    visit.Text(m.message, kMaxTextBytes);
+  }
 };
 
 std::string Encode(const Signature& signature);

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/base/wire.h"
+#include "core/base/fields.h"
 #include "core/net/frame.h"
 
 namespace tfdist {
@@ -21,23 +21,16 @@ Digest Proof(const char* side, const Key& key, const Hello& hello, const Nonce& 
 
 }  // namespace
 
-std::string Encode(const Hello& hello) {
-  return Writer().Put(hello.generation).Put(hello.rank).Put(hello.to).Put(hello.nonce).Take();
-}
+std::string Encode(const Hello& hello) { return EncodeFields(hello); }
 
 Status Decode(std::string_view bytes, Hello* hello) {
-  Reader reader(bytes);
-  reader.Get(&hello->generation).Get(&hello->rank).Get(&hello->to).Get(&hello->nonce);
-  return reader.Finish("HELLO frame");
+  return DecodeFields(bytes, "HELLO frame", hello);
 }
 
-std::string Encode(const Challenge& challenge) {
-  return Writer().Put(challenge.nonce).Put(challenge.proof).Take();
-}
+std::string Encode(const Challenge& challenge) { return EncodeFields(challenge); }
 
 Status Decode(std::string_view bytes, Challenge* challenge) {
-  Reader reader(bytes);
-  return reader.Get(&challenge->nonce).Get(&challenge->proof).Finish("CHALLENGE frame");
+  return DecodeFields(bytes, "CHALLENGE frame", challenge);
 }
 
 Nonce NewNonce() {

@@ -31,12 +31,22 @@ struct Hello {
   uint32_t rank = 0;  // of the dialling side
   uint32_t to = 0;    // of the rank that it means to have dialled; a server is its generation
   Nonce nonce{};
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.generation, m.rank, m.to, m.nonce);
+  }
 };
 inline constexpr size_t kHelloBytes = sizeof(uint64_t) + 2 * sizeof(uint32_t) + sizeof(Nonce);
 
 struct Challenge {
   Nonce nonce{};
   Digest proof{};
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.nonce, m.proof);
+  }
 };
 inline constexpr size_t kChallengeBytes = sizeof(Nonce) + sizeof(Digest);
 inline constexpr size_t kProofBytes = sizeof(Digest);

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "core/base/wire.h"
+#include "core/base/fields.h"
 
 namespace tfdist {
 namespace {
@@ -30,19 +30,10 @@ uint64_t BytesOf(const std::vector<iovec>& pieces) {
 
 }  // namespace
 
-std::string Encode(const Sharing& sharing) {
-  return Writer()
-      .Put(uint8_t{sharing.joined})
-      .Put(uint8_t{sharing.reads})
-      .Put(sharing.canary.address)
-      .Put(sharing.canary.value)
-      .Take();
-}
+std::string Encode(const Sharing& sharing) { return EncodeFields(sharing); }
 
 Status Decode(std::string_view bytes, const char* what, Sharing* sharing) {
-  Reader reader(bytes);
-  reader.GetBool(&sharing->joined).GetBool(&sharing->reads);
-  return reader.Get(&sharing->canary.address).Get(&sharing->canary.value).Finish(what);
+  return DecodeFields(bytes, what, sharing);
 }
 
 MessageStream::MessageStream(PeerSocket socket, const StreamOptions& options)

@@ -58,6 +58,11 @@ struct Sharing {
   bool joined = false;  // the sender uses what was offered
   bool reads = false;   // and what is exposed to it
   CanaryInfo canary;    // of what it exposes itself
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.joined, m.reads, m.canary.address, m.canary.value);
+  }
 };
 std::string Encode(const Sharing& sharing);
 Status Decode(std::string_view bytes, const char* what, Sharing* sharing);

@@ -62,19 +62,7 @@ inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 36;  // 64 GB
 inline constexpr size_t kMaxNameBytes = 1024;                    // of a shard
 inline constexpr uint32_t kNoShard = 0xffffffff;
 
-// Every message lists its fields once, in their order on the wire, in a static function
-//
-//   template <typename Message, typename Visitor>
-//   static void Fields(Message& m, Visitor& visit);
-//
-// which the writer (of a const Message), the reader and the comparison run (see message.cc):
-//
-//   visit(m.a, m.b)                numbers, booleans, strings, structs with Fields, and lists of
-//   them visit.Enum(m.c, first, last)   an enumeration; a value outside of the range is malformed
-//   visit.Zipped(m.d, first, last, m.e)   two lists of one length, element by element; the first
-//                                  has enumerations
-//   visit.Check(condition)         the message is malformed unless the condition holds
-//
+// Every message lists its fields once (core/base/fields.h).
 // kName is the message's name in errors.
 
 struct OpenRequest {
