@@ -98,6 +98,7 @@ struct CollectiveOptions {
 
 class Collective;
 
+// Implemented by the collective table, which hands chunks on to the progress engine.
 class ChunkSender {
  public:
   virtual ~ChunkSender() = default;

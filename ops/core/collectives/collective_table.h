@@ -36,7 +36,7 @@ struct CommunicatorStats {
 
 class CollectiveTable : private ChunkSender {
  public:
-  // What the table asks of the connections.
+  // What the table asks of the connections; implemented by the progress engine.
   class Connections {
    public:
     virtual ~Connections() = default;
