@@ -173,6 +173,8 @@ setup(
             # Pinned: another release would format the same code in another way.
             "clang-format==21.1.2",
             "matplotlib",
+            # Pinned: another release would find other errors.
+            "mypy==2.4.1",
             "pyarrow",
             "pytest",
             "pytest-timeout",
