@@ -151,6 +151,8 @@ setup(
     python_requires=">=3.10",
     package_dir=FOLDERS,
     packages=[name for top, folder in FOLDERS.items() for name in packages_in(top, ROOT / folder)],
+    # Says that the annotations are meant for type checkers (PEP 561).
+    package_data={package: ["py.typed"] for package in FOLDERS},
     # BuildOpLibrary puts the library beside tfdist.ops; a stale one of the tree must not follow.
     include_package_data=False,
     install_requires=[
@@ -173,6 +175,8 @@ setup(
             # Pinned: another release would format the same code in another way.
             "clang-format==21.1.2",
             "matplotlib",
+            # Pinned: another release would find other errors.
+            "mypy==2.4.1",
             "pyarrow",
             "pytest",
             "pytest-timeout",

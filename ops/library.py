@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -57,7 +57,7 @@ def library_path(directory: Path = _DIRECTORY, version: str = tf.__version__) ->
     raise OpLibraryError(f"tfdist's op library is missing: expected {path}. {_REBUILD}")
 
 
-def _load(loader, path: Path):
+def _load(loader: Any, path: Path) -> Any:
     try:
         return loader(str(path))
     except (OSError, tf.errors.NotFoundError) as error:
@@ -156,7 +156,7 @@ class CFunctions:
         self._checked = set(status)
         self._types = {**status, **nothing, **(returning or {})}
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name not in self._types:
             raise AttributeError(f"there is no C function {self._prefix}{name}")
         function = getattr(c_api(), self._prefix + name)
@@ -167,7 +167,7 @@ class CFunctions:
         return function
 
 
-def _check(function, *arguments) -> None:
+def _check(function: Any, *arguments: Any) -> None:
     error = ctypes.create_string_buffer(_ERROR_BYTES)
     code = function(*arguments, error, _ERROR_BYTES)
     if code != 0:

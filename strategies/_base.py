@@ -17,7 +17,7 @@ class StrategyBase(tf.distribute.Strategy):
     # For tfdist.keras, which cannot import this class.
     is_of_tfdist = True
 
-    def reduce(self, reduce_op, value: Any, axis: int | None) -> Any:
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         """Reduces `value`, which may be nested, as `tf.distribute.Strategy.reduce` does.
 
         Args:

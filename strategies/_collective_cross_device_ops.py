@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils
@@ -27,7 +28,9 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
       communicator: the workers.
     """
 
-    def __init__(self, devices, group_size, options, collective_keys, communicator) -> None:
+    def __init__(
+        self, devices: Any, group_size: Any, options: Any, collective_keys: Any, communicator: Any
+    ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
         self._launchers = ()  # no TensorFlow collectives
         self._communicator = communicator
@@ -67,12 +70,12 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
 
     def _all_reduce(
         self,
-        reduce_op,
-        value,
-        replica_id,
-        options,
+        reduce_op: Any,
+        value: Any,
+        replica_id: Any,
+        options: Any,
         variables: Sequence[tf.Variable | None] | None = None,
-    ):
+    ) -> Any:
         options = self._options.merge(options)
         with self._on_host():
             reduced = ops.fused_all_reduce(
@@ -108,7 +111,7 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
                     gathered.append(self._all_gather(local, axis, options))
         return self._mirrored(gathered)
 
-    def _all_gather(self, value: tf.Tensor, axis, options) -> tf.Tensor:
+    def _all_gather(self, value: tf.Tensor, axis: Any, options: Any) -> tf.Tensor:
         if isinstance(axis, int) and axis == 0:
             return ops.all_gather(
                 value,

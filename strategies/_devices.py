@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import device_util
@@ -24,8 +25,9 @@ def check_devices(strategy: str, devices: Sequence | None) -> list[str] | None:
     """
     if devices is None:
         return None
-    names = [_name(device) for device in devices] if isinstance(devices, list | tuple) else [None]
-    if None in names:
+    found = [_name(device) for device in devices] if isinstance(devices, list | tuple) else [None]
+    names = [name for name in found if name is not None]
+    if len(names) < len(found):
         raise TypeError(f"{strategy}: expected a list of device names, received {devices!r}")
     if not names:
         raise ValueError(f"{strategy}: expected at least one device, received {devices!r}")
@@ -35,7 +37,7 @@ def check_devices(strategy: str, devices: Sequence | None) -> list[str] | None:
     return names
 
 
-def check_device(strategy: str, device) -> str:
+def check_device(strategy: str, device: Any) -> str:
     """Checks that a device exists on this machine; as `check_devices`, for one device."""
     name = _name(device)
     if name is None:
@@ -49,7 +51,7 @@ def is_cpu(device: str) -> bool:
     return tf.DeviceSpec.from_string(device_util.canonicalize(device)).device_type == "CPU"
 
 
-def _name(device) -> str | None:
+def _name(device: Any) -> str | None:
     if isinstance(device, tf.config.LogicalDevice):
         return device.name
     return device if isinstance(device, str) else None

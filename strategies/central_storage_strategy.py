@@ -97,6 +97,8 @@ class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyEx
 
     # TensorFlow reads it when it makes variables with one component per replica.
     _use_var_policy = False
+    _compute_devices: tuple[str, ...]
+    _variable_device: str
 
     def __init__(
         self,

@@ -61,8 +61,9 @@ class CommunicationOptions(collective_util.Options):
     def merge(self, options: collective_util.Options | None) -> CommunicationOptions:
         """Returns these options, overridden by those of `options` that are not the default."""
         merged = super().merge(options)
-        if getattr(options, "compression", None) is not None:
-            merged.compression = options.compression
+        compression = getattr(options, "compression", None)
+        if compression is not None:
+            merged.compression = compression
         merged.clip = getattr(options, "clip", merged.clip)
         merged._refuse_compressed_nccl()
         return merged

@@ -175,7 +175,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
         """The gradients that optimizers clip: "sum" or "replica"."""
         return self._communication_options.clip
 
-    def _initialize_strategy(self, cluster_resolver, devices) -> None:
+    def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
         if self._cluster.rank is None or self._cluster.world_size == 1:
             self._initialize_local(cluster_resolver, devices=devices)
         else:
@@ -188,7 +188,7 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
             devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(len(logical)))
         return devices, device_type
 
-    def _initialize_multi_worker(self, cluster_resolver) -> None:
+    def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
         cluster = self._cluster
         local_devices, self._local_device_type = self._initialize_local_devices(
             cluster_resolver, worker_device=""

@@ -215,7 +215,7 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
                 return next_creator(**kwargs)
             return self._create_shared(next_creator, name, like, kwargs)
 
-    def _create_shared(self, next_creator, name: str, like: Any, kwargs: dict) -> tf.Variable:
+    def _create_shared(self, next_creator: Any, name: str, like: Any, kwargs: dict) -> tf.Variable:
         eager = tf.compat.v1.executing_eagerly_outside_functions()
         graph = None if eager else tf.compat.v1.get_default_graph()
         name = self.parameters.unique_name(name, graph)
@@ -239,6 +239,7 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
             with contextlib.suppress(TypeError, ValueError), tf.init_scope():
                 initial_value()
         variable = next_creator(**{**kwargs, "initial_value": initial_value, "use_resource": True})
+        assert parameter is not None  # the creator has called `initial_value`
         return self.parameters.adopt(
             variable, parameter, TableVariable if is_table() else ServerVariable
         )
@@ -297,13 +298,8 @@ class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended)
         return self._cluster.is_local
 
     @property
-    def rank(self) -> int:
-        """This worker's rank."""
-        return self._cluster.rank
-
-    @property
     def _replica_id(self) -> int:
-        return self._cluster.rank if self._num_replicas_in_sync > 1 else 0
+        return self.rank if self._num_replicas_in_sync > 1 else 0
 
     @property
     def _num_replicas_in_sync(self) -> int:

@@ -7,7 +7,7 @@ a strategy is made.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfdist import _compatibility, _providers
 from tfdist._version import __version__
@@ -134,12 +134,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    if name in _MODULES:
-        return importlib.import_module(f"tfdist.{name}")
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
-    raise AttributeError(f"module 'tfdist' has no attribute '{name}'")
+# Type checkers take the names from the imports above; with this function they would accept any.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"tfdist.{name}")
+        if name in _MODULE_OF:
+            return getattr(importlib.import_module(_MODULE_OF[name]), name)
+        raise AttributeError(f"module 'tfdist' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

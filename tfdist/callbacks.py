@@ -52,19 +52,21 @@ class PsStats(Callback):
           ValueError: it is neither.
         """
         super().__init__()
-        is_number = isinstance(update_freq, int) and not isinstance(update_freq, bool)
-        if update_freq != "epoch" and not (is_number and update_freq > 0):
+        # The number of steps between two writes; `None`: once an epoch.
+        self._every: int | None = None
+        if isinstance(update_freq, int) and not isinstance(update_freq, bool) and update_freq > 0:
+            self._every = update_freq
+        elif update_freq != "epoch":
             raise ValueError(
                 'PsStats: expected update_freq to be "epoch" or a number of steps, received '
                 f"{update_freq!r}"
             )
         self._log_dir = f"{log_dir.rstrip('/')}/ps"
-        self._update_freq = update_freq
         self._step = 0
         self._writer: tf.summary.SummaryWriter | None = None
         self._before: list[Reading | None] = []
 
-    def on_train_begin(self, logs=None) -> None:
+    def on_train_begin(self, logs: dict | None = None) -> None:
         """Reads the servers for the first time."""
         worker = process.current.ps_worker
         if worker is None or not worker.cluster.is_chief:
@@ -72,18 +74,18 @@ class PsStats(Callback):
         self._writer = tf.summary.create_file_writer(self._log_dir)
         self._before = process.current.readings()
 
-    def on_train_batch_end(self, batch, logs=None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Writes every `update_freq` steps."""
         self._step += 1
-        if self._update_freq != "epoch" and self._step % self._update_freq == 0:
+        if self._every is not None and self._step % self._every == 0:
             self._write()
 
-    def on_epoch_end(self, epoch, logs=None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Writes once an epoch if `update_freq` is "epoch"."""
-        if self._update_freq == "epoch":
+        if self._every is None:
             self._write()
 
-    def on_train_end(self, logs=None) -> None:
+    def on_train_end(self, logs: dict | None = None) -> None:
         """Closes the file."""
         if self._writer is not None:
             self._writer.close()

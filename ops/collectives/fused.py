@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -105,7 +105,7 @@ def fused_all_reduce(
 
     def reduce(bucket: list[int]) -> list[tf.Tensor]:
         inputs = [values[i] for i in bucket]
-        options = {"label": label or name_of(inputs), "timeout": timeout}
+        options: dict[str, Any] = {"label": label or name_of(inputs), "timeout": timeout}
         if compressor is None:
             return all_reduce(inputs, communicator, reduce_op, **options)
         options["variables"] = variables and [variables[i] for i in bucket]
@@ -135,7 +135,7 @@ def _reduce_in_buckets(
     return results
 
 
-def _buckets(values: list, bytes_per_pack: int) -> list[list[int]]:
+def _buckets(values: Sequence, bytes_per_pack: int) -> list[list[int]]:
     """The positions of the dense tensors, from last to first, in buckets of one dtype each."""
     buckets: list[list[int]] = []
     filling: dict[tf.DType, tuple[list[int], int]] = {}

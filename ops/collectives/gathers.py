@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfdist.ops import library
@@ -12,12 +14,12 @@ from tfdist.ops.collectives.scaling import check_factor, scaled
 
 
 def all_gather(
-    tensors,
+    tensors: Any,
     communicator: Communicator | None = None,
     *,
     label: str = "all_gather",
     timeout: float | None = None,
-):
+) -> Any:
     """Concatenates every rank's tensor along the first dimension, in rank order.
 
     Args:
@@ -56,13 +58,13 @@ def all_gather(
 
 
 def gather(
-    tensors,
+    tensors: Any,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "gather",
     timeout: float | None = None,
-):
+) -> Any:
     """Concatenates every rank's tensor along the first dimension, on rank `root` alone.
 
     Args:
@@ -90,13 +92,13 @@ def gather(
 
 
 def scatter(
-    tensors,
+    tensors: Any,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "scatter",
     timeout: float | None = None,
-):
+) -> Any:
     """Distributes the rows of a tensor on rank `root` over all ranks.
 
     Rank 0 gets the first rows. If the rows do not divide evenly, the first ranks get one row more
@@ -131,7 +133,7 @@ def scatter(
 
 
 def reduce_scatter(
-    tensors,
+    tensors: Any,
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
@@ -139,7 +141,7 @@ def reduce_scatter(
     postscale_factor: float = 1.0,
     label: str = "reduce_scatter",
     timeout: float | None = None,
-):
+) -> Any:
     """Reduces tensors over all ranks and gives each rank its part of the rows.
 
     Rank 0 gets the first rows. If the rows do not divide evenly, the first ranks get one row more
@@ -180,13 +182,13 @@ def reduce_scatter(
 
 
 def all_to_all(
-    tensors,
+    tensors: Any,
     communicator: Communicator | None = None,
-    splits=None,
+    splits: Any = None,
     *,
     label: str = "all_to_all",
     timeout: float | None = None,
-):
+) -> Any:
     """Sends a part of a tensor's rows to each rank; concatenates received rows in rank order.
 
     Args:
@@ -238,7 +240,7 @@ def _equally() -> tf.Tensor:
     return tf.zeros([0, 0], tf.int64)
 
 
-def _lines(tensors, splits, communicator: Communicator) -> tf.Tensor:
+def _lines(tensors: Any, splits: Any, communicator: Communicator) -> tf.Tensor:
     """The splits of all tensors as int64 of shape `[size, number of tensors]`."""
     several = isinstance(tensors, list | tuple)
     columns = splits if several else [splits]

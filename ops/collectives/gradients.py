@@ -24,6 +24,7 @@ differentiate through it, even a rank that does not use the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -148,11 +149,11 @@ for _name in ("TfdistBarrier", "TfdistJoin", "TfdistPackStrings", "TfdistUnpackS
     tf.no_gradient(_name)
 
 
-def _communicator(op) -> Communicator:
+def _communicator(op: Any) -> Communicator:
     return Communicator.of(op.get_attr("communicator"))
 
 
-def _attributes(op) -> dict:
+def _attributes(op: Any) -> dict:
     handle = op.get_attr("communicator")
     return {
         "communicator": handle,
@@ -162,17 +163,17 @@ def _attributes(op) -> dict:
     }
 
 
-def _reduce_op(op) -> str:
+def _reduce_op(op: Any) -> str:
     return tf.compat.as_str(op.get_attr("reduce_op"))
 
 
-def _all_reduced(op, tensors: Sequence[tf.Tensor], reduce_op: str) -> Sequence[tf.Tensor]:
+def _all_reduced(op: Any, tensors: Sequence[tf.Tensor], reduce_op: str) -> Sequence[tf.Tensor]:
     return library.graph_ops().tfdist_all_reduce(
         inputs=tensors, reduce_op=reduce_op, **_attributes(op)
     )
 
 
-def _shared(op, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tensor]:
+def _shared(op: Any, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tensor]:
     """A rank's gradients of a reduction; `spread` sends the reduction's outputs to all ranks."""
     reduce_op = _reduce_op(op)
     if reduce_op == "sum":
@@ -184,7 +185,7 @@ def _shared(op, upstream: Sequence[tf.Tensor], spread: Callable) -> list[tf.Tens
 
 
 def _selected(
-    op, reduce_op: str, upstream: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+    op: Any, reduce_op: str, upstream: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """A rank's gradients of a minimum, maximum or product.
 
@@ -212,7 +213,7 @@ def _selected(
     ]
 
 
-def _filled(op, grads: Sequence) -> list[tf.Tensor]:
+def _filled(op: Any, grads: Sequence) -> list[tf.Tensor]:
     """The gradients as dense tensors, with zeros where TensorFlow has `None`."""
     return [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
@@ -220,13 +221,13 @@ def _filled(op, grads: Sequence) -> list[tf.Tensor]:
     ]
 
 
-def _divided(op, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _divided(op: Any, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     size = _communicator(op).size
     return [gradient / tf.cast(size, gradient.dtype) for gradient in gradients]
 
 
 def _by_dtype(
-    op, grads: Sequence, back: Callable[[list[int], list[tf.Tensor]], Sequence[tf.Tensor]]
+    op: Any, grads: Sequence, back: Callable[[list[int], list[tf.Tensor]], Sequence[tf.Tensor]]
 ) -> list[tf.Tensor | None]:
     """Calls `back` for the tensors of each dtype that has gradients."""
     results: list[tf.Tensor | None] = [None] * len(grads)

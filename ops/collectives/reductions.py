@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfdist.ops import library
@@ -33,7 +35,7 @@ REDUCIBLE = (
 
 
 def all_reduce(
-    tensors,
+    tensors: Any,
     communicator: Communicator | None = None,
     reduce_op: str = "sum",
     *,
@@ -41,7 +43,7 @@ def all_reduce(
     postscale_factor: float = 1.0,
     label: str = "all_reduce",
     timeout: float | None = None,
-):
+) -> Any:
     """Reduces tensors over all ranks, a list of them in one fused pass without packing.
 
     Large tensors use a ring: every rank sends 2(N-1)/N of the bytes (Patarasuk and Yuan, 2009).
@@ -103,14 +105,14 @@ def all_reduce(
 
 
 def reduce(
-    tensors,
+    tensors: Any,
     communicator: Communicator | None = None,
     root: int = 0,
     reduce_op: str = "sum",
     *,
     label: str = "reduce",
     timeout: float | None = None,
-):
+) -> Any:
     """Reduces tensors over all ranks, for rank `root` alone.
 
     Args:
@@ -143,13 +145,13 @@ def reduce(
 
 
 def broadcast(
-    tensors,
+    tensors: Any,
     communicator: Communicator | None = None,
     root: int = 0,
     *,
     label: str = "broadcast",
     timeout: float | None = None,
-):
+) -> Any:
     """Sends the values that tensors have on rank `root` to every rank.
 
     On the root it ends when all ranks have started it, so that a mismatch with another rank raises
@@ -218,7 +220,7 @@ def join(
     *,
     label: str = "join",
     timeout: float | None = None,
-):
+) -> Any:
     """Takes part in the collectives of the other ranks, without data, until all ranks have joined.
 
     For a rank that has run out of data before the others, like Horovod's `join`. The rank
@@ -243,7 +245,7 @@ def join(
     return last if tf.is_symbolic_tensor(last) else int(last)
 
 
-def reducible(tensors, reduce_op: str, api_name: str) -> list[tf.Tensor]:
+def reducible(tensors: Any, reduce_op: str, api_name: str) -> list[tf.Tensor]:
     """Returns tensors as a list after checking that they can be reduced by `reduce_op`.
 
     Raises:

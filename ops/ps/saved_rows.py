@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -170,5 +171,8 @@ def import_rows(client: ParameterClient, table: int, rows: SavedRows, slots: boo
 
 def _array(address: int | None, count: int, dtype: type) -> np.ndarray:
     size = count * np.dtype(dtype).itemsize
-    memory = (ctypes.c_uint8 * size).from_address(address) if size else b""
+    memory: Any = b""
+    if size:
+        assert address is not None
+        memory = (ctypes.c_uint8 * size).from_address(address)
     return np.frombuffer(memory, dtype)

@@ -342,7 +342,7 @@ class ParameterServer:
 
     def table_stats(self) -> dict[str, TableStats]:
         """Returns the counters of each table by its name."""
-        stats = {}
+        stats: dict[str, TableStats] = {}
         name, raw = ctypes.create_string_buffer(_TEXT_BYTES), _TableStats()
         while _SERVER.table_stats(self._handle, len(stats), name, _TEXT_BYTES, ctypes.byref(raw)):
             numbers = (getattr(raw, field.name) for field in dataclasses.fields(TableStats))

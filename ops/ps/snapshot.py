@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -172,7 +173,11 @@ def _shards(snapshot: Handle) -> list[tuple[str, np.ndarray]]:
             ctypes.byref(data),
             ctypes.byref(size),
         )
-        memory = (ctypes.c_uint8 * size.value).from_address(data.value) if size.value else b""
+        assert name.value is not None
+        memory: Any = b""
+        if size.value:
+            assert data.value is not None
+            memory = (ctypes.c_uint8 * size.value).from_address(data.value)
         array = np.frombuffer(memory, _NUMPY_DTYPES[dtype.value])
         shards.append((name.value.decode(errors=ENCODING_ERRORS), array))
     return shards

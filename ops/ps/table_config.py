@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+from typing import Any
 
 from tfdist.ops.library import c_structure
 from tfdist.ops.ps.optimizer_config import OptimizerConfig, OptimizerKind
@@ -83,7 +84,7 @@ class TableConfig(ctypes.Structure):
             slots["step"] = 1
         return slots
 
-    def __init__(self, **fields) -> None:
+    def __init__(self, **fields: Any) -> None:
         defaults = {
             "width": 1,
             "rule": RowRule.ELEMENTWISE,

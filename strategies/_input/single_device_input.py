@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 # These options select a plain iterator instead of a MultiDeviceIterator.
@@ -9,9 +11,11 @@ _IN_PLACE = tf.distribute.InputOptions(
     experimental_fetch_to_device=False,
     experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
 )
+# For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.
+_Base: Any = object
 
 
-class SingleDeviceInput:
+class SingleDeviceInput(_Base):
     """A mixin that reads distributed datasets with a plain iterator, one batch ahead.
 
     Comes before `tf.distribute.StrategyExtended` among the bases. TensorFlow reads every

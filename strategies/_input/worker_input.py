@@ -13,6 +13,8 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 
 _Policy = tf.data.experimental.AutoShardPolicy
+# For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.
+_Base: Any = object
 
 
 def share(dataset: tf.data.Dataset, workers: int, rank: int, split: bool) -> tf.data.Dataset:
@@ -49,7 +51,7 @@ def number_of_batches(batches: int, workers: int, rank: int) -> int:
     return len(range(rank, batches, workers))
 
 
-def _policy(dataset: tf.data.Dataset) -> _Policy:
+def _policy(dataset: tf.data.Dataset) -> tf.data.experimental.AutoShardPolicy:
     return dataset.options().experimental_distribute.auto_shard_policy
 
 
@@ -61,7 +63,7 @@ def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
     return whole.map(lambda batch: _rows_of(batch, workers, rank))
 
 
-def _rows_of(batch, workers: int, rank: int):
+def _rows_of(batch: Any, workers: int, rank: int) -> Any:
     """Splits as TensorFlow does: equal shares, of which the last ones may be short or empty."""
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     size = (rows + workers - 1) // workers
@@ -77,7 +79,7 @@ def _rows_of(batch, workers: int, rank: int):
     return tf.nest.map_structure(cut_rows, batch)
 
 
-class SharedInput:
+class SharedInput(_Base):
     """A mixin that distributes the datasets of a strategy whose workers know their ranks.
 
     Comes before `tf.distribute.StrategyExtended` among the bases.
@@ -103,6 +105,12 @@ class SharedInput:
             self._share_input, self._prepare_input = before
 
     @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        assert self._cluster.rank is not None
+        return self._cluster.rank
+
+    @property
     def shares_batches(self) -> bool:
         """Whether a batch of a distributed dataset is split between the workers."""
         return self._num_replicas_in_sync > 1
@@ -115,13 +123,11 @@ class SharedInput:
 
     def own_batches(self, batches: int) -> int:
         """Returns how many of a dataset's batches this worker gets."""
-        return number_of_batches(batches, self._cluster.world_size, self._cluster.rank)
+        return number_of_batches(batches, self._cluster.world_size, self.rank)
 
     def _experimental_distribute_dataset(self, dataset, options):
         if self._share_input:
-            dataset = share(
-                dataset, self._cluster.world_size, self._cluster.rank, self.shares_batches
-            )
+            dataset = share(dataset, self._cluster.world_size, self.rank, self.shares_batches)
         if self._prepare_input is not None:
             dataset = self._prepare_input(dataset)
         return super()._experimental_distribute_dataset(dataset, options)
@@ -139,5 +145,5 @@ class SharedInput:
     @property
     def _input_context(self) -> tf.distribute.InputContext:
         return tf.distribute.InputContext(
-            self._cluster.world_size, self._cluster.rank, self._num_replicas_in_sync
+            self._cluster.world_size, self.rank, self._num_replicas_in_sync
         )

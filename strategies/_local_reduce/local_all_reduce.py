@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils, distribute_utils, values_util
@@ -96,7 +97,7 @@ def completed_pairs(
     return pairs
 
 
-def resolved_destination(destination, devices: Sequence[str]):
+def resolved_destination(destination: Any, devices: Sequence[str]) -> Any:
     """Returns the destination, or the first of `devices` if it has an empty device."""
     device = destination if isinstance(destination, str) else getattr(destination, "device", None)
     return devices[0] if device == "" else destination
@@ -112,7 +113,9 @@ def mirror(values: Sequence, devices: Sequence[str]) -> list:
     return [distribute_utils.regroup(v, wrap_class=Mirrored) for v in zip(*copies, strict=True)]
 
 
-def reduce_replicas(reduce_op, values: Sequence[Sequence]) -> list[tf.Tensor | tf.IndexedSlices]:
+def reduce_replicas(
+    reduce_op: Any, values: Sequence[Sequence]
+) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces each of `values` over the replicas, on the current device.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 from tensorflow.python.distribute import ps_values, values_util
 
@@ -38,7 +40,7 @@ class CentralVariable(ps_values.AggregatingVariable):
         return self._scatter("scatter_update", *args, **kwargs)
 
     # Without these methods an update of rows would reach the shared variable once per replica.
-    def _scatter(self, name: str, *args, **kwargs):
+    def _scatter(self, name: str, *args: Any, **kwargs: Any) -> Any:
         def scatter(variable, *args, read_value=True, **kwargs):
             del read_value  # an argument of assignments, which TensorFlow always passes
             return getattr(variable, name)(*args, **kwargs)

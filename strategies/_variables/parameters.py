@@ -67,7 +67,7 @@ class Parameters:
         self._lock = threading.Lock()
         self._parameters: dict[int, Parameter] = {}
         self._variables: dict[int, weakref.ref[ServerVariable]] = {}
-        self._names = collections.Counter()
+        self._names: collections.Counter[str] = collections.Counter()
         self._names_in: weakref.WeakKeyDictionary[tf.Graph, collections.Counter]
         self._names_in = weakref.WeakKeyDictionary()
         self._trainings = {} if trainings is None else trainings
@@ -342,12 +342,12 @@ class Parameters:
         """Looks up rows as `client.lookup`, batched with other lookups of a traced step."""
         return self._groups.lookup(tables, ids, training)
 
-    def stage_rows(self, tables: Sequence, *gradients) -> tf.Operation | None:
+    def stage_rows(self, tables: Sequence, *gradients: Any) -> tf.Operation | None:
         """Holds gradients of rows for the push that ends the step; as `client.stage_rows`."""
         self._groups.cut()
         return self.client.stage_rows(tables, *gradients)
 
-    def all_reduce(self, values, divisor: int | None):
+    def all_reduce(self, values: Any, divisor: int | None) -> Any:
         """Sums tensors, or nested tensors, over all workers; divides the sums by a divisor."""
         tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(values)]
         sums = self.client.reduce(tensors)

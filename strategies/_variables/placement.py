@@ -130,7 +130,7 @@ class Placement:
         holders = [0] * parts
         for added in range(1, self.servers):
             servers = added + 1
-            held = {server: [] for server in met if server < servers}
+            held: dict[int, list[int]] = {server: [] for server in met if server < servers}
             for part, server in enumerate(holders):
                 held[server].append(part)
             for position, own in enumerate(held.values()):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
-def _writes(name: str):
+def _writes(name: str) -> Any:
     """Wraps a method of ResourceVariable that changes the value."""
     original = getattr(ResourceVariable, name)
 
@@ -20,7 +21,7 @@ def _writes(name: str):
     return write
 
 
-def _reads(name: str):
+def _reads(name: str) -> Any:
     """Wraps a method of ResourceVariable that reads the value."""
     original = getattr(ResourceVariable, name)
 
@@ -47,7 +48,7 @@ class ServerVariable(ResourceVariable):
     is_on_servers = True
 
     @classmethod
-    def adopt(cls, variable: ResourceVariable, parameters, parameter: int) -> ServerVariable:
+    def adopt(cls, variable: ResourceVariable, parameters: Any, parameter: int) -> ServerVariable:
         """Makes `variable` the cache of a parameter.
 
         Args:

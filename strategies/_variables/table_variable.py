@@ -85,9 +85,14 @@ class TableVariable(ServerVariable):
 
     # For tfdist.keras, which cannot import this class.
     stands_for_table = True
+    _spec: Any
+    _table: Any  # its number; `None` before `attach`
+    _gradient_ids: GradientIds
+    # Rows that were restored before it was known of which table.
+    _restored: dict[str, np.ndarray] | None
 
     @classmethod
-    def adopt(cls, variable: tf.Variable, parameters, number: int) -> TableVariable:
+    def adopt(cls, variable: tf.Variable, parameters: Any, number: int) -> TableVariable:
         """As `ServerVariable.adopt`."""
         adopted = super().adopt(variable, parameters, number)
         adopted._spec = None
@@ -95,8 +100,7 @@ class TableVariable(ServerVariable):
         # Whether there is a step that knows the table's number.
         adopted.is_used = False
         adopted._gradient_ids = GradientIds()
-        # Rows that were restored before it was known of which table.
-        adopted._restored: dict[str, np.ndarray] | None = None
+        adopted._restored = None
         return adopted
 
     def attach(self, spec: Any) -> None:

@@ -29,6 +29,9 @@ mkdir -p "$out"
 printf '%s\n' "$@" > "$out/libtfdist_ops.tf9.9.so"
 """
 
+# Tells type checkers that a package has types of its own (PEP 561).
+MARKERS = {f"{package}/py.typed" for package in ("tfdist", "tfdist/strategies", "tfdist/ops")}
+
 Setup = Callable[..., subprocess.CompletedProcess]
 
 
@@ -107,7 +110,7 @@ def test_wheel_holds_each_module_once_and_the_library(setup: Setup, tree: Path) 
     assert {"lib", f"PYTHON={sys.executable}"} < set(library)
     assert len(names) == len(set(names))
     in_packages = {name for name in names if not name.startswith(f"{info}/")}
-    assert in_packages == modules(tree) | {"tfdist/ops/libtfdist_ops.tf9.9.so"}
+    assert in_packages == modules(tree) | MARKERS | {"tfdist/ops/libtfdist_ops.tf9.9.so"}
     assert "tfdist = tfdist.launch.cli:main" in entry_points
     # It works with the TensorFlow that its library was built for, and says so to people and to pip.
     assert wheel.name.startswith(f"tfdist-{versions()['__version__']}+tf{SERIES}-")
@@ -146,6 +149,7 @@ def test_sdist_unpacks_to_the_tree_it_was_made_from(
     assert links == {"tfdist/strategies": "../strategies", "tfdist/ops": "../ops"}
     shipped = ("setup.py", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", ".ci/run")
     assert set(shipped) <= files
+    assert {"tfdist/py.typed", "strategies/py.typed", "ops/py.typed"} <= files
     assert {"scripts/test", "scripts/demo", ".ci/run"} <= runnable
     examples = ("keras_examples", "estimator_examples")
     for folder in ("tfdist", "strategies", "ops", "tests", "scripts", "docs", *examples):

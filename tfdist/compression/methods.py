@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -122,7 +123,7 @@ class PowerSGD(Compression):
         return PowerSGDCompressor(self)
 
 
-_NAMES = {
+_NAMES: dict[str, Callable[[], Compression]] = {
     "none": NoCompression,
     "fp16": FP16,
     "bf16": BF16,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grpc
 
-from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.signing import Metadata, Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError
@@ -43,18 +43,34 @@ class SilentError(UnreachableError):
     """The other task gave no answer in time; it may still run."""
 
 
+class Caller(Protocol):
+    """What messages say of the calling task; a `Cluster` is one."""
+
+    @property
+    def task_name(self) -> str:
+        """The task's name."""
+
+    @property
+    def address(self) -> str | None:
+        """Its address, if it has one."""
+
+    @property
+    def training_addresses(self) -> Sequence[str]:
+        """The addresses of the tasks that train, as it knows them."""
+
+
 class ControlClient:
     """A connection to a control server, made on first use and again after it breaks.
 
     Args:
-      cluster: the cluster and this process's task.
+      caller: the cluster, which names this process's task.
       secret: the shared secret or None.
       address: the other task's "host:port".
       name: the other task's name in messages.
     """
 
-    def __init__(self, cluster: Cluster, secret: bytes | None, address: str, name: str) -> None:
-        self._cluster = cluster
+    def __init__(self, caller: Caller, secret: bytes | None, address: str, name: str) -> None:
+        self._caller = caller
         self._name = name
         self._signer = Signer(secret)
         # With an explicit scheme, no host name is parsed as one.
@@ -126,7 +142,7 @@ class ControlClient:
         if answer.get("status") == "refused":
             raise ClusterConfigError(
                 f"{self._both()}: refused: {answer.get('reason')} (this task's training addresses: "
-                f"{', '.join(self._cluster.training_addresses)})"
+                f"{', '.join(self._caller.training_addresses)})"
             )
         return answer
 
@@ -162,4 +178,4 @@ class ControlClient:
         )
 
     def _both(self) -> str:
-        return f"{self._cluster.task_name} at {self._cluster.address} called {self._name}"
+        return f"{self._caller.task_name} at {self._caller.address} called {self._name}"

@@ -29,6 +29,7 @@ def interface(cluster: Cluster, secret: bytes | None) -> str:
     Raises:
       ClusterConfigError: the task would have to listen on all addresses, without a secret.
     """
+    assert cluster.address is not None
     host = host_of(cluster.address)
     own = [address for address in resolve(host) if is_of_this_host(address)]
     reachable = [address for address in own if not ipaddress.ip_address(address).is_loopback]
@@ -65,7 +66,7 @@ def resolve(host: str) -> list[str]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return list(dict.fromkeys(entry[4][0].partition("%")[0] for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
 
 def is_of_this_host(address: str) -> bool:

@@ -6,7 +6,10 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 PROTOCOL = 4
 SERVICE = "tfdist.Control"
@@ -21,7 +24,7 @@ CHALLENGE = f"/{SERVICE}/Challenge"  # empty; the answer has "challenge", see `s
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
-Request = TypeVar("Request")
+Request = TypeVar("Request", bound="DataclassInstance")
 
 
 class MessageError(Exception):
@@ -123,7 +126,7 @@ class Waits:
     wait: float
 
 
-REQUESTS = {
+REQUESTS: dict[str, type[Any]] = {
     JOIN: Join,
     EXIT: Exit,
     ATTACH: Attach,
@@ -157,7 +160,12 @@ def decode_object(body: bytes) -> dict[str, Any]:
 def decode(kind: type[Request], body: bytes) -> Request:
     """Returns the `kind` of request in `body`; raises MessageError if a field's type is wrong."""
     message = decode_object(body)
-    types = {"int": int, "float": (int, float), "str": str, "bool": bool}
+    types: dict[object, type | tuple[type, ...]] = {
+        "int": int,
+        "float": (int, float),
+        "str": str,
+        "bool": bool,
+    }
     values = {}
     for field in dataclasses.fields(kind):
         value = message.get(field.name)

@@ -18,7 +18,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, SilentError, UnreachableError
 from tfdist.control.rendezvous import ClientContext, Rendezvous
-from tfdist.control.server import ControlServer
+from tfdist.control.server import ControlServer, Handler
 from tfdist.control.signing import data_key
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 
@@ -80,7 +80,7 @@ class ControlPlane:
         self._generation = 0
         self._rendezvous_id: str | None = None
         if cluster.address is not None:
-            handlers = {}
+            handlers: dict[str, Handler] = {}
             if self._rendezvous is not None:
                 handlers = {
                     messages.JOIN: self._rendezvous.join,
@@ -89,7 +89,7 @@ class ControlPlane:
             self._server = ControlServer(cluster, settings.secret, handlers)
         if cluster.rank:
             self._client = ControlClient(
-                cluster, settings.secret, cluster.address_of_rank(0), cluster.describe_rank(0)
+                cluster, settings.secret, cluster.training_addresses[0], cluster.describe_rank(0)
             )
 
     def __enter__(self) -> ControlPlane:
@@ -267,6 +267,7 @@ class ControlPlane:
         if self._client is not None:
             return self._client.call(method, request, wait, patient=patient)
         # Rank 0 calls itself directly: only other hosts may be able to reach its address.
+        assert self._rendezvous is not None
         join = method == messages.JOIN
         handle = self._rendezvous.join if join else self._rendezvous.exit
         answer = handle(request, ClientContext())

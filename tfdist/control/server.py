@@ -159,6 +159,7 @@ class ControlServer:
         server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(messages.SERVICE, handlers)]
         )
+        assert self._cluster.address is not None
         self._listen(server, interface, int(self._cluster.address.rpartition(":")[2]))
         await server.start()
         return server
@@ -262,7 +263,7 @@ class ControlServer:
     def _who(self, body: bytes, context: grpc.aio.ServicerContext) -> str:
         """Names the client by the rank in its request and its host."""
         try:
-            rank = messages.decode_object(body).get("rank")
+            rank: Any = messages.decode_object(body).get("rank")  # no int: TypeError
             claim = self._cluster.name_of_rank(rank)
         except (messages.MessageError, IndexError, TypeError):
             return f"a caller from {_host(context)}"

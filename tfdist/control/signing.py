@@ -115,14 +115,15 @@ class Signer:
     def problem_with_request(self, method: str, metadata: Any, body: bytes) -> str | None:
         """Returns why a request is refused; None, once, if it is authentic."""
         values = dict(metadata or ())
-        given = [values.get(key) for key in (_CHALLENGE, _NONCE, _SIGNATURE)]
+        challenge, nonce, signature = map(values.get, (_CHALLENGE, _NONCE, _SIGNATURE))
         if not self.has_secret:
             return (
-                None if given[2] is None else "the caller has a shared secret, this task has none"
+                None if signature is None else "the caller has a shared secret, this task has none"
             )
-        if not all(isinstance(value, str) for value in given):
+        if not (
+            isinstance(challenge, str) and isinstance(nonce, str) and isinstance(signature, str)
+        ):
             return "this task has a shared secret, the caller sent no proof of one"
-        challenge, nonce, signature = given
         if not _NONCE_FORM.fullmatch(nonce) or not _same(
             signature, self._sign("request", method, challenge, nonce, body)
         ):

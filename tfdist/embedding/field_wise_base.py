@@ -12,8 +12,11 @@ from tfdist.embedding.fields import field_ids, pooled_by_slot
 from tfdist.embedding.lookup import rows_of
 from tfdist.embedding.table import EmbeddingTable
 
+# For type checkers: the library's `Embedding` follows this class, whose Keras has no types.
+_Base: Any = object
 
-class RemoteFieldWise:
+
+class RemoteFieldWise(_Base):
     """The first base class of a field-wise embedding layer, before the library's `Embedding`.
 
     Args:

@@ -199,7 +199,7 @@ def _of_ragged(ids: tf.RaggedTensor, rows: tf.Tensor, weights: Any, combiner: st
     return result
 
 
-def _of_segments(rows, segments, count, weights, combiner: str) -> tf.Tensor:
+def _of_segments(rows: Any, segments: Any, count: Any, weights: Any, combiner: str) -> tf.Tensor:
     def add(values: tf.Tensor) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(values, segments, count)
 

@@ -23,6 +23,11 @@ _TABLE = "table"
 keras.saving.register_keras_serializable("tfdist")(EmbeddingTable)
 
 
+def _arguments_of(cls: type) -> str:
+    """The arguments in a class's description, of which `python -OO` keeps nothing."""
+    return "".join((cls.__doc__ or "").partition("Args:")[1:])
+
+
 class _SharedRows(keras.layers.Layer):
     """A sublayer of all layers that share a table, so that Keras saves its rows once."""
 
@@ -57,7 +62,7 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
     `tfdist.MultiWorkerMirroredStrategy` whose cluster has `ps` tasks. In `fit` an id gets a row on
     first use; in `evaluate` and `predict` an id without a row gets its initial values.
 
-    {RemoteEmbedding.__doc__.partition("Args:")[1]}{RemoteEmbedding.__doc__.partition("Args:")[2]}
+    {_arguments_of(RemoteEmbedding)}
     Raises:
       ValueError: an argument is invalid; names the expected value.
 
@@ -120,7 +125,7 @@ class Embedding(RemoteEmbedding, keras.layers.Layer):
             if isinstance(variable, TableVariable) and variable.is_taken(name):
                 name = self._name_of_table(variable)  # another table has the saved name
             self._use_table(name)
-            load_rows(store, self._own_table)
+            load_rows(store, self.table)
 
     def _make_rows(self, shape: tuple[int, int], name: str) -> keras.Variable:
         with made_as(Role.TABLE):
@@ -160,7 +165,7 @@ class FieldWiseEmbedding(RemoteFieldWise, Embedding):
     different: each slot has its own table, or all share one table with different rows per slot
     (see `tfdist.embedding.field_ids`). Each server receives one message for all columns.
 
-    {RemoteFieldWise.__doc__.partition("Args:")[1]}{RemoteFieldWise.__doc__.partition("Args:")[2]}
+    {_arguments_of(RemoteFieldWise)}
     Raises:
       ValueError: an argument is invalid; names the expected value.
 

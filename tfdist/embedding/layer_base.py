@@ -39,7 +39,11 @@ def load_rows(store: Any, table: EmbeddingTable, prefix: str = ROWS_OF_TABLE) ->
         table.restore(columns, f"embedding table {table.name!r}, as it was saved")
 
 
-class RemoteEmbedding:
+# For type checkers: a Keras layer's class follows this one, and has no types.
+_Base: Any = object
+
+
+class RemoteEmbedding(_Base):
     """The first base class of an embedding layer, before the library's `Layer`.
 
     Args:
@@ -181,6 +185,7 @@ class RemoteEmbedding:
                 f"embedding layer {self.name!r}: expected sparse or ragged ids with default_id="
                 f"{self.default_id!r}, received a {type(inputs).__name__}"
             )
+        assert self.combiner is not None  # as `default_id` demands
         table = self._shared_table
         input_dim = self._arguments["input_dim"] if table is None else table.input_dim
         return id_kinds.safe(

@@ -127,7 +127,9 @@ def check_max_norm(who: str, max_norm: Any) -> None:
         )
 
 
-def _lookup(tables, ids, weights, combiner, training, max_norm) -> list:
+def _lookup(
+    tables: Any, ids: Any, weights: Any, combiner: Any, training: Any, max_norm: Any
+) -> list:
     ids = [i if _is_tensor(i) else tf.convert_to_tensor(i) for i in ids]
     rows = rows_of(tables, [id_kinds.flat_values(i) for i in ids], training)
     rows = [id_kinds.clipped(each, max_norm) for each in rows]

@@ -55,7 +55,7 @@ class RowOptimizer:
 
     def config(self) -> ops.OptimizerConfig:
         """Returns the optimizer in the servers' form."""
-        known = {name for name, _ in ops.OptimizerConfig._fields_}
+        known = {field[0] for field in ops.OptimizerConfig._fields_}
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k in known}
         return ops.OptimizerConfig(kind=self._kind, **fields)
 

@@ -72,6 +72,9 @@ class EmbeddingTable:
       ValueError: an argument is invalid; names the expected value.
     """
 
+    # Of the layers for Keras 3 that share the table, made on first use.
+    shared_rows: Any
+
     def __init__(
         self,
         name: str,
@@ -103,9 +106,9 @@ class EmbeddingTable:
         self._expect(fits, "min_count", "a whole number from 1 to 65535", min_count)
         fits = _is_number(probability) and 0 < probability <= 1
         self._expect(fits, "probability", "a number above 0 and up to 1", probability)
-        for what, value in (("ttl_seconds", ttl_seconds), ("min_norm", min_norm)):
-            fits = value is None or (_is_number(value) and value > 0)
-            self._expect(fits, what, "a positive number, or None", value)
+        for what, limit in (("ttl_seconds", ttl_seconds), ("min_norm", min_norm)):
+            fits = limit is None or (_is_number(limit) and limit > 0)
+            self._expect(fits, what, "a positive number, or None", limit)
         self._expect(
             wire_dtype in _WIRE_DTYPES,
             "wire_dtype",
@@ -149,8 +152,9 @@ class EmbeddingTable:
         self._weight: Any = None
         self._has_plain_weight = False
         self.static: Any = None
-        if reader.get() is not None and in_graph_of_tensorflow_1():
-            reader.get()(self)
+        read = reader.get()
+        if read is not None and in_graph_of_tensorflow_1():
+            read(self)
 
     def config(self) -> ops.TableConfig:
         """Returns the table's configuration in the servers' form."""

@@ -50,14 +50,16 @@ class Accumulator:
         for total, gradient in zip(self._sums, gradients, strict=True):
             if total is not None:
                 total.add(gradient)
-        self._done.assign_add(1)
+        done = self._done
+        assert done is not None
+        done.assign_add(1)
 
         def last_pass() -> None:
             factor = 1 / self._passes if self._average else None
             apply([None if total is None else total.take(factor) for total in self._sums])
-            self._done.assign(0)
+            done.assign(0)
 
-        tf.cond(self._done >= self._passes, last_pass, lambda: None)
+        tf.cond(done >= self._passes, last_pass, lambda: None)
 
     def _create(self, gradients: Sequence, variables: Sequence) -> None:
         kinds = [_SumOfRows if isinstance(g, tf.IndexedSlices) else _Sum for g in gradients]

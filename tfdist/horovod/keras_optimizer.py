@@ -16,13 +16,15 @@ from tfdist.keras import repair_distributed_optimizers
 
 # The name under which an optimizer of any class is saved: its own class is part of its config.
 _registered = keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
+# For type checkers: an optimizer's class follows this one, and has no types.
+_Base: Any = object
 
 
 @_registered
-class DistributedKerasOptimizer:
+class DistributedKerasOptimizer(_Base):
     """Base class that precedes a Keras 3 optimizer's class; see `DistributedOptimizer`."""
 
-    def apply(self, grads, trainable_variables=None) -> None:
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Applies the gradients of all ranks; arguments as the optimizer's."""
         grads = list(grads)
         given = None if trainable_variables is None else list(trainable_variables)
@@ -64,7 +66,7 @@ class DistributedKerasOptimizer:
         return {"optimizer": plain, **front.saved(self._options, self._reduction)}
 
     @classmethod
-    def from_config(cls, config, custom_objects=None) -> keras.Optimizer:
+    def from_config(cls, config: Any, custom_objects: Any = None) -> keras.Optimizer:
         """Makes the plain optimizer and distributes it."""
         options = copy.deepcopy(config)  # Keras changes it
         plain = keras.optimizers.deserialize(options.pop("optimizer"), custom_objects)
@@ -86,12 +88,13 @@ def distribute(
     front.refuse_distributed(optimizer, DistributedKerasOptimizer)
     if name is not None:
         optimizer.name = name
+    plain: Any = type(optimizer)
     state = {
-        "_plain_class": type(optimizer),
+        "_plain_class": plain,
         "_options": options,
         "_reduction": options.reduction(),
         "_accumulator": options.accumulator(),
-        "__class__": _distributed(type(optimizer)),
+        "__class__": _distributed(plain),
     }
     for attribute, value in state.items():
         # Keras's __setattr__ would look for variables to save.

@@ -52,15 +52,18 @@ class LearningRateScheduleCallback(Callback):
         """
         super().__init__()
         is_number = isinstance(multiplier, numbers.Real) and not isinstance(multiplier, bool)
-        if not callable(multiplier) and not is_number:
+        self._multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self._multiplier = multiplier
+        elif is_number:
+            factor = float(multiplier)
+            self._multiplier = lambda epoch: factor ** (epoch - start_epoch)
+        else:
             raise TypeError(
                 f"tfdist.callbacks.{type(self).__name__}: expected multiplier to be a function of "
                 f"the epoch or a number, received {multiplier!r}"
             )
         self._initial_lr = initial_lr
-        self._multiplier = (
-            (lambda epoch: float(multiplier) ** (epoch - start_epoch)) if is_number else multiplier
-        )
         self._start_epoch = start_epoch
         self._end_epoch = float("inf") if end_epoch is None else end_epoch
         self._staircase = staircase

@@ -12,10 +12,12 @@ import tf_keras
 from tfdist.horovod import optimizer as front
 
 _registered = tf_keras.saving.register_keras_serializable("tfdist", "DistributedOptimizer")
+# For type checkers: an optimizer's class follows this one, and has no types.
+_Base: Any = object
 
 
 @_registered
-class DistributedLegacyOptimizer:
+class DistributedLegacyOptimizer(_Base):
     """Base class that precedes a tf_keras optimizer's class; see `DistributedOptimizer`."""
 
     def aggregate_gradients(self, grads_and_vars):
@@ -56,7 +58,7 @@ class DistributedLegacyOptimizer:
         return {"optimizer": plain, "is_legacy_optimizer": legacy, **options}
 
     @classmethod
-    def from_config(cls, config, custom_objects=None) -> Any:
+    def from_config(cls, config: Any, custom_objects: Any = None) -> Any:
         """Makes the plain optimizer and distributes it."""
         options = copy.deepcopy(config)  # tf_keras changes it
         options.pop("is_legacy_optimizer")
@@ -81,12 +83,13 @@ def distribute(optimizer: Any, options: front.Options, name: str | None = None) 
     front.refuse_distributed(optimizer, DistributedLegacyOptimizer)
     if name is not None:
         setattr(optimizer, "name" if hasattr(optimizer, "name") else "_name", name)
+    plain: Any = type(optimizer)
     state = {
-        "_plain_class": type(optimizer),
+        "_plain_class": plain,
         "_options": options,
         "_reduction": options.reduction(),
         "_accumulator": options.accumulator(),
-        "__class__": _distributed(type(optimizer)),
+        "__class__": _distributed(plain),
     }
     for attribute, value in state.items():
         object.__setattr__(optimizer, attribute, value)

@@ -23,7 +23,9 @@ class MetricAverageCallback(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Averages `logs` in place."""
-        numbers = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
+        if logs is None:
+            return
+        numbers = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
         if not numbers or process.size() == 1:
             return
         own = tf.constant([float(logs[name]) for name in numbers], tf.float64)

@@ -141,11 +141,16 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
 def wrapped(optimizer: Any, options: Options, name: str | None = None) -> Any:
     """As `DistributedOptimizer`, and also before this process knows its job."""
     # Each Keras takes seconds to import, and a script uses one of them.
+    front_end: Any
     package = _keras_of(optimizer)
     if package == "keras":
-        from tfdist.horovod import keras_optimizer as front_end
+        from tfdist.horovod import keras_optimizer
+
+        front_end = keras_optimizer
     elif package == "tf_keras":
-        from tfdist.horovod import legacy_optimizer as front_end
+        from tfdist.horovod import legacy_optimizer
+
+        front_end = legacy_optimizer
     else:
         raise TypeError(
             f"{API_NAME}: expected an optimizer of Keras 3 or tf_keras, received {optimizer!r}"

@@ -19,7 +19,9 @@ def variables_of(optimizer: Any) -> list:
 
 def identity(variable: Any) -> Any:
     """A key that is the same for a Keras variable and TensorFlow's behind it."""
-    return variable_of(variable).ref()
+    found = variable_of(variable)
+    assert found is not None
+    return found.ref()
 
 
 def slots_of(optimizer: Any, variable: Any) -> list:
@@ -32,7 +34,9 @@ def slots_of(optimizer: Any, variable: Any) -> list:
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     by_variable = getattr(optimizer, "_slots", None)
     if isinstance(by_variable, dict):  # tf_keras.optimizers.legacy
-        return list(by_variable.get(variable_of(variable)._unique_id, {}).values())
+        found = variable_of(variable)
+        assert found is not None
+        return list(by_variable.get(found._unique_id, {}).values())
     position, count = _position(optimizer, variable)
     if position is None:
         return []

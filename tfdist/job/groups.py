@@ -153,5 +153,7 @@ def _connect(group: ops.Communicator, members: list[dict[str, Any]], timeout: fl
     seconds = DEFAULT_TIMEOUT if timeout is None else timeout or forever
     addresses = [member["address"] for member in members]
     # A key for each group, so that no member can connect to another group.
-    key = process.current.job.key_of_group(members[0]["salt"])
+    job = process.current.job
+    assert job is not None  # there are several ranks
+    key = job.key_of_group(members[0]["salt"])
     group.connect(key, 0, addresses, seconds)

@@ -31,6 +31,7 @@ class Job:
     """
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        assert cluster.rank is not None
         self.cluster = cluster
         self._pid = os.getpid()
         self._open = True
@@ -58,6 +59,7 @@ class Job:
         threading.Thread(target=self._log_missing_ranks, name="tfdist-waiting", daemon=True).start()
 
     def _connect(self, settings: Settings) -> None:
+        assert self.cluster.address is not None
         host = self.cluster.address.rpartition(":")[0]
         result = self.control.rendezvous(f"{host}:{self.communicator.port}")
         self._key = result.key

@@ -226,9 +226,11 @@ class Process:
         """
         worker, self._ps_worker = self._ps_worker, None
         if worker is not None:
+            assert self._script is not None  # since `attach`
             worker.leave(self._script.has_failed)
         job, self._job = self._job, None
         if job is not None:
+            assert self._script is not None  # since `join`
             job.leave(self._script.exception)
 
     def _watch_script(self) -> None:

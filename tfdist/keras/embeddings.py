@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Embeddings:
       prefetch_rows: returns a dataset that looks rows up ahead; see `tfdist.ops.prefetch_rows`.
     """
 
-    layer: type
+    layer: type[Any]
     tables_of: Callable
     export: Callable
     prefetch_rows: Callable

@@ -98,8 +98,9 @@ class Replacement:
         def replaced(*args: Any, **kwargs: Any) -> Any:
             return function(original, *args, **kwargs)
 
-        replaced.tfdist_replacement = self
-        return replaced
+        marked: Any = replaced
+        marked.tfdist_replacement = self
+        return marked
 
 
 _registered: list[Replacement] = []

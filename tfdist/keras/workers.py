@@ -18,22 +18,22 @@ from tfdist import ops
 _log = logging.getLogger("tfdist")
 
 
-def is_ours(strategy) -> bool:
+def is_ours(strategy: Any) -> bool:
     """Whether `strategy` is one of tfdist's."""
     return getattr(type(strategy), "is_of_tfdist", False)
 
 
-def trains_on_servers(strategy) -> bool:
+def trains_on_servers(strategy: Any) -> bool:
     """Whether `strategy` is tfdist's ParameterServerStrategy."""
     return is_ours(strategy) and hasattr(strategy.extended, "parameters")
 
 
-def has_peers(strategy) -> bool:
+def has_peers(strategy: Any) -> bool:
     """Whether `strategy` is one of tfdist's, with more than one replica."""
     return is_ours(strategy) and strategy.num_replicas_in_sync > 1
 
 
-def has_copies(strategy) -> bool:
+def has_copies(strategy: Any) -> bool:
     """Whether `strategy` has peers whose state is their own until the strategy reduces it.
 
     With parameter servers state is shared, or each worker's own for good.
@@ -65,12 +65,12 @@ def replica_on_servers() -> tf.distribute.ReplicaContext | None:
     return replica if replica is not None and trains_on_servers(replica.strategy) else None
 
 
-def communicator_of(model) -> ops.Communicator | None:
+def communicator_of(model: Any) -> ops.Communicator | None:
     """The workers that train `model` by collectives; `None` if there is one worker."""
     return getattr(model.distribute_strategy, "communicator", None)
 
 
-def rank_of(model) -> int:
+def rank_of(model: Any) -> int:
     """This process's rank among the workers that train `model`."""
     if trains_on_servers(model.distribute_strategy):
         return model.distribute_strategy.extended.rank

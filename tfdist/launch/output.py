@@ -13,7 +13,7 @@ import os
 import stat
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 # Bytes; a longer line is shown in pieces.
 MAX_LINE = 64 * 1024
@@ -232,7 +232,7 @@ class LogFile:
             return os.open(name, flags | os.O_NOFOLLOW, 0o600)
 
         mode = "ab" if append else "wb"
-        self._file: BinaryIO = open(path, mode, buffering=0, opener=private)
+        self._file: IO[bytes] = open(path, mode, buffering=0, opener=private)
 
     def write(self, data: bytes) -> None:
         """Appends data; after an error it does nothing."""

@@ -126,6 +126,7 @@ def run(options: LaunchOptions) -> int:
     tasks = plan(options)
     environment = environment_with_secret()
     secret = Settings.from_environment(environment).secret
+    assert secret is not None
     supervisor = Supervisor(
         tasks,
         command,

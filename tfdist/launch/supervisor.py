@@ -187,8 +187,8 @@ class Supervisor:
         ended, self._ended = self._ended, []
         # Of several tasks, one that a signal ended is more likely to be the cause than one with an
         # exit code: peers of a dead task notice its death and exit by themselves.
-        for task in sorted(ended, key=lambda task: task.exit.code >= 0):
-            if task.exit.code != 0 and not self._stopping and not task.told_to_stop:
+        for task in sorted(ended, key=lambda task: task.end.code >= 0):
+            if task.end.code != 0 and not self._stopping and not task.told_to_stop:
                 self._failed(task)
         while self._signals:
             self._interrupted(self._signals.pop(0))
@@ -208,7 +208,7 @@ class Supervisor:
                 self._restart_all(task)
             return
         self._first_failure = task
-        self._code = task.exit.shell_code
+        self._code = task.end.shell_code
         stopping = f"; stopping {_listed(self._running())}" if self._running() else ""
         none_left = "; no restarts left" if self._restarts and not self._restarts_left else ""
         self._say(f"{task.spec.name} failed: {task.exit}{none_left}{stopping}")
@@ -302,14 +302,14 @@ class Supervisor:
         """Prints the launcher's last lines: the reason for the job's end."""
         for task in self._tasks:
             self._report_log(task)
-        task = self._first_failure
-        if task is not None:
-            seconds = task.exit.at - task.started_at
-            self._say(f"{task.spec.name} failed first: {task.exit}, after {seconds:.1f} s")
-            if task.log is not None:
-                self._say(f"its whole output: {task.log.path}")
-            self._say("its last lines:" if task.tail else "it printed nothing")
-            for line in task.tail:
+        failed = self._first_failure
+        if failed is not None:
+            seconds = failed.end.at - failed.started_at
+            self._say(f"{failed.spec.name} failed first: {failed.exit}, after {seconds:.1f} s")
+            if failed.log is not None:
+                self._say(f"its whole output: {failed.log.path}")
+            self._say("its last lines:" if failed.tail else "it printed nothing")
+            for line in failed.tail:
                 self._streams[1].line(b"    " + line.encode())
         if self._verdict:
             self._say(self._verdict)

@@ -171,6 +171,12 @@ class Task:
             preexec_fn=before_exec,
         )
 
+    @property
+    def end(self) -> Exit:
+        """How the task ended; only once it has."""
+        assert self.exit is not None
+        return self.exit
+
     def resize(self) -> None:
         """Gives the task's terminal, if it has one, the size of ours."""
         if self._terminal:

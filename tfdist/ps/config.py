@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
@@ -69,6 +69,7 @@ class PsConfig:
     ) -> PsConfig:
         """Checks a strategy's arguments. A staleness of 0 is "sync", an infinite one "async"."""
         _expect(mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
+        steps = 0
         if mode == "ssp":
             whole = _is_number(staleness) and float(staleness).is_integer() and staleness >= 0
             _expect(
@@ -77,7 +78,9 @@ class PsConfig:
                 "with mode='ssp' a whole number of steps, or math.inf",
                 staleness,
             )
+            assert staleness is not None
             mode = {0: "sync", math.inf: "async"}.get(staleness, "ssp")
+            steps = int(staleness) if mode == "ssp" else 0
         else:
             _expect(staleness is None, "staleness", f"none with mode={mode!r}", staleness)
         if num_aggregate is not None:
@@ -91,7 +94,7 @@ class PsConfig:
         return cls(
             workers,
             mode,
-            int(staleness) if mode == "ssp" else 0,
+            steps,
             (num_aggregate or workers) if mode == "sync" else 0,
             **others,
         )
@@ -183,7 +186,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 

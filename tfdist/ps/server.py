@@ -70,7 +70,7 @@ class ServerTask:
         self._checkpoints: Checkpoints | None = None
         self._chief: str | None = None  # identity of rank 0's process that attached last
         self._epochs: EpochService | None = None
-        self._waits = StepWaits(cluster, settings, self._fingerprint, lambda: self._store.waits())
+        self._waits = StepWaits(cluster, settings, self._fingerprint, self._own_waits)
         self._written: dict[int, Any] = {}
         self._own_snapshot: _Writing | None = None
         self._retry_pause = _MIN_RETRY_PAUSE
@@ -160,6 +160,7 @@ class ServerTask:
             _log.warning("%s: %s", self._cluster.task_name, event.text)
         else:
             liveness.record(event, time.monotonic())
+            assert self._epochs is not None
             self._epochs.record(event.kind, event.worker)
 
     def _attach(self, request: messages.Attach, context: ClientContext) -> dict[str, Any]:
@@ -176,12 +177,14 @@ class ServerTask:
                 self._opening.start()
             if request.rank == 0:
                 self._chief = request.process
+            assert self._epochs is not None
             self._epochs.attach(request.rank, request.process)
         self._opening.join(request.wait)
         if self._problem is not None:
             return {"status": "refused", "reason": str(self._problem)}
         if self._opening.is_alive():
             return {"status": "waiting"}
+        assert self._store is not None
         return {
             "status": "attached",
             "port": self._store.port,
@@ -227,6 +230,7 @@ class ServerTask:
     def _open(self) -> None:
         """Makes the store, from the latest snapshot if there is one, then admits connections."""
         try:
+            assert self._config is not None
             store = ops.ParameterServer(
                 self._cluster.task_index,
                 self._config,
@@ -237,7 +241,7 @@ class ServerTask:
                 memory=self._settings.ps_memory,
             )
             root = self._root
-            if self._config.durability == "refuse" and not files.is_local(root):
+            if self._config.durability == "refuse" and (root is None or not files.is_local(root)):
                 raise ClusterConfigError(
                     "durability='refuse': expected a local checkpoint_dir, where there is a log of "
                     f"rows, received {root!r}"
@@ -260,20 +264,21 @@ class ServerTask:
     def _checkpoint(self, request: messages.Checkpoint, context: ClientContext) -> dict[str, Any]:
         if request.fingerprint != self._fingerprint:
             return {"status": "refused", "reason": "the caller has another cluster"}
-        if self._store is None or self._checkpoints is None:
+        checkpoints = self._checkpoints
+        if self._store is None or checkpoints is None:
             return {"status": "refused", "reason": "there is nothing to write, or nowhere"}
         if request.process != self._chief:
             return {"status": "refused", "reason": "only the chief that is attached may ask for it"}
         with self._lock:
             job = self._written.get(request.number)
             if job is None:
-                first, last = self._checkpoints.expected_numbers()
+                first, last = checkpoints.expected_numbers()
                 if not first <= request.number <= last:
                     reason = f"expected snapshot {first} to {last}, received {request.number}"
                     return {"status": "refused", "reason": reason}
                 self._written.clear()
                 job = self._written[request.number] = _Writing(
-                    lambda: self._checkpoints.save(request.number)
+                    lambda: checkpoints.save(request.number)
                 )
         return job.answer(request.wait)
 
@@ -282,7 +287,12 @@ class ServerTask:
             return {"status": "refused", "reason": "the caller is of another job, or version"}
         if self._store is None:  # the server was started again, and the worker must attach first
             return {"status": "missing"}
+        assert self._epochs is not None
         return self._epochs.answer(request, context)
+
+    def _own_waits(self) -> list[int]:
+        assert self._store is not None
+        return self._store.waits()
 
     def _step_waits(self, request: messages.Waits, context: ClientContext) -> dict[str, Any]:
         if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:

@@ -44,7 +44,9 @@ class PsWorker:
     """
 
     def __init__(self, cluster: Cluster, config: PsConfig, settings: Settings) -> None:
+        assert cluster.rank is not None
         self.cluster = cluster
+        self._rank = cluster.rank
         self.config = config
         self._settings = settings
         # The number of trainings by an Estimator, by model, over all strategy objects.
@@ -61,7 +63,7 @@ class PsWorker:
             for server, address in enumerate(cluster.ps)
         ]
         self.client = ops.ParameterClient(
-            cluster.rank,
+            self._rank,
             cluster.world_size,
             identity,
             len(cluster.ps),
@@ -198,7 +200,7 @@ class PsWorker:
     def _request(self, wait: float) -> messages.Attach:
         return messages.Attach(
             protocol=messages.PROTOCOL,
-            rank=self.cluster.rank,
+            rank=self._rank,
             world_size=self.cluster.world_size,
             fingerprint=fingerprint(self.cluster),
             process=self.identity,

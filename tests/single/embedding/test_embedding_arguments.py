@@ -7,6 +7,7 @@ import pytest
 
 import tfdist
 from tfdist import embedding, layers
+from tfdist.embedding import layer
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,9 @@ def test_a_table_tells_its_arguments():
     assert again.get_config() == told
     assert bytes(again.config()) == bytes(table.config())
     assert bytes(table.config()) != bytes(tfdist.EmbeddingTable("users", 3).config())
+
+
+def test_descriptions_of_layers_need_no_docstrings():
+    undocumented = type("Undocumented", (), {})  # as all classes are with `python -OO`
+    assert layer._arguments_of(undocumented) == ""
+    assert layer._arguments_of(layer.RemoteEmbedding).startswith("Args:")

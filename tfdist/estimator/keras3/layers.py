@@ -99,6 +99,7 @@ def common_config(config: dict[str, Any], kind: type, target: type, what: str) -
 def _parameters(kind: type) -> dict[str, Any]:
     """The arguments of the constructors of a class and its bases, with their defaults."""
     found: dict[str, Any] = {}
+    each: Any
     for each in kind.__mro__:
         if each.__init__ is not object.__init__:
             for name, parameter in inspect.signature(each.__init__).parameters.items():

@@ -45,7 +45,7 @@ def init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
     ) or isinstance(config._train_distribute, ParameterServerStrategy)
 
 
-def train_alone_in_a_cluster_of_one(run_config: type) -> None:
+def train_alone_in_a_cluster_of_one(run_config: Any) -> None:
     """Makes a `RunConfig` without a strategy treat a cluster of one worker as no cluster.
 
     A launcher makes such a cluster for a job of one task; the package would require a "chief".

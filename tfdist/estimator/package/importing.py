@@ -67,6 +67,7 @@ def restore_names() -> None:
     tf.compat.v1.estimator = importlib.import_module(f"{api}._v1.estimator")
     if _uses_tf_keras():
         return
+    keras_3: Any
     legacy, keras, keras_3 = (
         _keras(1).__internal__.legacy,
         _keras(2),
@@ -138,7 +139,9 @@ def _tensorflow_with_tf_keras() -> _Face:
     return _Face(tf, keras=keras, compat=compat, **aliases)
 
 
-def _import(name: str, globals=None, locals=None, fromlist=(), level: int = 0) -> Any:
+def _import(
+    name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+) -> Any:
     module = builtins.__import__(name, globals, locals, fromlist, level)
     return _tensorflow_with_tf_keras() if module is tf else module
 

@@ -169,7 +169,7 @@ class _SessionCreator(SessionCreator):
         self._scaffold = scaffold
         self._config = config
 
-    def create_session(self) -> v1.Session:
+    def create_session(self) -> tf.compat.v1.Session:
         """Makes the session; all workers do at the same time."""
         spread = self._worker.spread(v1.global_variables())
         checkpoint = self._worker.latest_checkpoint()
@@ -183,14 +183,14 @@ class _SessionCreator(SessionCreator):
             session.run(spread)
         return session
 
-    def _give_first_values(self, session: v1.Session) -> None:
+    def _give_first_values(self, session: tf.compat.v1.Session) -> None:
         if self._worker.read_warm is not None:
             session.run(self._worker.read_warm)
         if self._scaffold.init_fn is not None:
             self._scaffold.init_fn(session)
 
 
-class WarmStartHook(v1.train.SessionRunHook):
+class WarmStartHook(tf.compat.v1.train.SessionRunHook):
     """Gives an evaluation without a checkpoint the initial values of a training.
 
     Args:
@@ -207,7 +207,7 @@ class WarmStartHook(v1.train.SessionRunHook):
         self._worker.warm_start(self._settings)
         self._spread = self._worker.spread(v1.global_variables())
 
-    def after_create_session(self, session: v1.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
         """Runs the operations."""
         if self._worker.read_warm is not None:
             session.run(self._worker.read_warm)
@@ -215,7 +215,7 @@ class WarmStartHook(v1.train.SessionRunHook):
             session.run(self._spread)
 
 
-class _ChiefsClock(v1.train.SecondOrStepTimer):
+class _ChiefsClock(tf.compat.v1.train.SecondOrStepTimer):
     """A timer that triggers on all workers at the same step, by the chief's clock.
 
     The workers ask the chief about ten times between two triggers.

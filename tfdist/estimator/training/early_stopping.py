@@ -24,7 +24,7 @@ def stop_all_workers() -> None:
     early_stopping._MultiWorkerEarlyStoppingHook = EarlyStoppingHook
 
 
-class EarlyStoppingHook(v1.train.SessionRunHook):
+class EarlyStoppingHook(tf.compat.v1.train.SessionRunHook):
     """Ends the training on all workers when one of them stops.
 
     Synchronous workers end together anyway. Asynchronous workers read on the parameter servers that

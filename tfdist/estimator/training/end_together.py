@@ -39,7 +39,7 @@ class BatchAhead:
         return tf.nest.pack_sequence_as(batch, fetched, expand_composites=True)
 
 
-class EndTogether(v1.train.SessionRunHook):
+class EndTogether(tf.compat.v1.train.SessionRunHook):
     """Ends the training on all workers before the step that one of them cannot make.
 
     It comes after all hooks that may stop at a step of their own choice.
@@ -72,7 +72,7 @@ class EndTogether(v1.train.SessionRunHook):
             self._wants_to_stop = True
             run_context._stop_requested = False
 
-    def _fetch(self, session: v1.Session) -> bool:
+    def _fetch(self, session: tf.compat.v1.Session) -> bool:
         try:
             session.run(self._batches.fetch)
         except tf.errors.OutOfRangeError:

@@ -68,7 +68,7 @@ def _evaluate_the_chiefs(
     return evaluate_it(*args, checkpoint_path=checkpoint, **kwargs)
 
 
-def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, executor: type) -> None:
+def evaluate_checkpoints(estimator: Any, train_spec: Any, eval_spec: Any, executor: Any) -> None:
     """Evaluates and exports each new checkpoint, until the training has ended.
 
     The end is known from a checkpoint of the last step, or from the chief's note.

@@ -75,6 +75,8 @@ class OptimizerCall:
       adds_up: whether it sums the gradients of all replicas.
     """
 
+    name: str
+
     def __init__(self, optimizer: Any, steps: tf.Variable | None, adds_up: bool) -> None:
         self.optimizer = optimizer
         self.steps = steps
@@ -85,13 +87,24 @@ class OptimizerCall:
         """The servers' counterpart of this optimizer; `None` if they have none."""
         return _KNOWN.get(type(self.optimizer))
 
+    @property
+    def counterpart(self) -> Known:
+        """`known`, if it is not `None`."""
+        assert self.known is not None
+        return self.known
+
+    @property
+    def counter(self) -> tf.Variable:
+        """The number of steps so far."""
+        raise NotImplementedError
+
     @functools.cached_property
     def numbers(self) -> dict[str, Any]:
         """The values of `Known.numbers`, as the user gave them, by the servers' names."""
         of_keras = getattr(self.optimizer, "_hyper", {})
         return {
             name: of_keras[a] if a in of_keras else getattr(self.optimizer, a)
-            for name, a in self.known.numbers.items()
+            for name, a in self.counterpart.numbers.items()
         }
 
     def obstacle(self, in_sync: bool) -> str | None:
@@ -146,7 +159,7 @@ class CallOfTensorFlow1(OptimizerCall):
 
     def obstacle(self, in_sync: bool) -> str | None:
         """See the base class."""
-        if self.known.kind == _Kind.ADAM and not isinstance(self.steps, ServerVariable):
+        if self.counterpart.kind == _Kind.ADAM and not isinstance(self.steps, ServerVariable):
             return "apply_gradients was given no global_step that tells which step it is"
         return None
 
@@ -165,7 +178,7 @@ class CallOfTensorFlow1(OptimizerCall):
         """See the base class."""
         done = [staged]
         with tf.control_dependencies(done):
-            if self.known.kind == _Kind.ADAM and is_writer:
+            if self.counterpart.kind == _Kind.ADAM and is_writer:
                 powers = self.optimizer._get_beta_accumulators()
                 for power, beta in zip(powers, ("beta_1", "beta_2"), strict=True):
                     # The values for the next step, if the worker runs the optimizer.

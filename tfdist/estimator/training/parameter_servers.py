@@ -120,7 +120,7 @@ class ParameterServerWorker:
         config = self._strategy.extended.config
         return config.mode == "sync" and config.num_aggregate == config.workers
 
-    def _end(self, session: v1.Session) -> None:
+    def _end(self, session: tf.compat.v1.Session) -> None:
         self._creator.states.end(session, lambda: self._creator.pull(session), self._last_step)
 
     def warm_start(self, settings: Any) -> None:
@@ -132,7 +132,7 @@ class ParameterServerWorker:
         if settings is not None and self._strategy.is_chief and is_new:
             self._read_warm = warm_start(settings)
 
-    def _save(self, hook: Any, session: v1.Session, step: int) -> Any:
+    def _save(self, hook: Any, session: tf.compat.v1.Session, step: int) -> Any:
         """Saves the servers' current values, under the servers' current step."""
         step = self._creator.pull(session)
         tables.save(self._parameters, f"{hook._save_path}-{step}")
@@ -141,7 +141,7 @@ class ParameterServerWorker:
         return wants_to_stop
 
 
-class _PullHook(v1.train.SessionRunHook):
+class _PullHook(tf.compat.v1.train.SessionRunHook):
     """Begins each step with a pull, or ends the training if other workers made the last step.
 
     Args:
@@ -149,7 +149,9 @@ class _PullHook(v1.train.SessionRunHook):
       stops: hooks that know the last step.
     """
 
-    def __init__(self, parameters: Parameters, stops: list[v1.train.StopAtStepHook]) -> None:
+    def __init__(
+        self, parameters: Parameters, stops: list[tf.compat.v1.train.StopAtStepHook]
+    ) -> None:
         self._parameters = parameters
         self._stops = stops
 
@@ -196,7 +198,7 @@ class _SessionCreator(SessionCreator):
         self._read_warm = read_warm
         self.states: WorkerStates
 
-    def create_session(self) -> v1.Session:
+    def create_session(self) -> tf.compat.v1.Session:
         """Makes the session; on other workers than the chief, once the chief has begun to train.
 
         Raises:
@@ -226,16 +228,16 @@ class _SessionCreator(SessionCreator):
             session.run(write)
         return session
 
-    def begin_training(self, session: v1.Session) -> None:
+    def begin_training(self, session: tf.compat.v1.Session) -> None:
         """Publishes that this worker has begun, and waits for the chief."""
         self.states.begin(session, process.current.settings.rendezvous_timeout)
 
-    def pull(self, session: v1.Session) -> int:
+    def pull(self, session: tf.compat.v1.Session) -> int:
         """Pulls the variables outside of a step; returns the global step."""
         session.run(self._pull)
         return int(session.run(self._step))
 
-    def _begin(self, session: v1.Session, checkpoints: str) -> bool:
+    def _begin(self, session: tf.compat.v1.Session, checkpoints: str) -> bool:
         """Restores the latest checkpoint, unless the servers are at a later step.
 
         Returns:

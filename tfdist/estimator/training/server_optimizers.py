@@ -47,11 +47,13 @@ def send_steps_to_servers() -> None:
     _send_steps(legacy.Optimizer, CallOfTfKeras)
 
 
-def _send_steps(optimizer: type, call_of: type) -> None:
+def _send_steps(optimizer: Any, call_of: type[OptimizerCall]) -> None:
     original = optimizer.apply_gradients
 
     @functools.wraps(original)
-    def apply_gradients(self, grads_and_vars: Iterable[tuple], *args, **kwargs):
+    def apply_gradients(
+        self: Any, grads_and_vars: Iterable[tuple], *args: Any, **kwargs: Any
+    ) -> Any:
         pairs = list(grads_and_vars)
         of_tables = [(g, v) for g, v in pairs if is_table(v) and g is not None]
         dense = [(g, v) for g, v in pairs if not is_table(v)]
@@ -153,7 +155,7 @@ class ServerStep:
         call, strategy = self._call, self._strategy
         variables = [v for _, v in self._pairs]
         call.create_slots(variables)
-        names = call.known.slots if _has_slots(self._config) else ()
+        names = call.counterpart.slots if _has_slots(self._config) else ()
         slots = [[call.optimizer.get_slot(v, name) for name in names] for v in variables]
         self._bindings.note(
             self._config, [(v, s, 0.0) for v, s in zip(variables, slots, strict=True)]
@@ -200,14 +202,14 @@ def _obstacle(call: OptimizerCall, pairs: Sequence[tuple], in_sync: bool) -> str
 
 def _leaves_other_rows_alone(call: OptimizerCall) -> bool:
     """Whether the servers treat rows without a gradient as the optimizer does: Adam moves them."""
-    if call.known.kind == _Kind.SGD:
+    if call.counterpart.kind == _Kind.SGD:
         return not call.numbers.get("momentum")
-    return call.known.kind != _Kind.FTRL
+    return call.counterpart.kind != _Kind.FTRL
 
 
 def _rounds_alike(call: OptimizerCall, variables: Sequence[tf.Variable]) -> bool:
     epsilon = call.numbers.get("epsilon")
-    if call.known.kind != _Kind.ADAGRAD or epsilon is None:
+    if call.counterpart.kind != _Kind.ADAGRAD or epsilon is None:
         return True
     # The largest relative difference, given the epsilon that `_config` computes.
     difference = epsilon / (4 * math.sqrt(call.numbers["initial_accumulator_value"] or 1e-30))
@@ -215,7 +217,7 @@ def _rounds_alike(call: OptimizerCall, variables: Sequence[tf.Variable]) -> bool
 
 
 def _config(call: OptimizerCall) -> ops.OptimizerConfig:
-    config = ops.OptimizerConfig(kind=call.known.kind)
+    config = ops.OptimizerConfig(kind=call.counterpart.kind)
     # As TensorFlow rounds them: 1 - beta_2 would differ in the fifth digit.
     values = {name: float(np.float32(value)) for name, value in call.numbers.items()}
     accumulator = values.pop("initial_accumulator_value", None)

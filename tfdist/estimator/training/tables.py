@@ -67,7 +67,7 @@ def _tables_of(parameters: Parameters) -> list[EmbeddingTable]:
     return [v.spec for v in variables if v.spec is not None]
 
 
-def read_without_training(estimator: type) -> None:
+def read_without_training(estimator: Any) -> None:
     """Gives an `Estimator` the rows of its tables when it evaluates, predicts and exports."""
     evaluate, export = estimator._actual_eval, estimator._export_all_saved_models
     predict = estimator.predict

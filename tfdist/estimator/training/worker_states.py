@@ -42,7 +42,7 @@ class WorkerStates:
         variables = [number.variable for number in numbers.values()]
         self._pull = self._client.pull(variables, begins_step=False)
 
-    def begin(self, session: v1.Session, timeout: float) -> None:
+    def begin(self, session: tf.compat.v1.Session, timeout: float) -> None:
         """Publishes that this worker has begun; if it is not the chief, waits until the chief has.
 
         Raises:
@@ -60,7 +60,9 @@ class WorkerStates:
                 )
             time.sleep(_PAUSE)
 
-    def end(self, session: v1.Session, progress: Callable[[], int], last_step: float) -> None:
+    def end(
+        self, session: tf.compat.v1.Session, progress: Callable[[], int], last_step: float
+    ) -> None:
         """Publishes that this worker has ended; if it is the chief, waits until all have.
 
         Once all steps have been made it does not wait for workers that have not begun. Dead workers
@@ -89,7 +91,7 @@ class WorkerStates:
                 step, since = now, time.monotonic()
         progress()  # includes the last steps of workers that have ended since
 
-    def _states(self, session: v1.Session) -> dict[int, int]:
+    def _states(self, session: tf.compat.v1.Session) -> dict[int, int]:
         session.run(self._pull)
         return session.run(self._others)
 
@@ -120,26 +122,26 @@ class SharedNumber:
             client = strategy.extended.parameters.client
             self._set = client.set([self.variable], write=True)
 
-    def tell(self, session: v1.Session, value: int) -> None:
+    def tell(self, session: tf.compat.v1.Session, value: int) -> None:
         """Sets the value for all workers, from any worker."""
         session.run(self._set, {self._new: value})
 
 
-class BeginHook(v1.train.SessionRunHook):
+class BeginHook(tf.compat.v1.train.SessionRunHook):
     """Calls a function when the session is created, after the hooks before it."""
 
-    def __init__(self, begin: Callable[[v1.Session], None]) -> None:
+    def __init__(self, begin: Callable[[tf.compat.v1.Session], None]) -> None:
         self._begin = begin
 
-    def after_create_session(self, session: v1.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
         self._begin(session)
 
 
-class EndHook(v1.train.SessionRunHook):
+class EndHook(tf.compat.v1.train.SessionRunHook):
     """Calls a function when the training ends without an error, before the hooks after it."""
 
-    def __init__(self, end: Callable[[v1.Session], None]) -> None:
+    def __init__(self, end: Callable[[tf.compat.v1.Session], None]) -> None:
         self._end = end
 
-    def end(self, session: v1.Session) -> None:
+    def end(self, session: tf.compat.v1.Session) -> None:
         self._end(session)

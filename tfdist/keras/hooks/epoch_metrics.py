@@ -191,7 +191,7 @@ class _Epochs:
             self._tell(f"its metrics are this worker's own: {error}")
             return False
         answer = self._meet(self._phase, state)
-        if answer is None:
+        if answer is None or answer.state is None:
             return False
         merged = answer.state.arrays()
         for variable, value in zip(variables, merged, strict=False):

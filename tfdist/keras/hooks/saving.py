@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 from keras.src.legacy.saving import legacy_h5_format
 
@@ -38,7 +40,7 @@ def refuse_whole_hdf5(original, layer):
     return weights
 
 
-def refuse_tables(layer, weights) -> None:
+def refuse_tables(layer: Any, weights: Any) -> None:
     """Raises ValueError if one of a layer's weights stands for a table."""
     if any(table_of(weight) is not None for weight in weights):
         raise ValueError(

@@ -103,7 +103,7 @@ def _obstacle(
 
 def _config(optimizer: TFOptimizer) -> ops.OptimizerConfig:
     config = ops.OptimizerConfig(kind=_KNOWN[type(optimizer)][0])
-    for name, _ in config._fields_[1:]:
+    for name in [field[0] for field in config._fields_[1:]]:
         if getattr(optimizer, name, None) is not None:
             setattr(config, name, getattr(optimizer, name))
     return config

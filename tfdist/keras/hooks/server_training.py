@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
@@ -65,7 +66,7 @@ def share_training_data_only(original, self, distribute_strategy=None, *args, **
         return original(self, distribute_strategy, *args, **kwargs)
 
 
-def _warn_of_training_alone(model) -> None:
+def _warn_of_training_alone(model: Any) -> None:
     worker = process.current.ps_worker
     if worker is None or worker.cluster.is_local or not process.current.has_server_variables:
         return
@@ -82,7 +83,7 @@ def _warn_of_training_alone(model) -> None:
 class _DealtAdapter:
     """A data adapter whose batches are dealt to several workers."""
 
-    def __init__(self, adapter, extended) -> None:
+    def __init__(self, adapter: Any, extended: Any) -> None:
         self._adapter = adapter
         self._extended = extended
 
@@ -95,7 +96,7 @@ class _DealtAdapter:
         return None if batches is None else self._extended.own_batches(batches)
 
 
-def _count_own_batches(iterator, extended) -> None:
+def _count_own_batches(iterator: Any, extended: Any) -> None:
     """Otherwise `fit` would warn, after this worker's batches, that the data ended early."""
     if extended.deals_out(getattr(iterator.data_adapter, "_dataset", None)):
         iterator.data_adapter = _DealtAdapter(iterator.data_adapter, extended)

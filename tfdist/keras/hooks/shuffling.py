@@ -64,7 +64,7 @@ def common_seed(strategy: tf.distribute.Strategy | None) -> tuple[int, bool] | N
                 tf.constant(seed, tf.int64), communicator, label="the seed of fit"
             ).numpy()
         return (int(drawn), True) if given == _DRAWN else (int(given), False)
-    if not trains_on_servers(strategy) or strategy.extended.config.workers == 1:
+    if strategy is None or not trains_on_servers(strategy) or strategy.extended.config.workers == 1:
         return None
     if own is not None:
         return seed[0], False

@@ -69,7 +69,8 @@ def _dense(variables: Iterable) -> list:
 
 
 def _partition(grads_and_vars: Iterable[tuple]) -> tuple[list, list]:
-    dense, of_tables = [], []
+    dense: list[tuple] = []
+    of_tables: list[tuple] = []
     for gradient, variable in grads_and_vars:
         (of_tables if is_table(variable) else dense).append((gradient, variable))
     return dense, of_tables

@@ -69,7 +69,7 @@ _FILES = (
 
 
 @contextlib.contextmanager
-def _paths_of_rank(callback) -> Iterator[None]:
+def _paths_of_rank(callback: Any) -> Iterator[None]:
     """Gives every worker but the chief an empty directory, which is deleted afterwards."""
     if rank_of(callback.model) == 0:
         yield
@@ -80,7 +80,7 @@ def _paths_of_rank(callback) -> Iterator[None]:
             yield
 
 
-def _copy_from_chief(callback) -> None:
+def _copy_from_chief(callback: Any) -> None:
     """Copies the chief's files to every worker, so that all load the same."""
     communicator = communicator_of(callback.model)
     if communicator is None:
@@ -99,7 +99,7 @@ def _copy_from_chief(callback) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(target, **attributes: Any) -> Iterator[None]:
+def _replaced(target: Any, **attributes: Any) -> Iterator[None]:
     """Sets attributes for the duration of a `with` block."""
     before = {name: getattr(target, name) for name in attributes}
     vars(target).update(attributes)

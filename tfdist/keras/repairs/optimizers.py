@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 from keras import ops
 from keras.src.backend.tensorflow.optimizer import TFOptimizer, filter_empty_gradients
@@ -20,7 +22,7 @@ _SHARED = (DistributedVariable, AggregatingVariable)
 class _OpsWithCond:
     """`keras.ops` with another `cond`."""
 
-    def __init__(self, module) -> None:
+    def __init__(self, module: Any) -> None:
         self._module = module
 
     def __getattr__(self, name):

@@ -22,7 +22,7 @@ def tell_how_replicas_agree(original, self, value):
         original(self, value)
 
 
-def _creator(options: dict[str, Any]):
+def _creator(options: dict[str, Any]) -> Any:
     return lambda next_creator, **kwargs: next_creator(**{**kwargs, **options})
 
 

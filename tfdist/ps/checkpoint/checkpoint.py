@@ -6,6 +6,7 @@ import logging
 import threading
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import ops
@@ -191,7 +192,7 @@ class Checkpoints:
                 later = time - part.time if part.time else 0.0
                 later = later if later > _MAX_SPREAD else 0.0
                 self._restore_rows(folder, part, self._server, self._servers, later)
-        self._store.restore(ops.ServerSnapshot({}, [], unclaimed, time=time))
+        self._store.restore(ops.ServerSnapshot({}, np.zeros(0, np.uint64), unclaimed, time=time))
 
     def _restore_rows(
         self,
@@ -202,7 +203,8 @@ class Checkpoints:
         later: float = 0.0,
     ) -> None:
         """Restores rows, with `later` seconds added to their time of use."""
-        indices = {}
+        assert part.rows is not None
+        indices: dict[str, int] = {}
         for table, rows in row_chain.read(folder, part.number, part.rows):
             if rows is not None:
                 if later:

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import tensorflow as tf
 
@@ -49,7 +49,7 @@ def create(path: str, in_order: bool = False, private: bool = True) -> Iterator[
         return
     if in_order:
         with tf.io.gfile.GFile(path, "wb") as file:
-            yield _Bytes(file)
+            yield cast(BinaryIO, _Bytes(file))  # what the caller needs of one
         return
     # Archives need to seek, which not all file systems of tf.io.gfile support.
     whole = io.BytesIO()

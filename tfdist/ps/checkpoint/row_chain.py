@@ -59,8 +59,8 @@ def read(
             reader = rows_file.Reader(file, path)
             for table in reader.about.tables:
                 yield table, None
-            for table, rows in reader.rows():
-                yield reader.about.tables[table], rows
+            for index, rows in reader.rows():
+                yield reader.about.tables[index], rows
             if reader.checksum != link_checksum:
                 raise CheckpointError(f"{path} is not the file that its followers have known")
 

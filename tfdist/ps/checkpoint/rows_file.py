@@ -195,7 +195,7 @@ class _Writer:
     ) -> None:
         header = _HEADER.pack(kind, table, count, removed, floats, 0)[:-4]
         checksum = zlib.crc32(header)
-        bodies = [memoryview(array).cast("B") for array in arrays if array.size]
+        bodies = [array.data.cast("B") for array in arrays if array.size]
         for body in bodies:
             checksum = zlib.crc32(body, checksum)
         self._file.write(header + struct.pack("<I", checksum))
@@ -238,7 +238,7 @@ def _split(body: memoryview, count: int, removed: int, floats: int) -> ops.Saved
 
     def take(items: int, dtype: type) -> np.ndarray:
         nonlocal at
-        array = np.frombuffer(body, dtype, items, at)
+        array: np.ndarray = np.frombuffer(body, dtype, items, at)
         at += array.nbytes
         return array
 

@@ -92,7 +92,7 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
     path = layout.path(folder, snapshot.number, "npz")
     scratch = f"{path}.tmp"
     named = [*snapshot.shards.items(), *snapshot.unclaimed.items()]
-    arrays = {f"shard_{i}": _plain(array) for i, (_, array) in enumerate(named)}
+    arrays: dict[str, Any] = {f"shard_{i}": _plain(array) for i, (_, array) in enumerate(named)}
     described = {
         "format": _FORMAT,
         "number": snapshot.number,
@@ -224,7 +224,8 @@ def _remove_old(folder: str) -> None:
     needed = set(written[-_KEPT_SNAPSHOTS:]) | (
         {_recorded_number(folder.rpartition("/")[0])} & set(written)
     )
-    needed_rows, first_logs = set(), []
+    needed_rows: set[int] = set()
+    first_logs = []
     for number in needed:
         try:
             about = _about(layout.path(folder, number, "npz"))

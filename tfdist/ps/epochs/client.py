@@ -39,7 +39,9 @@ class EpochClient:
         timeout: float,
         closed: threading.Event,
     ) -> None:
+        assert cluster.rank is not None
         self._cluster = cluster
+        self._rank = cluster.rank
         self._process = process
         self._control = control
         self._timeout = timeout
@@ -67,7 +69,8 @@ class EpochClient:
                     answer = self._post(key, stop, parts)
             except UnreachableError as error:
                 if time.monotonic() > deadline:
-                    return self._warn(key, str(error))
+                    self._warn(key, str(error))
+                    return None
                 self._closed.wait(_RETRY_PAUSE)
                 has_posted = False
                 continue
@@ -76,10 +79,12 @@ class EpochClient:
             if answer["status"] == "over":
                 return _decoded(answer, state)
             if answer["status"] == "differs":
-                return self._warn(key, answer["reason"])
+                self._warn(key, answer["reason"])
+                return None
             if answer["status"] == "missing":  # the server was started again
                 self._closed.wait(_RETRY_PAUSE)
-        return self._warn(key, "this worker is leaving the job")
+        self._warn(key, "this worker is leaving the job")
+        return None
 
     def _post(self, key: Key, stop: bool, parts: list[str]) -> dict:
         answer = {"status": "missing"}
@@ -100,7 +105,7 @@ class EpochClient:
             protocol=messages.PROTOCOL,
             fingerprint=fingerprint(self._cluster),
             process=self._process,
-            rank=self._cluster.rank,
+            rank=self._rank,
             fit=key.fit,
             epoch=key.epoch,
             phase=key.phase,

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def read(path: str) -> Iterator[dict[str, np.ndarray]]:
 class _Member:
     """An array of an archive, read in chunks of rows."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
+    def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
         self._name = name
         version = np.lib.format.read_magic(file)

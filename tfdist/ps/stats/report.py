@@ -119,7 +119,9 @@ def describe(
       before, after: for each server a reading, `None` before its first worker has attached, or the
         reason why there is none.
     """
-    lines, notes, table_lines = [_HEAD], [], [_TABLE_HEAD]
+    lines: list[tuple[str, ...]] = [_HEAD]
+    table_lines: list[tuple[str, ...]] = [_TABLE_HEAD]
+    notes = []
     for i, (address, then, now) in enumerate(zip(addresses, before, after, strict=True)):
         name = f"ps {i}"
         if not isinstance(now, dict):
