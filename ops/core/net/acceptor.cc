@@ -76,13 +76,13 @@ void Acceptor::OnPending(Position pending) {
   if (!whole) return;
   pending->received = 0;
   if (!pending->challenged) {
-    if (!Challenge(&*pending)) Reject(pending);
+    if (!SendChallenge(&*pending)) Reject(pending);
     return;
   }
-  if (!IsAuthentic(*pending) || !authorize_(pending->hello.rank)) return Reject(pending);
+  const uint32_t rank = pending->handshake.hello().rank;
+  if (!IsForUs(*pending) || !authorize_(rank)) return Reject(pending);
   Remove(loop_, pending->socket.fd);
   PeerSocket socket = std::move(pending->socket);
-  const uint32_t rank = pending->hello.rank;
   pending_.erase(pending);
   authorized_(rank, std::move(socket));
 }
@@ -103,26 +103,26 @@ bool Acceptor::Receive(PendingConnection* pending, bool* whole) {
          header.meta_bytes == length;
 }
 
-// Sends a CHALLENGE in response to any HELLO, so that a peer without the key learns nothing. False
-// if it cannot be sent.
-bool Acceptor::Challenge(PendingConnection* pending) {
-  const std::string_view payload(pending->bytes.data() + kFrameHeaderBytes, kHelloBytes);
-  Hello& hello = pending->hello;
-  if (!Decode(payload, &hello).ok()) return false;
-  const Nonce nonce = NewNonce();
-  pending->expected = DiallerProof(key_, hello, nonce);
+// False if the HELLO is malformed, or its CHALLENGE cannot be sent.
+bool Acceptor::SendChallenge(PendingConnection* pending) {
+  std::string payload;
+  if (!pending->handshake.Begin(key_, PayloadOf(*pending, kHelloBytes), &payload).ok()) {
+    return false;
+  }
   pending->challenged = true;
-  const std::string challenge = EncodeFrame(
-      FrameType::kChallenge, Encode(tfdist::Challenge{nonce, AcceptorProof(key_, hello, nonce)}));
+  const std::string challenge = EncodeFrame(FrameType::kChallenge, payload);
   return send(pending->socket.fd.get(), challenge.data(), challenge.size(), MSG_NOSIGNAL) ==
          static_cast<ssize_t>(challenge.size());
 }
 
-bool Acceptor::IsAuthentic(const PendingConnection& pending) const {
-  Digest proof;
-  std::copy_n(pending.bytes.data() + kFrameHeaderBytes, proof.size(), proof.begin());
-  return SameDigest(proof, pending.expected) && pending.hello.generation == generation_ &&
-         pending.hello.to == to_;
+bool Acceptor::IsForUs(const PendingConnection& pending) const {
+  const Hello& hello = pending.handshake.hello();
+  return pending.handshake.Verify(PayloadOf(pending, kProofBytes)) &&
+         hello.generation == generation_ && hello.to == to_;
+}
+
+std::string_view Acceptor::PayloadOf(const PendingConnection& pending, size_t length) {
+  return {pending.bytes.data() + kFrameHeaderBytes, length};
 }
 
 void Acceptor::Reject(Position pending) {

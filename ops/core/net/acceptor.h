@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <string_view>
 #include <utility>
 
 #include "core/net/authenticate.h"
@@ -55,8 +56,7 @@ class Acceptor {
     std::array<char, kFrameHeaderBytes + std::max(kHelloBytes, kProofBytes)> bytes;
     size_t received = 0;
     bool challenged = false;
-    Hello hello;
-    Digest expected;  // proof; set with the challenge
+    AcceptorHandshake handshake;
   };
   using Position = std::list<PendingConnection>::iterator;
 
@@ -65,8 +65,9 @@ class Acceptor {
   // Reads up to one frame of the expected type and size; sets *whole when it is complete. False if
   // the connection failed or the frame is malformed.
   bool Receive(PendingConnection* pending, bool* whole);
-  bool Challenge(PendingConnection* pending);
-  bool IsAuthentic(const PendingConnection& pending) const;
+  bool SendChallenge(PendingConnection* pending);
+  bool IsForUs(const PendingConnection& pending) const;
+  static std::string_view PayloadOf(const PendingConnection& pending, size_t length);
   void Watch();
   void Pause();
   void Reject(Position pending);

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <string_view>
@@ -48,6 +49,21 @@ Digest AcceptorProof(const Key& key, const Hello& hello, const Nonce& challenge)
 
 Digest DiallerProof(const Key& key, const Hello& hello, const Nonce& challenge) {
   return Proof("dialler", key, hello, challenge);
+}
+
+Status AcceptorHandshake::Begin(const Key& key, std::string_view hello, std::string* challenge) {
+  if (Status s = Decode(hello, &hello_); !s.ok()) return s;
+  const Nonce nonce = NewNonce();
+  expected_ = DiallerProof(key, hello_, nonce);
+  *challenge = Encode(Challenge{nonce, AcceptorProof(key, hello_, nonce)});
+  return Status();
+}
+
+bool AcceptorHandshake::Verify(std::string_view proof) const {
+  Digest received;
+  if (proof.size() != received.size()) return false;
+  std::copy(proof.begin(), proof.end(), received.begin());
+  return SameDigest(received, expected_);
 }
 
 Status Authenticate(const PeerSocket& socket, const Key& key, Hello hello, TimePoint deadline) {

@@ -62,6 +62,24 @@ Nonce NewNonce();
 Digest AcceptorProof(const Key& key, const Hello& hello, const Nonce& challenge);
 Digest DiallerProof(const Key& key, const Hello& hello, const Nonce& challenge);
 
+// The accepting side's part of one handshake, without its input and output.
+class AcceptorHandshake {
+ public:
+  // Takes a HELLO's payload and returns that of a CHALLENGE in *challenge. Any well-formed HELLO
+  // gets one, so that a peer without the key learns nothing.
+  Status Begin(const Key& key, std::string_view hello, std::string* challenge);
+
+  // Whether a PROOF's payload shows that the peer knows the key. Needs Begin.
+  bool Verify(std::string_view proof) const;
+
+  // Claimed by the peer, and true once Verify is.
+  const Hello& hello() const { return hello_; }
+
+ private:
+  Hello hello_;
+  Digest expected_{};
+};
+
 // Runs the handshake of the dialling side up to its PROOF, and chooses the nonce of `hello`.
 // kUnavailable if the other side does not know the key.
 Status Authenticate(const PeerSocket& socket, const Key& key, Hello hello, TimePoint deadline);
