@@ -7,15 +7,23 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import keras
+from tfdist.data.iterators import positioned
+
 
 class StrategyBase(tf.distribute.Strategy):
-    """Marks a strategy as one of tfdist's, and reduces nested values.
+    """Marks a strategy as one of tfdist's, repairs tf_keras, and reduces nested values.
 
     Comes before TensorFlow's class among a strategy's bases.
     """
 
     # For tfdist.keras, which cannot import this class.
     is_of_tfdist = True
+
+    def scope(self) -> Any:
+        """Returns a context manager in which variables and models are made for this strategy."""
+        keras.repair_tf_keras()  # it may have been imported since
+        return super().scope()
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         """Reduces `value`, which may be nested, as `tf.distribute.Strategy.reduce` does.
@@ -37,6 +45,29 @@ class StrategyBase(tf.distribute.Strategy):
         if axis is not None and all(_is_scalar(v) for v in self.experimental_local_results(value)):
             axis = None
         return super().reduce(reduce_op, value, axis)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """As `tf.distribute.Strategy.experimental_distribute_dataset`.
+
+        `tf.train.Checkpoint` saves and restores the iterators of the result.
+        """
+
+        def distribute(rest: Any) -> Any:
+            return self._distribute(rest, options)
+
+        return positioned(self, dataset, distribute, distribute(dataset))
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """As `tf.distribute.Strategy.distribute_datasets_from_function`.
+
+        `tf.train.Checkpoint` saves and restores the iterators of the result.
+        """
+        distributed = super().distribute_datasets_from_function(dataset_fn, options)
+        return positioned(self, None, lambda rest: rest, distributed)
+
+    def _distribute(self, dataset: Any, options: Any) -> Any:
+        """Distributes a dataset as TensorFlow does."""
+        return super().experimental_distribute_dataset(dataset, options)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -81,8 +81,7 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
         )
         self.extended.clip = clip
 
-    def experimental_distribute_dataset(self, dataset, options=None):
-        """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
+    def _distribute(self, dataset, options):
         # Skips the parent's method, which reads a misspelt attribute of `options`.
         if _is_per_replica(options):
             raise NotImplementedError(

@@ -262,7 +262,7 @@ class Parameters:
 
     def _begin_step(self) -> None:
         self._staged.clear()
-        self.pull_all(begins_step=True)
+        self._thread.pull = self.pull_all(begins_step=True)
         self._groups.begin()
 
     def _end_step(self) -> None:
@@ -349,11 +349,22 @@ class Parameters:
 
     def all_reduce(self, values: Any, divisor: int | None) -> Any:
         """Sums tensors, or nested tensors, over all workers; divides the sums by a divisor."""
-        tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(values)]
+        with self._after_pull():
+            tensors = [tf.identity(tf.convert_to_tensor(v)) for v in tf.nest.flatten(values)]
         sums = self.client.reduce(tensors)
         if divisor is not None:
             sums = [s / tf.cast(divisor, s.dtype) for s in sums]
         return tf.nest.pack_sequence_as(values, sums)
+
+    def _after_pull(self) -> contextlib.AbstractContextManager:
+        """Lets a reduction follow the pull of its step, whose clock tells its step to the servers.
+
+        What does not depend on variables could be reduced before.
+        """
+        pull = getattr(self._thread, "pull", None) if self.in_step else None
+        if pull is None or pull.graph is not tf.compat.v1.get_default_graph():
+            return contextlib.nullcontext()
+        return tf.control_dependencies([pull])
 
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
         """Writes variables that were changed outside of a step to the servers."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from keras.src.optimizers import base_optimizer
 from models import built_classifier, difference
+from tensorflow.python.distribute.input_lib import DistributedDataset
 
 
 @pytest.fixture
@@ -48,6 +49,17 @@ def test_accumulators_lose_gradients(strategy, undo):
     expected = fit()
     undo("accumulate_all_gradients")
     assert difference(fit(), expected) > 1e-3
+
+
+def test_a_replica_without_rows_logs_nan(strategy, undo):
+    def fit():
+        with strategy.scope():
+            model = built_classifier("sgd", run_eagerly=True)
+        return model.fit(models.dataset(9, 8), verbose=0).history["loss"]
+
+    assert np.isfinite(fit()).all()
+    undo("reduce_no_rows")
+    assert np.isnan(fit()).all()
 
 
 def _model_built_outside(strategy):
@@ -131,3 +143,30 @@ def test_logs_of_a_batch_are_means_of_metrics(strategy, undo):
     history = model.fit(models.dataset(rows, 64), verbose=0, callbacks=[record]).history
     assert abs(seen[-1] - history["loss"][0]) > 1e-6
     assert np.isfinite(seen[-1])
+
+
+def _openings(strategy, monkeypatch, data, **options) -> int:
+    """How often `fit` opens its data in three epochs."""
+    opened = []
+    iterate = DistributedDataset.__iter__
+    monkeypatch.setattr(
+        DistributedDataset, "__iter__", lambda self: opened.append(1) or iterate(self)
+    )
+    model = _model(strategy)
+    opened.clear()
+    model.fit(*data, epochs=3, verbose=0, **options)
+    monkeypatch.setattr(DistributedDataset, "__iter__", iterate)
+    return len(opened)
+
+
+def test_arrays_are_opened_once_an_epoch(strategy, undo, monkeypatch):
+    arrays = models.examples(64)
+    assert _openings(strategy, monkeypatch, arrays, batch_size=32) == 3
+    # Two batches of four in each epoch: the third epoch has to open the arrays again.
+    part = {"batch_size": 16, "steps_per_epoch": 2}
+    assert _openings(strategy, monkeypatch, arrays, **part) == 2
+    dataset = (models.dataset(64, 32),)
+    both = _openings(strategy, monkeypatch, dataset)
+    undo("open_arrays_once_an_epoch")
+    assert _openings(strategy, monkeypatch, arrays, batch_size=32) == 6
+    assert _openings(strategy, monkeypatch, dataset) == both

@@ -56,12 +56,20 @@ def sloping_model(
     return model
 
 
-def endless() -> tf.data.Dataset:
-    """Batches of one row, the same for all workers."""
-    one = np.ones([1, 1], "float32")
+def endless(workers: int = 1) -> tf.data.Dataset:
+    """Batches of one row for each worker, the same for all.
+
+    Args:
+      workers: how many share a batch. They know its shape, so that none waits for the others
+        within a step.
+    """
+    rows = np.ones([workers, 1], "float32")
+    policies = tf.data.experimental.AutoShardPolicy
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return tf.data.Dataset.from_tensors((one, one)).repeat().with_options(options)
+    options.experimental_distribute.auto_shard_policy = (
+        policies.OFF if workers == 1 else policies.DATA
+    )
+    return tf.data.Dataset.from_tensors((rows, rows)).repeat().with_options(options)
 
 
 def steps_in(weight: float, workers: int) -> list[int]:
@@ -175,7 +183,8 @@ def train(
     ctx.report("began with", state_of(model))
     after = pauses[ctx.rank]
     callback = Pauses(ctx, after, look, slowness)
-    model.fit(endless(), steps_per_epoch=after[-1], verbose=0, callbacks=[callback])
+    data = endless(strategy.num_replicas_in_sync)
+    model.fit(data, steps_per_epoch=after[-1], verbose=0, callbacks=[callback])
     return state_of(model) | {"ends": callback.ends}
 
 

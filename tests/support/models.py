@@ -194,8 +194,8 @@ def train_by_replica_means(
     """Trains without a strategy as `replicas` replicas do together.
 
     In each step every replica sees its share of the batch. Its gradient is that of its share's mean
-    loss, divided by the number of replicas; an empty share's is zero. Their sum is applied. Each
-    replica has non-trainable variables of its own; in the end they become the replicas' mean.
+    loss, times the share's fraction of the batch; an empty share's is zero. Their sum is applied.
+    Each replica has non-trainable variables of its own; in the end they become the replicas' mean.
 
     Args:
       model: a built and compiled model.
@@ -213,7 +213,7 @@ def train_by_replica_means(
                 continue
             _assign(model.non_trainable_variables, states[replica])
             with tf.GradientTape() as tape:
-                loss = model.loss(y, model(x, training=True)) / replicas
+                loss = model.loss(y, model(x, training=True)) * (len(x) / len(features))
             variables = [v.value for v in model.trainable_variables]
             gradients.append([of_replica(g) for g in tape.gradient(loss, variables)])
             states[replica] = [v.numpy() for v in model.non_trainable_variables]

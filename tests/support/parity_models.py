@@ -21,7 +21,7 @@ NOISE = 4
 layers = keras.layers
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A model and how it is trained.
 
@@ -30,12 +30,14 @@ class Case:
       data: makes the arrays of a dataset of rows.
       tolerance: the largest difference allowed in any weight, slot or logged number.
       options: of `fit`.
+      batch: the rows of a batch of all replicas together.
     """
 
     build: Callable[[], keras.Model]
     data: Callable[[], tuple]
     tolerance: float
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    batch: int = BATCH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +234,7 @@ def train(case: Case, strategy: Any = None, started: Callable[[], None] = lambda
     first = _first_weights(model)
     model.set_weights(first)
     started()
-    data = tf.data.Dataset.from_tensor_slices(case.data()).batch(BATCH)
+    data = tf.data.Dataset.from_tensor_slices(case.data()).batch(case.batch)
     history = model.fit(data, epochs=2, verbose=0, **case.options).history
     optimizers = [model.optimizer]
     if isinstance(model, Gan):
@@ -256,20 +258,21 @@ def _first_weights(model: keras.Model) -> list[np.ndarray]:
 
 
 @functools.cache
-def alone(name: str) -> Trained:
-    """Returns the result of one process without a strategy for the model of this name."""
-    return train(CASES[name])
+def alone(case: Case) -> Trained:
+    """Returns the result of one process without a strategy."""
+    return train(case)
 
 
-def assert_like_alone(where: str, name: str, found: Trained, expected: Trained) -> None:
+def assert_like_alone(where: str, name: str, case: Case, found: Trained) -> None:
     """Asserts that a training equals one process's, and prints the differences.
 
     Args:
       where: the strategy, for the printed line.
-      name: of `CASES`.
+      name: of the case, for the printed line.
+      case: what was trained.
       found: the result of the training.
-      expected: one process's result.
     """
+    expected = alone(case)
     assert found.history.keys() == expected.history.keys()
     assert expected.moved > 0.01, expected.moved  # else equality proves nothing
     logged = [found.history[key] for key in expected.history]
@@ -280,4 +283,4 @@ def assert_like_alone(where: str, name: str, found: Trained, expected: Trained) 
     }
     line = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     print(f"parity: {where:28} {name:32} {line}")
-    assert max(differences.values()) <= CASES[name].tolerance, f"{where}, {name}: {line}"
+    assert max(differences.values()) <= case.tolerance, f"{where}, {name}: {line}"

@@ -7,6 +7,7 @@
 | `hooks/` | product code: tables' gradients, parameter servers, metrics of an epoch, and more |
 | `workers.py` | what both ask about strategies and variables |
 | `callback.py` | the base class of tfdist's callbacks |
+| `training.py`, `own_state.py`, `exchange.py`, `state_file.py` | where a `fit` stands, in files |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
 `tfdist.init()` and `tfdist.DistributedOptimizer` install less, since Keras needs less there.
@@ -34,11 +35,14 @@ _HOOKS = "tfdist.keras.hooks"
 FOR_STRATEGIES = (
     f"{_REPAIRS}.training",
     f"{_REPAIRS}.variables",
+    f"{_REPAIRS}.losses",
     f"{_REPAIRS}.batch_normalization",
     f"{_REPAIRS}.overflow",
     f"{_REPAIRS}.optimizers",
     f"{_REPAIRS}.callbacks",
     f"{_HOOKS}.shuffling",
+    f"{_HOOKS}.positions",
+    f"{_HOOKS}.row_weights",
     f"{_HOOKS}.server_optimizers",
     f"{_HOOKS}.table_gradients",
     f"{_HOOKS}.clipping",
@@ -46,12 +50,16 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.variable_roles",
     f"{_HOOKS}.server_training",
     f"{_HOOKS}.epoch_metrics",
+    f"{_HOOKS}.preemption",
+    f"{_HOOKS}.epoch_lengths",
+    f"{_HOOKS}.data_tasks",
 )
 # Of tf_keras, where a process uses it.
 TABLES_OF_TF_KERAS = (f"{_HOOKS}.tf_keras_tables",)
 FOR_TF_KERAS = (*TABLES_OF_TF_KERAS, f"{_HOOKS}.tf_keras_training")
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)
+FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks",)
 FOR_DISTRIBUTED_OPTIMIZERS = (f"{_REPAIRS}.overflow",)
 # Of a Keras 3 that is too old for the others.
 FOR_OLD_RELEASES = (f"{_HOOKS}.refusal",)
@@ -62,7 +70,6 @@ _LAYERS = ("tfdist.embedding.layer", "tfdist.horovod.sync_batch_normalization")
 _LAYERS_OF_TF_KERAS = ("tfdist.embedding.legacy_layer",)
 
 
-@functools.cache
 def apply_repairs() -> None:
     """Installs all repairs and hooks that strategies need; later calls do nothing.
 
@@ -70,18 +77,38 @@ def apply_repairs() -> None:
       UnsupportedKerasError: Keras is newer than the newest tested release, and
         `TFDIST_ALLOW_UNTESTED_KERAS` is not 1; or a function to be replaced is not as expected.
     """
+    if _repair_keras():
+        repair_tf_keras()
+
+
+def repair_tf_keras() -> None:
+    """Installs what strategies need of tf_keras, if it was imported since a strategy was made."""
+    if "tf_keras" in sys.modules and _repair_keras():
+        _repair_imported_tf_keras()
+
+
+@functools.cache
+def _repair_imported_tf_keras() -> None:
+    registry.install(*FOR_TF_KERAS)
+    for module in _LAYERS_OF_TF_KERAS:
+        importlib.import_module(module)
+
+
+@functools.cache
+def _repair_keras() -> bool:
+    """Repairs Keras 3 for strategies; returns whether it is a release that tfdist repairs."""
     import keras
 
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if version[0] < 3 or keras.backend.backend() != "tensorflow":
-        return
+        return False
     tested = "{}.{} to {}.{}".format(*MIN_KERAS, *MAX_KERAS)
     if version < MIN_KERAS:
         _log.warning(
             "tfdist repairs Keras %s; Keras %s is left as it is", tested, keras.__version__
         )
         registry.install(*FOR_OLD_RELEASES)
-        return
+        return False
     if version > MAX_KERAS:
         if not allows_untested_keras():
             raise UnsupportedKerasError(
@@ -97,10 +124,10 @@ def apply_repairs() -> None:
             tested,
             keras.__version__,
         )
-    uses_tf_keras = "tf_keras" in sys.modules
-    registry.install(*FOR_STRATEGIES, *(FOR_TF_KERAS if uses_tf_keras else ()))
-    for module in (*_LAYERS, *(_LAYERS_OF_TF_KERAS if uses_tf_keras else ())):
+    registry.install(*FOR_STRATEGIES)
+    for module in _LAYERS:
         importlib.import_module(module)
+    return True
 
 
 def repair_tables_of_tf_keras() -> None:
@@ -113,9 +140,23 @@ def repair_distributed_optimizers() -> None:
     registry.install(*FOR_DISTRIBUTED_OPTIMIZERS)
 
 
+def follow_data_tasks() -> None:
+    """Makes `fit`, `evaluate` and `predict` commit the records of `tfdist.data`."""
+    if _is_keras_3():
+        registry.install(*FOR_DATA_TASKS)
+
+
 def keep_ops_from_xla() -> None:
     """Keeps Keras 3 from compiling tfdist's ops with XLA, if it has been imported."""
+    if _is_keras_3():
+        registry.install(*FOR_INIT)
+
+
+def _is_keras_3() -> bool:
+    """Whether this process has imported Keras 3 with TensorFlow."""
     keras = sys.modules.get("keras")
-    if keras is not None and keras.__version__[0] == "3":
-        if keras.backend.backend() == "tensorflow":
-            registry.install(*FOR_INIT)
+    return (
+        keras is not None
+        and keras.__version__[0] == "3"
+        and keras.backend.backend() == "tensorflow"
+    )

@@ -99,12 +99,13 @@ def test_a_bucket_waits_for_its_own_gradients_only(ctx):
     model.fit(models.dataset(64 * 3, 64), verbose=0)
 
     reductions = [op for op in model.graph.get_operations() if op.type == "TfdistAllReduce"]
-    buckets = [op for op in reductions if len(op.inputs) > 1]  # the others carry the loss
+    # The others carry the rows and the loss.
+    buckets = [op for op in reductions if len(op.inputs) > 1]
     carried = [_layers(tensor.op for tensor in bucket.inputs) for bucket in buckets]
     assert carried == [{"layer4", "layer3"}, {"layer2"}, {"layer1"}, {"layer0"}]
     for bucket, later in zip(buckets, [{0, 1, 2}, {0, 1}, {0}, set()], strict=True):
         before = _all_before(bucket)
-        assert not before & set(reductions)
+        assert not before & set(buckets)
         backward = {op for op in before if "gradient" in op.name and "MatMul_1" in op.name}
         assert not _layers(backward) & {f"layer{i}" for i in later}
     # Nor does a variable wait for other buckets than its own.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from unittest import mock
 
 import keras
@@ -23,6 +24,7 @@ from ranks import on_ranks
 
 import tfdist
 from tfdist.errors import UnsupportedKerasError
+from tfdist.keras import FOR_TF_KERAS, registry
 from tfdist.strategies._base import StrategyBase
 
 
@@ -168,6 +170,22 @@ def test_a_strategy_repairs_and_an_import_does_not(ctx):
     for function in once:
         wrappers = replacements_of(function)
         assert len(wrappers) == len(set(wrappers))
+
+
+@on_ranks(1)
+def test_tf_keras_may_be_imported_after_the_strategy_is_made(ctx):
+    import tf_keras
+
+    del sys.modules["tf_keras"]
+    strategy = tfdist.MirroredStrategy()
+    sys.modules["tf_keras"] = tf_keras  # as an import does
+    fit = tf_keras.Model.fit
+    assert not replacements_of(fit)
+    for _ in range(2):
+        with strategy.scope():
+            hooks = replacements_of(tf_keras.Model.fit)
+    assert hooks and len(hooks) == len(set(hooks))
+    assert set(hooks) <= set(registry.registered(FOR_TF_KERAS))
 
 
 def _warnings_of_repairs(version):

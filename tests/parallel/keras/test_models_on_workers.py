@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import parity_models
+import pytest
 from models import identical
 from parity_models import CASES
 from ps_job import meet, on_job, served
@@ -19,16 +20,18 @@ def like_alone(strategy, results):
     for name in CASES:
         of_workers = [result[name] for result in results]
         identical([[*one.weights, *one.slots, *one.history.values()] for one in of_workers])
-        parity_models.assert_like_alone(strategy, name, of_workers[0], parity_models.alone(name))
+        parity_models.assert_like_alone(strategy, name, CASES[name], of_workers[0])
 
 
 # One job trains all of them: to start one takes longer than to train a model.
+@pytest.mark.timeout(180)
 @on_ranks(2, timeout=150.0, check=functools.partial(like_alone, "MultiWorkerMirroredStrategy"))
 def test_all_reduce(ctx):
     strategy = tfdist.MultiWorkerMirroredStrategy()
     return {name: parity_models.train(case, strategy) for name, case in CASES.items()}
 
 
+@pytest.mark.timeout(180)
 @on_job(2, timeout=150.0, check=functools.partial(like_alone, "ParameterServerStrategy, sync"))
 def test_sync(ctx):
     if served():

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +31,8 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.eager.context import eager_mode
 
 from tfdist.estimator.keras3.optimizers import accept_variables
+from tfdist.keras import registry
+from tfdist.keras.registry import hooks
 
 v1 = tf.compat.v1
 _KEYS = v1.GraphKeys
@@ -67,12 +69,14 @@ def _in_graph() -> bool:
 
 @functools.cache
 def adapt() -> None:
-    """Adapts Keras 3 to the graphs of model_fns, and `Estimator` to Keras 3; once."""
-    _make_variables()
-    _keep_local()
-    _collect_assignments()
-    _order_random_numbers()
-    _build_optimizers()
+    """Adapts Keras 3 to the graphs of model_fns, and `Estimator` to Keras 3; once.
+
+    Raises:
+      UnsupportedKerasError: a function to be replaced is not as expected.
+    """
+    registry.install(__name__)
+    # Model_fns read the updates of layers, to run them.
+    Layer.updates = property(lambda layer: [])
     _accept_metrics()
     accept_variables()
     _run_updates()
@@ -114,110 +118,98 @@ def _run_updates() -> None:
     Estimator._call_model_fn = _call_model_fn
 
 
-def _make_variables() -> None:
-    initialize, enter, rebuild = (
-        Variable._initialize,
-        name_scope.__enter__,
-        Sequential._maybe_rebuild,
-    )
-
-    @functools.wraps(enter)
-    def __enter__(self):
-        if _call.runs and not global_state.get_global_attribute("name_scope_stack"):
-            _call.scope = v1.get_default_graph().get_name_scope()
-        return enter(self)
-
-    @functools.wraps(initialize)
-    def _initialize(self, value):
-        if not _in_graph() or isinstance(value, tf.Variable):
-            return initialize(self, value)
-        kinds = {
-            "aggregation": tf.VariableAggregation,
-            "synchronization": tf.VariableSynchronization,
-        }
-        # Only those that this release of Keras has.
-        options = {
-            name: kind[getattr(self, name).upper()]
-            for name, kind in kinds.items()
-            if hasattr(self, name)
-        }
-        if _call.is_local:
-            _call.local[id(self)] = self
-        *scopes, name = self.path.removeprefix(_call.around).split("/")
-        # A name that ends with a slash is an absolute scope.
-        with v1.name_scope("".join(f"{scope}/" for scope in (_call.scope, *scopes) if scope)):
-            self._value = v1.Variable(
-                value,
-                dtype=tf.as_dtype(self._dtype),
-                trainable=self.trainable,
-                name=name,
-                use_resource=True,
-                collections=[_KEYS.LOCAL_VARIABLES if _call.is_local else _KEYS.GLOBAL_VARIABLES],
-                **options,
-            )
-
-    @functools.wraps(rebuild)
-    def _maybe_rebuild(self):
-        # A model that begins with an Input calls its layers here. tf_keras calls them while the
-        # model is made, outside the model's own scope.
-        before, _call.around = _call.around, f"{current_path()}/{self.name}/".lstrip("/")
-        try:
-            return rebuild(self)
-        finally:
-            _call.around = before
-
-    def _initialize_with_initializer(self, initializer):
-        # Not every release of Keras that has it calls `_initialize`.
-        self._initialize(lambda: initializer(self._shape, dtype=self._dtype))
-
-    if hasattr(Variable, "_initialize_with_initializer"):
-        Variable._initialize_with_initializer = _initialize_with_initializer
-    name_scope.__enter__, Sequential._maybe_rebuild = __enter__, _maybe_rebuild
-    Variable._initialize = _initialize
+@hooks(name_scope, "__enter__")
+def note_outermost_scope(original, self):
+    """In a model_fn, variables are named below the graph's scope around a layer."""
+    if _call.runs and not global_state.get_global_attribute("name_scope_stack"):
+        _call.scope = v1.get_default_graph().get_name_scope()
+    return original(self)
 
 
-def _keep_local() -> None:
-    for owner, name in ((Metric, "add_variable"), (SeedGenerator, "__init__")):
-        setattr(owner, name, _making_local(getattr(owner, name)))
+@hooks(Sequential, "_maybe_rebuild")
+def note_model_around(original, self):
+    """In a model_fn, the layers of a model that is not called are named as tf_keras names them.
+
+    A model that begins with an Input calls its layers here. tf_keras calls them while the model is
+    made, outside the model's own scope.
+    """
+    before, _call.around = _call.around, f"{current_path()}/{self.name}/".lstrip("/")
+    try:
+        return original(self)
+    finally:
+        _call.around = before
 
 
-def _making_local(make: Callable) -> Callable:
-    @functools.wraps(make)
-    def making_local(*args, **kwargs):
-        before, _call.is_local = _call.is_local, True
-        try:
-            return make(*args, **kwargs)
-        finally:
-            _call.is_local = before
+@hooks(Variable, "_initialize")
+def make_graph_variable(original, self, value):
+    """In a model_fn, a variable is a `tf.Variable` of the graph, named by its Keras path."""
+    if not _in_graph() or isinstance(value, tf.Variable):
+        return original(self, value)
+    kinds = {
+        "aggregation": tf.VariableAggregation,
+        "synchronization": tf.VariableSynchronization,
+    }
+    # Only those that this release of Keras has.
+    options = {
+        name: kind[getattr(self, name).upper()]
+        for name, kind in kinds.items()
+        if hasattr(self, name)
+    }
+    if _call.is_local:
+        _call.local[id(self)] = self
+    *scopes, name = self.path.removeprefix(_call.around).split("/")
+    # A name that ends with a slash is an absolute scope.
+    with v1.name_scope("".join(f"{scope}/" for scope in (_call.scope, *scopes) if scope)):
+        self._value = v1.Variable(
+            value,
+            dtype=tf.as_dtype(self._dtype),
+            trainable=self.trainable,
+            name=name,
+            use_resource=True,
+            collections=[_KEYS.LOCAL_VARIABLES if _call.is_local else _KEYS.GLOBAL_VARIABLES],
+            **options,
+        )
+    return None
 
-    return making_local
+
+if hasattr(Variable, "_initialize_with_initializer"):
+
+    @hooks(Variable, "_initialize_with_initializer")
+    def make_graph_variable_by_initializer(original, self, initializer):
+        """As `make_graph_variable`; not every release of Keras calls that from here."""
+        if not _in_graph():
+            return original(self, initializer)
+        return self._initialize(lambda: initializer(self._shape, dtype=self._dtype))
 
 
-def _collect_assignments() -> None:
-    # Model_fns read the updates of layers, to run them.
-    Layer.updates = property(lambda layer: [])
-    original = Variable._direct_assign
+@hooks(Metric, "add_variable")
+@hooks(SeedGenerator, "__init__")
+def keep_out_of_checkpoints(original, *args, **kwargs):
+    """In a model_fn, the state of metrics and random generators is in no checkpoint."""
+    before, _call.is_local = _call.is_local, True
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _call.is_local = before
 
-    @functools.wraps(original)
-    def _direct_assign(self, value):
-        graph = v1.get_default_graph()
-        if not _in_graph() or graph.building_function:
-            return original(self, value)
-        if (
-            not global_state.get_global_attribute("current_call_ctx")
-            and id(self) not in _call.local
-        ):
-            raise RuntimeError(
-                f"model_fn: expected assignments to variables by layers and metrics only, received "
-                f"one to {self.path!r}, which would be repeated at each step: start from given "
-                "values with warm_start_from or a Scaffold's init_fn"
-            )
-        with tf.control_dependencies(_reads(self._value)):
-            update = self._value.assign(tf.cast(value, self._value.dtype))
-        _call.assigned.append(self)
-        _call.updates.append(update)
 
-    Variable._direct_assign = _direct_assign
+@hooks(Variable, "_direct_assign")
+def collect_assignment(original, self, value):
+    """In a model_fn, assignments of layers and metrics are collected, to be run by a session."""
+    graph = v1.get_default_graph()
+    if not _in_graph() or graph.building_function:
+        return original(self, value)
+    if not global_state.get_global_attribute("current_call_ctx") and id(self) not in _call.local:
+        raise RuntimeError(
+            f"model_fn: expected assignments to variables by layers and metrics only, received "
+            f"one to {self.path!r}, which would be repeated at each step: start from given "
+            "values with warm_start_from or a Scaffold's init_fn"
+        )
+    with tf.control_dependencies(_reads(self._value)):
+        update = self._value.assign(tf.cast(value, self._value.dtype))
+    _call.assigned.append(self)
+    _call.updates.append(update)
+    return None
 
 
 def _reads(variable: tf.Variable) -> list[tf.Operation]:
@@ -230,43 +222,39 @@ def _reads(variable: tf.Variable) -> list[tf.Operation]:
     ]
 
 
-def _order_random_numbers() -> None:
-    original = SeedGenerator.next
-
-    @functools.wraps(original)
-    def next_seed(self, *args, **kwargs):
-        if not _in_graph():
-            return original(self, *args, **kwargs)
-        pairs = zip(_call.assigned, _call.updates, strict=True)
-        with tf.control_dependencies([update for to, update in pairs if to is self.state]):
-            return original(self, *args, **kwargs)
-
-    SeedGenerator.next = next_seed
+@hooks(SeedGenerator, "next")
+def order_random_numbers(original, self, *args, **kwargs):
+    """In a model_fn, a random generator's next seed follows its last update."""
+    if not _in_graph():
+        return original(self, *args, **kwargs)
+    pairs = zip(_call.assigned, _call.updates, strict=True)
+    with tf.control_dependencies([update for to, update in pairs if to is self.state]):
+        return original(self, *args, **kwargs)
 
 
-def _build_optimizers() -> None:
-    build, apply = BaseOptimizer.__init__, BaseOptimizer.apply
+@hooks(BaseOptimizer, "__init__")
+def describe_optimizer(original, self, *args, **kwargs):
+    """In a model_fn, an optimizer makes no variables in the graph.
 
-    @functools.wraps(build)
-    def __init__(self, *args, **kwargs):
-        if not _in_graph():
-            return build(self, *args, **kwargs)
-        # These variables only describe the optimizer; see legacy_optimizer. The inner graph is
-        # needed because a strategy's scope lasts as long as the outer one.
-        with tf.Graph().as_default(), eager_mode():
-            build(self, *args, **kwargs)
+    Its variables only describe it; see legacy_optimizer. The inner graph is needed because a
+    strategy's scope lasts as long as the outer one.
+    """
+    if not _in_graph():
+        return original(self, *args, **kwargs)
+    with tf.Graph().as_default(), eager_mode():
+        return original(self, *args, **kwargs)
 
-    @functools.wraps(apply)
-    def apply_in_eager_code(self, *args, **kwargs):
-        if not _in_graph():
-            return apply(self, *args, **kwargs)
-        raise TypeError(
-            "model_fn: expected gradients to be applied by an optimizer of "
-            "tf_keras.optimizers.legacy or tf.compat.v1.train, or by a head, to which an optimizer "
-            f"of Keras 3 may be given, received {type(self).__module__}.{type(self).__name__}.apply"
-        )
 
-    BaseOptimizer.__init__, BaseOptimizer.apply = __init__, apply_in_eager_code
+@hooks(BaseOptimizer, "apply")
+def refuse_gradients(original, self, *args, **kwargs):
+    """In a model_fn, gradients are applied by a legacy optimizer or by a head."""
+    if not _in_graph():
+        return original(self, *args, **kwargs)
+    raise TypeError(
+        "model_fn: expected gradients to be applied by an optimizer of "
+        "tf_keras.optimizers.legacy or tf.compat.v1.train, or by a head, to which an optimizer "
+        f"of Keras 3 may be given, received {type(self).__module__}.{type(self).__name__}.apply"
+    )
 
 
 def _accept_metrics() -> None:

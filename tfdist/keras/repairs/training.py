@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 from keras import tree
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.trainer import Trainer
@@ -89,6 +90,19 @@ def log_metrics_of_all_replicas(original, self):
     if replica is None or communicator_of(self) is not None:
         return original(self)
     return replica.merge_call(lambda strategy: original(self))
+
+
+@repairs(TFEpochIterator, "_get_iterator")
+def open_arrays_once_an_epoch(original, self):
+    """`fit` opens its data a second time at the end of each epoch, and drops what it has opened.
+
+    That costs as much as the beginning of an epoch. Only arrays are opened once: the order of a
+    `tf.data.Dataset` may depend on how often it was opened.
+    """
+    is_at_end = self.steps_per_epoch is None and 0 < (self._num_batches or 0) <= self._steps_seen
+    if is_at_end and isinstance(self.data_adapter, ArrayDataAdapter):
+        return ()
+    return original(self)
 
 
 @repairs(GeneratorDataAdapter, "get_tf_dataset")

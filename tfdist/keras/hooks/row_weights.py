@@ -1,0 +1,331 @@
+"""In a training step every row of the global batch weighs the same, however the rows are cut.
+
+Keras divides a replica's loss by the replica's rows, and again by the number of replicas; the
+optimizer adds the replicas' gradients. That is the mean over the global batch only if all replicas
+have the same number of rows. Here a replica with n of the B rows multiplies its mean by n/B:
+
+    replica 0 has the rows a b c    (a + b + c)/3 * 3/5
+    replica 1 has the rows d e      (d + e)/2     * 2/5    sum: (a + b + c + d + e)/5
+
+Only losses that Keras itself would divide by the number of replicas are multiplied. Gradients are
+not: losses with reduction="sum", and those of a `train_step` that divides by the global batch, are
+right without it.
+
+The replicas exchange n at the start of a step, beside the forward pass, unless the dataset tells
+that all batches divide evenly. A loss with a mask, or with reduction="mean_with_sample_weight", is
+divided by another number than n; its replicas exchange that number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras import ops, tree
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses import loss as losses
+from keras.src.trainers.compile_utils import CompileLoss
+
+# The specs of a dataset tell that its batches divide.
+from tensorflow.python.distribute.input_lib import DistributedDataset
+from tensorflow.python.distribute.values import PerReplicaSpec
+
+# Cond and while loops are functions of their own, which belong to one place of the outer function.
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+
+# What makes a function recognizable as a `tf.function`.
+from tensorflow.python.util.tf_decorator import make_decorator
+
+from tfdist.keras.registry import hooks
+from tfdist.keras.workers import has_peers, replica_with_peers, trains_on_servers
+
+autograph = tf.__internal__.autograph
+_log = logging.getLogger("tfdist")
+_thread = threading.local()
+_MEANS = ("mean", "sum_over_batch_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One replica's part of a training step.
+
+    Attributes:
+      weight: its fraction of the step, float64[].
+      graph: what the weight belongs to; `None` if the step runs eagerly.
+    """
+
+    weight: tf.Tensor
+    graph: tf.Graph | None
+
+
+def weighted(step: Callable[[Any], Any], are_even: bool = False) -> Callable[[Any], Any]:
+    """Returns a training step that knows its replica's fraction of the rows.
+
+    Args:
+      step: takes a replica's batch.
+      are_even: all replicas of all workers always have the same number of rows.
+    """
+    if isinstance(step, tf.types.experimental.PolymorphicFunction):
+        # Strategies take a `tf.function` apart: the replicas meet within it, not around it.
+        function = weighted(step.python_function, are_even)
+        return make_decorator(function, step._clone(python_function=function))
+
+    def run(data):
+        # AutoGraph leaves functions of tfdist out, but not the user's.
+        converted = autograph.tf_convert(step, autograph.control_status_ctx())
+        weight = _weight_of_rows(data, are_even)
+        with contextlib.nullcontext() if weight is None else _step_of(weight):
+            return converted(data)
+
+    marked: Any = run
+    marked.is_weighted = True
+    return marked
+
+
+def is_weighted(step: Callable[[Any], Any]) -> bool:
+    """Whether `weighted` returned a training step."""
+    function = getattr(step, "python_function", step)
+    return getattr(function, "is_weighted", False)
+
+
+@hooks(TensorFlowTrainer, "_maybe_symbolic_build")
+def note_even_batches(original, self, iterator=None, data_batch=None):
+    """`fit` notes whether its batches are sure to divide evenly: replicas then exchange nothing."""
+    self._has_even_batches = iterator is not None and are_even(iterator._distributed_dataset)
+    return original(self, iterator=iterator, data_batch=data_batch)
+
+
+@hooks(TensorFlowTrainer, "make_train_function")
+def make_for_batches(original, self, force=False):
+    """Data that may divide unevenly needs another training step than data that does not."""
+    made_for = vars(self).get("_is_for_even_batches")
+    return original(self, force or made_for not in (None, _has_even_batches(self)))
+
+
+@hooks(TensorFlowTrainer, "_make_function")
+def weigh_training_steps(original, self, step_function):
+    """In `fit` a replica's loss weighs by its rows of the global batch, not as all others."""
+    if step_function == self.train_step and has_peers(self.distribute_strategy):
+        self._is_for_even_batches = _has_even_batches(self)
+        step_function = weighted(step_function, self._is_for_even_batches)
+    return original(self, step_function)
+
+
+def _has_even_batches(model: Any) -> bool:
+    return vars(model).get("_has_even_batches", False)
+
+
+@hooks(losses, "scale_loss_for_distribution")
+def scale_by_rows(original, value):
+    """A training step multiplies a replica's loss by the replica's fraction of the rows."""
+    return scaled(original, value)
+
+
+@hooks(losses, "unscale_loss_for_distribution")
+def unscale_by_rows(original, value):
+    """A training step divides what it logs by that fraction; metrics multiply by the rows."""
+    step = _current_step()
+    # The losses of outputs are logged without the number of rows, unless shapes are known.
+    if step is None or (getattr(_thread, "logs_outputs", False) and step.graph is not None):
+        return original(value)
+    return tf.math.divide_no_nan(value, tf.cast(step.weight, value.dtype))
+
+
+@hooks(CompileLoss, "call")
+def note_outputs(original, self, y_true, y_pred, sample_weight=None):
+    """The logged losses of several outputs are means over batches; all replicas count alike."""
+    _thread.logs_outputs = True
+    try:
+        return original(self, y_true, y_pred, sample_weight)
+    finally:
+        _thread.logs_outputs = False
+
+
+@hooks(losses, "reduce_weighted_values")
+def weigh_by_divisor(
+    original,
+    values,
+    sample_weight=None,
+    mask=None,
+    reduction="sum_over_batch_size",
+    dtype=None,
+):
+    """A loss with a mask, or with "mean_with_sample_weight", weighs by what it is divided by."""
+    divisor = _divisor(values, sample_weight, mask, reduction, dtype)
+    weight = None if divisor is None else _weight_of_divisor(divisor)
+    with contextlib.nullcontext() if weight is None else _step_of(weight):
+        return original(values, sample_weight, mask, reduction, dtype)
+
+
+def scaled(original: Callable[[Any], Any], value: Any) -> Any:
+    """Multiplies a loss by the replica's fraction of the training step.
+
+    Args:
+      original: scales a loss outside of a training step.
+      value: the loss, a tensor.
+    """
+    step = _current_step()
+    if step is None:
+        return original(value)
+    # Without rows a mean is NaN.
+    return tf.math.multiply_no_nan(value, tf.cast(step.weight, value.dtype))
+
+
+def relative_weight(divisor: Callable[[], tf.Tensor]) -> tf.Tensor | None:
+    """Returns the factor from a replica's weight by rows to its weight by another number.
+
+    Args:
+      divisor: makes the number, a scalar.
+
+    Returns:
+      float64[], to multiply a loss by that is also multiplied by the weight by rows; `None` outside
+      of a training step.
+    """
+    step = _current_step()
+    weight = _weight_of_divisor(divisor)
+    if step is None or weight is None:
+        return None
+    return tf.math.divide_no_nan(weight, step.weight)
+
+
+def _weight_of_divisor(divisor: Callable[[], tf.Tensor]) -> tf.Tensor | None:
+    step = _current_step()
+    if step is None:
+        return None
+    if _graph() is not step.graph:
+        _warn_of_branch()
+        return None
+    return _fraction(divisor(), "divisor_of_loss")
+
+
+def are_even(dataset: Any) -> bool:
+    """Whether all replicas of all workers have the same number of rows in each batch, for certain.
+
+    The answer is the same on all workers, since the strategy distributes a dataset that all have.
+
+    Args:
+      dataset: a distributed dataset.
+    """
+    # Not from functions, which make datasets of each worker's own; and without an end, at which
+    # some replicas have no rows.
+    if not isinstance(dataset, DistributedDataset) or dataset._enable_get_next_as_optional:
+        return False
+    options = dataset._original_dataset.options().experimental_distribute
+    if options.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF:
+        return False  # each worker has cut its own
+    spec = tf.nest.flatten(dataset._element_spec)[0]
+    shape = (spec._value_specs[0] if isinstance(spec, PerReplicaSpec) else spec).shape
+    return bool(shape.rank) and shape[0] is not None
+
+
+def _current_step() -> _Step | None:
+    step = getattr(_thread, "step", None)
+    if step is None:
+        return None
+    graph = _graph()
+    while graph is not step.graph and isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    if graph is step.graph:
+        return step
+    _warn_of_function()
+    return None
+
+
+@contextlib.contextmanager
+def _step_of(weight: tf.Tensor) -> Iterator[None]:
+    before = getattr(_thread, "step", None)
+    _thread.step = _Step(weight, _graph())
+    try:
+        yield
+    finally:
+        _thread.step = before
+
+
+def _graph() -> tf.Graph | None:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _weight_of_rows(data: Any, are_even: bool) -> tf.Tensor | None:
+    replica = replica_with_peers()
+    if replica is None or not _reaches_all_workers(replica.strategy):
+        return None
+    if are_even:
+        return tf.constant(1 / replica.num_replicas_in_sync, tf.float64)
+    first = next((leaf for leaf in tree.flatten(data) if leaf is not None), None)
+    if first is None:
+        return None
+    # A scalar counts as one row.
+    shape = [first.nrows()] if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)
+    rows = tf.concat([tf.cast(shape, tf.int64), [1]], 0)[0]
+    return _fraction(rows, "rows_of_batch")
+
+
+def _reaches_all_workers(strategy: tf.distribute.Strategy) -> bool:
+    if not trains_on_servers(strategy):
+        return True
+    config = strategy.extended.config
+    return config.num_aggregate == config.workers
+
+
+def _fraction(own: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns this replica's fraction of the sum of a number, float64[], over all replicas.
+
+    Parameter servers go on without a worker that they have lost, and enlarge the sum of the
+    gradients accordingly. Here such a worker counts as one with an average number.
+
+    Args:
+      own: a scalar.
+      name: of the tensor that is exchanged; errors contain it.
+    """
+    replica = replica_with_peers()
+    assert replica is not None  # a training step of other strategies has no weight
+    own = tf.cast(own, tf.float64)
+    ours = tf.stack([own, 1.0], name=name)
+    total, present = tf.unstack(replica.all_reduce("SUM", ours))
+    return tf.math.divide_no_nan(own * present, total * replica.num_replicas_in_sync)
+
+
+def _divisor(
+    values: Any, sample_weight: Any, mask: Any, reduction: str | None, dtype: Any
+) -> Callable[[], tf.Tensor] | None:
+    """Returns a function that makes the number by which Keras divides a loss.
+
+    `None` if the number is proportional to the rows, or if the loss is not divided.
+    """
+
+    def tensor(value: Any) -> Any:
+        of = dtype or ops.convert_to_tensor(values).dtype
+        return None if value is None else ops.convert_to_tensor(value, dtype=of)
+
+    if reduction in _MEANS and mask is not None:
+        return lambda: ops.sum(tensor(mask))
+    if reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
+        weights = functools.partial(losses.apply_mask, reduction=reduction)
+        return lambda: ops.sum(
+            weights(tensor(sample_weight), tensor(mask), dtype=tensor(1.0).dtype)
+        )
+    return None
+
+
+@functools.cache
+def _warn_of_function() -> None:
+    _log.warning(
+        "fit: a loss is reduced in a tf.function that train_step calls. It cannot know how many "
+        "rows each replica has: all replicas weigh the same. Remove that tf.function; fit compiles "
+        "the whole step"
+    )
+
+
+@functools.cache
+def _warn_of_branch() -> None:
+    _log.warning(
+        "fit: a loss with a mask or with reduction='mean_with_sample_weight' is reduced in a "
+        "branch or a loop of train_step, where replicas cannot exchange what it is divided by. "
+        "Replicas weigh by their rows"
+    )
