@@ -24,6 +24,7 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 from tfdist import keras, ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.resolver import ClusterResolver
+from tfdist.data.pipeline import feed_of, tracked
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
 from tfdist.job.start import start
@@ -103,6 +104,11 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         cluster = start(cluster, checkpoint_dir, keras.apply_repairs)
         options = CommunicationOptions.of(communication_options)
         if options.implementation == CommunicationImplementation.NCCL:
+            if cluster.data_dispatcher:
+                raise ClusterConfigError(
+                    "MultiWorkerMirroredStrategy: expected no data_dispatcher and data_worker in "
+                    "the cluster of implementation NCCL, which is TensorFlow's and refuses them"
+                )
             super().__init__(cluster_resolver, options)
             return
         # Skips the parent's constructor, which would start a TensorFlow server and its collectives.
@@ -245,6 +251,21 @@ class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllRe
             self._collective_keys,
             self.communicator,
         )
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        if feed_of(dataset) is None:
+            return super()._experimental_distribute_dataset(dataset, options)
+        # Each worker has records of its own; TensorFlow would cut its batches.
+        dataset = ops.before_asking(dataset, tracked)
+        return self._distribute_datasets_from_function(lambda _: dataset, options)
+
+    def _make_input_fn_iterator(self, input_fn, *args, **kwargs):
+        def tracked_input(context):
+            data = input_fn(context)
+            is_dataset = isinstance(data, tf.data.Dataset)
+            return ops.before_asking(data, tracked) if is_dataset else data
+
+        return super()._make_input_fn_iterator(tracked_input, *args, **kwargs)
 
     def _create_variable(self, next_creator, **kwargs):
         if self.tables is not None and is_table():

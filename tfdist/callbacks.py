@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import tensorflow as tf
 
 from tfdist.horovod.broadcast import BroadcastGlobalVariablesCallback
@@ -21,7 +23,43 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "PsStats",
+    "ResumeFrom",
 ]
+
+
+class ResumeFrom(Callback):
+    """Lets `fit` of Keras 3 go on from a file of `keras.callbacks.ModelCheckpoint`.
+
+    The model is loaded by the script; this callback restores the rest: the epoch, the next batch of
+    the data, the states of random generators and the sums of metrics. Give it to all workers; the
+    chief reads the file. A strategy of tfdist must have been made before `fit` that saved the file.
+
+    Example:
+      model = keras.models.load_model("model.keras")
+      model.fit(data, epochs=9, callbacks=[tfdist.callbacks.ResumeFrom("model.keras"), ...])
+    """
+
+    def __init__(self, filepath: str | os.PathLike) -> None:
+        """Makes the callback.
+
+        Args:
+          filepath: the file that was loaded, `.keras` or `.weights.h5`.
+        """
+        super().__init__()
+        self._filepath = filepath
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Goes to the position.
+
+        Raises:
+          ValueError: the file has no position.
+          tf.errors.NotFoundError: there is no such file.
+        """
+        # Keras 3 may be absent where tf_keras trains.
+        from tfdist.keras.state_file import go_on_from_file
+
+        go_on_from_file(self.model, self._filepath)
+
 
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")

@@ -11,6 +11,7 @@ from tensorflow.python.distribute import input_ops
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
+from tfdist.data.pipeline import tracked
 
 _Policy = tf.data.experimental.AutoShardPolicy
 # For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.
@@ -65,7 +66,11 @@ def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
 
 def _rows_of(batch: Any, workers: int, rank: int) -> Any:
     """Splits as TensorFlow does: equal shares, of which the last ones may be short or empty."""
-    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+    first_leaf = tf.nest.flatten(batch)[0]
+    rows = first_leaf.shape[0] if first_leaf.shape.rank else None
+    if rows is None or rows % workers:
+        # The shares' shapes must not depend on the worker.
+        rows = tf.shape(first_leaf)[0]
     size = (rows + workers - 1) // workers
     first, last = rank * size, (rank + 1) * size
 
@@ -77,6 +82,11 @@ def _rows_of(batch: Any, workers: int, rank: int) -> Any:
         return value[first:last]
 
     return tf.nest.map_structure(cut_rows, batch)
+
+
+def _tracked(data: Any) -> Any:
+    """Counts the records of data tasks; an input_fn may also return a function."""
+    return ops.before_asking(data, tracked) if isinstance(data, tf.data.Dataset) else data
 
 
 class SharedInput(_Base):
@@ -105,6 +115,11 @@ class SharedInput(_Base):
             self._share_input, self._prepare_input = before
 
     @property
+    def input_settings(self) -> dict[str, Any]:
+        """The arguments of `input` that hold now."""
+        return {"shared": self._share_input, "prepare": self._prepare_input}
+
+    @property
     def rank(self) -> int:
         """This worker's rank."""
         assert self._cluster.rank is not None
@@ -126,6 +141,7 @@ class SharedInput(_Base):
         return number_of_batches(batches, self._cluster.world_size, self.rank)
 
     def _experimental_distribute_dataset(self, dataset, options):
+        dataset = ops.before_asking(dataset, tracked)
         if self._share_input:
             dataset = share(dataset, self._cluster.world_size, self.rank, self.shares_batches)
         if self._prepare_input is not None:
@@ -139,7 +155,7 @@ class SharedInput(_Base):
 
     def _make_input_fn_iterator(self, input_fn, *args, **kwargs):
         return super()._make_input_fn_iterator(
-            lambda _: input_fn(self._input_context), *args, **kwargs
+            lambda _: _tracked(input_fn(self._input_context)), *args, **kwargs
         )
 
     @property

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import keras
 
 
@@ -17,3 +21,25 @@ class Callback(keras.callbacks.Callback):
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
+
+
+@contextlib.contextmanager
+def with_callback(given: Any, callback: Callback, *, first: bool = False) -> Iterator[Any]:
+    """Yields the user's callbacks and one of ours, in a form that `fit` takes.
+
+    Args:
+      given: what the user has given `fit` as `callbacks`.
+      callback: ours.
+      first: whether ours runs before the user's; else it runs after them.
+    """
+    if given is None or isinstance(given, list | tuple):
+        others = list(given or ())
+        yield [callback, *others] if first else [*others, callback]
+    elif not hasattr(given, "callbacks"):
+        yield [callback, given] if first else [given, callback]
+    else:  # a CallbackList, which is the user's
+        given.callbacks.insert(0 if first else len(given.callbacks), callback)
+        try:
+            yield given
+        finally:
+            given.callbacks.remove(callback)

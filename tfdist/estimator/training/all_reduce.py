@@ -17,10 +17,19 @@ from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager.context import eager_mode
 
 from tfdist import ops
+from tfdist.data.position import InputPosition
+from tfdist.estimator.training import data_tasks
 from tfdist.estimator.training.chief_hooks import is_saver, saver_hooks, saving_in, summary_hooks
 from tfdist.estimator.training.end_together import BatchAhead, EndTogether, agreed_and_others
+from tfdist.estimator.training.input_position import (
+    PositionSaver,
+    position_of,
+    without_first,
+)
 from tfdist.estimator.training.sessions import SessionCreator, initialized_session, restore
 from tfdist.estimator.training.warm_start import warm_start
+from tfdist.job import process
+from tfdist.preemption.training import Training
 
 v1 = tf.compat.v1
 
@@ -38,6 +47,9 @@ class AllReduceWorker:
         self._model_dir = model_dir
         self._scratch: tempfile.TemporaryDirectory | None = None
         self._batches: BatchAhead
+        job = process.current.job
+        self.training = Training(job.stop_watch if job is not None else None, 0)
+        self._batches_before = 0  # of the input, read by a process before this one
         # Whether the variables start from another model's values; on the chief, the operation that
         # reads these.
         self.is_warm = False
@@ -49,6 +61,22 @@ class AllReduceWorker:
     def __exit__(self, *error: Any) -> None:
         if self._scratch is not None:
             self._scratch.cleanup()
+
+    def read_input(self, call: Any, goes_on: bool, *arguments: Any, **options: Any) -> Any:
+        """Calls the user's input_fn; returns its result from the latest checkpoint's batch on.
+
+        Args:
+          call: calls it.
+          goes_on: whether the training may go on with the input of another process.
+          *arguments: of `call`.
+          **options: of `call`.
+        """
+        result = call(*arguments, **options)
+        position = position_of(self.latest_checkpoint()) if goes_on else InputPosition()
+        (self._batches_before,) = self.chiefs(position.batches)
+        extended = self._strategy.extended
+        # Each device of this worker reads a batch in each step.
+        return without_first(result, self._batches_before * len(extended.worker_devices))
 
     def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
         """Makes the input's iterator and its hooks."""
@@ -67,6 +95,10 @@ class AllReduceWorker:
         if self._strategy.is_chief:
             hooks += spec.training_chief_hooks
             hooks += summary_hooks(config, spec, self._model_dir)
+            for hook in filter(is_saver, hooks):
+                others = [a for a in hook._listeners if not isinstance(a, PositionSaver)]
+                mine = PositionSaver(hook._save_path, self._batches_before)
+                hook._listeners = [*others, mine]
         else:
             hooks += [h for h in spec.training_chief_hooks if is_saver(h)]
             hooks = self._save_to_scratch(hooks)
@@ -78,7 +110,11 @@ class AllReduceWorker:
         for hook in hooks:
             if is_saver(hook) and hook._timer._every_secs and _are_means_saved():
                 hook._timer = _ChiefsClock(self, hook._timer._every_secs)
-        return [*hooks, EndTogether(self._batches, self._sum), *agreed]
+        if self._strategy.is_chief:
+            for hook in filter(is_saver, hooks):
+                hook._listeners.append(data_tasks.SaveTasks(hook))
+        commit = data_tasks.CommitHook(len(self._strategy.extended.worker_devices))
+        return [commit, *hooks, EndTogether(self._batches, self._sum), *agreed]
 
     def _save_to_scratch(self, hooks: list[Any]) -> list[Any]:
         """Makes hooks save to a scratch directory if a save needs all workers; else drops them."""
@@ -179,6 +215,7 @@ class _SessionCreator(SessionCreator):
         )
         if checkpoint is not None:
             restore(self._scaffold, session, checkpoint)
+            data_tasks.restore(checkpoint)
         if restores or self._worker.is_warm or self._scaffold.init_fn is not None:
             session.run(spread)
         return session

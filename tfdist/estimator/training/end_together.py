@@ -2,7 +2,8 @@
 
 A worker whose input has ended, or whose hook requests a stop, cannot stop by itself: the others
 would wait for its gradients. Therefore each step begins with a check that all workers continue, and
-each worker fetches its next batch before the check.
+each worker fetches its next batch before the check. A worker that was told to end (SIGTERM) says so
+in the check.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+
+from tfdist.preemption.notice import notice
 
 v1 = tf.compat.v1
 
@@ -46,24 +49,32 @@ class EndTogether(tf.compat.v1.train.SessionRunHook):
 
     Args:
       batches: this worker's batches.
-      total: sums a scalar over all workers.
+      total: sums a tensor over all workers.
+
+    Attributes:
+      is_preempted: the training has ended because a worker was told to end.
     """
 
     def __init__(self, batches: BatchAhead, total: Callable[[tf.Tensor], tf.Tensor]) -> None:
         self._batches = batches
         self._sum = total
         self._wants_to_stop = False
+        self.is_preempted = False
 
     def begin(self) -> None:
         """Adds the check to the graph."""
-        self._ends = v1.placeholder(tf.float32, [])
+        self._ends = v1.placeholder(tf.float32, [2])
         self._total = self._sum(self._ends)
 
     def before_run(self, run_context: Any) -> None:
         """Raises the error that ends a training session, if a worker has ended."""
         session = run_context.session
         ends = self._wants_to_stop or not self._fetch(session)
-        if session.run(self._total, {self._ends: float(ends)}):
+        told = notice.at is not None
+        at_end, told_to_end = session.run(self._total, {self._ends: [float(ends), float(told)]})
+        # Of a training that is at its end nothing is left to be done.
+        self.is_preempted = bool(told_to_end) and not at_end
+        if at_end or told_to_end:
             raise tf.errors.OutOfRangeError(None, None, "a worker has come to its end")
 
     def after_run(self, run_context: Any, run_values: Any) -> None:

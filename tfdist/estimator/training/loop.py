@@ -16,6 +16,7 @@ from tfdist.estimator.training.all_reduce import AllReduceWorker
 from tfdist.estimator.training.chief_hooks import is_saver
 from tfdist.estimator.training.model_dir import check_writable, note_end_of_training
 from tfdist.estimator.training.parameter_servers import ParameterServerWorker
+from tfdist.estimator.training.preemption import end_if_preempted, until_notice
 from tfdist.estimator.training.sessions import brief_failures
 from tfdist.strategies import ParameterServerStrategy
 
@@ -54,13 +55,18 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
     worker = kind(strategy, estimator.model_dir)
     # A copy, which uses the loop below; the user's Estimator stays unchanged.
     mine = copy.copy(estimator)
+    reader = copy.copy(estimator)
+    # Another training by the same Estimator begins its input again, however this one ends.
+    goes_on = not getattr(estimator, "tfdist_has_trained", False)
+    estimator.tfdist_has_trained = True
+    reader._call_input_fn = functools.partial(worker.read_input, estimator._call_input_fn, goes_on)
     mine._get_iterator_from_input_fn = functools.partial(
-        worker.iterator, estimator._get_iterator_from_input_fn
+        worker.iterator, reader._get_iterator_from_input_fn
     )
     mine._call_model_fn = functools.partial(worker.call_model_fn, estimator._call_model_fn)
     mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
-    mine._train_with_estimator_spec_distributed = functools.partial(_run, mine._config, worker)
-    with brief_failures(), worker:
+    mine._train_with_estimator_spec_distributed = functools.partial(_run, mine, worker)
+    with until_notice(worker.training), brief_failures(), worker:
         train_distributed(mine, strategy, hooks)
 
 
@@ -87,8 +93,11 @@ def _prepare(mine: Any, worker: Any, *arguments: Any) -> Any:
 
 
 def _run(
-    config: Any, worker: Any, spec: Any, hooks: Sequence[Any], listeners: Sequence[Any] | None
+    mine: Any, worker: Any, spec: Any, hooks: Sequence[Any], listeners: Sequence[Any] | None
 ) -> Any:
+    config = mine._config
+    saves = config.save_checkpoints_secs or config.save_checkpoints_steps
+    saves = saves or any(is_saver(hook) for hook in [*hooks, *spec.training_chief_hooks])
     hooks = worker.hooks(config, spec, list(hooks))
     if config.is_chief:
         _add_listeners(hooks, listeners)
@@ -97,6 +106,7 @@ def _run(
     with _MonitoredSession(creator, hooks, should_recover=False) as session:
         while not session.should_stop():
             _, loss = session.run([spec.train_op, spec.loss])
+    end_if_preempted(worker.training, hooks, mine.model_dir if saves else None)
     if loss is None:
         v1.logging.warning("Training made no step: the input may be empty.")
     return loss

@@ -15,13 +15,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.estimator.training import server_optimizers, tables
+from tfdist.estimator.training import data_tasks, server_optimizers, tables
 from tfdist.estimator.training.chief_hooks import is_saver, saver_hooks, summary_hooks
 from tfdist.estimator.training.end_together import BatchAhead, EndTogether, agreed_and_others
+from tfdist.estimator.training.preemption import StopAtNotice
 from tfdist.estimator.training.sessions import SessionCreator, initialized_session, restore
 from tfdist.estimator.training.warm_start import warm_start
 from tfdist.estimator.training.worker_states import BeginHook, EndHook, WorkerStates
 from tfdist.job import process
+from tfdist.preemption.training import Training
 from tfdist.strategies._variables.parameters import Parameters
 
 v1 = tf.compat.v1
@@ -47,6 +49,8 @@ class ParameterServerWorker:
         self._read_warm: tf.Operation | None = None
         self._training = 0
         self._last_step = math.inf
+        member = process.current.ps_worker
+        self.training = Training(member.stop_watch if member is not None else None, None)
 
     def __enter__(self) -> ParameterServerWorker:
         self._parameters.has_trained = True
@@ -59,6 +63,14 @@ class ParameterServerWorker:
     def __exit__(self, *error: Any) -> None:
         self._building.close()
         self._contexts.close()
+
+    def read_input(self, call: Any, goes_on: bool, *arguments: Any, **options: Any) -> Any:
+        """Calls the user's input_fn; each worker begins its input again.
+
+        The servers may be at a later step than the latest checkpoint, and this worker at another
+        one than they.
+        """
+        return call(*arguments, **options)
 
     def iterator(self, make: Any, *arguments: Any) -> tuple[Any, list[Any]]:
         """Makes the input's iterator and its hooks."""
@@ -91,7 +103,7 @@ class ParameterServerWorker:
     def hooks(self, config: Any, spec: Any, hooks: list[Any]) -> list[Any]:
         """Returns `hooks` with those that this worker needs."""
         self._building.close()
-        hooks = [EndHook(self._end), *hooks]
+        hooks = [EndHook(self._end), data_tasks.CommitHook(), *hooks]
         if self._strategy.is_chief:
             hooks += saver_hooks(config, spec, hooks, self._model_dir)
             hooks += spec.training_chief_hooks
@@ -107,6 +119,8 @@ class ParameterServerWorker:
         if self._ends_together:
             total = functools.partial(self._parameters.all_reduce, divisor=None)
             hooks.append(EndTogether(self._batches, total))
+        else:
+            hooks.append(StopAtNotice(self.training))
         # After all hooks that may make variables.
         hooks += [*agreed, _PullHook(self._parameters, agreed)]
         if self._strategy.is_chief:
@@ -134,7 +148,10 @@ class ParameterServerWorker:
 
     def _save(self, hook: Any, session: tf.compat.v1.Session, step: int) -> Any:
         """Saves the servers' current values, under the servers' current step."""
+        # Before the values: what is committed here has reached the servers.
+        state = data_tasks.state()
         step = self._creator.pull(session)
+        data_tasks.save(f"{hook._save_path}-{step}", state)
         tables.save(self._parameters, f"{hook._save_path}-{step}")
         wants_to_stop = type(hook)._save(hook, session, step)
         tables.remove_old(os.path.dirname(hook._save_path))
@@ -255,4 +272,5 @@ class _SessionCreator(SessionCreator):
             return False
         restore(self._scaffold, session, path)
         tables.restore(self._strategy.extended.parameters, path)
+        data_tasks.restore(path)
         return True

@@ -24,7 +24,7 @@ import numpy as np
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfdist.job import process
-from tfdist.keras.callback import Callback
+from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import is_on_servers, trains_on_servers
 from tfdist.ps.epochs.metric_states import State, StateError
@@ -69,7 +69,7 @@ def fit_together(original, self, *args, **kwargs):
     given = args[position] if len(args) > position else kwargs.get("callbacks")
     _current.epochs = epochs
     try:
-        with _followed_by(given, _EndOfEpoch(epochs)) as callbacks:
+        with with_callback(given, _EndOfEpoch(epochs)) as callbacks:
             if len(args) > position:
                 args = (*args[:position], callbacks, *args[position + 1 :])
             else:
@@ -102,21 +102,6 @@ def result_of_all(original, self, logs):
         return epochs.step_logs
     # A worker that has made no step has no logs, but the others' metrics.
     return original(self, logs) if logs else self.get_metrics_result()
-
-
-@contextlib.contextmanager
-def _followed_by(given: Any, callback: Callback) -> Iterator[Any]:
-    """Yields the user's callbacks followed by one of ours, in a form that `fit` takes."""
-    if given is None or isinstance(given, list | tuple):
-        yield [*(given or ()), callback]
-    elif not hasattr(given, "callbacks"):
-        yield [given, callback]
-    else:  # a CallbackList, which is the user's
-        given.append(callback)
-        try:
-            yield given
-        finally:
-            given.callbacks.remove(callback)
 
 
 class _EndOfEpoch(Callback):

@@ -1,19 +1,28 @@
-"""The order of arrays, which `fit` shuffles: the same in all workers."""
+"""The order in which `fit` shuffles arrays and `PyDataset`s: the same in all workers.
+
+It is a function of a seed and the number of the opening, so that a `fit` that goes on elsewhere has
+the same order.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from tensorflow.python.eager import context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist import ops
+from tfdist.data.position import InputPosition
+from tfdist.data.seeds import Seed, restored, users_seed
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import trains_on_servers
 
@@ -40,35 +49,196 @@ def shuffle_alike(original, self):
     seed the order is that of Keras alone. If the chief has no seed it draws one, and, as in Keras
     alone, each epoch has another order.
     """
-    common = common_seed(_strategy.get()) if self._shuffle else None
-    if common is None:
-        return original(self)
-    seed, is_drawn = common
-    if not is_drawn:
-        with global_seed(seed):
-            return original(self)
-    # The dataset reads it; a tf.Variable would be the strategy's.
-    self.epochs_shuffled = ResourceVariable(0, dtype=tf.int64, trainable=False)
-    with _shuffles_by(seed, self.epochs_shuffled):
+    source = ArraySource(_seed_of_fit() if self._shuffle else None)
+    self.tfdist_source = source
+    with source.in_order():
         return original(self)
 
 
-def common_seed(strategy: tf.distribute.Strategy | None) -> tuple[int, bool] | None:
-    """A seed that all workers share, and whether it was drawn; `None` where there is one worker."""
-    own = context.global_seed()
-    seed = [_DRAWN if own is None else int(own), random.SystemRandom().getrandbits(31)]
+@hooks(PyDatasetAdapter, "get_tf_dataset")
+def order_batches_alike(original, self):
+    """`fit` shuffles the batches of a `PyDataset` in the same order on all workers.
+
+    Keras takes random numbers of Python, which differ between workers.
+    """
+    source = PyDatasetSource(self.py_dataset, _seed_of_fit() if self.shuffle else None)
+    self.tfdist_source = source
+    self.shuffle = False
+    if self.enqueuer is not None:
+        self.enqueuer.shuffle = False
+        self.enqueuer.py_dataset = source
+    return original(self)
+
+
+@hooks(PyDatasetAdapter, "_get_iterator")
+def yield_in_order(original, self):
+    """The batches of a `PyDataset` come in the order of its opening, from a first batch on."""
+    source = getattr(self, "tfdist_source", None)
+    if source is None:
+        return original(self)
+    if self.enqueuer is None:
+        return (self._standardize_batch(self.py_dataset[i]) for i in source.indices())
+    return itertools.islice(original(self), source.num_batches)
+
+
+def common_seed(strategy: tf.distribute.Strategy | None) -> Seed | None:
+    """A seed that all workers share; `None` where there is one worker."""
+    own = users_seed()
+    seed = [_DRAWN if own is None else own.value, _drawn()]
     communicator = getattr(strategy, "communicator", None)
     if communicator is not None:
         with tf.device("/device:CPU:0"):
             given, drawn = ops.broadcast(
                 tf.constant(seed, tf.int64), communicator, label="the seed of fit"
             ).numpy()
-        return (int(drawn), True) if given == _DRAWN else (int(given), False)
+        return Seed(int(drawn), True) if given == _DRAWN else Seed(int(given), False)
     if strategy is None or not trains_on_servers(strategy) or strategy.extended.config.workers == 1:
         return None
     if own is not None:
-        return seed[0], False
-    return strategy.extended.parameters.first_of_all(seed[1]), True
+        return own
+    return Seed(strategy.extended.parameters.first_of_all(seed[1]), True)
+
+
+def _seed_of_fit() -> Seed:
+    return common_seed(_strategy.get()) or users_seed() or Seed(_drawn(), True)
+
+
+def _drawn() -> int:
+    return random.SystemRandom().getrandbits(31)
+
+
+class ArraySource:
+    """The batches of Keras's dataset of arrays, which reads its order and its first batch.
+
+    Args:
+      seed: decides the order; `None` if arrays are not shuffled.
+    """
+
+    draws_orders = False
+
+    def __init__(self, seed: Seed | None) -> None:
+        self.seed = seed
+        # The dataset reads them when it is opened; a tf.Variable would be the strategy's.
+        with tf.device("/device:CPU:0"):
+            value = 0 if seed is None else seed.value
+            self._seed = ResourceVariable(value, dtype=tf.int64, trainable=False)
+            self._opening = ResourceVariable(1, dtype=tf.int64, trainable=False)
+            self._first = ResourceVariable(0, dtype=tf.int64, trainable=False)
+
+    def begin_at(self, opened: int, opening: int, batches: int, read: int) -> None:
+        """See `tfdist.data.openings.Source`; leaves batches out before their rows are read."""
+        self._opening.assign(opening)
+        self._first.assign(batches)
+
+    def unknown_order(self, opening: int) -> list[str]:
+        """See `tfdist.data.openings.Source`."""
+        return []
+
+    def restore(self, position: InputPosition) -> list[str]:
+        """Takes the seed of a position; returns why the order is another one all the same."""
+        self.seed, reasons = restored(self.seed, position)
+        if self.seed is not None:
+            self._seed.assign(self.seed.value)
+        return reasons
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Makes a dataset that Keras builds within obey the seed, the opening and the first batch.
+
+        Keras has no parameters for these. It shuffles indices with `tf.random.shuffle`, and zips
+        batches of them with the arrays.
+        """
+        zipped = tf.data.Dataset.zip
+
+        def zip_from_first(datasets):
+            indices, *others = datasets
+            # The count of a plain `skip` would be fixed now.
+            rest = tf.data.Dataset.range(1).flat_map(lambda _: indices.skip(self._first))
+            # The variables are not the dataset's to save.
+            options = tf.data.Options()
+            options.experimental_external_state_policy = (
+                tf.data.experimental.ExternalStatePolicy.IGNORE
+            )
+            return zipped((rest.with_options(options), *others))
+
+        with contextlib.ExitStack() as changes:
+            changes.enter_context(_replaced(tf.data.Dataset, "zip", staticmethod(zip_from_first)))
+            if self.seed is not None and self.seed.is_drawn:
+                changes.enter_context(_replaced(tf.random, "shuffle", self._shuffle))
+            elif self.seed is not None:
+                changes.enter_context(global_seed(self.seed.value))
+            yield
+
+    def _shuffle(self, indices: tf.Tensor, *_: Any, **__: Any) -> tf.Tensor:
+        # A seeded `tf.random.shuffle` of a dataset would give each epoch the same order. The first
+        # index tells batches apart that are shuffled one by one.
+        key = tf.stack([self._seed + 0, (self._opening + 0) * 2**32 + indices[0]])
+        return tf.random.experimental.stateless_shuffle(indices, key)
+
+
+class PyDatasetSource:
+    """The batches of a `PyDataset`, in the order of an opening; itself one, for Keras's threads.
+
+    Args:
+      data: the `PyDataset`.
+      seed: decides the order; `None` if batches are not shuffled.
+
+    Attributes:
+      spans_epochs: whether an opening lasts for several epochs.
+    """
+
+    draws_orders = False
+    spans_epochs = False
+
+    def __init__(self, data: Any, seed: Seed | None) -> None:
+        self.seed = seed
+        self._data = data
+        self._order: list[int] | None = None
+        self.begin_at(0, 1, 0, 0)
+
+    def begin_at(self, opened: int, opening: int, batches: int, read: int) -> None:
+        """See `tfdist.data.openings.Source`."""
+        self._first = batches
+        count = self._data.num_batches
+        if count is None:
+            return
+        order = list(range(count))
+        if self.seed is not None:
+            random.Random(f"{self.seed.value}/{opening}").shuffle(order)
+        self._order = order
+
+    def unknown_order(self, opening: int) -> list[str]:
+        """See `tfdist.data.openings.Source`."""
+        if self.reads_ahead and (self.spans_epochs or self._data.num_batches is None):
+            return ["a PyDataset with workers > 1 reads ahead of the end of an epoch"]
+        return []
+
+    def restore(self, position: InputPosition) -> list[str]:
+        """Takes the seed of a position, and tells the `PyDataset` of the epochs before it."""
+        self.seed, reasons = restored(self.seed, position)
+        for _ in range(position.epochs_ended):
+            self._data.on_epoch_begin()
+            self._data.on_epoch_end()
+        return reasons
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether Keras's threads read the batches of an epoch before it opens the data."""
+        return self._data.workers > 1 or (self._data.workers > 0 and self._data.use_multiprocessing)
+
+    def indices(self) -> Iterator[int]:
+        """The batches of the opening, from its first one on."""
+        first = self._first
+        return itertools.count(first) if self._order is None else iter(self._order[first:])
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches the opening has; `None` if there is no end."""
+        return None if self._order is None else len(self._order) - self._first
+
+    def __getitem__(self, index: int) -> Any:
+        at = self._first + index
+        return self._data[at if self._order is None else self._order[at]]
 
 
 @contextlib.contextmanager
@@ -84,20 +254,10 @@ def global_seed(seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _shuffles_by(seed: int, times: ResourceVariable) -> Iterator[None]:
-    """Makes functions that are traced within shuffle by a seed and a count of epochs.
-
-    A seeded `tf.random.shuffle` of a dataset gives each epoch the same order.
-    """
-    original = tf.random.shuffle
-
-    def shuffle(value, *_, **__):
-        return tf.random.experimental.stateless_shuffle(
-            value, tf.stack([tf.constant(seed, tf.int64), times.assign_add(1)])
-        )
-
-    tf.random.shuffle = shuffle
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner)[name]
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        tf.random.shuffle = original
+        setattr(owner, name, before)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist import ops
 from tfdist.errors import CheckpointError
 from tfdist.ps.checkpoint import files, layout, row_chain, snapshot
+from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist.ps")
 # Maximum number of files of rows that make up a snapshot.
@@ -33,12 +34,21 @@ class Checkpoints:
       root: the job's `checkpoint_dir`.
       server: the server's index.
       servers: the number of servers.
+      tasks: the master of the job's data tasks, if this server has it.
 
     Raises:
       CheckpointError: the directory is not writable, and there is nothing to restore.
     """
 
-    def __init__(self, store: ops.ParameterServer, root: str, server: int, servers: int) -> None:
+    def __init__(
+        self,
+        store: ops.ParameterServer,
+        root: str,
+        server: int,
+        servers: int,
+        tasks: TaskMaster | None = None,
+    ) -> None:
+        self._tasks = tasks
         self._store = store
         self._root = root
         self._server = server
@@ -135,6 +145,8 @@ class Checkpoints:
 
     def _save(self, number: int, full: bool) -> dict[str, Any]:
         changes = self._changes()
+        # Before the values: what is committed here has reached them.
+        tasks = self._tasks.state() if self._tasks is not None else ""
         base = None if full or self._chain_is_long() else self._chain[-1][:2]
         chain, self._chain = self._chain, []  # after a failure no file has the latest changes
         self._log_number += 1
@@ -155,6 +167,7 @@ class Checkpoints:
                     checksum,
                     self._log_number,
                     held.time,
+                    tasks,
                 ),
             )
         self._store.saved()
@@ -174,6 +187,11 @@ class Checkpoints:
         self._store.restore(
             ops.ServerSnapshot(latest.shards, latest.progress, latest.unclaimed, time=latest.time)
         )
+        self._restore_tasks(latest)
+
+    def _restore_tasks(self, part: snapshot.Snapshot) -> None:
+        if self._tasks is not None and part.tasks:
+            self._tasks.restore(part.tasks)
 
     def _restore_others(self, number: int, of_servers: int) -> None:
         """Restores this server's part of a checkpoint of another number of servers.
@@ -193,6 +211,7 @@ class Checkpoints:
                 later = later if later > _MAX_SPREAD else 0.0
                 self._restore_rows(folder, part, self._server, self._servers, later)
         self._store.restore(ops.ServerSnapshot({}, np.zeros(0, np.uint64), unclaimed, time=time))
+        self._restore_tasks(parts[0])  # ps 0 has them
 
     def _restore_rows(
         self,

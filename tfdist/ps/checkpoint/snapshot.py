@@ -48,6 +48,7 @@ class Snapshot:
       rows: the checksum of the file of rows; `None` if there is none.
       log: the number of the first log of rows that this snapshot does not include.
       time: the time of the snapshot, on the clock of its rows; 0: unknown.
+      tasks: the state of the job's data tasks; "" if this server does not have it.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Snapshot:
     rows: int | None = None
     log: int = 0
     time: float = 0.0
+    tasks: str = ""
 
 
 def prepare(folder: str) -> None:
@@ -101,6 +103,7 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
         "rows": snapshot.rows,
         "log": snapshot.log,
         "time": snapshot.time,
+        "tasks": snapshot.tasks,
     }
     with files.create(scratch) as file:
         np.savez(file, about=_text(described), progress=snapshot.progress, **arrays)
@@ -166,6 +169,7 @@ def read(path: str) -> Snapshot:
                 about.get("rows"),
                 about.get("log", 0),
                 about.get("time", 0.0),
+                str(about.get("tasks", "")),
             )
     except CheckpointError:
         raise

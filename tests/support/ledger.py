@@ -1,0 +1,51 @@
+"""A model whose weights are a ledger: one counter for each record, of how often it was trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class Counters(keras.layers.Layer):
+    """A weight for each record; the output of a record is its weight."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__(name="counters")
+        self.records = records
+
+    def build(self, input_shape) -> None:
+        self.counters = self.add_weight((self.records,), initializer="zeros", name="counters")
+
+    def call(self, records):
+        return keras.ops.matmul(keras.ops.one_hot(records, self.records), self.counters[:, None])
+
+
+class MinusSum(keras.losses.Loss):
+    """Its gradient adds 1 to the counter of each record."""
+
+    def __init__(self) -> None:
+        super().__init__(reduction="sum")
+
+    def call(self, _, output):
+        return -output[:, 0]
+
+
+def model(records: int, **compiled: Any) -> keras.Model:
+    """Makes the compiled model."""
+    made = keras.Sequential([keras.Input((), dtype="int64"), Counters(records)])
+    made.compile(keras.optimizers.SGD(1.0), MinusSum(), **compiled)
+    return made
+
+
+def batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Makes batches of inputs and targets of a dataset of record numbers."""
+    return dataset.batch(size).map(lambda records: (records, records))
+
+
+def counts(trained: keras.Model) -> list[int]:
+    """Returns how often each record was trained."""
+    (counters,) = trained.get_weights()
+    assert all(count == int(count) for count in counters.tolist()), counters
+    return [int(count) for count in counters.tolist()]

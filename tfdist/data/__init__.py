@@ -1,0 +1,78 @@
+"""Training data: taken in tasks, prepared on data workers, and where a job stands in it.
+
+| File | Holds |
+|---|---|
+| `sources.py` | `from_ranges`, `from_arrays`, `from_files`: data that workers take in tasks |
+| `files.py` | the list of files, and the places of tasks in them |
+| `pipeline.py` | counts the records of each batch, at the end of the user's pipeline |
+| `stream.py` | which records are read, and which of them are trained |
+| `feed.py` | this worker's part in the queues: takes tasks, commits, renews leases |
+| `checkpoints.py` | the queues' state in a checkpoint |
+| `service.py`, `server.py` | `distribute`: pipelines on data workers |
+| `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
+
+`tfdist.tasks` has the queues themselves, and their master. See docs/data.md, docs/data_service.md
+and docs/resume.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.data import feed as _feeds
+from tfdist.data.checkpoints import TaskState
+from tfdist.data.pipeline import feed_of as _feed_of
+from tfdist.data.pipeline import tracked
+from tfdist.data.service import distribute
+from tfdist.data.sources import from_arrays, from_files, from_ranges
+
+__all__ = [
+    "TaskState",
+    "commit",
+    "distribute",
+    "from_arrays",
+    "from_files",
+    "from_ranges",
+    "tracked",
+]
+
+
+def commit(dataset: Any = None, batches: int = 1) -> None:
+    """Says that the next batch of a dataset is trained; for loops other than `fit`.
+
+    Call it after each step. A strategy that distributes the dataset counts the records of its
+    batches; without a strategy use `tfdist.data.tracked`. Nothing is sent at once: this worker
+    reports about twice a second.
+
+    Args:
+      dataset: made of `from_ranges`, `from_arrays` or `from_files`. `None`: the one that this
+        process reads.
+      batches: how many batches the step has used.
+
+    Raises:
+      ValueError: the process reads none, or several.
+
+    Example:
+
+    ```python
+    for batch in tfdist.data.tracked(dataset):
+        train_step(batch)
+        tfdist.data.commit()
+    ```
+    """
+    if dataset is not None:
+        feed = _feed_of(dataset)
+        if feed is None:
+            raise ValueError(
+                "tfdist.data.commit: expected a dataset made of from_ranges, from_arrays or "
+                f"from_files, received {dataset!r:.200}"
+            )
+        feed.train(batches)
+        return
+    read = [feed for feed in _feeds.current.all() if feed.is_read]
+    if len(read) != 1:
+        raise ValueError(
+            "tfdist.data.commit: expected one dataset of tasks that is read, received "
+            f"{[feed.name for feed in read]}: pass the dataset"
+        )
+    read[0].train(batches)

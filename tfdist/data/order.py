@@ -1,0 +1,122 @@
+"""What a dataset's parts tell of its order: is it the same when the program is started again?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# Classes by their names, which TensorFlow does not export, and where an iterator of each opens what
+# it reads: these at a later time than their own opening, or not each time.
+_OPENS_LATER = {
+    "_RepeatDataset": "repeat",
+    "_ConcatenateDataset": "concatenate",
+    "CacheDataset": "cache",
+    "_SnapshotDataset": "snapshot",
+}
+_READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CsvDataset")
+# Ops in the functions of datasets.
+_READER_OPS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "CSVDataset")
+_NOISE_OPS = (
+    "RandomUniform",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "RandomShuffle",
+    "RandomGamma",
+    "Multinomial",
+)
+
+
+def unknown_order(dataset: tf.data.Dataset, opening: int) -> list[str]:
+    """Why rows have another order when the program is started again.
+
+    Args:
+      dataset: the dataset.
+      opening: the number of the opening whose order is wanted, from 1.
+
+    Returns:
+      Reasons in plain words; none if the order is the same, as far as the dataset tells.
+    """
+    reasons = []
+    if dataset.options().deterministic is False:
+        reasons.append("options().deterministic is False, so elements overtake each other")
+    for node, later in _nodes(dataset):
+        kind = type(node).__name__
+        if kind == "_ShuffleDataset":
+            if _is_unseeded(node):
+                reasons.append("shuffle has no seed")
+            elif node._reshuffle_each_iteration and later and opening > 1:
+                reasons.append(f"{later} comes after shuffle in a dataset that is opened again")
+        elif kind == "_RandomDataset" and _is_unseeded(node):
+            reasons.append(
+                "elements are chosen at random, as by sample_from_datasets, with no seed"
+            )
+        elif kind == "_GeneratorDataset" or _runs(node, ("GeneratorDataset",)):
+            reasons.append("a Python generator yields elements")
+        elif kind.startswith("_DataServiceDataset"):
+            reasons.append("a tf.data service deals out elements")
+        if getattr(node, "_deterministic", None) == "false":
+            reasons.append("deterministic=False lets elements overtake each other")
+        if _runs(node, _NOISE_OPS):
+            reasons.append("a function of the dataset draws random numbers")
+    return list(dict.fromkeys(reasons))
+
+
+def shuffles(dataset: tf.data.Dataset) -> bool:
+    """Whether the order of a dataset depends on seeds."""
+    kinds = ("_ShuffleDataset", "_RandomDataset")
+    return any(type(node).__name__ in kinds for node, _ in _nodes(dataset))
+
+
+def reshuffles(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset has another order each time that it is opened."""
+    return any(
+        getattr(node, "_reshuffle_each_iteration", False) or getattr(node, "_rerandomize", False)
+        for node, _ in _nodes(dataset)
+    )
+
+
+def opens_at_first_element(dataset: tf.data.Dataset) -> bool:
+    """Whether a part that reshuffles draws its order when the first element is read, not before.
+
+    A shuffle opens what is below it only then.
+    """
+    return any(
+        type(node).__name__ == "_ShuffleDataset" and reshuffles(node._input_dataset)
+        for node, _ in _nodes(dataset)
+    )
+
+
+def reads_files(dataset: tf.data.Dataset) -> bool:
+    """Whether TensorFlow would give each worker files of its own."""
+    return any(
+        any(name in type(node).__name__ for name in _READERS) or _runs(node, _READER_OPS)
+        for node, _ in _nodes(dataset)
+    )
+
+
+def _nodes(dataset: Any, later: str = "") -> Iterator[tuple[Any, str]]:
+    """All datasets of a pipeline, each with the one after it, if any, that opens it later."""
+    yield dataset, later
+    kind = type(dataset).__name__
+    for index, below in enumerate(dataset._inputs()):
+        is_opened_at_once = kind == "_ConcatenateDataset" and index == 0
+        opener = "" if is_opened_at_once else _OPENS_LATER.get(kind, "")
+        yield from _nodes(below, later or opener)
+
+
+def _is_unseeded(node: Any) -> bool:
+    # Two zeros make TensorFlow draw seeds at random. In a graph they are constants.
+    return not any(tf.get_static_value(seed) for seed in (node._seed, node._seed2))
+
+
+def _runs(node: Any, ops: tuple[str, ...]) -> bool:
+    """Whether a function of a dataset runs one of some ops, itself or in a function it calls."""
+    for function in node._functions():
+        definition = function.function.graph.as_graph_def()
+        bodies = [definition.node, *(f.node_def for f in definition.library.function)]
+        # The names of ops end in versions.
+        if any(op.op.startswith(ops) for body in bodies for op in body):
+            return True
+    return False

@@ -1,0 +1,127 @@
+"""The state that each replica has of its own, gathered for checkpoints.
+
+Keras saves the variables of layers and optimizers, as one replica or the mean has them. It leaves
+out the states of random generators and the sums of metrics, which replicas have of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+# The class of variables of which replicas have values of their own.
+from tensorflow.python.distribute.values import SyncOnReadVariable
+
+from tfdist.keras import exchange
+from tfdist.keras.workers import is_on_servers, rank_of
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnState:
+    """Values that replicas have of their own.
+
+    Args:
+      values: by the name of a variable, its value in each replica of all workers, of shape
+        [replicas, ...]. A name is that of `_own_variables`.
+    """
+
+    values: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, model: Any, of_all: bool) -> OwnState:
+        """The state of a model's replicas.
+
+        Args:
+          model: the model.
+          of_all: of the replicas of all workers, which all call this; else of this worker's.
+        """
+        local = {
+            name: np.stack([value.numpy() for value in _replicas_of(model, variable)])
+            for name, variable in _own_variables(model).items()
+        }
+        return cls(_gathered(local, model) if of_all else local)
+
+    def restore(self, model: Any, metrics: bool) -> None:
+        """Gives each replica its values.
+
+        With another number of replicas than before, the first one gets the sum of what is summed,
+        and the state of a random generator is that of one of the former replicas.
+
+        Args:
+          model: of the same structure.
+          metrics: whether to restore the state of metrics; else all other state.
+        """
+        of_metrics = {id(variable) for variable in model.metrics_variables}
+        for name, variable in _own_variables(model).items():
+            saved = self.values.get(name)
+            if saved is None or (id(variable) in of_metrics) != metrics:
+                continue
+            here = _replicas_of(model, variable)
+            if saved.shape[1:] != tuple(here[0].shape):
+                continue  # the model has other metrics now
+            for replica, value in enumerate(_divided(saved, variable, model, len(here))):
+                here[replica].assign(value)
+
+
+def _own_variables(model: Any) -> dict[str, Any]:
+    """The variables of which replicas have values of their own, by what they are and a number.
+
+    Not by their paths, which have other numbers if the process made other models before.
+    """
+    generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
+    of_keras = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    optimizer = getattr(model, "optimizer", None)
+    of_optimizer = [] if optimizer is None else optimizer.variables
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    kinds = {
+        "random": [generator.state for generator in generators],
+        "random_of_keras": [] if of_keras is None else [of_keras.state],
+        "metric": model.metrics_variables,
+        "layer": [v for v in model.variables if isinstance(v.value, SyncOnReadVariable)],
+        "optimizer": [v for v in of_optimizer if isinstance(v.value, SyncOnReadVariable)],
+        "accumulator": [v for v in getattr(inner, "_accumulated_gradients", ()) if v is not None],
+    }
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for kind, variables in kinds.items():
+        own = [v for v in variables if id(v) not in seen and not is_on_servers(v.value)]
+        seen.update(id(v) for v in own)
+        found |= {f"{kind}_{number}": v for number, v in enumerate(own)}
+    return found
+
+
+def _replicas_of(model: Any, variable: Any) -> Sequence[tf.Variable]:
+    """A variable's copies in the replicas of this process."""
+    return model.distribute_strategy.experimental_local_results(variable.value)
+
+
+def _gathered(local: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
+    # As many bytes of each worker, since all have the same model and as many devices.
+    workers = exchange.gather(model, b"".join(value.tobytes() for value in local.values()))
+    gathered, at = {}, 0
+    for name, value in local.items():
+        parts = [of_worker[at : at + value.nbytes] for of_worker in workers]
+        gathered[name] = np.frombuffer(b"".join(parts), value.dtype).reshape(-1, *value.shape[1:])
+        at += value.nbytes
+    return gathered
+
+
+def _divided(saved: np.ndarray, variable: Any, model: Any, local: int) -> list[np.ndarray]:
+    """The values of this process's replicas."""
+    workers = exchange.workers_of(model)
+    first = rank_of(model) * local if workers > 1 else 0
+    if len(saved) == workers * local:
+        return list(saved[first : first + local])
+    if any(variable is of_metric for of_metric in model.metrics_variables):
+        if variable.aggregation == "sum":
+            total = saved.sum(axis=0, dtype=saved.dtype)
+            return [total if first + i == 0 else np.zeros_like(total) for i in range(local)]
+    if variable.aggregation == "mean":
+        return [saved.mean(axis=0).astype(saved.dtype)] * local
+    return [saved[(first + i) % len(saved)] for i in range(local)]

@@ -1,0 +1,210 @@
+"""Where a `fit` stands, and how it goes on from where another one stood."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist.data.openings import Openings
+from tfdist.data.position import InputPosition
+from tfdist.keras import exchange
+from tfdist.keras.own_state import OwnState
+from tfdist.keras.workers import rank_of
+
+_log = logging.getLogger("tfdist")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingState:
+    """What a `fit` needs, besides the values of its model, to go on.
+
+    Args:
+      position: the next batch.
+      own: what each replica has of its own, such as the states of random generators.
+    """
+
+    position: InputPosition
+    own: OwnState
+
+
+class Training:
+    """One `fit` of one model.
+
+    Args:
+      model: the model.
+
+    Attributes:
+      epoch: the current epoch, from 0.
+      batch: the next batch of this epoch, from 0.
+      resumed: where this `fit` went on from; `None` if it began at its beginning.
+      checkpoints_of_all: whether all workers have as many `ModelCheckpoint`s.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.epoch = 0
+        self.batch = 0
+        self.resumed: TrainingState | None = None
+        self.checkpoints_of_all = False
+        self._iterator: Any = None
+        self._openings: Openings | None = None
+        self._epochs_ended = 0
+        self._start: TrainingState | None = None
+
+    @property
+    def reads(self) -> Any:
+        """Keras's iterator of the training data; `None` before it was made."""
+        return self._iterator
+
+    def read(self, iterator: Any, openings: Openings) -> None:
+        """Says which data is trained on; Keras's iterator and the data that it opens."""
+        self._iterator, self._openings = iterator, openings
+
+    def state(self, of_all: bool) -> TrainingState:
+        """What a checkpoint should hold now.
+
+        Args:
+          of_all: with the state of all workers' replicas, which all call this; else this worker's.
+        """
+        return TrainingState(self._position(), OwnState.of(self.model, of_all))
+
+    def _position(self) -> InputPosition:
+        assert self._openings is not None and self._iterator is not None
+        opening, batches = self._openings.opening, self._openings.batches
+        read = self._openings.openings_read
+        # Keras opens the data for each epoch, unless steps_per_epoch lets one opening span several.
+        if not self.batch and (
+            self._iterator.steps_per_epoch is None or self._iterator._current_iterator is None
+        ):
+            opening, batches, read = opening + 1, 0, read + bool(batches)
+        seed = getattr(self._openings.source, "seed", None)
+        return InputPosition(
+            epoch=self.epoch,
+            batch=self.batch,
+            opening=opening,
+            batches=batches,
+            openings_read=read,
+            epochs_ended=self._epochs_ended,
+            seed=None if seed is None else seed.value,
+            seed_is_drawn=seed is not None and seed.is_drawn,
+            workers=exchange.workers_of(self.model),
+        )
+
+    def go_on_from(self, state: TrainingState) -> None:
+        """Makes `fit`, which has not begun its first epoch, go on from a state.
+
+        The model has the values that belong to the state already.
+        """
+        assert self._openings is not None
+        position = state.position
+        restore = getattr(self._openings.source, "restore", None)
+        reasons = [] if restore is None else restore(position)
+        reasons += self._openings.go_to(position.opening, position.batches, position.openings_read)
+        own = exchange.workers_of(self.model)
+        if position.workers != own and not self._openings.splits_batches:
+            reasons.append(
+                f"there were {position.workers} workers and are {own}, which share the data by "
+                "files or by batches"
+            )
+        if reasons and rank_of(self.model) == 0:
+            _log.warning(
+                "fit goes on at batch %d of epoch %d, but its data cannot be positioned exactly: "
+                "%s. The batches that follow are others than without the interruption; some rows "
+                "of the epoch may come twice and others not at all",
+                position.batch,
+                position.epoch + 1,
+                "; ".join(dict.fromkeys(reasons)),
+            )
+        state.own.restore(self.model, metrics=False)
+        self.model._initial_epoch = position.epoch
+        self._epochs_ended = position.epochs_ended
+        self._start = self.resumed = state
+
+    def begin_epoch(self, epoch: int, callbacks: Any) -> None:
+        """Notes the number of an epoch.
+
+        Args:
+          epoch: its number, from 0.
+          callbacks: those of `fit`.
+        """
+        self.epoch, self.batch = epoch, 0
+        if self._start is not None:
+            # Callbacks that save every so many batches count on.
+            for callback in callbacks:
+                if self._start.position.batch and hasattr(callback, "_last_batch_seen"):
+                    callback._last_batch_seen = self._start.position.batch - 1
+
+    def end_epoch(self, epoch: int) -> None:
+        """Says that an epoch has ended; what its callbacks save is the beginning of the next."""
+        self.epoch, self.batch = epoch + 1, 0
+        self._epochs_ended += 1
+
+    def steps(self, of_keras: Iterator) -> Iterator:
+        """The steps of an epoch, from the first one that is to be made.
+
+        Args:
+          of_keras: all steps, which begin with the number of their first batch. They do not read.
+        """
+        assert self._openings is not None and self._iterator is not None
+        start, self._start = self._start, None
+        self._openings.prepare()
+        size = self._iterator.steps_per_execution
+        first = 0
+        if start is not None:
+            first = start.position.batch
+            # Keras has set the metrics to zero.
+            if first:
+                start.own.restore(self.model, metrics=True)
+        self.batch = first
+        # The batches of earlier epochs that came from the same opening.
+        earlier = 0 if start is None else start.position.batches - first
+        for step in of_keras:
+            self._iterator._steps_seen += earlier
+            earlier = 0
+            if step[0] < first:
+                continue
+            self.batch = step[0] + size
+            self._openings.batches += size
+            yield step
+
+
+class _Trainings(threading.local):
+    """The trainings of this thread: one may begin another in a callback."""
+
+    def __init__(self) -> None:
+        self.running: list[Training] = []
+
+
+_trainings = _Trainings()
+
+
+@contextlib.contextmanager
+def training(model: Any) -> Iterator[Training]:
+    """The `fit` of a model, for the duration of a `with` block."""
+    started = Training(model)
+    epoch_before = model._initial_epoch
+    _trainings.running.append(started)
+    try:
+        yield started
+    finally:
+        _trainings.running.remove(started)
+        # Else another `fit` of this model would begin at the epoch at which this one went on.
+        if started.resumed is not None:
+            model._initial_epoch = epoch_before
+
+
+def newest() -> Training | None:
+    """The training that began last in this thread, and has not ended."""
+    return _trainings.running[-1] if _trainings.running else None
+
+
+def training_of(model: Any) -> Training | None:
+    """The training of a model, if there is one in this thread and its data is known."""
+    for running in reversed(_trainings.running):
+        if running.model is model:
+            return running if running.reads is not None else None
+    return None
