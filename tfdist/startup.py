@@ -8,7 +8,7 @@ from tfdist.keras import keep_ops_from_xla
 
 
 def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -> Cluster:
-    """Serves until the job has ended in a `ps` task; returns at once in every other task.
+    """Serves until the job has ended in a `ps` or data task; returns at once in every other task.
 
     Afterwards `tfdist.rank()`, `tfdist.size()` and collectives without a communicator know the
     job. This call connects to no other task; the first collective connects to the other ranks.
@@ -27,9 +27,9 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
       The cluster, in a task that trains or evaluates.
 
     Raises:
-      SystemExit: in a `ps` task, once it has served.
+      SystemExit: in a `ps` or data task, once it has served.
       tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`.
-      tfdist.errors.AddressInUseError: the port of this `ps` task is taken.
+      tfdist.errors.AddressInUseError: the port of this `ps` or data task is taken.
 
     Example:
 

@@ -11,6 +11,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane, interfaces
 from tfdist.control.signing import data_key
 from tfdist.ops import Communicator
+from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist")
 _LOG_INTERVAL = 10.0  # s
@@ -39,7 +40,10 @@ class Job:
         self._groups: list[Communicator] = []
         self._interface = interfaces.interface(cluster, settings.secret)
         self._shared_memory = settings.peer_memory
-        self.control = ControlPlane(cluster, settings)
+        # Rank 0 deals out the job's data tasks.
+        self.task_master = TaskMaster(cluster) if cluster.rank == 0 else None
+        handlers = self.task_master.handlers if self.task_master is not None else {}
+        self.control = ControlPlane(cluster, settings, handlers)
         try:
             self.communicator = Communicator(
                 cluster.rank,
@@ -57,6 +61,10 @@ class Job:
             self.control.close()
             raise
         threading.Thread(target=self._log_missing_ranks, name="tfdist-waiting", daemon=True).start()
+        # Knows the last step of a job that is told to end; `None` without other ranks.
+        self.stop_watch = None
+        if cluster.world_size > 1:
+            self.stop_watch = self.control.stop_watch(self.communicator.failed)
 
     def _connect(self, settings: Settings) -> None:
         assert self.cluster.address is not None
@@ -109,6 +117,10 @@ class Job:
             for communicator in communicators:
                 communicator.leave()
             self.control.exit_barrier(still_alive=lambda: not self.communicator.failed())
+            for sentence in self.task_master.unfinished() if self.task_master is not None else ():
+                _log.warning("%s", sentence)
         for communicator in communicators:
             communicator.close()
+        if self.stop_watch is not None:
+            self.stop_watch.close()
         self.control.close()

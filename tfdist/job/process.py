@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tfdist.config.cluster import Cluster
@@ -39,6 +40,10 @@ class Process:
         self._ps_worker: PsWorker | LocalPsWorker | None = None
         self._has_server_variables = False
         self._script: _Script | None = None
+        # Whether the job was told to end and this process stops training: it leaves the job as if
+        # it had done its work, whatever its exit code.
+        self.is_preempted = False
+        self._before_leaving: list[Callable[[bool], None]] = []
 
     def enter(self, cluster: Cluster, settings: Settings | None = None) -> None:
         """Records that this process belongs to the job of `cluster`; the latest call counts.
@@ -217,6 +222,7 @@ class Process:
         """Disconnects, and forgets the job and the settings."""
         self.disconnect()
         self._cluster = self._settings = None
+        self.is_preempted = False
         self._has_server_variables = False
 
     def disconnect(self) -> None:
@@ -224,14 +230,28 @@ class Process:
 
         If the script has failed, the other tasks get the reason. May be called again.
         """
+        callers, self._before_leaving = self._before_leaving, []
+        for call in callers:
+            assert self._script is not None  # since `before_leaving`
+            call(self._script.has_failed and not self.is_preempted)
         worker, self._ps_worker = self._ps_worker, None
         if worker is not None:
             assert self._script is not None  # since `attach`
-            worker.leave(self._script.has_failed)
+            failed = self._script.has_failed and not self.is_preempted
+            worker.leave(failed or self._script.exception is not None)
         job, self._job = self._job, None
         if job is not None:
             assert self._script is not None  # since `join`
             job.leave(self._script.exception)
+
+    def before_leaving(self, call: Callable[[bool], None]) -> None:
+        """Registers a function that `disconnect` calls first, once.
+
+        Args:
+          call: is told whether the script has failed.
+        """
+        self._before_leaving.append(call)
+        self._watch_script()
 
     def _watch_script(self) -> None:
         if self._script is None:

@@ -11,7 +11,7 @@ from tfdist.job import process
 def start(
     cluster: Cluster | None, checkpoint_dir: str | None, adapt_keras: Callable[[], None]
 ) -> Cluster:
-    """Reads the cluster, serves in a `ps` task, enters the job, and adapts Keras.
+    """Reads the cluster, serves in a `ps` or data task, enters the job, and adapts Keras.
 
     Args:
       cluster: the job, by default that of `TF_CONFIG`.
@@ -30,6 +30,10 @@ def start(
         from tfdist.ps.server import serve  # imports TensorFlow
 
         serve(cluster, process.current.settings, checkpoint_dir)
+    if cluster.is_data_task:
+        from tfdist.data.server import serve as serve_data  # imports TensorFlow
+
+        serve_data(cluster, process.current.settings)
     process.current.enter(cluster)
     adapt_keras()
     return cluster

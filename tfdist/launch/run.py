@@ -8,8 +8,10 @@ failed tasks again. It starts processes on this machine only; on many machines a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,14 +35,17 @@ class LaunchOptions:
       workers: number of training tasks, 1 or more. With `ps` or `evaluator` the first is the chief.
       ps: number of parameter servers.
       evaluator: start an evaluator too.
+      data_workers: number of workers of TensorFlow's data service; if any, its dispatcher is
+        started, too.
       log_dir: the directory of the tasks' logs; None keeps none.
       timeout: seconds the job may take; None is no limit.
       restarts: the number of failures that lead to a restart: of all tasks, or of the failed task
-        alone if the job has parameter servers or the task is an evaluator.
+        alone if the job has parameter servers or the task does not train.
       job_file: the file with the job's addresses and secret while it runs; by default a new one,
         whose path is printed if there are parameter servers.
       stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
-      signal_grace: seconds from Ctrl-C or SIGTERM to SIGKILL.
+      signal_grace: seconds from Ctrl-C or SIGTERM to SIGKILL, in which tasks end their step and
+        save.
       ps_grace: seconds in which the parameter servers may end by themselves after the training
         tasks.
       evaluator_grace: the same for the evaluator, which may have a last checkpoint to evaluate.
@@ -51,6 +56,7 @@ class LaunchOptions:
     workers: int = 1
     ps: int = 0
     evaluator: bool = False
+    data_workers: int = 0
     log_dir: Path | None = None
     timeout: float | None = None
     restarts: int = 0
@@ -66,20 +72,26 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
 
     Args:
       options: the number of tasks of each kind.
-      ports: one port for each training task and parameter server; free ones by default.
+      ports: one port for each training task and parameter server, and if there are data workers,
+        for their dispatcher and for each of them; free ones by default.
 
     Returns:
-      The tasks, in the order chief, workers, parameter servers, evaluator; the first is rank 0.
+      The tasks, in the order chief, workers, parameter servers, evaluator, data tasks; the first
+      is rank 0.
     """
+    dispatchers = 1 if options.data_workers else 0
+    servers_end = options.workers + options.ps
     if ports is None:
-        ports = free_ports(options.workers + options.ps)
+        ports = free_ports(servers_end + dispatchers + options.data_workers)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     # Estimator and parameter-server training require a task called chief.
     chiefs = 1 if options.ps or options.evaluator else 0
     cluster = Cluster(
         chief=tuple(addresses[:chiefs]),
         workers=tuple(addresses[chiefs : options.workers]),
-        ps=tuple(addresses[options.workers :]),
+        ps=tuple(addresses[options.workers : servers_end]),
+        data_dispatcher=tuple(addresses[servers_end : servers_end + dispatchers]),
+        data_workers=tuple(addresses[servers_end + dispatchers :]),
         task_type="chief" if chiefs else "worker",
         task_index=0,
     )
@@ -88,6 +100,8 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
         *(("worker", index) for index in range(options.workers - chiefs)),
         *(("ps", index) for index in range(options.ps)),
         *(("evaluator", index) for index in range(int(options.evaluator))),
+        *(("data_dispatcher", index) for index in range(dispatchers)),
+        *(("data_worker", index) for index in range(options.data_workers)),
     ]
     graces = {"ps": options.ps_grace, "evaluator": options.evaluator_grace}
     tasks = []
@@ -98,6 +112,7 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
                 name=task.task_name,
                 trains=task.rank is not None,
                 serves=role == "ps",
+                prepares_data=task.is_data_task,
                 tf_config=task.tf_config(),
                 grace=graces.get(role, 0.0),
             )
@@ -125,21 +140,26 @@ def run(options: LaunchOptions) -> int:
     command = [sys.executable, "-u", str(options.script), *options.arguments]
     tasks = plan(options)
     environment = environment_with_secret()
-    secret = Settings.from_environment(environment).secret
-    assert secret is not None
-    supervisor = Supervisor(
-        tasks,
-        command,
-        environment=environment,
-        streams=output_streams(),
-        log_dir=options.log_dir,
-        timeout=options.timeout,
-        restarts=options.restarts,
-        stop_grace=options.stop_grace,
-        signal_grace=options.signal_grace,
-    )
-    file = JobFile(tasks[0].tf_config, secret.decode("latin-1"))
-    with file.written(options.job_file) as path:
+    settings = Settings.from_environment(environment)
+    assert settings.secret is not None
+    file = JobFile(tasks[0].tf_config, settings.secret.decode("latin-1"))
+    with contextlib.ExitStack() as stack:
+        if options.data_workers and settings.data_service_dir is None:
+            # With a journal, a dispatcher that is started again knows the datasets and their state.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
+            environment["TFDIST_DATA_SERVICE_DIR"] = folder
+        supervisor = Supervisor(
+            tasks,
+            command,
+            environment=environment,
+            streams=output_streams(),
+            log_dir=options.log_dir,
+            timeout=options.timeout,
+            restarts=options.restarts,
+            stop_grace=options.stop_grace,
+            signal_grace=options.signal_grace,
+        )
+        path = stack.enter_context(file.written(options.job_file))
         if options.ps and options.job_file is None:
             print(
                 f"tfdist run: this job's file, for 'tfdist ps stats --job': {path}", file=sys.stderr

@@ -5,7 +5,9 @@
        |  \\--failure of a task that can be replaced, restarts left--> running
        |  \\--time limit------> stopping
        |  \\--Ctrl-C, SIGTERM-> stopping (the same signal, later SIGKILL)
-       \\--training tasks done--> lingering: ps and evaluator end by themselves or by SIGTERM
+       |  \\--exit code 143---> stopping (as for SIGTERM)
+       \\--training tasks done--> lingering: ps and evaluator end by themselves or by SIGTERM,
+                                   then data tasks by SIGTERM
 
 There is one thread. Every event wakes the same `poll`.
 """
@@ -21,12 +23,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tfdist.errors import Preempted
 from tfdist.launch.output import OutputStream, TaskOutput
 from tfdist.launch.task import Task, TaskSpec, guarded
 
 __all__ = ["Supervisor", "TaskSpec"]
 
 TIMEOUT_CODE = 124
+# Seconds in which a training task may follow a parameter server that was told to end.
+_NOTICE_WAIT = 5.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -74,6 +79,8 @@ class Supervisor:
         self._first_failure: Task | None = None
         self._verdict = ""
         self._stopping = False
+        # The tasks end by themselves, since one of them was told to end.
+        self._ends_by_notice = False
         # All tasks are being stopped, to be started again.
         self._restarting = False
         self._code: int | None = None
@@ -188,18 +195,26 @@ class Supervisor:
         # Of several tasks, one that a signal ended is more likely to be the cause than one with an
         # exit code: peers of a dead task notice its death and exit by themselves.
         for task in sorted(ended, key=lambda task: task.end.code >= 0):
-            if task.end.code != 0 and not self._stopping and not task.told_to_stop:
+            if task.end.code == 0 or self._stopping or task.told_to_stop:
+                continue
+            if task.end.code != Preempted.EXIT_CODE:
                 self._failed(task)
+            elif task.spec.trains:
+                self._preempted(task)
+            else:
+                self._wait_for_notice(task)
         while self._signals:
             self._interrupted(self._signals.pop(0))
         if self._code is None and not self._stopping and self._is_trained():
             self._code = 0
             self._linger()
+        if self._code is not None and not self._stopping:
+            self._retire_data_tasks()
 
     def _failed(self, task: Task) -> None:
         # A signal to the launcher may have reached the tasks, too. When training is done, a server
-        # is not needed any more.
-        useful = not (task.spec.serves and self._is_trained())
+        # or data task is not needed any more.
+        useful = not ((task.spec.serves or task.spec.prepares_data) and self._is_trained())
         if self._restarts_left and useful and not self._signals:
             self._restarts_left -= 1
             if self._has_servers or not task.spec.trains:
@@ -213,6 +228,28 @@ class Supervisor:
         none_left = "; no restarts left" if self._restarts and not self._restarts_left else ""
         self._say(f"{task.spec.name} failed: {task.exit}{none_left}{stopping}")
         self._stop(signal.SIGTERM, self._stop_grace)
+
+    def _wait_for_notice(self, task: Task) -> None:
+        """Waits whether the training tasks were told to end, as a server was that has ended."""
+        until = time.monotonic() + _NOTICE_WAIT
+        self._due[f"notice {task.spec.name}"] = (until, lambda: self._failed(task))
+
+    def _preempted(self, task: Task) -> None:
+        """Ends the job, whose task was told to end by another program; that is no failure.
+
+        The tasks that train tell each other. A second SIGTERM would end them while they save.
+        """
+        self._code = Preempted.EXIT_CODE
+        self._verdict = f"stopped by SIGTERM to {task.spec.name}"
+        running = self._running()
+        wait = f"; waiting {self._signal_grace:g} s for {_listed(running)} to end, too"
+        self._say(f"{task.spec.name} was told to end: {task.exit}{wait if running else ''}")
+        self._stopping = self._ends_by_notice = True
+        for other in self._tasks:
+            if other.exit is None and not (other.spec.trains or other.spec.serves):
+                other.notify()
+        until = time.monotonic() + self._signal_grace
+        self._due = {"stop": (until, lambda: self._stop(signal.SIGTERM, self._stop_grace))}
 
     def _is_trained(self) -> bool:
         """Whether all training tasks have ended with exit code 0."""
@@ -249,6 +286,10 @@ class Supervisor:
 
     def _interrupted(self, number: int) -> None:
         name = signal.Signals(number).name
+        if self._ends_by_notice:
+            self._ends_by_notice = False
+            self._say(f"{name}: the tasks are ending already; once more kills them")
+            return
         if self._stopping and not self._restarting:
             self._say(f"{name}: killing all tasks")
             self._kill()
@@ -256,15 +297,26 @@ class Supervisor:
         self._restarting = False
         self._code = 128 + number
         self._verdict = f"stopped by {name}"
-        self._say(f"{name}: passed on to all tasks, waiting for them; once more kills them")
-        self._stop(number, self._signal_grace)
+        self._say(
+            f"{name}: passed on to all tasks, which have {self._signal_grace:g} s to end; once "
+            "more kills them"
+        )
+        self._stop(number, self._signal_grace, alone=number == signal.SIGTERM)
 
     def _linger(self) -> None:
         """Gives the other tasks some time to end by themselves after the training tasks."""
         self._due.pop("limit", None)
         for task in self._tasks:
-            if task.exit is None:
+            if task.exit is None and not task.spec.prepares_data:
                 self._give_time(task)
+
+    def _retire_data_tasks(self) -> None:
+        """Ends the data tasks when no task is left that could use them."""
+        data_tasks = [task for task in self._tasks if task.spec.prepares_data]
+        if all(task.exit is not None or task in data_tasks for task in self._tasks):
+            for task in data_tasks:
+                if task.exit is None and not task.told_to_stop:
+                    self._retire(task)
 
     def _give_time(self, task: Task) -> None:
         self._say(f"training is done; {task.spec.name} has {task.spec.grace:g} s to end")
@@ -276,18 +328,35 @@ class Supervisor:
         kill_at = time.monotonic() + self._stop_grace
         self._due[f"kill {task.spec.name}"] = (kill_at, lambda: task.signal(signal.SIGKILL))
 
-    def _stop(self, number: int, grace: float) -> None:
+    def _stop(self, number: int, grace: float, alone: bool = False) -> None:
+        """Sends a signal to all tasks, and SIGKILL later.
+
+        Args:
+          number: the signal.
+          grace: seconds until SIGKILL.
+          alone: SIGTERM to each task alone, which is to end its step and still needs its children.
+        """
         self._stopping = True
         for task in self._tasks:
             if task.exit is None:
-                task.signal(number)
-        self._due = {"kill": (time.monotonic() + grace, self._kill)}
+                if alone:
+                    task.notify()
+                else:
+                    task.signal(number)
+        kill = self._kill_after_notice if alone else self._kill
+        self._due = {"kill": (time.monotonic() + grace, kill)}
 
     def _kill(self) -> None:
         self._due.pop("kill", None)
         for task in self._tasks:
             if task.exit is None:
                 task.signal(signal.SIGKILL)
+
+    def _kill_after_notice(self) -> None:
+        self._say(
+            f"killing {_listed(self._running())}, which did not end within {self._signal_grace:g} s"
+        )
+        self._kill()
 
     def _end_all(self) -> None:
         for task in self._tasks:

@@ -35,6 +35,7 @@ class TaskSpec:
       name: its name in messages: "chief", "worker 1", "ps 0".
       trains: the job is done when all tasks that train are.
       serves: it is a parameter server, which makes the training tasks replaceable one by one.
+      prepares_data: it is a data task, which the training tasks alone need.
       tf_config: its TF_CONFIG.
       grace: seconds in which it may end by itself after the training tasks.
     """
@@ -44,6 +45,7 @@ class TaskSpec:
     serves: bool
     tf_config: str
     grace: float
+    prepares_data: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +206,13 @@ class Task:
         self.told_to_stop = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal.SIGCONT)
+
+    def notify(self) -> None:
+        """Sends SIGTERM to the task alone: its children, such as readers of its input, go on."""
+        self.told_to_stop = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.process.pid, signal.SIGTERM)
             os.killpg(self.process.pid, signal.SIGCONT)
 
     def close(self, guard: int) -> None:

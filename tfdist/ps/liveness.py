@@ -32,6 +32,11 @@ class Liveness:
         # counts as lost.
         self._lost = {0: now + timeout}
 
+    @property
+    def is_anyone_connected(self) -> bool:
+        """Whether a worker is connected now."""
+        return bool(self._connected)
+
     def record(self, event: ops.ServerEvent, now: float) -> None:
         """Records that a worker came, left or was lost."""
         for workers in (self._connected, self._left):

@@ -18,7 +18,8 @@ from tfdist.control import interfaces, messages
 from tfdist.control.rendezvous import ClientContext
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
-from tfdist.errors import ClusterConfigError
+from tfdist.control.stop_board import StopBoard
+from tfdist.errors import ClusterConfigError, Preempted
 from tfdist.ps import step_waits
 from tfdist.ps.checkpoint import files
 from tfdist.ps.checkpoint.checkpoint import Checkpoints
@@ -27,10 +28,14 @@ from tfdist.ps.epochs.service import EpochService
 from tfdist.ps.liveness import Liveness
 from tfdist.ps.stats import rates
 from tfdist.ps.step_waits import StepWaits
+from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist.ps")
 # Seconds that the serving thread waits for one event of the store.
 _EVENT_WAIT = 0.5
+# Seconds after SIGTERM in which a worker must say that it was told to end, too. Otherwise only this
+# server was, and the workers wait for the one that replaces it.
+_NOTICE_WAIT = 5.0
 # Seconds between attempts to write a snapshot: after the first failure, doubled each time; maximum.
 _MIN_RETRY_PAUSE, _MAX_RETRY_PAUSE = 1.0, 60.0
 
@@ -70,6 +75,10 @@ class ServerTask:
         self._checkpoints: Checkpoints | None = None
         self._chief: str | None = None  # identity of rank 0's process that attached last
         self._epochs: EpochService | None = None
+        self._board = StopBoard(cluster.world_size, self._fingerprint)
+        self._told_at: float | None = None
+        # ps 0 deals out the job's data tasks, once it has read its snapshot.
+        self._tasks = TaskMaster(cluster, is_ready=False) if cluster.task_index == 0 else None
         self._waits = StepWaits(cluster, settings, self._fingerprint, self._own_waits)
         self._written: dict[int, Any] = {}
         self._own_snapshot: _Writing | None = None
@@ -85,15 +94,21 @@ class ServerTask:
                 messages.STATS: self._stats,
                 messages.EPOCH: self._epoch,
                 messages.WAITS: self._step_waits,
+                messages.STOP: self._board.answer,
+                **(self._tasks.handlers if self._tasks is not None else {}),
             },
         )
 
     def serve(self) -> int:
         """Serves until the job has ended.
 
+        After SIGTERM it still serves workers that were told to end as well, until they have left;
+        otherwise it ends. A second signal, or SIGINT, ends it at once.
+
         Returns:
           The process's exit code: 0 once the chief and all other workers have left; 1 if the chief
-          or the last snapshot is lost; 128 + the signal's number after SIGTERM or SIGINT.
+          or the last snapshot is lost; 128 + the signal's number after SIGTERM or SIGINT, and as
+          after SIGTERM if the workers have left because they were told to end.
         """
         received: list[int] = []
         # The system's maximum of descriptors: unauthenticated connections must leave some for
@@ -103,14 +118,20 @@ class ServerTask:
 
         def stop(number: int, frame: object) -> None:
             received.append(number)
-            self._stop.set()
+            if number == signal.SIGTERM and self._told_at is None:
+                self._told_at = time.monotonic()
+            else:
+                self._stop.set()
 
         previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
         try:
             code = self._serve()
-            if received:
+            if code is None:
                 self._save_at_exit()
-                code = 128 + received[0]
+            if received:
+                return 128 + received[0]
+            if code is None or (code == 0 and self._board.stops):
+                return Preempted.EXIT_CODE
             return code
         finally:
             for number, handler in previous.items():
@@ -119,6 +140,7 @@ class ServerTask:
 
     def close(self) -> None:
         """Stops answering and frees the store."""
+        self._board.close()
         self._control.close()
         if self._epochs is not None:
             self._epochs.close()
@@ -126,16 +148,21 @@ class ServerTask:
         if self._store is not None:
             self._store.close()
 
-    def _serve(self) -> int:
+    def _serve(self) -> int | None:
+        """Serves; returns the exit code, or `None` if this task or the job was told to end."""
         liveness = Liveness(self._cluster, self._settings.rendezvous_timeout, time.monotonic())
+        event: ops.ServerEvent | None = None
         while not self._stop.is_set():
             if self._problem is not None:
                 _log.error("%s: %s", self._cluster.task_name, self._problem)
                 return 1
             if self._store is None:
                 self._stop.wait(_EVENT_WAIT)
+                if self._store is not None:
+                    continue  # its events first
             else:
-                self._handle_event(self._store.wait_for_event(_EVENT_WAIT), liveness)
+                event = self._store.wait_for_event(_EVENT_WAIT)
+                self._handle_event(event, liveness)
                 self._save_if_needed(time.monotonic())
             line = liveness.line(time.monotonic())
             if line is not None:
@@ -143,15 +170,28 @@ class ServerTask:
             verdict = liveness.verdict(time.monotonic())
             if verdict is not None:
                 break
+            # Not while events wait, which may say that workers have come.
+            if event is None and self._may_end(liveness, time.monotonic()):
+                return None
         else:
-            return 0
+            return None
         is_saved = True
         if verdict or (self._checkpoints is not None and self._checkpoints.unsaved()):
             is_saved = self._save_at_exit()
+        for sentence in self._tasks.unfinished() if self._tasks is not None else ():
+            _log.warning("%s: %s", self._cluster.task_name, sentence)
         if not verdict:
             return 0 if is_saved else 1
         _log.error("%s: %s", self._cluster.task_name, verdict)
         return 1
+
+    def _may_end(self, liveness: Liveness, now: float) -> bool:
+        """Whether this server or the job was told to end, and no worker needs this server."""
+        if self._told_at is None:
+            return self._board.stops and not liveness.is_anyone_connected
+        if not liveness.is_anyone_connected:
+            return True
+        return not self._board.noticed and now - self._told_at >= _NOTICE_WAIT
 
     def _handle_event(self, event: ops.ServerEvent | None, liveness: Liveness) -> None:
         if event is None:
@@ -248,7 +288,7 @@ class ServerTask:
                 )
             if root is not None and self._config.checkpoint_dir is not None:
                 checkpoints = Checkpoints(
-                    store, root, self._cluster.task_index, len(self._cluster.ps)
+                    store, root, self._cluster.task_index, len(self._cluster.ps), self._tasks
                 )
                 origin = checkpoints.restore()
                 if origin is not None:
@@ -258,6 +298,8 @@ class ServerTask:
                 data_key(self._settings.secret, "ps", str(self._cluster.task_index), self._salt)
             )
             self._store = store
+            if self._tasks is not None:
+                self._tasks.start()
         except Exception as error:  # `_attach` returns it to the worker, and `_serve` logs it
             self._problem = error
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 import time
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,6 +17,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.signing import data_key
+from tfdist.control.stop_watch import StopWatch
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError, TfdistError
 from tfdist.ps.checkpoint import snapshot
 from tfdist.ps.config import PsConfig, fingerprint
@@ -58,6 +60,8 @@ class PsWorker:
         identity = secrets.randbits(63)
         self.identity = str(identity)
         self._incarnations: dict[int, int] = {}
+        # Knows the last step of a job that is told to end.
+        self.stop_watch: StopWatch | None = None
         self._control = [
             ControlClient(cluster, settings.secret, address, self._name(server))
             for server, address in enumerate(cluster.ps)
@@ -80,6 +84,9 @@ class PsWorker:
             cluster, self.identity, self._control[0], settings.rendezvous_timeout, self.closed
         )
         self.fits = 0
+        self.stop_watch = StopWatch(
+            cluster.task_name, self._rank, fingerprint(cluster), self._call_stop_hub
+        )
         self._keeper = threading.Thread(target=self._keep, name="tfdist-ps-keeper", daemon=True)
         self._keeper.start()
 
@@ -87,6 +94,47 @@ class PsWorker:
     def has_others(self) -> bool:
         """Whether the job has more workers than this one."""
         return self.config.workers > 1
+
+    @property
+    def steps_ahead(self) -> int | None:
+        """How many steps a worker can be ahead of another one; `None` without a bound.
+
+        With "sync" a worker ends a step with its push, and the next one begins with a pull, which
+        waits for all pushes.
+        """
+        needs_all = self.config.mode == "sync" and self.config.num_aggregate == self.config.workers
+        return 1 if needs_all else None
+
+    def tell_of_notice(self, stops: bool) -> None:
+        """Tells the servers that this worker was told to end.
+
+        A server that is told to end as well then serves until the workers have left.
+
+        Args:
+          stops: the workers stop now because of it, so that the servers' work is not done.
+        """
+        request = messages.Stop(
+            protocol=messages.PROTOCOL,
+            fingerprint=fingerprint(self.cluster),
+            rank=self._rank,
+            last_step=int(stops),
+            stored=0,
+            noticed=True,
+            wait=0.0,
+        )
+        for server, control in enumerate(self._control):
+            try:
+                control.call(messages.STOP, request, 0.0, patient=False)
+            except (UnreachableError, TfdistError) as error:
+                _log.warning(
+                    "%s: %s does not know that the job stops: %s",
+                    self.cluster.task_name,
+                    self._name(server),
+                    error,
+                )
+
+    def _call_stop_hub(self, request: messages.Stop) -> dict[str, Any]:
+        return self._control[0].call(messages.STOP, request, request.wait, patient=True)
 
     def checkpoint_every(self, seconds: float) -> None:
         """Begins to write a checkpoint every `seconds`, and a last one when this worker leaves.
@@ -154,6 +202,8 @@ class PsWorker:
     def close(self) -> None:
         """Closes all connections; may be called again."""
         self.closed.set()
+        if self.stop_watch is not None:
+            self.stop_watch.close()
         self.client.close()
         for control in self._control:
             control.close()
@@ -283,6 +333,8 @@ class LocalPsWorker:
     """The only worker of a process without a cluster, with a server in the same process."""
 
     has_others = False
+    stop_watch: StopWatch | None = None
+    steps_ahead: int | None = None
 
     def __init__(self, cluster: Cluster, config: PsConfig) -> None:
         if config.checkpoint_dir is not None:
@@ -305,6 +357,9 @@ class LocalPsWorker:
     def readings(self) -> list[Reading | None]:
         """As `PsWorker.readings`."""
         return [rates.reading(self._store)]
+
+    def tell_of_notice(self, stops: bool) -> None:
+        """Does nothing: there is no other task."""
 
     def checkpoint_every(self, seconds: float) -> None:
         """Does nothing: there is no `checkpoint_dir`."""

@@ -38,6 +38,7 @@ def test_run_help_names_every_option(capsys):
     out = capsys.readouterr().out
     for option in ("--workers", "--ps", "--evaluator", "--log-dir", "--timeout", "--restarts"):
         assert option in out
+    assert "--data-workers" in out
 
 
 def test_without_a_command_it_explains_itself(capsys):

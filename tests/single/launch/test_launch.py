@@ -55,6 +55,25 @@ def test_with_ps_and_evaluator_the_first_training_task_is_the_chief():
     ]
 
 
+def test_data_workers_come_with_their_dispatcher_and_need_no_chief():
+    addresses = [f"127.0.0.1:{port}" for port in (11, 12, 13, 14, 15)]
+    cluster = {
+        "worker": addresses[:2],
+        "data_dispatcher": addresses[2:3],
+        "data_worker": addresses[3:],
+    }
+    places = [("worker", 0), ("worker", 1)]
+    places += [("data_dispatcher", 0), ("data_worker", 0), ("data_worker", 1)]
+    assert configs(workers=2, data_workers=2) == [
+        (
+            role if role == "data_dispatcher" else f"{role} {index}",
+            role == "worker",
+            {"cluster": cluster, "task": {"type": role, "index": index}},
+        )
+        for role, index in places
+    ]
+
+
 def test_a_single_worker_is_a_cluster_too():
     (task,) = plan(LaunchOptions(Path("x.py")))
     (address,) = json.loads(task.tf_config)["cluster"]["worker"]

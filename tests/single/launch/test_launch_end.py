@@ -129,6 +129,29 @@ def test_an_evaluator_has_its_time_even_if_the_ps_must_be_killed(launch):
     assert len(err) == 3 and "this job's file" in err[0]
 
 
+def test_data_tasks_are_ended_when_nobody_can_use_them(launch):
+    code, out, err = launch(
+        """
+        leave_pid()
+        if me.startswith("data"):
+            def leave(*_): say("told to end"); os._exit(5)
+            signal.signal(signal.SIGTERM, leave)
+            (here / f"serving {me}").touch()
+            wait_for_ever()
+        wait_for_file("serving *", 2)
+        if me == "evaluator 0":
+            wait_for_end("pid chief 0")
+            say("evaluated")
+        """,
+        "--evaluator",
+        *("--data-workers", "1"),
+    ).finish()
+    assert code == 0
+    assert out[0] == "[evaluator 0] evaluated"
+    assert sorted(out[1:]) == ["[data_dispatcher] told to end", "[data_worker 0] told to end"]
+    assert err == ["tfdist run: training is done; evaluator 0 has 60 s to end"]
+
+
 def test_an_evaluator_that_fails_after_training_is_a_failure(launch):
     code, _, err = launch(
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import textwrap
+from pathlib import Path
 
 import pytest
 from launching import Launcher, wait_until_gone
@@ -78,6 +79,28 @@ def test_with_parameter_servers_only_the_failed_task_starts_again(launch, tmp_pa
     name = victim.replace("chief 0", "chief")
     assert said(err)[0] == f"{name} failed: exit code 7; starting it again (restarts left: 0)"
     assert len(out) == 6 and len(set(out)) == 5
+
+
+@pytest.mark.parametrize("victim", ["data_dispatcher 0", "data_worker 1"])
+def test_a_data_task_starts_again_alone(launch, tmp_path, victim):
+    code, out, err = launch(
+        f"""
+        say(os.environ["TFDIST_DATA_SERVICE_DIR"])
+        wait_for_file("start *", 5)
+        if me == "{victim}" and tries == 1: sys.exit(7)
+        wait_for_file("start *", 6)
+        if me.startswith("data"): wait_for_ever()
+        """,
+        *("--workers", "2", "--data-workers", "2", "--restarts", "1"),
+    ).finish()
+    assert code == 0, err
+    others = {"worker 0": 1, "worker 1": 1, "data_worker 0": 1, "data_worker 1": 1}
+    assert starts(tmp_path) == others | {"data_dispatcher 0": 1} | {victim: 2}
+    name = victim.replace("data_dispatcher 0", "data_dispatcher")
+    assert said(err) == [f"{name} failed: exit code 7; starting it again (restarts left: 0)"]
+    # The journal's directory is one for all attempts, and goes with the job.
+    (journal,) = {line.partition("] ")[2] for line in out}
+    assert not Path(journal).exists()
 
 
 def test_an_evaluator_starts_again_alone_also_after_training(launch, tmp_path):

@@ -1,0 +1,127 @@
+"""The agreement on the last step of a job that is told to end. The hub's state, no networking.
+
+A worker cannot stop by itself: the others would wait for its gradients. So the workers agree on
+their last step, at no cost before that. Rank 0 is the hub, or parameter server 0 of a job that has
+them. Every other worker always has a question open there:
+
+```
+  rank 1                  hub                  rank 2
+    |                      |<--- last step? -----|       a long poll
+    | SIGTERM              |                     |
+    | ends step 7          |                     |
+    |--- last step: 8 ---->|---- it is 8 ------->|
+    |                      |<--- stored 8 -------|
+    |<-- all have 8 -------|                     |
+    | makes step 8         |                     |
+    | stops                                      | stops
+```
+
+Step 8 needs rank 1, which makes it only when all have stored its number. So no worker ends step 8
+without knowing that it is the last. Where a worker can be a step ahead of another one, as with
+synchronous parameter servers, the proposal is 9. Several workers may propose: they have all ended
+step 7, or one of them would know of the other's proposal. The first proposal counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tfdist.control import messages
+from tfdist.control.rendezvous import ClientContext
+
+_MAX_WAIT = 30.0
+
+
+class StopBoard:
+    """Takes proposals of the last step, and tells all workers.
+
+    Args:
+      ranks: the number of workers.
+      fingerprint: the job's, which every caller must know.
+    """
+
+    def __init__(self, ranks: int, fingerprint: str) -> None:
+        self._ranks = ranks
+        self._fingerprint = fingerprint
+        self._changed = threading.Condition()
+        self._closed = False
+        self._last_step = 0
+        self._proposer = -1
+        self._stored: set[int] = set()
+        self._noticed = False
+
+    @property
+    def noticed(self) -> bool:
+        """Whether any worker was told to end; it may still end as usual."""
+        return self._noticed
+
+    @property
+    def stops(self) -> bool:
+        """Whether the workers stop because one was told to end."""
+        return self._last_step > 0
+
+    def answer(self, request: messages.Stop, context: ClientContext) -> dict[str, Any]:
+        """Answers a worker's request.
+
+        A question is held until there is a last step, a proposal until all have stored it, each at
+        most for the request's `wait`.
+
+        Returns:
+          {"status": "stop", "last_step", "proposer": rank, "missing": [ranks that have not stored
+          it]}, {"status": "waiting"}, {"status": "refused", "reason"} or {"status": "closed"}.
+        """
+        reason = self._reason_to_refuse(request)
+        if reason:
+            return {"status": "refused", "reason": reason}
+        context.on_disconnect = self._wake
+        with self._changed:
+            self._noticed = self._noticed or request.noticed or request.last_step > 0
+            if request.last_step and not self._last_step:
+                self._last_step, self._proposer = request.last_step, request.rank
+            if request.stored and request.stored == self._last_step:
+                self._stored.add(request.rank)
+            self._changed.notify_all()
+            # Not max/min alone: a request may contain a NaN.
+            wait = min(request.wait, _MAX_WAIT) if request.wait > 0 else 0.0
+            self._changed.wait_for(
+                lambda: self._closed or context.disconnected or self._is_answered(request), wait
+            )
+            if self._last_step:
+                missing = sorted(set(range(self._ranks)) - self._stored)
+                return {
+                    "status": "stop",
+                    "last_step": self._last_step,
+                    "proposer": self._proposer,
+                    "missing": missing,
+                }
+            return {"status": "closed" if self._closed else "waiting"}
+
+    def close(self) -> None:
+        """Releases all waiting calls."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _is_answered(self, request: messages.Stop) -> bool:
+        if request.last_step and request.stored:
+            return len(self._stored) == self._ranks
+        return self._last_step > 0
+
+    def _reason_to_refuse(self, request: messages.Stop) -> str | None:
+        if request.protocol != messages.PROTOCOL:
+            return (
+                f"the caller speaks control protocol {request.protocol}, this task "
+                f"{messages.PROTOCOL}: expected the same tfdist version on every task"
+            )
+        if request.fingerprint != self._fingerprint:
+            return "the caller has another cluster than this task"
+        if not 0 <= request.rank < self._ranks:
+            return f"there is no rank {request.rank} among {self._ranks}"
+        if request.last_step < 0 or request.stored < 0:
+            return f"expected steps of at least 0, received {request.last_step}, {request.stored}"
+        return None
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

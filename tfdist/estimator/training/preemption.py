@@ -1,0 +1,67 @@
+"""SIGTERM during the training of an `Estimator`: it ends like any training, and then the program.
+
+Synchronous workers end at the same step, by `EndTogether`. Asynchronous ones end their own step.
+The hook that saves checkpoints saves at the end, as always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.estimator.training.end_together import EndTogether
+from tfdist.preemption.notice import notice
+from tfdist.preemption.training import Training
+
+
+class StopAtNotice(tf.compat.v1.train.SessionRunHook):
+    """Ends the training of one asynchronous worker when any worker was told to end.
+
+    Args:
+      training: this worker's.
+
+    Attributes:
+      is_preempted: it has ended the training.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self.is_preempted = False
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Requests the end after the step in which the notice has come."""
+        if self._training.ends_after_step():
+            self.is_preempted = True
+            run_context.request_stop()
+
+
+@contextlib.contextmanager
+def until_notice(training: Training) -> Iterator[None]:
+    """Takes SIGTERM as a notice within; the failure of another worker is none then."""
+    try:
+        with notice.expected():
+            yield
+    except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
+        if not training.is_to_end:
+            raise
+        training.lost_peers(error)
+
+
+def end_if_preempted(training: Training, hooks: Sequence[Any], saved_to: str | None) -> None:
+    """Ends the program if a training has ended because a worker was told to end.
+
+    Args:
+      training: this worker's.
+      hooks: those of the training.
+      saved_to: where this worker, or the chief, has saved a checkpoint; `None`: nowhere.
+
+    Raises:
+      Preempted: it has.
+    """
+    kinds = (EndTogether, StopAtNotice)
+    if any(isinstance(hook, kinds) and hook.is_preempted for hook in hooks):
+        nowhere = "nothing was saved: the RunConfig saves no checkpoints"
+        training.stop("the Estimator", lambda: f"saved to {saved_to}" if saved_to else nowhere)
