@@ -14,9 +14,10 @@ TfdistError
 └── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
 ```
 
-Each also derives from the built-in exception of its kind, so `except TimeoutError` works, too. A
-peer's failure during a collective raises `tf.errors.UnavailableError` or
-`tf.errors.DeadlineExceededError`.
+Each also derives from the built-in exception of its kind, so `except TimeoutError` works, too.
+A peer's failure during a collective raises `tf.errors.UnavailableError` or
+`tf.errors.DeadlineExceededError`. `Preempted` is no error but a `SystemExit`, with which the
+program of a job ends that was told to end.
 """
 
 from __future__ import annotations
@@ -64,3 +65,15 @@ class UnsupportedKerasError(TfdistError, ImportError):
 
 class UnsupportedTensorFlowError(TfdistError, ImportError):
     """The installed TensorFlow is absent or outside the supported range."""
+
+
+class Preempted(SystemExit):
+    """The job was told to end (SIGTERM), and has ended its step: ends the program with code 143.
+
+    It passes through `except Exception`. `finally` blocks and functions of `atexit` run.
+    """
+
+    EXIT_CODE = 143  # 128 + SIGTERM
+
+    def __init__(self) -> None:
+        super().__init__(self.EXIT_CODE)

@@ -34,7 +34,7 @@ def interface(cluster: Cluster, secret: bytes | None) -> str:
     own = [address for address in resolve(host) if is_of_this_host(address)]
     reachable = [address for address in own if not ipaddress.ip_address(address).is_loopback]
     others = {host_of(address) for tasks in cluster.as_dict().values() for address in tasks}
-    if others <= {host} or _is_loopback_name(host):
+    if others <= {host} or is_loopback_name(host):
         chosen, problem = own, f"'{host}' is no address of this host"
     else:
         chosen = reachable
@@ -80,7 +80,8 @@ def is_of_this_host(address: str) -> bool:
     return True
 
 
-def _is_loopback_name(host: str) -> bool:
+def is_loopback_name(host: str) -> bool:
+    """Whether a host, by its name alone, is one that only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

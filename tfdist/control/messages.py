@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-PROTOCOL = 4
+PROTOCOL = 5
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
@@ -20,6 +20,14 @@ CHECKPOINT = f"/{SERVICE}/Checkpoint"
 STATS = f"/{SERVICE}/Stats"
 EPOCH = f"/{SERVICE}/Epoch"
 WAITS = f"/{SERVICE}/Waits"
+STOP = f"/{SERVICE}/Stop"
+TASK_OPEN = f"/{SERVICE}/TaskOpen"
+TASK_BEGIN = f"/{SERVICE}/TaskBegin"
+TASK_LEASE = f"/{SERVICE}/TaskLease"
+TASK_REPORT = f"/{SERVICE}/TaskReport"
+TASK_STATE = f"/{SERVICE}/TaskState"
+TASK_STATUS = f"/{SERVICE}/TaskStatus"
+OF_TASKS = (TASK_OPEN, TASK_BEGIN, TASK_LEASE, TASK_REPORT, TASK_STATE, TASK_STATUS)
 CHALLENGE = f"/{SERVICE}/Challenge"  # empty; the answer has "challenge", see `signing`
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -126,6 +134,112 @@ class Waits:
     wait: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """A rank proposes the last step of the job, or asks for it; see `stop_board`.
+
+    `last_step` is the proposal and 0 in a question; `stored` is what this rank has stored, or 0;
+    `noticed` says that this rank was told to end.
+    """
+
+    protocol: int
+    fingerprint: str
+    rank: int
+    last_step: int
+    stored: int
+    noticed: bool
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOpen:
+    """A worker, `process`, wants to share a queue of data tasks; see tasks/master.py.
+
+    `digest` identifies what it expects of the queue. In `parts` requests, each with the next piece
+    of the text in `data`, it describes the queue; a request of 0 parts describes nothing.
+    """
+
+    protocol: int
+    fingerprint: str
+    process: str
+    rank: int
+    queue: str
+    digest: str
+    part: int
+    parts: int
+    data: str
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskBegin:
+    """A worker begins an epoch of a queue, after `ended`, or its `fit`, counted from 1."""
+
+    protocol: int
+    fingerprint: str
+    process: str
+    rank: int
+    queue: str
+    ended: int
+    fit: int
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskLease:
+    """A worker asks for a task of an epoch; with `waits` it waits for the others at the end."""
+
+    protocol: int
+    fingerprint: str
+    process: str
+    rank: int
+    queue: str
+    epoch: int
+    waits: bool
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskReport:
+    """A worker is alive, and has trained records.
+
+    `held` is a JSON list: for each lease its id and how many of the task's records are trained.
+    `released` is a JSON list of the leases that it gives back; with `failed`, because it dies.
+    """
+
+    protocol: int
+    fingerprint: str
+    process: str
+    rank: int
+    queue: str
+    held: str
+    released: str
+    failed: bool
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskState:
+    """A worker asks for the state of all queues; or rank 0 sets it, in `parts` like `TaskOpen`."""
+
+    protocol: int
+    fingerprint: str
+    process: str
+    rank: int
+    part: int
+    parts: int
+    data: str
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskStatus:
+    """A request for what `tfdist tasks` shows."""
+
+    protocol: int
+    wait: float
+
+
 REQUESTS: dict[str, type[Any]] = {
     JOIN: Join,
     EXIT: Exit,
@@ -134,6 +248,13 @@ REQUESTS: dict[str, type[Any]] = {
     STATS: Stats,
     EPOCH: Epoch,
     WAITS: Waits,
+    STOP: Stop,
+    TASK_OPEN: TaskOpen,
+    TASK_BEGIN: TaskBegin,
+    TASK_LEASE: TaskLease,
+    TASK_REPORT: TaskReport,
+    TASK_STATE: TaskState,
+    TASK_STATUS: TaskStatus,
 }
 
 

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,8 @@ from tfdist.control.client import ControlClient, SilentError, UnreachableError
 from tfdist.control.rendezvous import ClientContext, Rendezvous
 from tfdist.control.server import ControlServer, Handler
 from tfdist.control.signing import data_key
+from tfdist.control.stop_board import StopBoard
+from tfdist.control.stop_watch import StopWatch
 from tfdist.errors import ClusterConfigError, RendezvousTimeoutError, TfdistError
 
 _log = logging.getLogger("tfdist.control")
@@ -53,11 +55,13 @@ class ControlPlane:
     """This task's end of the control plane; a context manager that closes itself.
 
     It starts the server on this task's address. Calls of one object must not overlap, except
-    `close`, which any thread may call and which ends a call in progress.
+    `close`, which any thread may call and which ends a call in progress, and those of the
+    `stop_watch`.
 
     Args:
       cluster: the job's tasks and this process's own.
       settings: secret and timeouts.
+      handlers: of further methods that this task answers, by method.
 
     Raises:
       AddressInUseError: another process listens on this task's port.
@@ -68,25 +72,33 @@ class ControlPlane:
       ('localhost:4711',)
     """
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        handlers: Mapping[str, Handler] | None = None,
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._process = uuid.uuid4().hex
         self._closed = threading.Event()
         serves = cluster.rank == 0 and not cluster.is_local
         self._rendezvous = Rendezvous(cluster) if serves else None
+        self._fingerprint = messages.fingerprint(cluster.training_addresses)
+        self._board = StopBoard(cluster.world_size, self._fingerprint) if serves else None
+        self._handlers: dict[str, Handler] = dict(handlers or {})
+        if self._rendezvous is not None and self._board is not None:
+            self._handlers |= {
+                messages.JOIN: self._rendezvous.join,
+                messages.EXIT: self._rendezvous.exit,
+                messages.STOP: self._board.answer,
+            }
         self._server: ControlServer | None = None
         self._client: ControlClient | None = None
         self._generation = 0
         self._rendezvous_id: str | None = None
         if cluster.address is not None:
-            handlers: dict[str, Handler] = {}
-            if self._rendezvous is not None:
-                handlers = {
-                    messages.JOIN: self._rendezvous.join,
-                    messages.EXIT: self._rendezvous.exit,
-                }
-            self._server = ControlServer(cluster, settings.secret, handlers)
+            self._server = ControlServer(cluster, settings.secret, self._handlers)
         if cluster.rank:
             self._client = ControlClient(
                 cluster, settings.secret, cluster.training_addresses[0], cluster.describe_rank(0)
@@ -155,7 +167,7 @@ class ControlPlane:
                 protocol=messages.PROTOCOL,
                 rank=rank,
                 world_size=self._cluster.world_size,
-                fingerprint=messages.fingerprint(self._cluster.training_addresses),
+                fingerprint=self._fingerprint,
                 data_address=data_address,
                 process=self._process,
                 attempt=attempt,
@@ -247,6 +259,23 @@ class ControlPlane:
             waiting_for = self._describe(answer["missing"])
         return False
 
+    def stop_watch(self, has_failed: Callable[[], bool]) -> StopWatch:
+        """Begins to wait for the last step of the job; see `stop_board`. Call it once.
+
+        Args:
+          has_failed: as for `StopWatch`.
+
+        Raises:
+          ClusterConfigError: this task does not train.
+        """
+        return StopWatch(
+            self._cluster.task_name,
+            self._training_rank(),
+            self._fingerprint,
+            lambda request: self._call(messages.STOP, request, request.wait, patient=True),
+            has_failed=has_failed,
+        )
+
     def close(self) -> None:
         """Stops the server and ends any call in progress; may be called more than once.
 
@@ -258,6 +287,8 @@ class ControlPlane:
         if self._rendezvous is not None:
             self._rendezvous.close(linger=_LINGER)
         self._closed.set()
+        if self._board is not None:
+            self._board.close()
         if self._client is not None:
             self._client.close()
         if self._server is not None:
@@ -267,10 +298,7 @@ class ControlPlane:
         if self._client is not None:
             return self._client.call(method, request, wait, patient=patient)
         # Rank 0 calls itself directly: only other hosts may be able to reach its address.
-        assert self._rendezvous is not None
-        join = method == messages.JOIN
-        handle = self._rendezvous.join if join else self._rendezvous.exit
-        answer = handle(request, ClientContext())
+        answer = self._handlers[method](request, ClientContext())
         if answer["status"] == "refused":
             raise ClusterConfigError(f"{self._who()}: {answer['reason']}")
         return answer

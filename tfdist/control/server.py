@@ -254,7 +254,9 @@ class ControlServer:
         own = messages.fingerprint(self._cluster.training_addresses)
         known = self._signer.has_secret or getattr(request, "fingerprint", None) == own
         who = f"this is {self._name}, " if known else "this task is "
-        if method not in (messages.JOIN, messages.EXIT):
+        if method in messages.OF_TASKS:
+            return f"{who}not the one that deals out the job's data tasks"
+        if method not in (messages.JOIN, messages.EXIT, messages.STOP):
             return f"{who}not a parameter server"
         if not known:
             return f"{who}not rank 0 of its job"

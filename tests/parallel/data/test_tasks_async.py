@@ -1,0 +1,145 @@
+"""Data tasks with parameter servers, "async": workers and servers die, stall and come back.
+
+The weights are a ledger of how often each record was trained. Commits follow the pushes, so that a
+death may repeat records, and never loses any.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from known_gradient import checkpoint
+from ps_job import roles
+from ranks import start_ranks
+from task_job import BATCH, RECORDS, TASK, end, train_async
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def counts_of(outcomes, worker=0):
+    return outcomes[worker].result["counts"]
+
+
+def begin(ranks):
+    """Waits until both workers have trained a batch: neither can take all tasks before."""
+    for worker in (0, 1):
+        ranks.wait_for(worker, "paused", 1, timeout=60)
+
+
+def test_two_workers_share_each_epoch():
+    options = {"epochs": 3, "pauses": [(1,), (1,)], "slowness": 0.01, "lease": 60.0}
+    with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
+        begin(ranks)
+        for rank in (0, 1):
+            ranks.send(rank, "go on")
+        outcomes = end(ranks, 2)
+    results = [outcome.result for outcome in outcomes[:2]]
+    assert results[0]["counts"] == [3] * RECORDS
+    assert [result["epochs"] for result in results] == [[0, 1, 2]] * 2
+    assert all(result["batches"] > 3 for result in results)
+
+
+def test_a_fast_worker_takes_more():
+    options = {"epochs": 1, "pauses": [(1,), (1,)], "lease": 8.0}
+    with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
+        begin(ranks)
+        ranks.send(0, "go on")
+        # The others do not wait for a worker that makes no progress for longer than its lease.
+        ranks.wait_for(0, "trained", timeout=60)
+        ranks.send(1, "go on")
+        outcomes = end(ranks, 2)
+    assert counts_of(outcomes, 1) == [1] * RECORDS
+    assert outcomes[0].result["batches"] >= (RECORDS - 2 * TASK) // BATCH
+
+
+@pytest.mark.parametrize("explicit", [True, False], ids=["with epochs", "endless"])
+def test_a_killed_worker_comes_back_to_what_is_left(explicit):
+    options = {"epochs": 4, "pauses": [(12, 30), (6,)], "explicit": explicit}
+    with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
+        ranks.wait_for(1, "paused", 6, timeout=60)
+        ranks.wait_for(0, "paused", 12, timeout=60)
+        ranks[1].kill()
+        ranks.send(0, "go on")
+        # It trains what the other one had, too, and goes on with the next epoch.
+        ranks.wait_for(0, "paused", 30, timeout=60)
+        ranks.restart(1)
+        ranks.wait_for(1, "paused", 6, timeout=60)
+        for rank in (0, 1):
+            ranks.send(rank, "go on")
+        outcomes = end(ranks, 2)
+    counts = counts_of(outcomes)
+    assert min(counts) >= 4
+    # What the dead one had trained since its last report.
+    assert sum(counts) <= 4 * RECORDS + 6 * BATCH
+    # The new process does not begin with the first epoch.
+    assert outcomes[1].result["epochs"][0] > 0 and outcomes[1].result["epochs"][-1] == 3
+
+
+def test_a_worker_that_stalls_loses_its_tasks():
+    # The other one needs longer than the lease.
+    options = {"epochs": 2, "pauses": [(1,), (1,)], "lease": 1.0, "slowness": 0.1}
+    with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
+        begin(ranks)
+        ranks[1].stop()
+        ranks.send(0, "go on")
+        ranks.wait_for(0, "trained", timeout=60)
+        ranks[1].resume()
+        ranks.send(1, "go on")
+        outcomes = end(ranks, 2)
+    counts = counts_of(outcomes, 1)
+    assert min(counts) >= 2 and sum(counts) <= 2 * RECORDS + 4 * TASK
+    assert "may be trained twice" in outcomes[1].output
+    assert "which was silent for a whole lease" in outcomes[2].output
+
+
+def test_a_task_that_kills_three_workers_is_parked_and_named():
+    options = {"epochs": 1, "pauses": [(), ()], "poison": 33}
+    with start_ranks(train_async, 2, kwargs=options, roles=roles(1)) as ranks:
+        for _ in range(3):
+            ranks.join(timeout=60, only=[0])
+            ranks.restart(0)
+        outcomes = end(ranks, 1)
+    counts = counts_of(outcomes)
+    # The task of the record has the numbers 32 to 39; all others are trained.
+    assert all(counts[record] >= 1 for record in range(RECORDS) if record // TASK != 33 // TASK)
+    assert counts[33] == 0
+    log = outcomes[1].output
+    name = r"task 4 \(records 32 to 39(, 4 of them trained)?\) is parked"
+    assert re.search(f"{name}: 3 workers in a row have died", log)
+    assert re.search(f"ps 0: queue 'train': {name}", log)  # at the end, once more
+
+
+def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path):
+    folder = str(tmp_path / "snapshots")
+    options = {"epochs": 2, "pauses": [(5, 9), (5, 9)], "checkpoint_dir": folder}
+    with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
+        for worker in (0, 1):
+            ranks.wait_for(worker, "paused", 5, timeout=60)
+        checkpoint(ranks, 0, 1)
+        for worker in (0, 1):
+            ranks.send(worker, "go on")
+        for worker in (0, 1):
+            ranks.wait_for(worker, "paused", 9, timeout=60)
+        ranks[2].kill()
+        ranks.restart(2)
+        for worker in (0, 1):
+            ranks.send(worker, "go on")
+        outcomes = end(ranks, 2)
+    counts = counts_of(outcomes)
+    # Values and tasks go back to the same moment; what workers were reading then is repeated.
+    assert min(counts) >= 2 and sum(counts) <= 2 * RECORDS + 8 * TASK
+    assert "goes on in epoch 1 from a checkpoint" in outcomes[2].output
+
+
+def test_ssp_and_sync_end_their_epochs():
+    for mode in ({"mode": "ssp", "staleness": 2}, {"mode": "sync"}):
+        options = {"epochs": 2, "pauses": [(), ()], "lease": 60.0, "worker_timeout": 5.0, **mode}
+        with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
+            outcomes = end(ranks, 2)
+        counts = counts_of(outcomes)
+        if "staleness" in mode:
+            assert counts == [2] * RECORDS
+        else:
+            # A step is the mean of both workers' gradients.
+            assert len(set(counts)) == 1 or min(counts) > 0, counts

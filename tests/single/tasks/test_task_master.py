@@ -1,0 +1,338 @@
+"""The master: opening queues, refusals, restored states, and what a member may ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+from concurrent import futures
+
+import pytest
+
+from tfdist.config.cluster import Cluster
+from tfdist.control import messages
+from tfdist.control.client import UnreachableError
+from tfdist.control.rendezvous import ClientContext
+from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError
+from tfdist.tasks import client as task_client
+from tfdist.tasks.client import TaskClient
+from tfdist.tasks.description import Description, Place, Spec
+from tfdist.tasks.master import TaskMaster
+
+RANGES = Spec("ranges", 10, 4, "", (), 2, False, None, 5.0)
+FILES = Spec("files", 0, 2, "lines", (("a", 100), ("b", 50)), 2, False, None, 5.0)
+PLACES = (Place(0, 0, 2, 0, 60), Place(0, 2, 1, 60, 40), Place(1, 0, 2, 0, 50))
+
+
+def cluster(index=0):
+    return Cluster(workers=("a:1", "b:2"), task_index=index)
+
+
+class Job:
+    """A master and its clients, without networking; `down` is an unreachable master."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.master = TaskMaster(cluster(), clock=lambda: self.now)
+        self.down = False
+        self.closed = threading.Event()
+
+    def call(self, method, request, wait):
+        if self.down:
+            raise UnreachableError("connection refused")
+        answer = self.master.handlers[method](request, ClientContext())
+        if answer["status"] == "refused":
+            raise ClusterConfigError(answer["reason"])
+        return answer
+
+    def client(self, rank, process=None, timeout=5.0):
+        return TaskClient(
+            cluster(rank), process or f"process {rank}", self.call, "rank 0", timeout, self.closed
+        )
+
+
+def describing(spec, places=()):
+    return lambda: Description(spec, places)
+
+
+@pytest.fixture
+def job():
+    return Job()
+
+
+def test_one_worker_counts_and_the_others_wait(job):
+    counted, go_on = [], threading.Event()
+
+    def slowly():
+        counted.append(1)
+        assert go_on.wait(10)
+        return Description(FILES, PLACES)
+
+    with futures.ThreadPoolExecutor() as pool:
+        opened = [pool.submit(job.client(r).open, "train", FILES, slowly) for r in (0, 1, 1)]
+        assert not futures.wait(opened, 0.2).done
+        go_on.set()
+        found = [one.result(10) for one in opened]
+    assert [(one.tasks, one.records) for one in found] == [(3, 5)] * 3
+    assert len({one.seed for one in found}) == 1
+    assert len(counted) == 1 or len(counted) == 2  # the second worker has two threads
+
+
+def test_another_worker_counts_if_the_first_is_dead(job):
+    answer = job.call(messages.TASK_OPEN, open_request(rank=0), 0.0)
+    assert answer["status"] == "describe"
+    assert job.call(messages.TASK_OPEN, open_request(rank=1), 0.0) == {
+        "status": "waiting",
+        "rank": 0,
+    }
+    job.now = 16.0
+    assert job.call(messages.TASK_OPEN, open_request(rank=1), 0.0)["status"] == "describe"
+
+
+def open_request(rank=0, **changes):
+    request = messages.TaskOpen(
+        protocol=messages.PROTOCOL,
+        fingerprint=messages.fingerprint(cluster().training_addresses),
+        process=f"process {rank}",
+        rank=rank,
+        queue="train",
+        digest=RANGES.digest,
+        part=0,
+        parts=0,
+        data="",
+        wait=0.0,
+    )
+    return dataclasses.replace(request, **changes)
+
+
+@pytest.mark.parametrize(
+    ("other", "first"),
+    [
+        ({"records": 11}, "records: 11, 10"),
+        ({"task_size": 5}, "task_size: 5, 4"),
+        ({"epochs": None}, "epochs: None, 2"),
+        ({"shuffle": True}, "shuffle: True, False"),
+    ],
+)
+def test_other_arguments_are_refused_with_both_names(job, other, first):
+    job.client(0).open("train", RANGES, describing(RANGES))
+    spec = dataclasses.replace(RANGES, **other)
+    with pytest.raises(ClusterConfigError) as caught:
+        job.client(1).open("train", spec, describing(spec))
+    for part in ("worker 1 at b:2", "worker 0 at a:1", first, "'train'"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "first"),
+    [
+        ((("a", 100), ("c", 50)), "file 1: c of 50 bytes, b of 50 bytes"),
+        ((("a", 100), ("b", 51)), "file 1: b of 51 bytes, b of 50 bytes"),
+        ((("a", 100),), "file 1: no such file, b of 50 bytes (1 files, 2)"),
+    ],
+)
+def test_other_files_are_refused_with_the_first_difference(job, files, first):
+    job.client(0).open("train", FILES, describing(FILES, PLACES))
+
+    def never():
+        raise AssertionError("only the first worker needs to count records")
+
+    with pytest.raises(ClusterConfigError) as caught:
+        job.client(1).open("train", dataclasses.replace(FILES, files=files), never)
+    assert first in str(caught.value)
+
+
+def test_many_files_travel_in_parts(job):
+    files = tuple((f"é{i:05}", 10) for i in range(5000))
+    places = tuple(Place(i, 0, 1, 0, 10) for i in range(5000))
+    spec = dataclasses.replace(FILES, files=files)
+    assert job.client(0).open("train", spec, describing(spec, places)).tasks == 5000
+    sent = messages.encode(open_request(data="é\0" * 5000, parts=1))
+    assert len(sent) < messages.MAX_REQUEST_BYTES
+
+
+def test_an_epoch_of_two_workers(job):
+    one, two = job.client(0), job.client(1)
+    one.open("train", FILES, describing(FILES, PLACES))
+    two.open("train", FILES, describing(FILES, PLACES))
+    assert one.begin("train", -1, 1).epoch == 0
+    mine = one.lease("train", 0, waits=True, wait=0.0)
+    other = two.lease("train", 0, waits=True, wait=0.0)
+    assert (mine.place, other.place) == ((0, 0, 60), (0, 60, 40))
+    assert one.report("train", {mine.lease: 2}) == []
+    assert one.report("train", {mine.lease: 2}) == [mine.lease]  # it has ended
+    last = one.lease("train", 0, waits=True, wait=0.0)
+    one.report("train", {last.lease: 2})
+    assert one.lease("train", 0, waits=True, wait=0.0) == (1,)
+    two.report("train", {other.lease: 1})
+    assert one.lease("train", 0, waits=True, wait=0.0) is None
+    begun = one.begin("train", 0)
+    assert (begun.epoch, begun.current) == (1, 1)
+
+
+def test_the_names_of_tasks():
+    files = Description(FILES, PLACES)
+    assert files.name(2) == "task 2 (records 0 to 1 of 'b')"
+    assert files.name(0, 1) == "task 0 (records 1 to 1 of 'a')"
+    ranges = Description(RANGES)
+    assert (ranges.name(1), ranges.name(2, 1)) == (
+        "task 1 (records 4 to 7)",
+        "task 2 (records 9 to 9)",
+    )
+    shuffled = Description(dataclasses.replace(RANGES, shuffle=True))
+    assert shuffled.name(2, 1) == "task 2 (records 8 to 9, 1 of them trained)"
+
+
+def test_a_parked_task_is_named(job, caplog):
+    caplog.set_level(logging.WARNING, "tfdist.tasks")
+    for death in range(3):
+        client = job.client(1, f"process {death}")
+        client.open("train", FILES, describing(FILES, PLACES))
+        for _ in range(4):
+            task = client.lease("train", 0, waits=False, wait=0.0)
+            if task and task.task == 1:
+                break
+            if task:
+                client.report("train", {task.lease: task.size})
+        client.report("train", {}, [task.lease], failed=True)
+    assert "task 1 (records 2 to 2 of 'a') came back from worker 1 at b:2" in caplog.text
+    assert "task 1 (records 2 to 2 of 'a') is parked: 3 workers in a row have died" in caplog.text
+    (shown,) = job.call(messages.TASK_STATUS, messages.TaskStatus(messages.PROTOCOL, 0.0), 0.0)[
+        "queues"
+    ]
+    assert shown["parked"] == [{"task": "task 1 (records 2 to 2 of 'a')", "deaths": 3}]
+    assert "parked" in job.master.unfinished()[0]
+
+
+def test_a_state_goes_to_a_new_master(job):
+    client = job.client(0)
+    client.open("train", RANGES, describing(RANGES))
+    task = client.lease("train", 0, waits=False, wait=0.0)
+    client.report("train", {task.lease: 3})
+    state = client.state()
+    job.master = TaskMaster(cluster(), is_ready=False)
+    job.master.restore(state)
+    with futures.ThreadPoolExecutor() as pool:
+        again = pool.submit(client.lease, "train", 0, waits=False, wait=0.0)
+        assert not futures.wait([again], 0.2).done
+        job.master.start()
+        assert (again.result(10).task, again.result().first) == (0, 3)
+    # What the worker still reads is not its own any more.
+    assert client.report("train", {task.lease: 4}) == [task.lease]
+
+
+def test_a_state_of_other_data_is_refused(job):
+    client = job.client(0)
+    client.open("train", RANGES, describing(RANGES))
+    state = client.state()
+    job.master = TaskMaster(cluster())
+    job.master.restore(state)
+    spec = dataclasses.replace(RANGES, records=12)
+    with pytest.raises(ClusterConfigError, match="checkpoint is of other data"):
+        job.client(0).open("train", spec, describing(spec))
+    # More epochs are not other data.
+    spec = dataclasses.replace(RANGES, epochs=9)
+    job.client(0).open("train", spec, describing(spec))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", '{"format": 2}', '{"format": 1, "queues": {"a": {"data": 1}}}', "[" * 100_000],
+)
+def test_a_damaged_state_is_refused(job, text):
+    with pytest.raises(CheckpointError):
+        job.master.restore(text)
+    with pytest.raises(CheckpointError):
+        job.client(0).restore(text)
+
+
+def test_only_rank_0_restores(job):
+    with pytest.raises(CheckpointError, match="only rank 0"):
+        job.client(1).restore('{"format": 1, "queues": {}}')
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol": 1}, "protocol"),
+        ({"fingerprint": "0"}, "other training addresses"),
+        ({"rank": 2}, "no rank 2"),
+        ({"rank": -1}, "no rank -1"),
+        ({"process": ""}, "identity"),
+        ({"queue": ""}, "name of a queue"),
+        ({"queue": "x" * 101}, "name of a queue"),
+        ({"parts": -1}, "parts"),
+        ({"parts": 2000}, "parts"),
+        ({"parts": 2, "part": 2}, "parts"),
+        ({"parts": 1, "data": "x" * 20_000}, "characters"),
+        ({"parts": 1, "data": "{}"}, "description"),
+        ({"parts": 1, "data": "[" * 9_000}, "description"),
+    ],
+)
+def test_what_is_no_valid_request_is_refused(job, changes, reason):
+    answer = job.master.handlers[messages.TASK_OPEN](open_request(**changes), ClientContext())
+    assert answer["status"] == "refused" and reason in answer["reason"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "music"),
+        ("records", -1),
+        ("records", 10**9 * 5),  # too many tasks of 4
+        ("task_size", 0),
+        ("task_size", True),
+        ("epochs", 0),
+        ("lease", 0.5),
+        ("lease", float("nan")),
+        ("seed", "1"),
+        ("shuffle", 1),
+        ("files", [["a", 1]]),
+        ("about", 7),
+    ],
+)
+def test_a_description_of_wrong_numbers_is_refused(job, field, value):
+    fields = json.loads(Description(RANGES).text())
+    fields["spec"][field] = value
+    answer = job.master.handlers[messages.TASK_OPEN](
+        open_request(parts=1, data=json.dumps(fields)), ClientContext()
+    )
+    assert answer["status"] == "refused"
+
+
+@pytest.mark.parametrize(
+    "place", [(2, 0, 1, 0, 1), (0, 0, 3, 0, 1), (0, 0, 0, 0, 1), (0, 0, 1, 99, 2), (0, 0, 1)]
+)
+def test_a_place_outside_of_the_files_is_refused(job, place):
+    fields = json.loads(Description(FILES, PLACES).text())
+    fields["places"][0] = place
+    answer = job.master.handlers[messages.TASK_OPEN](
+        open_request(parts=1, data=json.dumps(fields)), ClientContext()
+    )
+    assert answer["status"] == "refused"
+
+
+@pytest.mark.parametrize("held", ["", "7", "[[1]]", "[[1, -1]]", "[[true, 1]]", "[" * 50_000])
+def test_a_report_of_no_leases_is_refused(job, held):
+    job.client(0).open("train", RANGES, describing(RANGES))
+    who = dataclasses.asdict(open_request())
+    request = messages.TaskReport(
+        **{name: who[name] for name in ("protocol", "fingerprint", "process", "rank", "queue")},
+        held=held,
+        released="[]",
+        failed=False,
+        wait=0.0,
+    )
+    answer = job.master.handlers[messages.TASK_REPORT](request, ClientContext())
+    assert answer["status"] == "refused"
+
+
+def test_a_worker_waits_for_its_master_and_then_says_so(job, caplog, monkeypatch):
+    monkeypatch.setattr(task_client, "_LOG_INTERVAL", 0.3)
+    client = job.client(1, timeout=1.0)
+    client.open("train", RANGES, describing(RANGES))
+    job.down = True
+    with pytest.raises(RendezvousTimeoutError, match="rank 0, which deals out .* within 1 s"):
+        client.lease("train", 0, waits=False, wait=0.0)
+    assert "worker 1: waiting for rank 0, which deals out the data tasks" in caplog.text

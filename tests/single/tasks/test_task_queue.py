@@ -1,0 +1,304 @@
+"""The queue of tasks: dealing, leases, deaths, parking, epochs and the end of an epoch."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from tfdist.tasks.queue import Ended, Grant, Plan, TaskQueue, Waiting
+
+LEASE = 10.0
+
+
+def queue_of(*sizes, epochs=1, shuffle=False, seed=3):
+    return TaskQueue(Plan(tuple(sizes), epochs, shuffle, seed, LEASE))
+
+
+def ask(queue, rank, now=0.0, epoch=0, waits=False, process=None):
+    return queue.ask(rank, process or f"process {rank}", epoch, now, waits=waits)
+
+
+def finish(queue, rank, grant, now=0.0):
+    assert queue.commit(grant.lease, f"process {rank}", grant.size, now)
+
+
+def drain(queue, rank, epoch=0, now=0.0):
+    """Trains all that is left of an epoch; returns (epoch, task, first) of what was dealt."""
+    dealt = []
+    while isinstance(grant := ask(queue, rank, now, epoch), Grant):
+        dealt.append((grant.epoch, grant.task, grant.first))
+        finish(queue, rank, grant, now)
+    assert grant == Ended()
+    return dealt
+
+
+def test_deals_in_the_order_of_the_data():
+    queue = queue_of(4, 4, 1)
+    assert drain(queue, 0) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
+    assert queue.records == 9 and queue.counts().done == 3 and queue.counts().left == 0
+
+
+def test_each_epoch_is_shuffled_by_seed_and_number():
+    orders = []
+    for seed in (1, 1, 2):
+        queue = queue_of(*[1] * 50, epochs=2, shuffle=True, seed=seed)
+        orders.append([[task for _, task, _ in drain(queue, 0, epoch)] for epoch in (0, 1)])
+    assert orders[0] == orders[1] != orders[2]
+    assert orders[0][0] != orders[0][1] and orders[0][0] != list(range(50))
+    assert all(sorted(order) == list(range(50)) for of_seed in orders for order in of_seed)
+
+
+def test_a_fast_worker_takes_more():
+    queue = queue_of(*[1] * 9)
+    slow = ask(queue, 1)
+    assert len(drain(queue, 0)) == 8
+    finish(queue, 1, slow)
+    assert queue.counts().done == 9
+
+
+def test_an_expired_lease_gives_back_what_was_not_committed():
+    queue = queue_of(10)
+    grant = ask(queue, 0, now=1.0)
+    assert queue.commit(grant.lease, "process 0", 4, now=2.0)
+    assert ask(queue, 1, now=10.9) == Ended()
+    again = ask(queue, 1, now=11.0)
+    assert (again.task, again.first) == (0, 4) and again.lease != grant.lease
+    assert [(e.kind, e.item.deaths, e.rank) for e in queue.events] == [("expired", 1, 0)]
+    # The former owner was only slow.
+    assert not queue.commit(grant.lease, "process 0", 10, now=12.0)
+    assert queue.commit(again.lease, "process 1", 10, now=12.0) and queue.records == 10
+
+
+def test_a_report_renews_all_leases_of_a_process():
+    queue = queue_of(1, 1)
+    ask(queue, 0, now=0.0), ask(queue, 0, now=5.0)
+    queue.renew(0, "process 0", now=9.0)
+    queue.expire(now=18.9)
+    assert len(queue.leases) == 2
+    queue.expire(now=19.0)
+    assert not queue.leases and queue.counts().todo == 2
+
+
+def test_a_new_process_takes_the_place_of_a_dead_one():
+    queue = queue_of(4, 4)
+    grant = ask(queue, 0, process="first")
+    assert queue.commit(grant.lease, "first", 1, 0.0)
+    assert ask(queue, 0, process="second").task == 1  # the suspect comes last
+    again = ask(queue, 0, process="second")
+    assert (again.task, again.first) == (0, 1)
+    assert not queue.commit(grant.lease, "first", 4, 0.0)
+
+
+def test_a_released_task_comes_first_and_is_no_death():
+    queue = queue_of(1, 1, 1)
+    grant = ask(queue, 0)
+    queue.release("process 1", [grant.lease], failed=False)  # not its own
+    assert grant.lease in queue.leases
+    queue.release("process 0", [grant.lease, 77], failed=False)
+    assert drain(queue, 1) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)] and not queue.events
+
+
+def test_three_deaths_in_a_row_park_a_task():
+    queue = queue_of(5, 5, epochs=2)
+    for death in range(3):
+        grant = ask(queue, 0, process=f"process {death}")
+        if death == 0:
+            assert queue.commit(grant.lease, "process 0", 2, 0.0)
+            finish_other = ask(queue, 1)
+            finish(queue, 1, finish_other)
+        assert (grant.task, grant.first) == (0, 2 if death else 0)
+    assert ask(queue, 0, process="process 3") == Ended()
+    assert [e.kind for e in queue.events] == ["died", "died", "parked"]
+    assert queue.parked[0].done == 2
+    # It stays parked, and the rest goes on.
+    assert drain(queue, 1, epoch=1) == [(1, 1, 0)]
+    assert queue.counts().left == 0 and queue.begin_epoch(1) is None
+
+
+def test_only_deaths_without_progress_count_in_a_row():
+    queue = queue_of(10)
+    for death in range(8):
+        grant = ask(queue, 0, process=f"process {death}")
+        assert queue.commit(grant.lease, f"process {death}", death + 1, 0.0)
+    assert not queue.parked and grant.first == 7
+
+
+def test_a_task_that_kills_does_not_take_others_with_it():
+    """Workers that read one task ahead die of task 2; all others are trained."""
+    queue = queue_of(*[1] * 6)
+    killed = 0
+    while not isinstance(grant := ask(queue, 0, process=f"{killed}"), Ended):
+        ahead = ask(queue, 0, process=f"{killed}")
+        if grant.task == 2:
+            killed += 1
+            continue
+        assert queue.commit(grant.lease, f"{killed}", 1, 0.0)
+        if isinstance(ahead, Grant):
+            if ahead.task == 2:
+                killed += 1
+            else:
+                assert queue.commit(ahead.lease, f"{killed}", 1, 0.0)
+    assert killed == 3 and list(queue.parked) == [2] and queue.records == 5
+
+
+def test_the_end_of_an_epoch_waits_for_tasks_that_may_come_back():
+    queue = queue_of(1, 1)
+    mine, other = ask(queue, 0), ask(queue, 1)
+    finish(queue, 0, mine)
+    assert ask(queue, 0, waits=True) == Waiting((1,))
+    finish(queue, 1, other)
+    assert ask(queue, 0, waits=True) == Ended()
+
+
+def test_it_does_not_wait_for_a_worker_that_has_read_all():
+    queue = queue_of(3, 3)
+    ask(queue, 0), ask(queue, 1)  # each keeps some records for its last batch
+    assert ask(queue, 0, waits=True) == Waiting((1,))
+    assert ask(queue, 1, waits=True) == Ended() == ask(queue, 0, waits=True)
+
+
+def test_it_waits_for_no_longer_than_a_lease_without_progress():
+    queue = queue_of(3, 3)
+    finish(queue, 0, ask(queue, 0))
+    other = ask(queue, 1)
+    assert ask(queue, 0, now=9.0, waits=True) == Waiting((1,))
+    assert queue.commit(other.lease, "process 1", 1, now=9.5)
+    queue.renew(1, "process 1", now=19.0)
+    assert ask(queue, 0, now=19.4, waits=True) == Waiting((1,))
+    assert ask(queue, 0, now=19.5, waits=True) == Ended()
+
+
+def test_what_comes_back_after_the_end_is_dealt_in_the_next_epoch():
+    queue = queue_of(1, 1, epochs=2)
+    ask(queue, 1)
+    assert drain(queue, 0) == [(0, 1, 0)]
+    queue.release("process 1", list(queue.leases), failed=False)
+    assert queue.begin_epoch(0) == 1
+    assert drain(queue, 0, epoch=1) == [(0, 0, 0), (1, 0, 0), (1, 1, 0)]
+
+
+def test_a_worker_behind_gets_no_task_of_a_later_epoch():
+    queue = queue_of(1, epochs=3)
+    drain(queue, 0), drain(queue, 0, epoch=1)
+    assert ask(queue, 1, epoch=0) == Ended()
+    assert queue.begin_epoch(-1) == 1  # a worker that is started again
+
+
+def test_a_training_begins_where_the_job_is():
+    queue = queue_of(1, epochs=5)
+    assert queue.begin_fit(1, -1) == 0
+    drain(queue, 0), drain(queue, 0, epoch=1)
+    assert queue.begin_fit(1, -1) == 0 and queue.begin_epoch(-1) == 1  # started again
+    assert queue.begin_fit(2, 1) == 2 and queue.begin_epoch(1) == 2
+
+
+def test_the_last_epoch_ends_the_queue():
+    queue = queue_of(1, 1, epochs=2)
+    drain(queue, 0), drain(queue, 0, epoch=1)
+    assert queue.begin_epoch(1) is None
+    queue = queue_of(1)
+    ask(queue, 1), ask(queue, 0)
+    queue.release("process 1", list(queue.leases), failed=True)
+    assert queue.begin_epoch(0) == 0  # what has come back is still to be trained
+    assert drain(queue, 0) == [(0, 0, 0)] and queue.begin_epoch(0) is None
+
+
+def test_a_queue_without_a_state_begins_in_the_epoch_of_its_workers():
+    """A master that was started again without a checkpoint repeats this epoch, and no other."""
+    queue = queue_of(1, 1, epochs=5)
+    assert drain(queue, 0, epoch=3) == [(3, 0, 0), (3, 1, 0)] and queue.begin_epoch(-1) == 3
+
+
+def test_endless_epochs():
+    queue = queue_of(1, epochs=None)
+    for epoch in range(5):
+        assert queue.begin_epoch(epoch - 1) == epoch
+        assert drain(queue, 0, epoch) == [(epoch, 0, 0)]
+
+
+def test_a_state_brings_back_what_was_not_committed():
+    queue = queue_of(4, 4, 4, 4, epochs=2, shuffle=True)
+    drain(queue, 0)
+    first, second = ask(queue, 0, epoch=1), ask(queue, 1, epoch=1)
+    finish(queue, 0, first)
+    assert queue.commit(second.lease, "process 1", 3, 0.0)
+    state = json.loads(json.dumps(queue.state()))
+    other = queue_of(4, 4, 4, 4, epochs=2, shuffle=True)
+    other.restore(state)
+    assert other.epoch == 1 and other.records == queue.records == 23 and not other.leases
+    assert not other.commit(second.lease, "process 1", 4, 0.0)
+    assert drain(other, 1, epoch=1)[0] == (1, second.task, 3)
+    assert other.records == 32 and other.begin_epoch(1) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"epoch": -1},
+        {"position": 3},
+        {"returned": [[0, 2, 0, 0]]},
+        {"returned": [[0, 1, 9, 0]]},
+        {"returned": [[0, "1", 0, 0]]},
+        {"parked": [7]},
+        {"fits": None},
+        {"records": True},
+    ],
+)
+def test_a_wrong_state_is_refused(change):
+    queue = queue_of(4, 4)
+    with pytest.raises(ValueError):
+        queue.restore({**queue.state(), **change})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_record_of_every_epoch_is_committed_once(seed):
+    """Workers of random speed die, stall, return, and commit in pieces; the ledger is exact."""
+    random_ = random.Random(seed)
+    sizes = [random_.randint(1, 7) for _ in range(12)]
+    queue = queue_of(*sizes, epochs=3, shuffle=bool(seed % 2))
+    ledger = {(e, t, r): 0 for e in range(3) for t, size in enumerate(sizes) for r in range(size)}
+    workers = {
+        rank: {"process": f"{rank}", "ended": -1, "epoch": None, "held": []} for rank in range(3)
+    }
+    now, births = 0.0, 3
+    for _ in range(20_000):
+        now += random_.random()
+        rank = random_.randrange(3)
+        me = workers[rank]
+        if me["epoch"] is None:
+            me["epoch"] = queue.begin_epoch(me["ended"])
+            if me["epoch"] is None:
+                if not queue.leases and all(w["epoch"] is None for w in workers.values()):
+                    break
+                continue
+        dice = random_.random()
+        if dice < 0.02:
+            births += 1
+            workers[rank] = {"process": f"{births}", "ended": -1, "epoch": None, "held": []}
+        elif dice < 0.03:
+            now += 1.5 * LEASE  # all others keep silent, too
+        elif dice < 0.5 or not me["held"]:
+            found = queue.ask(rank, me["process"], me["epoch"], now, waits=True)
+            if isinstance(found, Grant):
+                me["held"].append([found, found.first])
+            elif found == Ended() and not me["held"]:
+                me["ended"], me["epoch"] = max(me["ended"], me["epoch"]), None
+        if me["held"] and random_.random() < 0.7:
+            grant, at = me["held"][0]
+            upto = random_.randint(at + 1, grant.size)
+            if queue.commit(grant.lease, me["process"], upto, now):
+                for record in range(at, upto):
+                    ledger[grant.epoch, grant.task, record] += 1
+                me["held"][0][1] = upto
+            if upto == grant.size or grant.lease not in queue.leases:
+                me["held"].pop(0)
+    else:
+        pytest.fail(f"not at an end: {queue.counts()}")
+    parked = {(item.epoch, item.task) for item in queue.parked.values()}
+    assert all(count <= 1 for count in ledger.values())
+    missing = {(e, t) for (e, t, _), count in ledger.items() if not count}
+    assert all(t in queue.parked for _, t in missing), (missing, parked)
+    assert queue.records == sum(ledger.values())

@@ -1,0 +1,132 @@
+"""A job that trains a ledger on data tasks, in tests that kill its processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import ledger
+import tensorflow as tf
+from ps_job import served
+
+import tfdist
+from tfdist.config.cluster import Cluster
+from tfdist.job import process
+
+RECORDS, TASK, BATCH = 60, 8, 4
+
+
+class Pause(keras.callbacks.Callback):
+    """Pauses at the end of the batch with some numbers, until the test sends "go on".
+
+    Args:
+      ctx: the rank's context.
+      after: the batches, counted over all epochs of this process from 1.
+      slowness: additional seconds for each batch.
+    """
+
+    def __init__(self, ctx: Any, after: Sequence[int], slowness: float = 0.0) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._after = after
+        self._slowness = slowness
+        self.batches = 0
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        self.batches += 1
+        time.sleep(self._slowness)
+        if self.batches in self._after:
+            self._ctx.report("paused", self.batches)
+            self._ctx.wait_for("go on", timeout=240)
+
+
+def train_async(
+    ctx: Any,
+    epochs: int,
+    pauses: Sequence[Sequence[int]],
+    *,
+    slowness: float = 0.0,
+    poison: int | None = None,
+    lease: float = 2.0,
+    explicit: bool = True,
+    **options: Any,
+) -> dict[str, Any] | None:
+    """Fits the ledger with parameter servers; serves in a `ps` task.
+
+    Args:
+      ctx: the rank's context.
+      epochs: of `fit`, and with `explicit` of the queue.
+      pauses: as for `Pause`, by rank.
+      slowness: as for `Pause`.
+      poison: the number of a record that no worker can read.
+      lease: of the queue.
+      explicit: whether the queue has a last epoch, too.
+      **options: of the strategy.
+
+    Returns:
+      "counts", as this worker sees them at its end; "epochs" and "batches" of its `fit`.
+    """
+    if "checkpoint_dir" in options:
+        tfdist.init(checkpoint_dir=options["checkpoint_dir"])
+    elif served():
+        return None
+    strategy = tfdist.ParameterServerStrategy(**{"epoch_timeout": 0.0, **options})
+    with strategy.scope():
+        model = ledger.model(RECORDS)
+    model.get_weights()
+    data = tfdist.data.from_ranges(
+        RECORDS, TASK, shuffle=True, seed=1, lease=lease, epochs=epochs if explicit else None
+    )
+    if poison is not None:
+
+        def check(record):
+            tf.debugging.Assert(record != poison, [f"record {poison} cannot be read"])
+            return record
+
+        data = data.map(check)
+    ctx.report("process", getattr(process.current.ps_worker, "identity", None))
+    pause = Pause(ctx, pauses[ctx.rank], slowness)
+    try:
+        fitted = model.fit(ledger.batches(data, BATCH), epochs=epochs, verbose=0, callbacks=[pause])
+    except tf.errors.InvalidArgumentError:
+        # What the end of a script does that fails.
+        process.current._script.has_failed = True
+        process.current.disconnect()
+        os._exit(1)
+    tfdist.data.feed.current.report()
+    ctx.report("trained")
+    ctx.wait_for("end", timeout=240)
+    return {"counts": ledger.counts(model), "epochs": fitted.epoch, "batches": pause.batches}
+
+
+def end(ranks: Any, workers: int) -> list[Any]:
+    """Lets all workers end once all have trained; returns the outcomes."""
+    for rank in range(workers):
+        ranks.wait_for(rank, "trained", timeout=120)
+    for rank in range(workers):
+        ranks.send(rank, "end")
+    return ranks.join(timeout=60)
+
+
+def train_together(
+    ctx: Any, epochs: int, folder: str, pauses: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Fits the ledger by all-reduce, with a backup every three steps."""
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = ledger.model(RECORDS)
+    data = tfdist.data.from_ranges(RECORDS, TASK, shuffle=True, seed=1)
+    callbacks = [
+        keras.callbacks.BackupAndRestore(folder, save_freq=3, delete_checkpoint=False),
+        Pause(ctx, pauses[ctx.rank]),
+    ]
+    fitted = model.fit(ledger.batches(data, BATCH), epochs=epochs, verbose=0, callbacks=callbacks)
+    (counters,) = model.get_weights()
+    return {
+        "counters": counters.tolist(),
+        "epochs": fitted.epoch,
+        "workers": Cluster.from_environment().world_size,
+    }

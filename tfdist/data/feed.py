@@ -1,0 +1,405 @@
+"""This worker's part in the queues of its job: what it reads, trains and commits.
+
+A `Feed` is one queue, seen from here. Three threads use it: tf.data's, which takes tasks and counts
+the records of each batch; the training's, which says that batches are trained; and one of this
+module, which commits, and renews the leases.
+
+    tf.data    lease -> read ... batch, batch, batch
+    training                          step     step
+    here                                           flush the pushes, report
+
+A report is sent after the pushes of the steps that it covers have arrived, so a worker that dies
+between the two repeats records, and never loses any. This is the one place that decides so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfdist.config.cluster import Cluster
+from tfdist.control.client import ControlClient
+from tfdist.control.rendezvous import ClientContext
+from tfdist.data.stream import Stream
+from tfdist.errors import ClusterConfigError, NotInitializedError
+from tfdist.job import process
+from tfdist.tasks.client import Call, Task, TaskClient
+from tfdist.tasks.description import Description, Spec
+from tfdist.tasks.master import TaskMaster
+
+_log = logging.getLogger("tfdist.data")
+# Seconds between two reports of trained records, and the minimum. A lease is renewed three times.
+_REPORT_PERIOD, _MIN_PAUSE = 0.5, 0.05
+_RENEWALS = 3
+# Seconds for which one call waits for the end of an epoch. tf.data cannot interrupt it.
+_POLL = 0.5
+_LOG_INTERVAL = 10.0
+# Seconds to wait for the master when this worker leaves.
+_LEAVE_TIMEOUT = 10.0
+
+
+class Feed:
+    """One queue of this worker's job.
+
+    Args:
+      name: the queue's name.
+      spec: what it is expected to deal out.
+      describe: cuts the data into tasks.
+      feeds: this worker's feeds.
+    """
+
+    def __init__(
+        self, name: str, spec: Spec, describe: Callable[[], Description], feeds: Feeds
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self._describe = describe
+        self._feeds = feeds
+        self._lock = threading.RLock()
+        self._reporting = threading.Lock()
+        self._seed: int | None = None
+        self._ended = -1
+        self._fits = 0
+        self._limit: int | None = None
+        self._streams: list[Stream] = []  # the last one is read now
+        self._trained = 0
+        self._reported = 0
+        self._reported_at = 0.0
+        self._failure: Exception | None = None
+
+    @property
+    def seed(self) -> int:
+        """The common seed of all workers."""
+        assert self._seed is not None
+        return self._seed
+
+    def begin_iteration(self) -> Stream:
+        """Begins to read the dataset again; what was not trained until now is given back."""
+        with self._lock:
+            if self._streams and self._streams[-1].has_batches and not self._trained:
+                _log.warning(
+                    "%s: queue %r: its records were read, but no step has committed any, so they "
+                    "are dealt out again: call tfdist.data.commit() after each step",
+                    self._feeds.task_name,
+                    self.name,
+                )
+            stream = Stream()
+            self._streams.append(stream)
+            return stream
+
+    def begin_fit(self, epochs: int) -> int:
+        """Begins a training, which other workers may have begun before.
+
+        Args:
+          epochs: how many the training has; it reads no more of them.
+
+        Returns:
+          How many epochs of it are over.
+        """
+        client = self._open()
+        self._fits += 1
+        begun = client.begin(self.name, self._ended, self._fits)
+        self._limit = begun.first + epochs
+        over = begun.current if begun.epoch is not None else self._limit
+        return max(0, min(over - begun.first, epochs))
+
+    def tasks(self) -> Iterator[Task | None]:
+        """Yields the tasks of one epoch; `None` while it waits for other workers."""
+        client = self._open()
+        with self._lock:
+            if not self._streams:
+                self.begin_iteration()
+            stream = self._streams[-1]
+            is_first = len(self._streams) == 1
+        if not is_first:  # what the iteration before has left comes first
+            self.report()
+        epoch = client.begin(self.name, self._ended).epoch
+        if epoch is None or (self._limit is not None and epoch >= self._limit):
+            return
+        next_log = time.monotonic() + _LOG_INTERVAL
+        while True:
+            waits = self._feeds.can_wait
+            found = client.lease(self.name, epoch, waits=waits, wait=_POLL if waits else 0.0)
+            if found is None:
+                break
+            if isinstance(found, Task):
+                with self._lock:
+                    is_current = self._streams[-1] is stream
+                    if is_current:
+                        stream.read(found.lease, found.first, found.size)
+                if not is_current:  # another iteration has begun meanwhile
+                    client.report(self.name, {}, [found.lease])
+                    return
+                self._feeds.watch()
+                yield found
+                continue
+            if time.monotonic() >= next_log:
+                next_log += _LOG_INTERVAL
+                _log.warning(
+                    "%s: queue %r: at the end of epoch %d, waiting for %s",
+                    self._feeds.task_name,
+                    self.name,
+                    epoch + 1,
+                    ", ".join(map(self._feeds.cluster.describe_rank, found)),
+                )
+            yield None
+        self._ended = max(self._ended, epoch)
+        self._feeds.wake()
+
+    def train(self, batches: int = 1) -> None:
+        """Notes that the next batches of this iteration are trained.
+
+        Raises:
+          tf.errors.OpError: a server has refused a push of an earlier step.
+        """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        with self._lock:
+            stream = self._streams[-1] if self._streams else None
+        if stream is None:
+            return
+        self._trained += stream.train(batches)
+        if not stream.is_behind:
+            self._feeds.wake()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether an iteration of it has begun."""
+        return bool(self._streams)
+
+    def report(self, *, leaves: bool = False, failed: bool = False) -> None:
+        """Commits what is trained, renews the leases, and gives back what is not read any more.
+
+        Args:
+          leaves: whether this worker ends, and gives back all its tasks.
+          failed: whether it ends with an error.
+        """
+        with self._reporting:
+            with self._lock:
+                streams = list(self._streams)
+                old = streams if leaves else streams[:-1]
+            if not streams:
+                return
+            trained = self._trained
+            held: dict[int, int] = {}
+            for stream in streams:
+                held |= stream.positions()
+            released = [lease for stream in old for lease in stream.positions()]
+            due = self._reported_at + self.spec.lease / _RENEWALS
+            if trained == self._reported and not released and time.monotonic() < due:
+                return
+            if trained != self._reported:
+                try:
+                    self._feeds.flush()
+                except Exception as error:
+                    self._failure = error  # of a push: for the training, not for this thread
+                    raise
+            lost = self._open().report(
+                self.name,
+                held,
+                released,
+                failed=failed,
+                timeout=_LEAVE_TIMEOUT if leaves else None,
+            )
+            self._reported_at, self._reported = time.monotonic(), trained
+            for stream in streams:
+                stream.forget(held, lost)
+            with self._lock:
+                self._streams = [stream for stream in self._streams if stream not in old]
+            if lost:
+                _log.warning(
+                    "%s: queue %r: %d tasks that this worker was reading belong to others by now, "
+                    "because it was silent for longer than its lease of %g s or the master was "
+                    "started again; their records may be trained twice",
+                    self._feeds.task_name,
+                    self.name,
+                    len(lost),
+                    self.spec.lease,
+                )
+
+    def _open(self) -> TaskClient:
+        with self._lock:
+            client = self._feeds.client()
+            if self._seed is None:
+                self._seed = client.open(self.name, self.spec, self._describe).seed
+            return client
+
+
+class Feeds:
+    """All queues of this process, and its connection to their master."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster.local()
+        self._lock = threading.RLock()
+        self._feeds: dict[str, Feed] = {}
+        self._client: TaskClient | None = None
+        self._control: ControlClient | None = None
+        # Waits until the steps that are done have reached the servers.
+        self.flush: Callable[[], None] = lambda: None
+        self._closed = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.can_wait = False
+        self.is_on_servers = False
+
+    def feed(self, name: str, spec: Spec, describe: Callable[[], Description]) -> Feed:
+        """Returns this process's feed of a queue; the same one for the same name.
+
+        Raises:
+          ClusterConfigError: the queue has another spec here.
+        """
+        with self._lock:
+            known = self._feeds.get(name)
+            if known is None:
+                known = self._feeds[name] = Feed(name, spec, describe, self)
+            difference = known.spec.difference(spec)
+            if difference:
+                raise ClusterConfigError(
+                    f"tfdist.data: there is already a data set of the name {name!r} with other data"
+                    f" or arguments ({difference}); expected another name: name=..."
+                )
+            return known
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.cluster.rank == 0
+
+    @property
+    def task_name(self) -> str:
+        """This process's name in messages."""
+        return self.cluster.task_name
+
+    def all(self) -> list[Feed]:
+        """Returns all feeds."""
+        with self._lock:
+            return list(self._feeds.values())
+
+    def client(self) -> TaskClient:
+        """Returns the connection to the master; the first call makes it.
+
+        Raises:
+          NotInitializedError: the job has several tasks, and this process has not joined it.
+        """
+        with self._lock:
+            if self._client is None:
+                self._closed = threading.Event()
+                self._client = self._connect()
+                process.current.before_leaving(self.leave)
+            return self._client
+
+    def watch(self) -> None:
+        """Starts the thread that reports, if it does not run."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._report_periodically, name="tfdist-data", daemon=True
+                )
+                self._thread.start()
+
+    def wake(self) -> None:
+        """Lets the thread report now."""
+        self._wake.set()
+
+    def report(self) -> None:
+        """Commits all that is trained by now, before it returns."""
+        for feed in self.all():
+            feed.report()
+
+    def leave(self, failed: bool) -> None:
+        """Commits for the last time, and gives back all tasks; later calls do nothing."""
+        if self._client is None:
+            return
+        for feed in self.all():
+            try:
+                feed.report(leaves=True, failed=failed)
+            except Exception as error:  # the job may be over; the leases expire
+                _log.warning("%s: queue %r: %s", self.task_name, feed.name, error)
+        self._closed.set()
+        self._wake.set()
+        with self._lock:
+            self._client, self._thread, self._feeds = None, None, {}
+            if self._control is not None:
+                self._control.close()
+
+    def _report_periodically(self) -> None:
+        while not self._closed.is_set():
+            leases = [feed.spec.lease / _RENEWALS for feed in self.all()]
+            self._wake.wait(min([_REPORT_PERIOD, *leases]))
+            self._closed.wait(_MIN_PAUSE)
+            self._wake.clear()
+            for feed in self.all():
+                if self._closed.is_set():
+                    return
+                try:
+                    feed.report()
+                except Exception as error:
+                    # Whatever the reason is, what reads the data gets it, too, from its own call.
+                    _log.warning("%s: queue %r: %s", self.task_name, feed.name, error)
+
+    def _connect(self) -> TaskClient:
+        current = process.current
+        cluster = current.cluster("tfdist.data") if current.is_initialized else None
+        if cluster is None:
+            cluster = Cluster.from_environment()
+            if not cluster.is_local:
+                current.cluster("tfdist.data")  # raises
+        settings = current.settings
+        on_servers = current.has_server_variables and bool(cluster.ps)
+        call: Call
+        if cluster.rank is None or (cluster.world_size == 1 and not on_servers):
+            # An evaluator has its data for itself.
+            self.cluster, master = Cluster.local(), "this process"
+            call = _direct(TaskMaster(self.cluster))
+        else:
+            self.cluster = cluster
+            self.is_on_servers = on_servers
+            if on_servers:
+                worker: Any = current.ps_worker
+                self.flush = worker.flush
+                self.can_wait = worker.config.mode == "async"
+                master, address = f"ps 0 at {cluster.ps[0]}", cluster.ps[0]
+            elif cluster.ps and current.job is None:
+                raise NotInitializedError(
+                    f"tfdist.data: {cluster.task_name} has made no strategy yet, so it is not known"
+                    " which task deals out its data: make the strategy first"
+                )
+            else:
+                master, address = cluster.describe_rank(0), cluster.training_addresses[0]
+                job = current.join(cluster)
+            if not on_servers and job.task_master is not None:
+                call = _direct(job.task_master)
+            else:
+                self._control = ControlClient(cluster, settings.secret, address, master)
+                call = _remote(self._control)
+        return TaskClient(
+            self.cluster, uuid.uuid4().hex, call, master, settings.rendezvous_timeout, self._closed
+        )
+
+
+def _direct(master: TaskMaster) -> Call:
+    """Calls a master in this process."""
+    handlers = master.handlers
+
+    def call(method: str, request: Any, wait: float) -> dict[str, Any]:
+        answer = handlers[method](request, ClientContext())
+        if answer["status"] == "refused":
+            raise ClusterConfigError(f"tfdist.data: {answer['reason']}")
+        return answer
+
+    return call
+
+
+def _remote(control: ControlClient) -> Call:
+    def call(method: str, request: Any, wait: float) -> dict[str, Any]:
+        return control.call(method, request, wait, patient=True)
+
+    return call
+
+
+current = Feeds()

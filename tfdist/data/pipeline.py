@@ -1,0 +1,153 @@
+"""Which records a batch has, at the end of a pipeline that begins with data tasks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.feed import Feed
+from tfdist.data.stream import Stream
+
+# Iterations of a dataset whose batches are counted: the last ones.
+_KEPT = 4
+_FEED, _TRACKED = "tfdist_feed", "tfdist_tracked"
+# What keeps the order of the records and drops none but the last: by the names of the classes.
+_KEEPS_ORDER = {
+    "_MapDataset",
+    "_ParallelMapDataset",
+    "_PrefetchDataset",
+    "_OptionsDataset",
+    "_RepeatDataset",
+    "_TakeDataset",
+    "_AssertCardinalityDataset",
+    "_AssertNextDataset",
+    "DatasetV1Adapter",
+}
+_BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
+
+
+def mark(dataset: tf.data.Dataset, feed: Feed) -> tf.data.Dataset:
+    """Notes that the records of a dataset are those of a feed."""
+    setattr(dataset, _FEED, feed)
+    return dataset
+
+
+def feed_of(dataset: Any) -> Feed | None:
+    """Returns the feed that a dataset was made of, if any."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return None
+    feed = getattr(dataset, _FEED, None)
+    if feed is not None:
+        return feed
+    return next(filter(None, map(feed_of, dataset._inputs())), None)
+
+
+def is_tracked(dataset: tf.data.Dataset) -> bool:
+    """Whether the records of its batches are counted already."""
+    return hasattr(dataset, _TRACKED) or any(map(is_tracked, dataset._inputs()))
+
+
+def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset, which tells its feed how many records each batch has.
+
+    Other datasets, and those that do so already, are returned as they are.
+
+    Args:
+      dataset: of batches.
+
+    Raises:
+      ValueError: after `tfdist.data` it does something that changes the order or the number of the
+        records, so that nobody can tell which ones a step has trained.
+    """
+    feed = feed_of(dataset)
+    if feed is None or is_tracked(dataset):
+        return dataset
+    is_batched = _check(dataset, feed) > 0
+
+    streams: dict[int, Stream] = {}
+    numbers = itertools.count()
+
+    def begin(_: np.ndarray) -> np.ndarray:
+        number = next(numbers)
+        streams.pop(number - _KEPT, None)
+        streams[number] = feed.begin_iteration()
+        return np.int64(number)
+
+    def count(number: np.ndarray, records: np.ndarray) -> np.ndarray:
+        if int(number) in streams:
+            streams[int(number)].batch(int(records))
+        return records
+
+    def note(number: tf.Tensor, batch: Any) -> Any:
+        records = _records(batch) if is_batched else tf.constant(1, tf.int64)
+        noted = tf.numpy_function(count, [number, records], tf.int64)
+        with tf.control_dependencies([noted]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    options = tf.data.Options()
+    options.deterministic = True
+    is_tuple = type(dataset.element_spec) is tuple
+    result = (
+        tf.data.Dataset.range(1)
+        .map(lambda i: tf.ensure_shape(tf.numpy_function(begin, [i], tf.int64), []))
+        .flat_map(
+            lambda number: dataset.map(
+                (lambda *batch: note(number, batch))
+                if is_tuple
+                else (lambda batch: note(number, batch))
+            )
+        )
+        .prefetch(1)  # counting is no part of the training's time
+        .with_options(options)
+        .with_options(dataset.options())
+    )
+    setattr(result, _TRACKED, True)
+    if not tf.executing_eagerly():
+        tf.compat.v1.add_to_collection(_FEED, feed)
+    return mark(result, feed)
+
+
+def feeds_of_graph() -> list[Feed]:
+    """Returns the feeds that the default graph of TensorFlow 1 reads."""
+    return tf.compat.v1.get_collection(_FEED)
+
+
+def _check(dataset: tf.data.Dataset, feed: Feed) -> int:
+    """Raises unless the order is kept; returns the number of times that records are batched."""
+    batches = 0
+    if dataset.options().deterministic is False:
+        raise ValueError(_refusal(feed, "options.deterministic=False"))
+    while getattr(dataset, _FEED, None) is None:
+        kind = type(dataset).__name__
+        if getattr(dataset, "_deterministic", None) in (False, "false"):
+            raise ValueError(_refusal(feed, f"{kind} with deterministic=False"))
+        inputs = [one for one in dataset._inputs() if feed_of(one) is not None]
+        if kind in _BATCHES:
+            batches += 1
+        elif kind not in _KEEPS_ORDER or len(inputs) != 1:
+            raise ValueError(_refusal(feed, kind))
+        (dataset,) = inputs
+    if batches > 1:
+        raise ValueError(_refusal(feed, "two batches, one of the other"))
+    return batches
+
+
+def _refusal(feed: Feed, what: str) -> str:
+    return (
+        f"tfdist.data: queue {feed.name!r}: expected map, batch, padded_batch, take, repeat and "
+        f"prefetch after it, received {what.strip('_')}: then nobody could tell which records a "
+        "step has trained. Shuffle with from_...(shuffle=True); filter before the data are cut "
+        "into tasks, or give the records that are left out a weight of 0"
+    )
+
+
+def _records(batch: Any) -> tf.Tensor:
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int64)
+    return tf.shape(first, tf.int64)[0]

@@ -1,0 +1,303 @@
+"""Datasets whose records are dealt out as tasks: ranges of numbers, arrays, and files."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import _providers
+from tfdist.data import feed as feeds
+from tfdist.data import files
+from tfdist.data.feed import Feed
+from tfdist.data.pipeline import mark
+from tfdist.tasks import description
+from tfdist.tasks.client import Task
+from tfdist.tasks.description import Description, Spec
+
+_LEASE = 30.0
+# Rows at each end of an array that are part of its checksum.
+_SAMPLED_ROWS = 64
+_READ_AHEAD = 256 << 10
+
+
+def from_ranges(
+    records: int,
+    task_size: int = 1000,
+    *,
+    epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    lease: float = _LEASE,
+    name: str = "train",
+) -> tf.data.Dataset:
+    """Deals out the numbers from 0 to `records` - 1, in tasks.
+
+    Args:
+      records: how many numbers.
+      task_size: how many of them a worker takes at a time.
+      epochs: how often all records are dealt out, in the job's life; `None`: for ever, and `fit`
+        ends after its own number of epochs.
+      shuffle: whether each epoch deals the tasks in another order, and shuffles the records of a
+        task.
+      seed: of these orders; `None` draws one, the same for all workers.
+      lease: seconds after which the tasks of a silent worker go to others. A worker renews its
+        leases itself, also during a long step; it is silent when its process is dead or stopped.
+      name: of the queue. Workers share the queues of equal names; a second data set of a job, such
+        as the one for evaluation, needs another name.
+
+    Returns:
+      A dataset of int64 scalars: in each process those that it has taken. Going through it once is
+      an epoch.
+
+    Raises:
+      ValueError: an argument is out of its range.
+
+    Example:
+
+    ```python
+    rows = tfdist.data.from_ranges(60_000, task_size=1000, shuffle=True)
+    dataset = rows.batch(64).map(lambda i: (tf.gather(images, i), tf.gather(labels, i)))
+    ```
+    """
+    spec = Spec("ranges", records, task_size, "", (), epochs, shuffle, seed, lease)
+    order = tf.TensorSpec([None], tf.int64)
+
+    def read(task: Task, rows: np.ndarray) -> Any:
+        return task.place[0] + rows
+
+    nothing = np.zeros(0, np.int64)
+    return _dataset(name, spec, lambda: Description(spec), read, nothing, order)
+
+
+def from_arrays(
+    arrays: Any,
+    task_size: int = 1000,
+    *,
+    epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    lease: float = _LEASE,
+    name: str = "train",
+) -> tf.data.Dataset:
+    """Deals out the rows of arrays, in tasks; every worker has all arrays.
+
+    Args:
+      arrays: an array, or nested tuples and dicts of them, of equal length.
+      task_size: how many rows a worker takes at a time.
+      epochs, shuffle, seed, lease, name: as for `from_ranges`.
+
+    Returns:
+      A dataset with the structure of `arrays`: in each process the rows that it has taken. Going
+      through it once is an epoch.
+
+    Raises:
+      ValueError: an argument is out of its range, or the arrays differ in length.
+
+    Example:
+
+    ```python
+    dataset = tfdist.data.from_arrays((images, labels), shuffle=True).batch(64)
+    ```
+    """
+    arrays = tf.nest.map_structure(np.asarray, arrays)
+    columns = tf.nest.flatten(arrays)
+    lengths = {len(column) for column in columns}
+    if len(lengths) != 1:
+        raise ValueError(
+            f"from_arrays: expected arrays of one length, received {[c.shape for c in columns]}"
+        )
+    about = "; ".join(f"{c.dtype} {c.shape} {_checksum(c):08x}" for c in columns)
+    (records,) = lengths
+    spec = Spec("arrays", records, task_size, about[:4000], (), epochs, shuffle, seed, lease)
+    signature = tf.nest.map_structure(
+        lambda column: tf.TensorSpec([None, *column.shape[1:]], tf.as_dtype(column.dtype)), arrays
+    )
+
+    def read(task: Task, rows: np.ndarray) -> Any:
+        return tf.nest.map_structure(lambda column: column[task.place[0] + rows], arrays)
+
+    nothing = tf.nest.map_structure(lambda column: column[:0], arrays)
+    return _dataset(name, spec, lambda: Description(spec), read, nothing, signature)
+
+
+def from_files(
+    patterns: str | Sequence[str],
+    reader: str = "tfrecord",
+    task_size: int = 1000,
+    *,
+    header: int = 0,
+    epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    lease: float = _LEASE,
+    name: str = "train",
+) -> tf.data.Dataset:
+    """Deals out the records of files, in tasks.
+
+    Every worker must have the same files, perhaps in another folder. One worker reads them all
+    once, before the first epoch, to count their records.
+
+    Args:
+      patterns: a pattern such as "/data/train-*.tfrecord", or a list of paths and patterns; local
+        or of any file system of `tf.io.gfile`. Files must not be compressed.
+      reader: "tfrecord" or "lines".
+      task_size: how many records of a file a worker takes at a time.
+      header: lines that each file begins with and that are no records.
+      epochs, shuffle, seed, lease, name: as for `from_ranges`.
+
+    Returns:
+      A dataset of string scalars: in each process the records that it has taken. Going through it
+      once is an epoch.
+
+    Raises:
+      FileNotFoundError: no file matches.
+      ValueError: an argument is out of its range; a file is listed twice.
+
+    Example:
+
+    ```python
+    records = tfdist.data.from_files("/data/train-*.tfrecord", shuffle=True)
+    dataset = records.batch(64).map(lambda r: tf.io.parse_example(r, features))
+    ```
+    """
+    if reader not in files.READERS:
+        raise ValueError(
+            f"from_files: expected a reader of {', '.join(files.READERS)}, received {reader!r}"
+        )
+    if header < 0 or (header and reader != "lines"):
+        raise ValueError(f"from_files: expected a header of lines only, received {header}")
+    paths = files.found(patterns)
+    sizes = files.names_and_sizes(paths)
+    about = f"{reader}, header {header}"
+    spec = Spec("files", 0, task_size, about, sizes, epochs, shuffle, seed, lease)
+
+    def describe() -> Description:
+        return Description(spec, files.places(paths, reader, header, task_size))
+
+    def path_of(task: Task) -> str:
+        file = task.place[0]
+        size = files.size_of(paths[file])
+        if size != sizes[file][1]:
+            raise ValueError(
+                f"{paths[file]}: expected {sizes[file][1]} bytes, received {size}: the file has "
+                "changed since the job has begun"
+            )
+        return paths[file]
+
+    if reader == "lines":
+
+        def read_lines(task: Task, rows: np.ndarray) -> Any:
+            path, (_, offset, size) = path_of(task), task.place
+            lines = files.lines_of(files.read(path, offset, size))
+            if len(lines) != task.size:
+                raise ValueError(
+                    f"{path}: expected {task.size} lines from byte {offset} on, received "
+                    f"{len(lines)}: the file has changed since the job has begun"
+                )
+            return np.array(lines, object)[rows]
+
+        nothing = np.zeros(0, object)
+        signature: Any = tf.TensorSpec([None], tf.string)
+        return _dataset(name, spec, describe, read_lines, nothing, signature)
+
+    def read_records(task: Task, rows: np.ndarray) -> Any:
+        return path_of(task), np.int64(task.place[1]), np.int64(task.size), rows
+
+    signature = (
+        tf.TensorSpec([], tf.string),
+        tf.TensorSpec([], tf.int64),
+        tf.TensorSpec([], tf.int64),
+        tf.TensorSpec([None], tf.int64),
+    )
+    empty = ("", np.int64(0), np.int64(0), np.zeros(0, np.int64))
+    return _dataset(name, spec, describe, read_records, empty, signature, _records(shuffle))
+
+
+def _dataset(
+    name: str,
+    spec: Spec,
+    describe: Callable[[], Description],
+    read: Callable[[Task, np.ndarray], Any],
+    nothing: Any,
+    signature: Any,
+    records_of: Callable[..., tf.data.Dataset] | None = None,
+) -> tf.data.Dataset:
+    """Makes the dataset of a queue.
+
+    Args:
+      name: of the queue.
+      spec, describe: as for `Feed`.
+      read: returns what `signature` says of the given rows of a task.
+      nothing: the same of no rows.
+      signature: of `read`.
+      records_of: makes a dataset of records of it; `None`: of the rows of its tensors.
+    """
+    try:
+        description.check(spec)
+    except description.DescriptionError as error:
+        raise ValueError(f"tfdist.data: {error}") from None
+    feed = feeds.current.feed(name, spec, describe)
+    _providers.provider("follow_data_tasks")()
+
+    def chunks() -> Iterator[Any]:
+        for task in feed.tasks():
+            if task is None:
+                yield nothing
+            else:
+                yield read(task, _rows(feed, task))
+
+    options = tf.data.Options()
+    # What a worker reads is its own: no strategy may cut it once more.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.deterministic = True
+    dataset = (
+        tf.data.Dataset.from_generator(chunks, output_signature=signature)
+        .flat_map(records_of or _slices(signature))
+        .with_options(options)
+    )
+    return mark(dataset, feed)
+
+
+def _rows(feed: Feed, task: Task) -> np.ndarray:
+    """Returns the rows of a task that are still to be trained, in the order of this epoch."""
+    if not feed.spec.shuffle:
+        return np.arange(task.first, task.size)
+    # The same for every owner of the task, so that a later one begins where the former one was.
+    generator = np.random.Generator(np.random.PCG64([feed.seed, task.epoch, task.task]))
+    return generator.permutation(task.size)[task.first :]
+
+
+def _slices(signature: Any) -> Callable[..., tf.data.Dataset]:
+    slices = tf.data.Dataset.from_tensor_slices
+    # flat_map unpacks a tuple, but nothing else.
+    return (lambda *columns: slices(columns)) if type(signature) is tuple else slices
+
+
+def _records(shuffle: bool) -> Callable[..., tf.data.Dataset]:
+    def records_of(
+        path: tf.Tensor, offset: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
+    ) -> tf.data.Dataset:
+        # TFRecordDataset itself cannot begin within a file.
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=[path], compression_type="", buffer_size=_READ_AHEAD, byte_offsets=[offset]
+        )
+        records = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
+        if not shuffle:
+            return records.take(size).skip(size - tf.size(rows, tf.int64))
+        whole = records.take(size).batch(tf.maximum(size, 1))
+        return whole.flat_map(
+            lambda task: tf.data.Dataset.from_tensor_slices(tf.gather(task, rows))
+        )
+
+    return records_of
+
+
+def _checksum(column: np.ndarray) -> int:
+    if column.dtype.hasobject:
+        return 0
+    ends = np.concatenate([column[:_SAMPLED_ROWS], column[-_SAMPLED_ROWS:]])
+    return zlib.crc32(np.ascontiguousarray(ends).tobytes())

@@ -1,0 +1,99 @@
+"""What one iteration of a dataset has read, and how much of it is trained. Without TensorFlow.
+
+A pipeline keeps the order of its records, but reads ahead: behind the last record that was trained
+there are batches that wait, and a batch that is being filled. Two counts say what is trained:
+
+    read from tasks    | task 7: records 0-9  | task 2: records 4-9 | task 5: ...
+    batches of 4        [0..3] [4..7] [8..11] [12..15] ...
+                               ^ two steps are done: 8 records, so task 7 is trained up to 8
+
+The end of the pipeline tells how many records each batch has, and the training how many batches it
+has used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Container, Mapping
+
+
+@dataclasses.dataclass
+class _Range:
+    """Records of one task, at a place of the stream."""
+
+    lease: int
+    start: int
+    first: int
+    count: int
+
+
+class Stream:
+    """The records of one iteration, in the order in which they are read; for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ranges: deque[_Range] = deque()
+        self._batches: deque[int] = deque()
+        self._read = 0
+        self._trained = 0
+
+    def read(self, lease: int, first: int, size: int) -> None:
+        """Notes that the records `first` to `size` of a task come next."""
+        with self._lock:
+            self._ranges.append(_Range(lease, self._read, first, size - first))
+            self._read += size - first
+
+    def batch(self, records: int) -> None:
+        """Notes that the next records form a batch."""
+        with self._lock:
+            self._batches.append(records)
+
+    def train(self, batches: int) -> int:
+        """Notes that the next batches are trained.
+
+        Args:
+          batches: how many; fewer are left at the end of an iteration only.
+
+        Returns:
+          The number of their records.
+        """
+        with self._lock:
+            records = 0
+            for _ in range(min(batches, len(self._batches))):
+                records += self._batches.popleft()
+            self._trained += records
+            return records
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there are batches that are not trained."""
+        return bool(self._batches)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether records are read that are not trained."""
+        return self._trained < self._read
+
+    def positions(self) -> dict[int, int]:
+        """Returns, for each lease, up to which of its task's records this iteration has trained."""
+        with self._lock:
+            return {
+                r.lease: r.first + min(max(self._trained - r.start, 0), r.count)
+                for r in self._ranges
+            }
+
+    def forget(self, reported: Mapping[int, int], lost: Container[int]) -> None:
+        """Forgets the leases that have ended.
+
+        Args:
+          reported: as from `positions`, what the master knows now.
+          lost: the leases that it has given to another worker.
+        """
+        with self._lock:
+            self._ranges = deque(
+                r
+                for r in self._ranges
+                if r.lease not in lost and reported.get(r.lease, 0) < r.first + r.count
+            )

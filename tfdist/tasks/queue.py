@@ -1,0 +1,449 @@
+"""The queue of one data set: which records are still to be trained, by whom, and which are done.
+
+A *task* is a range of records. In each epoch every task is dealt out once:
+
+             ask                 commit of its last record
+    TODO ----------> PENDING --------------------------------> DONE
+      ^             owner, lease
+      |                 |
+      +-----------------+  its owner releases it, or dies, or its lease expires: what was committed
+      |                    stays so, and the next owner begins there
+      v
+    PARKED               it was pending when three owners in a row died
+
+A worker owns a task for the time of a *lease*, and renews the lease while it lives. It commits
+records once they are trained, in order within a task. Fast workers ask more often and so take more.
+
+Order: tasks are dealt in the order of the data, or shuffled by seed and epoch. A task that was
+released comes back first. A task whose owner has died comes back last: if its records were the
+cause, the others are trained before it kills again. Only a death without any commit since the one
+before counts as "in a row", and a parked task stays parked in later epochs.
+
+The end of an epoch: with nothing left to deal, a worker may be told to wait until the others have
+committed, because one of them might die. It does not wait for a worker that waits itself: that one
+has read all it owns, and trains the rest when its epoch has ended. Nor does it wait for longer than
+a lease without any progress of the others. What comes back after the end is dealt in the next
+epoch, first.
+
+This module has no clock, no threads and no networking; times are arguments.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+MAX_DEATHS = 3
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a queue deals out.
+
+    Args:
+      sizes: the number of records of each task, in the order of the data.
+      epochs: how often each task is dealt; `None`: for ever.
+      shuffle: whether each epoch has its own order of tasks.
+      seed: of that order.
+      lease: seconds for which an owner may be silent.
+    """
+
+    sizes: tuple[int, ...]
+    epochs: int | None
+    shuffle: bool
+    seed: int
+    lease: float
+
+
+@dataclasses.dataclass
+class Item:
+    """One task in one epoch, from its first dealing to its end.
+
+    Attributes:
+      epoch: the epoch, from 0.
+      task: the task's index in the plan.
+      done: how many of its records are committed.
+      deaths: how many owners in a row have died.
+    """
+
+    epoch: int
+    task: int
+    done: int = 0
+    deaths: int = 0
+
+
+@dataclasses.dataclass
+class Lease:
+    """A pending task.
+
+    Attributes:
+      id: unique among all leases.
+      item: the task.
+      rank, process: the owner.
+      since: when it was dealt, in seconds.
+      moved: when the owner has last committed records of it, or got it.
+      expires: when the owner loses it.
+    """
+
+    id: int
+    item: Item
+    rank: int
+    process: str
+    since: float
+    moved: float
+    expires: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Grant:
+    """A task for a worker.
+
+    Attributes:
+      lease: the lease's id.
+      epoch, task: as of `Item`.
+      first: the first record that is still to be trained; 0 is the task's first.
+      size: the number of the task's records.
+    """
+
+    lease: int
+    epoch: int
+    task: int
+    first: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """Nothing is left to deal, but these other workers own tasks that may come back."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """Nothing is left to deal in this epoch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that the log should tell.
+
+    Attributes:
+      kind: "died" or "expired": its owner has lost the task; "parked": and it is not dealt again.
+      item: the task, as it is afterwards.
+      rank: the owner.
+    """
+
+    kind: str
+    item: Item
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """A queue's numbers.
+
+    Attributes:
+      epoch: the epoch that is dealt now.
+      tasks: of one epoch.
+      done: tasks of this epoch.
+      todo: tasks that can be dealt now: the rest of this epoch, and what came back of earlier ones.
+      records: committed records, of all epochs.
+      left: records that are neither committed nor parked, of this epoch and those before.
+    """
+
+    epoch: int
+    tasks: int
+    done: int
+    todo: int
+    records: int
+    left: int
+
+
+class TaskQueue:
+    """The tasks of one data set.
+
+    Args:
+      plan: what it deals out.
+      first_lease: the id of the first lease. A queue that takes the place of another one must use
+        other ids.
+    """
+
+    def __init__(self, plan: Plan, first_lease: int = 0) -> None:
+        self.plan = plan
+        self.epoch = 0
+        self.leases: dict[int, Lease] = {}
+        self.parked: dict[int, Item] = {}
+        self.fits: list[int] = []  # the first epoch of each `fit`
+        self.events: list[Event] = []  # the caller takes them out
+        self.records = 0
+        self._next_lease = first_lease
+        self._is_new = True  # it has dealt out nothing
+        self._order = self._order_of(0)
+        self._position = 0  # in the order: how many tasks of this epoch were dealt
+        self._returned: list[Item] = []  # sorted by `_place`
+        self._processes: dict[int, str] = {}
+        self._drained: dict[int, int] = {}  # by rank, the epoch in which it found nothing more
+
+    def begin_epoch(self, ended: int) -> int | None:
+        """Returns the epoch that a worker begins.
+
+        Args:
+          ended: the last epoch that it has ended; -1 if none.
+
+        Returns:
+          The current epoch, or the next one if the worker has ended this one; `None` if that would
+          be one too many.
+        """
+        epoch = max(self.epoch, ended + 1)
+        if self.plan.epochs is None or epoch < self.plan.epochs:
+            return epoch
+        # Tasks may have come back since the last epoch ended.
+        return self.plan.epochs - 1 if self._returned else None
+
+    def begin_fit(self, number: int, ended: int) -> int:
+        """Returns the first epoch of a training that all workers begin, each in its own time.
+
+        Args:
+          number: how many trainings this worker has begun, with this one. A worker that is started
+            again counts from 1.
+          ended: as for `begin_epoch`.
+        """
+        while len(self.fits) < number:
+            self.fits.append(max(self.epoch, ended + 1))
+        return self.fits[number - 1]
+
+    def ask(
+        self, rank: int, process: str, epoch: int, now: float, *, waits: bool
+    ) -> Grant | Waiting | Ended:
+        """Deals out a task.
+
+        Args:
+          rank: the worker's rank.
+          process: unique among all processes; a new one takes the place of the rank's former one,
+            which has died.
+          epoch: the worker's epoch; it gets tasks of this one and of those before.
+          now: the time, in seconds.
+          waits: whether the worker can wait for others at the end of an epoch. Workers that make
+            their steps together cannot.
+        """
+        self.renew(rank, process, now)
+        self.expire(now)
+        if self._is_new:
+            # Where a worker knows of earlier epochs, a queue has been lost whose place this takes.
+            self.epoch, self._order = epoch, self._order_of(epoch)
+        item = self._take(epoch)
+        self._is_new = False
+        if item is not None:
+            self._drained.pop(rank, None)
+            lease = Lease(
+                self._next_lease, item, rank, process, now, now, expires=now + self.plan.lease
+            )
+            self._next_lease += 1
+            self.leases[lease.id] = lease
+            size = self.plan.sizes[item.task]
+            return Grant(lease.id, item.epoch, item.task, item.done, size)
+        self._drained[rank] = epoch
+        others = self._others(rank, epoch, now) if waits else ()
+        return Waiting(others) if others else Ended()
+
+    def renew(self, rank: int, process: str, now: float) -> None:
+        """Records that a worker lives: its leases begin again."""
+        before = self._processes.get(rank)
+        if before != process:
+            self._processes[rank] = process
+            self._drained.pop(rank, None)
+            if before is not None:
+                self._return([x for x in self.leases.values() if x.process == before], "died")
+        for lease in self.leases.values():
+            if lease.process == process:
+                lease.expires = now + self.plan.lease
+
+    def commit(self, lease_id: int, process: str, upto: int, now: float) -> bool:
+        """Records that the first `upto` records of a task are trained.
+
+        Returns:
+          Whether the worker still owned the task; if not, nothing is recorded.
+        """
+        lease = self.leases.get(lease_id)
+        if lease is None or lease.process != process:
+            return False
+        item, size = lease.item, self.plan.sizes[lease.item.task]
+        upto = min(upto, size)
+        if upto > item.done:
+            self.records += upto - item.done
+            item.done, item.deaths = upto, 0
+            lease.moved = now
+        if item.done == size:
+            del self.leases[lease_id]
+        return True
+
+    def release(self, process: str, lease_ids: Iterable[int], *, failed: bool) -> None:
+        """Gives back tasks.
+
+        Args:
+          process: the owner.
+          lease_ids: of the tasks; unknown ones are ignored.
+          failed: whether the owner dies, perhaps of one of them.
+        """
+        found = [self.leases[i] for i in lease_ids if i in self.leases]
+        self._return([x for x in found if x.process == process], "died" if failed else "released")
+
+    def expire(self, now: float) -> None:
+        """Takes back tasks whose owners have been silent for too long."""
+        expired = [lease for lease in self.leases.values() if lease.expires <= now]
+        for lease in expired:
+            self._drained.pop(lease.rank, None)
+        self._return(expired, "expired")
+
+    def counts(self) -> Counts:
+        """Returns the queue's numbers; takes time in proportion to the tasks."""
+        undone = [*(x.item for x in self.leases.values()), *self._returned]
+        dealt, fresh = self._order[: self._position], self._order[self._position :]
+        fresh = [task for task in fresh if task not in self.parked]
+        of_this_epoch = {item.task for item in undone if item.epoch == self.epoch}
+        sizes = self.plan.sizes
+        return Counts(
+            epoch=self.epoch,
+            tasks=len(self._order),
+            done=sum(task not in of_this_epoch and task not in self.parked for task in dealt),
+            todo=len(fresh) + len(self._returned),
+            records=self.records,
+            left=sum(sizes[task] for task in fresh)
+            + sum(sizes[item.task] - item.done for item in undone),
+        )
+
+    def returned(self) -> list[Item]:
+        """Returns the tasks that have come back and were not dealt again yet."""
+        return list(self._returned)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what `restore` needs: a JSON object. Tasks that are pending become TODO in it."""
+        undone = [*(lease.item for lease in self.leases.values()), *self._returned]
+        return {
+            "format": _FORMAT,
+            "epoch": self.epoch,
+            "position": self._position,
+            "records": self.records,
+            "fits": list(self.fits),
+            "returned": [dataclasses.astuple(item) for item in undone],
+            "parked": [dataclasses.astuple(item) for item in self.parked.values()],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes up a state; all leases end.
+
+        Raises:
+          ValueError: the state is not one of this queue's plan.
+        """
+        tasks = range(len(self.plan.sizes))
+        try:
+            if state["format"] != _FORMAT:
+                raise ValueError(f"expected format {_FORMAT}, received {state['format']!r}")
+            epoch, position, records = (
+                _number(state[name], name) for name in ("epoch", "position", "records")
+            )
+            fits = [_number(first, "fits") for first in state["fits"]]
+            returned, parked = (
+                [Item(*(_number(value, name) for value in item)) for item in state[name]]
+                for name in ("returned", "parked")
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"expected a queue's state: {error!r}") from None
+        for item in (*returned, *parked):
+            if item.task not in tasks or item.done > self.plan.sizes[item.task]:
+                raise ValueError(f"there is no record {item.done} of task {item.task}")
+        if position > len(tasks):
+            raise ValueError(f"expected at most {len(tasks)} tasks, received {position}")
+        self.epoch, self._position, self.records, self.fits = epoch, position, records, fits
+        self._order = self._order_of(epoch)
+        self.parked = {item.task: item for item in parked}
+        self._returned = sorted(returned, key=_place)
+        self._is_new = False
+        self.leases.clear()
+        self._processes.clear()
+        self._drained.clear()
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        order = range(len(self.plan.sizes))
+        if not self.plan.shuffle:
+            return order
+        # By a text, which Python hashes alike in all releases and processes.
+        return random.Random(f"{self.plan.seed} {epoch}").sample(order, len(order))
+
+    def _take(self, epoch: int) -> Item | None:
+        """Returns the next task of `epoch` or of one before."""
+        for i, item in enumerate(self._returned):
+            if item.deaths:
+                break
+            if item.epoch <= epoch:
+                return self._returned.pop(i)
+        while self.epoch <= epoch:
+            if self._position < len(self._order):
+                self._position += 1
+                task = self._order[self._position - 1]
+                if task not in self.parked:
+                    return Item(self.epoch, task)
+            elif self.epoch == epoch:
+                break
+            else:
+                self.epoch += 1
+                self._position = 0
+                self._order = self._order_of(self.epoch)
+        for i, item in enumerate(self._returned):
+            if item.epoch <= epoch:
+                return self._returned.pop(i)
+        return None
+
+    def _others(self, rank: int, epoch: int, now: float) -> tuple[int, ...]:
+        """Returns the other workers whose tasks may come back before they have ended the epoch."""
+        found = {
+            lease.rank
+            for lease in self.leases.values()
+            if lease.rank != rank
+            and lease.item.epoch <= epoch
+            and self._drained.get(lease.rank, -1) < lease.item.epoch
+            and now < lease.moved + self.plan.lease
+        }
+        return tuple(sorted(found))
+
+    def _return(self, leases: Iterable[Lease], kind: str) -> None:
+        for lease in leases:
+            del self.leases[lease.id]
+            item = lease.item
+            if kind == "released":
+                self._put_back(item)
+                continue
+            item.deaths += 1
+            if item.deaths < MAX_DEATHS:
+                self._put_back(item)
+            else:
+                self.parked[item.task] = item
+                kind = "parked"
+            self.events.append(Event(kind, dataclasses.replace(item), lease.rank))
+
+    def _put_back(self, item: Item) -> None:
+        if item.task in self.parked:
+            return  # parked in another epoch
+        if item.deaths:
+            # Of the tasks of one dead owner the one that it got first was probably in training:
+            # it comes after the others, so that these are not with it at the next death.
+            place = bisect.bisect_left(self._returned, item.deaths, key=lambda x: x.deaths)
+            self._returned.insert(place, item)
+        else:
+            bisect.insort(self._returned, item, key=_place)
+
+
+def _place(item: Item) -> tuple[int, int, int]:
+    """Sorts tasks that have come back: by deaths, those without any in the order of the data."""
+    return (item.deaths, 0, 0) if item.deaths else (0, item.epoch, item.task)
+
+
+def _number(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name}: expected a whole number, received {value!r:.50}")
+    return value
