@@ -15,7 +15,7 @@ from tfdist._version import __version__
 _compatibility.check_tensorflow()
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, embedding, errors, layers, ops
+    from tfdist import callbacks, compression, data, embedding, errors, layers, ops
     from tfdist.compression.casts import Compression
     from tfdist.config.cluster import Cluster
     from tfdist.config.resolver import ClusterResolver
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tfdist.job.rank_ops import local_rank_op, local_size_op, rank_op, size_op
     from tfdist.job.variables import broadcast_variables
     from tfdist.ops import join
+    from tfdist.preemption.training import stop_requested
     from tfdist.startup import init
     from tfdist.strategies import (
         CentralStorageStrategy,
@@ -82,12 +83,15 @@ _MODULE_OF = {
     "rank_op": "tfdist.job.rank_ops",
     "size": "tfdist.job.process",
     "size_op": "tfdist.job.rank_ops",
+    "stop_requested": "tfdist.preemption.training",
 }
 # What `tfdist.ops` calls of the packages above it.
 _providers.register("default_communicator", "tfdist.job.process", "communicator")
+# What `tfdist.data` calls of a package above it.
+_providers.register("follow_data_tasks", "tfdist.keras")
 for _name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
     _providers.register(_name, "tfdist.embedding")
-_MODULES = ("callbacks", "compression", "embedding", "errors", "layers", "ops")
+_MODULES = ("callbacks", "compression", "data", "embedding", "errors", "layers", "ops")
 
 __all__ = [
     "CentralStorageStrategy",
@@ -113,6 +117,7 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "compression",
+    "data",
     "embedding",
     "errors",
     "export_for_serving",
@@ -131,6 +136,7 @@ __all__ = [
     "rank_op",
     "size",
     "size_op",
+    "stop_requested",
 ]
 
 

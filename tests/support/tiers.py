@@ -24,11 +24,16 @@ LONG_CASES = {
     "test_parity.py": r"test_fit\[\w+-(\w+-3|(sgd|momentum)-4)\]"
     r"|test_fit\[central-(sgd|momentum)-2\]|test_last_batch\[central-"
     r"|test_evaluate_and_predict\[\w+-[24]\]|test_tf_keras\[\w+-(sgd|momentum)\]",
+    # Both strategies weigh rows with the same code.
+    "test_uneven_batches.py": r"test_loss\[central-(?!mask\]|two)",
     # One device acts as no strategy; both strategies of several devices reduce with the same code.
     "test_models_on_devices.py": r"\[(OneDevice|CentralStorage)Strategy-"
     r"(?!GAN|synchronized)",
     # Both strategies read with the same code; the mirrored cases cover it.
     "test_inputs.py": r"test_\w+\[central(-(?!ragged)|\])",
+    # Arrays, and the other datasets that are opened once, or again; one strategy of devices.
+    "test_resume.py": r"test_inputs\[2-ranks-(batches_of_arrays|dataset_longer_than_an_epoch)\]",
+    "test_resume_on_devices.py": r"\[central-dataset",
     # One strategy with both ways of resuming.
     "test_checkpoint.py": r"test_callbacks_check_point\w+\[central\]",
     # Both strategies reduce with the same code; "both" options at once with either.
@@ -67,6 +72,8 @@ LONG_CASES = {
     # The chief restarts as a worker does; test_ps_faults.py has servers without snapshots.
     "test_restarted_jobs.py": r"\[(chief 0|no_checkpoint_dir)\]",
     "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-momentum\]",
+    # Keras 3 in the default tier.
+    "test_data_service.py": r"test_tf_keras",
     # LSTM, and classifiers and regressors of each kind.
     "test_estimator_canned.py": r"test_recurrent\[(gru|simple_rnn|own)\]"
     r"|test_trains_evaluates\w+\[(DNNLinearCombined|DNN|Linear|Baseline)Estimator\]"
@@ -74,8 +81,9 @@ LONG_CASES = {
     "test_estimator_keras_models.py": r"test_trains_and_evaluates\w+\[(momentum|adagrad)\]",
     # Exporters; another process reads their models.
     "test_estimator_tf_keras.py": r"\[(devices/|.*test_estimator_(canned|model_fns))",
-    # all_reduce, parameter_server, overlap and memory run the same parts.
-    "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares)",
+    # all_reduce, parameter_server, overlap and memory run the same parts; of data workers
+    # test_data_service.py.
+    "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|tasks)",
     "test_communication_benchmarks.py": r"test_(network|training_step|sizes_of_buckets)",
 }
 

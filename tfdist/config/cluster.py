@@ -4,7 +4,7 @@
 import TensorFlow.
 
 A *rank* numbers the tasks that train. The chief is rank 0 if there is one, and the workers follow;
-without a chief, worker 0 is rank 0. Parameter servers and evaluators have no rank.
+without a chief, worker 0 is rank 0. Parameter servers, evaluators and data tasks have no rank.
 """
 
 from __future__ import annotations
@@ -19,6 +19,16 @@ from tfdist.config import validation
 from tfdist.config.validation import ROLES, show
 from tfdist.errors import ClusterConfigError
 
+# The roles of TensorFlow's data service.
+DATA_ROLES = ("data_dispatcher", "data_worker")
+# The field of `Cluster` with the addresses of a role.
+_FIELD_OF_ROLE = dict(
+    zip(
+        ROLES,
+        ("chief", "workers", "ps", "evaluators", "data_dispatcher", "data_workers"),
+        strict=True,
+    )
+)
 _TF_CONFIG_EXAMPLE = (
     '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 )
@@ -33,8 +43,11 @@ class Cluster:
       workers: "host:port" of each worker, by index.
       ps: "host:port" of each parameter server, by index.
       evaluators: "host:port" of each evaluator; usually empty, since evaluators need no address.
-      task_type: the type of this task: "chief", "worker", "ps" or "evaluator".
+      task_type: the type of this task: "chief", "worker", "ps", "evaluator", "data_dispatcher" or
+        "data_worker".
       task_index: its index among the tasks of that type.
+      data_dispatcher: zero or one "host:port", of the dispatcher of TensorFlow's data service.
+      data_workers: "host:port" of each worker of TensorFlow's data service, by index.
 
     Raises:
       ClusterConfigError: the values contradict each other.
@@ -51,9 +64,11 @@ class Cluster:
     evaluators: tuple[str, ...] = ()
     task_type: str = "worker"
     task_index: int = 0
+    data_dispatcher: tuple[str, ...] = ()
+    data_workers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("chief", "workers", "ps", "evaluators"):
+        for field in _FIELD_OF_ROLE.values():
             object.__setattr__(self, field, tuple(getattr(self, field)))
         validation.check_tasks(self.as_dict(), "Cluster")
         validation.role_name(self.task_type, "Cluster", "task_type")
@@ -166,14 +181,13 @@ class Cluster:
         role = validation.role_name(kind, source, "task.type")
         task_index = validation.task_index(index, source)
         validation.check_task(roles, role, task_index, source)
-        names = {"chief": "chief", "worker": "workers", "ps": "ps", "evaluator": "evaluators"}
-        fields = {names[name]: addresses for name, addresses in roles.items()}
+        fields = {_FIELD_OF_ROLE[name]: addresses for name, addresses in roles.items()}
         return cls(**fields, task_type=role, task_index=task_index)
 
     @property
     def is_local(self) -> bool:
         """True if this process trains alone, without a cluster."""
-        return not (self.chief or self.workers or self.ps or self.evaluators)
+        return not self.as_dict()
 
     @property
     def training_addresses(self) -> tuple[str, ...]:
@@ -187,7 +201,7 @@ class Cluster:
 
     @property
     def rank(self) -> int | None:
-        """This task's rank in [0, world_size), or None for a parameter server or evaluator."""
+        """This task's rank in [0, world_size), or None if it does not train."""
         if self.task_type == "chief":
             return 0
         return len(self.chief) + self.task_index if self.task_type == "worker" else None
@@ -198,6 +212,11 @@ class Cluster:
         return self.rank == 0
 
     @property
+    def is_data_task(self) -> bool:
+        """Whether this task is one of TensorFlow's data service."""
+        return self.task_type in DATA_ROLES
+
+    @property
     def address(self) -> str | None:
         """This task's own "host:port"; None when local and for an evaluator without one."""
         addresses = self.as_dict().get(self.task_type, [])
@@ -206,7 +225,8 @@ class Cluster:
     @property
     def task_name(self) -> str:
         """This task's name in messages: "chief", "worker 1", "ps 0"."""
-        return "chief" if self.task_type == "chief" else f"{self.task_type} {self.task_index}"
+        has_index = self.task_type not in ("chief", "data_dispatcher")
+        return f"{self.task_type} {self.task_index}" if has_index else self.task_type
 
     def name_of_rank(self, rank: int) -> str:
         """Returns the name of the task of `rank` in messages: "chief" or "worker 3"."""
@@ -229,8 +249,8 @@ class Cluster:
 
     def as_dict(self) -> dict[str, list[str]]:
         """Returns {"chief": [...], "worker": [...], ...}, without roles that have no task."""
-        lists = (self.chief, self.workers, self.ps, self.evaluators)
-        return {role: list(tasks) for role, tasks in zip(ROLES, lists, strict=True) if tasks}
+        tasks = {role: list(getattr(self, field)) for role, field in _FIELD_OF_ROLE.items()}
+        return {role: addresses for role, addresses in tasks.items() if addresses}
 
     def tf_config(self) -> str:
         """Returns the `TF_CONFIG` text from which `from_tf_config` makes an equal cluster."""

@@ -26,9 +26,11 @@ class Settings:
       exit_timeout: seconds that an early finisher waits for the others (`TFDIST_EXIT_TIMEOUT`).
       peer_memory: whether tasks of one machine and user may share memory, and read each other's
         (`TFDIST_PEER_MEMORY`).
-      checkpoint_dir: the snapshot directory of a `ps` task whose script names none
-        (`TFDIST_CHECKPOINT_DIR`).
+      checkpoint_dir: the snapshot directory of a `ps` task whose script names none, and of `fit` at
+        a preemption notice if it has no other (`TFDIST_CHECKPOINT_DIR`).
       ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
+      data_service_dir: the directory of the `data_dispatcher`'s journal, or None
+        (`TFDIST_DATA_SERVICE_DIR`).
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -38,6 +40,7 @@ class Settings:
     peer_memory: bool = True
     checkpoint_dir: str | None = None
     ps_memory: int = 0
+    data_service_dir: str | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -60,6 +63,7 @@ class Settings:
             peer_memory=validation.switch(environ, "TFDIST_PEER_MEMORY", cls.peer_memory),
             checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
             ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
+            data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tfdist.errors import ClusterConfigError
 
 _log = logging.getLogger("tfdist")
-ROLES = ("chief", "worker", "ps", "evaluator")
+ROLES = ("chief", "worker", "ps", "evaluator", "data_dispatcher", "data_worker")
 MIN_SECRET_BYTES = 16
 # TensorFlow 1's name of the chief; some schedulers still write it.
 _LEGACY_ROLES = {"master": "chief"}
@@ -106,10 +106,22 @@ def check_tasks(roles: Mapping[str, Sequence[Any]], source: str) -> None:
                     f"each task, received it for {owner[key]} and for {task}"
                 )
             owner[key] = task
-    if len(roles.get("chief", ())) > 1:
+    for role, written in (
+        ("chief", "chief (also written master)"),
+        ("data_dispatcher", "data_dispatcher"),
+    ):
+        if len(roles.get(role, ())) > 1:
+            raise ClusterConfigError(
+                f"{source}: expected at most one {written}, received "
+                f"{len(roles[role])}: {', '.join(roles[role])}"
+            )
+    dispatchers, data_workers = (
+        len(roles.get(role, ())) for role in ("data_dispatcher", "data_worker")
+    )
+    if bool(dispatchers) != bool(data_workers):
         raise ClusterConfigError(
-            f"{source}: expected at most one chief (also written master), received "
-            f"{len(roles['chief'])}: {', '.join(roles['chief'])}"
+            f"{source}: expected one data_dispatcher and at least one data_worker, or neither, "
+            f"received {dispatchers} data_dispatcher and {data_workers} data_worker"
         )
     if owner and not (roles.get("chief") or roles.get("worker")):
         raise ClusterConfigError(

@@ -11,6 +11,7 @@ from tfdist._version import __version__
 from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
 from tfdist.ps.stats import command as stats_command
+from tfdist.tasks import command as tasks_command
 
 _DESCRIPTION = "Distributed training for TensorFlow and Keras."
 _EPILOG = """\
@@ -36,7 +37,8 @@ examples:
 
 exit code:
   0 when all went well; else that of the first task that failed (128 + n if signal n ended it);
-  124 at the time limit; 130 after Ctrl-C, 143 after SIGTERM; 2 for a wrong command line.
+  124 at the time limit; 130 after Ctrl-C; 143 after SIGTERM, also to one of the tasks, on which a
+  scheduler can start the job again; 2 for a wrong command line.
 """
 
 
@@ -59,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if chosen.subcommand == "ps":
         return stats_command.run(chosen)
+    if chosen.subcommand == "tasks":
+        return tasks_command.run(chosen)
     return _run(chosen, run_parser)
 
 
@@ -99,6 +103,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     run.add_argument("--evaluator", action="store_true", help="start an evaluator too")
     run.add_argument(
+        "--data-workers",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="processes that prepare input, for tfdist.data.distribute (default: 0)",
+    )
+    run.add_argument(
         "--log-dir",
         type=Path,
         metavar="DIR",
@@ -115,15 +126,23 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=whole_number(0),
         default=0,
         metavar="N",
-        help="start again what fails, N times in all: with --ps the task that failed, else all "
-        "tasks (default: 0)",
+        help="start again what fails, N times in all: with --ps the task that failed, also a data "
+        "worker or an evaluator, else all tasks (default: 0)",
+    )
+    run.add_argument(
+        "--grace",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="after Ctrl-C, SIGTERM or SIGHUP, the tasks have this many seconds to end their step "
+        "and save, before they are killed (default: 30)",
     )
     run.add_argument(
         "--job-file",
         type=Path,
         metavar="FILE",
         help="keep the job's addresses and secret here while it runs, for 'tfdist ps stats --job' "
-        "(default: a new file of mode 600)",
+        "and 'tfdist tasks --job' (default: a new file of mode 600)",
     )
     # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -138,6 +157,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         allow_abbrev=False,
     )
     stats_command.add_arguments(stats)
+    tasks = subcommands.add_parser(
+        "tasks",
+        help="look at the data tasks of a job",
+        description=tasks_command.DESCRIPTION,
+        epilog=tasks_command.EPILOG,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    tasks_command.add_arguments(tasks)
     return parser, run
 
 
@@ -161,10 +189,12 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         workers=chosen.workers,
         ps=chosen.ps,
         evaluator=chosen.evaluator,
+        data_workers=chosen.data_workers,
         log_dir=chosen.log_dir,
         timeout=chosen.timeout,
         restarts=chosen.restarts,
         job_file=chosen.job_file,
+        signal_grace=chosen.grace,
     )
     try:
         return launch.run(options)

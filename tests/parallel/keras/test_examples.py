@@ -45,7 +45,25 @@ def test_multi_worker_with_keras_saves_and_reads_back(tmp_path):
     assert (tmp_path / "model.keras").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/multi_worker.md", "docs/compression.md"])
+def test_multi_worker_with_keras_goes_on_after_it_was_killed(tmp_path):
+    options = ["--epochs", "2", "--steps-per-epoch", "8", "--backup-every", "3"]
+    script, sums = ROOT / "keras_examples/multi_worker_with_keras.py", []
+    for name, kill in (("whole", []), ("killed", ["--kill-after", "11"])):
+        lines = tfdist_run(
+            script,
+            *("--output", str(tmp_path / name), *options, *kill),
+            tasks="--workers 2 --restarts 1",
+        )
+        (last,) = (line for line in lines if "the weights' sum is" in line)
+        assert last.startswith("[worker 0] after 16 steps")
+        sums.append(float(last.rpartition(" ")[2]))
+    assert (tmp_path / "killed" / "killed").exists()
+    assert sums[0] == pytest.approx(sums[1], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/multi_worker.md", "docs/compression.md", "docs/resume.md"]
+)
 def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):
     program = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[1]
     script = tmp_path / "train.py"

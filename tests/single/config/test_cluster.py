@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(30)
 
 WORKERS = {"worker": ["a:1", "b:2", "c:3"]}
 ALL_ROLES = {"chief": ["z:9"], "worker": ["a:1", "b:2"], "ps": ["p:4"], "evaluator": ["e:5"]}
+DATA_TASKS = {**WORKERS, "data_dispatcher": ["d:6"], "data_worker": ["e:7", "f:8"]}
 
 
 def tf_config(cluster, kind, index, **more) -> str:
@@ -34,6 +35,9 @@ def tf_config(cluster, kind, index, **more) -> str:
         (ALL_ROLES, "ps", 0, None, 3, "ps 0", "p:4"),
         (ALL_ROLES, "evaluator", 0, None, 3, "evaluator 0", "e:5"),
         (WORKERS, "evaluator", 0, None, 3, "evaluator 0", None),
+        (DATA_TASKS, "worker", 1, 1, 3, "worker 1", "b:2"),
+        (DATA_TASKS, "data_dispatcher", 0, None, 3, "data_dispatcher", "d:6"),
+        (DATA_TASKS, "data_worker", 1, None, 3, "data_worker 1", "f:8"),
         ({"master": ["m:1"], "worker": ["a:1"]}, "master", 0, 0, 2, "chief", "m:1"),
         ({"master": ["m:1"], "worker": ["a:1"]}, "worker", 0, 1, 2, "worker 0", "a:1"),
         ({"worker": ["[::1]:7"], "ps": []}, "worker", 0, 0, 1, "worker 0", "[::1]:7"),
@@ -45,6 +49,7 @@ def test_place(cluster, kind, index, rank, size, name, address):
     assert (parsed.rank, parsed.world_size, parsed.task_name) == (rank, size, name)
     assert parsed.address == address
     assert parsed.is_chief == (rank == 0)
+    assert parsed.is_data_task == kind.startswith("data_")
     assert not parsed.is_local
 
 
@@ -179,6 +184,18 @@ def test_other_keys_and_numeric_strings_are_allowed():
             "TF_CONFIG: expected at most one chief",
         ),
         (
+            tf_config({**WORKERS, "data_dispatcher": ["d:1", "e:2"]}, "worker", 0),
+            "TF_CONFIG: expected at most one data_dispatcher, received 2: d:1, e:2",
+        ),
+        (
+            tf_config({**WORKERS, "data_dispatcher": ["d:1"]}, "worker", 0),
+            "at least one data_worker, or neither, received 1 data_dispatcher and 0 data_worker",
+        ),
+        (
+            tf_config({**WORKERS, "data_worker": ["d:1", "e:2"]}, "worker", 0),
+            "expected one data_dispatcher .* received 0 data_dispatcher and 2 data_worker",
+        ),
+        (
             tf_config({"ps": ["a:1"]}, "ps", 0),
             "TF_CONFIG: expected a chief or at least one worker, received only ps",
         ),
@@ -203,7 +220,7 @@ def test_a_huge_value_is_cut_in_messages():
     assert len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("cluster", [WORKERS, ALL_ROLES, {"chief": ["c:1"]}])
+@pytest.mark.parametrize("cluster", [WORKERS, ALL_ROLES, DATA_TASKS, {"chief": ["c:1"]}])
 def test_tf_config_round_trip(cluster):
     for role, addresses in cluster.items():
         for index in range(len(addresses)):

@@ -20,8 +20,11 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_PEER_MEMORY": "0",
         "TFDIST_CHECKPOINT_DIR": "/snapshots",
         "TFDIST_PS_MEMORY": "8G",
+        "TFDIST_DATA_SERVICE_DIR": "/journal",
     }
-    expected = Settings(b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30)
+    expected = Settings(
+        b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30, "/journal"
+    )
     assert Settings.from_environment(given) == expected
     file = tmp_path / "secret"
     file.write_bytes(b"32 bytes from openssl rand -hex\n")

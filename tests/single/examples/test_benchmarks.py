@@ -173,5 +173,48 @@ def test_epochs_compare_with_keras_alone(tmp_path):
     rows = json.loads(file.read_text())["rows"]
     assert [row["busy"] for row in rows] == [0, 1]
     for row in rows:
-        assert list(row["epochs"]) == ["Keras", "tfdist", "devices, stock", "devices, tfdist"]
+        names = ["Keras", "Keras, twice", "tfdist", "devices, stock", "devices, tfdist"]
+        assert list(row["epochs"]) == names
         assert all(0 < e["median"] <= e["maximum"] for e in row["epochs"].values())
+
+
+@pytest.mark.timeout(120)
+def test_preemption_measures_a_job_that_is_told_to_end(tmp_path):
+    file = tmp_path / "preemption.json"
+    finished = run(
+        *(sys.executable, "benchmarks/preemption.py", "--megabytes", "1", "--rounds", "1"),
+        *("--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    (row,) = json.loads(file.read_text())["rows"]
+    assert 0 < row["step"] < row["saved"] and 0 < row["saving"] < row["saved"] < row["ended"]
+
+
+@pytest.mark.timeout(180)
+def test_data_service_compares_numbers_of_data_workers(tmp_path):
+    file = tmp_path / "data_service.json"
+    finished = run(
+        *(sys.executable, "benchmarks/data_service.py", "--rows", "64", "--rounds", "1"),
+        *("--data_workers", "0,1", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["rows"]
+    shown = [(row["pipeline"], row["data_workers"]) for row in rows]
+    assert shown == [("computes", 0), ("computes", 1), ("waits", 0), ("waits", 1)]
+    assert all(row["rows_per_second"] > 0 for row in rows)
+
+
+def test_tasks_measures_steps_and_requests(tmp_path):
+    file = tmp_path / "tasks.json"
+    finished = run(
+        *(sys.executable, "benchmarks/tasks.py", "--rounds", "1", "--workers", "4"),
+        *("--tasks", "200", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    found = json.loads(file.read_text())
+    assert set(found["step"]["seconds"]) == {"from_tensor_slices", "from_arrays in tasks"}
+    assert {(row["load"], row["signed"]) for row in found["rows"]} == {
+        (load, signed) for load in ("all they can", "1000/s") for signed in (False, True)
+    }
+    # Each task is a lease and a commit, and each worker asks once in vain.
+    assert all(row["requests"] == 2 * 200 + 4 for row in found["rows"])

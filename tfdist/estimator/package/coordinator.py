@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.config.cluster import Cluster
+from tfdist.config.cluster import DATA_ROLES, Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.estimator.training import evaluation, loop
 from tfdist.strategies import MultiWorkerMirroredStrategy, ParameterServerStrategy
@@ -55,7 +55,8 @@ def train_alone_in_a_cluster_of_one(run_config: Any) -> None:
     @functools.wraps(original)
     def read(self, tf_config):
         cluster = tf_config.get("cluster", {})
-        alone = list(cluster) == ["worker"] and len(cluster["worker"]) == 1
+        roles = [role for role in cluster if role not in DATA_ROLES]
+        alone = roles == ["worker"] and len(cluster["worker"]) == 1
         return original(self, {} if alone else tf_config)
 
     run_config._init_distributed_setting_from_environment_var = read
