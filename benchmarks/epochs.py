@@ -5,6 +5,7 @@
 Keras 3 fits a small model on arrays, two batches an epoch:
 
     Keras            one process without a strategy
+    Keras, twice     two such processes at the same time, which share the machine and nothing else
     tfdist           two workers of a `tfdist.MultiWorkerMirroredStrategy`
     devices, stock   one process with two devices, TensorFlow's `MirroredStrategy`
     devices, tfdist  the same with `tfdist.MirroredStrategy`
@@ -36,9 +37,10 @@ ROUNDS = flags.DEFINE_integer("rounds", 3, "fits of each implementation", lower_
 BUSY = flags.DEFINE_integer("busy", 6, "processes that compute all the time", lower_bound=0)
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
-PLAIN, OURS, STOCK, DEVICES = "Keras", "tfdist", "devices, stock", "devices, tfdist"
-# The baseline of each, and the maximum ratio of their median epochs.
-GOALS = {OURS: (PLAIN, 1.5), DEVICES: (STOCK, 1.0)}
+PLAIN, TWICE, OURS = "Keras", "Keras, twice", "tfdist"
+STOCK, DEVICES = "devices, stock", "devices, tfdist"
+# Whose median epoch is compared with whose, and the maximum ratio.
+GOALS = ((OURS, PLAIN, 1.5), (OURS, TWICE, 1.5), (DEVICES, STOCK, 1.0))
 TOLERANCE = 1e-5
 
 Jobs = dict[str, list[Remote]]
@@ -49,6 +51,7 @@ def start_jobs(stack: contextlib.ExitStack) -> Jobs:
     configs = [Cluster(workers=addresses, task_index=rank).tf_config() for rank in range(2)]
     jobs = {
         PLAIN: [Remote(Fitter, "plain")],
+        TWICE: [Remote(Fitter, "plain") for _ in range(2)],
         OURS: [Remote(Fitter, "worker", tf_config) for tf_config in configs],
         STOCK: [Remote(Fitter, "stock devices")],
         DEVICES: [Remote(Fitter, "devices")],
@@ -87,16 +90,15 @@ def measure(jobs: Jobs) -> dict[str, dict[str, float]]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     print(f"\n{ROUNDS.value} x {EPOCHS.value} epochs of two steps, milliseconds\n")
-    print(f"{'':>22} {'median':>9} {'maximum':>9}  {'of its peer':>11}  goal")
+    print(f"{'':>22} {'median':>9} {'maximum':>9}")
     for row in rows:
         print("idle" if row["busy"] == 0 else f"beside {row['busy']} busy loops")
         for name, found in row["epochs"].items():
-            line = f"{name:>22} {found['median'] * 1e3:9.1f} {found['maximum'] * 1e3:9.1f}"
-            if name in GOALS:
-                peer, goal = GOALS[name]
-                ratio = found["median"] / row["epochs"][peer]["median"]
-                line += f"  {ratio:10.2f}x  {goal:g} {'reached' if ratio <= goal else 'missed'}"
-            print(line)
+            print(f"{name:>22} {found['median'] * 1e3:9.1f} {found['maximum'] * 1e3:9.1f}")
+        for name, peer, goal in GOALS:
+            ratio = row["epochs"][name]["median"] / row["epochs"][peer]["median"]
+            outcome = "reached" if ratio <= goal else "missed"
+            print(f"  {name} of {peer}: {ratio:.2f}x, goal {goal:g} {outcome}")
 
 
 def draw(file: Path, rows: list[dict[str, Any]]) -> None:
