@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -74,8 +75,9 @@ def listening_addresses(pids: set[int]) -> set[str]:
     inodes = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor))
-            inodes |= {found[1]} if found else set()
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor))
+                inodes |= {found[1]} if found else set()
     lines = [
         line.split()
         for table in ("tcp", "tcp6")
@@ -86,13 +88,17 @@ def listening_addresses(pids: set[int]) -> set[str]:
     }
 
 
-def children(pid: int) -> set[int]:
-    found = {
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    }
-    return found.union(*map(children, found)) if found else found
+def descendants(pid: int) -> set[int]:
+    """The processes below a process."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended since
+            # The name is in parentheses and may contain any character.
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+    found = {child for child, parent in parents.items() if parent == pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
 
 
 @pytest.mark.timeout(150)
@@ -108,7 +114,7 @@ def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
         try:
             wait_for_stats(job_file)
             assert job_file.stat().st_mode & 0o777 == 0o600
-            assert listening_addresses(children(launcher.pid)) <= LOOPBACK
+            assert listening_addresses(descendants(launcher.pid)) <= LOOPBACK
             cluster = Cluster.from_tf_config(json.loads(job_file.read_text())["cluster"])
             request = messages.Attach(
                 messages.PROTOCOL, 0, 2, fingerprint(cluster), "x", PsConfig.make(2).text(), 1.0
