@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 # The class of variables of which replicas have values of their own.
 from tensorflow.python.distribute.values import SyncOnReadVariable
@@ -75,7 +74,7 @@ def _own_variables(model: Any) -> dict[str, Any]:
     Not by their paths, which have other numbers if the process made other models before.
     """
     generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
-    of_keras = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    of_keras = global_state.get_global_attribute("global_seed_generator")
     optimizer = getattr(model, "optimizer", None)
     of_optimizer = [] if optimizer is None else optimizer.variables
     inner = getattr(optimizer, "inner_optimizer", optimizer)
