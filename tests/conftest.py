@@ -33,6 +33,17 @@ def close_servers_and_clients() -> Iterator[None]:
         sys.modules["table_job"].OPEN.close()
 
 
+@pytest.fixture(autouse=True)
+def forget_the_seed() -> Iterator[None]:
+    """Unsets TensorFlow's global seed, which decides what unseeded pipelines of later tests do."""
+    yield
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.eager import context
+
+        if context.global_seed() is not None:
+            sys.modules["tensorflow"].random.set_seed(None)
+
+
 def pytest_report_header() -> str:
     """Shows in pytest's first lines which tfdist is being tested."""
     found = importlib.util.find_spec("tfdist")
