@@ -67,11 +67,12 @@ class Destination {
     if (known != nullptr && pulled.owner.use_count() <= kClientAndPulled) {
       const bool shared = known->SharesBufferWith(*current);
       if (shared) *current = Tensor(known->dtype());
-      if (known->RefCountIsOne()) return pulled;
+      const bool reusable = known->RefCountIsOne();
+      // Always: the gradient of tf.while_loop reads the variable's shape without waiting for pulls.
       if (shared) *current = *known;
+      if (reusable) return pulled;
     }
-    const tensorflow::TensorShape shape = current->shape();
-    return Hold(Tensor(current->dtype(), shape));
+    return Hold(Tensor(current->dtype(), current->shape()));
   }
 
   // Stores the pulled value in the variable, also after a failed pull, which is repeated.

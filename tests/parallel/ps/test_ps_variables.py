@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 
 import keras
 import models
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from models import built_classifier, difference, normalized_classifier, slots
 from ps_job import fit_dataset, meet, on_job, served
+from tensorflow.python.ops.gen_resource_variable_ops import variable_shape
 
 import tfdist
 from tfdist.strategies._variables.server_variable import ServerVariable
@@ -170,6 +172,34 @@ def test_export_has_none_of_our_ops(ctx, tmp_path):
         serve = tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"]
         (served_outputs,) = serve(tf.constant(features)).values()
         assert difference([served_outputs], [expected]) <= 1e-6
+
+
+@on_job(1)
+def test_shapes_are_known_during_a_pull(ctx):
+    """The gradient of tf.while_loop reads the shapes of variables without waiting for the pull."""
+    if served():
+        return
+    rows = 4_000_000
+    strategy, variable = _in_scope(lambda: tf.Variable(tf.zeros([rows])))
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([variable])
+    train = tf.function(lambda: strategy.run(lambda: optimizer.apply([tf.ones([rows])])))
+    train()
+    shapes, done = set(), threading.Event()
+
+    def read_shapes():
+        while not done.is_set():
+            shapes.add(int(variable_shape(variable.handle)[0]))
+
+    reader = threading.Thread(target=read_shapes)
+    reader.start()
+    for _ in range(40):
+        train()
+    done.set()
+    reader.join()
+    assert shapes == {rows}
+    assert variable[0] == -41.0
 
 
 @on_job(1)
