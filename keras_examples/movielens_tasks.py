@@ -60,7 +60,7 @@ def parse(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]
     columns = tf.strings.split(lines, "\t").to_tensor(shape=(None, 4))
     user, film, time = (tf.strings.to_number(columns[:, i], tf.int64) for i in (0, 1, 3))
     stars = tf.strings.to_number(columns[:, 2])
-    # The same ratings in every process, whoever reads them.
+    # The same ratings in every process.
     is_test = (user + film + time) % TEST_EVERY == 0
     liked = tf.cast(stars >= movielens_data.LIKED, tf.float32)
     return {"user": user, "film": film}, liked, tf.cast(~is_test, tf.float32)

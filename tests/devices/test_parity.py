@@ -88,7 +88,7 @@ def test_batch_normalization_is_by_replica(strategy, rows):
 
 @pytest.mark.parametrize("rows", [BATCH * 3 + 37, BATCH * 3 + 1], ids=["uneven", "mostly_empty"])
 def test_last_batch(kind, rows):
-    """A partial batch is split 13 + 13 + 11, or 1 + 0 + 0: gradients weigh all rows alike."""
+    """A partial batch is split 13 + 13 + 11, or 1 + 0 + 0: all rows have the same weight."""
     features, labels = examples(rows)
 
     def build():

@@ -1,4 +1,4 @@
-"""Batches that do not divide by the replicas: `fit` equals one process, whatever the loss."""
+"""Batches that do not divide by the replicas: `fit` equals one process, with any loss."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def arrays() -> dict[str, Any]:
     return {"x": x, "y": y, "batch_size": BATCH}
 
 
-# What `fit` is given, anew for each training.
+# What `fit` is given, made for each training.
 INPUTS: dict[str, Callable[[], dict[str, Any]]] = {
     "arrays": arrays,
     "batches_of_arrays": lambda: {**arrays(), "shuffle": "batch"},

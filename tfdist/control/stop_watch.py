@@ -37,7 +37,7 @@ class StopWatch:
       has_failed: returns whether another worker is known to be dead, which nobody waits for.
 
     Attributes:
-      steps: the steps of this worker so far; all workers count alike.
+      steps: the steps of this worker so far, the same on all workers.
       last_step: the step after which all workers stop; `None` until there is one.
       proposer: the rank that has proposed it.
     """

@@ -339,7 +339,7 @@ class Feeds:
                 try:
                     feed.report()
                 except Exception as error:
-                    # Whatever the reason is, what reads the data gets it, too, from its own call.
+                    # The reader of the data gets the same error from its own call.
                     _log.warning("%s: queue %r: %s", self.task_name, feed.name, error)
 
     def _connect(self) -> TaskClient:

@@ -69,7 +69,7 @@ class DataTask:
         _check_free(cluster.task_name, port)
         try:
             self._server = self._start(port, settings.data_service_dir)
-        except RuntimeError as error:  # of TensorFlow's server, whatever the reason
+        except RuntimeError as error:  # of TensorFlow's server, for any reason
             raise TfdistError(f"{cluster.task_name} at {cluster.address}: {error}") from error
         if not (is_loopback_name(host) and _confine_to_loopback(port)):
             _warn_of_open_port(cluster.task_name, port)
@@ -223,8 +223,8 @@ def _check_free(name: str, port: int) -> None:
 def _confine_to_loopback(port: int) -> bool:
     """Makes this process's listeners on `port` ignore other machines; returns whether it could.
 
-    TensorFlow's servers listen on all addresses, whatever the cluster says. Linux 5.7 and newer
-    lets a process bind its sockets to a network device, also while they listen.
+    TensorFlow's servers listen on all addresses, also where the cluster names one. Linux 5.7 and
+    newer lets a process bind its sockets to a network device, also while they listen.
     """
     try:
         descriptors = list(_listeners(port))

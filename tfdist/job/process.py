@@ -41,7 +41,7 @@ class Process:
         self._has_server_variables = False
         self._script: _Script | None = None
         # Whether the job was told to end and this process stops training: it leaves the job as if
-        # it had done its work, whatever its exit code.
+        # it had done its work, with any exit code.
         self.is_preempted = False
         self._before_leaving: list[Callable[[bool], None]] = []
 

@@ -133,7 +133,7 @@ class Training:
         """
         self.epoch, self.batch = epoch, 0
         if self._start is not None:
-            # Callbacks that save every so many batches count on.
+            # Callbacks that save every N batches count on.
             for callback in callbacks:
                 if self._start.position.batch and hasattr(callback, "_last_batch_seen"):
                     callback._last_batch_seen = self._start.position.batch - 1

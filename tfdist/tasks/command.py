@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the job file of a 'tfdist run', with addresses and secret, instead of --address",
     )
     parser.add_argument(
-        "--watch", type=seconds, metavar="S", help="go on, with a table every so many seconds"
+        "--watch", type=seconds, metavar="S", help="go on, with a table every S seconds"
     )
 
 

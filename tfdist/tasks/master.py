@@ -302,7 +302,7 @@ class TaskMaster:
             return (
                 f"queue {name!r}: the job's checkpoint is of other data than "
                 f"{self._name(served.by)} has: expected the same files with the same sizes, or "
-                "arrays, cut into tasks as before. To begin anew, start without that checkpoint "
+                "arrays, cut into tasks as before. To start over, start without that checkpoint "
                 "or give the queue another name"
             )
         same_order = not spec.shuffle or draws_seed or found["seed"] == spec.seed

@@ -372,7 +372,7 @@ class TaskQueue:
         order = range(len(self.plan.sizes))
         if not self.plan.shuffle:
             return order
-        # By a text, which Python hashes alike in all releases and processes.
+        # By a text, which hashes the same in all releases and processes.
         return random.Random(f"{self.plan.seed} {epoch}").sample(order, len(order))
 
     def _take(self, epoch: int) -> Item | None:

@@ -91,7 +91,7 @@ def test_batch_normalization_is_by_worker(ctx):
 @pytest.mark.parametrize("rows", [64 * 3 + 37, 64 * 3 + 1], ids=["uneven", "one_worker_empty"])
 @on_ranks(2, check=identical)
 def test_last_batch(ctx, rows):
-    """A partial batch is split 19 + 18, or 1 + 0: gradients weigh all rows alike."""
+    """A partial batch is split 19 + 18, or 1 + 0: all rows have the same weight."""
     features, labels = examples(rows)
 
     def build():

@@ -136,7 +136,7 @@ def test_no_staleness_is_sync(ctx):
 @pytest.mark.parametrize("rows", [64 * 3 + 37, 64 * 3 + 1], ids=["uneven", "one_worker_empty"])
 @on_job(2, check=agree)
 def test_last_batch(ctx, rows):
-    """A partial batch is split 19 + 18, or 1 + 0: gradients weigh all rows alike."""
+    """A partial batch is split 19 + 18, or 1 + 0: all rows have the same weight."""
     if served():
         return None
     features, labels = examples(rows)

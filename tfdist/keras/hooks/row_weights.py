@@ -139,7 +139,7 @@ def unscale_by_rows(original, value):
 
 @hooks(CompileLoss, "call")
 def note_outputs(original, self, y_true, y_pred, sample_weight=None):
-    """The logged losses of several outputs are means over batches; all replicas count alike."""
+    """The logged losses of several outputs are means over batches; replicas weigh the same."""
     _thread.logs_outputs = True
     try:
         return original(self, y_true, y_pred, sample_weight)

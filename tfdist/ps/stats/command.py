@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds between the two readings (default: 1)",
     )
     parser.add_argument(
-        "--watch", type=seconds, metavar="S", help="go on, with a table every so many seconds"
+        "--watch", type=seconds, metavar="S", help="go on, with a table every S seconds"
     )
 
 
