@@ -300,6 +300,28 @@ def decode(kind: type[Request], body: bytes) -> Request:
     return kind(**values)
 
 
+def reason_to_refuse(
+    request: Any, fingerprint: str | None = None, ranks: int | None = None
+) -> str | None:
+    """Why a request is not one of this job's, or `None`.
+
+    Args:
+      request: any message.
+      fingerprint: of this task's cluster; `None` if the message has none.
+      ranks: number of the job's training tasks; `None` if the message has no rank.
+    """
+    if request.protocol != PROTOCOL:
+        return (
+            f"the caller speaks control protocol {request.protocol}, this task {PROTOCOL}: "
+            "expected the same tfdist version on every task"
+        )
+    if fingerprint is not None and request.fingerprint != fingerprint:
+        return "the caller has another cluster than this task"
+    if ranks is not None and not 0 <= request.rank < ranks:
+        return f"the caller says rank {request.rank}, expected a rank in [0, {ranks})"
+    return None
+
+
 def fingerprint(addresses: Iterable[str]) -> str:
     """Returns 16 hex digits of a hash of a list of addresses."""
     return hashlib.sha256(json.dumps(list(addresses)).encode()).hexdigest()[:16]

@@ -179,18 +179,12 @@ class Rendezvous:
         self._changed.wait_for(lambda: self._closed or done(), timeout=seconds)
 
     def _reason_to_refuse(self, join: messages.Join) -> str | None:
-        if join.protocol != messages.PROTOCOL:
-            return (
-                f"the caller speaks control protocol {join.protocol}, this task "
-                f"{messages.PROTOCOL}: expected the same tfdist version on every task"
-            )
         size = self._cluster.world_size
-        if join.world_size != size:
+        if join.protocol == messages.PROTOCOL and join.world_size != size:
             return f"the caller counts {join.world_size} training tasks, this task counts {size}"
-        if join.fingerprint != self._fingerprint:
-            return "the caller has other training addresses than this task"
-        if not 0 <= join.rank < size:
-            return f"the caller says rank {join.rank}, expected a rank in [0, {size})"
+        reason = messages.reason_to_refuse(join, self._fingerprint, size)
+        if reason:
+            return reason
         problem = validation.address_problem(join.data_address)
         if problem:
             return (

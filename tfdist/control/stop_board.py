@@ -109,15 +109,9 @@ class StopBoard:
         return self._last_step > 0
 
     def _reason_to_refuse(self, request: messages.Stop) -> str | None:
-        if request.protocol != messages.PROTOCOL:
-            return (
-                f"the caller speaks control protocol {request.protocol}, this task "
-                f"{messages.PROTOCOL}: expected the same tfdist version on every task"
-            )
-        if request.fingerprint != self._fingerprint:
-            return "the caller has another cluster than this task"
-        if not 0 <= request.rank < self._ranks:
-            return f"there is no rank {request.rank} among {self._ranks}"
+        reason = messages.reason_to_refuse(request, self._fingerprint, self._ranks)
+        if reason:
+            return reason
         if request.last_step < 0 or request.stored < 0:
             return f"expected steps of at least 0, received {request.last_step}, {request.stored}"
         return None

@@ -233,15 +233,9 @@ class ServerTask:
         }
 
     def _reason_to_refuse(self, request: messages.Attach) -> str | None:
-        if request.protocol != messages.PROTOCOL:
-            return (
-                f"the caller speaks control protocol {request.protocol}, this task "
-                f"{messages.PROTOCOL}: expected the same tfdist version on every task"
-            )
-        if request.fingerprint != self._fingerprint:
-            return "the caller has another cluster than this task"
-        if not 0 <= request.rank < self._cluster.world_size:
-            return f"there is no rank {request.rank} among {self._cluster.world_size}"
+        reason = messages.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
+        if reason:
+            return reason
         try:
             config = PsConfig.parse(request.config)
         except ClusterConfigError as error:
@@ -325,8 +319,9 @@ class ServerTask:
         return job.answer(request.wait)
 
     def _epoch(self, request: messages.Epoch, context: ClientContext) -> dict[str, Any]:
-        if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:
-            return {"status": "refused", "reason": "the caller is of another job, or version"}
+        reason = messages.reason_to_refuse(request, self._fingerprint)
+        if reason:
+            return {"status": "refused", "reason": reason}
         if self._store is None:  # the server was started again, and the worker must attach first
             return {"status": "missing"}
         assert self._epochs is not None
@@ -337,19 +332,17 @@ class ServerTask:
         return self._store.waits()
 
     def _step_waits(self, request: messages.Waits, context: ClientContext) -> dict[str, Any]:
-        if request.protocol != messages.PROTOCOL or request.fingerprint != self._fingerprint:
-            return {"status": "refused", "reason": "the caller is of another job, or version"}
+        reason = messages.reason_to_refuse(request, self._fingerprint)
+        if reason:
+            return {"status": "refused", "reason": reason}
         if self._store is None:
             return {"status": "waiting"}
         return step_waits.encoded(self._store.waits())
 
     def _stats(self, request: messages.Stats, context: ClientContext) -> dict[str, Any]:
-        if request.protocol != messages.PROTOCOL:
-            return {
-                "status": "refused",
-                "reason": f"expected control protocol {messages.PROTOCOL}, "
-                f"received {request.protocol}",
-            }
+        reason = messages.reason_to_refuse(request)
+        if reason:
+            return {"status": "refused", "reason": reason}
         if self._store is None:
             return {"status": "waiting"}
         return {"status": "stats", **rates.reading(self._store)}

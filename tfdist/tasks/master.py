@@ -203,15 +203,9 @@ class TaskMaster:
         return answer
 
     def _problem(self, request: Any) -> str | None:
-        if request.protocol != messages.PROTOCOL:
-            return (
-                f"the caller speaks control protocol {request.protocol}, this task "
-                f"{messages.PROTOCOL}: expected the same tfdist version on every task"
-            )
-        if request.fingerprint != self._fingerprint:
-            return "the caller has other training addresses than this task"
-        if not 0 <= request.rank < self._cluster.world_size:
-            return f"there is no rank {request.rank} among {self._cluster.world_size}"
+        reason = messages.reason_to_refuse(request, self._fingerprint, self._cluster.world_size)
+        if reason:
+            return reason
         if not 0 < len(request.process) <= _MAX_NAME:
             return "expected the identity of a process"
         if not 0 < len(getattr(request, "queue", "-")) <= _MAX_NAME:
@@ -422,10 +416,9 @@ class TaskMaster:
         return "".join(self._parts.pop(of_queue))
 
     def _status(self, request: messages.TaskStatus, context: ClientContext) -> dict[str, Any]:
-        if request.protocol != messages.PROTOCOL:
-            return _refusal(
-                f"expected control protocol {messages.PROTOCOL}, received {request.protocol}"
-            )
+        reason = messages.reason_to_refuse(request)
+        if reason:
+            return _refusal(reason)
         with self._changed:
             now = self._clock()
             queues = [self._shown(name, x, now) for name, x in sorted(self._queues.items())]

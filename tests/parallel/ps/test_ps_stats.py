@@ -48,7 +48,7 @@ def test_servers_tell_what_they_hold(ctx):
         with pytest.raises(AuthenticationError):
             rates.ask(control)
     with ControlOf(cluster, None) as control:
-        with pytest.raises(ClusterConfigError, match="expected control protocol"):
+        with pytest.raises(ClusterConfigError, match="the caller speaks control protocol"):
             control.call(messages.STATS, messages.Stats(protocol=99, wait=1.0), 1.0, patient=False)
     member.leave()
 

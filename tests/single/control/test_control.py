@@ -176,7 +176,9 @@ def test_other_clusters_are_refused_and_disturb_nobody(caplog):
             with pytest.raises(ClusterConfigError, match=names + "the caller counts 3 .* counts 2"):
                 plane.rendezvous(data_address(1))
         with ControlPlane(other, settings()) as plane:
-            with pytest.raises(ClusterConfigError, match=names + "the caller has other") as caught:
+            with pytest.raises(
+                ClusterConfigError, match=names + "the caller has another cluster"
+            ) as caught:
                 plane.rendezvous(data_address(1))
         # The caller's own addresses; rank 0 does not tell its to one that may be anybody.
         assert all(address in str(caught.value) for address in other.workers)

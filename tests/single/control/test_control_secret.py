@@ -268,7 +268,7 @@ def test_malformed_messages_are_refused(body, detail):
     [
         ({"protocol": 999}, "the caller speaks control protocol 999, this task 5"),
         ({"world_size": 7}, "the caller counts 7 training tasks, this task counts 2"),
-        ({"fingerprint": "x"}, "the caller has other training addresses than this task"),
+        ({"fingerprint": "x"}, "the caller has another cluster than this task"),
         ({"rank": 2}, r"the caller says rank 2, expected a rank in \[0, 2\)"),
         ({"rank": -1}, "the caller says rank -1"),
         ({"rank": 10**400}, "the caller says rank 1000"),

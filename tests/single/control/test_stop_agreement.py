@@ -147,8 +147,8 @@ def test_a_worker_that_was_started_again_does_not_wait_for_the_others_count():
     [
         ({"protocol": 1}, "speaks control protocol 1"),
         ({"fingerprint": "another"}, "another cluster"),
-        ({"rank": 2}, "no rank 2 among 2"),
-        ({"rank": -1}, "no rank -1 among 2"),
+        ({"rank": 2}, "the caller says rank 2, expected a rank in"),
+        ({"rank": -1}, "the caller says rank -1"),
         ({"last_step": -3}, "expected steps of at least 0, received -3"),
     ],
 )

@@ -256,9 +256,9 @@ def test_only_rank_0_restores(job):
     ("changes", "reason"),
     [
         ({"protocol": 1}, "protocol"),
-        ({"fingerprint": "0"}, "other training addresses"),
-        ({"rank": 2}, "no rank 2"),
-        ({"rank": -1}, "no rank -1"),
+        ({"fingerprint": "0"}, "another cluster"),
+        ({"rank": 2}, "the caller says rank 2"),
+        ({"rank": -1}, "the caller says rank -1"),
         ({"process": ""}, "identity"),
         ({"queue": ""}, "name of a queue"),
         ({"queue": "x" * 101}, "name of a queue"),
