@@ -1,9 +1,10 @@
-"""Types for numbers on the command line."""
+"""Types and options that commands share."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:
@@ -36,3 +37,21 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0, received {text!r}")
     return value
+
+
+def add_job_options(parser: argparse.ArgumentParser, instead_of: str) -> None:
+    """Adds the options of a command that looks at a running job.
+
+    Args:
+      parser: of the command.
+      instead_of: the option that names the job in another way.
+    """
+    parser.add_argument(
+        "--job",
+        type=Path,
+        metavar="FILE",
+        help=f"the job file of a 'tfdist run', with addresses and secret, instead of {instead_of}",
+    )
+    parser.add_argument(
+        "--watch", type=seconds, metavar="S", help="go on, with a table every S seconds"
+    )

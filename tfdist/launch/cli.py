@@ -148,24 +148,19 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     ps = subcommands.add_parser("ps", help="look at parameter servers", allow_abbrev=False)
     of_ps = ps.add_subparsers(dest="of_ps", title="commands", metavar="COMMAND", required=True)
-    stats = of_ps.add_parser(
-        "stats",
-        help="what they hold and do",
-        description=stats_command.DESCRIPTION,
-        epilog=stats_command.EPILOG,
-        formatter_class=style,
-        allow_abbrev=False,
-    )
-    stats_command.add_arguments(stats)
-    tasks = subcommands.add_parser(
-        "tasks",
-        help="look at the data tasks of a job",
-        description=tasks_command.DESCRIPTION,
-        epilog=tasks_command.EPILOG,
-        formatter_class=style,
-        allow_abbrev=False,
-    )
-    tasks_command.add_arguments(tasks)
+    for commands, name, summary, command_module in (
+        (of_ps, "stats", "what they hold and do", stats_command),
+        (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
+    ):
+        observing = commands.add_parser(
+            name,
+            help=summary,
+            description=command_module.DESCRIPTION,
+            epilog=command_module.EPILOG,
+            formatter_class=style,
+            allow_abbrev=False,
+        )
+        command_module.add_arguments(observing)
     return parser, run
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from tfdist.config.arguments import seconds
+from tfdist.config.arguments import add_job_options
 
 DESCRIPTION = """\
 Shows the data tasks of a running job: how many are done, which are pending, with whom and since
@@ -32,15 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the control address of the task that deals them out (default: that of TF_CONFIG)",
     )
-    parser.add_argument(
-        "--job",
-        type=Path,
-        metavar="FILE",
-        help="the job file of a 'tfdist run', with addresses and secret, instead of --address",
-    )
-    parser.add_argument(
-        "--watch", type=seconds, metavar="S", help="go on, with a table every S seconds"
-    )
+    add_job_options(parser, "--address")
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -12,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import validation
-from tfdist.config.cluster import Cluster, tf_config_text
-from tfdist.config.job_file import JobFile
-from tfdist.config.settings import Settings
-from tfdist.control import messages
+from tfdist.config.cluster import tf_config_text
+from tfdist.control import messages, observer
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import ClusterConfigError, TfdistError
 
@@ -23,15 +18,6 @@ _WAIT = 2.0
 _MAX_SHOWN = 1 << 20  # characters of a report
 _MAX_LINE = 1000  # characters
 _MAX_LINES = 200  # of pending and parked tasks of a queue
-
-
-@dataclasses.dataclass(frozen=True)
-class _Observer:
-    """This command, in place of a task of the job in messages."""
-
-    task_name: str = "tfdist tasks"
-    address: str = socket.gethostname()
-    training_addresses: Sequence[str] = ()
 
 
 def run(address: str | None, job: Path | None = None, watch: float | None = None) -> int:
@@ -46,19 +32,18 @@ def run(address: str | None, job: Path | None = None, watch: float | None = None
       The exit code.
     """
     try:
-        if job is None:
-            addresses = [_checked(address)] if address else masters_of(tf_config_text() or "")
-            secret = Settings.from_environment().secret
-        elif address is not None:
+        if None not in (job, address):
             raise ClusterConfigError("expected one of --address and --job, received both")
+        cluster, secret = observer.cluster_and_secret(job)
+        if address is not None:
+            addresses = [_checked(address)]
         else:
-            file = JobFile.read(job)
-            addresses = masters_of(file.cluster)
-            secret = None if file.secret is None else file.secret.encode("latin-1")
+            addresses = masters_of(cluster or tf_config_text() or "")
     except ClusterConfigError as error:
         print(f"tfdist tasks: error: {error}", file=sys.stderr)
         return 2
-    controls = [ControlClient(_Observer(), secret, one, f"the task at {one}") for one in addresses]
+    command = observer.Observer("tfdist tasks")
+    controls = [command.client(secret, one, f"the task at {one}") for one in addresses]
     try:
         while True:
             text, problem = _report(controls)
@@ -85,12 +70,7 @@ def masters_of(tf_config: str) -> list[str]:
     Raises:
       ClusterConfigError: it names no tasks.
     """
-    try:
-        config = json.loads(tf_config or "{}")
-        config.setdefault("task", {"type": "evaluator", "index": 0})
-    except (ValueError, AttributeError) as error:
-        raise ClusterConfigError(f"TF_CONFIG: expected a TF_CONFIG: {error}") from None
-    cluster = Cluster.from_tf_config(json.dumps(config))
+    cluster = observer.cluster_of(tf_config or "{}", "TF_CONFIG")
     # Under all-reduce it is rank 0, also where parameter servers hold embedding tables.
     found = [*cluster.ps[:1], *cluster.training_addresses[:1]]
     if not found:
@@ -168,5 +148,5 @@ def _duration(seconds: float | None) -> str:
 
 
 def _line(text: str) -> str:
-    """Escapes what is not printable: names and answers must not control a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:_MAX_LINE])
+    """Returns a printable text without line breaks."""
+    return observer.printable(text[:_MAX_LINE]).replace("\n", "\\n")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from tfdist.config.arguments import seconds
+from tfdist.config.arguments import add_job_options, seconds
 
 DESCRIPTION = """\
 Asks the parameter servers of a running job what they hold and what they do, per second, between two
@@ -32,21 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='the control addresses of the servers, "host:port,host:port", or a TF_CONFIG '
         "(default: the variable TF_CONFIG)",
     )
-    parser.add_argument(
-        "--job",
-        type=Path,
-        metavar="FILE",
-        help="the job file of a 'tfdist run', with addresses and secret, instead of --cluster",
-    )
+    add_job_options(parser, "--cluster")
     parser.add_argument(
         "--interval",
         type=seconds,
         default=1.0,
         metavar="S",
         help="seconds between the two readings (default: 1)",
-    )
-    parser.add_argument(
-        "--watch", type=seconds, metavar="S", help="go on, with a table every S seconds"
     )
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.config import validation
-from tfdist.config.cluster import Cluster, tf_config_text
-from tfdist.config.job_file import JobFile
-from tfdist.config.settings import Settings
+from tfdist.config.cluster import tf_config_text
+from tfdist.control import observer
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ps.stats import rates
@@ -22,15 +18,6 @@ from tfdist.ps.stats.rates import Reading, ServerRates
 _HEAD = ("", "workers", "rows", "bytes", "memory", "pulls/s", "pushes/s", "lookups/s", "hit rate")
 _MAX_SHOWN = 1 << 20  # characters of a report
 _TABLE_HEAD = ("", "rows", "bytes", "lookups/s", "hit rate", "updates/s", "evicted", "lost")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Observer:
-    """This command, in place of a task of the job in messages."""
-
-    task_name: str = "tfdist ps stats"
-    address: str = socket.gethostname()
-    training_addresses: Sequence[str] = ()
 
 
 def run(cluster: str | None, interval: float, watch: float | None, job: Path | None = None) -> int:
@@ -46,20 +33,16 @@ def run(cluster: str | None, interval: float, watch: float | None, job: Path | N
       The exit code.
     """
     try:
-        if job is None:
-            addresses = servers_of(cluster)
-            secret = Settings.from_environment().secret
-        elif cluster is not None:
+        if None not in (job, cluster):
             raise ClusterConfigError("expected one of --cluster and --job, received both")
-        else:
-            file = JobFile.read(job)
-            addresses = servers_of(file.cluster)
-            secret = None if file.secret is None else file.secret.encode("latin-1")
+        of_job, secret = observer.cluster_and_secret(job)
+        addresses = servers_of(of_job or cluster)
     except ClusterConfigError as error:
         print(f"tfdist ps stats: error: {error}", file=sys.stderr)
         return 2
+    command = observer.Observer("tfdist ps stats")
     controls = [
-        ControlClient(_Observer(), secret, address, f"ps {i} at {address}")
+        command.client(secret, address, f"ps {i} at {address}")
         for i, address in enumerate(addresses)
     ]
     try:
@@ -91,7 +74,7 @@ def servers_of(text: str | None) -> list[str]:
     if text is None:
         source, text = "TF_CONFIG", tf_config_text() or ""
     if text.lstrip().startswith("{"):
-        addresses = _ps_of(text, source)
+        addresses = list(observer.cluster_of(text, source).ps)
     else:
         addresses = [address.strip() for address in text.split(",") if address.strip()]
     for address in addresses:
@@ -165,18 +148,7 @@ def _ask(control: ControlClient) -> Reading | str | None:
 
 
 def _printable(text: str) -> str:
-    """Escapes control characters: names of tables and answers must not control a terminal."""
-    shown = (c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:_MAX_SHOWN])
-    return "".join(shown) + (" ..." if len(text) > _MAX_SHOWN else "")
-
-
-def _ps_of(text: str, source: str) -> list[str]:
-    try:
-        config = json.loads(text)
-        config.setdefault("task", {"type": "evaluator", "index": 0})
-    except (ValueError, AttributeError) as error:
-        raise ClusterConfigError(f"{source}: expected a TF_CONFIG: {error}") from None
-    return list(Cluster.from_tf_config(json.dumps(config)).ps)
+    return observer.printable(text[:_MAX_SHOWN]) + (" ..." if len(text) > _MAX_SHOWN else "")
 
 
 def _server_line(name: str, found: ServerRates) -> tuple[str, ...]:
