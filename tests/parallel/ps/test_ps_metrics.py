@@ -8,6 +8,7 @@ from unittest import mock
 
 import keras
 import models
+import numpy as np
 import pytest
 import tf_keras
 from keras.callbacks import EarlyStopping, LambdaCallback, ReduceLROnPlateau
@@ -153,6 +154,15 @@ def test_sync(ctx):
         models.dataset(128, 64), epochs=3, callbacks=[] if ctx.rank else stop, verbose=0
     )
     assert stopped.epoch == [0]
+
+    # What the chief does at the end of `fit` has happened for all workers when `fit` returns.
+    def restore(logs):
+        time.sleep(0.5)
+        model.set_weights([np.full(weight.shape, 7.0) for weight in model.get_weights()])
+
+    restores = LambdaCallback(on_train_end=restore)
+    model.fit(models.dataset(128, 64), callbacks=[] if ctx.rank else restores, verbose=0)
+    assert all((weight == 7.0).all() for weight in model.get_weights())
     # In the middle of an epoch: the other one's steps wait for the chief until this has left.
     middle = LambdaCallback(
         on_train_batch_end=lambda batch, logs: setattr(

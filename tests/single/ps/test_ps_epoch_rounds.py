@@ -146,6 +146,15 @@ def test_a_look_says_nothing_of_who_has_posted_since():
     assert "steps left" in job.rounds.answer(Key(1, 0, TRAINING), 0).missing[1]
 
 
+def test_a_worker_may_make_steps_before_its_connection_is_recorded():
+    rounds = EpochRounds(2, TIMEOUT, now=0.0)
+    key = Key(1, 0, TRAINING)
+    rounds.post(key, 0, "a", state(1), False, 1.0)
+    rounds.update_waits([0, 0b01], began=1.1)
+    assert rounds.settle(1.2)
+    assert "steps left" in rounds.answer(key, 0).missing[1]
+
+
 def test_in_the_first_epoch_all_that_are_there_are_waited_for():
     job = Job(2)
     assert job.post(0, 1, 7, TRAINING) is None
@@ -333,7 +342,7 @@ def test_requests_that_make_no_sense():
     for changes, reason in [
         ({"rank": 2}, "there is no rank 2 among 2"),
         ({"rank": -1}, "there is no rank -1 among 2"),
-        ({"phase": 3}, "there is no round"),
+        ({"phase": 4}, "there is no round"),
         ({"fit": 0}, "there is no round"),
         ({"part": 1}, "received part 1 of 1"),
         ({"parts": 10**9}, "expected one of at most 256 parts"),

@@ -4,7 +4,7 @@ Each worker of `ParameterServerStrategy` accumulates metrics of its own rows. At
 the workers combine them, as each metric's variable declares for replicas: sums are added. So
 `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide by the job's numbers, on every
 worker alike. After the callbacks of an epoch the workers synchronize once more: if one of them
-wants to stop, all do.
+wants to stop, all do. After the callbacks of `fit` they synchronize a last time.
 
 Validation data is not shared (see `server_training.share_training_data_only`), so its metrics are
 the mean of the workers' evaluations. Metrics that are logged after a batch are the worker's own.
@@ -28,7 +28,7 @@ from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import is_on_servers, trains_on_servers
 from tfdist.ps.epochs.metric_states import State, StateError
-from tfdist.ps.epochs.rounds import END, TRAINING, VALIDATION, Answer, Key
+from tfdist.ps.epochs.rounds import END, FIT_END, TRAINING, VALIDATION, Answer, Key
 from tfdist.ps.variable_scopes import Role, made_as
 
 _log = logging.getLogger("tfdist")
@@ -74,7 +74,9 @@ def fit_together(original, self, *args, **kwargs):
                 args = (*args[:position], callbacks, *args[position + 1 :])
             else:
                 kwargs["callbacks"] = callbacks
-            return original(self, *args, **kwargs)
+            history = original(self, *args, **kwargs)
+        epochs.end_fit()
+        return history
     finally:
         _current.epochs = None
 
@@ -142,6 +144,7 @@ class _Epochs:
         self._fit = member.fits
         self._phase: int | None = TRAINING
         self._missed: set[int] = set()
+        self._has_ended = False  # an epoch, at least
 
     @contextlib.contextmanager
     def in_phase(self, phase: int | None) -> Iterator[None]:
@@ -191,7 +194,17 @@ class _Epochs:
         """Ends the epoch together with the other workers."""
         # This worker's updates reach the servers before another worker saves or restores.
         self._member.flush()
+        self._has_ended = True
         self._meet(END, State(), bool(self.model.stop_training))
+
+    def end_fit(self) -> None:
+        """Ends `fit` together with the other workers.
+
+        At its end the chief's callbacks may change variables, as `EarlyStopping` does that restores
+        the best weights. A worker that reads variables after `fit` reads the changed ones.
+        """
+        if self._has_ended:
+            self._meet(FIT_END, State())
 
     def _meet(self, phase: int, state: State, stop: bool = False) -> Answer | None:
         answer = self._member.epochs.join_round(Key(self._fit, self.epoch, phase), state, stop)
@@ -203,9 +216,11 @@ class _Epochs:
             if rank not in self._missed:
                 self._missed.add(rank)
                 name = self._member.cluster.describe_rank(rank)
-                self._tell(f"its metrics are without {name}, which {why}")
+                what = "fit ends" if phase == FIT_END else "its metrics are"
+                self._tell(f"{what} without {name}, which {why}")
         if answer.state is None:
-            self._tell("its metrics are this worker's own: the others are many epochs further")
+            if phase != FIT_END:
+                self._tell("its metrics are this worker's own: the others are many epochs further")
             return None
         return answer
 

@@ -1,5 +1,8 @@
 """The rounds at the end of an epoch, in which workers sum their metrics and agree to stop.
 
+The last epoch has one more, `FIT_END`, in which workers wait for what the others' callbacks do at
+the end of `fit`.
+
 Each worker posts a state (`metric_states`) under the round's key: the number of its `fit`, the
 epoch and the phase. A round ends when all expected workers have posted. All workers that have
 posted get the same answer: the merged state, and whether a worker requests a stop. Only states of
@@ -29,7 +32,7 @@ from collections.abc import Sequence
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import State
 
-TRAINING, VALIDATION, END = range(3)
+TRAINING, VALIDATION, END, FIT_END = range(4)
 # Ended rounds are kept for late workers: their maximum number, and the bytes of their states.
 _MAX_ROUNDS = 24
 _MAX_BYTES = 64 * 2**20
@@ -234,7 +237,7 @@ class EpochRounds:
             rank: self._missing_reason(rank, there, late)
             for rank, worker in enumerate(self._workers)
             if rank not in there.posts
-            and (worker.at is not None or worker.connected)
+            and (worker.at is not None or worker.connected or self._is_held_up(rank, there))
             and (worker.at is None or worker.at < key)
         }
         for fields in {there.posts[rank].state.fields for rank in waiting}:
@@ -252,7 +255,8 @@ class EpochRounds:
 
     def _missing_reason(self, rank: int, there: _Round, late: bool) -> str:
         worker = self._workers[rank]
-        if not worker.connected:
+        # That a worker has connected may be recorded later than its first steps.
+        if not worker.connected and (worker.was_connected or not self._is_held_up(rank, there)):
             return worker.gone
         if self._is_held_up(rank, there):
             return "has steps left, which wait for the other workers"

@@ -11,7 +11,7 @@ from tfdist.control import messages
 from tfdist.control.rendezvous import ClientContext
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import StateError
-from tfdist.ps.epochs.rounds import END, TRAINING, Answer, EpochRounds, Key
+from tfdist.ps.epochs.rounds import FIT_END, TRAINING, Answer, EpochRounds, Key
 
 # Characters of a request's `data`; the whole request stays below messages.MAX_REQUEST_BYTES.
 PART = 48_000
@@ -82,7 +82,7 @@ class EpochService:
     def _problem(self, request: messages.Epoch) -> str:
         if not 0 <= request.rank < self._workers:
             return f"there is no rank {request.rank} among {self._workers}"
-        if request.fit < 1 or request.epoch < 0 or not TRAINING <= request.phase <= END:
+        if request.fit < 1 or request.epoch < 0 or not TRAINING <= request.phase <= FIT_END:
             return (
                 f"there is no round of fit {request.fit}, epoch {request.epoch} and phase "
                 f"{request.phase}"
