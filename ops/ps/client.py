@@ -8,6 +8,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.ops import library
@@ -18,6 +19,8 @@ from tfdist.ops.ps.optimizer_config import OptimizerConfig
 from tfdist.ops.ps.table_config import TableConfig
 
 _TEXT_BYTES = 1024
+# Leases that one call returns; the others expire.
+_MAX_REFUSED = 4096
 
 
 class EditKind(enum.IntEnum):
@@ -36,6 +39,7 @@ class ParameterClientStats:
       pulls: requests for values; a request to all servers counts once.
       pushes: steps whose results were sent.
       dropped_pushes: pushes that a server did not use because they came too late.
+      refused_pushes: steps on records of data tasks that this worker had lost; others train these.
       bytes_pulled: bytes of values received.
       bytes_pushed: bytes of gradients and deltas sent.
       pull_seconds: time from requests to their last byte; it includes waiting for slower workers.
@@ -55,6 +59,7 @@ class ParameterClientStats:
     pulls: int
     pushes: int
     dropped_pushes: int
+    refused_pushes: int
     bytes_pulled: int
     bytes_pushed: int
     pull_seconds: float
@@ -206,9 +211,45 @@ class ParameterClient:
             **self._attributes(variables), begins_step=begins_step
         )
 
-    def push(self, variables: Sequence[Any]) -> tf.Operation | None:
-        """Ends a step: sends the staged gradients and the variables' deltas."""
-        return library.graph_ops().tfdist_ps_push(**self._attributes(variables))
+    def push(self, variables: Sequence[Any], ends_step: bool = True) -> tf.Operation | None:
+        """Sends the staged gradients and the variables' deltas; with `ends_step` the step ends."""
+        return library.graph_ops().tfdist_ps_push(
+            **self._attributes(variables), ends_step=ends_step
+        )
+
+    def add_batch(self, stream: int, records: Sequence[tuple[int, int, int]]) -> None:
+        """Adds the next batch of a stream of data tasks.
+
+        Args:
+          stream: a number that this worker gives it.
+          records: for each task in the batch its lease, its first record there, and the one behind
+            the last.
+        """
+        numbers = np.asarray(records, np.uint64).reshape(-1)
+        CLIENT.add_batch(
+            self.handle, stream, numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)), len(records)
+        )
+
+    def forget_stream(self, stream: int) -> None:
+        """Forgets the batches of a stream that no step has used."""
+        CLIENT.forget_stream(self.handle, stream)
+
+    def begin_steps(self, stream: int, steps: int) -> None:
+        """Says that the next `steps` steps use the next batches of a stream, one each.
+
+        The push that ends such a step commits the records of its batch: the server applies both or
+        refuses both. A later call, also with 0 steps, ends this one.
+        """
+        CLIENT.begin_steps(self.handle, stream, steps)
+
+    def take_refused(self) -> tuple[int, set[int]]:
+        """Returns how many batches were refused since the last call, and the leases of their tasks.
+
+        Steps on further records of these tasks send nothing.
+        """
+        leases, count = (ctypes.c_uint64 * _MAX_REFUSED)(), ctypes.c_uint64()
+        refused = CLIENT.take_refused(self.handle, leases, _MAX_REFUSED, ctypes.byref(count))
+        return refused, set(leases[: count.value])
 
     def set(self, variables: Sequence[Any], write: bool) -> tf.Operation | None:
         """Writes the variables' values to the servers; without `write`, drops pulled values."""
@@ -439,6 +480,7 @@ class ParameterClient:
             pulls=raw.pulls,
             pushes=raw.pushes,
             dropped_pushes=raw.dropped_pushes,
+            refused_pushes=raw.refused_pushes,
             bytes_pulled=raw.bytes_pulled,
             bytes_pushed=raw.bytes_pushed,
             pull_seconds=raw.pull_nanoseconds / 1e9,

@@ -32,6 +32,7 @@ class ClientStats(ctypes.Structure):
         ("pulls", ctypes.c_uint64),
         ("pushes", ctypes.c_uint64),
         ("dropped_pushes", ctypes.c_uint64),
+        ("refused_pushes", ctypes.c_uint64),
         ("bytes_pulled", ctypes.c_uint64),
         ("bytes_pushed", ctypes.c_uint64),
         ("pull_nanoseconds", ctypes.c_uint64),
@@ -110,7 +111,13 @@ CLIENT = library.CFunctions(
         "set_lookup_group": [Handle, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64],
         "stats": [Handle, ctypes.POINTER(ClientStats)],
         "lookup_stats": [Handle, ctypes.POINTER(LookupStats)],
+        "add_batch": [Handle, ctypes.c_uint64, _Longs, ctypes.c_uint64],
+        "forget_stream": [Handle, ctypes.c_uint64],
+        "begin_steps": [Handle, ctypes.c_uint64, ctypes.c_uint64],
         "close": [Handle],
         "waiting": [Handle, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],
+    },
+    returning={
+        "take_refused": ([Handle, _Longs, ctypes.c_uint64, _Longs], ctypes.c_uint64),
     },
 )

@@ -126,8 +126,13 @@ _SERVER = library.CFunctions(
         "restore_time": [Handle, ctypes.c_double],
         "begin_log": [Handle, ctypes.c_char_p],
         "saved": [Handle],
+        "restore_task": [Handle, ctypes.c_char_p, ctypes.c_uint64],
+        "forget_tasks": [Handle, ctypes.c_char_p, ctypes.c_char_p],
     },
     returning={
+        "open_task": ([Handle, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64], ctypes.c_uint64),
+        "advance_task": ([Handle, ctypes.c_uint64, ctypes.c_uint64], ctypes.c_uint64),
+        "close_task": ([Handle, ctypes.c_uint64, ctypes.c_bool], ctypes.c_uint64),
         "incarnation": ([Handle], ctypes.c_uint64),
         "wait_event": (
             [Handle, ctypes.c_double, _Int, _Int, ctypes.c_char_p, ctypes.c_size_t],
@@ -231,6 +236,8 @@ class ParameterServer:
         _SERVER.restore_time(self._handle, snapshot.time)
         progress = np.ascontiguousarray(snapshot.progress, np.uint64)
         _SERVER.restore_progress(self._handle, progress.ctypes.data_as(_Long), progress.size)
+        for task, trained in snapshot.tasks.items():
+            _SERVER.restore_task(self._handle, task.encode(), trained)
 
     def restore_table(self, table: SavedTable) -> int:
         """Creates a table, or finds the table of this name; returns its id for `restore_rows`.
@@ -311,6 +318,39 @@ class ParameterServer:
     def saved(self) -> None:
         """Tells the server that its latest checkpoint is on disk."""
         _SERVER.saved(self._handle)
+
+    def open_task(self, lease: int, task: str, trained: int) -> int:
+        """Admits pushes that train records of a data task.
+
+        Args:
+          lease: unique; the pushes name it.
+          task: the task's name, which outlives the lease, and this process if there are snapshots.
+          trained: the task has at least so many trained records.
+
+        Returns:
+          The number of its trained records.
+        """
+        return _SERVER.open_task(self._handle, lease, task.encode(), trained)
+
+    def advance_task(self, lease: int, trained: int = 0) -> int:
+        """Returns the number of trained records, which becomes at least `trained`; 0 if closed."""
+        return _SERVER.advance_task(self._handle, lease, trained)
+
+    def close_task(self, lease: int, *, forgets: bool) -> int:
+        """Refuses later pushes of a lease.
+
+        Args:
+          lease: as in `open_task`.
+          forgets: whether the number of the task's trained records is not needed any more.
+
+        Returns:
+          The final number of trained records.
+        """
+        return _SERVER.close_task(self._handle, lease, forgets)
+
+    def forget_tasks(self, first: str, last: str) -> None:
+        """Forgets the tasks whose names are from `first` to `last`, without `last`."""
+        _SERVER.forget_tasks(self._handle, first.encode(), last.encode())
 
     def wait_for_event(self, seconds: float) -> ServerEvent | None:
         """Returns the next event, or `None` after `seconds`."""

@@ -29,6 +29,7 @@ class ServerStats:
       pushes: pushes applied, or collected for a step.
       dropped_pushes: pushes that came too late.
       repeated_pushes: pushes that had been applied before.
+      refused_pushes: pushes that have trained records of data tasks which their workers had lost.
       clock: closed steps.
       largest_lead: with "ssp", the largest number of steps that a worker led the slowest by.
       bytes_sent: bytes of values.
@@ -49,6 +50,7 @@ class ServerStats:
     pushes: int
     dropped_pushes: int
     repeated_pushes: int
+    refused_pushes: int
     clock: int
     largest_lead: int
     bytes_sent: int

@@ -60,6 +60,10 @@ _SNAPSHOT = library.CFunctions(
             ],
             ctypes.c_bool,
         ),
+        "task": (
+            [Handle, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p), _Sizes],
+            ctypes.c_bool,
+        ),
         "progress": ([Handle, ctypes.POINTER(_Sizes), _Sizes], ctypes.c_bool),
     },
 )
@@ -131,6 +135,7 @@ class ServerSnapshot:
       unclaimed: shards, by name, from a job with another number of servers that no worker has
         asked this server for yet.
       tables: of a checkpoint.
+      tasks: the numbers of trained records of data tasks, by name.
       time: when it was taken, in the time of its rows (core/ps/table/row_clock.h); 0: unknown.
     """
 
@@ -138,6 +143,7 @@ class ServerSnapshot:
     progress: np.ndarray
     unclaimed: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     tables: Sequence[SavedTable] = ()
+    tasks: Mapping[str, int] = dataclasses.field(default_factory=dict)
     time: float = 0.0
 
 
@@ -152,6 +158,7 @@ def open_snapshot(snapshot: Handle) -> Iterator[ServerSnapshot]:
             _progress(snapshot),
             dict(shards[split:]),
             _tables(snapshot),
+            _tasks(snapshot),
             _SNAPSHOT.time(snapshot),
         )
     finally:
@@ -206,3 +213,12 @@ def _tables(snapshot: Handle) -> list[SavedTable]:
             )
         )
     return tables
+
+
+def _tasks(snapshot: Handle) -> dict[str, int]:
+    tasks: dict[str, int] = {}
+    name, trained = ctypes.c_char_p(), ctypes.c_uint64()
+    while _SNAPSHOT.task(snapshot, len(tasks), ctypes.byref(name), ctypes.byref(trained)):
+        assert name.value is not None
+        tasks[name.value.decode()] = trained.value
+    return tasks

@@ -257,7 +257,7 @@ class Parameters:
             if read and tf.executing_eagerly():
                 self.client.pull([variable], begins_step=False)
         elif variable.parameter in self._staged and not in_graph_of_tensorflow_1():
-            self._end_step()
+            self._end_step(is_last=False)
             self._begin_step()
 
     def _begin_step(self) -> None:
@@ -265,20 +265,20 @@ class Parameters:
         self._thread.pull = self.pull_all(begins_step=True)
         self._groups.begin()
 
-    def _end_step(self) -> None:
+    def _end_step(self, is_last: bool = True) -> None:
         self._groups.end()
         # Includes variables that were made since the step began.
-        self.push_all()
+        self.push_all(is_last)
 
     def pull_all(self, begins_step: bool) -> tf.Operation | None:
         """Brings all variables up to date; with `begins_step` a step begins."""
         variables = self.variables()
         return self.client.pull(variables, begins_step) if variables else None
 
-    def push_all(self) -> tf.Operation | None:
-        """Ends a step: sends the changes of all variables."""
+    def push_all(self, ends_step: bool = True) -> tf.Operation | None:
+        """Sends the changes of all variables; the last push of a step ends it."""
         variables = self.variables()
-        return self.client.push(variables) if variables else None
+        return self.client.push(variables, ends_step) if variables else None
 
     @property
     def _staged(self) -> set[int]:

@@ -10,17 +10,23 @@ module, which commits, and renews the leases.
 
 A report is sent after the pushes of the steps that it covers have arrived, so a worker that dies
 between the two repeats records, and never loses any. This is the one place that decides so.
+
+With asynchronous parameter servers the pushes themselves commit (`begin_steps`): the report only
+renews the leases. A worker that has lost a task is told so by a push that is refused; it then gives
+back the other tasks of that batch, whose next records do not follow the last trained ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
+from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
 from tfdist.control.rendezvous import ClientContext
@@ -66,6 +72,8 @@ class Feed:
         self._fits = 0
         self._limit: int | None = None
         self._streams: list[Stream] = []  # the last one is read now
+        self._number = feeds.next_number()
+        self._in_steps = False  # between `begin_steps` and `train`
         self._trained = 0
         self._reported = 0
         self._reported_at = 0.0
@@ -88,7 +96,11 @@ class Feed:
                     self.name,
                 )
             stream = Stream()
+            if self._streams:
+                self._streams[-1].end()
             self._streams.append(stream)
+            if self._in_steps:
+                self._push(stream)
             return stream
 
     def begin_fit(self, epochs: int) -> int:
@@ -150,6 +162,38 @@ class Feed:
         self._ended = max(self._ended, epoch)
         self._feeds.wake()
 
+    def begin_steps(self, batches: int = 1) -> None:
+        """Says that the next steps train the next batches of this iteration, one each.
+
+        With asynchronous parameter servers their pushes commit the batches; otherwise this does
+        nothing. Call `train` after the steps all the same.
+        """
+        self._open()
+        pushes = self._feeds.pushes
+        if pushes is None:
+            return
+        with self._lock:
+            self._in_steps = True
+            stream = self._streams[-1] if self._streams else None
+        if stream is not None and not stream.is_pushed:
+            self.report()  # what was trained without pushes
+            self._push(stream)
+        pushes.begin_steps(self._number, batches)
+
+    def _push(self, stream: Stream) -> None:
+        """Lets the pushes of steps commit the batches of an iteration from now on."""
+        pushes, number = self._feeds.pushes, self._number
+        assert pushes is not None
+        pushes.forget_stream(number)
+        stream.tell(lambda batch: pushes.add_batch(number, batch))
+
+    def end_steps(self) -> None:
+        """Says that no push commits a batch until `begin_steps` is called again."""
+        with self._lock:
+            was_in_steps, self._in_steps = self._in_steps, False
+        if was_in_steps and self._feeds.pushes is not None:
+            self._feeds.pushes.begin_steps(self._number, 0)
+
     def train(self, batches: int = 1) -> None:
         """Notes that the next batches of this iteration are trained.
 
@@ -159,6 +203,7 @@ class Feed:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+        self.end_steps()
         with self._lock:
             stream = self._streams[-1] if self._streams else None
         if stream is None:
@@ -187,39 +232,48 @@ class Feed:
                 return
             trained = self._trained
             held: dict[int, int] = {}
+            pushed: dict[int, int] = {}
             for stream in streams:
-                held |= stream.positions()
+                positions = stream.positions()
+                held |= positions
+                pushed |= dict.fromkeys(positions, 0) if stream.is_pushed else {}
+            refused = self._feeds.take_refused(held)
             released = [lease for stream in old for lease in stream.positions()]
             due = self._reported_at + self.spec.lease / _RENEWALS
-            if trained == self._reported and not released and time.monotonic() < due:
-                return
+            if trained == self._reported and not released and not refused:
+                if time.monotonic() < due:
+                    return
             if trained != self._reported:
                 try:
                     self._feeds.flush()
                 except Exception as error:
                     self._failure = error  # of a push: for the training, not for this thread
                     raise
+            refused |= self._feeds.take_refused(held)  # of the pushes that have arrived meanwhile
             lost = self._open().report(
                 self.name,
-                held,
-                released,
+                held | pushed,
+                [*released, *(refused - set(released))],
                 failed=failed,
                 timeout=_LEAVE_TIMEOUT if leaves else None,
             )
             self._reported_at, self._reported = time.monotonic(), trained
             for stream in streams:
-                stream.forget(held, lost)
+                stream.forget(held, refused.union(lost))
             with self._lock:
                 self._streams = [stream for stream in self._streams if stream not in old]
             if lost:
                 _log.warning(
                     "%s: queue %r: %d tasks that this worker was reading belong to others by now, "
                     "because it was silent for longer than its lease of %g s or the master was "
-                    "started again; their records may be trained twice",
+                    "started again; %s",
                     self._feeds.task_name,
                     self.name,
                     len(lost),
                     self.spec.lease,
+                    "its steps on their records do not count"
+                    if pushed
+                    else "their records may be trained twice",
                 )
 
     def _open(self) -> TaskClient:
@@ -241,6 +295,10 @@ class Feeds:
         self._control: ControlClient | None = None
         # Waits until the steps that are done have reached the servers.
         self.flush: Callable[[], None] = lambda: None
+        # With asynchronous parameter servers: what tells their pushes which records they commit.
+        self.pushes: ops.ParameterClient | None = None
+        self._refused: set[int] = set()  # leases of batches that the servers have refused
+        self._numbers = itertools.count(1)
         self._closed = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -264,6 +322,27 @@ class Feeds:
                     f" or arguments ({difference}); expected another name: name=..."
                 )
             return known
+
+    def next_number(self) -> int:
+        """Returns a number that no other feed has."""
+        return next(self._numbers)
+
+    def take_refused(self, held: Container[int]) -> set[int]:
+        """Returns those of the leases that a refused batch had records of."""
+        if self.pushes is None:
+            return set()
+        batches, leases = self.pushes.take_refused()
+        if batches:
+            _log.warning(
+                "%s: %d steps on data tasks that belong to others by now did not count",
+                self.task_name,
+                batches,
+            )
+        with self._lock:
+            self._refused |= leases
+            found = {lease for lease in self._refused if lease in held}
+            self._refused -= found
+            return found
 
     @property
     def is_first(self) -> bool:
@@ -323,7 +402,7 @@ class Feeds:
         self._closed.set()
         self._wake.set()
         with self._lock:
-            self._client, self._thread, self._feeds = None, None, {}
+            self._client, self._thread, self._feeds, self.pushes = None, None, {}, None
             if self._control is not None:
                 self._control.close()
 
@@ -363,6 +442,7 @@ class Feeds:
                 worker: Any = current.ps_worker
                 self.flush = worker.flush
                 self.can_wait = worker.config.mode == "async"
+                self.pushes = None if worker.config.mode == "sync" else worker.client
                 master, address = f"ps 0 at {cluster.ps[0]}", cluster.ps[0]
             elif cluster.ps and current.job is None:
                 raise NotInitializedError(

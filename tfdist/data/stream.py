@@ -8,7 +8,7 @@ there are batches that wait, and a batch that is being filled. Two counts say wh
                                ^ two steps are done: 8 records, so task 7 is trained up to 8
 
 The end of the pipeline tells how many records each batch has, and the training how many batches it
-has used.
+has used. Where the pushes of steps commit, each batch is told to them as soon as it is made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+
+# For each task in a batch: its lease, its first record in the batch, and the one behind the last.
+Records = list[tuple[int, int, int]]
 
 
 @dataclasses.dataclass
@@ -35,7 +38,10 @@ class Stream:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranges: deque[_Range] = deque()
-        self._batches: deque[int] = deque()
+        self._batches: deque[tuple[int, Records]] = deque()
+        self._unbatched: deque[tuple[int, int, int]] = deque()  # as in `Records`
+        self._tell: Callable[[Records], None] | None = None
+        self._is_pushed = False
         self._read = 0
         self._trained = 0
 
@@ -43,12 +49,44 @@ class Stream:
         """Notes that the records `first` to `size` of a task come next."""
         with self._lock:
             self._ranges.append(_Range(lease, self._read, first, size - first))
+            self._unbatched.append((lease, first, size))
             self._read += size - first
 
     def batch(self, records: int) -> None:
         """Notes that the next records form a batch."""
         with self._lock:
-            self._batches.append(records)
+            batch = self._next_records(records)
+            self._batches.append((records, batch))
+            if self._tell is not None:
+                self._tell(batch)
+
+    def _next_records(self, count: int) -> Records:
+        batch = []
+        while count > 0 and self._unbatched:
+            lease, first, end = self._unbatched.popleft()
+            upto = min(end, first + count)
+            batch.append((lease, first, upto))
+            count -= upto - first
+            if upto < end:
+                self._unbatched.appendleft((lease, upto, end))
+        return batch
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether the pushes of steps commit its batches: `tell` was called."""
+        return self._is_pushed
+
+    def tell(self, tell: Callable[[Records], None]) -> None:
+        """Calls `tell` with each batch that is not trained yet, and with each later one."""
+        with self._lock:
+            self._tell, self._is_pushed = tell, True
+            for _, batch in self._batches:
+                tell(batch)
+
+    def end(self) -> None:
+        """Another iteration has begun: nothing more of this one is told."""
+        with self._lock:
+            self._tell = None
 
     def train(self, batches: int) -> int:
         """Notes that the next batches are trained.
@@ -62,7 +100,7 @@ class Stream:
         with self._lock:
             records = 0
             for _ in range(min(batches, len(self._batches))):
-                records += self._batches.popleft()
+                records += self._batches.popleft()[0]
             self._trained += records
             return records
 

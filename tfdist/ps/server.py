@@ -28,6 +28,7 @@ from tfdist.ps.epochs.service import EpochService
 from tfdist.ps.liveness import Liveness
 from tfdist.ps.stats import rates
 from tfdist.ps.step_waits import StepWaits
+from tfdist.ps.task_positions import ServerPositions
 from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist.ps")
@@ -293,7 +294,9 @@ class ServerTask:
             )
             self._store = store
             if self._tasks is not None:
-                self._tasks.start()
+                is_saved = self._checkpoints is not None
+                by_push = self._config.mode != "sync"
+                self._tasks.start(ServerPositions(store, is_saved) if by_push else None)
         except Exception as error:  # `_attach` returns it to the worker, and `_serve` logs it
             self._problem = error
 

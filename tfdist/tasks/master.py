@@ -11,7 +11,8 @@ cluster in the process itself. A queue begins with its first worker:
       |--- TaskOpen(description) -->|                          |
       |<-- open --------------------|-------- open ----------->|
       |--- TaskBegin, TaskLease --->|   epochs and tasks
-      |--- TaskReport ------------->|   the lease begins again; what is trained is committed
+      |--- TaskReport ------------->|   the lease begins again; what is trained is committed,
+      |                             |   unless the pushes of steps do so
 
 A worker with another digest must tell its data, too, so that the refusal can name the first
 difference. The state of the queues goes into the job's checkpoints (`state`, `restore`); a queue
@@ -36,6 +37,7 @@ from tfdist.control.rendezvous import ClientContext
 from tfdist.control.server import Handler
 from tfdist.errors import CheckpointError
 from tfdist.tasks.description import Description, DescriptionError
+from tfdist.tasks.positions import Positions, TaskPositions
 from tfdist.tasks.queue import MAX_DEATHS, Ended, Event, Grant, TaskQueue
 
 _log = logging.getLogger("tfdist.tasks")
@@ -68,11 +70,24 @@ class _Counting:
 class _Served:
     """A queue with its description, and the history of its commits."""
 
-    def __init__(self, description: Description, by: int, seed: int) -> None:
+    def __init__(
+        self, name: str, description: Description, by: int, seed: int, positions: TaskPositions
+    ) -> None:
         self.description = description
         self.by = by
-        self.queue = TaskQueue(description.plan(seed), first_lease=secrets.randbits(48) << 12)
+        self._name = f"{name}/{description.spec.data_digest}"
+        self._positions = positions
         self.history: deque[tuple[float, int]] = deque()
+        self.queue = self.new_queue(seed)
+
+    def new_queue(self, seed: int) -> TaskQueue:
+        """Returns a queue of this data."""
+        return TaskQueue(
+            self.description.plan(seed),
+            first_lease=secrets.randbits(48) << 12,
+            positions=self._positions,
+            name=self._name,
+        )
 
     def note(self, now: float) -> None:
         """Notes how many records are committed now."""
@@ -109,10 +124,12 @@ class TaskMaster:
         self._fingerprint = messages.fingerprint(cluster.training_addresses)
         self._clock = clock
         self._is_ready = is_ready
+        self._positions: TaskPositions = Positions()
         self._changed = threading.Condition()
         self._queues: dict[str, _Served] = {}
         self._counting: dict[str, _Counting] = {}
         self._restored: dict[str, dict[str, Any]] = {}
+        self._keeps_positions = False
         self._parts: dict[tuple[int, str, str], list[str]] = {}
 
     @property
@@ -127,9 +144,14 @@ class TaskMaster:
             messages.TASK_STATUS: self._status,
         }
 
-    def start(self) -> None:
-        """Begins to answer, once a checkpoint is restored or there is none."""
+    def start(self, positions: TaskPositions | None = None) -> None:
+        """Begins to answer, once a checkpoint is restored or there is none.
+
+        Args:
+          positions: of the tasks; `None`: those that workers report.
+        """
         with self._changed:
+            self._positions = self._positions if positions is None else positions
             self._is_ready = True
             self._changed.notify_all()
 
@@ -138,6 +160,7 @@ class TaskMaster:
         with self._changed:
             queues = dict(self._restored)
             for name, served in self._queues.items():
+                served.queue.refresh(self._clock())
                 queues[name] = {
                     "data": served.description.spec.data_digest,
                     "shuffle": served.description.spec.shuffle,
@@ -146,8 +169,19 @@ class TaskMaster:
                 }
         return json.dumps({"format": _FORMAT, "queues": queues}) if queues else ""
 
-    def restore(self, text: str) -> None:
+    def saved(self) -> None:
+        """The last `state` is in a checkpoint."""
+        with self._changed:
+            for served in self._queues.values():
+                served.queue.saved()
+
+    def restore(self, text: str, *, has_positions: bool = False) -> None:
         """Takes up a state; leases of running workers end.
+
+        Args:
+          text: from `state`.
+          has_positions: whether the positions that are given to `start` are restored, too. They may
+            be further than the state. Otherwise they go back to it.
 
         Raises:
           CheckpointError: it is no state, or one of other data.
@@ -155,6 +189,7 @@ class TaskMaster:
         queues = _parsed_state(text)
         with self._changed:
             self._restored = queues
+            self._keeps_positions = has_positions
             problems = [self._apply_restored(name, x) for name, x in self._queues.items()]
             self._changed.notify_all()
         if any(problems):
@@ -261,7 +296,13 @@ class TaskMaster:
             return _refusal(f"queue {request.queue!r}: {error}")
         served = self._queues.get(request.queue)
         if served is None:
-            served = _Served(description, request.rank, seed=secrets.randbits(31))
+            served = _Served(
+                request.queue,
+                description,
+                request.rank,
+                seed=secrets.randbits(31),
+                positions=self._positions,
+            )
             problem = self._apply_restored(request.queue, served, description.spec.seed is None)
             if problem:
                 return _refusal(problem)
@@ -302,12 +343,9 @@ class TaskMaster:
         same_order = not spec.shuffle or draws_seed or found["seed"] == spec.seed
         if found["shuffle"] != spec.shuffle or not same_order:
             return f"queue {name!r}: expected shuffle and seed as in the job's checkpoint"
-        queue = TaskQueue(
-            dataclasses.replace(served.queue.plan, seed=found["seed"]),
-            first_lease=secrets.randbits(48) << 12,
-        )
+        queue = served.new_queue(found["seed"])
         try:
-            queue.restore(found["queue"])
+            queue.restore(found["queue"], has_positions=self._keeps_positions)
         except ValueError as error:
             return f"queue {name!r}: its state in the job's checkpoint is damaged: {error}"
         served.queue = queue
@@ -431,6 +469,7 @@ class TaskMaster:
     def _shown(self, name: str, served: _Served, now: float) -> dict[str, Any]:
         queue, name_of = served.queue, served.description.name
         queue.expire(now)
+        queue.refresh(now)
         served.note(now)
         counts, rate = queue.counts(), served.rate(now)
         epochs = queue.plan.epochs

@@ -11,8 +11,10 @@ A *task* is a range of records. In each epoch every task is dealt out once:
       v
     PARKED               it was pending when three owners in a row died
 
-A worker owns a task for the time of a *lease*, and renews the lease while it lives. It commits
-records once they are trained, in order within a task. Fast workers ask more often and so take more.
+A worker owns a task for the time of a *lease*, and renews the lease while it lives. Fast workers
+ask more often and so take more. Records are committed once they are trained, in order within a
+task: by the worker's report, or, with asynchronous parameter servers, by the push that trains them
+(`positions`).
 
 Order: tasks are dealt in the order of the data, or shuffled by seed and epoch. A task that was
 released comes back first. A task whose owner has died comes back last: if its records were the
@@ -35,6 +37,8 @@ import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from tfdist.tasks.positions import Positions, TaskPositions
 
 MAX_DEATHS = 3
 _FORMAT = 1
@@ -171,10 +175,21 @@ class TaskQueue:
       plan: what it deals out.
       first_lease: the id of the first lease. A queue that takes the place of another one must use
         other ids.
+      positions: of its tasks.
+      name: of the queue and its data, among those of `positions`.
     """
 
-    def __init__(self, plan: Plan, first_lease: int = 0) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        first_lease: int = 0,
+        positions: TaskPositions | None = None,
+        name: str = "",
+    ) -> None:
         self.plan = plan
+        self._positions = Positions() if positions is None else positions
+        self._name = name
+        self._first_unsaved = 0  # the first epoch of which `state` had tasks that were not done
         self.epoch = 0
         self.leases: dict[int, Lease] = {}
         self.parked: dict[int, Item] = {}
@@ -187,6 +202,7 @@ class TaskQueue:
         self._position = 0  # in the order: how many tasks of this epoch were dealt
         self._returned: list[Item] = []  # sorted by `_place`
         self._processes: dict[int, str] = {}
+        self._failed: dict[int, str] = {}  # by rank, the process that has given back its tasks
         self._drained: dict[int, int] = {}  # by rank, the epoch in which it found nothing more
 
     def begin_epoch(self, ended: int) -> int | None:
@@ -231,6 +247,8 @@ class TaskQueue:
           waits: whether the worker can wait for others at the end of an epoch. Workers that make
             their steps together cannot.
         """
+        if self._failed.get(rank) == process:
+            return Ended()  # its input pipeline still asks while it dies
         self.renew(rank, process, now)
         self.expire(now)
         if self._is_new:
@@ -238,15 +256,20 @@ class TaskQueue:
             self.epoch, self._order = epoch, self._order_of(epoch)
         item = self._take(epoch)
         self._is_new = False
-        if item is not None:
-            self._drained.pop(rank, None)
+        while item is not None:
             lease = Lease(
                 self._next_lease, item, rank, process, now, now, expires=now + self.plan.lease
             )
             self._next_lease += 1
             self.leases[lease.id] = lease
+            task = self._name_of_task(item.epoch, item.task)
             size = self.plan.sizes[item.task]
-            return Grant(lease.id, item.epoch, item.task, item.done, size)
+            if not self._move(lease, self._positions.open(lease.id, task, item.done), now):
+                self._drained.pop(rank, None)
+                return Grant(lease.id, item.epoch, item.task, item.done, size)
+            # Trained already, before this process was started again.
+            self._end(lease)
+            item = self._take(epoch)
         self._drained[rank] = epoch
         others = self._others(rank, epoch, now) if waits else ()
         return Waiting(others) if others else Ended()
@@ -264,7 +287,7 @@ class TaskQueue:
                 lease.expires = now + self.plan.lease
 
     def commit(self, lease_id: int, process: str, upto: int, now: float) -> bool:
-        """Records that the first `upto` records of a task are trained.
+        """Records that the first `upto` records of a task are trained, or more if pushes say so.
 
         Returns:
           Whether the worker still owned the task; if not, nothing is recorded.
@@ -272,15 +295,38 @@ class TaskQueue:
         lease = self.leases.get(lease_id)
         if lease is None or lease.process != process:
             return False
-        item, size = lease.item, self.plan.sizes[lease.item.task]
-        upto = min(upto, size)
-        if upto > item.done:
-            self.records += upto - item.done
-            item.done, item.deaths = upto, 0
-            lease.moved = now
-        if item.done == size:
-            del self.leases[lease_id]
+        upto = min(upto, self.plan.sizes[lease.item.task])
+        if self._move(lease, self._positions.advance(lease_id, upto), now):
+            self._end(lease)
         return True
+
+    def _move(self, lease: Lease, position: int, now: float | None = None) -> bool:
+        """Sets a task to its position; returns whether it is done."""
+        item = lease.item
+        if position > item.done:
+            self.records += position - item.done
+            item.done, item.deaths = position, 0
+            lease.moved = lease.moved if now is None else now
+        return item.done >= self.plan.sizes[item.task]
+
+    def _end(self, lease: Lease) -> bool:
+        """Ends a lease; returns whether its task is done."""
+        del self.leases[lease.id]
+        return self._move(lease, self._positions.close(lease.id))
+
+    def _name_of_task(self, epoch: int, task: int | None = None) -> str:
+        """The name of a task among the positions; without a task, one before those of its epoch."""
+        name = f"{self._name}/{epoch:010}"  # sorted like the numbers
+        return name if task is None else f"{name}/{task:010}"
+
+    def refresh(self, now: float) -> None:
+        """Asks where the pending tasks stand."""
+        for lease in self.leases.values():
+            self._move(lease, self._positions.advance(lease.id), now)
+
+    def saved(self) -> None:
+        """The last `state` is in a checkpoint, and positions of older epochs have no use left."""
+        self._positions.forget(f"{self._name}/", self._name_of_task(self._first_unsaved))
 
     def release(self, process: str, lease_ids: Iterable[int], *, failed: bool) -> None:
         """Gives back tasks.
@@ -290,6 +336,8 @@ class TaskQueue:
           lease_ids: of the tasks; unknown ones are ignored.
           failed: whether the owner dies, perhaps of one of them.
         """
+        if failed:
+            self._failed |= {rank: each for rank, each in self._processes.items() if each == process}
         found = [self.leases[i] for i in lease_ids if i in self.leases]
         self._return([x for x in found if x.process == process], "died" if failed else "released")
 
@@ -324,6 +372,7 @@ class TaskQueue:
     def state(self) -> dict[str, Any]:
         """Returns what `restore` needs: a JSON object. Tasks that are pending become TODO in it."""
         undone = [*(lease.item for lease in self.leases.values()), *self._returned]
+        self._first_unsaved = min([self.epoch, *(item.epoch for item in undone)])
         return {
             "format": _FORMAT,
             "epoch": self.epoch,
@@ -334,8 +383,12 @@ class TaskQueue:
             "parked": [dataclasses.astuple(item) for item in self.parked.values()],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], *, has_positions: bool = False) -> None:
         """Takes up a state; all leases end.
+
+        Args:
+          state: from `state`.
+          has_positions: whether the positions are restored, too; otherwise they go back to `state`.
 
         Raises:
           ValueError: the state is not one of this queue's plan.
@@ -359,12 +412,15 @@ class TaskQueue:
                 raise ValueError(f"there is no record {item.done} of task {item.task}")
         if position > len(tasks):
             raise ValueError(f"expected at most {len(tasks)} tasks, received {position}")
+        for lease in list(self.leases.values()):
+            self._end(lease)
+        if not has_positions:
+            self._positions.forget(f"{self._name}/", f"{self._name}/~")  # behind all digits
         self.epoch, self._position, self.records, self.fits = epoch, position, records, fits
         self._order = self._order_of(epoch)
         self.parked = {item.task: item for item in parked}
         self._returned = sorted(returned, key=_place)
         self._is_new = False
-        self.leases.clear()
         self._processes.clear()
         self._drained.clear()
 
@@ -413,7 +469,8 @@ class TaskQueue:
 
     def _return(self, leases: Iterable[Lease], kind: str) -> None:
         for lease in leases:
-            del self.leases[lease.id]
+            if self._end(lease):
+                continue
             item = lease.item
             if kind == "released":
                 self._put_back(item)

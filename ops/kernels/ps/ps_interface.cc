@@ -52,12 +52,14 @@ REGISTER_OP("TfdistPsStage")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
-// Ends a step: sends the staged gradients and the other changes of the variables.
+// Sends the staged gradients and the other changes of the variables. With `ends_step` it ends a
+// step; a step may push several times.
 REGISTER_OP("TfdistPsPush")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .Attr("client: int")
     .Attr("parameters: list(int)")
+    .Attr("ends_step: bool = true")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);

@@ -185,7 +185,9 @@ class StageKernel : public PsVariablesKernel {
 
 class PushKernel : public PsVariablesKernel {
  public:
-  using PsVariablesKernel::PsVariablesKernel;
+  explicit PushKernel(OpKernelConstruction* context) : PsVariablesKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("ends_step", &ends_step_));
+  }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const auto client = FindClient(context);
@@ -194,8 +196,11 @@ class PushKernel : public PsVariablesKernel {
     OP_REQUIRES_OK_ASYNC(context, LookupVariables(context, &variables), done);
     std::vector<ps::Client::Value> values;
     OP_REQUIRES_OK_ASYNC(context, ReadVariables(*client, variables, &values), done);
-    client->Push(std::move(values), Ending(context, done));
+    client->Push(std::move(values), Ending(context, done), ends_step_);
   }
+
+ private:
+  bool ends_step_ = true;
 };
 
 class SetKernel : public PsVariablesKernel {

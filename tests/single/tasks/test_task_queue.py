@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from tfdist.tasks.positions import Positions
 from tfdist.tasks.queue import Ended, Grant, Plan, TaskQueue, Waiting
 
 LEASE = 10.0
@@ -141,6 +142,76 @@ def test_a_task_that_kills_does_not_take_others_with_it():
             else:
                 assert queue.commit(ahead.lease, f"{killed}", 1, 0.0)
     assert killed == 3 and list(queue.parked) == [2] and queue.records == 5
+
+
+def test_a_process_that_dies_gets_nothing_more():
+    queue = queue_of(4, 4)
+    first = ask(queue, 1)
+    queue.release("process 1", [first.lease], failed=True)
+    assert ask(queue, 1) == Ended()  # its input pipeline asks as long as the process exists
+    again = ask(queue, 1, process="its successor")
+    assert isinstance(again, Grant) and queue.events[-1].item.deaths == 1
+
+
+class Pushed(Positions):
+    """Positions that move without a report, and outlive their leases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: dict[int, str] = {}
+        self.known: dict[str, int] = {}
+
+    def open(self, lease: int, task: str, trained: int) -> int:
+        self.tasks[lease] = task
+        return super().open(lease, task, max(trained, self.known.get(task, 0)))
+
+    def close(self, lease: int) -> int:
+        self.known[self.tasks[lease]] = trained = super().close(lease)
+        return trained
+
+    def forget(self, first: str, last: str) -> None:
+        self.known = {task: n for task, n in self.known.items() if not first <= task < last}
+
+
+def test_a_task_goes_on_where_the_last_push_was():
+    positions = Pushed()
+    queue = TaskQueue(Plan((4, 4), 1, False, 3, LEASE), 0, positions, "q")
+    first = ask(queue, 1)
+    positions.advance(first.lease, 3)
+    # The report does not know of the last push.
+    assert queue.commit(first.lease, "process 1", 0, 0.0) and queue.records == 3
+    positions.advance(first.lease, 4)
+    second = ask(queue, 0, now=LEASE + 1)
+    assert (second.task, second.first) == (1, 0)  # the first one is done, though it has expired
+    assert queue.records == 4 and not queue.events
+    positions.advance(second.lease, 2)
+    third = ask(queue, 1, now=2 * LEASE + 2)
+    assert (third.task, third.first) == (1, 2)
+
+
+def test_positions_may_be_further_than_a_state():
+    positions = Pushed()
+    plan = Plan((4, 4, 4), 2, False, 3, LEASE)
+    queue = TaskQueue(plan, 0, positions, "q")
+    first, second = ask(queue, 0), ask(queue, 0)
+    state = json.loads(json.dumps(queue.state()))
+    positions.advance(first.lease, 4)
+    positions.advance(second.lease, 1)
+    finish(queue, 0, ask(queue, 0))  # a task that the state knows nothing of
+    for lease in (first.lease, second.lease):
+        positions.close(lease)
+
+    restored = TaskQueue(plan, 100, positions, "q")
+    restored.restore(state, has_positions=True)
+    assert drain(restored, 1) == [(0, 1, 1)] and restored.records == 12
+    assert drain(restored, 1, epoch=1) == [(1, 0, 0), (1, 1, 0), (1, 2, 0)]
+    restored.state()
+    restored.saved()
+    assert {task[:12] for task in positions.known} == {"q/0000000001"}
+
+    back = TaskQueue(plan, 200, positions, "q")
+    back.restore(state)  # the values go back to it, too
+    assert drain(back, 1) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
 
 
 def test_the_end_of_an_epoch_waits_for_tasks_that_may_come_back():

@@ -28,6 +28,11 @@ class CommitHook(tf.compat.v1.train.SessionRunHook):
         """Finds the data tasks of this graph."""
         self._feeds = feeds_of_graph()
 
+    def before_run(self, run_context: Any) -> None:
+        """The push of the step commits, where it can."""
+        if len(self._feeds) == 1:
+            self._feeds[0].begin_steps(self._batches)
+
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Commits."""
         for feed in self._feeds:

@@ -122,6 +122,11 @@ class _Commit(Callback):
     def _implements_predict_batch_hooks(self) -> bool:
         return True
 
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        """The pushes of the next steps commit, where they can."""
+        if self._what == "train":
+            self._feed.begin_steps(self._batches)
+
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Commits."""
         self._commit("train")

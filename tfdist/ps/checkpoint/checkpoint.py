@@ -145,7 +145,7 @@ class Checkpoints:
 
     def _save(self, number: int, full: bool) -> dict[str, Any]:
         changes = self._changes()
-        # Before the values: what is committed here has reached them.
+        # Before the values and the positions, which may then be further, never behind.
         tasks = self._tasks.state() if self._tasks is not None else ""
         base = None if full or self._chain_is_long() else self._chain[-1][:2]
         chain, self._chain = self._chain, []  # after a failure no file has the latest changes
@@ -168,9 +168,12 @@ class Checkpoints:
                     self._log_number,
                     held.time,
                     tasks,
+                    held.tasks,
                 ),
             )
         self._store.saved()
+        if self._tasks is not None:
+            self._tasks.saved()
         self._latest = number
         self._saved_changes = changes
         return result
@@ -185,13 +188,19 @@ class Checkpoints:
         if latest.rows is not None:
             self._restore_rows(self._folder, latest, 0, 1)
         self._store.restore(
-            ops.ServerSnapshot(latest.shards, latest.progress, latest.unclaimed, time=latest.time)
+            ops.ServerSnapshot(
+                latest.shards,
+                latest.progress,
+                latest.unclaimed,
+                tasks=latest.positions,
+                time=latest.time,
+            )
         )
         self._restore_tasks(latest)
 
     def _restore_tasks(self, part: snapshot.Snapshot) -> None:
         if self._tasks is not None and part.tasks:
-            self._tasks.restore(part.tasks)
+            self._tasks.restore(part.tasks, has_positions=True)
 
     def _restore_others(self, number: int, of_servers: int) -> None:
         """Restores this server's part of a checkpoint of another number of servers.

@@ -41,6 +41,11 @@ def log_path(folder: str, number: int) -> str:
     return f"{folder}/rows-{number:08d}.log"
 
 
+def values_path(log: str) -> str:
+    """Returns the path of the values beside a log, which a log need not have."""
+    return f"{log}.values"
+
+
 def row_files(folder: str) -> list[int]:
     """Returns the numbers of a server's files of rows in ascending order."""
     return _matching(folder, _ROWS)

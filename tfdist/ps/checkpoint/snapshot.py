@@ -7,6 +7,7 @@
     ps-0-of-2/snapshot-00000007.rows    rows of tables: all, or those that changed since the base
     ps-0-of-2/snapshot-00000006.rows      file, which is kept while it is needed
     ps-0-of-2/rows-00000009.log         changes of rows since then: `core/ps/store/redo_log.h`
+    ps-0-of-2/rows-00000009.log.values  values of other variables, where data tasks are trained
     ps-1-of-2/...
 ```
 
@@ -49,6 +50,7 @@ class Snapshot:
       log: the number of the first log of rows that this snapshot does not include.
       time: the time of the snapshot, on the clock of its rows; 0: unknown.
       tasks: the state of the job's data tasks; "" if this server does not have it.
+      positions: by data task, how many of its records pushes have trained.
     """
 
     number: int
@@ -59,6 +61,7 @@ class Snapshot:
     log: int = 0
     time: float = 0.0
     tasks: str = ""
+    positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def prepare(folder: str) -> None:
@@ -104,6 +107,7 @@ def write(folder: str, snapshot: Snapshot) -> dict[str, object]:
         "log": snapshot.log,
         "time": snapshot.time,
         "tasks": snapshot.tasks,
+        "positions": dict(snapshot.positions),
     }
     with files.create(scratch) as file:
         np.savez(file, about=_text(described), progress=snapshot.progress, **arrays)
@@ -170,6 +174,7 @@ def read(path: str) -> Snapshot:
                 about.get("log", 0),
                 about.get("time", 0.0),
                 str(about.get("tasks", "")),
+                {str(name): int(trained) for name, trained in about.get("positions", {}).items()},
             )
     except CheckpointError:
         raise
@@ -247,6 +252,8 @@ def _remove_old(folder: str) -> None:
     for number, path in layout.logs(folder, 0):
         if number < min(first_logs):
             tf.io.gfile.remove(path)
+            if tf.io.gfile.exists(layout.values_path(path)):
+                tf.io.gfile.remove(layout.values_path(path))
 
 
 def _about(path: str) -> dict[str, Any]:

@@ -250,7 +250,7 @@ void Client::StageRows(const StepValues& step, RowGradient gradient) {
   staged_rows_.emplace_back(step, std::move(gradient));
 }
 
-void Client::Push(std::vector<Value> now, Done done) {
+void Client::Push(std::vector<Value> now, Done done, bool ends_step) {
   lookups_.EndStep();
   Gradients gradients;
   RowGradients row_gradients;
@@ -259,18 +259,33 @@ void Client::Push(std::vector<Value> now, Done done) {
     gradients.swap(staged_);
     row_gradients.swap(staged_rows_);
   }
+  bool has_lost = false;
+  const std::vector<TaskCommit> commits =
+      ends_step ? commits_.Take(&has_lost) : std::vector<TaskCommit>();
   const TimePoint start = Clock::now();
   auto push = std::make_shared<PushOperation>(
       &table_, &directory_, &pool_, &pushes_,
-      [this, start](const Status& status, const PushOperation::Outcome& outcome) {
+      [this, start, commits](const Status& status, const PushOperation::Outcome& outcome) {
         if (!status.ok()) return;
+        if (outcome.refused) commits_.Refuse(commits);
         const std::lock_guard<std::mutex> lock(mutex_);
         ++stats_.pushes;
         stats_.dropped_pushes += outcome.dropped ? 1 : 0;
+        stats_.refused_pushes += outcome.refused ? 1 : 0;
         stats_.bytes_pushed += outcome.bytes;
         stats_.push_nanoseconds += NanosecondsSince(start);
       });
-  const Status status = FillPush(gradients, row_gradients, now, push.get());
+  Status status;
+  if (has_lost) {
+    // Others train these records: nothing of the step is sent, and what it has changed is fetched.
+    for (const Value& value : now) TakePulled(value.parameter);
+    push->CountStep();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++stats_.refused_pushes;
+  } else {
+    push->SetCommits(commits);
+    status = FillPush(gradients, row_gradients, now, push.get());
+  }
   if (status.ok() && !push->empty()) thread_->Submit(std::move(push));
   done(status);
 }

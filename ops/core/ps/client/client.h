@@ -26,6 +26,7 @@
 #include "core/ps/client/operations/push_operation.h"
 #include "core/ps/client/operations/row_transfer.h"
 #include "core/ps/client/operations/table_directory.h"
+#include "core/ps/client/operations/task_commits.h"
 #include "core/ps/optimizers/optimizer.h"
 
 namespace tfdist::ps {
@@ -42,6 +43,7 @@ struct ClientOptions {
 struct ClientStats {
   uint64_t pulls = 0, pushes = 0;
   uint64_t dropped_pushes = 0;  // their servers say that they were too late
+  uint64_t refused_pushes = 0;  // of records of data tasks that this worker had lost
   uint64_t bytes_pulled = 0, bytes_pushed = 0;
   uint64_t pull_nanoseconds = 0;  // from request to last byte
   uint64_t push_nanoseconds = 0;  // from request to answer
@@ -131,8 +133,10 @@ class Client {
   // Ends a step: sends the staged gradients, and those values of `now` that differ from the last
   // pulled ones, which they replace. Sends nothing if there is nothing to send. `done` is called
   // when the memory of the step is no longer needed, or is held by its owner; the next pull reports
-  // a failure of the servers. No pull of these parameters may be under way.
-  void Push(std::vector<Value> now, Done done);
+  // a failure of the servers. No pull of these parameters may be under way. A program may push more
+  // than once in a step; the push with `ends_step` commits the step's records of data tasks.
+  void Push(std::vector<Value> now, Done done, bool ends_step = true);
+  TaskCommits& commits() { return commits_; }
 
   // Replaces values outside of a step. The next pull fetches them. Done when the servers have them.
   void Set(std::vector<Value> values, Done done);
@@ -165,6 +169,7 @@ class Client {
   TableDirectory directory_;
   BlockPool pool_;
   Lookups lookups_;
+  TaskCommits commits_;
   std::atomic<uint64_t> pushes_{0};
   ReduceCounts reduce_counts_;          // of the client's thread
   std::vector<uint64_t> edits_;         // by server, those sent; of the client's thread

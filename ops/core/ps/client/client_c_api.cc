@@ -164,6 +164,40 @@ void tfdist_ps_client_lookup_stats(int64_t handle, ps::LookupStats* stats) {
   *stats = client == nullptr ? ps::LookupStats() : client->lookup_stats();
 }
 
+// The records of data tasks that pushes train; see client/operations/task_commits.h. `numbers`: for
+// each of `count` tasks its lease, the first record and the one behind the last.
+void tfdist_ps_client_add_batch(int64_t handle, uint64_t stream, const uint64_t* numbers,
+                                uint64_t count) {
+  const auto client = FindClient(handle);
+  if (client == nullptr) return;
+  std::vector<ps::TaskCommit> batch(count);
+  for (ps::TaskCommit& commit : batch) {
+    commit = {numbers[0], numbers[1], numbers[2]};
+    numbers += 3;
+  }
+  client->commits().Add(stream, std::move(batch));
+}
+
+void tfdist_ps_client_forget_stream(int64_t handle, uint64_t stream) {
+  if (const auto client = FindClient(handle)) client->commits().Forget(stream);
+}
+
+void tfdist_ps_client_begin_steps(int64_t handle, uint64_t stream, uint64_t steps) {
+  if (const auto client = FindClient(handle)) client->commits().BeginSteps(stream, steps);
+}
+
+// The number of refused batches since the last call. Writes at most `max_leases` of the leases of
+// their tasks; the others are lost to the caller, and expire.
+uint64_t tfdist_ps_client_take_refused(int64_t handle, uint64_t* leases, uint64_t max_leases,
+                                       uint64_t* count) {
+  const auto client = FindClient(handle);
+  std::vector<uint64_t> found;
+  const uint64_t refused = client == nullptr ? 0 : client->commits().TakeRefused(&found);
+  *count = std::min<uint64_t>(found.size(), max_leases);
+  std::copy_n(found.begin(), *count, leases);
+  return refused;
+}
+
 int tfdist_ps_client_flush(int64_t handle, double timeout_seconds, char* error, size_t error_size) {
   return CallClient(handle, error, error_size,
                     [&](Client& client) { return client.Flush(timeout_seconds); });

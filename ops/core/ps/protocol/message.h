@@ -176,6 +176,15 @@ enum class UpdateKind : uint8_t {
   kAssign = 4,     // replaces the value
   kTableRows = 5,  // a gradient of a table's rows: int64 ids, each once, then the rows
 };
+// Records of a data task that a push has trained: those from `from`, without `upto`.
+struct TaskCommit {
+  uint64_t lease = 0, from = 0, upto = 0;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.lease, m.from, m.upto);
+  }
+};
 struct PushRequest {
   static constexpr char kName[] = "PUSH request";
   struct Entry {
@@ -205,10 +214,13 @@ struct PushRequest {
   uint64_t incarnation = 0;  // of the server that answered that pull
   std::vector<StepValues> steps;
   std::vector<Entry> entries;
+  // The push trains records of data tasks: what it changes must survive the server.
+  bool of_tasks = false;
+  std::vector<TaskCommit> commits;  // only to the server of the data tasks' master
 
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {
-    visit(m.sequence, m.clock, m.incarnation, m.steps, m.entries);
+    visit(m.sequence, m.clock, m.incarnation, m.steps, m.entries, m.of_tasks, m.commits);
     for (const Entry& entry : m.entries) {
       visit.Check(entry.has_step() ? entry.step < m.steps.size() : entry.step == 0);
     }
@@ -217,10 +229,13 @@ struct PushRequest {
 struct PushReply {
   static constexpr char kName[] = "PUSH answer";
   bool dropped = false;  // the push came too late
+  // The worker does not own a task any more whose records the push has trained; nothing of the push
+  // was applied here.
+  bool refused = false;
 
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {
-    visit(m.dropped);
+    visit(m.dropped, m.refused);
   }
 };
 

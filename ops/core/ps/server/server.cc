@@ -200,6 +200,7 @@ void Server::Waits(bool* waits) const { impl_->handler().Waits(waits); }
 ServerStats Server::stats() const { return impl_->stats(); }
 std::vector<std::shared_ptr<Table>> Server::tables() const { return impl_->store().tables(); }
 std::vector<TraceEvent> Server::trace() const { return impl_->handler().trace(); }
+TaskPositions& Server::tasks() { return impl_->handler().tasks(); }
 void Server::Close() { impl_->Close(); }
 
 }  // namespace tfdist::ps

@@ -17,6 +17,7 @@
 #include "core/math/dtype.h"
 #include "core/net/authenticate.h"
 #include "core/ps/server/schedule.h"
+#include "core/ps/server/task_positions.h"
 #include "core/ps/store/store.h"
 #include "core/ps/table/table.h"
 
@@ -35,6 +36,7 @@ struct ServerStats {
   uint64_t pushes = 0;           // applied or collected
   uint64_t dropped_pushes = 0;   // late ones
   uint64_t repeated_pushes = 0;  // already applied before
+  uint64_t refused_pushes = 0;   // of records of data tasks that their workers had lost
   uint64_t clock = 0;
   uint64_t largest_lead = 0;
   uint64_t bytes_sent = 0;  // values
@@ -69,6 +71,7 @@ struct ServerSnapshot {
   // Each has begun a copy of its rows at that moment, which can be read in parts.
   std::vector<std::shared_ptr<Table>> tables;
   std::vector<uint64_t> progress;  // clocks, and the last pushes of each worker: opaque numbers
+  std::vector<TaskPosition> tasks_trained;
   // The time of the rows (row_clock.h). 0: unknown, as in snapshots of former releases; then the
   // latest use of a row counts.
   double time = 0;
@@ -123,6 +126,8 @@ class Server {
   ServerStats stats() const;
   std::vector<std::shared_ptr<Table>> tables() const;
   std::vector<TraceEvent> trace() const;
+  // Where the job's data tasks stand.
+  TaskPositions& tasks();
   void Close();
 
  private:

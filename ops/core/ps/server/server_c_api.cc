@@ -248,7 +248,15 @@ int tfdist_ps_server_restore_progress(int64_t handle, const uint64_t* progress, 
   });
 }
 
-// Forgets the added shards, tables, time and progress.
+// A task's position, as tfdist_ps_snapshot_task returned it.
+void tfdist_ps_server_restore_task(int64_t handle, const char* task, uint64_t trained) {
+  const std::shared_ptr<ServerEntry> entry = FindServer(handle);
+  if (entry == nullptr) return;
+  const std::lock_guard<std::mutex> lock(entry->mutex);
+  entry->restored.tasks_trained.push_back({task, trained});
+}
+
+// Forgets the added shards, tables, time, progress and tasks.
 void tfdist_ps_server_restore_nothing(int64_t handle) {
   const std::shared_ptr<ServerEntry> entry = FindServer(handle);
   if (entry == nullptr) return;
@@ -287,6 +295,27 @@ int tfdist_ps_server_start(int64_t handle, const uint8_t* key, char* error, size
     const Status status = entry.server->Restore(std::exchange(entry.restored, {}));
     return status.ok() ? entry.server->Start(bytes) : status;
   });
+}
+
+// The data tasks of the job, whose master is in this process; see server/task_positions.h.
+uint64_t tfdist_ps_server_open_task(int64_t handle, uint64_t lease, const char* task,
+                                    uint64_t trained) {
+  const auto entry = FindServer(handle);
+  return entry == nullptr ? 0 : entry->server->tasks().Open(lease, task, trained);
+}
+
+uint64_t tfdist_ps_server_advance_task(int64_t handle, uint64_t lease, uint64_t trained) {
+  const auto entry = FindServer(handle);
+  return entry == nullptr ? 0 : entry->server->tasks().Advance(lease, trained);
+}
+
+uint64_t tfdist_ps_server_close_task(int64_t handle, uint64_t lease, bool forgets) {
+  const auto entry = FindServer(handle);
+  return entry == nullptr ? 0 : entry->server->tasks().Close(lease, forgets);
+}
+
+void tfdist_ps_server_forget_tasks(int64_t handle, const char* first, const char* last) {
+  if (const auto entry = FindServer(handle)) entry->server->tasks().Forget(first, last);
 }
 
 uint64_t tfdist_ps_server_incarnation(int64_t handle) {
@@ -444,6 +473,16 @@ bool tfdist_ps_snapshot_progress(int64_t snapshot, const uint64_t** progress, ui
   if (found == nullptr) return false;
   *progress = found->server.progress.data();
   *count = found->server.progress.size();
+  return true;
+}
+
+// Returns whether the task exists. The pointer is valid until the snapshot is freed.
+bool tfdist_ps_snapshot_task(int64_t snapshot, uint64_t index, const char** task,
+                             uint64_t* trained) {
+  const auto found = FindSnapshot(snapshot);
+  if (found == nullptr || index >= found->server.tasks_trained.size()) return false;
+  *task = found->server.tasks_trained[index].task.c_str();
+  *trained = found->server.tasks_trained[index].trained;
   return true;
 }
 

@@ -22,7 +22,9 @@ namespace {
 
 constexpr char kLogMagic[] = "tfdist row log 2";
 constexpr size_t kLogMagicBytes = sizeof(kLogMagic) - 1;
-enum Kind : uint32_t { kTable = 1, kPush = 2, kEdit = 3 };
+// kTaskPush: a push that has trained records of data tasks.
+enum Kind : uint32_t { kTable = 1, kPush = 2, kEdit = 3, kTaskPush = 4, kShard = 5 };
+constexpr char kValuesSuffix[] = ".values";
 
 // Precedes each record, which consists of `meta` and then of arrays, whose sizes meta tells.
 struct RecordHeader {
@@ -99,7 +101,8 @@ class ArrayReader {
 
 class Replayer {
  public:
-  explicit Replayer(const RedoLog::Reader& reader) : reader_(reader) {}
+  Replayer(const RedoLog::Reader& reader, std::string path)
+      : reader_(reader), values_path_(std::move(path) + kValuesSuffix) {}
 
   // Returns false if the record is malformed.
   bool Replay(uint32_t kind, std::string_view meta, std::string_view arrays) {
@@ -107,15 +110,52 @@ class Replayer {
       case kTable:
         return AddTable(meta);
       case kPush:
-        return Push(meta, ArrayReader(arrays));
+      case kTaskPush:
+        return Push(meta, ArrayReader(arrays), kind == kTaskPush);
       case kEdit:
         return Edit(meta, ArrayReader(arrays));
+      case kShard:
+        return AddShard(meta);
       default:
         return false;
     }
   }
 
+  // Hands over the last values of the shards.
+  Status Finish() {
+    if (!reader_.sets) return Status();
+    for (const Described& shard : shards_) {
+      if (!shard.is_known) continue;
+      const size_t bytes = shard.elements * ByteSize(shard.dtype);
+      BlockPtr value;
+      if (Status s = ValueFile::Read(values_path_, shard.copy, bytes, &value); !s.ok()) return s;
+      for (const Rows& rows : shard.later) {
+        const size_t row_bytes = rows.width * ByteSize(shard.dtype);
+        for (size_t i = 0; i < rows.indices.size(); ++i) {
+          std::memcpy(value->data() + rows.indices[i] * row_bytes, &rows.content[i * row_bytes],
+                      row_bytes);
+        }
+      }
+      Status set = reader_.sets(shard.name, shard.dtype, shard.elements, std::move(value));
+      if (!set.ok()) return set;
+    }
+    return Status();
+  }
+
  private:
+  struct Rows {
+    uint64_t width = 0;
+    std::vector<int64_t> indices;
+    std::vector<char> content;
+  };
+  struct Described {
+    std::string name;
+    DType dtype = DType::kFloat32;
+    uint64_t elements = 0;
+    bool is_known = false;
+    ValueFile::Copy copy;
+    std::vector<Rows> later;  // than the copy
+  };
   struct Entry {
     uint32_t table = 0;
     double now = 0;
@@ -130,7 +170,55 @@ class Replayer {
     return tables_.back() != nullptr;
   }
 
-  bool Push(std::string_view meta, ArrayReader arrays) {
+  bool AddShard(std::string_view meta) {
+    Described shard;
+    tfdist::Reader fields(meta);
+    fields.GetString(&shard.name).GetEnum(&shard.dtype, DType::kFloat16, DType::kBytes);
+    fields.Get(&shard.elements);
+    if (!fields.Finish("record").ok()) return false;
+    shards_.push_back(std::move(shard));
+    return true;
+  }
+
+  // Values of a push. Its rows of shards follow in `arrays`.
+  struct Change {
+    uint32_t shard = 0;
+    bool is_whole = false;
+    ValueFile::Copy copy;
+    uint64_t width = 0, count = 0;
+  };
+  static void GetChange(tfdist::Reader* fields, Change* change) {
+    fields->Get(&change->shard).GetBool(&change->is_whole);
+    if (change->is_whole) {
+      fields->Get(&change->copy.offset).Get(&change->copy.checksum);
+    } else {
+      fields->Get(&change->width).Get(&change->count);
+    }
+  }
+  bool Apply(const Change& change, ArrayReader* arrays) {
+    if (change.shard >= shards_.size()) return false;
+    Described& shard = shards_[change.shard];
+    if (change.is_whole) {
+      shard.is_known = true;
+      shard.copy = change.copy;
+      shard.later.clear();
+      return true;
+    }
+    Rows rows;
+    rows.width = change.width;
+    if (!shard.is_known || rows.width == 0 || rows.width > shard.elements) return false;
+    const uint64_t row_bytes = rows.width * ByteSize(shard.dtype);
+    if (!arrays->Take(change.count, &rows.indices)) return false;
+    if (!arrays->Take(change.count * row_bytes, &rows.content)) return false;
+    const uint64_t limit = shard.elements / rows.width;
+    for (const int64_t index : rows.indices) {
+      if (index < 0 || static_cast<uint64_t>(index) >= limit) return false;
+    }
+    shard.later.push_back(std::move(rows));
+    return true;
+  }
+
+  bool Push(std::string_view meta, ArrayReader arrays, bool of_tasks) {
     Pusher pusher;
     tfdist::Reader fields(meta);
     fields.Get(&pusher.worker).Get(&pusher.process).Get(&pusher.sequence);
@@ -139,8 +227,15 @@ class Replayer {
       fields.Get(&entry.table).Get(&entry.now).Get(&entry.step.learning_rate);
       fields.Get(&entry.step.step).Get(&entry.count);
     }
+    std::vector<TaskPosition> positions(of_tasks ? fields.GetCount(sizeof(uint64_t)) : 0);
+    for (TaskPosition& each : positions) {
+      fields.GetString(&each.task).Get(&each.trained);
+    }
+    std::vector<Change> changes(of_tasks ? fields.GetCount(sizeof(Change::shard)) : 0);
+    for (Change& change : changes) GetChange(&fields, &change);
     if (!fields.Finish("record").ok()) return false;
     const bool wanted = reader_.wants(pusher);
+    if (reader_.moves && wanted) reader_.moves(positions);
     for (const Entry& entry : entries) {
       if (reader_.passes) reader_.passes(entry.now);
       if (entry.table >= tables_.size()) return false;
@@ -154,6 +249,9 @@ class Replayer {
       if (wanted) {
         table->Replay(entry.now, ids.data(), ids.size(), gradients.data(), entry.step);
       }
+    }
+    for (const Change& change : changes) {
+      if (!Apply(change, &arrays)) return false;
     }
     return arrays.empty();
   }
@@ -187,7 +285,9 @@ class Replayer {
   }
 
   const RedoLog::Reader& reader_;
-  std::vector<Table*> tables_;  // by their id in the file
+  const std::string values_path_;
+  std::vector<Table*> tables_;     // by their id in the file
+  std::vector<Described> shards_;  // the same
 };
 
 }  // namespace
@@ -196,6 +296,8 @@ void RedoLog::Begin(std::string path) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ids_.clear();
   described_ = 0;
+  values_.Begin(path + kValuesSuffix);
+  shard_ids_.clear();
   path_ = std::move(path);
   bytes_ = 0;
   file_.Reset();
@@ -229,8 +331,9 @@ void RedoLog::Record(const Do& write) {
   }
 }
 
-void RedoLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& applied) {
-  if (applied.empty()) return;
+void RedoLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& applied,
+                     const TaskRecord* tasks) {
+  if (applied.empty() && tasks == nullptr) return;
   Record([&] {
     Writer meta;
     meta.Put(pusher.worker).Put(pusher.process).Put(pusher.sequence);
@@ -242,7 +345,12 @@ void RedoLog::Append(const Pusher& pusher, const std::vector<AppliedRows>& appli
       arrays.push_back(ViewOf(one.ids, one.count));
       arrays.push_back(ViewOf(one.gradients, one.count * one.table->config().width));
     }
-    Write(kPush, meta.Take(), arrays);
+    if (tasks != nullptr) {
+      meta.Put(static_cast<uint32_t>(tasks->positions.size()));
+      for (const TaskPosition& each : tasks->positions) meta.PutString(each.task).Put(each.trained);
+      PutShards(tasks->shards, &meta, &arrays);
+    }
+    Write(tasks == nullptr ? kPush : kTaskPush, meta.Take(), arrays);
   });
 }
 
@@ -256,6 +364,41 @@ void RedoLog::Append(const Pusher& editor, Table* table, const TableEdit& edit) 
           {ViewOf(edit.ids, edit.count), ViewOf(edit.used, uses), ViewOf(edit.counts, uses),
            ViewOf(edit.content, edit.count * table->EditFloats(edit.kind))});
   });
+}
+
+void RedoLog::PutShards(const std::vector<ChangedShard>& shards, Writer* meta,
+                        std::vector<iovec>* arrays) {
+  meta->Put(static_cast<uint32_t>(shards.size()));
+  for (const ChangedShard& shard : shards) {
+    // The first time, its other rows are not in this log.
+    const bool is_whole = shard.rows.empty() || !values_.Has(shard.shard);
+    meta->Put(IdOf(shard)).Put(is_whole);
+    if (is_whole) {
+      ValueFile::Copy copy;
+      if (open_ && !values_.Write(shard.shard, shard.value->data(), shard.value->bytes(), &copy)) {
+        Fail("its file of values cannot be written");
+      }
+      meta->Put(copy.offset).Put(copy.checksum);
+      continue;
+    }
+    meta->Put(shard.width).Put(static_cast<uint64_t>(shard.rows.size()));
+    arrays->push_back(ViewOf(shard.rows.data(), shard.rows.size()));
+    const size_t row_bytes = shard.width * ByteSize(shard.dtype);
+    for (const int64_t row : shard.rows) {
+      arrays->push_back(ViewOf(shard.value->data() + row * row_bytes, row_bytes));
+    }
+  }
+}
+
+uint32_t RedoLog::IdOf(const ChangedShard& shard) {
+  const auto next = static_cast<uint32_t>(shard_ids_.size());
+  const auto [known, is_new] = shard_ids_.emplace(shard.shard, next);
+  if (is_new) {
+    Writer meta;
+    meta.PutString(shard.name).Put(shard.dtype).Put(shard.elements);
+    Write(kShard, meta.Take(), {});
+  }
+  return known->second;
 }
 
 void RedoLog::Forget(const Table* table) {
@@ -311,7 +454,7 @@ Status RedoLog::Replay(const std::string& path, const Reader& reader, uint64_t* 
     return Status(StatusCode::kInvalidArgument, StrCat(path, ": not a log of rows"));
   }
   left -= kLogMagicBytes;
-  Replayer replayer(reader);
+  Replayer replayer(reader, path);
   std::string content;
   while (left > 0) {
     *left_out = left;
@@ -330,9 +473,9 @@ Status RedoLog::Replay(const std::string& path, const Reader& reader, uint64_t* 
     }
     left -= content.size();
     *left_out = left;
-    if (header.kind != kTable) ++*records;
+    if (header.kind != kTable && header.kind != kShard) ++*records;
   }
-  return Status();
+  return replayer.Finish();
 }
 
 }  // namespace tfdist::ps

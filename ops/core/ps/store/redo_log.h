@@ -2,6 +2,11 @@
 // that was killed and is started again applies them once more: no acknowledged gradient or edit is
 // lost.
 //
+// A push that has trained records of data tasks is recorded as a whole: the gradients of rows, the
+// positions in the tasks, and the values of the shards that it has changed. The log has room for
+// the rows that changed; whole values are in a file beside it (value_file.h), and the log tells
+// where.
+//
 // Records are handed to the operating system, which writes them even if this process is killed, but
 // not if the machine fails. Rows that lookups have created are not in the log: lookups create them
 // again.
@@ -19,9 +24,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/block.h"
 #include "core/base/status.h"
+#include "core/base/wire.h"
+#include "core/math/dtype.h"
 #include "core/net/socket.h"
 #include "core/ps/optimizers/optimizer.h"
+#include "core/ps/store/value_file.h"
 #include "core/ps/table/table.h"
 
 namespace tfdist::ps {
@@ -43,6 +52,29 @@ struct Pusher {
   uint64_t process = 0, sequence = 0;
 };
 
+// How many records of a data task are trained.
+struct TaskPosition {
+  std::string task;
+  uint64_t trained = 0;
+};
+
+// The value of a shard after a push, or some rows of it.
+struct ChangedShard {
+  const void* shard = nullptr;  // identifies it
+  std::string name;
+  DType dtype = DType::kFloat32;
+  uint64_t elements = 0;
+  BlockPtr value;             // the whole
+  std::vector<int64_t> rows;  // that have changed, of `width` elements each; empty: all
+  uint64_t width = 0;
+};
+
+// What the record of a push has if it has trained records of data tasks.
+struct TaskRecord {
+  std::vector<TaskPosition> positions;
+  std::vector<ChangedShard> shards;
+};
+
 // Thread-safe.
 class RedoLog {
  public:
@@ -62,7 +94,10 @@ class RedoLog {
   // The size of the records in the present file.
   uint64_t bytes() const { return bytes_; }
 
-  void Append(const Pusher& pusher, const std::vector<AppliedRows>& applied);
+  // `tasks`: only of a push that has trained records of data tasks. Such pushes must be appended in
+  // the order in which they were applied.
+  void Append(const Pusher& pusher, const std::vector<AppliedRows>& applied,
+              const TaskRecord* tasks = nullptr);
   void Append(const Pusher& editor, Table* table, const TableEdit& edit);
   // The table is about to be destroyed.
   void Forget(const Table* table);
@@ -74,6 +109,11 @@ class RedoLog {
     std::function<bool(const Pusher& pusher)> wants, wants_edit;
     // Receives the time at which a record was applied.
     std::function<void(double now)> passes;
+    // Receives the positions that came with a push.
+    std::function<void(const std::vector<TaskPosition>& positions)> moves;
+    // Receives the last values of shards, at the end.
+    std::function<Status(const std::string& name, DType dtype, uint64_t elements, BlockPtr value)>
+        sets;
   };
   // Applies the records of a file, up to the first that is incomplete or damaged. `records`: the
   // number of pushes and edits up to there; `left_out`: the bytes behind them. Fails if the file
@@ -89,6 +129,9 @@ class RedoLog {
   void Record(const Do& write);
   void Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& arrays);
   uint32_t IdOf(Table* table);
+  uint32_t IdOf(const ChangedShard& shard);
+  // Adds the shards to a record.
+  void PutShards(const std::vector<ChangedShard>& shards, Writer* meta, std::vector<iovec>* arrays);
 
   const OnFailure on_failure_;
   std::atomic<bool> open_{false}, has_lost_{false};
@@ -99,6 +142,8 @@ class RedoLog {
   bool failed_ = false;                             // since the last Begin
   std::unordered_map<const Table*, uint32_t> ids_;  // in the file, of the tables that it describes
   uint32_t described_ = 0;                          // tables in the file
+  ValueFile values_;
+  std::unordered_map<const void*, uint32_t> shard_ids_;  // in the file
 };
 
 }  // namespace tfdist::ps

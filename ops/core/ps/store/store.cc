@@ -384,6 +384,25 @@ Status Store::RestoreShards(const std::vector<SavedShard>& shards) {
   return Status();
 }
 
+Status Store::RestoreValue(const SavedShard& saved) {
+  {
+    const auto lock = Exclude();
+    if (Shard* const shard = FindName(saved.name)) {
+      if (shard->dtype != saved.dtype || shard->elements != saved.elements) {
+        return InvalidArgument(StrCat("saved shard '", saved.name, "': expected ",
+                                      Describe(shard->dtype, shard->elements), ", received ",
+                                      Describe(saved.dtype, saved.elements)));
+      }
+      saved.block->ChargeTo(memory_);
+      shard->block = saved.block;
+      ++shard->version;
+      return Status();
+    }
+  }
+  AddUnclaimed({saved});
+  return Status();
+}
+
 void Store::RestoreUpdateCounts(const std::vector<uint64_t>& updates) {
   const auto lock = Exclude();
   for (size_t i = 0; i < std::min(updates.size(), shards_.size()); ++i) {

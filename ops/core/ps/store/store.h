@@ -114,6 +114,8 @@ class Store {
   std::vector<uint64_t> update_counts() const;
   // Before the server starts.
   Status RestoreShards(const std::vector<SavedShard>& shards);
+  // A value that is later than that of the restored shard. Without such a shard it is unclaimed.
+  Status RestoreValue(const SavedShard& saved);
   void RestoreUpdateCounts(const std::vector<uint64_t>& updates);
 
   // Shards from a checkpoint of another number of servers. The workers decide which server holds a

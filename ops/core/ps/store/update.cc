@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -180,7 +181,10 @@ AppliedRows ApplyTableRows(Table* table, const StepValues& step, size_t count, i
   return applied;
 }
 
-NotApplied Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
+NotApplied Updater::Apply(const Pusher& pusher, std::vector<Update> updates, TaskRecord* tasks) {
+  std::unique_lock<std::mutex> turn(turns_, std::defer_lock);
+  if (!log_->is_open()) tasks = nullptr;
+  if (tasks != nullptr) turn.lock();
   NotApplied missed;
   std::vector<AppliedRows> applied;
   for (Update& update : updates) {
@@ -190,8 +194,48 @@ NotApplied Updater::Apply(const Pusher& pusher, std::vector<Update> updates) {
     });
     if (!done) missed.Add(update);
   }
-  log_->Append(pusher, applied);
+  if (tasks != nullptr) AddChanged(updates, tasks);
+  log_->Append(pusher, applied, tasks);
+  if (tasks != nullptr) tasks->shards.clear();  // which hold values that the next update replaces
   return missed;
+}
+
+void Updater::AddChanged(const std::vector<Update>& updates, TaskRecord* tasks) const {
+  std::map<Shard*, const Update*> changed;  // null: the whole
+  for (const Update& update : updates) {
+    if (update.shard == nullptr) continue;
+    const bool of_gradient =
+        update.kind == UpdateKind::kGradient || update.kind == UpdateKind::kRows;
+    const bool of_rows = update.kind == UpdateKind::kRows && update.row_count() > 0 &&
+                         LeavesZeroGradientsAlone(update.shard->binding->config,
+                                                  update.shard->binding->weight_decay);
+    std::vector<Shard*> shards = {update.shard};
+    if (of_gradient) {
+      const std::vector<Shard*>& slots = update.shard->binding->slots;
+      shards.insert(shards.end(), slots.begin(), slots.end());
+    }
+    for (Shard* shard : shards) {
+      const auto [known, is_new] = changed.emplace(shard, of_rows ? &update : nullptr);
+      if (!is_new) known->second = nullptr;
+    }
+  }
+  for (const auto& [shard, rows] : changed) {
+    ChangedShard one;
+    one.shard = shard;
+    one.name = shard->name;
+    one.dtype = shard->dtype;
+    one.elements = shard->elements;
+    if (rows != nullptr) {
+      one.rows.assign(rows->row_indices(), rows->row_indices() + rows->row_count());
+      one.width = rows->width;
+    }
+    {
+      std::unique_lock<std::mutex> lock(shard->mutex, std::defer_lock);
+      if (!options_.hogwild) lock.lock();
+      one.value = shard->block;
+    }
+    tasks->shards.push_back(std::move(one));
+  }
 }
 
 void Updater::Apply(int worker, Update* update, std::vector<AppliedRows>* applied) {

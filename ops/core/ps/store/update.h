@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -75,8 +76,9 @@ class Updater {
   Updater(const StoreOptions& options, Store* store, RedoLog* log)
       : options_(options), store_(store), pool_(&store->pool()), log_(log) {}
 
-  // Applies a push at once. Each update is applied as a whole or not at all.
-  NotApplied Apply(const Pusher& pusher, std::vector<Update> updates);
+  // Applies a push at once. Each update is applied as a whole or not at all. `tasks`: as of
+  // RedoLog::Append, still without shards.
+  NotApplied Apply(const Pusher& pusher, std::vector<Update> updates, TaskRecord* tasks = nullptr);
 
   // `worker`: -1 for a sum over workers, which has no delay to compensate.
   void ApplyGradient(int worker, Shard* shard, const StepValues& step, const BlockPtr& gradient);
@@ -89,6 +91,8 @@ class Updater {
   // The step of a worker that pulled some updates ago: adadelay (Sra et al. 2016) reduces its
   // learning rate by the delay.
   StepValues Delayed(int worker, const Shard& shard, StepValues step) const;
+  // Adds the shards that the updates have changed.
+  void AddChanged(const std::vector<Update>& updates, TaskRecord* tasks) const;
   // The value that the worker pulled, if gradients are corrected by it (dc-asgd); else null.
   const Block* PulledBy(int worker, const Shard& shard) const;
 
@@ -96,6 +100,7 @@ class Updater {
   Store* const store_;
   BlockPool* const pool_;
   RedoLog* const log_;
+  std::mutex turns_;  // of the pushes whose values are logged
 };
 
 }  // namespace tfdist::ps

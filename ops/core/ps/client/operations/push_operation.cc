@@ -13,6 +13,7 @@ namespace tfdist::ps {
 namespace {
 
 constexpr size_t kMaxSteps = 256;  // of one message
+constexpr int kTaskServer = 0;     // has the master of the data tasks
 
 Status InvalidPush(const ParameterSpec& spec, const std::string& what) {
   return Status(StatusCode::kInvalidArgument,
@@ -350,6 +351,8 @@ Status PushOperation::Meta(const Request& request, const ServerView& view, std::
   message.incarnation = part.incarnation;
   message.steps = steps_;
   message.entries = part.entries;
+  message.of_tasks = !commits_.empty();
+  if (request.server == kTaskServer) message.commits = commits_;
   for (size_t i = 0; i < part.shards.size(); ++i) {
     uint32_t* const id = &message.entries[i].shard;
     const ShardRef& ref = part.shards[i];
@@ -370,6 +373,7 @@ Status PushOperation::OnAnswer(const Request&, ServerView*, std::string_view met
     return Status(StatusCode::kInvalidArgument, "an answer to a push has no payload");
   }
   outcome_.dropped = outcome_.dropped || reply.dropped;
+  outcome_.refused = outcome_.refused || reply.refused;
   return Status();
 }
 

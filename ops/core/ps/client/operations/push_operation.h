@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/block.h"
@@ -40,6 +41,7 @@ class PushOperation : public Operation {
  public:
   struct Outcome {
     bool dropped = false;  // by some server
+    bool refused = false;  // see PushReply
     uint64_t bytes = 0;
   };
   using Done = std::function<void(const Status&, const Outcome&)>;
@@ -56,8 +58,14 @@ class PushOperation : public Operation {
   // Adds the shards of `now` that differ from the last pulled value, which `now` replaces: as new
   // values if the worker is `alone`, else as differences to be added.
   Status AddChange(int parameter, const Memory& now, bool alone);
+  // The records of data tasks that the push trains.
+  void SetCommits(std::vector<TaskCommit> commits) { commits_ = std::move(commits); }
+  // Makes it a push even without values: the servers count the step.
+  void CountStep() { counts_step_ = true; }
   // Whether there is nothing to push. Gradients of 0 rows are a push: other workers wait for it.
-  bool empty() const { return entries_ == 0 && steps_.empty(); }
+  bool empty() const {
+    return entries_ == 0 && steps_.empty() && commits_.empty() && !counts_step_;
+  }
 
   Status Meta(const Request& request, const ServerView& view, std::string* meta) override;
   Status OnAnswer(const Request& request, ServerView* view, std::string_view meta,
@@ -86,7 +94,9 @@ class PushOperation : public Operation {
   Done done_;
   std::vector<StepValues> steps_;
   std::vector<Part> parts_;  // by server
+  std::vector<TaskCommit> commits_;
   size_t entries_ = 0;
+  bool counts_step_ = false;
   uint64_t sequence_ = 0;  // 0: not sent yet
   Outcome outcome_;
 };

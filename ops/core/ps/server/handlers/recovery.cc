@@ -30,6 +30,7 @@ ServerSnapshot Recovery::TakeSnapshot(bool changed_rows_only, const std::string&
   snapshot.time = state_.store->clock().Now();
   snapshot.shards = state_.store->SnapshotShards();
   snapshot.progress = SaveProgress();
+  snapshot.tasks_trained = state_.tasks.Save();
   // Workers have created all of their variables before they train.
   if (pushes() > 0) state_.store->ForgetUnclaimed();
   snapshot.unclaimed = state_.store->SnapshotUnclaimed();
@@ -60,6 +61,10 @@ Status Recovery::ReplayLog(const std::string& path, uint64_t* records, uint64_t*
     return IsNewer(editor, &worker.edit_process, &worker.edit_sequence);
   };
   reader.passes = [&](double now) { ResumeFrom(now); };
+  reader.moves = [&](const std::vector<TaskPosition>& to) { state_.tasks.Restore(to); };
+  reader.sets = [&](const std::string& name, DType dtype, uint64_t elements, BlockPtr value) {
+    return state_.store->RestoreValue({name, dtype, elements, std::move(value)});
+  };
   const Status read = RedoLog::Replay(path, reader, records, left_out);
   return read.ok() ? status : read;
 }
@@ -99,6 +104,7 @@ Status Recovery::Restore(const ServerSnapshot& snapshot) {
   if (Status s = state_.store->RestoreShards(snapshot.shards); !s.ok()) return s;
   if (Status s = state_.store->RestoreTables(snapshot.tables); !s.ok()) return s;
   state_.store->AddUnclaimed(snapshot.unclaimed);
+  state_.tasks.Restore(snapshot.tasks_trained);
   return snapshot.progress.empty() ? Status() : RestoreProgress(snapshot.progress);
 }
 

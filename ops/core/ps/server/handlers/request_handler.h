@@ -48,6 +48,7 @@ class RequestHandler {
 
   Recovery& recovery() { return recovery_; }
   Events& events() { return state_.events; }
+  TaskPositions& tasks() { return state_.tasks; }
   std::vector<TraceEvent> trace() const { return steps_.trace(); }
   // Sets waits[worker * workers + other]: whether the worker's step waits for the other one's.
   void Waits(bool* waits) const;

@@ -17,6 +17,7 @@
 #include "core/ps/server/request.h"
 #include "core/ps/server/schedule.h"
 #include "core/ps/server/server.h"
+#include "core/ps/server/task_positions.h"
 #include "core/ps/store/redo_log.h"
 #include "core/ps/store/store.h"
 
@@ -32,6 +33,7 @@ struct WorkerState {
   uint64_t session = 0;   // its newest connection; 0: none
   uint64_t sequence = 0;  // of its last push
   bool dropped = false;   // whether that push came too late
+  bool refused = false;   // whether it has trained records of a task that the worker had lost
   // The last push whose rows were applied, and its process. The redo log may be ahead of the
   // snapshot, which everything else was restored from.
   uint64_t rows_process = 0, rows_sequence = 0;
@@ -66,6 +68,7 @@ struct ServerState {
   ReplyChannel* const replies;
   Events events;
   RedoLog log;
+  TaskPositions tasks;
   Reducer reducer;
   std::vector<std::unique_ptr<WorkerState>> workers;
 

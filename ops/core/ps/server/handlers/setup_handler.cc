@@ -27,7 +27,7 @@ std::optional<Answer> SetupHandler::HandleOpen(ClientContext* client, uint64_t i
     if (new_process) {
       worker.process = open.process;
       worker.sequence = 0;
-      worker.dropped = false;
+      worker.dropped = worker.refused = false;
     }
     if (worker.rows_process != open.process) {
       worker.rows_process = open.process;

@@ -153,16 +153,38 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
   if (Status s = state_.CheckLog(); !s.ok()) return state_.Refuse(client, id, s);
   ReserveMemory(!state_.options.hogwild && state_.options.schedule.mode != Mode::kSync,
                 &state_.store->pool(), &updates, &request->table);
+  if (push.of_tasks ? state_.sync() : !push.commits.empty()) {
+    return state_.Refuse(
+        client, id,
+        Status(StatusCode::kInvalidArgument,
+               "a push of data tasks that does not say so, or in a synchronous job"));
+  }
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
+  TaskPositions::Claim tasks;
   {
-    const Lock lock(state_.mutex);
+    Lock lock(state_.mutex);
     if (push.sequence <= worker.sequence) {
       ++repeated_pushes_;
-      return OkAnswer(id, PushReply{push.sequence == worker.sequence && worker.dropped});
+      const bool is_last = push.sequence == worker.sequence;
+      return OkAnswer(id, PushReply{is_last && worker.dropped, is_last && worker.refused});
     }
     worker.sequence = push.sequence;
-    worker.dropped = false;
-    if (push.sequence <= worker.rows_sequence) {
+    worker.dropped = worker.refused = false;
+    // Its rows and positions are restored from the redo log.
+    const bool is_logged = push.sequence <= worker.rows_sequence;
+    if (!push.commits.empty() && !is_logged) {
+      tasks = state_.tasks.Begin(push.commits);
+      if (!tasks.granted()) {
+        worker.refused = true;
+        ++refused_pushes_;
+        state_.schedule.Push(rank, push.clock);
+        Advance(&lock);
+        return OkAnswer(id, PushReply{false, true});
+      }
+    }
+    if (is_logged && push.of_tasks) {
+      updates.clear();
+    } else if (is_logged) {
       updates.erase(std::remove_if(updates.begin(), updates.end(),
                                    [](const Update& update) { return update.table != nullptr; }),
                     updates.end());
@@ -186,8 +208,11 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
     }
     ++pushes_;
   }
-  const NotApplied missed = state_.sync() ? sums_.Collect(rank, std::move(updates))
-                                          : updater_.Apply(pusher, std::move(updates));
+  TaskRecord record{tasks.after(), {}};
+  const NotApplied missed =
+      state_.sync() ? sums_.Collect(rank, std::move(updates))
+                    : updater_.Apply(pusher, std::move(updates), push.of_tasks ? &record : nullptr);
+  tasks.Commit();
   Lock lock(state_.mutex);
   if (state_.sync()) {
     --collecting_;
@@ -242,6 +267,7 @@ void StepHandler::AddStats(ServerStats* stats) const {
   stats->pushes = pushes_;
   stats->dropped_pushes = state_.schedule.dropped_pushes() + foreign_pushes_;
   stats->repeated_pushes = repeated_pushes_;
+  stats->refused_pushes = refused_pushes_;
   stats->clock = state_.schedule.clock();
   stats->largest_lead = state_.schedule.largest_lead();
 }

@@ -74,7 +74,7 @@ class StepHandler {
   // Guarded by ServerState::mutex.
   int collecting_ = 0;  // contributions that are not in the sums yet
   std::list<Parked> parked_;
-  uint64_t pushes_ = 0, foreign_pushes_ = 0, repeated_pushes_ = 0;
+  uint64_t pushes_ = 0, foreign_pushes_ = 0, repeated_pushes_ = 0, refused_pushes_ = 0;
 };
 
 }  // namespace tfdist::ps

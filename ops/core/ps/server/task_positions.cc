@@ -1,0 +1,113 @@
+#include "core/ps/server/task_positions.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tfdist::ps {
+
+TaskPositions::Claim& TaskPositions::Claim::operator=(Claim&& other) noexcept {
+  Release();
+  positions_ = std::exchange(other.positions_, nullptr);
+  granted_ = other.granted_;
+  leases_ = std::move(other.leases_);
+  after_ = std::move(other.after_);
+  return *this;
+}
+
+void TaskPositions::Claim::Commit() {
+  if (positions_ == nullptr) return;
+  {
+    const std::lock_guard<std::mutex> lock(positions_->mutex_);
+    for (size_t i = 0; i < leases_.size(); ++i) {
+      positions_->leases_.at(leases_[i]).task->second = after_[i].trained;
+    }
+  }
+  Release();
+}
+
+void TaskPositions::Claim::Release() {
+  if (positions_ == nullptr) return;
+  {
+    const std::lock_guard<std::mutex> lock(positions_->mutex_);
+    for (const uint64_t lease : leases_) positions_->leases_.at(lease).busy = false;
+  }
+  positions_->released_.notify_all();
+  positions_ = nullptr;
+}
+
+uint64_t TaskPositions::Open(uint64_t lease, const std::string& task, uint64_t trained) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = positions_.emplace(task, 0).first;
+  found->second = std::max(found->second, trained);
+  leases_[lease].task = found;
+  return found->second;
+}
+
+uint64_t TaskPositions::Advance(uint64_t lease, uint64_t trained) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return 0;
+  uint64_t& position = found->second.task->second;
+  position = std::max(position, trained);
+  return position;
+}
+
+uint64_t TaskPositions::Close(uint64_t lease, bool forgets) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto found = leases_.find(lease);
+  // Found again after each wait: the master may open other leases meanwhile.
+  while (found != leases_.end() && found->second.busy) {
+    released_.wait(lock);
+    found = leases_.find(lease);
+  }
+  if (found == leases_.end()) return 0;
+  const Positions::iterator task = found->second.task;
+  const uint64_t trained = task->second;
+  leases_.erase(found);
+  if (forgets) positions_.erase(task);
+  return trained;
+}
+
+void TaskPositions::Forget(const std::string& first, const std::string& last) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto next = positions_.lower_bound(first);
+  while (next != positions_.end() && next->first < last) {
+    const bool leased = std::any_of(leases_.begin(), leases_.end(),
+                                    [&](const auto& lease) { return lease.second.task == next; });
+    next = leased ? std::next(next) : positions_.erase(next);
+  }
+}
+
+TaskPositions::Claim TaskPositions::Begin(const std::vector<TaskCommit>& commits) {
+  Claim claim;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const TaskCommit& commit : commits) {
+    const auto found = leases_.find(commit.lease);
+    if (found == leases_.end() || found->second.busy) return claim;
+    if (found->second.task->second != commit.from || commit.upto < commit.from) return claim;
+    claim.leases_.push_back(commit.lease);
+    claim.after_.push_back({found->second.task->first, commit.upto});
+  }
+  for (const uint64_t lease : claim.leases_) leases_.at(lease).busy = true;
+  claim.positions_ = this;
+  claim.granted_ = true;
+  return claim;
+}
+
+std::vector<TaskPosition> TaskPositions::Save() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<TaskPosition> saved;
+  saved.reserve(positions_.size());
+  for (const auto& [task, trained] : positions_) saved.push_back({task, trained});
+  return saved;
+}
+
+void TaskPositions::Restore(const std::vector<TaskPosition>& positions) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const TaskPosition& saved : positions) {
+    uint64_t& known = positions_[saved.task];
+    known = std::max(known, saved.trained);
+  }
+}
+
+}  // namespace tfdist::ps
