@@ -227,7 +227,10 @@ class ParameterClient:
         """
         numbers = np.asarray(records, np.uint64).reshape(-1)
         CLIENT.add_batch(
-            self.handle, stream, numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)), len(records)
+            self.handle,
+            stream,
+            numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)),
+            len(records),
         )
 
     def forget_stream(self, stream: int) -> None:

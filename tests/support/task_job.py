@@ -15,6 +15,7 @@ from ps_job import served
 import tfdist
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
+from tfdist.strategies._variables.placement import Placement
 
 RECORDS, TASK, BATCH = 60, 8, 4
 
@@ -100,6 +101,69 @@ def train_async(
     ctx.report("trained")
     ctx.wait_for("end", timeout=240)
     return {"counts": ledger.counts(model), "epochs": fitted.epoch, "batches": pause.batches}
+
+
+LEDGER_RECORDS = 120
+
+
+class _Begin(keras.callbacks.Callback):
+    """Reports the first batch; is slow until the test says that there are no more faults."""
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._has_begun = self._is_fast = False
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        if not self._has_begun:
+            self._ctx.report("begun")
+        self._has_begun = True
+        self._is_fast = self._is_fast or (self._ctx.tmp_path / "no more faults").exists()
+        time.sleep(0.0 if self._is_fast else 0.05)
+
+
+def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, Any]:
+    """Fits the ledger with parameter servers that write snapshots; serves in a `ps` task.
+
+    Args:
+      ctx: the rank's context.
+      epochs: of the queue.
+      lease: of the queue.
+      folder: of the snapshots.
+
+    Returns:
+      "counts", as this worker sees them at its end; "is_home", by record: whether ps 0 has its
+      counter; "differences": the sum of the others' differences from `epochs`.
+    """
+    if Cluster.from_environment().task_type == "ps":
+        ctx.report("serving")
+    tfdist.init(checkpoint_dir=folder)
+    strategy = tfdist.ParameterServerStrategy(
+        epoch_timeout=0.0, checkpoint_dir=folder, checkpoint_every=3.0, max_shard_bytes=32
+    )
+    with strategy.scope():
+        model = ledger.model(LEDGER_RECORDS)
+    data = tfdist.data.from_ranges(
+        LEDGER_RECORDS, TASK, shuffle=True, seed=1, lease=lease, epochs=epochs
+    )
+    callbacks = [_Begin(ctx)]
+    model.fit(ledger.batches(data, BATCH), epochs=epochs, verbose=0, callbacks=callbacks)
+    tfdist.data.feed.current.report()
+    ctx.report("begun")  # a worker that has come back to nothing
+    ctx.report("trained")
+    ctx.wait_for("end", timeout=240)
+    counts, is_home = ledger.counts(model), []
+    parameters = strategy.extended.parameters
+    parameter = parameters[model.trainable_variables[0].value.parameter]
+    placement = Placement(servers=2, max_shard_bytes=32)
+    for shard in placement.shards(parameter.placed_as, parameter.shape, 4):
+        is_home += [shard.server == 0] * shard.count
+    others = [count for count, own in zip(counts, is_home, strict=True) if not own]
+    return {
+        "counts": counts,
+        "is_home": is_home,
+        "differences": sum(abs(count - epochs) for count in others),
+    }
 
 
 def end(ranks: Any, workers: int) -> list[Any]:

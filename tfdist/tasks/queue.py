@@ -337,7 +337,9 @@ class TaskQueue:
           failed: whether the owner dies, perhaps of one of them.
         """
         if failed:
-            self._failed |= {rank: each for rank, each in self._processes.items() if each == process}
+            self._failed |= {
+                rank: each for rank, each in self._processes.items() if each == process
+            }
         found = [self.leases[i] for i in lease_ids if i in self.leases]
         self._return([x for x in found if x.process == process], "died" if failed else "released")
 

@@ -218,3 +218,14 @@ def test_tasks_measures_steps_and_requests(tmp_path):
     }
     # Each task is a lease and a commit, and each worker asks once in vain.
     assert all(row["requests"] == 2 * 200 + 4 for row in found["rows"])
+
+
+def test_task_pushes_compares_three_jobs(tmp_path):
+    file = tmp_path / "task_pushes.json"
+    finished = run(
+        *(sys.executable, "benchmarks/task_pushes.py", "--megabytes", "0.1", "--rounds", "1"),
+        *("--steps", "3", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    (row,) = json.loads(file.read_text())["rows"]
+    assert 0 < row["plain dataset"] and 0 < row["data tasks"] and 0 < row["data tasks, logged"]

@@ -1,0 +1,68 @@
+"""Workers and servers are killed and stall, again and again; each record counts once an epoch.
+
+The weights are a ledger of how often each record was trained. They are spread over two servers: on
+ps 0, which deals out the tasks, they are exact. On the other one a batch may count once more or
+less for each push that a death has cut off, and once more for each task that a worker has lost.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from ps_job import roles
+from ranks import start_ranks
+from task_job import BATCH, LEDGER_RECORDS, end, keep_ledger
+from tiers import rounds
+
+WORKERS, SERVERS = 3, 2
+FAULTS = rounds(8, 100)
+EPOCHS = 8 + 3 * FAULTS
+LEASE = 1.0
+# Killed servers take the longest to come back.
+KINDS = ["kill a worker"] * 4 + ["stall a worker"] * 2 + ["kill ps 0", "kill ps 1", "kill both"]
+
+
+@pytest.mark.timeout(rounds(240, 3600))
+def test_each_record_counts_once(tmp_path):
+    choose = random.Random(FAULTS)
+    options = {"epochs": EPOCHS, "lease": LEASE, "folder": str(tmp_path / "snapshots")}
+    cut, done = 0, []
+    with start_ranks(
+        keep_ledger, WORKERS + SERVERS, kwargs=options, roles=roles(WORKERS, SERVERS)
+    ) as ranks:
+        for worker in range(WORKERS):
+            ranks.wait_for(worker, "begun", timeout=60)
+        # Each kind at least once, in any order.
+        kinds = choose.sample(KINDS, len(KINDS)) + choose.choices(KINDS, k=FAULTS)
+        for kind in kinds[:FAULTS]:
+            time.sleep(choose.uniform(0.1, 1.0))
+            worker = choose.randrange(WORKERS)
+            if kind == "stall a worker":
+                ranks[worker].stop()
+                time.sleep(1.5 * LEASE)
+                ranks[worker].resume()
+                cut += 1
+            else:
+                server = 0 if kind == "kill both" else int(kind[-1]) if "ps" in kind else None
+                killed = [worker] if kind in ("kill a worker", "kill both") else []
+                killed += [] if server is None else [WORKERS + server]
+                for rank in killed:
+                    ranks[rank].kill()
+                time.sleep(choose.uniform(0.0, 0.5))
+                for rank in killed:
+                    ranks.restart(rank)
+                for rank in killed:
+                    ranks.wait_for(rank, "begun" if rank < WORKERS else "serving", timeout=120)
+                cut += WORKERS if server == 0 else 1
+            done.append(kind)
+        (tmp_path / "no more faults").touch()
+        outcomes = end(ranks, WORKERS)
+    result = outcomes[0].result
+    print(f"ledger: {FAULTS} faults, {EPOCHS} epochs, {result['differences']}")
+    assert len(done) == FAULTS
+    assert sum(result["is_home"]) > LEDGER_RECORDS // 4 < LEDGER_RECORDS - sum(result["is_home"])
+    home = [count for count, own in zip(result["counts"], result["is_home"], strict=True) if own]
+    assert home == [EPOCHS] * len(home)
+    assert result["differences"] <= cut * BATCH
