@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from ranks import on_ranks, start_ranks
 from task_job import BATCH, RECORDS, train_together
+from tiers import rounds
 
 import tfdist
 
@@ -56,15 +57,21 @@ def test_custom_loop(ctx):
     tfdist.data.feed.current.report()
 
 
+KILLS = rounds(1, 10)
+
+
 def test_a_killed_job_goes_on_from_its_backup(tmp_path):
-    options = {"epochs": 3, "folder": str(tmp_path / "backup"), "pauses": [(11,), (11,)]}
+    # An epoch has eight steps, and each life makes eleven, of which nine are in the backup.
+    epochs = 3 + 2 * (KILLS - 1)
+    options = {"epochs": epochs, "folder": str(tmp_path / "backup"), "pauses": [(11,), (11,)]}
     with start_ranks(train_together, 2, kwargs=options) as ranks:
-        for rank in (0, 1):
-            ranks.wait_for(rank, "paused", 11, timeout=60)
-        for rank in (0, 1):
-            ranks[rank].kill()
-        for rank in (0, 1):
-            ranks.restart(rank)
+        for _ in range(KILLS):
+            for rank in (0, 1):
+                ranks.wait_for(rank, "paused", 11, timeout=60)
+            for rank in (0, 1):
+                ranks[rank].kill()
+            for rank in (0, 1):
+                ranks.restart(rank)
         for rank in (0, 1):
             ranks.wait_for(rank, "paused", 11, timeout=60)
             ranks.send(rank, "go on")
@@ -73,7 +80,7 @@ def test_a_killed_job_goes_on_from_its_backup(tmp_path):
         assert outcome.ok, outcome.describe()
         # The steps after the backup are rolled back with their records: each counts once an epoch.
         even(outcome.result["counters"])
-        assert outcome.result["epochs"][-1] == 2
+        assert outcome.result["epochs"][-1] == epochs - 1
 
 
 def open_other_data(ctx):
