@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -129,12 +129,24 @@ class ControlClient:
                 raise UnreachableError(str(error)) from None
             return reply, call.trailing_metadata()
 
-        challenge = ""
-        if self._signer.has_secret:
-            challenge = str(self._decode(send(messages.CHALLENGE, b"")[0]).get("challenge"))
+        def exchange(challenge: str) -> tuple[bytes, Metadata, Any]:
+            signed = self._signer.sign_request(method, challenge, body)
+            reply, metadata = send(method, body, signed)
+            return reply, signed, metadata
+
         body = messages.encode(request)
-        signed = self._signer.sign_request(method, challenge, body)
-        reply, metadata = send(method, body, signed)
+        kept = self._signer.kept_challenge()
+        try:
+            reply, signed, metadata = exchange(kept or self._new_challenge(send))
+        except UnreachableError:
+            self._signer.forget_challenges()
+            raise
+        except AuthenticationError:
+            if kept is None:
+                raise
+            # The other task was started again, and knows its own challenges only.
+            self._signer.forget_challenges()
+            reply, signed, metadata = exchange(self._new_challenge(send))
         problem = self._signer.problem_with_answer(method, signed, metadata, reply)
         if problem:
             raise self._not_authentic(problem)
@@ -145,6 +157,11 @@ class ControlClient:
                 f"{', '.join(self._caller.training_addresses)})"
             )
         return answer
+
+    def _new_challenge(self, send: Callable[[str, bytes], tuple[bytes, Any]]) -> str:
+        if not self._signer.has_secret:
+            return ""
+        return str(self._decode(send(messages.CHALLENGE, b"")[0]).get("challenge"))
 
     def _decode(self, reply: bytes) -> dict[str, Any]:
         try:

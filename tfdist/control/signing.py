@@ -8,9 +8,10 @@ call, for another task or in another job:
       |--- Challenge ----------------------->|
       |<-- challenge ------------------------|   good for one request, for a minute, here only
       |--- nonce, signature(request) ------->|   HMAC-SHA256 (RFC 2104) with the secret, over
-      |<-- signature(answer) ----------------|   method, challenge, nonce and body
+      |<-- next challenge, signature(answer) |   method, challenge, nonce, next challenge and body
 ```
 
+An answer brings a challenge for the caller's next request, which then needs no call for one.
 Nothing is encrypted. Without a secret nothing is signed, and signed requests are refused: a secret
 on one side only is a mistake that should show at once.
 """
@@ -23,10 +24,14 @@ import re
 import secrets
 import threading
 import time
+from collections import deque
 from typing import Any
 
 CHALLENGE_LIFETIME = 60.0  # s
 _CHALLENGE, _NONCE, _SIGNATURE = "tfdist-challenge", "tfdist-nonce", "tfdist-signature"
+_NEXT = "tfdist-next-challenge"
+# Next challenges are kept half as long as they are good, and as many as a process has threads.
+_MAX_KEPT = 16
 _NONCE_FORM = re.compile("[0-9a-f]{32}")
 _KEY_BYTES = 32
 
@@ -94,6 +99,7 @@ class Signer:
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
         self._challenges = Challenges()
+        self._kept: deque[tuple[float, str]] = deque(maxlen=_MAX_KEPT)  # with the times of arrival
 
     @property
     def has_secret(self) -> bool:
@@ -103,6 +109,21 @@ class Signer:
     def new_challenge(self) -> str:
         """Returns a challenge for a client's next request; empty without a secret."""
         return self._challenges.new() if self.has_secret else ""
+
+    def kept_challenge(self) -> str | None:
+        """Takes a challenge that an answer has brought; `None` if there is none that is good."""
+        while self._kept:
+            try:
+                since, challenge = self._kept.popleft()
+            except IndexError:  # another thread has taken the last one
+                break
+            if time.monotonic() - since < CHALLENGE_LIFETIME / 2:
+                return challenge
+        return None
+
+    def forget_challenges(self) -> None:
+        """Forgets what answers have brought: the server may be another one from now on."""
+        self._kept.clear()
 
     def sign_request(self, method: str, challenge: str, body: bytes) -> Metadata:
         """Returns the metadata of a request; `challenge` is the server's."""
@@ -136,29 +157,41 @@ class Signer:
         """Returns the metadata of the answer to an authentic request."""
         if not self.has_secret:
             return ()
-        values = dict(request_metadata)
-        signature = self._sign("answer", method, values[_CHALLENGE], values[_NONCE], body)
-        return ((_SIGNATURE, signature),)
+        values, following = dict(request_metadata), self.new_challenge()
+        signature = self._sign(
+            "answer", method, values[_CHALLENGE], values[_NONCE], body, following
+        )
+        return ((_SIGNATURE, signature), (_NEXT, following))
 
     def problem_with_answer(
         self, method: str, request_metadata: Metadata, metadata: Any, body: bytes
     ) -> str | None:
-        """Returns why an answer is refused, or None if it is authentic."""
+        """Returns why an answer is refused, or None if it is authentic; keeps its challenge."""
         if not self.has_secret:
             return None
-        signature = dict(metadata or ()).get(_SIGNATURE)
-        if not isinstance(signature, str):
+        values = dict(metadata or ())
+        signature, following = values.get(_SIGNATURE), values.get(_NEXT)
+        if not isinstance(signature, str) or not isinstance(following, str):
             return "the caller has a shared secret, the answer carries no proof of one"
         request = dict(request_metadata)
-        if not _same(
-            signature, self._sign("answer", method, request[_CHALLENGE], request[_NONCE], body)
-        ):
+        challenge, nonce = request[_CHALLENGE], request[_NONCE]
+        if not _same(signature, self._sign("answer", method, challenge, nonce, body, following)):
             return "the two tasks have different shared secrets"
+        self._kept.append((time.monotonic(), following))
         return None
 
-    def _sign(self, direction: str, method: str, challenge: str, nonce: str, body: bytes) -> str:
+    def _sign(
+        self,
+        direction: str,
+        method: str,
+        challenge: str,
+        nonce: str,
+        body: bytes,
+        following: str = "",
+    ) -> str:
         assert self._secret is not None
-        return _mac(self._secret, direction, method, challenge, nonce, body=body).hexdigest()
+        parts = (direction, method, challenge, nonce, following)
+        return _mac(self._secret, *parts, body=body).hexdigest()
 
 
 def _mac(key: bytes, *parts: str, body: bytes) -> hmac.HMAC:

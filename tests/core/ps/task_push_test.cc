@@ -174,7 +174,8 @@ void TestReplay() {
   const uint32_t w = worker.Create("w", Floats{0, 0});
   const uint32_t moment = worker.Create("m", Floats{0, 0});
   const uint32_t rows = worker.Create("rows", Floats{0, 0, 0, 0});
-  EXPECT(worker.Value(moment) == Floats({-3, -6}) && worker.Value(rows) == Floats({-2, -2, -1, -1}));
+  EXPECT(worker.Value(moment) == Floats({-3, -6}) &&
+         worker.Value(rows) == Floats({-2, -2, -1, -1}));
   worker.Bind(momentum, w, {moment});
   worker.Bind(Sgd(), rows);
   // The last push, whose answer its worker has not got, is not applied again, nor refused.

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import socket
+import time
 from concurrent import futures
 
 import grpc
@@ -15,6 +16,7 @@ from control_tasks import Background, LogWatch, clusters, data_address, meet, pl
 
 from tfdist.control import ControlPlane, messages, rendezvous, signing
 from tfdist.control import server as control_server
+from tfdist.control.client import ControlClient
 from tfdist.control.signing import Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
@@ -195,6 +197,38 @@ def test_challenges_expire(monkeypatch):
         assert not challenges.use(odd)
 
 
+def test_an_answer_brings_the_next_challenge(monkeypatch):
+    with undisturbed(SECRET) as cluster, undisturbed(SECRET) as another:
+        client = ControlClient(cluster, SECRET, cluster.address, "chief")
+        asked = []
+        fetch = client._new_challenge
+
+        def count(send):
+            asked.append(1)
+            return fetch(send)
+
+        monkeypatch.setattr(client, "_new_challenge", count)
+
+        def talk():
+            with pytest.raises(ClusterConfigError, match="not a parameter server"):
+                client.call(messages.STATS, request, 0.0, patient=False)
+
+        request = messages.Stats(messages.PROTOCOL, 0.0)
+        for _ in range(3):
+            talk()
+        assert len(asked) == 1
+        # One of another server, as after a restart: the call is repeated with a fresh one.
+        client._signer._kept.clear()
+        client._signer._kept.append((time.monotonic(), challenge_of(another)))
+        talk()
+        assert len(asked) == 2
+        client._signer._kept.clear()
+        client._signer._kept.append((time.monotonic() - signing.CHALLENGE_LIFETIME, "old"))
+        talk()
+        assert len(asked) == 3
+        client.close()
+
+
 def test_the_data_key_is_derived():
     key = signing.data_key(SECRET, "job", "1", "salt")
     assert len(key) == 32 and key == signing.data_key(SECRET, "job", "1", "salt")
@@ -266,7 +300,7 @@ def test_malformed_messages_are_refused(body, detail):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 999}, "the caller speaks control protocol 999, this task 5"),
+        ({"protocol": 999}, "the caller speaks control protocol 999, this task 6"),
         ({"world_size": 7}, "the caller counts 7 training tasks, this task counts 2"),
         ({"fingerprint": "x"}, "the caller has another cluster than this task"),
         ({"rank": 2}, r"the caller says rank 2, expected a rank in \[0, 2\)"),
