@@ -30,7 +30,7 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
 from tfdist.control.rendezvous import ClientContext
-from tfdist.data.stream import Stream
+from tfdist.data.stream import Batching, Stream
 from tfdist.errors import ClusterConfigError, NotInitializedError
 from tfdist.job import process
 from tfdist.tasks.client import Call, Task, TaskClient
@@ -85,8 +85,12 @@ class Feed:
         assert self._seed is not None
         return self._seed
 
-    def begin_iteration(self) -> Stream:
-        """Begins to read the dataset again; what was not trained until now is given back."""
+    def begin_iteration(self, batching: Batching | None = None) -> Stream:
+        """Begins to read the dataset again; what was not trained until now is given back.
+
+        Args:
+          batching: as for `Stream`.
+        """
         with self._lock:
             if self._streams and self._streams[-1].has_batches and not self._trained:
                 _log.warning(
@@ -95,7 +99,7 @@ class Feed:
                     self._feeds.task_name,
                     self.name,
                 )
-            stream = Stream()
+            stream = Stream(batching)
             if self._streams:
                 self._streams[-1].end()
             self._streams.append(stream)
@@ -131,6 +135,7 @@ class Feed:
             self.report()
         epoch = client.begin(self.name, self._ended).epoch
         if epoch is None or (self._limit is not None and epoch >= self._limit):
+            stream.finish()
             return
         next_log = time.monotonic() + _LOG_INTERVAL
         while True:
@@ -159,6 +164,7 @@ class Feed:
                     ", ".join(map(self._feeds.cluster.describe_rank, found)),
                 )
             yield None
+        stream.finish()
         self._ended = max(self._ended, epoch)
         self._feeds.wake()
 

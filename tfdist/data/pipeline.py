@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.feed import Feed
-from tfdist.data.stream import Stream
+from tfdist.data.stream import Batching, Stream
 
 # Iterations of a dataset whose batches are counted: the last ones.
 _KEPT = 4
@@ -26,6 +27,8 @@ _KEEPS_ORDER = {
     "_AssertNextDataset",
     "DatasetV1Adapter",
 }
+# Of these, what reads all records, and once.
+_READS_ONCE = _KEEPS_ORDER - {"_RepeatDataset", "_TakeDataset"}
 _BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
 
 
@@ -66,6 +69,7 @@ def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if feed is None or is_tracked(dataset):
         return dataset
     is_batched = _check(dataset, feed) > 0
+    batching = _batching(dataset)
 
     streams: dict[int, Stream] = {}
     numbers = itertools.count()
@@ -73,7 +77,7 @@ def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     def begin(_: np.ndarray) -> np.ndarray:
         number = next(numbers)
         streams.pop(number - _KEPT, None)
-        streams[number] = feed.begin_iteration()
+        streams[number] = feed.begin_iteration(batching)
         return np.int64(number)
 
     def count(number: np.ndarray, records: np.ndarray) -> np.ndarray:
@@ -81,11 +85,17 @@ def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
             streams[int(number)].batch(int(records))
         return records
 
-    def note(number: tf.Tensor, batch: Any) -> Any:
+    def note(number: tf.Tensor, *elements: Any) -> Any:
+        batch = elements if is_tuple else elements[0]
         records = _records(batch) if is_batched else tf.constant(1, tf.int64)
         noted = tf.numpy_function(count, [number, records], tf.int64)
         with tf.control_dependencies([noted]):
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    def batches(number: tf.Tensor) -> tf.data.Dataset:
+        if batching is not None:
+            return dataset
+        return dataset.map(functools.partial(note, number))
 
     options = tf.data.Options()
     options.deterministic = True
@@ -93,13 +103,7 @@ def tracked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     result = (
         tf.data.Dataset.range(1)
         .map(lambda i: tf.ensure_shape(tf.numpy_function(begin, [i], tf.int64), []))
-        .flat_map(
-            lambda number: dataset.map(
-                (lambda *batch: note(number, batch))
-                if is_tuple
-                else (lambda batch: note(number, batch))
-            )
-        )
+        .flat_map(batches)
         .prefetch(1)  # counting is no part of the training's time
         .with_options(options)
         .with_options(dataset.options())
@@ -133,6 +137,25 @@ def _check(dataset: tf.data.Dataset, feed: Feed) -> int:
     if batches > 1:
         raise ValueError(_refusal(feed, "two batches, one of the other"))
     return batches
+
+
+def _batching(dataset: tf.data.Dataset) -> Batching | None:
+    """Returns how a dataset forms batches of the records that it reads once, if it does just that.
+
+    Otherwise each batch must tell its size, from Python: that takes time.
+    """
+    found = Batching(1)
+    while getattr(dataset, _FEED, None) is None:
+        kind = type(dataset).__name__
+        if kind in _BATCHES:
+            size, drops = map(tf.get_static_value, (dataset._batch_size, dataset._drop_remainder))
+            if size is None or drops is None:
+                return None
+            found = Batching(int(size), bool(drops))
+        elif kind not in _READS_ONCE:
+            return None
+        (dataset,) = (one for one in dataset._inputs() if feed_of(one) is not None)
+    return found
 
 
 def _refusal(feed: Feed, what: str) -> str:

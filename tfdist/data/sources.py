@@ -22,6 +22,8 @@ _LEASE = 30.0
 # Rows at each end of an array that are part of its checksum.
 _SAMPLED_ROWS = 64
 _READ_AHEAD = 256 << 10
+# Numbers of records, and none.
+_NUMBERS, _NONE = tf.TensorSpec([None], tf.int64), np.zeros(0, np.int64)
 
 
 def from_ranges(
@@ -64,13 +66,8 @@ def from_ranges(
     ```
     """
     spec = Spec("ranges", records, task_size, "", (), epochs, shuffle, seed, lease)
-    order = tf.TensorSpec([None], tf.int64)
-
-    def read(task: Task, rows: np.ndarray) -> Any:
-        return task.place[0] + rows
-
-    nothing = np.zeros(0, np.int64)
-    return _dataset(name, spec, lambda: Description(spec), read, nothing, order)
+    unbatch = tf.data.Dataset.unbatch
+    return _dataset(name, spec, lambda: Description(spec), _numbers, _NONE, _NUMBERS, unbatch)
 
 
 def from_arrays(
@@ -113,15 +110,19 @@ def from_arrays(
     about = "; ".join(f"{c.dtype} {c.shape} {_checksum(c):08x}" for c in columns)
     (records,) = lengths
     spec = Spec("arrays", records, task_size, about[:4000], (), epochs, shuffle, seed, lease)
-    signature = tf.nest.map_structure(
-        lambda column: tf.TensorSpec([None, *column.shape[1:]], tf.as_dtype(column.dtype)), arrays
-    )
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
 
-    def read(task: Task, rows: np.ndarray) -> Any:
-        return tf.nest.map_structure(lambda column: column[task.place[0] + rows], arrays)
+    def rows_of(numbers: tf.Tensor) -> Any:
+        # Here, not in the generator, whose Python would hold up the training.
+        if shuffle:
+            return tf.nest.map_structure(lambda column: tf.gather(column, numbers), tensors)
+        first, count = tf.reduce_sum(numbers[:1]), tf.size(numbers, tf.int64)
+        return tf.nest.map_structure(lambda column: column[first : first + count], tensors)
 
-    nothing = tf.nest.map_structure(lambda column: column[:0], arrays)
-    return _dataset(name, spec, lambda: Description(spec), read, nothing, signature)
+    def records_of(numbers: tf.data.Dataset) -> tf.data.Dataset:
+        return numbers.map(rows_of).unbatch()
+
+    return _dataset(name, spec, lambda: Description(spec), _numbers, _NONE, _NUMBERS, records_of)
 
 
 def from_files(
@@ -202,7 +203,8 @@ def from_files(
 
         nothing = np.zeros(0, object)
         signature: Any = tf.TensorSpec([None], tf.string)
-        return _dataset(name, spec, describe, read_lines, nothing, signature)
+        unbatch = tf.data.Dataset.unbatch
+        return _dataset(name, spec, describe, read_lines, nothing, signature, unbatch)
 
     def read_records(task: Task, rows: np.ndarray) -> Any:
         return path_of(task), np.int64(task.place[1]), np.int64(task.size), rows
@@ -217,6 +219,10 @@ def from_files(
     return _dataset(name, spec, describe, read_records, empty, signature, _records(shuffle))
 
 
+def _numbers(task: Task, rows: np.ndarray) -> np.ndarray:
+    return task.place[0] + rows
+
+
 def _dataset(
     name: str,
     spec: Spec,
@@ -224,7 +230,7 @@ def _dataset(
     read: Callable[[Task, np.ndarray], Any],
     nothing: Any,
     signature: Any,
-    records_of: Callable[..., tf.data.Dataset] | None = None,
+    records_of: Callable[[tf.data.Dataset], tf.data.Dataset],
 ) -> tf.data.Dataset:
     """Makes the dataset of a queue.
 
@@ -234,7 +240,7 @@ def _dataset(
       read: returns what `signature` says of the given rows of a task.
       nothing: the same of no rows.
       signature: of `read`.
-      records_of: makes a dataset of records of it; `None`: of the rows of its tensors.
+      records_of: makes a dataset of records of one of such tensors.
     """
     try:
         description.check(spec)
@@ -254,12 +260,8 @@ def _dataset(
     # What a worker reads is its own: no strategy may cut it once more.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.deterministic = True
-    dataset = (
-        tf.data.Dataset.from_generator(chunks, output_signature=signature)
-        .flat_map(records_of or _slices(signature))
-        .with_options(options)
-    )
-    return mark(dataset, feed)
+    read_tasks = tf.data.Dataset.from_generator(chunks, output_signature=signature)
+    return mark(records_of(read_tasks).with_options(options), feed)
 
 
 def _rows(feed: Feed, task: Task) -> np.ndarray:
@@ -271,14 +273,8 @@ def _rows(feed: Feed, task: Task) -> np.ndarray:
     return generator.permutation(task.size)[task.first :]
 
 
-def _slices(signature: Any) -> Callable[..., tf.data.Dataset]:
-    slices = tf.data.Dataset.from_tensor_slices
-    # flat_map unpacks a tuple, but nothing else.
-    return (lambda *columns: slices(columns)) if type(signature) is tuple else slices
-
-
-def _records(shuffle: bool) -> Callable[..., tf.data.Dataset]:
-    def records_of(
+def _records(shuffle: bool) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
+    def records_of_task(
         path: tf.Tensor, offset: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
     ) -> tf.data.Dataset:
         # TFRecordDataset itself cannot begin within a file.
@@ -293,7 +289,7 @@ def _records(shuffle: bool) -> Callable[..., tf.data.Dataset]:
             lambda task: tf.data.Dataset.from_tensor_slices(tf.gather(task, rows))
         )
 
-    return records_of
+    return lambda tasks: tasks.flat_map(records_of_task)
 
 
 def _checksum(column: np.ndarray) -> int:

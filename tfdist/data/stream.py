@@ -7,8 +7,9 @@ there are batches that wait, and a batch that is being filled. Two counts say wh
     batches of 4        [0..3] [4..7] [8..11] [12..15] ...
                                ^ two steps are done: 8 records, so task 7 is trained up to 8
 
-The end of the pipeline tells how many records each batch has, and the training how many batches it
-has used. Where the pushes of steps commit, each batch is told to them as soon as it is made.
+Which records a batch has follows from its size, or the end of the pipeline tells it. The training
+tells how many batches it has used. Where the pushes of steps commit, each batch is told to them as
+soon as it is made.
 """
 
 from __future__ import annotations
@@ -32,10 +33,29 @@ class _Range:
     count: int
 
 
-class Stream:
-    """The records of one iteration, in the order in which they are read; for several threads."""
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """How the records of an iteration form batches.
 
-    def __init__(self) -> None:
+    Args:
+      size: how many records a batch has.
+      drops_rest: whether the last records of an iteration, if they are fewer, are dropped.
+    """
+
+    size: int
+    drops_rest: bool = False
+
+
+class Stream:
+    """The records of one iteration, in the order in which they are read; for several threads.
+
+    Args:
+      batching: how they form batches; `None`: `batch` tells it.
+    """
+
+    def __init__(self, batching: Batching | None = None) -> None:
+        self._batching = batching
+        self._waiting = 0  # records that are in no batch yet
         self._lock = threading.Lock()
         self._ranges: deque[_Range] = deque()
         self._batches: deque[tuple[int, Records]] = deque()
@@ -51,14 +71,28 @@ class Stream:
             self._ranges.append(_Range(lease, self._read, first, size - first))
             self._unbatched.append((lease, first, size))
             self._read += size - first
+            self._waiting += size - first
+            while self._batching is not None and self._waiting >= self._batching.size:
+                self._add_batch(self._batching.size)
+
+    def finish(self) -> None:
+        """Notes that nothing more comes."""
+        with self._lock:
+            rest = self._batching is not None and not self._batching.drops_rest
+            if rest and self._waiting:
+                self._add_batch(self._waiting)
 
     def batch(self, records: int) -> None:
         """Notes that the next records form a batch."""
         with self._lock:
-            batch = self._next_records(records)
-            self._batches.append((records, batch))
-            if self._tell is not None:
-                self._tell(batch)
+            self._add_batch(records)
+
+    def _add_batch(self, records: int) -> None:
+        batch = self._next_records(records)
+        self._waiting -= records
+        self._batches.append((records, batch))
+        if self._tell is not None:
+            self._tell(batch)
 
     def _next_records(self, count: int) -> Records:
         batch = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tfdist.data.stream import Stream
+from tfdist.data.stream import Batching, Stream
 
 
 def test_batches_span_tasks():
@@ -19,6 +19,21 @@ def test_batches_span_tasks():
     # Fewer batches than a step may use are left at the end.
     assert stream.train(3) == 4 and stream.positions() == {7: 10, 2: 10}
     assert not stream.is_behind and stream.train(1) == 0
+
+
+def test_batches_of_one_size_form_themselves():
+    for drops_rest in (False, True):
+        told = []
+        stream = Stream(Batching(4, drops_rest))
+        stream.read(7, 0, 3)
+        assert not stream.has_batches
+        stream.read(2, 4, 10)
+        stream.tell(told.append)  # the first two batches are there
+        stream.read(5, 0, 1)
+        stream.finish()
+        whole = [[(7, 0, 3), (2, 4, 5)], [(2, 5, 9)]]
+        assert told == whole + ([] if drops_rest else [[(2, 9, 10), (5, 0, 1)]])
+        assert stream.train(9) == (8 if drops_rest else 10)
 
 
 def test_leases_that_have_ended_are_forgotten():
