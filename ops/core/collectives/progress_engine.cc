@@ -463,7 +463,9 @@ void ProgressEngine::Flush() {
 }
 
 void ProgressEngine::AbortStreams(const Status& reason) {
-  for (Peer& peer : peers_) {
+  for (int rank = 0; rank < group_->size; ++rank) {
+    NoteConnected(rank);  // as in Lose: none completes its handshake any more
+    Peer& peer = peers_[rank];
     if (peer.stream == nullptr) continue;
     peer.stream->Detach();
     if (reason.ok()) continue;

@@ -1,4 +1,8 @@
 // Connecting ranks, and the errors when they cannot.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "collectives/calls.h"
 
 namespace tfdist::testing::connect_test {
@@ -29,6 +33,29 @@ void TestConnectWithMissingRank() {
       EXPECT(SecondsSince(start) < 2);
     });
   }
+}
+
+// A rank may be told of a failure while it still waits for another one.
+void TestFailureWhileConnecting() {
+  std::vector<std::string> addresses;
+  Ranks comms(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_OK(Communicator::Create(rank, 3, "", 0, &comms[rank]));
+    addresses.push_back(StrCat("127.0.0.1:", comms[rank]->port()));
+  }
+  std::atomic<int> ended{0};
+  OnRanks(3, [&](int rank) {
+    if (rank == 2) {  // never connects
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      EXPECT(ended == 0);
+      return comms[1]->Abort(Status(StatusCode::kUnavailable, "gave up"));
+    }
+    const TimePoint start = Clock::now();
+    EXPECT_OK(comms[rank]->Connect(TestKey(), 1, addresses, 30));
+    ++ended;
+    EXPECT(SecondsSince(start) < 10);
+    EXPECT_STATUS(comms[rank]->status(), StatusCode::kUnavailable);
+  });
 }
 
 void TestConnectErrors() {
@@ -82,6 +109,7 @@ void TestWrongKeyOrGeneration() {
 
 void Main() {
   TestConnectWithMissingRank();
+  TestFailureWhileConnecting();
   TestConnectErrors();
   TestWrongKeyOrGeneration();
   std::puts("connect: ok");
