@@ -133,7 +133,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
     def communication_stats(self) -> ops.CommunicationStats:
         """Counters of this worker's communication so far; all zero without other workers."""
         if self.communicator is None:
-            return ops.CommunicationStats(0, 0, 0, 0.0, 0)
+            return ops.CommunicationStats()
         return self.communicator.stats()
 
     def __deepcopy__(self, memo: dict) -> MultiWorkerMirroredStrategy:

@@ -41,6 +41,15 @@ _C = library.CFunctions(
             ctypes.POINTER(Handle),
             ctypes.POINTER(ctypes.c_int),
         ],
+        "reconfigure": [
+            Handle,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.POINTER(ctypes.c_int),
+        ],
         "connect": [
             Handle,
             ctypes.c_char_p,
@@ -76,11 +85,11 @@ class CommunicationStats:
       bytes_sent_to_other_hosts: part of `bytes_sent`, to ranks with another host name.
     """
 
-    collectives: int
-    bytes_sent: int
-    bytes_received: int
-    busy_seconds: float
-    rejected_connections: int
+    collectives: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    busy_seconds: float = 0.0
+    rejected_connections: int = 0
     chunks_sent: int = 0
     bytes_sent_to_other_hosts: int = 0
 
@@ -92,7 +101,8 @@ class Communicator:
     """A fixed set of ranks that run collectives together.
 
     It listens for its peers as soon as it exists; `connect` makes it usable. It belongs to one
-    generation of a job and fails as a whole: after a failure every collective raises that failure.
+    generation of a job and fails as a whole: after a failure every collective raises that failure,
+    until `reconfigure` gives it the ranks of the next generation.
 
     Args:
       rank: this process, 0 <= rank < size.
@@ -119,14 +129,13 @@ class Communicator:
     ):
         self.rank = rank
         self.size = size
+        self._listens_on = interface.encode(), port, int(shared_memory)
         handle, bound_port = Handle(), ctypes.c_int()
-        _C.create(
-            *(rank, size, interface.encode(), port, int(shared_memory)),
-            *(ctypes.byref(handle), ctypes.byref(bound_port)),
-        )
+        _C.create(rank, size, *self._listens_on, ctypes.byref(handle), ctypes.byref(bound_port))
         self.handle = handle.value
         self.port = bound_port.value
         self.closed = False
+        self._former = CommunicationStats()
         _by_handle[self.handle] = self
 
     @staticmethod
@@ -142,6 +151,26 @@ class Communicator:
                 None, None, f"communicator {handle} was closed, or forgotten, before its ops"
             )
         return found
+
+    def reconfigure(self, rank: int, size: int) -> None:
+        """Disconnects, and listens for other ranks; `connect` makes it usable again.
+
+        Functions that were traced with this communicator need no new trace: their collectives run
+        among the new ranks. No collective may be running.
+
+        Args:
+          rank: this process among the new ranks, 0 <= rank < size.
+          size: their number.
+
+        Raises:
+          tf.errors.FailedPreconditionError: it was closed.
+          As the constructor.
+        """
+        former = self.stats()
+        bound_port = ctypes.c_int()
+        _C.reconfigure(self.handle, rank, size, *self._listens_on, ctypes.byref(bound_port))
+        self.rank, self.size, self.port = rank, size, bound_port.value
+        self._former = former
 
     def connect(
         self, key: bytes, generation: int, addresses: Sequence[str], timeout: float
@@ -201,17 +230,19 @@ class Communicator:
         _C.close(self.handle)
 
     def stats(self) -> CommunicationStats:
-        """Returns the counters; collectives may be running."""
+        """Returns the counters since the constructor; collectives may be running."""
         raw = _Stats()
         _C.stats(self.handle, ctypes.byref(raw))
+        former = self._former
         return CommunicationStats(
-            collectives=raw.collectives,
-            bytes_sent=raw.bytes_sent,
-            bytes_received=raw.bytes_received,
-            busy_seconds=raw.busy_nanoseconds / 1e9,
-            rejected_connections=raw.rejected_connections,
-            chunks_sent=raw.chunks_sent,
-            bytes_sent_to_other_hosts=raw.bytes_sent_to_other_hosts,
+            collectives=former.collectives + raw.collectives,
+            bytes_sent=former.bytes_sent + raw.bytes_sent,
+            bytes_received=former.bytes_received + raw.bytes_received,
+            busy_seconds=former.busy_seconds + raw.busy_nanoseconds / 1e9,
+            rejected_connections=former.rejected_connections + raw.rejected_connections,
+            chunks_sent=former.chunks_sent + raw.chunks_sent,
+            bytes_sent_to_other_hosts=former.bytes_sent_to_other_hosts
+            + raw.bytes_sent_to_other_hosts,
         )
 
     def __enter__(self) -> "Communicator":

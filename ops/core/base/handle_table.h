@@ -33,6 +33,15 @@ class HandleTable {
     const auto found = objects_.find(handle);
     return found == objects_.end() ? nullptr : found->second;
   }
+  // Puts another object in the place of the handle's own, which it returns; null, and no change, if
+  // the handle has none.
+  std::shared_ptr<T> Replace(int64_t handle, std::shared_ptr<T> object) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = objects_.find(handle);
+    if (found == objects_.end()) return nullptr;
+    found->second.swap(object);
+    return object;
+  }
   std::shared_ptr<T> Remove(int64_t handle) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = objects_.find(handle);

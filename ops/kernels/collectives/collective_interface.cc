@@ -152,5 +152,18 @@ REGISTER_COLLECTIVE("TfdistJoin")
     .Output("last_rank: int32")
     .SetShapeFn(::tensorflow::shape_inference::ScalarShape);
 
+// Not a collective. This process's rank and the number of ranks, at each execution: stateful, so
+// that TensorFlow makes no constants of them.
+REGISTER_OP("TfdistWorld")
+    .Output("rank: int32")
+    .Output("size: int32")
+    .Attr("communicator: int")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
 }  // namespace
 }  // namespace tfdist
