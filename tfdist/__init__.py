@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfdist import callbacks, compression, data, embedding, errors, layers, ops
     from tfdist.compression.casts import Compression
     from tfdist.config.cluster import Cluster
+    from tfdist.config.elastic import Elastic
     from tfdist.config.resolver import ClusterResolver
     from tfdist.embedding import EmbeddingTable
     from tfdist.embedding.export import export_for_serving
@@ -56,6 +57,7 @@ _MODULE_OF = {
     "Compression": "tfdist.compression.casts",
     "DistributedGradientTape": "tfdist.horovod.tape",
     "DistributedOptimizer": "tfdist.horovod.optimizer",
+    "Elastic": "tfdist.config.elastic",
     "EmbeddingTable": "tfdist.embedding",
     "CommunicationOptions": "tfdist.strategies",
     "MirroredStrategy": "tfdist.strategies",
@@ -102,6 +104,7 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "Elastic",
     "EmbeddingTable",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",

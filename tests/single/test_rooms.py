@@ -64,6 +64,7 @@ PYTHON_ROOMS = [
     ["ps", "data.server"],
     ["job"],
     ["preemption", "data"],
+    ["elastic"],
     ["keras"],
     ["strategies._base", "strategies._devices"],
     ["strategies._input", "strategies._local_reduce", "strategies._variables"],

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping
 
 from tfdist.config import validation
+from tfdist.config.elastic import Elastic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Settings:
       ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
       data_service_dir: the directory of the `data_dispatcher`'s journal, or None
         (`TFDIST_DATA_SERVICE_DIR`).
+      elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
+        means a job of fixed size.
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -41,6 +44,7 @@ class Settings:
     checkpoint_dir: str | None = None
     ps_memory: int = 0
     data_service_dir: str | None = None
+    elastic: Elastic | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -53,6 +57,7 @@ class Settings:
           ClusterConfigError: a variable has an unusable value; names the variable.
         """
         environ = os.environ if environ is None else environ
+        elastic = environ.get("TFDIST_ELASTIC", "").strip()
         return cls(
             secret=validation.secret(environ),
             rendezvous_timeout=validation.seconds(
@@ -64,6 +69,7 @@ class Settings:
             checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
             ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
             data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
+            elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
         )
 
 

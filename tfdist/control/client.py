@@ -30,7 +30,7 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 # An answer may take this much longer than the requested wait (s).
-_ANSWER_MARGIN = 1.0
+ANSWER_MARGIN = 1.0
 # Not connected, or this side has closed the connection.
 _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
@@ -41,6 +41,10 @@ class UnreachableError(Exception):
 
 class SilentError(UnreachableError):
     """The other task gave no answer in time; it may still run."""
+
+
+class RefusedError(ClusterConfigError):
+    """The other task is one of tfdist, and refuses this one; the text has its reason."""
 
 
 class Caller(Protocol):
@@ -97,7 +101,7 @@ class ControlClient:
           ClusterConfigError: the other task refuses this one, or another program answers at its
             address.
         """
-        deadline = time.monotonic() + wait + _ANSWER_MARGIN
+        deadline = time.monotonic() + wait + ANSWER_MARGIN
         try:
             return self._call(method, request, deadline, wait_for_ready=False)
         except UnreachableError as error:
@@ -107,7 +111,7 @@ class ControlClient:
         # Reconnecting may use up the wait, so the second call requests an answer at once.
         request = dataclasses.replace(request, wait=0.0)
         try:
-            return self._call(method, request, deadline - _ANSWER_MARGIN, wait_for_ready=True)
+            return self._call(method, request, deadline - ANSWER_MARGIN, wait_for_ready=True)
         except UnreachableError:
             # The second call knows only that it waited for a connection; the first has a reason.
             raise reason from None
@@ -152,7 +156,7 @@ class ControlClient:
             raise self._not_authentic(problem)
         answer = self._decode(reply)
         if answer.get("status") == "refused":
-            raise ClusterConfigError(
+            raise RefusedError(
                 f"{self._both()}: refused: {answer.get('reason')} (this task's training addresses: "
                 f"{', '.join(self._caller.training_addresses)})"
             )

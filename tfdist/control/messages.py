@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-PROTOCOL = 6
+PROTOCOL = 7
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
@@ -28,6 +28,12 @@ TASK_REPORT = f"/{SERVICE}/TaskReport"
 TASK_STATE = f"/{SERVICE}/TaskState"
 TASK_STATUS = f"/{SERVICE}/TaskStatus"
 OF_TASKS = (TASK_OPEN, TASK_BEGIN, TASK_LEASE, TASK_REPORT, TASK_STATE, TASK_STATUS)
+ELASTIC_PROBE = f"/{SERVICE}/ElasticProbe"
+ELASTIC_FOUND = f"/{SERVICE}/ElasticFound"
+ELASTIC_FORM = f"/{SERVICE}/ElasticForm"
+ELASTIC_ADDRESS = f"/{SERVICE}/ElasticAddress"
+ELASTIC_LEAVE = f"/{SERVICE}/ElasticLeave"
+OF_ELASTIC = (ELASTIC_PROBE, ELASTIC_FOUND, ELASTIC_FORM, ELASTIC_ADDRESS, ELASTIC_LEAVE)
 CHALLENGE = f"/{SERVICE}/Challenge"  # empty; the answer has "challenge", see `signing`
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -240,6 +246,76 @@ class TaskStatus:
     wait: float
 
 
+@dataclasses.dataclass(frozen=True)
+class ElasticProbe:
+    """`process`, of an elastic job, asks whether and in which generation the callee lives."""
+
+    protocol: int
+    process: str
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticFound:
+    """A process takes part in the founding of an elastic job; see generations.py.
+
+    `description` is a JSON object of texts, on which all members must agree; `start` is the number
+    of founders that the caller expects.
+    """
+
+    protocol: int
+    process: str
+    name: str
+    address: str
+    description: str
+    start: int
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticForm:
+    """A process wants to be a member of the next generation.
+
+    `to` is the process that it means to call, or empty. `reference` is the text of the latest
+    generation that the caller knows to be established, empty for a newcomer. `holds_state` says
+    that the caller has established a generation itself. `highest` is the largest generation number
+    that it has seen, and `dead` a JSON list of the processes that it knows to be dead.
+    """
+
+    protocol: int
+    to: str
+    process: str
+    name: str
+    address: str
+    description: str
+    reference: str
+    holds_state: bool
+    highest: int
+    dead: str
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticAddress:
+    """A member of the generation with this `salt` says where it listens for data connections."""
+
+    protocol: int
+    process: str
+    salt: str
+    description: str
+    data_address: str
+    wait: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticLeave:
+    """A process leaves its job: it counts as dead from now on."""
+
+    protocol: int
+    process: str
+    wait: float
+
+
 REQUESTS: dict[str, type[Any]] = {
     JOIN: Join,
     EXIT: Exit,
@@ -255,6 +331,11 @@ REQUESTS: dict[str, type[Any]] = {
     TASK_REPORT: TaskReport,
     TASK_STATE: TaskState,
     TASK_STATUS: TaskStatus,
+    ELASTIC_PROBE: ElasticProbe,
+    ELASTIC_FOUND: ElasticFound,
+    ELASTIC_FORM: ElasticForm,
+    ELASTIC_ADDRESS: ElasticAddress,
+    ELASTIC_LEAVE: ElasticLeave,
 }
 
 

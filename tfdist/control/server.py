@@ -119,6 +119,8 @@ class ControlServer:
       secret: the shared secret or None.
       handlers: by method, the function that answers a request of its type in
         `messages.REQUESTS`.
+      max_threads: the number of calls that handlers may hold at the same time; by default two for
+        each training task, and some.
 
     Raises:
       AddressInUseError: another process listens on the port.
@@ -127,14 +129,18 @@ class ControlServer:
     """
 
     def __init__(
-        self, cluster: Cluster, secret: bytes | None, handlers: Mapping[str, Handler]
+        self,
+        cluster: Cluster,
+        secret: bytes | None,
+        handlers: Mapping[str, Handler],
+        max_threads: int | None = None,
     ) -> None:
         self._name = f"{cluster.task_name} at {cluster.address}"
         self._cluster = cluster
         self._signer = Signer(secret)
         self._handlers = handlers
         self._warned: dict[str, None] = {}  # in order
-        self._pool = DaemonPool(2 * cluster.world_size + 8)
+        self._pool = DaemonPool(max_threads or 2 * cluster.world_size + 8)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run_loop, name="tfdist-control-loop", daemon=True).start()
         try:
@@ -254,6 +260,10 @@ class ControlServer:
         own = messages.fingerprint(self._cluster.training_addresses)
         known = self._signer.has_secret or getattr(request, "fingerprint", None) == own
         who = f"this is {self._name}, " if known else "this task is "
+        if messages.ELASTIC_FORM in self._handlers:
+            return f"{who}a task of an elastic job; expected TFDIST_ELASTIC on every task"
+        if method in messages.OF_ELASTIC:
+            return f"{who}not of an elastic job; expected TFDIST_ELASTIC on every task or on none"
         if method in messages.OF_TASKS:
             return f"{who}not the one that deals out the job's data tasks"
         if method not in (messages.JOIN, messages.EXIT, messages.STOP):

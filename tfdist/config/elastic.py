@@ -1,0 +1,103 @@
+"""The limits of an elastic job: how many processes it needs, takes, and starts with.
+
+This module does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from tfdist.config.cluster import Cluster
+from tfdist.config.validation import show
+from tfdist.errors import ClusterConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Elastic:
+    """The limits of a job whose workers may die, leave and join.
+
+    Args:
+      min_workers: the least number of processes that train; with fewer, the job waits for more.
+      max_workers: the largest number, or None for no bound.
+      start_workers: the number that the job is founded with; None means the number of training
+        tasks in the cluster.
+
+    Raises:
+      ClusterConfigError: the numbers contradict each other.
+
+    Example:
+      >>> Elastic.from_text("2:8:4")
+      Elastic(min_workers=2, max_workers=8, start_workers=4)
+    """
+
+    min_workers: int = 1
+    max_workers: int | None = None
+    start_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("min_workers", "max_workers", "start_workers"):
+            value = getattr(self, name)
+            if value is None and name != "min_workers":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ClusterConfigError(
+                    f"Elastic: expected {name} to be a positive integer, received {show(value)}"
+                )
+        if self.max_workers is not None and self.max_workers < self.min_workers:
+            raise ClusterConfigError(
+                f"Elastic: expected max_workers to be at least min_workers = {self.min_workers}, "
+                f"received {self.max_workers}"
+            )
+        if self.start_workers is not None:
+            self._check_start(self.start_workers, "start_workers")
+
+    @classmethod
+    def from_text(cls, text: str, source: str = "Elastic") -> Elastic:
+        """Returns the limits in "min:max" or "min:max:start".
+
+        Args:
+          text: for instance "2:8" or "2:8:4".
+          source: the origin of the text in errors.
+
+        Raises:
+          ClusterConfigError: the text has another form, or the numbers contradict each other.
+        """
+        found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})(?::([0-9]{1,9}))?", text.strip())
+        if not found:
+            raise ClusterConfigError(
+                f'{source}: expected "min:max" or "min:max:start", such as 2:8 or 2:8:4, received '
+                f"{show(text)}"
+            )
+        least, most, start = found.groups()
+        try:
+            return cls(int(least), int(most), None if start is None else int(start))
+        except ClusterConfigError as error:
+            raise ClusterConfigError(f"{source} {text.strip()}: {error}") from None
+
+    def start(self, cluster: Cluster) -> int:
+        """Returns the number of processes that the job is founded with.
+
+        Args:
+          cluster: the job as this process knows it.
+
+        Raises:
+          ClusterConfigError: the cluster has fewer training tasks than `start_workers`, or their
+            number, which is the default, is outside the limits.
+        """
+        if self.start_workers is None:
+            self._check_start(cluster.world_size, "the number of training tasks in the cluster")
+            return cluster.world_size
+        if self.start_workers > cluster.world_size:
+            raise ClusterConfigError(
+                f"Elastic: expected at least start_workers = {self.start_workers} training tasks "
+                f"in the cluster, received {cluster.world_size}"
+            )
+        return self.start_workers
+
+    def _check_start(self, start: int, what: str) -> None:
+        if start < self.min_workers or (self.max_workers is not None and start > self.max_workers):
+            bound = "or more" if self.max_workers is None else f"to {self.max_workers}"
+            raise ClusterConfigError(
+                f"Elastic: expected {what} to be {self.min_workers} {bound}, received {start}"
+            )

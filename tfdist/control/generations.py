@@ -1,0 +1,886 @@
+"""Which processes form the next generation of an elastic job. Without networking.
+
+Every process of the job holds one `Generations`, since any process may have to lead. Generation 1
+is the *founding*. Each later one is formed when members die or leave, or newcomers wait:
+
+```
+  member 1        member 2 = leader       member 3         newcomer
+     |                  |                    |                 |
+   (dies)               |<------ Form ------ | (member 1 is    |
+                        |                    |  dead: 2 leads) |
+                        |<------ Form -------|-----------------|   held: round 1
+                        |   decide()         |                 |
+                        |-- complete ------->|---------------->|   members and ranks of g+1
+                        |                    |                 |
+                        |<------ Address ----|<--- Address ----|   held: round 2
+                        |-- complete ------->|---------------->|   data addresses of all ranks
+                        |<===== data connections, first collective ====>|
+                        | establish()        | establish()     | establish()
+```
+
+**Leader.** The lowest-ranked member of the reference generation that lives and answers. A member
+that follows another one answers `Form` with "redirect" to it.
+
+**Base and reference.** A process's *base* is the last generation that it has established: it has
+completed a collective in it. The *reference* is the latest generation that any process is known to
+have established; members, majority and order of ranks are those of the reference. Two survivors may
+have different bases, because one lost its peer just after the first collective. The latest base
+counts, which is safe:
+
+- A collective completes at a process only if all members take part in it. So if one process has
+  established generation g+1, all members of g+1 have entered it, and each is a member to whom the
+  majority of g+1 may be applied.
+- A training step of g+1 needs collectives after the first one, so each member has established g+1
+  before any member commits a step in it. If no survivor has established g+1, no step was committed
+  in it, and the survivors may continue from g as if g+1 had not been.
+
+**Majority.** Generation g+1 needs more than half of the members of the reference that are not
+proven dead. Two sets that both are more than half of the living have a member in common, and a
+member follows one leader at a time, so at most one of two partitions continues. A process that was
+stopped, or cut off, may wake when all other members of its generation are dead, but their
+successors are not. So where the majority depends on proofs of death, the leader first asks all
+addresses that it knows whether the job lives there (`asked_all`).
+
+**State.** At least one member must hold the job's state, which means that it has a base. A newcomer
+has none, and neither has a member of a generation that failed before it was established.
+
+**Numbers only grow.** A generation that fails in a round is given up; its number is not used again,
+since each call tells the largest number that its process has seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from tfdist.config import validation
+from tfdist.config.elastic import Elastic
+from tfdist.control import messages
+from tfdist.control.messages import MessageError
+from tfdist.control.rendezvous import ClientContext
+
+# A process that receives "waiting" calls again at once; without a call for so long (s) it is gone.
+_LEASE = 5.0
+_MAX_WAIT = 30.0
+_MAX_MEMBERS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One process of an elastic job, for its life.
+
+    Attributes:
+      process: unique per process, so that a restarted task is another member.
+      name: its task's name in messages, such as "worker 3".
+      address: its control address, "host:port".
+    """
+
+    process: str
+    name: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}"
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Member:
+        """Returns the member that a JSON object of a message describes.
+
+        Raises:
+          MessageError: it describes none.
+        """
+        if not isinstance(fields, dict):
+            raise MessageError(f"expected a member as an object, received {_shown(fields)}")
+        process, name, address = (fields.get(key) for key in ("process", "name", "address"))
+        problem = problem_with_member(process, name, address)
+        if problem:
+            raise MessageError(problem)
+        return cls(str(process), str(name), str(address))
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """The members of an elastic job between two changes.
+
+    Attributes:
+      number: 1, 2, ...
+      members: in the order of their ranks.
+      newcomers: the processes among them that did not hold the job's state when it was formed.
+      job: identifies the job, from its founding to its end.
+      salt: random, for the key of the data connections.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+    newcomers: frozenset[str]
+    job: str
+    salt: str
+
+    def __contains__(self, process: object) -> bool:
+        return any(member.process == process for member in self.members)
+
+    def rank(self, process: str) -> int:
+        """Returns the rank of a member."""
+        return [member.process for member in self.members].index(process)
+
+    def to_text(self) -> str:
+        """Returns the text from which `from_text` makes an equal generation."""
+        fields = {
+            "number": self.number,
+            "members": [dataclasses.asdict(member) for member in self.members],
+            "newcomers": sorted(self.newcomers),
+            "job": self.job,
+            "salt": self.salt,
+        }
+        return json.dumps(fields)
+
+    @classmethod
+    def from_text(cls, text: str) -> Generation:
+        """Returns the generation in a message.
+
+        Raises:
+          MessageError: the text describes none.
+        """
+        fields = messages.decode_object(text.encode())
+        number, members, newcomers = (fields.get(k) for k in ("number", "members", "newcomers"))
+        job, salt = fields.get("job"), fields.get("salt")
+        if not (
+            isinstance(number, int)
+            and 0 < number < 2**63
+            and isinstance(members, list)
+            and 0 < len(members) <= _MAX_MEMBERS
+            and isinstance(newcomers, list)
+            and all(isinstance(process, str) for process in newcomers)
+            and isinstance(job, str)
+            and isinstance(salt, str)
+        ):
+            raise MessageError(f"expected a generation, received {_shown(text)}")
+        return cls(number, tuple(map(Member.from_fields, members)), frozenset(newcomers), job, salt)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What the leader has found out; see `Generations.decide`.
+
+    Attributes:
+      generation: the next generation, or None if it cannot be formed yet.
+      missing: members that have not come, and are neither dead nor given up.
+      gone: members that have not come and are not waited for any more.
+      lacks: why there is no generation although nobody is waited for: "majority", "state",
+        "workers" (fewer than `min_workers`), "proof" (the majority depends on proofs of death, and
+        not all known addresses have been asked), "rank" (a lower-ranked member has come, which is
+        to lead); empty if members are missing or the generation was formed.
+      workers: the number of processes that have come, newcomers included.
+    """
+
+    generation: Generation | None = None
+    missing: tuple[Member, ...] = ()
+    gone: tuple[Member, ...] = ()
+    lacks: str = ""
+    workers: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class _Arrival:
+    """A process that wants to be in the next generation."""
+
+    member: Member
+    holds_state: bool
+    expires: float = math.inf  # monotonic; infinite while its call is held
+
+
+class Generations:
+    """One process's part in forming the generations of an elastic job.
+
+    Handlers (`probe`, `found`, `form`, `address`, `leave`) answer other processes in the server's
+    threads. The other methods are this process's own. Calls wait inside the handlers, each at most
+    as long as its request says.
+
+    Args:
+      me: this process.
+      elastic: the limits.
+      addresses: of the training tasks that this process knows, in the order of their ranks.
+      start: the number of founders.
+      description: what all members must agree on.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        elastic: Elastic,
+        addresses: Sequence[str],
+        start: int,
+        description: Mapping[str, str],
+    ) -> None:
+        self.me = me
+        self._elastic = elastic
+        self._addresses = tuple(addresses)
+        self._start = start
+        self._description = dict(description)
+        self._changed = threading.Condition()
+        self._changes = 0
+        self._closed = False
+        self._founders: dict[str, _Arrival] = {}
+        self._base: Generation | None = None
+        self._reference: Generation | None = None
+        self._entered: Generation | None = None
+        self._outside: Generation | None = None
+        self._highest = 0
+        self._ended = 0
+        self._dead: dict[str, str] = {}
+        self._forming = False
+        self._leader: Member | None = None
+        self._arrived: dict[str, _Arrival] = {}
+        self._round: Generation | None = None
+        self._data_addresses: dict[str, str] = {}
+
+    # This process's own view.
+
+    @property
+    def description(self) -> str:
+        """What all members must agree on, as the text of messages."""
+        with self._changed:
+            return json.dumps(self._description)
+
+    def describe(self, more: Mapping[str, str]) -> None:
+        """Adds to what all members must agree on."""
+        with self._changed:
+            self._description.update(more)
+
+    @property
+    def base(self) -> Generation | None:
+        """The last generation that this process has established; None for a newcomer."""
+        with self._changed:
+            return self._base
+
+    @property
+    def reference(self) -> Generation | None:
+        """The latest established generation that this process knows, and is a member of."""
+        with self._changed:
+            return self._reference
+
+    @property
+    def outside(self) -> Generation | None:
+        """A later established generation, of which this process is no member; None if unknown."""
+        with self._changed:
+            return self._outside
+
+    @property
+    def entered(self) -> Generation | None:
+        """The generation whose members this process is connected to, or None."""
+        with self._changed:
+            return self._entered
+
+    @property
+    def highest(self) -> int:
+        """The largest generation number that this process has seen."""
+        with self._changed:
+            return self._highest
+
+    @property
+    def dead(self) -> Mapping[str, str]:
+        """The processes that are proven dead, and why."""
+        with self._changed:
+            return dict(self._dead)
+
+    def adopt(self, generation: Generation) -> None:
+        """Takes part in generation 1, which the leader of the founding has completed."""
+        with self._changed:
+            self._base = self._reference = generation
+            self._highest = max(self._highest, generation.number)
+            self._notify()
+
+    def become_newcomer(self) -> None:
+        """Forgets the job: this process holds no state of it any more, or never did."""
+        with self._changed:
+            self._base = self._reference = self._entered = self._outside = self._round = None
+            self._forming = False
+            self._leader = None
+            self._arrived = {}
+            self._notify()
+
+    def begin_forming(self) -> None:
+        """Gives up the present generation: this process waits for the next one."""
+        with self._changed:
+            self._forming = True
+            self._give_up()
+
+    def give_up(self, generation: Generation) -> None:
+        """Gives up a generation to whose members this process could not connect."""
+        with self._changed:
+            self._ended = max(self._ended, generation.number)
+            self._give_up()
+
+    def lead(self) -> None:
+        """Makes this process the leader, which decides."""
+        self._set_leader(self.me)
+
+    def follow(self, leader: Member | None) -> None:
+        """Makes this process redirect others to `leader`; None while it looks for one."""
+        self._set_leader(leader)
+
+    def enter(self, generation: Generation) -> None:
+        """Records that this process is connected to the members of a generation."""
+        with self._changed:
+            self._entered = generation
+            self._forming = False
+            self._leader = None
+            self._notify()
+
+    def stop_forming(self) -> None:
+        """Records that this process does not wait for a generation any more."""
+        with self._changed:
+            self._forming = False
+            self._leader = None
+            self._notify()
+
+    def establish(self) -> None:
+        """Makes the present generation this process's base."""
+        with self._changed:
+            assert self._entered is not None
+            self._base = self._reference = self._entered
+
+    def newcomers_wait(self) -> bool:
+        """Whether the leader of the present generation can take in a process that waits here."""
+        with self._changed:
+            present = self._entered
+            if self._forming or present is None or not self._arrived:
+                return False
+            most = self._elastic.max_workers
+            if present.members[0] != self.me or (most and len(present.members) >= most):
+                return False
+            self._expire()
+            return any(process not in present for process in self._arrived)
+
+    def hear(self, text: str) -> None:
+        """Learns of an established generation from another process's answer.
+
+        Raises:
+          MessageError: the text is no generation.
+        """
+        if text:
+            with self._changed:
+                self._hear(Generation.from_text(text))
+
+    def declare_dead(self, process: str, why: str) -> None:
+        """Records a proof that a process is dead."""
+        with self._changed:
+            if process != self.me.process and process not in self._dead:
+                self._bury(process, why)
+
+    def receive(self, generation: Generation) -> None:
+        """Records a generation that a leader has formed, so that its number is not used again."""
+        with self._changed:
+            self._highest = max(self._highest, generation.number)
+
+    def missing(self) -> list[Member]:
+        """Returns the members of the reference that have not come and are not proven dead."""
+        with self._changed:
+            self._expire()
+            return self._missing()
+
+    def missing_founders(self) -> list[str]:
+        """Returns the known addresses from which no founder has come, in order."""
+        with self._changed:
+            self._expire()
+            come = {arrival.member.address for arrival in self._founders.values()}
+            return [address for address in self._addresses if address not in come]
+
+    def decide(self, given_up: Collection[str], *, asked_all: bool) -> Decision:
+        """Forms the next generation if this process, the leader, can.
+
+        Args:
+          given_up: processes that are not waited for, because they have been silent for the grace.
+          asked_all: all addresses that this process knows were asked, and no later generation of
+            this job, and no other job, lives there.
+
+        Returns:
+          The decision; with a generation, round 2 has begun.
+        """
+        with self._changed:
+            self._expire()
+            reference = self._reference
+            assert reference is not None and self._leader == self.me
+            me = _Arrival(self.me, self._base is not None)
+            come = {self.me.process: me, **self._arrived}
+            present = [come[m.process] for m in reference.members if m.process in come]
+            absent = self._missing()
+            missing = tuple(member for member in absent if member.process not in given_up)
+            gone = tuple(member for member in absent if member.process in given_up)
+            newcomers = [come[process] for process in come if process not in reference]
+            most = self._elastic.max_workers or _MAX_MEMBERS
+            taken_in = newcomers[: max(0, most - len(present))]
+            workers = len(present) + len(taken_in)
+
+            def lacking(what: str) -> Decision:
+                return Decision(missing=missing, gone=gone, lacks=what, workers=workers)
+
+            if missing:
+                return lacking("")
+            if 2 * len(present) <= len(present) + len(absent):
+                return lacking("majority")
+            if not any(arrival.holds_state for arrival in present):
+                return lacking("state")
+            if present[0] is not me:
+                return lacking("rank")
+            if 2 * len(present) <= len(reference.members) and not asked_all:
+                return lacking("proof")
+            if workers < self._elastic.min_workers:
+                return lacking("workers")
+            formed = present + taken_in
+            generation = Generation(
+                number=self._highest + 1,
+                members=tuple(arrival.member for arrival in formed),
+                newcomers=frozenset(a.member.process for a in formed if not a.holds_state),
+                job=reference.job,
+                salt=secrets.token_hex(16),
+            )
+            self._begin_round(generation)
+            for arrival in formed:
+                self._arrived.pop(arrival.member.process, None)
+            return Decision(generation=generation, gone=gone, workers=workers)
+
+    def addresses(self, generation: Generation) -> list[str] | None:
+        """Returns the data addresses of a generation that this process leads, by rank.
+
+        Returns:
+          None while some are missing.
+        """
+        with self._changed:
+            if self._round != generation or len(self._data_addresses) < len(generation.members):
+                return None
+            return [self._data_addresses[member.process] for member in generation.members]
+
+    def missing_addresses(self, generation: Generation) -> list[Member] | None:
+        """Returns the members whose data addresses are missing; None if round 2 has failed."""
+        with self._changed:
+            if self._round != generation:
+                return None
+            return [m for m in generation.members if m.process not in self._data_addresses]
+
+    def set_address(self, generation: Generation, data_address: str) -> None:
+        """Records this process's own data address in a generation that it leads."""
+        with self._changed:
+            if self._round == generation:
+                self._data_addresses[self.me.process] = data_address
+                self._notify()
+
+    def wait(self, seconds: float, changes: int) -> None:
+        """Waits until something has changed since `changes`, at most for some seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._changes != changes, seconds)
+
+    @property
+    def changes(self) -> int:
+        """The number of changes so far, for `wait`."""
+        with self._changed:
+            return self._changes
+
+    def close(self) -> None:
+        """Releases all waiting calls; later ones are answered with "closed"."""
+        with self._changed:
+            self._closed = True
+            self._notify()
+
+    # Handlers.
+
+    def probe(self, request: messages.ElasticProbe, context: ClientContext) -> dict[str, Any]:
+        """Says that this process lives, and in which generation.
+
+        Returns:
+          {"status": "here", "process", "member" (whether it is one of a founded job), "reference",
+          "leader" (of the present generation, or None), "ended" (the last generation that it has
+          given up)}, or {"status": "refused", "reason"}.
+        """
+        with self._changed:
+            reason = messages.reason_to_refuse(request)
+            if reason:
+                return {"status": "refused", "reason": reason}
+            if self._closed:
+                return {"status": "closed"}
+            leader = self._leader or self._first_member()
+            return {
+                "status": "here",
+                "process": self.me.process,
+                "member": self._reference is not None and self._outside is None,
+                "reference": self._reference.to_text() if self._reference else "",
+                "leader": None if leader is None else dataclasses.asdict(leader),
+                "ended": self._ended,
+            }
+
+    def found(self, request: messages.ElasticFound, context: ClientContext) -> dict[str, Any]:
+        """Adds a founder and waits for the others; only the task of the first address is called.
+
+        Returns:
+          {"status": "complete", "generation"}, {"status": "waiting", "missing": [addresses]},
+          {"status": "newcomer"} (the job was founded without the caller), {"status": "refused",
+          "reason"} or {"status": "closed"}.
+        """
+        context.on_disconnect = self._wake
+        with self._changed:
+            reason = self._reason_to_refuse(request) or self._reason_not_to_found(request)
+            if reason:
+                return {"status": "refused", "reason": reason}
+            answer = self._founded_answer(request.process)
+            if answer is not None:
+                return answer
+            arrival = _Arrival(Member(request.process, request.name, request.address), True)
+            self._founders = {
+                process: other
+                for process, other in self._founders.items()
+                if process == request.process or other.member.address != request.address
+            }
+            self._founders[request.process] = arrival
+            self._expire()
+            if self.me.process in self._founders and len(self._founders) >= self._start:
+                self._found()
+            self._notify()
+            self._wait(
+                request.wait,
+                lambda: context.disconnected or self._founded_answer(request.process) is not None,
+            )
+            answer = self._founded_answer(request.process)
+            if answer is not None:
+                return answer
+            if context.disconnected and self._founders.get(request.process) is arrival:
+                del self._founders[request.process]
+            arrival.expires = time.monotonic() + _LEASE
+            self._expire()
+            come = {other.member.address for other in self._founders.values()}
+            return {
+                "status": "closed" if self._closed else "waiting",
+                "missing": [address for address in self._addresses if address not in come],
+            }
+
+    def form(self, request: messages.ElasticForm, context: ClientContext) -> dict[str, Any]:
+        """Takes a process's wish to be in the next generation, and waits until it is formed.
+
+        Returns:
+          {"status": "complete", "generation"}; {"status": "waiting", "missing": [texts]};
+          {"status": "redirect", "leader"}; {"status": "out", "reference"} (the caller is no member
+          of the reference); {"status": "elsewhere", "reference"} (this process is no member
+          itself); {"status": "other", "process"} (another process than the caller means is here);
+          {"status": "refused", "reason"} or {"status": "closed"}.
+        """
+        context.on_disconnect = self._wake
+        caller = request.process
+        with self._changed:
+            if self._closed:
+                return {"status": "closed"}
+            if request.protocol == messages.PROTOCOL and request.to not in ("", self.me.process):
+                return {"status": "other", "process": self.me.process}
+            reason = self._reason_to_refuse(request)
+            if reason:
+                return {"status": "refused", "reason": reason}
+            self._learn(request)
+            answer = self._form_answer(request)
+            if answer is not None:
+                return answer
+            arrival = _Arrival(Member(caller, request.name, request.address), request.holds_state)
+            former = self._arrived.get(caller)
+            self._arrived[caller] = arrival
+            if former is None or former.holds_state != arrival.holds_state:
+                self._notify()
+
+            def decided() -> bool:
+                return (
+                    context.disconnected
+                    or self._arrived.get(caller) is not arrival
+                    or self._form_answer(request) is not None
+                )
+
+            self._wait(request.wait, decided)
+            answer = self._form_answer(request)
+            if self._arrived.get(caller) is arrival:
+                if answer is not None or context.disconnected:
+                    del self._arrived[caller]
+                    self._notify()
+                else:
+                    arrival.expires = time.monotonic() + _LEASE
+            if answer is not None:
+                return answer
+            return {
+                "status": "closed" if self._closed else "waiting",
+                "missing": [str(member) for member in self._missing()],
+            }
+
+    def address(self, request: messages.ElasticAddress, context: ClientContext) -> dict[str, Any]:
+        """Takes a member's data address, and waits for those of the others.
+
+        Returns:
+          {"status": "complete", "addresses"}; {"status": "waiting", "missing": [texts]};
+          {"status": "again"} (the generation was given up); {"status": "refused", "reason"} or
+          {"status": "closed"}.
+        """
+        context.on_disconnect = self._wake
+        with self._changed:
+            generation = self._round
+            if self._closed:
+                return {"status": "closed"}
+            reason = messages.reason_to_refuse(request)
+            if reason is None and validation.address_problem(request.data_address):
+                reason = f"{_shown(request.data_address)} is no data address"
+            if reason is None and generation is not None and request.process in generation:
+                member = generation.members[generation.rank(request.process)]
+                reason = self._difference(str(member), request.description)
+            if reason:
+                return {"status": "refused", "reason": reason}
+            if (
+                generation is None
+                or request.salt != generation.salt
+                or request.process not in generation
+            ):
+                return {"status": "again"}
+            if self._data_addresses.get(request.process) != request.data_address:
+                self._data_addresses[request.process] = request.data_address
+                self._notify()
+            size = len(generation.members)
+
+            def decided() -> bool:
+                return (
+                    context.disconnected
+                    or self._round is not generation
+                    or len(self._data_addresses) == size
+                )
+
+            self._wait(request.wait, decided)
+            if self._round is not generation:
+                return {"status": "again"}
+            if len(self._data_addresses) == size:
+                known = self._data_addresses
+                return {
+                    "status": "complete",
+                    "addresses": [known[member.process] for member in generation.members],
+                }
+            missing = [m for m in generation.members if m.process not in self._data_addresses]
+            return {
+                "status": "closed" if self._closed else "waiting",
+                "missing": [str(member) for member in missing],
+            }
+
+    def leave(self, request: messages.ElasticLeave, context: ClientContext) -> dict[str, Any]:
+        """Records that a process has left its job: it counts as dead."""
+        with self._changed:
+            reason = messages.reason_to_refuse(request)
+            if reason:
+                return {"status": "refused", "reason": reason}
+            if request.process != self.me.process:
+                self._bury(request.process, "it has left")
+            return {"status": "noted"}
+
+    @property
+    def handlers(self) -> dict[str, Callable[[Any, ClientContext], dict[str, Any]]]:
+        """The handlers, by method."""
+        return {
+            messages.ELASTIC_PROBE: self.probe,
+            messages.ELASTIC_FOUND: self.found,
+            messages.ELASTIC_FORM: self.form,
+            messages.ELASTIC_ADDRESS: self.address,
+            messages.ELASTIC_LEAVE: self.leave,
+        }
+
+    # With the lock.
+
+    def _form_answer(self, request: messages.ElasticForm) -> dict[str, Any] | None:
+        """The answer to a member or newcomer, or None while it is to wait."""
+        caller = request.process
+        formed = self._round
+        if formed is not None and caller in formed and request.highest < formed.number:
+            return {"status": "complete", "generation": formed.to_text()}
+        reference = self._reference
+        if reference is None or self._outside is not None:
+            known = self._outside.to_text() if self._outside is not None else ""
+            return {"status": "elsewhere", "reference": known}
+        if request.reference and caller not in reference:
+            return {"status": "out", "reference": reference.to_text()}
+        leader = self._leader
+        if leader is None and not self._forming and caller not in reference:
+            # A newcomer, while the members train.
+            leader = self._first_member()
+        if leader is not None and leader != self.me:
+            return {"status": "redirect", "leader": dataclasses.asdict(leader)}
+        return None
+
+    def _learn(self, request: messages.ElasticForm) -> None:
+        self._highest = max(self._highest, min(request.highest, 2**62))
+        self._dead.pop(request.process, None)
+        for process in _processes(request.dead):
+            if process not in (self.me.process, request.process) and process not in self._dead:
+                self._bury(process, "another member has seen its end")
+        if request.reference:
+            self._hear(Generation.from_text(request.reference))
+        formed = self._round
+        if (
+            formed is not None
+            and request.process in formed
+            and request.highest >= formed.number
+            and len(self._data_addresses) < len(formed.members)
+        ):
+            # It has given the generation up.
+            self._give_up()
+
+    def _hear(self, generation: Generation) -> None:
+        known = self._reference
+        if known is None or generation.job != known.job or generation.number <= known.number:
+            return
+        self._highest = max(self._highest, generation.number)
+        if self.me.process in generation:
+            self._reference = generation
+        else:
+            self._outside = generation
+        self._notify()
+
+    def _give_up(self) -> None:
+        for generation in (self._round, self._entered):
+            if generation is not None:
+                self._ended = max(self._ended, generation.number)
+        self._round = None
+        self._data_addresses = {}
+        self._notify()
+
+    def _begin_round(self, generation: Generation) -> None:
+        self._highest = max(self._highest, generation.number)
+        self._round = generation
+        self._data_addresses = {}
+        self._notify()
+
+    def _set_leader(self, leader: Member | None) -> None:
+        with self._changed:
+            if leader != self._leader:
+                self._leader = leader
+                self._notify()
+
+    def _missing(self) -> list[Member]:
+        if self._reference is None:
+            return []
+        return [
+            member
+            for member in self._reference.members
+            if member.process not in self._arrived
+            and member.process not in self._dead
+            and member != self.me
+        ]
+
+    def _first_member(self) -> Member | None:
+        """The member that newcomers are sent to."""
+        generation = self._entered or self._reference
+        if generation is None:
+            return None
+        living = [m for m in generation.members if m.process not in self._dead]
+        return living[0] if living else None
+
+    def _bury(self, process: str, why: str) -> None:
+        self._dead[process] = why
+        self._arrived.pop(process, None)
+        self._founders.pop(process, None)
+        self._notify()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for waiting in (self._arrived, self._founders):
+            for process in [p for p, arrival in waiting.items() if arrival.expires < now]:
+                del waiting[process]
+
+    def _founded_answer(self, process: str) -> dict[str, Any] | None:
+        if self._reference is None:
+            return None
+        if process in self._reference and self._reference.number == 1:
+            return {"status": "complete", "generation": self._reference.to_text()}
+        return {"status": "newcomer"}
+
+    def _found(self) -> None:
+        place = {address: index for index, address in enumerate(self._addresses)}
+        others = [a.member for a in self._founders.values() if a.member != self.me]
+        founders = [self.me, *others[: self._start - 1]]
+        founders.sort(key=lambda member: place.get(member.address, len(place)))
+        generation = Generation(
+            number=1,
+            members=tuple(founders),
+            newcomers=frozenset(),
+            job=secrets.token_hex(8),
+            salt=secrets.token_hex(16),
+        )
+        self._founders = {}
+        self._base = self._reference = generation
+        self._begin_round(generation)
+
+    def _reason_not_to_found(self, request: messages.ElasticFound) -> str | None:
+        if self.me.address != self._addresses[0]:
+            return (
+                f"this is {self.me}, but founders meet at the first training address, "
+                f"{self._addresses[0]}"
+            )
+        if request.start != self._start:
+            return (
+                f"{_shown(request.name)} expects a job of {request.start} founders, this task one "
+                f"of {self._start}"
+            )
+        return None
+
+    def _reason_to_refuse(
+        self, request: messages.ElasticFound | messages.ElasticForm
+    ) -> str | None:
+        reason = messages.reason_to_refuse(request)
+        if reason:
+            return reason
+        problem = problem_with_member(request.process, request.name, request.address)
+        if problem:
+            return problem
+        return self._difference(f"{request.name} at {request.address}", request.description)
+
+    def _difference(self, caller: str, text: str) -> str | None:
+        """Why a process with this description is refused, or None."""
+        received = messages.decode_object(text.encode())
+        for field in (*self._description, *received):
+            ours, theirs = self._description.get(field), received.get(field)
+            if ours != theirs:
+                return (
+                    f"{caller} differs in {_shown(field)}: expected {_shown(ours)} as on "
+                    f"{self.me}, received {_shown(theirs)}"
+                )
+        return None
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changes += 1
+        self._changed.notify_all()
+
+    def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
+        # Not max/min alone: a request may contain a NaN.
+        seconds = min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
+        self._changed.wait_for(lambda: self._closed or done(), timeout=seconds)
+
+
+def problem_with_member(process: Any, name: Any, address: Any) -> str | None:
+    """Returns why a message describes no member, or None."""
+    if not isinstance(process, str) or not process or len(process) > 64:
+        return f"expected a process to be 1 to 64 characters, received {_shown(process)}"
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 64:
+        return f"expected a task's name, received {_shown(name)}"
+    if not isinstance(address, str):
+        return f'expected a task\'s address to be "host:port", received {_shown(address)}'
+    problem = validation.address_problem(address)
+    return f"{name}: {problem}" if problem else None
+
+
+def _processes(text: str) -> list[str]:
+    try:
+        processes = json.loads(text)
+    except (ValueError, RecursionError):
+        processes = None
+    if not isinstance(processes, list) or not all(isinstance(p, str) for p in processes):
+        raise MessageError(f"expected a list of processes, received {_shown(text)}")
+    return processes
+
+
+def _shown(value: Any) -> str:
+    return validation.show(value)

@@ -1,0 +1,219 @@
+"""Which other processes of an elastic job answer, and which are proven dead.
+
+Only an answer shows that a process runs: the kernel of a stopped process still accepts its
+connections. Only a refused connection, at an address of this host, proves that no process listens
+there; a broken connection and silence prove nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from tfdist.control import interfaces, messages
+from tfdist.control.client import ANSWER_MARGIN, Caller, ControlClient, UnreachableError
+from tfdist.errors import TfdistError
+
+_CONNECT_TIMEOUT = 0.5  # s
+
+
+@dataclasses.dataclass
+class _Silence:
+    """What is known of one address; times are monotonic."""
+
+    asked: float = 0.0  # the time of the latest question
+    unanswered: float | None = None  # the time of the first question since the last answer
+    answered: float = 0.0
+    answer: dict[str, Any] | None = None
+    problem: str = ""
+    under_way: bool = False
+
+
+class Probes:
+    """Calls to the other processes of an elastic job.
+
+    Args:
+      caller: this process's task, in messages.
+      process: this process's id.
+      secret: the shared secret or None.
+      answer_timeout: seconds in which a process has to answer a probe, at least 1.
+    """
+
+    def __init__(
+        self, caller: Caller, process: str, secret: bytes | None, answer_timeout: float
+    ) -> None:
+        self._caller = caller
+        self._process = process
+        self._secret = secret
+        self._probe_wait = max(0.0, answer_timeout - ANSWER_MARGIN)
+        self._lock = threading.Lock()
+        self._clients: dict[str, ControlClient] = {}
+        self._silences: dict[str, _Silence] = {}
+        self._own: dict[str, list[str]] = {}
+        self._closed = False
+
+    def call(self, address: str, name: str, method: str, request: Any) -> dict[str, Any]:
+        """Calls the process at an address, and records whether it answers.
+
+        Args:
+          address: its control address.
+          name: its name in errors.
+          method: one of `messages.REQUESTS`.
+          request: the request.
+
+        Raises:
+          As `ControlClient.call`.
+        """
+        began = time.monotonic()
+        self._asked(address, began)
+        try:
+            answer = self._client(address, name).call(method, request, request.wait, patient=False)
+        except (UnreachableError, TfdistError) as error:
+            with self._lock:
+                self._silence(address).problem = str(error)
+            raise
+        self.heard_from(address)
+        return answer
+
+    def probe(self, address: str, name: str) -> dict[str, Any] | None:
+        """Asks the process at an address whether it lives; None if there is no valid answer."""
+        request = messages.ElasticProbe(messages.PROTOCOL, self._process, self._probe_wait)
+        try:
+            answer = self.call(address, name, messages.ELASTIC_PROBE, request)
+        except (UnreachableError, TfdistError):
+            return None
+        if answer.get("status") != "here":
+            return None
+        with self._lock:
+            silence = self._silence(address)
+            silence.answer, silence.answered = answer, time.monotonic()
+        return answer
+
+    def ask(self, addresses: Iterable[str], every: float, names: dict[str, str]) -> None:
+        """Begins to probe addresses in threads of their own; does not wait.
+
+        Args:
+          addresses: of other processes.
+          every: seconds between two probes of one address. The next one begins after the end of
+            the last one.
+          names: their names in errors, by address.
+        """
+        for address in addresses:
+            now = time.monotonic()
+            with self._lock:
+                silence = self._silence(address)
+                if self._closed or silence.under_way or now - silence.asked < every:
+                    continue
+                silence.under_way = True
+            self._asked(address, now)
+            name = names.get(address, address)
+            threading.Thread(
+                target=self._probe_once, args=(address, name), name="tfdist-probe", daemon=True
+            ).start()
+
+    def under_way(self, addresses: Iterable[str]) -> bool:
+        """Whether probes of any of these addresses have not ended."""
+        with self._lock:
+            return any(self._silence(address).under_way for address in addresses)
+
+    def answer(self, address: str, since: float) -> dict[str, Any] | None:
+        """Returns the latest answer to a probe of an address.
+
+        Args:
+          address: of the process.
+          since: monotonic time; an earlier answer does not count.
+        """
+        with self._lock:
+            silence = self._silence(address)
+            return silence.answer if silence.answered >= since else None
+
+    def silent_for(self, address: str) -> float:
+        """Returns the seconds since the first question that has had no answer; 0 without one."""
+        with self._lock:
+            began = self._silence(address).unanswered
+            return 0.0 if began is None else time.monotonic() - began
+
+    def heard_from(self, address: str) -> None:
+        """Records that the process at an address has said something."""
+        with self._lock:
+            self._silence(address).unanswered = None
+
+    def problem(self, address: str) -> str:
+        """Returns the reason why the last call to an address failed; empty if none has."""
+        with self._lock:
+            return self._silence(address).problem
+
+    def is_of_this_host(self, address: str) -> bool:
+        """Whether "host:port" is an address of this host."""
+        return bool(self._own_addresses(interfaces.host_of(address)))
+
+    def refused(self, address: str) -> bool:
+        """Whether this host's kernel refuses connections to an address of its own.
+
+        Then no process listens there: the one that did has ended.
+        """
+        found = self._own_addresses(interfaces.host_of(address))
+        port = int(address.rpartition(":")[2])
+        return bool(found) and all(_refuses(host, port) for host in found)
+
+    def close(self) -> None:
+        """Closes the connections; calls under way raise UnreachableError."""
+        with self._lock:
+            self._closed = True
+            clients = list(self._clients.values())
+            self._clients = {}
+        for client in clients:
+            client.close()
+
+    def _probe_once(self, address: str, name: str) -> None:
+        try:
+            self.probe(address, name)
+        finally:
+            with self._lock:
+                self._silence(address).under_way = False
+
+    def _client(self, address: str, name: str) -> ControlClient:
+        with self._lock:
+            if self._closed:
+                raise UnreachableError("this process has left the job")
+            if address not in self._clients:
+                self._clients[address] = ControlClient(self._caller, self._secret, address, name)
+            return self._clients[address]
+
+    def _asked(self, address: str, now: float) -> None:
+        with self._lock:
+            silence = self._silence(address)
+            silence.asked = now
+            if silence.unanswered is None:
+                silence.unanswered = now
+
+    def _silence(self, address: str) -> _Silence:
+        return self._silences.setdefault(address, _Silence())
+
+    def _own_addresses(self, host: str) -> list[str]:
+        """The numeric addresses of a host, if all are this host's; else none."""
+        with self._lock:
+            if host in self._own:
+                return self._own[host]
+        found = interfaces.resolve(host)
+        own = found if all(interfaces.is_of_this_host(address) for address in found) else []
+        if found:
+            with self._lock:
+                self._own[host] = own
+        return own
+
+
+def _refuses(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.closing(socket.socket(family)) as probe:
+        probe.settimeout(_CONNECT_TIMEOUT)
+        try:
+            return probe.connect_ex((host, port)) == errno.ECONNREFUSED
+        except OSError:
+            return False

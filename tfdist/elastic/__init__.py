@@ -1,0 +1,1 @@
+"""Training whose workers may die, leave and join while it runs."""
