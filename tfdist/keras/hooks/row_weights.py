@@ -43,7 +43,12 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from tensorflow.python.util.tf_decorator import make_decorator
 
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import has_peers, replica_with_peers, trains_on_servers
+from tfdist.keras.workers import (
+    elastic_job_of,
+    has_peers,
+    replica_with_peers,
+    trains_on_servers,
+)
 
 autograph = tf.__internal__.autograph
 _log = logging.getLogger("tfdist")
@@ -288,6 +293,8 @@ def _fraction(own: tf.Tensor, name: str) -> tf.Tensor:
     own = tf.cast(own, tf.float64)
     ours = tf.stack([own, 1.0], name=name)
     total, present = tf.unstack(replica.all_reduce("SUM", ours))
+    if elastic_job_of(replica.strategy) is not None:
+        return tf.math.divide_no_nan(own, total)
     return tf.math.divide_no_nan(own * present, total * replica.num_replicas_in_sync)
 
 
