@@ -46,6 +46,8 @@ from tfdist.errors import TfdistError
 from tfdist.preemption.notice import notice
 
 _log = logging.getLogger("tfdist.elastic")
+# A unit that fails more often with the same members is not tried again.
+_MAX_VAIN = 5
 
 
 class LeftBehindError(Exception):
@@ -134,6 +136,9 @@ class ElasticJob:
         self.ends = self.leaves = False
         self.state: State | None = None
         self._change_is_planned = False
+        # How often one unit has failed with the same members.
+        self._vain = 0
+        self._failed_with: tuple[str, ...] = ()
         # Saves for all members, whose next ranks are not known yet.
         self._leads = False
         self._pid = os.getpid()
@@ -196,12 +201,13 @@ class ElasticJob:
             try:
                 result = unit.call()
             except tf.errors.OpError as error:
-                if not self.communicator.failed():
+                if not self._has_lost_members(error):
                     raise
                 unit.undo()
                 _log.warning("%s: %s: %s", self.cluster.task_name, unit.name, _brief(error))
             else:
                 self.units += 1
+                self._vain = 0
                 return result
             self.recoveries += 1
             if self._go_on(unit):
@@ -271,7 +277,7 @@ class ElasticJob:
             try:
                 is_done = self._agree(unit)
             except tf.errors.OpError as error:
-                if not self.communicator.failed():
+                if not self._has_lost_members(error):
                     raise
                 _log.warning("%s: %s", self.cluster.task_name, _brief(error))
                 continue
@@ -281,6 +287,17 @@ class ElasticJob:
                 *(self.units, time.monotonic() - began),
             )
             return is_done
+
+    def _has_lost_members(self, error: tf.errors.OpError) -> bool:
+        """Whether a unit has failed because members were lost, and not for its own reasons.
+
+        The same members may fail a few times: one of them may have been slow to notice a loss.
+        """
+        if isinstance(error, tf.errors.InvalidArgumentError) or not self.communicator.failed():
+            return False
+        self._vain = self._vain + 1 if self.addresses == self._failed_with else 1
+        self._failed_with = self.addresses
+        return self._vain <= _MAX_VAIN
 
     def _agree(self, unit: Unit) -> bool:
         """Makes all members' states equal; returns whether the others have done the unit."""

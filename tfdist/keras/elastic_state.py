@@ -142,10 +142,16 @@ def _handles(model: Any, concrete: Any) -> list[tf.Tensor]:
         value = getattr(variable, "value", variable)
         for part in model.distribute_strategy.experimental_local_results(value):
             found[id(part.handle)] = part.handle
-    # Those of optimizers that only a train_step knows.
-    for captured in concrete.captured_inputs:
-        if captured.dtype == tf.resource and type_of(captured) is not None:
-            found[id(captured)] = captured
+    # Those of optimizers that only a train_step knows, in the order of their creation: that of
+    # captures differs between processes.
+    captured = [
+        handle
+        for handle in concrete.captured_inputs
+        if handle.dtype == tf.resource and type_of(handle) is not None
+    ]
+    for handle in sorted(captured, key=lambda handle: handle._id):
+        if not model.train_function.elastic_step.is_private(handle):
+            found[id(handle)] = handle
     return list(found.values())
 
 

@@ -106,6 +106,10 @@ class ElasticStep:
         leaves, structure = _leaves(spec)
         return self._function(leaves, structure).get_concrete_function()
 
+    def is_private(self, handle: tf.Tensor) -> bool:
+        """Whether a resource is that of a variable which only makes this step atomic."""
+        return self._atomic.is_private(handle)
+
     def _healed(self, batch: Any) -> Any:
         if self._gathers:
             # The result is no variable, so it did not come with them. No other member is needed.
