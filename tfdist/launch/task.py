@@ -100,6 +100,7 @@ class Task:
         replaces: Task | None = None,
     ) -> None:
         self.spec = spec
+        self.index = index
         self.started_at = time.monotonic()
         self.exit: Exit | None = None
         self.told_to_stop = False
