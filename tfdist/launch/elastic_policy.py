@@ -33,7 +33,7 @@ class WorkerRange:
     Args:
       minimum: the number that the job needs, 1 or more.
       maximum: the number of its slots.
-      start: the number that it begins with; `minimum` by default.
+      start: the number that it begins with; 0 means `minimum`.
 
     Raises:
       ClusterConfigError: unless 1 <= minimum <= start <= maximum.

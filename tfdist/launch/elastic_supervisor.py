@@ -98,6 +98,11 @@ class ElasticSupervisor(Supervisor):
         if self._stopping:
             self._refuse_requests()
 
+    def _in_order(self, ended: list[Task]) -> list[Task]:
+        """Returns the workers that have ended since the last time, the earliest first."""
+        # No worker fails because of another. What matters is whether one has finished before.
+        return sorted(ended, key=lambda task: task.end.at)
+
     def _task_ended(self, task: Task) -> None:
         """Handles the end of one worker, while the job is not being stopped."""
         slot, code = task.index, task.end.code
@@ -115,6 +120,8 @@ class ElasticSupervisor(Supervisor):
         if decision.verdict is Verdict.FAIL:
             self._fail(task, f"; {decision.reason}")
             return
+        # First, so that its last output precedes the message.
+        self._remove(task)
         what = f"{task.spec.name} failed: {task.exit}"
         if decision.verdict is Verdict.FAIL_AT_END:
             self._first_failure = self._first_failure or task
@@ -122,7 +129,6 @@ class ElasticSupervisor(Supervisor):
             self._say(f"{what}; {decision.reason}, so the others end by themselves")
         else:
             self._start_later_or_never(task.index, what, decision)
-        self._remove(task)
 
     def _start_later_or_never(self, slot: int, what: str, decision: Decision) -> None:
         """Carries out a decision after which the job goes on; `what` happened."""

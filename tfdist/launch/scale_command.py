@@ -20,7 +20,7 @@ examples:
 
 exit code:
   0; 1 if the launcher did not answer; 2 if the job has ended or is not elastic, for a number
-  outside MIN to MAX, and for a wrong command line.
+  outside MIN to MAX, and for a wrong command line; 130 after Ctrl-C.
 """
 # Seconds. The launcher answers at once, but the children of an ended worker can delay it by 5 s.
 _TIMEOUT = 20.0
@@ -64,6 +64,8 @@ def run(chosen: argparse.Namespace) -> int:
         lines = request_scale(Path(job.scale_socket), chosen.workers, _TIMEOUT)
     except ScaleError as error:
         return _refused(str(error))
+    except KeyboardInterrupt:
+        return 130
     except TimeoutError:
         return _refused(f"{file}: the launcher did not answer within {_TIMEOUT:g} s", code=1)
     except (ConnectionError, FileNotFoundError):

@@ -9,7 +9,8 @@
        \\--training tasks done--> lingering: ps and evaluator end by themselves or by SIGTERM,
                                    then data tasks by SIGTERM
 
-There is one thread. Every event wakes the same `poll`.
+There is one thread. Every event wakes the same `poll`. `ElasticSupervisor` has the same loop, and
+other rules for ended tasks.
 """
 
 from __future__ import annotations
@@ -196,9 +197,7 @@ class Supervisor:
     def _decide(self) -> None:
         """Handles the ended tasks and the signals since the last call."""
         ended, self._ended = self._ended, []
-        # Of several tasks, one that a signal ended is more likely to be the cause than one with an
-        # exit code: peers of a dead task notice its death and exit by themselves.
-        for task in sorted(ended, key=lambda task: task.end.code >= 0):
+        for task in self._in_order(ended):
             if not self._stopping:
                 self._task_ended(task)
         while self._signals:
@@ -208,6 +207,12 @@ class Supervisor:
             self._linger()
         if self._code is not None and not self._stopping:
             self._retire_data_tasks()
+
+    def _in_order(self, ended: list[Task]) -> list[Task]:
+        """Returns the tasks that have ended since the last time, the likely cause first."""
+        # Of several tasks, one that a signal ended is more likely to be the cause than one with an
+        # exit code: peers of a dead task notice its death and exit by themselves.
+        return sorted(ended, key=lambda task: task.end.code >= 0)
 
     def _task_ended(self, task: Task) -> None:
         """Handles the end of one task, while the job is not being stopped."""

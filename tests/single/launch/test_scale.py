@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
+import tiers
 from launching import PACKAGE, Launcher, wait_until_gone
 
 import tfdist.launch.cli
@@ -230,6 +234,71 @@ def test_scaling_up_revives_a_slot_that_was_left_out(start):
     assert job.scale(2)[1] == ["workers: 1 before, 2 now", "worker 1: started"]
     job.ready(1)
     assert job.finish()[0] == 0
+
+
+class Worker:
+    """A running worker, by a handle that never names another process."""
+
+    def __init__(self, job, index):
+        pid = job.pid(index)
+        self.handle = os.pidfd_open(pid)
+        try:
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+            if int(parent) != job.launched.process.pid or state == "Z":
+                raise ProcessLookupError
+        except OSError:
+            os.close(self.handle)
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        os.close(self.handle)
+
+
+@pytest.mark.parametrize("seed", range(tiers.rounds(2, long=20)))
+def test_random_kills_leaves_and_sizes(start, seed):
+    choose = random.Random(seed)
+    job = start(
+        LEAVES,
+        workers=WorkerRange(1, 5, 3),
+        max_restarts=10_000,
+        backoff=Backoff(first=0.001, longest=0.02, attempts=10_000),
+    )
+    job.ready(0, 1, 2)
+
+    def scale(count):
+        path = JobFile.read(job.file).scale_socket
+        return scale_channel.request_scale(Path(path), count, timeout=10)
+
+    def runs(index):
+        with contextlib.suppress(OSError), Worker(job, index):
+            return True
+        return False
+
+    for _ in range(60):
+        if choose.random() < 0.4:
+            count = choose.randint(1, 5)
+            assert f", {count} now" in scale(count)[0]
+            continue
+        index = choose.randrange(5)
+        # Worker 0 does not leave: the job would end if it were the last one.
+        number = choose.choice([signal.SIGKILL, signal.SIGTERM if index else signal.SIGKILL])
+        with contextlib.suppress(OSError), Worker(job, index) as worker:
+            signal.pidfd_send_signal(worker.handle, number)
+    scale(1)
+    scale(5)
+    deadline = time.monotonic() + 20
+    while not all(runs(index) for index in range(5)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    code, lines = job.finish()
+    assert code == 0
+    assert any("has left" in line for line in lines)
+    assert any("starting it again" in line for line in lines)
+    assert not any("Traceback" in line for line in lines)
+    assert not job.file.exists()
 
 
 @pytest.mark.parametrize("count", [1, 5])
