@@ -163,6 +163,7 @@ def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
       TimeoutError: the launcher does not answer in time.
       PermissionError: another user listens there.
       OSError: the socket cannot be used.
+      ValueError: the answer is none of a launcher.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.settimeout(timeout)
@@ -177,9 +178,11 @@ def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
     if not answer:
         raise ConnectionResetError("the launcher has ended")
     fields = json.loads(answer)
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected an object, received {fields!r}")
     if "refused" in fields:
-        raise ScaleError(fields["refused"])
-    return [str(line) for line in fields["done"]]
+        raise ScaleError(str(fields["refused"]))
+    return [str(line) for line in fields.get("done", ())]
 
 
 def _number_in(data: bytes) -> int:

@@ -49,10 +49,13 @@ def run(chosen: argparse.Namespace) -> int:
     from tfdist.launch.scale_channel import request_scale
 
     file: Path = chosen.job
-    if not file.exists():
-        return _refused(f"{file}: no such file; has the job ended?")
     try:
+        file.stat()
         job = JobFile.read(file)
+    except FileNotFoundError:
+        return _refused(f"{file}: no such file; has the job ended?")
+    except OSError as error:
+        return _refused(f"{file}: expected a job file: {error.strerror}")
     except ClusterConfigError as error:
         return _refused(str(error))
     if job.scale_socket is None:

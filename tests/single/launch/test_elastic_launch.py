@@ -88,8 +88,7 @@ def test_a_fixed_number_of_workers_sets_no_variable(launch, monkeypatch):
     assert sorted(out) == ["[worker 0] False", "[worker 1] False"]
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("how", ["sys.exit(7)", "fail_like(signal.SIGKILL)"])
+@pytest.mark.parametrize(("victim", "how"), [(0, "fail_like(signal.SIGKILL)"), (2, "sys.exit(7)")])
 def test_a_failed_worker_is_restarted_alone(launch, tmp_path, victim, how):
     started = time.monotonic()
     code, _, err = launch(

@@ -390,6 +390,15 @@ def test_what_is_no_job_file_is_refused(capsys, tmp_path, content):
     assert err.count("\n") == 1
 
 
+def test_a_file_in_no_directory_is_refused(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "job.json"
+    assert scaled(capsys, 2, "--job", path) == (
+        2,
+        f"tfdist scale: error: {path}: expected a job file: Not a directory\n",
+    )
+
+
 @pytest.mark.parametrize("kind", ["absent", "absent directory", "file"])
 def test_a_socket_that_is_not_there_means_that_the_job_has_ended(capsys, tmp_path, kind):
     socket_path = tmp_path / "absent" / "scale" if "directory" in kind else tmp_path / "scale"
