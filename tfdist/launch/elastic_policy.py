@@ -21,19 +21,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import re
 
-from tfdist.errors import ClusterConfigError
+from tfdist.config.elastic import Elastic
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class WorkerRange:
-    """The numbers of workers of an elastic job.
+    """The numbers of workers of an elastic job: `Elastic` with all its numbers known.
 
     Args:
       minimum: the number that the job needs, 1 or more.
       maximum: the number of its slots.
-      start: the number that it begins with; 0 means `minimum`.
+      start: the number that it begins with; None means `minimum`.
 
     Raises:
       ClusterConfigError: unless 1 <= minimum <= start <= maximum.
@@ -45,15 +44,13 @@ class WorkerRange:
 
     minimum: int
     maximum: int
-    start: int = 0
+    start: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "start", self.start or self.minimum)
-        if not 1 <= self.minimum <= self.start <= self.maximum:
-            raise ClusterConfigError(
-                "elastic workers: expected MIN:MAX or MIN:MAX:START with "
-                f"1 <= MIN <= START <= MAX, received {self}"
-            )
+    def __init__(self, minimum: int, maximum: int, start: int | None = None) -> None:
+        Elastic(minimum, maximum, start)
+        object.__setattr__(self, "minimum", minimum)
+        object.__setattr__(self, "maximum", maximum)
+        object.__setattr__(self, "start", minimum if start is None else start)
 
     @classmethod
     def from_text(cls, text: str) -> WorkerRange:
@@ -62,17 +59,9 @@ class WorkerRange:
         Raises:
           ClusterConfigError: it is no such text, or not 1 <= MIN <= START <= MAX.
         """
-        if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){1,2}", text):
-            raise ClusterConfigError(
-                f"elastic workers: expected MIN:MAX or MIN:MAX:START, such as 2:8, received "
-                f"{text!r}"
-            )
-        numbers = [int(word) for word in text.split(":")]
-        if len(numbers) == 3 and not numbers[2]:
-            raise ClusterConfigError(
-                f"elastic workers: expected a START of at least MIN, received {text!r}"
-            )
-        return cls(*numbers)
+        elastic = Elastic.from_text(text, "--workers")
+        assert elastic.max_workers is not None
+        return cls(elastic.min_workers, elastic.max_workers, elastic.start_workers)
 
     def __str__(self) -> str:
         return f"{self.minimum}:{self.maximum}:{self.start}"

