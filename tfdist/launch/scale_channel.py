@@ -13,8 +13,10 @@ asks once, {"workers": 4}, and gets one answer, {"done": ["worker 3 starts", ...
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import socket
 import stat
 import struct
@@ -29,6 +31,7 @@ _MAX_REQUEST = 1024
 _MAX_ANSWER = 64 * 1024
 # A further client replaces the one that has been silent for longest.
 _MAX_CLIENTS = 8
+_PREFIX = "tfdist-job-"
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -133,10 +136,10 @@ def scale_listener() -> Iterator[tuple[socket.socket, Path]]:
       OSError: the socket cannot be made.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="tfdist-job-") as folder,
+        _private_directory() as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
     ):
-        path = Path(folder, "scale")
+        path = folder / "scale"
         listener.setblocking(False)
         with _short(path) as address:
             listener.bind(address)
@@ -144,6 +147,38 @@ def scale_listener() -> Iterator[tuple[socket.socket, Path]]:
         os.chmod(path, 0o600)
         listener.listen(_MAX_CLIENTS)
         yield listener, path
+
+
+@contextlib.contextmanager
+def _private_directory() -> Iterator[Path]:
+    """Makes a directory of mode 0700, and removes it at the end.
+
+    A lock on it tells that this process lives: the next launcher removes those of killed ones.
+    """
+    parent = Path(tempfile.gettempdir())
+    for other in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), _opened(other) as descriptor:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(other)
+    # Another launcher must not find it before it is locked.
+    folder = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
+    try:
+        with _opened(folder) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            folder = folder.rename(folder.with_name(folder.name[1:]))
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(directory: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    descriptor = os.open(directory, flags | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
@@ -207,8 +242,5 @@ def _user_of(peer: socket.socket) -> int:
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
     """Yields a short name of a path while its directory is open: a socket's has 107 bytes."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
+    with _opened(path.parent, os.O_PATH) as directory:
         yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)

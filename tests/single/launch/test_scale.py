@@ -373,6 +373,26 @@ def test_a_launcher_that_was_killed_has_left_a_file(start):
     assert job.scale(2) == (2, [], [f"tfdist scale: error: {job.file}: the job has ended"])
 
 
+def test_the_next_launcher_removes_what_a_killed_one_has_left(start, monkeypatch, tmp_path):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    job = start(LEAVES, *("--workers", "1:2"))
+    job.ready(0)
+    with scale_channel.scale_listener() as (_, path):
+        # That of the running launcher stays.
+        assert len(list(folder.glob("tfdist-job-*"))) == 2 and path.is_socket()
+        pid = job.pid(0)
+        job.launched.process.kill()
+        job.launched.process.wait()
+        wait_until_gone(pid)
+        with scale_channel.scale_listener() as (_, other):
+            assert set(folder.glob("tfdist-job-*")) == {path.parent, other.parent}
+            assert other.parent.stat().st_mode & 0o777 == 0o700
+    assert not list(folder.iterdir())
+
+
 def scaled(capsys, *arguments):
     code = tfdist.launch.cli.main(["scale", *map(str, arguments)])
     out, err = capsys.readouterr()
