@@ -500,6 +500,7 @@ class Generations:
             self._learn(request)
             answer = self._form_answer(request)
             if answer is not None:
+                self._arrived.pop(caller, None)
                 return answer
             arrival = _Arrival(Member(caller, request.name, request.address), request.holds_state)
             former = self._arrived.get(caller)

@@ -268,8 +268,6 @@ class Membership:
             raise
         self._state.enter(generation)
         self._passed = {}
-        for member in generation.members:
-            self._probes.heard_from(member.address)
         self.world = self._world(generation)
         _log.info(
             "%s: rank %d of %d in generation %d",
@@ -677,6 +675,9 @@ class Membership:
     # Round 2.
 
     def _connect(self, communicator: Communicator, generation: Generation, deadline: float) -> None:
+        for member in generation.members:
+            # They have called the leader a moment ago.
+            self._probes.heard_from(member.address)
         communicator.reconfigure(generation.rank(self.process), len(generation.members))
         host = self._me.address.rpartition(":")[0]
         own = f"{host}:{communicator.port}"
