@@ -338,10 +338,13 @@ class Membership:
         """
         leader = self._founders[0]
         # A process that accepts connections, but does not answer, may be of a living job.
+        recently = time.monotonic() - self._timing.answer
         stopped = [
             address
             for address in self._founders
-            if self._probes.is_asked(address) and self._probes.accepts(address)
+            if self._probes.is_asked(address)
+            and self._probes.answer(address, recently) is None
+            and self._probes.accepts(address)
         ]
         if stopped:
             self._pause(min(self._timing.retry, max(0.0, wait)))
