@@ -24,7 +24,9 @@ from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ANSWER_MARGIN, RefusedError, SilentError, UnreachableError
-from tfdist.control.generations import Decision, Generation, Generations, Member
+from tfdist.control.generations import Decision, Generations
+from tfdist.control.members import Generation, Member
+from tfdist.control.messages import MessageError
 from tfdist.control.probes import Probes
 from tfdist.control.rendezvous import ClientContext
 from tfdist.control.server import ControlServer
@@ -43,6 +45,8 @@ _log = logging.getLogger("tfdist.elastic")
 _MAX_THREADS = 512
 # Part of the rendezvous timeout for which a member that answers, but does not come, is waited for.
 _PATIENCE = 0.8
+# Stands for the address of a process without a cluster, which nobody calls.
+_ALONE = "localhost:1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +141,9 @@ class Membership:
         *,
         timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
-        if cluster.rank is None or cluster.address is None:
+        if cluster.rank is None:
             raise ClusterConfigError(
-                f"{cluster.task_name}: expected a chief or worker with an address in an elastic job"
+                f"{cluster.task_name}: expected a chief or worker in an elastic job"
             )
         self.process = uuid.uuid4().hex
         self.world: World | None = None
@@ -148,22 +152,23 @@ class Membership:
         self._elastic = elastic
         self._timing = timing
         self._start = elastic.start(cluster)
-        self._me = Member(self.process, cluster.task_name, cluster.address)
+        self._me = Member(self.process, cluster.task_name, cluster.address or _ALONE)
         self._names = {
             address: f"{cluster.name_of_rank(rank)} at {address}"
-            for rank, address in enumerate(cluster.training_addresses)
+            for rank, address in enumerate(cluster.training_addresses or (_ALONE,))
         }
         self._closed = threading.Event()
         self._formed: Generation | None = None  # but not yet connected
         self._passed: dict[str, float] = {}  # by process: until when it is not asked to lead
         description = {"tfdist version": __version__, **description}
-        self._state = Generations(
-            self._me, elastic, cluster.training_addresses, self._start, description
-        )
+        self._founders = tuple(self._names)
+        self._state = Generations(self._me, elastic, self._founders, self._start, description)
         self._probes = Probes(cluster, self.process, settings.secret, timing.answer)
-        self._server = ControlServer(
-            cluster, settings.secret, self._state.handlers, max_threads=_MAX_THREADS
-        )
+        self._server: ControlServer | None = None
+        if not cluster.is_local:
+            self._server = ControlServer(
+                cluster, settings.secret, self._state.handlers, max_threads=_MAX_THREADS
+            )
 
     def describe(self, more: Mapping[str, str]) -> None:
         """Adds to what all members must agree on; call it before `form`."""
@@ -182,23 +187,28 @@ class Membership:
           ClusterConfigError: another task has another description or version.
           TfdistError: `leave` was called meanwhile.
         """
-        others = [a for a in self._cluster.training_addresses if a != self._me.address]
+        others = [address for address in self._founders if address != self._me.address]
         began = time.monotonic()
         deadline = began + self._settings.rendezvous_timeout
         self._ask(others, every=0.0)
-        while self._probes.under_way(others):
-            if self._any_lives(others, began) or time.monotonic() > began + self._timing.survey:
+        while self._probes.under_way(others) and not self._meets_the_job(others, began):
+            if time.monotonic() > began + self._timing.survey:
                 break
             self._pause(self._timing.check)
-        if self._meets_the_job(others, began):
-            return self._as_founder()
-        leader = self._cluster.training_addresses[0]
-        waiting_for = self._names[leader]
         next_log = began + self._timing.log
-        while True:
+        waiting_for = self._names[self._founders[0]]
+        while not self._meets_the_job(others, began):
+            for address in others:
+                problem = self._probes.problem(address)
+                if isinstance(problem, (AuthenticationError, RefusedError)):
+                    raise problem
+            answer, missing = self._found(min(self._timing.probe, deadline - time.monotonic()))
+            waiting_for = missing or waiting_for
+            if answer == "newcomer":
+                return None
             now = time.monotonic()
-            if now >= deadline:
-                refusal = self._server.last_refusal
+            if answer != "complete" and now >= deadline:
+                refusal = self._server.last_refusal if self._server is not None else None
                 raise RendezvousTimeoutError(
                     f"{self._me.name}: no founding within {self._settings.rendezvous_timeout:g} s; "
                     f"expected {self._start} processes, still missing: {waiting_for}"
@@ -207,20 +217,8 @@ class Membership:
             if now >= next_log:
                 _log.warning("%s: the founding waits for %s", self._me.name, waiting_for)
                 next_log = now + self._timing.log
-            answer, waiting_for = self._call_founder(
-                leader, min(self._timing.probe, deadline - now)
-            )
-            if answer.get("status") == "complete":
-                self._adopt(Generation.from_text(str(answer["generation"])))
-                return self._as_founder()
-            if answer.get("status") == "newcomer":
-                return None
-            if answer.get("status") == "waiting":
-                missing = [str(address) for address in answer["missing"]]
-                waiting_for = ", ".join(self._names.get(address, address) for address in missing)
             self._ask(others, every=self._timing.probe)
-            if self._meets_the_job(others, began):
-                return self._as_founder()
+        return None if self._formed is None else self._world(self._formed)
 
     def form(
         self, communicator: Communicator, *, on_too_few: Callable[[], None] | None = None
@@ -251,8 +249,7 @@ class Membership:
         communicator.leave()
         generation, self._formed = self._formed, None
         deadline = time.monotonic() + self._settings.rendezvous_timeout
-        if generation is None:
-            self._state.begin_forming()
+        self._state.begin_forming(generation)
         try:
             while True:
                 try:
@@ -323,16 +320,36 @@ class Membership:
         if self._closed.is_set():
             return
         self._closed.set()
-        generation = self._state.entered or self._state.reference
-        others = [m for m in generation.members if m != self._me] if generation else []
-        self._tell(others)
+        # First, so that nobody waits here for this process to lead.
         self._state.close()
+        generation = self._state.entered or self._state.reference
+        self._tell([m for m in generation.members if m != self._me] if generation else [])
         self._probes.close()
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
 
     # The founding.
 
-    def _call_founder(self, leader: str, wait: float) -> tuple[dict[str, Any], str]:
+    def _found(self, wait: float) -> tuple[str, str]:
+        """Takes part in the founding for some seconds, and adopts it if it is complete.
+
+        Returns:
+          The answer's status, empty without one; and those who are missing, empty if unknown.
+        """
+        leader = self._founders[0]
+        # A process that accepts connections, but does not answer, may be of a living job.
+        recently = time.monotonic() - self._timing.answer
+        stopped = [
+            address
+            for address in self._founders
+            if self._probes.is_asked(address)
+            and self._probes.answer(address, recently) is None
+            and self._probes.accepts(address)
+        ]
+        if stopped:
+            self._pause(min(self._timing.retry, max(0.0, wait)))
+            silent = [address for address in stopped if self._probes.silent_for(address) > 0]
+            return "", f"{self._described(silent)} (no answer)" if silent else ""
         request = messages.ElasticFound(
             protocol=messages.PROTOCOL,
             process=self._me.process,
@@ -343,52 +360,54 @@ class Membership:
             wait=max(0.0, wait),
         )
         if leader == self._me.address:
-            return self._state.found(request, ClientContext()), ""
-        try:
-            return self._probes.call(
-                leader, self._names[leader], messages.ELASTIC_FOUND, request
-            ), ""
-        except UnreachableError as error:
-            self._pause(min(self._timing.retry, wait))
-            return {}, f"{self._names[leader]} ({error})"
+            answer = self._state.found(request, ClientContext())
+            if answer["status"] == "refused":
+                raise ClusterConfigError(f"{self._me}: {answer['reason']}")
+        else:
+            name = self._names[leader]
+            try:
+                answer = self._probes.call(leader, name, messages.ELASTIC_FOUND, request)
+            except UnreachableError as error:
+                self._pause(min(self._timing.retry, max(0.0, wait)))
+                return "", f"{name} ({error})"
+        if answer.get("status") == "complete":
+            self._adopt(_generation(answer.get("generation")))
+        missing = answer.get("missing")
+        return str(answer.get("status")), self._described(missing if missing else [leader])
 
     def _meets_the_job(self, addresses: Sequence[str], since: float) -> bool:
-        """Whether the job runs; this process adopts its founding if it takes part in it."""
+        """Whether the job runs, or was founded; adopts the founding if this process is in it."""
         for address in addresses:
             answer = self._probes.answer(address, since)
             if answer is None or not answer.get("member"):
                 continue
-            generation = Generation.from_text(str(answer["reference"]))
+            generation = _generation(answer["reference"])
             if self.process in generation and generation.number == 1:
                 self._adopt(generation)
             return True
-        return False
-
-    def _any_lives(self, addresses: Sequence[str], since: float) -> bool:
-        answers = (self._probes.answer(address, since) for address in addresses)
-        return any(answer is not None and answer.get("member") for answer in answers)
+        return self._formed is not None
 
     def _adopt(self, generation: Generation) -> None:
         if self._state.reference != generation:
             self._state.adopt(generation)
+        for member in generation.members:
+            self._learn_name(member)
         self._formed = generation
-
-    def _as_founder(self) -> World | None:
-        return None if self._formed is None else self._world(self._formed)
 
     # Round 1.
 
     def _agree(self, deadline: float, on_too_few: Callable[[], None] | None) -> Generation:
         """Returns the next generation, of which this process is a member."""
+        named: Member | None = None  # by a member that follows it
         while True:
             try:
                 if self._state.reference is None:
                     return self._join()
-                leader = self._find_leader()
+                leader = named or self._find_leader()
                 if leader == self._me:
-                    generation = self._lead(deadline, on_too_few)
+                    found: Generation | Member | None = self._lead(deadline, on_too_few)
                 else:
-                    generation = self._follow(leader, deadline)
+                    found = self._follow(leader, deadline)
             except _Outside:
                 _log.warning(
                     "%s: the job went on without this process, which joins it as a newcomer",
@@ -396,25 +415,26 @@ class Membership:
                 )
                 self._state.become_newcomer()
                 continue
-            if generation is not None:
-                return generation
+            if isinstance(found, Generation):
+                return found
+            named = found if found is None or self._may_lead(found) else None
+            if found is not None and named is None:
+                self._pause(self._timing.retry)
 
     def _find_leader(self) -> Member:
         """Returns the first member that may lead, without asking it."""
         self._check()
-        reference = self._reference()
-        dead, now = self._state.dead, time.monotonic()
-        for member in reference.members:
-            if member == self._me:
-                break
-            if member.process in dead or self._has_ended(member):
-                continue
-            if self._passed.get(member.process, 0.0) > now:
-                continue
-            if self._probes.silent_for(member.address) >= self._timing.answer:
-                continue
-            return member
+        for member in self._reference().members:
+            if member == self._me or self._may_lead(member):
+                return member
         return self._me
+
+    def _may_lead(self, member: Member) -> bool:
+        return (
+            self._passed.get(member.process, 0.0) <= time.monotonic()
+            and self._probes.silent_for(member.address) < self._timing.answer
+            and not self._has_ended(member)
+        )
 
     def _lead(self, deadline: float, on_too_few: Callable[[], None] | None) -> Generation | None:
         """Waits for the others and forms the next generation; None if another one is to lead."""
@@ -445,8 +465,7 @@ class Membership:
             if survey is not None:
                 asked_all = not self._probes.under_way(survey) or now > began + timing.answer
                 self._look_for_the_job(survey, began)
-            if state.outside is not None:
-                raise _Outside
+            self._check_outside()
             decision = state.decide(given_up, asked_all=asked_all)
             if decision.generation is not None:
                 if decision.gone:
@@ -460,9 +479,10 @@ class Membership:
             if decision.lacks == "rank":
                 state.follow(None)
                 return None
-            if decision.lacks in ("proof", "majority", "state") or now > began + timing.answer:
+            if decision.lacks in ("proof", "majority") or now > began + timing.answer:
+                every = 0.0 if survey is None else timing.probe
                 survey = self._others()
-                self._ask(survey, every=timing.probe)
+                self._ask(survey, every)
             if decision.lacks == "workers" and on_too_few is not None and not told:
                 told = True
                 on_too_few()
@@ -473,13 +493,18 @@ class Membership:
                 next_log = now + timing.log
             state.wait(timing.check, changes)
 
-    def _follow(self, leader: Member, deadline: float) -> Generation | None:
-        """Waits at a leader for the next generation; None if another one is to lead."""
+    def _follow(self, leader: Member, deadline: float) -> Generation | Member | None:
+        """Waits at a leader for the next generation.
+
+        Returns:
+          The generation; or, if another member is to lead, that one, or None if it is unknown.
+        """
         self._state.follow(leader)
         next_log = time.monotonic() + self._timing.log
         missing = str(leader)
         while True:
             self._check()
+            self._check_outside()
             now = time.monotonic()
             if now >= deadline:
                 raise RendezvousTimeoutError(
@@ -496,7 +521,7 @@ class Membership:
             if status == "complete":
                 return self._received(answer)
             if status == "redirect":
-                return self._redirected(Member.from_fields(answer["leader"]), deadline)
+                return _member(answer["leader"])
             if status == "out":
                 raise _Outside
             if status == "waiting":
@@ -504,18 +529,11 @@ class Membership:
                 continue
             if status == "elsewhere":
                 self._state.hear(str(answer["reference"]))
-                if self._state.outside is not None:
-                    raise _Outside
+                self._check_outside()
             elif status == "other" and self._probes.is_of_this_host(leader.address):
                 self._state.declare_dead(leader.process, "another process has its address")
             self._pass(leader)
             return None
-
-    def _redirected(self, leader: Member, deadline: float) -> Generation | None:
-        if leader == self._me or self._passed.get(leader.process, 0.0) > time.monotonic():
-            self._pause(self._timing.retry)
-            return None
-        return self._follow(leader, deadline)
 
     def _join(self) -> Generation:
         """Waits, as a newcomer, until the members of the job take this process in."""
@@ -539,16 +557,19 @@ class Membership:
                 known = self._others()
                 target = self._a_member(known, now)
                 if target is None:
-                    self._pause(self._timing.retry)
+                    # Perhaps all members have died. Then the newcomers found the job again.
+                    generation = self._found_again()
+                    if generation is not None:
+                        return generation
                 continue
-            answer = self._call_as_newcomer(*target)
-            status = answer.get("status")
+            reply = self._call_as_newcomer(*target)
+            status = reply.get("status")
             if status == "complete":
-                return self._received(answer)
+                return self._received(reply)
             if status == "waiting":
                 last_met = time.monotonic()
             elif status == "redirect":
-                leader = Member.from_fields(answer["leader"])
+                leader = _member(reply["leader"])
                 self._learn_name(leader)
                 if (leader.address, str(leader)) == target:
                     self._pause(self._timing.retry)
@@ -557,19 +578,30 @@ class Membership:
                 target = None
                 self._pause(self._timing.retry)
 
+    def _found_again(self) -> Generation | None:
+        try:
+            status, _ = self._found(self._timing.probe)
+        except RefusedError as error:
+            _log.info("%s", error)
+            status = "refused"
+        if status != "waiting":
+            self._pause(self._timing.retry)
+        generation, self._formed = self._formed, None
+        return generation
+
     def _a_member(self, addresses: list[str], since: float) -> tuple[str, str] | None:
         """Asks all addresses; returns address and name of the leader, as a living member says."""
-        self._ask(addresses, every=self._timing.retry)
+        self._ask(addresses, every=0.0)
         until = since + self._timing.answer
         while True:
             for address in addresses:
                 answer = self._probes.answer(address, since)
                 if answer is None or not answer.get("member"):
                     continue
-                for member in Generation.from_text(str(answer["reference"])).members:
+                for member in _generation(answer["reference"]).members:
                     self._learn_name(member)
                 if answer.get("leader") is not None:
-                    leader = Member.from_fields(answer["leader"])
+                    leader = _member(answer["leader"])
                     # Members that have not noticed the leader's death still name it.
                     if not self._has_ended(leader):
                         return leader.address, str(leader)
@@ -637,7 +669,7 @@ class Membership:
         return [member.process for member in members if member.process in dead]
 
     def _received(self, answer: Mapping[str, Any]) -> Generation:
-        generation = Generation.from_text(str(answer["generation"]))
+        generation = _generation(answer.get("generation"))
         self._state.receive(generation)
         for member in generation.members:
             self._learn_name(member)
@@ -646,6 +678,9 @@ class Membership:
     # Round 2.
 
     def _connect(self, communicator: Communicator, generation: Generation, deadline: float) -> None:
+        for member in generation.members:
+            # They have called the leader a moment ago.
+            self._probes.heard_from(member.address)
         communicator.reconfigure(generation.rank(self.process), len(generation.members))
         host = self._me.address.rpartition(":")[0]
         own = f"{host}:{communicator.port}"
@@ -801,7 +836,7 @@ class Membership:
             answer = self._probes.answer(address, since)
             if answer is None or not answer.get("member"):
                 continue
-            found = Generation.from_text(str(answer["reference"]))
+            found = _generation(answer["reference"])
             later = found.job != reference.job or found.number > reference.number
             if later and self.process not in found:
                 raise _Outside
@@ -850,8 +885,6 @@ class Membership:
                 f"expected at least {self._elastic.min_workers} workers, there are "
                 f"{decision.workers}"
             )
-        if decision.lacks == "state":
-            return "no member that holds the job's state is left"
         return (
             f"expected more than half of the living members of generation {reference.number}, "
             f"missing: {_listed(decision.gone)}"
@@ -860,6 +893,10 @@ class Membership:
     def _check(self) -> None:
         if self._closed.is_set():
             raise TfdistError(f"{self._me.name}: has left the job")
+
+    def _check_outside(self) -> None:
+        if self._state.outside is not None:
+            raise _Outside
 
     def _pause(self, seconds: float) -> None:
         self._closed.wait(seconds)
@@ -912,3 +949,17 @@ class Membership:
 
 def _listed(members: Iterable[Member]) -> str:
     return ", ".join(map(str, members))
+
+
+def _generation(text: Any) -> Generation:
+    try:
+        return Generation.from_text(str(text))
+    except MessageError as error:
+        raise ClusterConfigError(f"in another member's answer: {error}") from None
+
+
+def _member(fields: Any) -> Member:
+    try:
+        return Member.from_fields(fields)
+    except MessageError as error:
+        raise ClusterConfigError(f"in another member's answer: {error}") from None
