@@ -150,6 +150,7 @@ class Generations:
         self._arrived: dict[str, _Arrival] = {}
         self._round: Generation | None = None
         self._data_addresses: dict[str, str] = {}
+        self._news = ""
 
     # This process's own view.
 
@@ -163,6 +164,11 @@ class Generations:
         """Adds to what all members must agree on, before the first `begin_forming`."""
         with self._changed:
             self._description.update(more)
+
+    def publish(self, news: str) -> None:
+        """Lets probes of this process answer a text of the caller's."""
+        with self._changed:
+            self._news = news
 
     @property
     def base(self) -> Generation | None:
@@ -309,13 +315,16 @@ class Generations:
             come = {arrival.member.address for arrival in self._founders.values()}
             return [address for address in self._addresses if address not in come]
 
-    def decide(self, given_up: Collection[str], *, asked_all: bool) -> Decision:
+    def decide(
+        self, given_up: Collection[str], *, asked_all: bool, admits: bool = True
+    ) -> Decision:
         """Forms the next generation if this process, the leader, can.
 
         Args:
           given_up: processes that are not waited for, because they have been silent for the grace.
           asked_all: all addresses that this process knows were asked, and no later generation of
             this job, and no other job, lives there.
+          admits: takes newcomers in. Without them the members may be fewer than `min_workers`.
 
         Returns:
           The decision; with a generation, round 2 has begun.
@@ -335,7 +344,7 @@ class Generations:
             gone = tuple(member for member in absent if member.process in given_up)
             newcomers = [come[process] for process in come if process not in reference]
             most = self._elastic.max_workers or MAX_MEMBERS
-            taken_in = newcomers[: max(0, most - len(present))]
+            taken_in = newcomers[: max(0, most - len(present))] if admits else []
             workers = len(present) + len(taken_in)
 
             def lacking(what: str) -> Decision:
@@ -350,7 +359,7 @@ class Generations:
             left = sum(member.process in self._left for member in reference.members)
             if 2 * (len(present) + left) <= len(reference.members) and not asked_all:
                 return lacking("proof")
-            if workers < self._elastic.min_workers:
+            if admits and workers < self._elastic.min_workers:
                 return lacking("workers")
             formed = present + taken_in
             generation = Generation(
@@ -415,7 +424,7 @@ class Generations:
         Returns:
           {"status": "here", "process", "member" (whether it is one of a founded job), "reference",
           "leader" (of the present generation, or None), "ended" (the last generation that it has
-          given up)}, or {"status": "refused", "reason"}.
+          given up), "news" (what it has published)}, or {"status": "refused", "reason"}.
         """
         with self._changed:
             reason = messages.reason_to_refuse(request)
@@ -431,6 +440,7 @@ class Generations:
                 "reference": self._reference.to_text() if self._reference else "",
                 "leader": None if leader is None else dataclasses.asdict(leader),
                 "ended": self._ended,
+                "news": self._news,
             }
 
     def found(self, request: messages.ElasticFound, context: ClientContext) -> dict[str, Any]:

@@ -21,6 +21,7 @@ all-gather. A *newcomer* receives the whole state in the same place.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import time
@@ -135,6 +136,7 @@ class ElasticJob:
         self.recoveries = 0
         self.ends = self.leaves = False
         self.state: State | None = None
+        self._histories: list[dict[str, list[float]]] = []
         self._change_is_planned = False
         # How often one unit has failed with the same members.
         self._vain = 0
@@ -184,6 +186,22 @@ class ElasticJob:
         """Adds to what newcomers must agree on, by name."""
         self._membership.describe(description)
 
+    def check_has_state(self, what: str) -> None:
+        """Refuses reductions before the members have brought their states together.
+
+        Args:
+          what: the caller, for the message.
+
+        Raises:
+          TfdistError: neither `fit` nor `tfdist.elastic.run` has begun.
+        """
+        if self.state is None:
+            raise TfdistError(
+                f"{self.cluster.task_name}: {what} outside of fit and of tfdist.elastic.run: the "
+                "workers of an elastic job make their variables alone, and only there bring them "
+                "together"
+            )
+
     def run(self, unit: Unit) -> Any:
         """Does a unit of work together with all members; again, if some are lost meanwhile.
 
@@ -225,6 +243,29 @@ class ElasticJob:
         self.state = state
         self._go_on(Unit("joining", lambda: None))
 
+    def past_fit(self) -> dict[str, list[float]] | None:
+        """The history of a `fit` that the members have ended before this newcomer began it.
+
+        Returns:
+          `None` if the members have not ended it.
+        """
+        if not self.is_newcomer:
+            return None
+        known = json.loads(self._membership.news() or "[]")
+        if len(known) <= len(self._histories):
+            return None
+        self._histories.append(known[len(self._histories)])
+        return self._histories[-1]
+
+    def end_fit(self, history: dict[str, list[float]]) -> None:
+        """Says that this member has ended a `fit`; newcomers leave it out.
+
+        Args:
+          history: the `fit`'s logs, by name.
+        """
+        self._histories.append({n: [float(v) for v in values] for n, values in history.items()})
+        self._membership.publish(json.dumps(self._histories))
+
     def flags(self) -> list[float]:
         """What this member tells the others in a step: [newcomers wait, it has a notice]."""
         return [float(self._membership.newcomers_wait()), float(notice.at is not None)]
@@ -257,18 +298,16 @@ class ElasticJob:
             self.communicator.abort(f"{self.cluster.task_name} ended with {failure}"[:400])
         self.communicator.close()
 
-    def adopt(self, group: ops.Communicator) -> None:
-        """Refuses a group of some of the ranks."""
-        group.close()
-        raise TfdistError(f"{self.cluster.task_name}: an elastic job has no groups of its ranks")
-
     def _go_on(self, unit: Unit) -> bool:
         """Forms the next generation; returns whether the others have done the unit already."""
         began = time.monotonic()
         before = self.size
         while True:
-            world = self._membership.form(self.communicator, on_too_few=self._save)
-            self._change_is_planned = False
+            world = self._membership.form(
+                self.communicator, admits=unit.admits, on_too_few=self._save
+            )
+            # Without newcomers there may be too few members, which only then may go on.
+            self._change_is_planned = world.size < self.elastic.min_workers
             if world.is_newcomer and not self.is_newcomer:
                 self.is_newcomer = True
                 raise LeftBehindError(
@@ -329,6 +368,7 @@ class ElasticJob:
         if self.is_newcomer:
             self.is_newcomer = False
             self._membership.establish()
+            self._membership.publish(json.dumps(self._histories))
         return is_done
 
     def _receive_state(self, source: int, unit: Unit, is_behind: bool) -> None:

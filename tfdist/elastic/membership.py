@@ -221,7 +221,11 @@ class Membership:
         return None if self._formed is None else self._world(self._formed)
 
     def form(
-        self, communicator: Communicator, *, on_too_few: Callable[[], None] | None = None
+        self,
+        communicator: Communicator,
+        *,
+        admits: bool = True,
+        on_too_few: Callable[[], None] | None = None,
     ) -> World:
         """Forms the next generation, and connects a communicator among its members.
 
@@ -232,6 +236,8 @@ class Membership:
 
         Args:
           communicator: of any ranks; no collective of it is running.
+          admits: if this process leads, it takes newcomers in. Without them the members may be
+            fewer than `min_workers`.
           on_too_few: called once if this process is to lead a majority of the members that is
             smaller than `min_workers`, before it waits for newcomers.
 
@@ -254,7 +260,7 @@ class Membership:
             while True:
                 try:
                     if generation is None:
-                        generation = self._agree(deadline, on_too_few)
+                        generation = self._agree(deadline, admits, on_too_few)
                     self._connect(communicator, generation, deadline)
                     break
                 except _Again as failure:
@@ -290,6 +296,24 @@ class Membership:
     def newcomers_wait(self) -> bool:
         """Whether a newcomer waits here that can be taken in; only rank 0 ever sees True."""
         return self._state.newcomers_wait()
+
+    def publish(self, news: str) -> None:
+        """Lets other processes read a text of this member's."""
+        self._state.publish(news)
+
+    def news(self) -> str | None:
+        """Returns what a member of the job has published; None if no member answers."""
+        began = time.monotonic()
+        others = self._others()
+        self._ask(others, every=0.0)
+        while True:
+            for address in others:
+                answer = self._probes.answer(address, began)
+                if answer is not None and answer.get("member"):
+                    return str(answer.get("news", ""))
+            if not self._probes.under_way(others) or self._closed.is_set():
+                return None
+            self._pause(self._timing.check)
 
     def watch(
         self,
@@ -396,7 +420,9 @@ class Membership:
 
     # Round 1.
 
-    def _agree(self, deadline: float, on_too_few: Callable[[], None] | None) -> Generation:
+    def _agree(
+        self, deadline: float, admits: bool, on_too_few: Callable[[], None] | None
+    ) -> Generation:
         """Returns the next generation, of which this process is a member."""
         named: Member | None = None  # by a member that follows it
         while True:
@@ -405,7 +431,7 @@ class Membership:
                     return self._join()
                 leader = named or self._find_leader()
                 if leader == self._me:
-                    found: Generation | Member | None = self._lead(deadline, on_too_few)
+                    found: Generation | Member | None = self._lead(deadline, admits, on_too_few)
                 else:
                     found = self._follow(leader, deadline)
             except _Outside:
@@ -436,7 +462,9 @@ class Membership:
             and not self._has_ended(member)
         )
 
-    def _lead(self, deadline: float, on_too_few: Callable[[], None] | None) -> Generation | None:
+    def _lead(
+        self, deadline: float, admits: bool, on_too_few: Callable[[], None] | None
+    ) -> Generation | None:
         """Waits for the others and forms the next generation; None if another one is to lead."""
         state, timing = self._state, self._timing
         state.lead()
@@ -466,7 +494,7 @@ class Membership:
                 asked_all = not self._probes.under_way(survey) or now > began + timing.answer
                 self._look_for_the_job(survey, began)
             self._check_outside()
-            decision = state.decide(given_up, asked_all=asked_all)
+            decision = state.decide(given_up, asked_all=asked_all, admits=admits)
             if decision.generation is not None:
                 if decision.gone:
                     _log.warning(

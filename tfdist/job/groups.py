@@ -62,6 +62,7 @@ def new_group(
         total = tfdist.ops.all_reduce(tf.constant(1.0), even)
     ```
     """
+    process.current.refuse_in_elastic_job("tfdist.new_group")
     all_ranks = process.communicator(_API_NAME)
     listed = list(ranks)
     problem = _problem(listed, all_ranks.size)

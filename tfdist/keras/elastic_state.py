@@ -53,16 +53,16 @@ class ElasticFit:
           Exception: as for `ElasticJob.run`.
         """
         model = self._running.model
+        job = self._job
+        job.state = self
         # Tracing makes what a step makes on first use, such as slots, and takes its time now.
         concrete = model.train_function.elastic_step.trace(
             self._running.reads._distributed_dataset.element_spec
         )
         self._handles = _handles(model, concrete)
-        job = self._job
         if job.is_newcomer:
             job.enter(self)
             return
-        job.state = self
 
         def receive() -> tuple[bytes, list[tf.Tensor]]:
             label = "the state of rank 0"

@@ -509,9 +509,12 @@ def test_probes():
         "reference": "",
         "leader": None,
         "ended": 0,
+        "news": "",
     }
     processes = job(2)
+    processes[1].publish("three epochs")
     answer = probe(processes[1])
+    assert answer["news"] == "three epochs"
     assert answer["member"] and Generation.from_text(answer["reference"]).number == 1
     assert Member.from_fields(answer["leader"]) == processes[0].me
     processes[1].begin_forming()
