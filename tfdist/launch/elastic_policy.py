@@ -15,6 +15,9 @@ The *back-off* is the time from a failure to the restart: 1 s, and twice as long
 failure that comes soon after the start, up to 30 s. A longer life resets it. A slot that fails
 three times in a row, each time soon, is left out. When fewer than the minimum of workers run or
 wait for their restart after a failure, the job has failed. A planned leave never fails it.
+
+A worker that was started into a running job may find that it has finished meanwhile. So the failure
+of such a worker, after another one has finished, is none of the job.
 """
 
 from __future__ import annotations
@@ -94,6 +97,8 @@ class Verdict(enum.Enum):
     FAIL = enum.auto()
     # The job has failed, but the other workers are finishing by themselves.
     FAIL_AT_END = enum.auto()
+    # The worker was started into a running job, which has finished: no failure.
+    TOO_LATE = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +158,8 @@ class Changes:
 @dataclasses.dataclass
 class _Slot:
     state: SlotState = SlotState.FREE
+    # Whether its worker was started after the beginning, into a running job.
+    late: bool = False
     # Failures in a row; the first of them may have come after a long life, `soon` ones have not.
     failures: int = 0
     soon: int = 0
@@ -199,6 +206,16 @@ class ElasticPolicy:
         return bool(self._of(SlotState.FINISHED))
 
     @property
+    def latecomers(self) -> list[int]:
+        """The running slots, if a worker has finished and all that run were started later.
+
+        They may wait for members that are gone.
+        """
+        running = self._of(*_HAS_PROCESS)
+        are_late = self.finished and all(self._slots[slot].late for slot in running)
+        return running if are_late else []
+
+    @property
     def has_ended(self) -> bool:
         """Whether no worker runs, and none will."""
         return not self._of(*_HAS_PROCESS, SlotState.WAITING)
@@ -214,6 +231,7 @@ class ElasticPolicy:
         """Notes that the back-off of a waiting slot is over, and its worker runs again."""
         assert self.state(slot) is SlotState.WAITING
         self._slots[slot].state = SlotState.RUNNING
+        self._slots[slot].late = True
 
     def failed(self, slot: int, life: float) -> Decision:
         """Decides what follows from the failure of a running worker.
@@ -230,7 +248,8 @@ class ElasticPolicy:
         found.state = SlotState.OUT
         if self.finished:
             by = self._of(SlotState.FINISHED)[0]
-            return Decision(Verdict.FAIL_AT_END, reason=f"worker {by} has finished before")
+            verdict = Verdict.TOO_LATE if found.late else Verdict.FAIL_AT_END
+            return Decision(verdict, reason=f"worker {by} has finished before")
         others = len(self.working)
         if found.soon >= self._backoff.attempts:
             reason = (
@@ -253,7 +272,7 @@ class ElasticPolicy:
     def left(self, slot: int) -> bool:
         """Notes that a worker has left as planned; returns whether its slot is to start now."""
         returning = self.state(slot) is SlotState.RETURNING
-        self._slots[slot] = _Slot(SlotState.RUNNING if returning else SlotState.FREE)
+        self._slots[slot] = _Slot(SlotState.RUNNING, late=True) if returning else _Slot()
         return returning
 
     def end(self, slot: int) -> list[int]:
@@ -299,7 +318,7 @@ class ElasticPolicy:
         for slot in later:
             self._slots[slot].state = SlotState.RETURNING
         for slot in now:
-            self._slots[slot] = _Slot(SlotState.RUNNING)
+            self._slots[slot] = _Slot(SlotState.RUNNING, late=True)
         return Changes(start=now, start_later=later)
 
     def _shrink(self, slots: list[int]) -> Changes:

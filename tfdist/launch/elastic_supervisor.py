@@ -88,6 +88,8 @@ class ElasticSupervisor(Supervisor):
 
     def _decide(self) -> None:
         super()._decide()
+        for slot in self._policy.latecomers:
+            self._give_latecomer_time(slot)
         # After the ended tasks: a request is about the workers that there are.
         while self._requests and not self._stopping and not self._all_ended():
             request = self._requests.pop(0)
@@ -123,7 +125,9 @@ class ElasticSupervisor(Supervisor):
         # First, so that its last output precedes the message.
         self._remove(task)
         what = f"{task.spec.name} failed: {task.exit}"
-        if decision.verdict is Verdict.FAIL_AT_END:
+        if decision.verdict is Verdict.TOO_LATE:
+            self._say(f"{task.spec.name} came too late: {task.exit}; {decision.reason}")
+        elif decision.verdict is Verdict.FAIL_AT_END:
             self._first_failure = self._first_failure or task
             self._code = self._first_failure.end.shell_code
             self._say(f"{what}; {decision.reason}, so the others end by themselves")
@@ -235,6 +239,15 @@ class ElasticSupervisor(Supervisor):
             task.signal(signal.SIGKILL)
 
         self._due[f"kill {task.spec.name}"] = (time.monotonic() + self._signal_grace, kill)
+
+    def _give_latecomer_time(self, slot: int) -> None:
+        """Ends a worker some time after the others have finished, if it does not end by itself."""
+        tasks = [task for task in self._tasks if task.index == slot and task.exit is None]
+        for task in tasks:
+            name = task.spec.name
+            if not self._stopping and not task.told_to_stop and f"end {name}" not in self._due:
+                until = time.monotonic() + self._signal_grace
+                self._due[f"end {name}"] = (until, lambda task=task: self._retire(task))
 
     def _count(self) -> int:
         """The number of workers that run or will be started again."""

@@ -246,6 +246,29 @@ def test_after_the_first_end_nothing_is_restarted_and_a_failure_counts(launch, t
     assert starts(tmp_path) == {0: 1, 1: 1, 2: 1}
 
 
+@pytest.mark.parametrize("how", ["sys.exit(1)", "wait_for_ever()"])
+def test_a_worker_that_comes_too_late_fails_no_job_that_has_finished(launch, tmp_path, how):
+    code, _, err = launch(
+        f"""
+        if me == "worker 1" and tries == 1: fail_like(signal.SIGKILL)
+        if me == "worker 0":
+            wait_for_file("start worker 1 *", 2)
+            sys.exit(0)
+        leader, = (path.name.split()[-1] for path in here.glob("start worker 0 *"))
+        state = lambda: Path(f"/proc/{{leader}}/stat").read_text().rpartition(")")[2].split()[0]
+        while state() != "Z": time.sleep(0.01)
+        {how}
+        """,
+        workers=WorkerRange(1, 2, 2),
+        backoff=QUICK,
+        signal_grace=0.5,
+    ).finish()
+    assert code == 0, err
+    assert starts(tmp_path) == {0: 1, 1: 2}
+    end = "exit code 1" if "exit" in how else "killed by SIGTERM"
+    assert said(err)[-1] == f"worker 1 came too late: {end}; worker 0 has finished before"
+
+
 def test_a_worker_that_waits_for_its_restart_is_not_needed_when_another_has_finished(
     launch, tmp_path
 ):

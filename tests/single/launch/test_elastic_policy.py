@@ -181,6 +181,26 @@ def test_after_the_first_end_nothing_is_started():
         policy.scale(2)
 
 
+def test_workers_that_were_started_later_may_come_too_late():
+    policy = begun("1:4:2")
+    policy.scale(3)
+    policy.failed(1, 100.0)
+    policy.restarted(1)
+    assert policy.latecomers == []
+    policy.end(0)
+    assert policy.latecomers == [1, 2]
+    late = Decision(Verdict.TOO_LATE, reason="worker 0 has finished before")
+    assert policy.failed(2, 3.0) == policy.failed(1, 3.0) == late
+    assert policy.has_ended
+
+
+def test_nobody_is_late_while_one_runs_that_was_there_from_the_beginning():
+    policy = begun("1:4:2")
+    policy.scale(3)
+    policy.end(0)
+    assert policy.latecomers == []
+
+
 def test_a_slot_that_was_to_return_does_not_after_the_first_end():
     policy = begun("1:2:2")
     policy.scale(1)
