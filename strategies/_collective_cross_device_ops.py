@@ -13,6 +13,7 @@ from tensorflow.python.distribute.values import Mirrored
 from tfdist import ops
 from tfdist.compression import Compression, Compressor
 from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK, name_of
+from tfdist.ops.collectives.world import world
 from tfdist.strategies._local_reduce.local_all_reduce import mirror, reduce_replicas
 from tfdist.strategies.communication_options import is_variable
 
@@ -36,6 +37,12 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
         self._communicator = communicator
         self._label: str | None = None
         self._compressors: dict[Compression, Compressor] = {}
+
+    @property
+    def _num_between_graph_workers(self) -> float:
+        # With one worker TensorFlow would not ask for a reduction: there may be more later.
+        is_resizable = self._communicator is not None and self._communicator.resizable
+        return 2 if is_resizable else super()._num_between_graph_workers
 
     @contextlib.contextmanager
     def labelled(self, label: str | None) -> Iterator[None]:
@@ -89,10 +96,20 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
             )
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             # The collective sums, because in `tf.distribute` the mean of integers is a float64.
-            divide = cross_device_utils.divide_by_n_tensors_or_indexed_slices
             with tf.device(self._devices[replica_id]):
-                reduced = [divide(v, self._group_size) for v in reduced]
+                reduced = [self._divided(v) for v in reduced]
         return tf.nest.pack_sequence_as(value, reduced)
+
+    def _divided(self, value: Any) -> Any:
+        """A sum over all replicas, divided by their number."""
+        if self._communicator is None or not self._communicator.resizable:
+            return cross_device_utils.divide_by_n_tensors_or_indexed_slices(value, self._group_size)
+        _, size = world(self._communicator)
+        replicas = size * len(self._devices)
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(self._divided(value.values), value.indices, value.dense_shape)
+        dtype = tf.float64 if value.dtype.is_integer else value.dtype
+        return tf.cast(value, dtype) / tf.cast(replicas, dtype)
 
     def _compressor(self, compression: Compression | None) -> Compressor | None:
         if compression is None:

@@ -23,8 +23,10 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 
 from tfdist import keras, ops
 from tfdist.config.cluster import Cluster
+from tfdist.config.elastic import Elastic
 from tfdist.config.resolver import ClusterResolver
 from tfdist.data.pipeline import feed_of, tracked
+from tfdist.elastic.job import ElasticJob
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
 from tfdist.job.start import start
@@ -72,6 +74,8 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
       checkpoint_dir: where parameter servers keep snapshots of embedding tables; `None` keeps none.
       checkpoint_every: seconds between such snapshots.
       durability: as of `tfdist.ParameterServerStrategy`, for these tables.
+      elastic: a `tfdist.Elastic`: workers may die, join and leave during `fit`; `None` reads
+        `TFDIST_ELASTIC`. See docs/elastic.md.
 
     Raises:
       tfdist.errors.ClusterConfigError: an invalid cluster, or the workers have different numbers of
@@ -99,10 +103,19 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         checkpoint_dir: str | None = None,
         checkpoint_every: float = 600.0,
         durability: str = "warn",
+        elastic: Elastic | None = None,
     ) -> None:
         cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
         cluster = start(cluster, checkpoint_dir, keras.apply_repairs)
         options = CommunicationOptions.of(communication_options)
+        elastic = process.current.settings.elastic if elastic is None else elastic
+        if elastic is not None and cluster.rank is not None and not cluster.is_local:
+            from tfdist.strategies._elastic_extended import ElasticExtended  # is built on this one
+
+            distribute_lib.Strategy.__init__(
+                self, ElasticExtended(self, cluster, cluster_resolver, options, elastic)
+            )
+            return
         if options.implementation == CommunicationImplementation.NCCL:
             if cluster.data_dispatcher:
                 raise ClusterConfigError(
@@ -122,8 +135,16 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker writes the checkpoints and summaries: rank 0."""
+        """Whether this worker writes the checkpoints and summaries: rank 0.
+
+        In an elastic job another worker becomes rank 0 when this one is lost.
+        """
         return self.extended.should_checkpoint
+
+    @property
+    def elastic_job(self) -> ElasticJob | None:
+        """The members of an elastic job; `None` of any other job."""
+        return getattr(self.extended, "elastic_job", None)
 
     @property
     def communicator(self) -> ops.Communicator | None:

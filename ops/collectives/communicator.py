@@ -112,6 +112,8 @@ class Communicator:
       shared_memory: whether ranks whose addresses name the same host, and that run as the same
         user, communicate through shared memory where the system permits it. All other ranks
         communicate by TCP.
+      resizable: whether the ranks may change while graphs use them: `reconfigure`. Shapes in a
+        graph then do not depend on the number of ranks.
 
     Raises:
       tf.errors.InvalidArgumentError: rank or size out of range.
@@ -126,9 +128,11 @@ class Communicator:
         *,
         interface: str = "127.0.0.1",
         shared_memory: bool = True,
+        resizable: bool = False,
     ):
         self.rank = rank
         self.size = size
+        self.resizable = resizable
         self._listens_on = interface.encode(), port, int(shared_memory)
         handle, bound_port = Handle(), ctypes.c_int()
         _C.create(rank, size, *self._listens_on, ctypes.byref(handle), ctypes.byref(bound_port))
@@ -152,6 +156,11 @@ class Communicator:
             )
         return found
 
+    @property
+    def fixed_size(self) -> int | None:
+        """The number of ranks; `None` if it may change."""
+        return None if self.resizable else self.size
+
     def reconfigure(self, rank: int, size: int) -> None:
         """Disconnects, and listens for other ranks; `connect` makes it usable again.
 
@@ -163,9 +172,13 @@ class Communicator:
           size: their number.
 
         Raises:
-          tf.errors.FailedPreconditionError: it was closed.
+          tf.errors.FailedPreconditionError: it was closed, or is not resizable.
           As the constructor.
         """
+        if not self.resizable:
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"rank {self.rank} of {self.size}: this communicator is not resizable"
+            )
         former = self.stats()
         bound_port = ctypes.c_int()
         _C.reconfigure(self.handle, rank, size, *self._listens_on, ctypes.byref(bound_port))

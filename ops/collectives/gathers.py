@@ -52,7 +52,7 @@ def all_gather(
         if strings[i]:
             results[i] = ops.tfdist_unpack_strings(packed=results[i], concatenate=True, label=label)
             results[i] = _with_rows(results[i], value, None)
-        if communicator.size == 1:
+        if communicator.fixed_size == 1:
             results[i] = _with_rows(results[i], value, value.shape[0])
     return like(tensors, results)
 
@@ -224,14 +224,14 @@ def all_to_all(
     )
     exchanged = list(exchanged)
     if splits is None:
-        if communicator.size == 1:
+        if communicator.fixed_size == 1:
             pairs = zip(exchanged, values, strict=True)
             exchanged = [_with_rows(*pair, pair[1].shape[0]) for pair in pairs]
         return like(tensors, exchanged)
     counts = [received[:, i] for i in range(len(values))]
     for count in counts:
         if tf.is_symbolic_tensor(count):
-            count.set_shape([communicator.size])
+            count.set_shape([communicator.fixed_size])
     return like(tensors, exchanged), like(tensors, counts)
 
 
@@ -251,7 +251,7 @@ def _lines(tensors: Any, splits: Any, communicator: Communicator) -> tf.Tensor:
         )
     columns = [tf.cast(tf.convert_to_tensor(column), tf.int64) for column in columns]
     for column in columns:
-        if not column.shape.is_compatible_with([communicator.size]):
+        if not column.shape.is_compatible_with([communicator.fixed_size]):
             raise ValueError(
                 f"all_to_all: expected splits of shape ({communicator.size},), one number for each "
                 f"rank, received shape {column.shape}"
@@ -262,7 +262,9 @@ def _lines(tensors: Any, splits: Any, communicator: Communicator) -> tf.Tensor:
 def _own_part(part: tf.Tensor, whole: tf.Tensor, communicator: Communicator) -> tf.Tensor:
     """Sets the static shape of a rank's part of the rows of `whole`."""
     rows = whole.shape[0] if whole.shape.rank else None
-    if rows is not None:
+    if communicator.resizable:
+        rows = None
+    elif rows is not None:
         rows = rows // communicator.size + (communicator.rank < rows % communicator.size)
     return _with_rows(part, whole, rows)
 

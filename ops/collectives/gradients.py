@@ -32,6 +32,7 @@ from tfdist.ops import library
 from tfdist.ops.collectives import collective_keys
 from tfdist.ops.collectives.calls import by_dtype
 from tfdist.ops.collectives.communicator import Communicator
+from tfdist.ops.collectives.world import world
 
 
 @tf.RegisterGradient("TfdistAllReduce")
@@ -222,7 +223,7 @@ def _filled(op: Any, grads: Sequence) -> list[tf.Tensor]:
 
 
 def _divided(op: Any, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    size = _communicator(op).size
+    _, size = world(_communicator(op))
     return [gradient / tf.cast(size, gradient.dtype) for gradient in gradients]
 
 

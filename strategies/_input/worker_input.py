@@ -12,6 +12,7 @@ from tensorflow.python.distribute import input_ops
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.data.pipeline import tracked
+from tfdist.data.shares import rows_of
 
 _Policy = tf.data.experimental.AutoShardPolicy
 # For type checkers: a `tf.distribute.StrategyExtended` follows the mixin, and has no types.
@@ -60,28 +61,8 @@ def _cut(whole: tf.data.Dataset, workers: int, rank: int) -> tf.data.Dataset:
     # `map` unpacks a tuple, but not a named tuple; and a tuple of one component differs from the
     # component.
     if type(whole.element_spec) is tuple:
-        return whole.map(lambda *batch: _rows_of(batch, workers, rank))
-    return whole.map(lambda batch: _rows_of(batch, workers, rank))
-
-
-def _rows_of(batch: Any, workers: int, rank: int) -> Any:
-    """Splits as TensorFlow does: equal shares, of which the last ones may be short or empty."""
-    first_leaf = tf.nest.flatten(batch)[0]
-    rows = first_leaf.shape[0] if first_leaf.shape.rank else None
-    if rows is None or rows % workers:
-        # The shares' shapes must not depend on the worker.
-        rows = tf.shape(first_leaf)[0]
-    size = (rows + workers - 1) // workers
-    first, last = rank * size, (rank + 1) * size
-
-    def cut_rows(value):
-        if isinstance(value, tf.SparseTensor):
-            start = tf.concat([[first], tf.zeros_like(value.dense_shape[1:], tf.int32)], 0)
-            shape = tf.concat([[size], tf.cast(value.dense_shape[1:], tf.int32)], 0)
-            return tf.sparse.slice(value, tf.cast(start, tf.int64), tf.cast(shape, tf.int64))
-        return value[first:last]
-
-    return tf.nest.map_structure(cut_rows, batch)
+        return whole.map(lambda *batch: rows_of(batch, workers, rank))
+    return whole.map(lambda batch: rows_of(batch, workers, rank))
 
 
 def _tracked(data: Any) -> Any:

@@ -10,7 +10,7 @@ import atexit
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
@@ -22,6 +22,30 @@ if TYPE_CHECKING:
     from tfdist.ps.config import PsConfig
     from tfdist.ps.stats.rates import Reading
     from tfdist.ps.worker import LocalPsWorker, PsWorker
+
+
+class Members(Protocol):
+    """The connections to the other ranks of an elastic job; `tfdist.elastic` has them."""
+
+    communicator: Communicator
+
+    @property
+    def rank(self) -> int:
+        """This process's rank now."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks now."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of the ranks."""
+
+    def leave(self, failure: str | None = None) -> None:
+        """Leaves the job; `failure` says why this process ends before its work is done."""
+
+
+Joined = TypeVar("Joined", bound=Members)
 
 
 class Process:
@@ -36,6 +60,7 @@ class Process:
         self._cluster: Cluster | None = None
         self._settings: Settings | None = None
         self._job: Job | None = None
+        self._members: Members | None = None
         self._alone: Communicator | None = None
         self._ps_worker: PsWorker | LocalPsWorker | None = None
         self._has_server_variables = False
@@ -100,7 +125,31 @@ class Process:
             raise NotInitializedError(
                 f"{api_name}: {cluster.task_name} does not train and has no rank"
             )
-        return cluster.rank
+        return cluster.rank if self._members is None else self._members.rank
+
+    def size(self, api_name: str) -> int:
+        """Returns the number of tasks that train.
+
+        Args:
+          api_name: the calling function, for the message.
+
+        Raises:
+          NotInitializedError: as for `cluster`.
+        """
+        cluster = self.cluster(api_name)
+        return cluster.world_size if self._members is None else self._members.size
+
+    def addresses(self, api_name: str) -> tuple[str, ...]:
+        """Returns the addresses of the tasks that train, by rank; none of a job of one task.
+
+        Args:
+          api_name: the calling function, for the message.
+
+        Raises:
+          NotInitializedError: as for `cluster`.
+        """
+        cluster = self.cluster(api_name)
+        return cluster.training_addresses if self._members is None else self._members.addresses
 
     def join(self, cluster: Cluster) -> Job:
         """Connects to the other ranks; later calls return the same job.
@@ -126,6 +175,30 @@ class Process:
             )
         return self._job
 
+    def join_elastic(self, cluster: Cluster, make: Callable[[], Joined]) -> Joined:
+        """Joins an elastic job; later calls return the same members.
+
+        Args:
+          cluster: this process's task, which this process enters, too.
+          make: joins the job, and returns its members.
+
+        Raises:
+          ClusterConfigError: this process has joined another job.
+          Exception: what `make` raises.
+        """
+        if self._members is not None and self._cluster == cluster:
+            return cast(Joined, self._members)
+        if self._job is not None or self._members is not None:
+            assert self._cluster is not None  # since `join`
+            raise ClusterConfigError(
+                f"this process has joined a job as {self._cluster.task_name} and cannot join "
+                f"another, elastic one as {cluster.task_name}"
+            )
+        self._members = members = make()
+        self._cluster = cluster
+        self._watch_script()
+        return members
+
     @property
     def job(self) -> Job | None:
         """The connections to the other ranks; `None` before `join`."""
@@ -141,6 +214,8 @@ class Process:
           NotInitializedError: as for `rank`, or parameter servers hold the variables.
           Exception: as for `Job`.
         """
+        if self._members is not None:
+            return self._members.communicator
         if self._job is not None:
             return self._job.communicator
         cluster = self.cluster(api_name)
@@ -239,10 +314,12 @@ class Process:
             assert self._script is not None  # since `attach`
             failed = self._script.has_failed and not self.is_preempted
             worker.leave(failed or self._script.exception is not None)
+        members, self._members = self._members, None
         job, self._job = self._job, None
-        if job is not None:
-            assert self._script is not None  # since `join`
-            job.leave(self._script.exception)
+        for joined in (job, members):
+            if joined is not None:
+                assert self._script is not None  # since `join`
+                joined.leave(self._script.exception)
 
     def before_leaving(self, call: Callable[[bool], None]) -> None:
         """Registers a function that `disconnect` calls first, once.
@@ -318,7 +395,7 @@ def size() -> int:
     Raises:
       NotInitializedError: before `tfdist.init()` or a strategy.
     """
-    return current.cluster("tfdist.size()").world_size
+    return current.size("tfdist.size()")
 
 
 def local_rank() -> int:
@@ -345,7 +422,7 @@ def local_size() -> int:
 
 def _ranks_on_this_host(api_name: str) -> list[int]:
     own = current.rank(api_name)
-    addresses = current.cluster(api_name).training_addresses
+    addresses = current.addresses(api_name)
     if not addresses:
         return [own]
     hosts = [address.rpartition(":")[0] for address in addresses]

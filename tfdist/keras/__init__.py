@@ -40,6 +40,7 @@ FOR_STRATEGIES = (
     f"{_REPAIRS}.overflow",
     f"{_REPAIRS}.optimizers",
     f"{_REPAIRS}.callbacks",
+    f"{_HOOKS}.elastic_functions",
     f"{_HOOKS}.shuffling",
     f"{_HOOKS}.positions",
     f"{_HOOKS}.row_weights",
@@ -53,6 +54,8 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.preemption",
     f"{_HOOKS}.epoch_lengths",
     f"{_HOOKS}.data_tasks",
+    f"{_HOOKS}.elastic_accumulation",
+    f"{_HOOKS}.elastic",
 )
 # Of tf_keras, where a process uses it.
 TABLES_OF_TF_KERAS = (f"{_HOOKS}.tf_keras_tables",)

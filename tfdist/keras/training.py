@@ -54,6 +54,9 @@ class Training:
         self._openings: Openings | None = None
         self._epochs_ended = 0
         self._start: TrainingState | None = None
+        # The batches of the step that is being made, or was made last.
+        self._in_step = 0
+        self._is_before_step = False
 
     @property
     def reads(self) -> Any:
@@ -70,7 +73,34 @@ class Training:
         Args:
           of_all: with the state of all workers' replicas, which all call this; else this worker's.
         """
-        return TrainingState(self._position(), OwnState.of(self.model, of_all))
+        return TrainingState(self.position, OwnState.of(self.model, of_all))
+
+    def describe(self) -> str:
+        """The step that is being made, in words."""
+        return f"batch {self.batch} of epoch {self.epoch + 1}"
+
+    @contextlib.contextmanager
+    def before_step(self) -> Iterator[None]:
+        """Within it the state is that before the step that is being made."""
+        self._is_before_step = True
+        try:
+            yield
+        finally:
+            self._is_before_step = False
+
+    @property
+    def position(self) -> InputPosition:
+        """The next batch."""
+        if self._start is not None:  # the first epoch has not begun
+            return self._start.position
+        position = self._position()
+        if not self._is_before_step:
+            return position
+        return dataclasses.replace(
+            position,
+            batch=position.batch - self._in_step,
+            batches=position.batches - self._in_step,
+        )
 
     def _position(self) -> InputPosition:
         assert self._openings is not None and self._iterator is not None
@@ -132,6 +162,7 @@ class Training:
           callbacks: those of `fit`.
         """
         self.epoch, self.batch = epoch, 0
+        self._in_step = 0
         if self._start is not None:
             # Callbacks that save every N batches count on.
             for callback in callbacks:
@@ -169,7 +200,9 @@ class Training:
                 continue
             self.batch = step[0] + size
             self._openings.batches += size
+            self._in_step = size
             yield step
+            self._in_step = 0
 
 
 class _Trainings(threading.local):

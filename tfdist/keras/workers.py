@@ -14,6 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.elastic.job import ElasticJob
+from tfdist.ops.collectives.world import world
 
 _log = logging.getLogger("tfdist")
 
@@ -29,8 +31,10 @@ def trains_on_servers(strategy: Any) -> bool:
 
 
 def has_peers(strategy: Any) -> bool:
-    """Whether `strategy` is one of tfdist's, with more than one replica."""
-    return is_ours(strategy) and strategy.num_replicas_in_sync > 1
+    """Whether `strategy` is one of tfdist's, with more than one replica, or may get more."""
+    return is_ours(strategy) and (
+        strategy.num_replicas_in_sync > 1 or elastic_job_of(strategy) is not None
+    )
 
 
 def has_copies(strategy: Any) -> bool:
@@ -65,13 +69,40 @@ def replica_on_servers() -> tf.distribute.ReplicaContext | None:
     return replica if replica is not None and trains_on_servers(replica.strategy) else None
 
 
+def elastic_job_of(strategy: Any) -> ElasticJob | None:
+    """The members of an elastic job; `None` for all other strategies."""
+    return getattr(strategy, "elastic_job", None)
+
+
+def living_replicas() -> tf.Tensor | None:
+    """The number of replicas at each execution, int32[]; `None` where it is fixed.
+
+    It is not fixed in a replica of an elastic job.
+    """
+    replica = replica_of_ours()
+    job = None if replica is None else elastic_job_of(replica.strategy)
+    if replica is None or job is None:
+        return None
+    _, size = world(job.communicator)
+    return size * len(replica.strategy.extended.worker_devices)
+
+
 def communicator_of(model: Any) -> ops.Communicator | None:
-    """The workers that train `model` by collectives; `None` if there is one worker."""
-    return getattr(model.distribute_strategy, "communicator", None)
+    """The workers that train `model` by collectives; `None` if there is one worker.
+
+    `None` in an elastic job, too: outside of its steps a worker needs no other one.
+    """
+    strategy = model.distribute_strategy
+    if elastic_job_of(strategy) is not None:
+        return None
+    return getattr(strategy, "communicator", None)
 
 
 def rank_of(model: Any) -> int:
     """This process's rank among the workers that train `model`."""
+    job = elastic_job_of(model.distribute_strategy)
+    if job is not None:
+        return job.rank
     if trains_on_servers(model.distribute_strategy):
         return model.distribute_strategy.extended.rank
     communicator = communicator_of(model)

@@ -45,20 +45,21 @@ int tfdist_communicator_create(int rank, int size, const char* interface, int po
   return Report(status, error, error_size);
 }
 
-// Makes a communicator of other ranks and puts it in the place of the handle's own, which is
-// closed. Graphs that carry the handle use the new one.
+// Puts a communicator of other ranks in the place of the handle's own, which is closed. Graphs that
+// carry the handle use the new one.
 int tfdist_communicator_reconfigure(int64_t handle, int rank, int size, const char* interface,
                                     int port, int shared_memory, int* bound_port, char* error,
                                     size_t error_size) {
+  const std::shared_ptr<Communicator> former = Communicators::Get().Find(handle);
+  if (former == nullptr) return Report(ClosedCommunicator(handle), error, error_size);
+  // First of all: the new one may listen on the same port.
+  former->Close();
   std::unique_ptr<Communicator> communicator;
   const Status status =
       Communicator::Create(rank, size, interface, port, &communicator, shared_memory != 0);
   if (!status.ok()) return Report(status, error, error_size);
   *bound_port = communicator->port();
-  const std::shared_ptr<Communicator> former =
-      Communicators::Get().Replace(handle, std::move(communicator));
-  if (former == nullptr) return Report(ClosedCommunicator(handle), error, error_size);
-  former->Close();
+  Communicators::Get().Replace(handle, std::move(communicator));
   return 0;
 }
 

@@ -11,9 +11,16 @@ from keras.callbacks import BackupAndRestore, CallbackList
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfdist import ops
+from tfdist.elastic.notice import ElasticTraining
 from tfdist.job import process
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import communicator_of, is_ours, rank_of, trains_on_servers
+from tfdist.keras.workers import (
+    communicator_of,
+    elastic_job_of,
+    is_ours,
+    rank_of,
+    trains_on_servers,
+)
 from tfdist.preemption.notice import notice
 from tfdist.preemption.training import Training
 
@@ -144,7 +151,11 @@ class Fit:
         self._communicator = communicator_of(model)
         self._on_servers = trains_on_servers(model.distribute_strategy)
         job, worker = process.current.job, process.current.ps_worker
-        if self._communicator is not None and job is not None:
+        elastic_job = elastic_job_of(model.distribute_strategy)
+        self.training: Training
+        if elastic_job is not None:
+            self.training = ElasticTraining(elastic_job)
+        elif self._communicator is not None and job is not None:
             self.training = Training(job.stop_watch, 0)
         elif self._on_servers and worker is not None:
             self.training = Training(worker.stop_watch, worker.steps_ahead)
@@ -168,7 +179,8 @@ class Fit:
         All workers call it together. Otherwise `fit` ends as usual: what the program does with its
         model now is the best chance to save it.
         """
-        if self._on_servers or self.epoch is None:
+        is_elastic = isinstance(self.training, ElasticTraining)
+        if self._on_servers or is_elastic or self.epoch is None:
             return False
         state = [int(self.training.is_to_end), int(self._backup() is not None)]
         if self._communicator is None:

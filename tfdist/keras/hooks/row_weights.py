@@ -43,7 +43,13 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from tensorflow.python.util.tf_decorator import make_decorator
 
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import has_peers, replica_with_peers, trains_on_servers
+from tfdist.keras.workers import (
+    elastic_job_of,
+    has_peers,
+    living_replicas,
+    replica_with_peers,
+    trains_on_servers,
+)
 
 autograph = tf.__internal__.autograph
 _log = logging.getLogger("tfdist")
@@ -131,6 +137,9 @@ def scale_by_rows(original, value):
 def unscale_by_rows(original, value):
     """A training step divides what it logs by that fraction; metrics multiply by the rows."""
     step = _current_step()
+    living = living_replicas() if step is None else None
+    if living is not None:
+        return value * tf.cast(living, value.dtype)
     # The losses of outputs are logged without the number of rows, unless shapes are known.
     if step is None or (getattr(_thread, "logs_outputs", False) and step.graph is not None):
         return original(value)
@@ -172,7 +181,8 @@ def scaled(original: Callable[[Any], Any], value: Any) -> Any:
     """
     step = _current_step()
     if step is None:
-        return original(value)
+        living = living_replicas()
+        return original(value) if living is None else value / tf.cast(living, value.dtype)
     # Without rows a mean is NaN.
     return tf.math.multiply_no_nan(value, tf.cast(step.weight, value.dtype))
 
@@ -288,6 +298,8 @@ def _fraction(own: tf.Tensor, name: str) -> tf.Tensor:
     own = tf.cast(own, tf.float64)
     ours = tf.stack([own, 1.0], name=name)
     total, present = tf.unstack(replica.all_reduce("SUM", ours))
+    if elastic_job_of(replica.strategy) is not None:
+        return tf.math.divide_no_nan(own, total)
     return tf.math.divide_no_nan(own * present, total * replica.num_replicas_in_sync)
 
 

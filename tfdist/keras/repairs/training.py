@@ -47,7 +47,10 @@ def _shapes_of_replica(model, epoch_iterator):
     """Specs with the shapes and dtypes of a replica's batch, or such a batch."""
     strategy = model._distribute_strategy
     # Not `element_spec`, which fails where each of several workers has one device.
-    specs = tree.map_structure(_spec_of_replica, epoch_iterator._distributed_dataset._element_spec)
+    data = epoch_iterator._distributed_dataset
+    # A plain dataset has whole batches, in elastic training.
+    of_data = data.element_spec if isinstance(data, tf.data.Dataset) else data._element_spec
+    specs = tree.map_structure(_spec_of_replica, of_data)
     # A Python generator cannot be read again.
     yields_once = hasattr(epoch_iterator.data_adapter, "_output_signature")
     shapes = [spec.shape for spec in tree.flatten(specs) if spec is not None]

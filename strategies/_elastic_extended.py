@@ -1,0 +1,133 @@
+"""The strategy of an elastic job, whose workers may change during training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+# The class of variables of which replicas have values of their own, and what the parent uses.
+from tensorflow.python.distribute.collective_util import CommunicationImplementation
+from tensorflow.python.distribute.distribute_utils import regroup
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.reduce_util import ReduceOp
+from tensorflow.python.distribute.values import (
+    DistributedValues,
+    Mirrored,
+    SyncOnReadVariable,
+)
+
+from tfdist.config.cluster import Cluster
+from tfdist.config.elastic import Elastic
+from tfdist.elastic.job import ElasticJob
+from tfdist.errors import ClusterConfigError
+from tfdist.job import process
+from tfdist.strategies._input.worker_input import share
+from tfdist.strategies._local_reduce.local_all_reduce import resolved_destination
+from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
+from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredExtended
+
+
+class ElasticExtended(MultiWorkerMirroredExtended):
+    """A strategy that needs other workers for reductions alone.
+
+    Variables are made without the other workers, which bring their values together when `fit`
+    begins. A variable of which each replica has its own value is equal on all workers after each
+    step, so reading it needs no other worker.
+
+    Args:
+      strategy: the strategy.
+      cluster: this task, and the addresses where others may be.
+      cluster_resolver: the user's, or `None`.
+      options: the strategy's communication options.
+      elastic: the limits of the number of workers.
+
+    Raises:
+      ClusterConfigError: the cluster has other tasks than workers, or the implementation is NCCL.
+      Exception: as for `ElasticJob`.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        cluster: Cluster,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        options: CommunicationOptions,
+        elastic: Elastic,
+    ) -> None:
+        others = [role for role in cluster.as_dict() if role not in ("chief", "worker")]
+        if others:
+            raise ClusterConfigError(
+                "MultiWorkerMirroredStrategy: expected workers alone in the cluster of an elastic "
+                f"job, received {', '.join(others)} tasks"
+            )
+        if options.implementation == CommunicationImplementation.NCCL:
+            raise ClusterConfigError(
+                "MultiWorkerMirroredStrategy: expected implementation AUTO or RING for an elastic "
+                "job, received NCCL, whose collectives are TensorFlow's"
+            )
+        self._elastic = elastic
+        super().__init__(strategy, cluster, cluster_resolver, options)
+
+    def _initialize_strategy(self, cluster_resolver: Any, devices: Any) -> None:
+        # For TensorFlow this worker is alone.
+        self._initialize_local(cluster_resolver, devices=devices)
+        description = {
+            "devices of a worker": str(len(self._devices)),
+            "clip": self.clip,
+        }
+        self.elastic_job: ElasticJob = process.current.join_elastic(
+            self._cluster,
+            lambda: ElasticJob(self._cluster, process.current.settings, self._elastic, description),
+        )
+        self.communicator = self.elastic_job.communicator
+        self._cross_device_ops = self._make_cross_device_ops(self._devices)
+        self._host_cross_device_ops = self._make_cross_device_ops((self._worker_device,))
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        # Of the beginning, for the strategy's life: scripts compute batch sizes from it.
+        return len(self.worker_devices) * self.elastic_job.start_workers
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this worker is rank 0 now."""
+        return self.elastic_job.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this worker is rank 0 now."""
+        return self.elastic_job.rank == 0
+
+    def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
+        return MirroredExtended._get_variable_creator_initial_value(
+            self, replica_id, device, primary_var, **kwargs
+        )
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        if isinstance(value, SyncOnReadVariable):
+            return _value_of_all(reduce_op, value)
+        destinations = resolved_destination(destinations, self._devices)
+        if not isinstance(value, DistributedValues):
+            # For TensorFlow a plain value is the same on all replicas of all workers.
+            value = regroup((value,) * len(self._devices), always_wrap=True)
+        elif isinstance(value, Mirrored) and reduce_op == ReduceOp.MEAN:
+            return value
+        options = self._communication_options.merge(for_gradients(options, []))
+        return self._get_cross_device_ops(value).reduce(
+            reduce_op, value, destinations=destinations, options=options
+        )
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        job = self.elastic_job
+        return super()._experimental_distribute_dataset(
+            share(dataset, job.size, job.rank, split=True), options
+        )
+
+
+def _value_of_all(reduce_op: ReduceOp, variable: SyncOnReadVariable) -> tf.Tensor:
+    """The value over all workers, which this worker's replicas have after each step."""
+    total = tf.add_n([part.read_value() for part in variable.values])
+    if reduce_op == ReduceOp.MEAN:
+        total = tf.cast(total / len(variable.values), total.dtype)
+    return total

@@ -1,0 +1,48 @@
+"""How a batch is cut into shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def rows_of(batch: Any, shares: int | tf.Tensor, share: int | tf.Tensor) -> Any:
+    """Returns one share of a batch's rows.
+
+    Shares are cut as TensorFlow cuts them: of equal size, but the last ones may be short or empty.
+
+    Args:
+      batch: tensors of shape [rows, ...], also sparse and ragged ones, in any structure.
+      shares: the number of shares; a number, or int32[].
+      share: which of them, from 0; a number, or int32[].
+
+    Returns:
+      The same structure.
+    """
+    first_leaf = tf.nest.flatten(batch)[0]
+    rows = first_leaf.shape[0] if first_leaf.shape.rank else None
+    if rows is None or tf.is_tensor(shares) or rows % shares:
+        # The shares' shapes must not depend on the share.
+        rows = _number_of_rows(first_leaf)
+    size = (rows + shares - 1) // shares
+    first, last = share * size, (share + 1) * size
+
+    def cut(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, tf.SparseTensor):
+            start = tf.concat([[first], tf.zeros_like(value.dense_shape[1:], tf.int32)], 0)
+            shape = tf.concat([[size], tf.cast(value.dense_shape[1:], tf.int32)], 0)
+            return tf.sparse.slice(value, tf.cast(start, tf.int64), tf.cast(shape, tf.int64))
+        return value[first:last]
+
+    return tf.nest.map_structure(cut, batch)
+
+
+def _number_of_rows(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.cast(leaf.dense_shape[0], tf.int32)
+    return tf.shape(leaf)[0]

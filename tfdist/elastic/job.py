@@ -1,0 +1,371 @@
+"""An elastic job: its members run units of work together, and survive the loss of some of them.
+
+A *unit of work* is what all members do together between two points at which their states are equal:
+a step of training or validation, or an agreement at the end of an epoch. It is atomic: on each
+member it is done, or has left no trace. When a member dies in unit 8:
+
+    member 0        member 1        member 2        member 3
+       7               7               7               7       units done
+       |---------------|------x--------|---------------|       unit 8: member 1 is killed
+       8                               7               7       member 0 has all results
+       |=========== the next generation of members ====|
+       |<----------- units done: 8, 7, 7 --------------|       one all-gather
+       |-------- what unit 8 has written ------------->|       from the lowest that has done it
+       8                               8               8       unit 9
+
+Two survivors differ by one unit at most, because unit 9 needs all members of the old generation. If
+nobody has done unit 8, all do it again. All members derive the same decision from the same
+all-gather. A *newcomer* receives the whole state in the same place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.config.cluster import Cluster
+from tfdist.config.elastic import Elastic
+from tfdist.config.settings import Settings
+from tfdist.control import interfaces
+from tfdist.elastic.membership import Membership
+from tfdist.elastic.values import (
+    assign_values,
+    broadcast_bytes,
+    broadcast_values,
+    fingerprint,
+)
+from tfdist.errors import TfdistError
+from tfdist.preemption.notice import notice
+
+_log = logging.getLogger("tfdist.elastic")
+# A unit that fails more often with the same members is not tried again.
+_MAX_VAIN = 5
+
+
+class LeftBehindError(Exception):
+    """The other members have gone on without this process; it may join them as a newcomer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A unit of work.
+
+    Attributes:
+      name: for messages.
+      call: does it, with collectives; returns the result. If it raises, it has written nothing but
+        what `undo` undoes.
+      undo: is called after a failure.
+      written: returns the resources of the variables that it writes.
+      healed: returns the result on a member that has received what the others have written.
+      admits: whether newcomers can join before this unit.
+      is_whole: whether it writes the whole state.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    undo: Callable[[], None] = lambda: None
+    written: Callable[[], Sequence[tf.Tensor]] = tuple
+    healed: Callable[[], Any] = lambda: None
+    admits: bool = False
+    is_whole: bool = False
+
+
+class State(Protocol):
+    """What a newcomer receives."""
+
+    def handles(self) -> Sequence[tf.Tensor]:
+        """The resources of all variables, in the same order on all members."""
+
+    def describe(self) -> bytes:
+        """The rest: the position in the training."""
+
+    def restore(self, content: bytes) -> None:
+        """Takes what `describe` has returned on another member; the variables are restored."""
+
+    def save(self) -> None:
+        """Saves a checkpoint, without a collective, because the job may end."""
+
+
+class ElasticJob:
+    """One member of an elastic job; takes the place of a `tfdist.job.job.Job`.
+
+    Args:
+      cluster: this process's task, and the addresses where others may be.
+      settings: timeouts, ports and the secret.
+      elastic: the limits of the number of members.
+      description: what all members must agree on, by name.
+
+    Attributes:
+      communicator: the members.
+      is_newcomer: whether this process has not yet received the members' state.
+      units: the number of units of work that are done.
+      ends: whether all members stop after the current step, because of preemption notices.
+      leaves: whether this process alone does.
+
+    Raises:
+      RendezvousTimeoutError: members were missing at the deadline.
+      AuthenticationError: the tasks do not hold the same secret.
+      AddressInUseError: this task's port is taken.
+      ClusterConfigError: the job refuses this process.
+    """
+
+    # What a `Job` has, and an elastic job has not.
+    stop_watch = None
+    task_master = None
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        elastic: Elastic,
+        description: dict[str, str],
+    ) -> None:
+        self.cluster = cluster
+        self.elastic = elastic
+        self.start_workers = elastic.start(cluster)
+        self.units = 0
+        self.recoveries = 0
+        self.ends = self.leaves = False
+        self.state: State | None = None
+        self._change_is_planned = False
+        # How often one unit has failed with the same members.
+        self._vain = 0
+        self._failed_with: tuple[str, ...] = ()
+        # Saves for all members, whose next ranks are not known yet.
+        self._leads = False
+        self._pid = os.getpid()
+        self._open = True
+        self._membership = Membership(cluster, settings, elastic, description)
+        try:
+            self.communicator = ops.Communicator(
+                0,
+                1,
+                settings.data_port,
+                interface=interfaces.interface(cluster, settings.secret),
+                shared_memory=settings.peer_memory,
+                resizable=True,
+            )
+            self._membership.watch(self.communicator)
+            self.is_newcomer = self._membership.begin() is None
+            if not self.is_newcomer:
+                self._go_on(Unit("the beginning of the job", lambda: None))
+        except BaseException:
+            self._membership.leave()
+            raise
+
+    @property
+    def rank(self) -> int:
+        """This process's rank among the members; 0 for a newcomer, which is alone."""
+        return 0 if self._leads else self.communicator.rank
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return self.communicator.size
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The members' addresses, by rank."""
+        world = self._membership.world
+        if world is None or self.is_newcomer:
+            assert self.cluster.address is not None
+            return (self.cluster.address,)
+        return tuple(member.address for member in world.members)
+
+    def describe(self, description: dict[str, str]) -> None:
+        """Adds to what newcomers must agree on, by name."""
+        self._membership.describe(description)
+
+    def run(self, unit: Unit) -> Any:
+        """Does a unit of work together with all members; again, if some are lost meanwhile.
+
+        Returns:
+          The unit's result.
+
+        Raises:
+          RendezvousTimeoutError: too few members are left.
+          LeftBehindError: the others have gone on without this process.
+          Exception: what the unit raises for another reason than a lost member.
+        """
+        if unit.admits and self._change_is_planned and self._go_on(unit):
+            return unit.healed()
+        while True:
+            try:
+                result = unit.call()
+            except tf.errors.OpError as error:
+                if not self._has_lost_members(error):
+                    raise
+                unit.undo()
+                _log.warning("%s: %s: %s", self.cluster.task_name, unit.name, _brief(error))
+            else:
+                self.units += 1
+                self._vain = 0
+                return result
+            self.recoveries += 1
+            if self._go_on(unit):
+                return unit.healed()
+
+    def enter(self, state: State) -> None:
+        """Joins the members as a newcomer: waits for a unit that admits newcomers.
+
+        Args:
+          state: receives the members' state.
+
+        Raises:
+          Exception: as for `run`.
+        """
+        self.state = state
+        self._go_on(Unit("joining", lambda: None))
+
+    def flags(self) -> list[float]:
+        """What this member tells the others in a step: [newcomers wait, it has a notice]."""
+        return [float(self._membership.newcomers_wait()), float(notice.at is not None)]
+
+    def take_flags(self, flags: Sequence[float]) -> None:
+        """Takes the sum of all members' `flags` after a step."""
+        newcomers, leaving = (round(flag) for flag in flags)
+        if newcomers:
+            self._change_is_planned = True
+        if not leaving:
+            return
+        if self.size - leaving < self.elastic.min_workers:
+            self.ends = True
+        elif notice.at is not None:
+            self.leaves = True
+        else:
+            self._change_is_planned = True
+
+    def leave(self, failure: str | None = None) -> None:
+        """Leaves the job; later calls, and calls in a forked child process, do nothing.
+
+        Args:
+          failure: the reason why this process ends before its work is done.
+        """
+        if not self._open or os.getpid() != self._pid:
+            return
+        self._open = False
+        self._membership.leave()
+        if failure is not None:
+            self.communicator.abort(f"{self.cluster.task_name} ended with {failure}"[:400])
+        self.communicator.close()
+
+    def adopt(self, group: ops.Communicator) -> None:
+        """Refuses a group of some of the ranks."""
+        group.close()
+        raise TfdistError(f"{self.cluster.task_name}: an elastic job has no groups of its ranks")
+
+    def _go_on(self, unit: Unit) -> bool:
+        """Forms the next generation; returns whether the others have done the unit already."""
+        began = time.monotonic()
+        before = self.size
+        while True:
+            world = self._membership.form(self.communicator, on_too_few=self._save)
+            self._change_is_planned = False
+            if world.is_newcomer and not self.is_newcomer:
+                self.is_newcomer = True
+                raise LeftBehindError(
+                    f"{self.cluster.task_name}: the others have gone on without this process"
+                )
+            try:
+                is_done = self._agree(unit)
+            except tf.errors.OpError as error:
+                if not self._has_lost_members(error):
+                    raise
+                _log.warning("%s: %s", self.cluster.task_name, _brief(error))
+                continue
+            _log.info(
+                "%s: rank %d of %d (before: %d) in generation %d after %d units, in %.2f s",
+                *(self.cluster.task_name, self.rank, self.size, before, world.generation),
+                *(self.units, time.monotonic() - began),
+            )
+            return is_done
+
+    def _has_lost_members(self, error: tf.errors.OpError) -> bool:
+        """Whether a unit has failed because members were lost, and not for its own reasons.
+
+        The same members may fail a few times: one of them may have been slow to notice a loss.
+        """
+        if isinstance(error, tf.errors.InvalidArgumentError) or not self.communicator.failed():
+            return False
+        self._vain = self._vain + 1 if self.addresses == self._failed_with else 1
+        self._failed_with = self.addresses
+        return self._vain <= _MAX_VAIN
+
+    def _agree(self, unit: Unit) -> bool:
+        """Makes all members' states equal; returns whether the others have done the unit."""
+        whole = [] if self.state is None else self.state.handles()
+        own = [self.units, self.is_newcomer, fingerprint(unit.written()), fingerprint(whole)]
+        with tf.device("/device:CPU:0"):
+            rows = ops.all_gather(
+                tf.constant([own], tf.int64), self.communicator, label="the members' progress"
+            ).numpy()
+        if not self.is_newcomer:
+            self._membership.establish()
+        units, is_new = rows[:, 0], rows[:, 1] != 0
+        top = units[~is_new].max()
+        source = int(np.flatnonzero(~is_new & (units == top))[0])
+        behind = ~is_new & (units < top)
+        if np.any(units[behind] < top - 1):
+            raise RuntimeError(f"expected members within one unit of each other, found {units}")
+        if is_new.any() or (unit.is_whole and behind.any()):
+            self._check_equal(rows[:, 3], "the variables of the model and the optimizer")
+            self._receive_state(source, unit, bool(behind[self.rank]))
+        elif behind.any():
+            self._check_equal(rows[:, 2], f"the variables that {unit.name} writes")
+            handles = unit.written()
+            values = broadcast_values(handles, self.communicator, source, unit.name)
+            if behind[self.rank]:
+                assign_values(handles, values)
+        is_done = not self.is_newcomer and self.units < top
+        self.units = int(top)
+        if self.is_newcomer:
+            self.is_newcomer = False
+            self._membership.establish()
+        return is_done
+
+    def _receive_state(self, source: int, unit: Unit, is_behind: bool) -> None:
+        state = self.state
+        assert state is not None
+        handles = state.handles()
+        is_source = self.rank == source
+        content = broadcast_bytes(
+            state.describe() if is_source else b"", self.communicator, source, "the position"
+        )
+        values = broadcast_values(handles, self.communicator, source, "the members' state")
+        if self.is_newcomer or (is_behind and unit.is_whole):
+            assign_values(handles, values)
+            state.restore(content)
+        elif is_behind:
+            received = dict(zip(map(id, handles), values, strict=True))
+            own = unit.written()
+            assign_values(own, [received[id(handle)] for handle in own])
+
+    def _check_equal(self, fingerprints: np.ndarray, what: str) -> None:
+        if len(set(fingerprints.tolist())) > 1:
+            raise TfdistError(
+                f"{self.cluster.task_name}: expected the same dtypes and shapes of {what} on all "
+                f"members, but ranks {np.flatnonzero(fingerprints != fingerprints[0]).tolist()} "
+                "differ from rank 0: do all run the same program?"
+            )
+
+    def _save(self) -> None:
+        if self.state is not None:
+            self._leads = True
+            try:
+                self.state.save()
+            finally:
+                self._leads = False
+
+
+def _brief(error: Exception) -> str:
+    """The line of TensorFlow's message that names a rank."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if "rank " in line), lines[0] if lines else "")

@@ -1,0 +1,189 @@
+"""What a newcomer of an elastic `fit` receives, and how it goes on from there."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.callbacks import BackupAndRestore, History, ProgbarLogger
+from keras.src.backend.common import global_state
+
+from tfdist.data.position import InputPosition
+from tfdist.elastic.atomic_step import type_of
+from tfdist.elastic.job import ElasticJob, Unit
+from tfdist.elastic.values import (
+    assign_values,
+    broadcast_bytes,
+    broadcast_values,
+)
+from tfdist.keras.own_state import OwnState
+from tfdist.keras.training import Training, TrainingState
+
+_log = logging.getLogger("tfdist.elastic")
+_PLAIN = (bool, int, float, type(None))
+# Callbacks whose attributes are a worker's own.
+_OF_EACH_WORKER = (History, ProgbarLogger)
+
+
+class ElasticFit:
+    """One `fit` of an elastic job; the `State` of `tfdist.elastic.job`.
+
+    Args:
+      job: the members.
+      running: where the `fit` stands.
+      callbacks: its `CallbackList`.
+    """
+
+    def __init__(self, job: ElasticJob, running: Training, callbacks: Any) -> None:
+        self._job = job
+        self._running = running
+        self._callbacks = callbacks
+        self._handles: list[tf.Tensor] = []
+        self._has_restored = False
+
+    def begin(self) -> None:
+        """Takes the state of rank 0; as a newcomer, that of the members, and waits for it.
+
+        Raises:
+          Exception: as for `ElasticJob.run`.
+        """
+        model = self._running.model
+        # Tracing makes what a step makes on first use, such as slots, and takes its time now.
+        concrete = model.train_function.elastic_step.trace(
+            self._running.reads._distributed_dataset.element_spec
+        )
+        self._handles = _handles(model, concrete)
+        job = self._job
+        if job.is_newcomer:
+            job.enter(self)
+            return
+        job.state = self
+
+        def receive() -> tuple[bytes, list[tf.Tensor]]:
+            label = "the state of rank 0"
+            content = b""
+            if job.rank == 0:
+                self._restore_backup()
+                content = self.describe()
+            content = broadcast_bytes(content, job.communicator, 0, label)
+            return content, broadcast_values(self._handles, job.communicator, 0, label)
+
+        received = job.run(Unit("the beginning of fit", receive, admits=True, is_whole=True))
+        if received is not None and job.rank != 0:
+            content, values = received
+            assign_values(self._handles, values)
+            self.restore(content)
+
+    def _restore_backup(self) -> None:
+        """Lets `BackupAndRestore` do once, on rank 0, what it does when `fit` begins."""
+        if self._has_restored:
+            return
+        self._has_restored = True
+        for callback in self._callbacks.callbacks:
+            if isinstance(callback, BackupAndRestore):
+                callback.restores_for_all = True
+                callback.on_train_begin()
+
+    def handles(self) -> Sequence[tf.Tensor]:
+        """See `State`."""
+        return self._handles
+
+    def describe(self) -> bytes:
+        """See `State`."""
+        with self._running.before_step():
+            position = self._running.position
+        arrays: dict[str, np.ndarray] = {
+            "position": np.array(position.to_json()),
+            "callbacks": np.array(json.dumps(_described(self._callbacks.callbacks))),
+        }
+        for i, callback in enumerate(self._callbacks.callbacks):
+            for j, value in enumerate(getattr(callback, "best_weights", None) or ()):
+                arrays[f"best_{i}_{j}"] = np.asarray(value)
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        return buffer.getvalue()
+
+    def restore(self, content: bytes) -> None:
+        """See `State`."""
+        with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            position = InputPosition.from_json(str(found["position"]))
+            described = json.loads(str(found["callbacks"]))
+            best = {name: found[name] for name in found.files if name.startswith("best_")}
+        _restore_callbacks(self._callbacks.callbacks, described, best)
+        # Keras sets metrics to zero when an epoch begins.
+        own = OwnState.of(self._running.model, of_all=False)
+        self._running.go_on_from(TrainingState(position, own))
+
+    def save(self) -> None:
+        """See `State`."""
+        with self._running.before_step():
+            for callback in self._callbacks.callbacks:
+                if isinstance(callback, BackupAndRestore):
+                    callback._save_model()
+
+
+def _handles(model: Any, concrete: Any) -> list[tf.Tensor]:
+    """The resources of all variables that training reads or writes, in a fixed order."""
+    optimizer = getattr(model, "optimizer", None)
+    of_keras = global_state.get_global_attribute("global_seed_generator")
+    known = [
+        *model.variables,
+        *([] if optimizer is None else optimizer.variables),
+        *model.metrics_variables,
+        *([] if of_keras is None else [of_keras.state]),
+    ]
+    found: dict[int, tf.Tensor] = {}
+    for variable in known:
+        value = getattr(variable, "value", variable)
+        for part in model.distribute_strategy.experimental_local_results(value):
+            found[id(part.handle)] = part.handle
+    # Those of optimizers that only a train_step knows, in the order of their creation: that of
+    # captures differs between processes.
+    captured = [
+        handle
+        for handle in concrete.captured_inputs
+        if handle.dtype == tf.resource and type_of(handle) is not None
+    ]
+    for handle in sorted(captured, key=lambda handle: handle._id):
+        if not model.train_function.elastic_step.is_private(handle):
+            found[id(handle)] = handle
+    return list(found.values())
+
+
+def _described(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
+    """The numbers among the callbacks' attributes, such as the best result, with their types."""
+    return [
+        {
+            "type": type(callback).__qualname__,
+            "values": {}
+            if isinstance(callback, _OF_EACH_WORKER)
+            else {
+                name: value.item() if isinstance(value, np.generic) else value
+                for name, value in vars(callback).items()
+                if isinstance(value, (*_PLAIN, np.generic))
+            },
+        }
+        for callback in callbacks
+    ]
+
+
+def _restore_callbacks(
+    callbacks: Sequence[Any], described: Sequence[dict[str, Any]], best: dict[str, np.ndarray]
+) -> None:
+    if [type(callback).__qualname__ for callback in callbacks] != [d["type"] for d in described]:
+        _log.warning(
+            "this worker has other callbacks than the members of the job: they begin as new ones"
+        )
+        return
+    for i, (callback, description) in enumerate(zip(callbacks, described, strict=True)):
+        for name, value in description["values"].items():
+            if name in vars(callback):
+                setattr(callback, name, value)
+        weights = [value for name, value in best.items() if name.startswith(f"best_{i}_")]
+        if weights:
+            callback.best_weights = weights

@@ -1,0 +1,296 @@
+"""Steps of Keras 3 as units of work of an elastic job.
+
+A step takes a whole global batch. Its rows are cut among the members that are alive when it runs,
+and it is traced once: rank and number of members are read at each execution.
+
+Metrics, and other variables that replicas have of their own until they are read
+(`tf.VariableSynchronization.ON_READ`), are made equal on all members within the step. So the state
+after a step is the same on all members, reading it needs no collective, and a member that dies
+takes nothing with it:
+
+    sums, as of metrics      replica 0 of each member has the sum over all replicas of all members
+    means, as of averages    all replicas have the mean
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from keras import tree
+
+# The structure of values of several devices, and the class of variables of which each replica has
+# its own value.
+from tensorflow.python.distribute.distribute_utils import regroup
+from tensorflow.python.distribute.values import SyncOnReadVariable
+
+from tfdist import ops
+from tfdist.data.shares import rows_of
+from tfdist.elastic.atomic_step import AtomicStep, written
+from tfdist.elastic.job import ElasticJob, Unit
+from tfdist.ops.collectives.world import world
+
+
+class ElasticStep:
+    """One kind of step of a model: of training, of evaluation, or of prediction.
+
+    Args:
+      model: the model.
+      job: the members.
+      name: of the step, such as "train_step", the same on all members.
+      step: takes a replica's share of a batch; returns a structure of tensors.
+      admits: whether newcomers can join before such a step.
+      gathers: whether the result has a row for each row of the batch; else it is a dict of logs.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        job: ElasticJob,
+        name: str,
+        step: Callable[[Any], Any],
+        *,
+        admits: bool = False,
+        gathers: bool = False,
+    ) -> None:
+        self._model = model
+        self._job = job
+        self._name = name
+        self._step = step
+        self._admits = admits
+        self._gathers = gathers
+        self._atomic = AtomicStep()
+        self._functions: dict[Any, tf.types.experimental.PolymorphicFunction] = {}
+
+    def run(self, batch: Any, where: str, admits: bool = True) -> Any:
+        """Makes a step together with all members.
+
+        Args:
+          batch: the global batch, in memory.
+          where: the step's name in messages.
+          admits: as for the constructor, for this step.
+
+        Returns:
+          The logs of all members together, or the rows of the result.
+
+        Raises:
+          Exception: as for `ElasticJob.run`.
+        """
+        leaves, structure = _leaves(batch)
+        function = self._function([tf.type_spec_from_value(leaf) for leaf in leaves], structure)
+
+        def call() -> Any:
+            result, flags = function(leaves, tf.constant(self._job.flags(), tf.float64))
+            return result, flags.numpy()
+
+        unit = Unit(
+            where,
+            call,
+            undo=self._atomic.undo,
+            written=lambda: self._atomic.written,
+            healed=lambda: (self._healed(batch), (0.0, 0.0)),
+            admits=self._admits and admits,
+        )
+        result, flags = self._job.run(unit)
+        if self._admits:
+            self._job.take_flags(flags)
+        return result
+
+    def trace(self, spec: Any) -> Any:
+        """Traces the step without running it; returns the concrete function.
+
+        Args:
+          spec: the structure of `tf.TypeSpec`s of a batch.
+        """
+        leaves, structure = _leaves(spec)
+        return self._function(leaves, structure).get_concrete_function()
+
+    def is_private(self, handle: tf.Tensor) -> bool:
+        """Whether a resource is that of a variable which only makes this step atomic."""
+        return self._atomic.is_private(handle)
+
+    def _healed(self, batch: Any) -> Any:
+        if self._gathers:
+            # The result is no variable, so it did not come with them. No other member is needed.
+            return self._model.distribute_strategy.experimental_local_results(self._step(batch))[0]
+        return self._model.get_metrics_result()
+
+    def _function(
+        self, specs: Sequence[tf.TypeSpec], structure: Callable[[Sequence], Any]
+    ) -> tf.types.experimental.PolymorphicFunction:
+        relaxed = [_with_any_rows(spec) for spec in specs]
+        key = tuple(relaxed)
+        if key not in self._functions:
+
+            def elastic_step(leaves: list, flags: tf.Tensor) -> Any:
+                self._atomic.make_atomic(tf.compat.v1.get_default_graph())
+                return self._traced(structure(leaves), flags)
+
+            # Keys of collectives contain it.
+            elastic_step.__name__ = f"elastic_{self._name}"
+            self._functions[key] = tf.function(
+                elastic_step,
+                input_signature=[relaxed, tf.TensorSpec([2], tf.float64)],
+                autograph=False,
+            )
+        return self._functions[key]
+
+    def _traced(self, batch: Any, flags: tf.Tensor) -> Any:
+        strategy = self._model.distribute_strategy
+        own = [] if self._gathers else _own_variables(self._model)
+        before = [[part.read_value() for part in variable.values] for variable in own]
+        outputs = strategy.run(self._step, args=(self._share(batch),))
+        if self._gathers:
+            return self._gathered(outputs), flags
+        outputs = tree.map_structure(
+            lambda value: strategy.experimental_local_results(value)[0], outputs
+        )
+        other = _numbers_but_metrics(self._model, outputs)
+        flags, means = self._reduce_own(own, before, flags, list(other.values()))
+        return self._of_all(outputs, dict(zip(other, means, strict=True))), flags
+
+    def _share(self, batch: Any) -> Any:
+        """This member's rows of a batch, for each of its devices."""
+        devices = self._model.distribute_strategy.extended.worker_devices
+        rank, size = world(self._job.communicator)
+        parts = [
+            rows_of(batch, size * len(devices), rank * len(devices) + i)
+            for i in range(len(devices))
+        ]
+        return parts[0] if len(parts) == 1 else regroup(tuple(parts), always_wrap=True)
+
+    def _reduce_own(
+        self,
+        own: Sequence[SyncOnReadVariable],
+        before: Sequence[Sequence],
+        flags: tf.Tensor,
+        numbers: Sequence[tf.Tensor],
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Makes variables that the step has written equal on all members.
+
+        Returns:
+          The sum of the members' flags, and the means of their numbers.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        changed = {resource.ref() for op in graph.get_operations() for resource in written(op)}
+        pairs = [
+            (variable, old)
+            for variable, old in zip(own, before, strict=True)
+            if any(graph.capture(part.handle).ref() in changed for part in variable.values)
+        ]
+        contributions = [_contribution(variable, old) for variable, old in pairs]
+        flags, *reduced = ops.fused_all_reduce(
+            [flags, *numbers, *contributions],
+            self._job.communicator,
+            label=f"metrics of {self._name}",
+        )
+        _, size = world(self._job.communicator)
+        totals = reduced[len(numbers) :]
+        for (variable, old), total in zip(pairs, totals, strict=True):
+            _assign_total(variable, old, total, size)
+        return flags, [total / tf.cast(size, total.dtype) for total in reduced[: len(numbers)]]
+
+    def _of_all(self, outputs: Any, means: dict[str, tf.Tensor]) -> Any:
+        """The logs of all members in place of this member's."""
+        if not isinstance(outputs, dict):
+            return outputs
+        strategy = self._model.distribute_strategy
+        results = strategy.run(self._model.get_metrics_result)
+        metrics = {
+            name: strategy.experimental_local_results(value)[0] for name, value in results.items()
+        }
+        return {name: metrics.get(name, means.get(name, value)) for name, value in outputs.items()}
+
+    def _gathered(self, outputs: Any) -> Any:
+        """The rows of the results of all members, in the order of the batch."""
+        strategy = self._model.distribute_strategy
+
+        def gathered(value: Any) -> tf.Tensor:
+            parts = strategy.experimental_local_results(value)
+            return ops.all_gather(tf.concat(parts, 0), self._job.communicator, label=self._name)
+
+        return tree.map_structure(gathered, outputs)
+
+
+def _leaves(structure: Any) -> tuple[list, Callable[[Sequence], Any]]:
+    """Returns the leaves that are not `None`, and a function that puts others in their places."""
+    flat = tf.nest.flatten(structure)
+    places = [i for i, leaf in enumerate(flat) if leaf is not None]
+
+    def packed(leaves: Sequence) -> Any:
+        filled: list[Any] = [None] * len(flat)
+        for place, leaf in zip(places, leaves, strict=True):
+            filled[place] = leaf
+        return tf.nest.pack_sequence_as(structure, filled)
+
+    return [flat[place] for place in places], packed
+
+
+def _with_any_rows(spec: Any) -> Any:
+    """A spec of any number of rows."""
+    if spec.shape.rank in (None, 0):
+        return spec
+    shape = tf.TensorShape([None, *spec.shape[1:]])
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(
+            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype, spec.flat_values_spec
+        )
+    return type(spec)(shape, spec.dtype)
+
+
+def _own_variables(model: Any) -> list[SyncOnReadVariable]:
+    """The variables of which replicas have values of their own."""
+    optimizer = getattr(model, "optimizer", None)
+    of_optimizer = [] if optimizer is None else optimizer.variables
+    found: dict[int, SyncOnReadVariable] = {}
+    for variable in (*model.variables, *of_optimizer, *model.metrics_variables):
+        value = getattr(variable, "value", variable)
+        if (
+            isinstance(value, SyncOnReadVariable)
+            and value.aggregation != tf.VariableAggregation.NONE
+        ):
+            found[id(value)] = value
+    return list(found.values())
+
+
+def _numbers_but_metrics(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
+    """Scalars that a `train_step` of the user's returns besides the results of metrics."""
+    if not isinstance(outputs, dict):
+        return {}
+    metrics = {metric.name for metric in model.metrics}
+    return {
+        name: value
+        for name, value in outputs.items()
+        if name not in metrics
+        and tf.is_tensor(value)
+        and value.shape.rank == 0
+        and value.dtype.is_floating
+    }
+
+
+def _contribution(variable: SyncOnReadVariable, before: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What this member adds to a sum over all members."""
+    after = [part.read_value() for part in variable.values]
+    if variable.aggregation == tf.VariableAggregation.SUM:
+        return tf.add_n(after) - tf.add_n(list(before))
+    if variable.aggregation == tf.VariableAggregation.MEAN:
+        return tf.add_n(after)
+    raise NotImplementedError(
+        f"elastic training: expected aggregation 'sum' or 'mean' of {variable.name}, of which "
+        f"replicas have values of their own, received {variable.aggregation}"
+    )
+
+
+def _assign_total(
+    variable: SyncOnReadVariable, before: Sequence[tf.Tensor], total: tf.Tensor, size: tf.Tensor
+) -> None:
+    first, *others = variable.values
+    if variable.aggregation == tf.VariableAggregation.SUM:
+        first.assign(tf.add_n(list(before)) + total)
+        for part in others:
+            part.assign(tf.zeros_like(total))
+        return
+    mean = tf.cast(total / tf.cast(size * len(variable.values), total.dtype), total.dtype)
+    for part in (first, *others):
+        part.assign(mean)

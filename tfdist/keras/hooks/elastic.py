@@ -1,0 +1,168 @@
+"""Elastic training around the steps: the data, the beginning and the end, files and output.
+
+Each member reads whole batches. Before any member calls what follows the steps of an epoch, all
+have done all steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.callbacks import BackupAndRestore, CallbackList, ProgbarLogger, TensorBoard
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+
+from tfdist import ops
+from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
+from tfdist.keras import training
+from tfdist.keras.elastic_state import ElasticFit
+from tfdist.keras.registry import hooks
+from tfdist.keras.workers import elastic_job_of
+
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+class _WholeBatches:
+    """Stands for the strategy where Keras distributes its data: a step cuts whole batches."""
+
+    @staticmethod
+    def experimental_distribute_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the dataset, read one batch ahead."""
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        if policy not in (_Policy.AUTO, _Policy.DATA):
+            raise ValueError(
+                "elastic training: expected a dataset that all workers read whole (AutoShardPolicy "
+                f"AUTO or DATA), received {policy}"
+            )
+        return dataset.prefetch(1)
+
+
+@hooks(TFEpochIterator, "__init__")
+def read_whole_batches(original, self, distribute_strategy=None, *args, **kwargs):
+    """In elastic training all workers read whole batches; each step cuts them anew."""
+    if elastic_job_of(distribute_strategy) is None:
+        original(self, distribute_strategy, *args, **kwargs)
+        return
+    original(self, _WholeBatches, *args, **kwargs)
+    if not isinstance(self._distributed_dataset, tf.data.Dataset):
+        raise ValueError(
+            "elastic training: expected arrays, a tf.data.Dataset or a PyDataset, received a "
+            "dataset that is distributed already; pass the dataset itself"
+        )
+    self._distribute_strategy = distribute_strategy
+
+
+@hooks(TFEpochIterator, "catch_stop_iteration")
+def end_together(original, self):
+    """In elastic training no member goes on before all have done all steps of an epoch."""
+    job = elastic_job_of(self._distribute_strategy)
+    return original(self) if job is None else _agreed(original(self), job)
+
+
+@contextlib.contextmanager
+def _agreed(steps: Any, job: ElasticJob) -> Iterator[None]:
+    with steps:
+        yield
+
+    def agree() -> None:
+        with tf.device("/device:CPU:0"):
+            ops.all_reduce(tf.constant(job.units), job.communicator, "max", label="end of steps")
+
+    job.run(Unit("the end of an epoch's steps", agree))
+
+
+@hooks(TensorFlowTrainer, "fit")
+def fit_elastically(original, self, *args, **kwargs):
+    """A worker that the others have left behind joins them again."""
+    while True:
+        try:
+            return original(self, *args, **kwargs)
+        except LeftBehindError:
+            continue
+
+
+@hooks(CallbackList, "on_train_begin")
+def begin_together(original, self, logs=None):
+    """`fit` begins with the state of rank 0, or of the members of a running job."""
+    original(self, logs)
+    running = training.newest()
+    job = None if running is None else elastic_job_of(running.model.distribute_strategy)
+    if running is not None and job is not None and running.reads is not None:
+        ElasticFit(job, running, self).begin()
+
+
+def _is_left_to_rank_0(model: Any) -> bool:
+    job = None if model is None else elastic_job_of(model.distribute_strategy)
+    return job is not None and job.rank != 0
+
+
+@hooks(ProgbarLogger, "on_epoch_begin")
+def show_epochs_on_rank_0(original, self, epoch, logs=None):
+    """In elastic training the progress is that of rank 0, whichever worker that is."""
+    with _muted(self):
+        original(self, epoch, logs)
+
+
+@hooks(ProgbarLogger, "_update_progbar")
+def show_progress_on_rank_0(original, self, batch, logs=None):
+    """In elastic training the progress is that of rank 0, whichever worker that is."""
+    with _muted(self):
+        original(self, batch, logs)
+
+
+@hooks(ProgbarLogger, "_finalize_progbar")
+def show_results_on_rank_0(original, self, logs):
+    """In elastic training the progress is that of rank 0, whichever worker that is."""
+    with _muted(self):
+        original(self, logs)
+
+
+@contextlib.contextmanager
+def _muted(logger: ProgbarLogger) -> Iterator[None]:
+    if not _is_left_to_rank_0(logger.model):
+        if logger.progbar is not None:
+            logger.progbar.verbose = logger.verbose
+        yield
+        return
+    before, logger.verbose = logger.verbose, 0
+    if logger.progbar is not None:
+        logger.progbar.verbose = 0
+    try:
+        yield
+    finally:
+        logger.verbose = before
+
+
+@hooks(TensorBoard, "_train_writer")
+def write_training_on_rank_0(original):
+    """In elastic training the events are those of rank 0, whichever worker that is."""
+    return property(lambda self: _writer(self, original))
+
+
+@hooks(TensorBoard, "_val_writer")
+def write_validation_on_rank_0(original):
+    """In elastic training the events are those of rank 0, whichever worker that is."""
+    return property(lambda self: _writer(self, original))
+
+
+def _writer(board: TensorBoard, original: property) -> Any:
+    if _is_left_to_rank_0(board.model):
+        return tf.summary.create_noop_writer()
+    return original.__get__(board)
+
+
+@hooks(BackupAndRestore, "on_train_begin")
+def restore_on_rank_0(original, self, logs=None):
+    """In elastic training rank 0 alone restores the backup, when all members are together."""
+    job = elastic_job_of(self.model.distribute_strategy)
+    if job is None or getattr(self, "restores_for_all", False):
+        original(self, logs)
+
+
+@hooks(BackupAndRestore, "_save_model")
+def back_up_on_rank_0(original, self):
+    """In elastic training rank 0 alone saves, since no value needs the other workers."""
+    if not _is_left_to_rank_0(self.model):
+        original(self)
