@@ -61,7 +61,7 @@ class Process:
         self.probes = CutProbes(cluster, self.membership.process, secret, timing.answer)
         self.membership._peers.probes = self.probes
         self.address = known[index]
-        self.communicator = ops.Communicator(0, 1)
+        self.communicator = ops.Communicator(0, 1, resizable=True)
 
     @property
     def world(self) -> World | None:

@@ -26,7 +26,7 @@ def work(ctx, start):
     cluster = Cluster.from_environment()
     settings = Settings(secret=b"of this job, 16 bytes", rendezvous_timeout=60.0)
     membership = Membership(cluster, settings, Elastic(1, 8, start), {}, timing=QUICK)
-    communicator = ops.Communicator(0, 1)
+    communicator = ops.Communicator(0, 1, resizable=True)
     ctx.report("begun", membership.begin() is not None)
     membership.watch(communicator, stalled=0.5, silence=1.5)
     steps = 0

@@ -38,7 +38,7 @@ def test_founders_get_their_ranks_in_the_order_of_the_addresses(size):
 
 def test_a_process_without_a_cluster_is_a_job_of_its_own():
     membership = Membership(Cluster.local(), Settings(), Elastic(), {})
-    with ops.Communicator(0, 1) as communicator:
+    with ops.Communicator(0, 1, resizable=True) as communicator:
         world = membership.begin()
         assert world.size == 1 and world.generation == 1
         membership.form(communicator)
