@@ -317,6 +317,7 @@ class Membership:
                 else:
                     continue
                 _log.warning("%s: %s", self._peers.me.name, why)
-                if generation == self._state.entered:
+                # Not if the next generation was formed meanwhile.
+                if generation == self._state.entered and communicator.waiting(stalled) is not None:
                     communicator.abort(why)
                 break
