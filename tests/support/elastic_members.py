@@ -59,7 +59,7 @@ class Process:
             cluster, settings, elastic, description or {"clip": "sum"}, timing=timing
         )
         self.probes = CutProbes(cluster, self.membership.process, secret, timing.answer)
-        self.membership._probes = self.probes
+        self.membership._peers.probes = self.probes
         self.address = known[index]
         self.communicator = ops.Communicator(0, 1, resizable=True)
 
@@ -79,7 +79,7 @@ class Process:
 
     def crash(self) -> None:
         """Ends as a killed process does: without a word; all its ports are closed."""
-        self.membership._closed.set()
+        self.membership._peers.closed.set()
         self.membership._state.close()
         self.probes.close()
         self.membership._server and self.membership._server.close()

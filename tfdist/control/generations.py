@@ -132,6 +132,7 @@ class Generations:
         self._addresses = tuple(addresses)
         self._start = start
         self._description = dict(description)
+        self._required = frozenset(description)
         self._changed = threading.Condition()
         self._changes = 0
         self._closed = False
@@ -161,7 +162,7 @@ class Generations:
             return json.dumps(self._description)
 
     def describe(self, more: Mapping[str, str]) -> None:
-        """Adds to what all members must agree on, before the first `begin_forming`."""
+        """Adds to what all members must agree on, as soon as both of two have described it."""
         with self._changed:
             self._description.update(more)
 
@@ -281,15 +282,10 @@ class Generations:
             self._expire()
             return any(process not in present for process in self._arrived)
 
-    def hear(self, text: str) -> None:
-        """Learns of an established generation from another process's answer.
-
-        Raises:
-          MessageError: the text is no generation.
-        """
-        if text:
-            with self._changed:
-                self._hear(Generation.from_text(text))
+    def hear(self, generation: Generation) -> None:
+        """Learns of an established generation from another process's answer."""
+        with self._changed:
+            self._hear(generation)
 
     def declare_dead(self, process: str, why: str) -> None:
         """Records a proof that a process is dead."""
@@ -750,7 +746,7 @@ class Generations:
         self._begin_round(generation)
 
     def _reason_not_to_found(self, request: messages.ElasticFound) -> str | None:
-        reason = _problem_with_caller(request) or self._difference(request, common=True)
+        reason = _problem_with_caller(request) or self._difference(request)
         if reason:
             return reason
         if self.me.address != self._addresses[0]:
@@ -768,20 +764,14 @@ class Generations:
     def _difference(
         self,
         caller: messages.ElasticFound | messages.ElasticForm | messages.ElasticAddress,
-        *,
-        common: bool = False,
     ) -> str | None:
-        """Why a process with another description is refused, or None.
-
-        Args:
-          caller: its request.
-          common: whether to compare only fields that both have: a founder adds some later.
-        """
+        """Why a process with another description is refused, or None."""
         received = messages.decode_object(caller.description.encode())
-        for field in (*self._description, *received):
-            if common and not (field in self._description and field in received):
+        for field, ours in self._description.items():
+            # Both may have further fields, which the other one will describe later.
+            if field not in received and field not in self._required:
                 continue
-            ours, theirs = self._description.get(field), received.get(field)
+            theirs = received.get(field)
             if ours != theirs:
                 what, expected, got = map(validation.show, (field, ours, theirs))
                 return f"{what} differs: expected {expected} as on {self.me}, received {got}"

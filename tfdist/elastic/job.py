@@ -37,6 +37,7 @@ from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces
 from tfdist.elastic.membership import Membership
+from tfdist.elastic.peers import Outside
 from tfdist.elastic.values import (
     assign_values,
     broadcast_bytes,
@@ -138,6 +139,7 @@ class ElasticJob:
         self.state: State | None = None
         self._histories: list[dict[str, list[float]]] = []
         self._change_is_planned = False
+        self._is_founded_again = False
         # How often one unit has failed with the same members.
         self._vain = 0
         self._failed_with: tuple[str, ...] = ()
@@ -231,17 +233,22 @@ class ElasticJob:
             if self._go_on(unit):
                 return unit.healed()
 
-    def enter(self, state: State) -> None:
+    def enter(self, state: State) -> bool:
         """Joins the members as a newcomer: waits for a unit that admits newcomers.
 
         Args:
           state: receives the members' state.
 
+        Returns:
+          Whether it has; if all members have died, the newcomers have founded the job again.
+
         Raises:
           Exception: as for `run`.
         """
         self.state = state
+        self._is_founded_again = False
         self._go_on(Unit("joining", lambda: None))
+        return not self._is_founded_again
 
     def past_fit(self) -> dict[str, list[float]] | None:
         """The history of a `fit` that the members have ended before this newcomer began it.
@@ -303,16 +310,20 @@ class ElasticJob:
         began = time.monotonic()
         before = self.size
         while True:
-            world = self._membership.form(
-                self.communicator, admits=unit.admits, on_too_few=self._save
-            )
-            # Without newcomers there may be too few members, which only then may go on.
-            self._change_is_planned = world.size < self.elastic.min_workers
-            if world.is_newcomer and not self.is_newcomer:
+            try:
+                world = self._membership.form(
+                    self.communicator,
+                    admits=unit.admits,
+                    rejoins=self.is_newcomer,
+                    on_too_few=self._save,
+                )
+            except Outside:
                 self.is_newcomer = True
                 raise LeftBehindError(
-                    f"{self.cluster.task_name}: the others have gone on without this process"
-                )
+                    f"{self.cluster.task_name}: the others have gone on without this worker"
+                ) from None
+            # Without newcomers there may be too few members, which only then may go on.
+            self._change_is_planned = world.size < self.elastic.min_workers
             try:
                 is_done = self._agree(unit)
             except tf.errors.OpError as error:
@@ -349,6 +360,10 @@ class ElasticJob:
         if not self.is_newcomer:
             self._membership.establish()
         units, is_new = rows[:, 0], rows[:, 1] != 0
+        if is_new.all():
+            self._is_founded_again = True
+            self._become_member(0)
+            return False
         top = units[~is_new].max()
         source = int(np.flatnonzero(~is_new & (units == top))[0])
         behind = ~is_new & (units < top)
@@ -364,12 +379,16 @@ class ElasticJob:
             if behind[self.rank]:
                 assign_values(handles, values)
         is_done = not self.is_newcomer and self.units < top
-        self.units = int(top)
+        self._become_member(int(top))
+        return is_done
+
+    def _become_member(self, units: int) -> None:
+        """Notes that this process has the members' state, after some units of work."""
+        self.units = units
         if self.is_newcomer:
             self.is_newcomer = False
             self._membership.establish()
             self._membership.publish(json.dumps(self._histories))
-        return is_done
 
     def _receive_state(self, source: int, unit: Unit, is_behind: bool) -> None:
         state = self.state

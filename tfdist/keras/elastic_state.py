@@ -47,7 +47,7 @@ class ElasticFit:
         self._has_restored = False
 
     def begin(self) -> None:
-        """Takes the state of rank 0; as a newcomer, that of the members, and waits for it.
+        """Takes the state of rank 0; a newcomer waits for the members, and takes theirs.
 
         Raises:
           Exception: as for `ElasticJob.run`.
@@ -60,8 +60,7 @@ class ElasticFit:
             self._running.reads._distributed_dataset.element_spec
         )
         self._handles = _handles(model, concrete)
-        if job.is_newcomer:
-            job.enter(self)
+        if job.is_newcomer and job.enter(self):
             return
 
         def receive() -> tuple[bytes, list[tf.Tensor]]:

@@ -242,12 +242,11 @@ class ElasticSupervisor(Supervisor):
 
     def _give_latecomer_time(self, slot: int) -> None:
         """Ends a worker some time after the others have finished, if it does not end by itself."""
-        tasks = [task for task in self._tasks if task.index == slot and task.exit is None]
-        for task in tasks:
-            name = task.spec.name
-            if not self._stopping and not task.told_to_stop and f"end {name}" not in self._due:
-                until = time.monotonic() + self._signal_grace
-                self._due[f"end {name}"] = (until, lambda task=task: self._retire(task))
+        (task,) = (task for task in self._tasks if task.index == slot)
+        name = f"end {task.spec.name}"
+        if self._stopping or task.exit is not None or task.told_to_stop or name in self._due:
+            return
+        self._due[name] = (time.monotonic() + self._signal_grace, lambda: self._retire(task))
 
     def _count(self) -> int:
         """The number of workers that run or will be started again."""

@@ -8,6 +8,7 @@ import pytest
 from control_tasks import Background
 from elastic_members import Process, check, closing, cut, formed, founded, together
 
+from tfdist.config.elastic import Elastic
 from tfdist.errors import RendezvousTimeoutError
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,7 +80,7 @@ def test_a_dead_member_s_successor_keeps_a_woken_one_from_going_on_alone():
         formed(processes[:2])
         processes[0].crash()
         formed(processes[1:2])
-        successor = Process(known, 0, processes[0].membership._elastic)
+        successor = Process(known, 0, Elastic())
         processes.append(successor)
         assert successor.membership.begin() is None
         joining = Background(successor.form)

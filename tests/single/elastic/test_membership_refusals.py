@@ -167,7 +167,7 @@ def test_messages_that_make_no_sense():
     with closing() as processes:
         known = founded(processes, 2)
         client = processes[1].probes
-        form = processes[1].membership._form_request("", 0.0)
+        form = processes[1].membership._peers.form_request("", 0.0)
         fields = dict(vars(form))
         for changes, message in (
             ({"protocol": 1}, "speaks control protocol 1"),
