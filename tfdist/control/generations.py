@@ -102,6 +102,7 @@ class _Arrival:
     member: Member
     holds_state: bool
     expires: float = math.inf  # monotonic; infinite while its call is held
+    request: messages.ElasticForm | None = None
 
 
 class Generations:
@@ -165,6 +166,7 @@ class Generations:
         """Adds to what all members must agree on, as soon as both of two have described it."""
         with self._changed:
             self._description.update(more)
+            self._notify()
 
     def publish(self, news: str) -> None:
         """Lets probes of this process answer a text of the caller's."""
@@ -338,7 +340,11 @@ class Generations:
             absent = self._missing()
             missing = tuple(member for member in absent if member.process not in given_up)
             gone = tuple(member for member in absent if member.process in given_up)
-            newcomers = [come[process] for process in come if process not in reference]
+            newcomers = [
+                come[process]
+                for process in come
+                if process not in reference and not self._differs(come[process])
+            ]
             most = self._elastic.max_workers or MAX_MEMBERS
             taken_in = newcomers[: max(0, most - len(present))] if admits else []
             workers = len(present) + len(taken_in)
@@ -508,7 +514,8 @@ class Generations:
             if answer is not None:
                 self._arrived.pop(caller, None)
                 return answer
-            arrival = _Arrival(Member(caller, request.name, request.address), request.holds_state)
+            member = Member(caller, request.name, request.address)
+            arrival = _Arrival(member, request.holds_state, request=request)
             former = self._arrived.get(caller)
             self._arrived[caller] = arrival
             if former is None or former.holds_state != arrival.holds_state:
@@ -634,6 +641,11 @@ class Generations:
         if leader is not None and leader != self.me:
             return {"status": "redirect", "leader": dataclasses.asdict(leader)}
         return None
+
+    def _differs(self, arrival: _Arrival) -> bool:
+        """Whether a waiting process is to be refused, since this one has described more since."""
+        request = arrival.request
+        return request is not None and self._described and self._difference(request) is not None
 
     def _learn(self, request: messages.ElasticForm) -> None:
         self._highest = max(self._highest, min(request.highest, 2**62))

@@ -176,6 +176,11 @@ class ElasticJob:
         return self.communicator.size
 
     @property
+    def fits(self) -> int:
+        """How many calls of `fit` the members have ended."""
+        return len(self._histories)
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """The members' addresses, by rank."""
         world = self._membership.world

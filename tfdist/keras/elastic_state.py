@@ -20,6 +20,7 @@ from tfdist.elastic.values import (
     assign_values,
     broadcast_bytes,
     broadcast_values,
+    fingerprint,
 )
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.training import Training, TrainingState
@@ -60,6 +61,15 @@ class ElasticFit:
             self._running.reads._distributed_dataset.element_spec
         )
         self._handles = _handles(model, concrete)
+        # A newcomer that differs is refused; the members go on.
+        fit = f"of fit number {job.fits + 1}"
+        data = self._running.reads._distributed_dataset
+        job.describe(
+            {
+                f"variables {fit}": _variables_in_words(self._handles),
+                f"batches {fit}": f"{int(data.cardinality())} of {data.element_spec}",
+            }
+        )
         if job.is_newcomer and job.enter(self):
             return
 
@@ -152,6 +162,12 @@ def _handles(model: Any, concrete: Any) -> list[tf.Tensor]:
         if not model.train_function.elastic_step.is_private(handle):
             found[id(handle)] = handle
     return list(found.values())
+
+
+def _variables_in_words(handles: Sequence[tf.Tensor]) -> str:
+    shapes = [found[1] for found in map(type_of, handles) if found is not None]
+    numbers = sum(shape.num_elements() or 0 for shape in shapes)
+    return f"{len(handles)} with {numbers:,} numbers ({fingerprint(handles):x})"
 
 
 def _described(callbacks: Sequence[Any]) -> list[dict[str, Any]]:

@@ -61,8 +61,33 @@ def test_multi_worker_with_keras_goes_on_after_it_was_killed(tmp_path):
     assert sums[0] == pytest.approx(sums[1], abs=0.01)
 
 
+def test_elastic_ends_with_the_weights_of_one_process(tmp_path):
+    command = documented_command("keras_examples/elastic.py")
+    command[command.index("--output") + 1] = str(tmp_path / "killed")
+    lines = typed(command)
+    assert sorted(path.name for path in (tmp_path / "killed").glob("killed-*")) == [
+        "killed-after-20",
+        "killed-after-45",
+    ]
+    # Shown once, by the rank 0 of that time.
+    assert len([line for line in lines if "Epoch 2/4" in line]) == 1
+    (last,) = (line for line in lines if "the weights' sum is" in line)
+    whole = alone(Path(command[command.index("1:3:3") + 1]), "--output", str(tmp_path / "one"))
+    assert last.partition("] ")[2] == whole.splitlines()[-1]
+    assert {path.name for path in (tmp_path / "killed").glob("epoch-*")} == {
+        f"epoch-{epoch:02d}.keras" for epoch in range(1, 5)
+    }
+
+
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/multi_worker.md", "docs/compression.md", "docs/resume.md"]
+    "page",
+    [
+        "README.md",
+        "docs/multi_worker.md",
+        "docs/compression.md",
+        "docs/elastic.md",
+        "docs/resume.md",
+    ],
 )
 def test_the_first_program_of_a_page_runs_on_two_workers(tmp_path, page):
     program = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[1]

@@ -539,3 +539,34 @@ def test_probes():
 def test_what_is_no_generation(text):
     with pytest.raises(MessageError):
         Generation.from_text(text)
+
+
+def test_a_newcomer_that_differs_from_what_is_described_later_is_not_taken_in():
+    processes = job(2)
+    newcomer = machine(2, 2)
+    newcomer.become_newcomer()
+    newcomer.describe({"variables of fit 2": "9"})
+    newcomer.begin_forming()
+    processes[0].begin_forming()
+    processes[0].lead()
+    assert form(newcomer, processes[0])["status"] == "waiting"
+    processes[0].describe({"variables of fit 2": "8"})
+    processes[1].begin_forming()
+    assert form(processes[1], processes[0])["status"] == "waiting"
+    decision = processes[0].decide(set(), asked_all=True)
+    assert names(decision.generation) == ["worker 0", "worker 1"]
+    answer = form(newcomer, processes[0])
+    assert answer["status"] == "refused" and "variables of fit 2" in answer["reason"]
+
+
+def test_without_admission_no_newcomer_is_taken_in_and_few_members_go_on():
+    processes = job(2, Elastic(min_workers=2))
+    newcomer = machine(2, 2, Elastic(min_workers=2))
+    newcomer.become_newcomer()
+    newcomer.begin_forming()
+    processes[0].begin_forming()
+    processes[0].lead()
+    processes[0].declare_dead(processes[1].me.process, "killed")
+    assert form(newcomer, processes[0])["status"] == "waiting"
+    decision = processes[0].decide(set(), asked_all=True, admits=False)
+    assert names(decision.generation) == ["worker 0"]

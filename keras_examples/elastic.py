@@ -1,0 +1,112 @@
+"""Elastic training: workers are killed, come back and leave, and the result stays the same.
+
+    tfdist run --workers 1:3:3 keras_examples/elastic.py --output /tmp/elastic --kill 20 45
+
+trains on Fashion-MNIST with three workers. After 20 and 45 steps the worker that is rank 0 then is
+killed. The others go on, one of them as rank 0, and the launcher starts the killed one again:
+
+    tfdist run: worker 0 failed: killed by SIGKILL; starting it again in 1 s (restarts left: 9)
+    ...
+    [worker 2] after 100 steps the weights' sum is ...
+
+Without --kill, and in one process, it prints the same sum. The script is that of any multi-worker
+job: callbacks are given to all workers, and rank 0, whichever worker that is, writes the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+import common
+import data
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+BATCH = 192
+
+
+class KillRankZero(keras.callbacks.Callback):
+    """Kills this process if it is rank 0 after one of some steps, once for each of them."""
+
+    def __init__(self, steps: list[int], folder: Path) -> None:
+        super().__init__()
+        self._steps, self._folder = steps, folder
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        done = int(self.model.optimizer.iterations.numpy())
+        if done not in self._steps or tfdist.rank() != 0:
+            return
+        mark = self._folder / f"killed-after-{done}"
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def build_and_compile() -> keras.Model:
+    model = keras.Sequential(
+        [
+            keras.Input((data.SIDE, data.SIDE)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(data.CLASSES),
+        ]
+    )
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.001),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="the folder of the checkpoints")
+    parser.add_argument("--epochs", type=common.positive, default=4)
+    parser.add_argument("--steps-per-epoch", type=common.positive, default=25)
+    parser.add_argument(
+        "--kill", type=common.positive, nargs="*", default=[], metavar="STEP", help="rank 0, then"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    keras.utils.set_random_seed(7)
+
+    # With `tfdist run --workers MIN:MAX` elastic; or tfdist.Elastic(min_workers=1, max_workers=3).
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+
+    images = data.load_fashion_mnist(announce=strategy.is_chief)
+    with strategy.scope():
+        model = build_and_compile()
+    batches = tf.data.Dataset.from_tensor_slices((images.train_images, images.train_labels))
+    batches = batches.shuffle(len(images.train_images), seed=7).repeat().batch(BATCH)
+    model.fit(
+        batches,
+        epochs=arguments.epochs,
+        steps_per_epoch=arguments.steps_per_epoch,
+        validation_data=(images.test_images[:1000], images.test_labels[:1000]),
+        callbacks=[
+            keras.callbacks.ModelCheckpoint(str(arguments.output / "epoch-{epoch:02d}.keras")),
+            KillRankZero(arguments.kill, arguments.output),
+        ],
+        shuffle=False,  # the dataset shuffles
+        verbose=2,  # shown by rank 0
+    )
+    if strategy.is_chief:
+        total = sum(float(np.sum(weight, dtype=np.float64)) for weight in model.get_weights())
+        steps = int(model.optimizer.iterations.numpy())
+        print(f"after {steps} steps the weights' sum is {total:.3f}")
+
+
+if __name__ == "__main__":
+    main()
