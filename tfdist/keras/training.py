@@ -13,7 +13,7 @@ from tfdist.data.openings import Openings
 from tfdist.data.position import InputPosition
 from tfdist.keras import exchange
 from tfdist.keras.own_state import OwnState
-from tfdist.keras.workers import rank_of
+from tfdist.keras.workers import elastic_job_of, rank_of
 
 _log = logging.getLogger("tfdist")
 
@@ -140,7 +140,9 @@ class Training:
                 f"there were {position.workers} workers and are {own}, which share the data by "
                 "files or by batches"
             )
-        if reasons and rank_of(self.model) == 0:
+        # A newcomer of an elastic job is never rank 0.
+        is_elastic = elastic_job_of(self.model.distribute_strategy) is not None
+        if reasons and (is_elastic or rank_of(self.model) == 0):
             _log.warning(
                 "fit goes on at batch %d of epoch %d, but its data cannot be positioned exactly: "
                 "%s. The batches that follow are others than without the interruption; some rows "
