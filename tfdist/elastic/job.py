@@ -65,6 +65,7 @@ class Unit:
       healed: returns the result on a member that has received what the others have written.
       admits: whether newcomers can join before this unit.
       is_whole: whether it writes the whole state.
+      equalizes: whether all members take the whole state of one of them in any case.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Unit:
     healed: Callable[[], Any] = lambda: None
     admits: bool = False
     is_whole: bool = False
+    equalizes: bool = False
 
 
 class State(Protocol):
@@ -175,6 +177,12 @@ class ElasticJob:
             return (self.cluster.address,)
         return tuple(member.address for member in world.members)
 
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """The members' unique ids, by rank; a task that is started again has another one."""
+        world = self._membership.world
+        return () if world is None else tuple(member.process for member in world.members)
+
     def describe(self, description: dict[str, str]) -> None:
         """Adds to what newcomers must agree on, by name."""
         self._membership.describe(description)
@@ -218,6 +226,30 @@ class ElasticJob:
         """
         self.state = state
         self._go_on(Unit("joining", lambda: None))
+
+    def synchronize(self, unit: Unit) -> bool:
+        """Brings all members to the newest state, after a change of the members if one is due.
+
+        Args:
+          unit: what all members do at this point; its `call` is not used.
+
+        Returns:
+          Whether the members have changed.
+
+        Raises:
+          tf.errors.OpError: a member was lost; the next call forms the next generation.
+          Exception: as for `run`.
+        """
+        if self.is_newcomer or self._change_is_planned or self.communicator.failed():
+            self._go_on(unit)
+            return True
+        self._agree(unit)
+        return False
+
+    @property
+    def change_is_planned(self) -> bool:
+        """Whether all members form the next generation before their next unit of work."""
+        return self._change_is_planned
 
     def flags(self) -> list[float]:
         """What this member tells the others in a step: [newcomers wait, it has a notice]."""
@@ -298,7 +330,7 @@ class ElasticJob:
         behind = ~is_new & (units < top)
         if np.any(units[behind] < top - 1):
             raise RuntimeError(f"expected members within one unit of each other, found {units}")
-        if is_new.any() or (unit.is_whole and behind.any()):
+        if is_new.any() or unit.equalizes or (unit.is_whole and behind.any()):
             self._check_equal(rows[:, 3], "the variables of the model and the optimizer")
             self._receive_state(source, unit, bool(behind[self.rank]))
         elif behind.any():
@@ -323,7 +355,8 @@ class ElasticJob:
             state.describe() if is_source else b"", self.communicator, source, "the position"
         )
         values = broadcast_values(handles, self.communicator, source, "the members' state")
-        if self.is_newcomer or (is_behind and unit.is_whole):
+        is_changed = self.is_newcomer or (is_behind and unit.is_whole)
+        if is_changed or (unit.equalizes and not is_source):
             assign_values(handles, values)
             state.restore(content)
         elif is_behind:
