@@ -46,20 +46,20 @@ def test_all_but_one_are_killed():
     assert results[0]["sizes"][-1] == 1
 
 
-@pytest.mark.parametrize("kind", list(elastic_loops.LOOPS))
-def test_a_killed_rank_is_started_again_and_joins(kind):
-    options = {"kind": kind, "stop_at": 5, "victim": 1, "until_size": 3}
+@pytest.mark.parametrize(("kind", "victim"), [("tape", 0), ("tape", 1), ("strategy", 1)])
+def test_a_killed_rank_is_started_again_and_joins(kind, victim):
+    options = {"kind": kind, "stop_at": 5, "victim": victim, "until_size": 3}
     with start_ranks(train, 3, kwargs=options, env=ELASTIC) as ranks:
-        ranks.wait_for(1, "middle")
-        ranks[1].kill()
-        ranks.restart(1)
+        ranks.wait_for(victim, "middle")
+        ranks[victim].kill()
+        ranks.restart(victim)
         results = results_of(ranks.join(TIMEOUT))
     check(results)
-    for survivor in (results[0], results[2]):
+    newcomer = results.pop(victim)
+    for survivor in results:
         assert survivor["sizes"] == [3, 2, 3] and survivor["resets"] == [2, 3]
         # What the newcomer waited for has cost no step.
         assert survivor["begun"] == [*range(6), *range(5, survivor["steps"])]
-    newcomer = results[1]
     assert newcomer["sizes"] == [3] and newcomer["resets"] == [3]
     assert newcomer["begun"] == list(range(newcomer["steps"] - 12, newcomer["steps"]))
 
@@ -100,3 +100,21 @@ def test_all_stop_if_too_few_would_be_left():
         outcomes = ranks.join(TIMEOUT)
     assert [outcome.exception for outcome in outcomes] == ["Preempted"] * 2
     assert "the program saves nothing by itself" in outcomes[0].output
+
+
+@pytest.mark.alone
+def test_a_rank_that_was_stopped_joins_again():
+    options = {"stop_at": 5, "victim": 1, "until_size": 3}
+    with start_ranks(train, 3, kwargs=options, env=ELASTIC) as ranks:
+        ranks.wait_for(1, "middle")
+        ranks[1].stop()
+        # The others go on without it.
+        ranks.wait_for(0, "step", 7, timeout=90.0)
+        ranks[1].resume()
+        ranks.send(1, "go on")
+        results = results_of(ranks.join(90.0))
+    check(results)
+    assert results[1]["sizes"] == [3, 3]
+    for rank in (0, 2):
+        sizes = results[rank]["sizes"]
+        assert sizes[:2] == [3, 2] and sizes[-1] == 3

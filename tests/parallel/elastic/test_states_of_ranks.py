@@ -12,6 +12,7 @@ from ranks import on_ranks, start_ranks
 import tfdist
 from tfdist.compression import compressor
 from tfdist.errors import TfdistError
+from tfdist.job import process
 
 pytestmark = pytest.mark.timeout(240)
 ELASTIC = {"TFDIST_ELASTIC": "1:4"}
@@ -104,6 +105,30 @@ def test_a_program_whose_ranks_disagree_ends():
         outcomes = ranks.join(TIMEOUT)
     assert "InvalidArgumentError" in {outcome.exception for outcome in outcomes}
     assert any("the ranks disagree on a collective" in outcome.message for outcome in outcomes)
+
+
+def abort(ctx):
+    tfdist.init()
+    calls = []
+
+    @tfdist.elastic.run
+    def train(state):
+        calls.append(1)
+        ctx.report("calls", len(calls))
+        process.current.members.communicator.abort("of no lost member")
+        tfdist.ops.all_reduce(tf.constant(1.0))
+
+    train(tfdist.elastic.ObjectState())
+
+
+def test_a_program_that_fails_again_and_again_among_the_same_members_ends():
+    with start_ranks(abort, 2, env=ELASTIC) as ranks:
+        outcomes = ranks.join(TIMEOUT)
+        calls = [[value for _, value in ranks[rank].reports] for rank in range(2)]
+    # The first one to end leaves the other one alone.
+    first = min(outcomes, key=lambda outcome: outcome.finished_at)
+    assert first.exception == "UnavailableError" and "of no lost member" in first.message
+    assert calls[first.rank] == [1, 2, 3]
 
 
 def end_late(ctx):
