@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from pathlib import Path
 
 import elastic_loops
 import pytest
@@ -12,6 +14,7 @@ from ranks import start_ranks
 pytestmark = pytest.mark.timeout(240)
 ELASTIC = {"TFDIST_ELASTIC": "1:4"}
 TIMEOUT = 60.0
+PAGE = Path(__file__).parents[3] / "docs" / "porting.md"
 
 
 def results_of(outcomes):
@@ -118,3 +121,34 @@ def test_a_rank_that_was_stopped_joins_again():
     for rank in (0, 2):
         sizes = results[rank]["sizes"]
         assert sizes[:2] == [3, 2] and sizes[-1] == 3
+
+
+def run_the_page_s_program(ctx, program):
+    middle = ctx.tmp_path / "middle"
+
+    def at_batch(state):
+        if ctx.rank == 1 and state.batch == 20 and not middle.exists():
+            middle.touch()
+            ctx.report("middle")
+            ctx.wait_for("never")
+
+    names = {"at_batch": at_batch}
+    exec(compile(program, "porting.md", "exec", dont_inherit=True), names)
+    return names["state"].batch, names["weights"].numpy().tolist()
+
+
+def test_the_program_of_the_porting_guide_survives_a_kill():
+    (program,) = (
+        text
+        for text in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+        if "elastic" in text
+    )
+    line = "        state.batch += 1\n"
+    assert program.count(line) == 1
+    program = program.replace(line, "        at_batch(state)\n" + line)
+    with start_ranks(run_the_page_s_program, 3, args=[program], env=ELASTIC) as ranks:
+        ranks.wait_for(1, "middle")
+        ranks[1].kill()
+        results = results_of(ranks.join(TIMEOUT, only=[0, 2]))
+    assert results[0] == results[1] and results[0][0] == 50
+    assert max(abs(weight - 1.0) for weight in results[0][1]) < 1e-3
