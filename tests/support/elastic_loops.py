@@ -118,7 +118,22 @@ class StrategyLoop(Model):
         yield from self.strategy.experimental_distribute_dataset(data)
 
 
-LOOPS: dict[str, Callable[[float], Any]] = {"tape": TapeLoop, "strategy": StrategyLoop}
+class DevicesLoop(StrategyLoop):
+    """With a strategy, and two devices in each process."""
+
+    def __init__(self, start: float) -> None:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        parts = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, parts)
+        super().__init__(start)
+        assert len(self.strategy.extended.worker_devices) == 2
+
+
+LOOPS: dict[str, Callable[[float], Any]] = {
+    "tape": TapeLoop,
+    "strategy": StrategyLoop,
+    "devices": DevicesLoop,
+}
 
 
 def train(

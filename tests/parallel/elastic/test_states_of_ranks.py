@@ -318,3 +318,18 @@ def test_other_tasks_than_workers_are_refused(ctx):
         return
     with pytest.raises(tfdist.errors.ClusterConfigError, match="received evaluator tasks"):
         tfdist.init()
+
+
+@on_ranks(2, env=ELASTIC)
+def test_a_function_that_makes_data_sees_the_members(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    seen = []
+
+    def make(context):
+        seen.append((context.num_input_pipelines, context.input_pipeline_id))
+        size = context.get_per_replica_batch_size(8)
+        return tf.data.Dataset.range(8).shard(*seen[-1]).batch(size)
+
+    data = strategy.distribute_datasets_from_function(make)
+    assert [batch.numpy().tolist() for batch in data] == [list(range(ctx.rank, 8, 2))]
+    assert seen == [(2, ctx.rank)]
