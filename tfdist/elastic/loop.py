@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.elastic.job import ElasticJob, LeftBehindError
+from tfdist.elastic.job import ElasticJob, LeftBehindError, _brief
 from tfdist.elastic.states import HostsUpdatedInterrupt, ObjectState, elastic_job
 from tfdist.preemption.notice import notice
 
@@ -130,7 +130,5 @@ class _Failures:
         self._last = now
         if self._count >= _MOST_FAILURES:
             raise error
-        _log.warning("%s: the members go on from the last commit: %s", *self._described(error))
-
-    def _described(self, error: tf.errors.OpError) -> tuple[str, str]:
-        return self._job.cluster.task_name, error.message
+        name = self._job.cluster.task_name
+        _log.warning("%s: the members go on from the last commit: %s", name, _brief(error))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -251,3 +253,17 @@ def test_run_needs_a_state():
 
     with pytest.raises(TypeError, match="a state as first argument of .*train.*, received 3"):
         train(3)
+
+
+def test_importing_the_room_is_light_and_every_name_resolves():
+    script = (
+        "import sys, tfdist.elastic\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "assert dir(tfdist.elastic) == sorted(tfdist.elastic.__all__)\n"
+        "for name in tfdist.elastic.__all__:\n"
+        "    assert getattr(tfdist.elastic, name).__name__ == name\n"
+        "try: tfdist.elastic.State\n"
+        "except AttributeError as error: assert \"no attribute 'State'\" in str(error)\n"
+        "else: raise AssertionError('expected AttributeError')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
