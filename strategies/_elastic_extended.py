@@ -122,6 +122,10 @@ class ElasticExtended(MultiWorkerMirroredExtended):
             reduce_op, value, destinations=destinations, options=options
         )
 
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        self.elastic_job.check_has_state("gradients are reduced")
+        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+
     def _experimental_distribute_dataset(self, dataset, options):
         job = self.elastic_job
         self._reads_share = True

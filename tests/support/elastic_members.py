@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from control_tasks import Background
@@ -12,6 +14,8 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
+from tfdist.control.client import UnreachableError
+from tfdist.control.probes import Probes
 from tfdist.elastic.membership import Membership, Timing, World
 from tfdist.launch.ports import free_ports
 
@@ -54,7 +58,10 @@ class Process:
         self.membership = Membership(
             cluster, settings, elastic, description or {"clip": "sum"}, timing=timing
         )
-        self.communicator = ops.Communicator(0, 1)
+        self.probes = CutProbes(cluster, self.membership.process, secret, timing.answer)
+        self.membership._peers.probes = self.probes
+        self.address = known[index]
+        self.communicator = ops.Communicator(0, 1, resizable=True)
 
     @property
     def world(self) -> World | None:
@@ -72,10 +79,10 @@ class Process:
 
     def crash(self) -> None:
         """Ends as a killed process does: without a word; all its ports are closed."""
-        self.membership._closed.set()
+        self.membership._peers.closed.set()
         self.membership._state.close()
-        self.membership._probes.close()
-        self.membership._server.close()
+        self.probes.close()
+        self.membership._server and self.membership._server.close()
         self.communicator.close()
 
     def leave(self) -> None:
@@ -98,6 +105,38 @@ def closing() -> Iterator[list[Process]]:
 def together(calls: Sequence) -> list:
     """Runs functions at the same time and returns their results in order."""
     return [call.result() for call in [Background(function) for function in calls]]
+
+
+def founded(
+    processes: list[Process],
+    count: int,
+    elastic: Elastic | None = None,
+    *,
+    known: Sequence[str] = (),
+    **kwargs: Any,
+) -> Sequence[str]:
+    """Founds a job of `count` processes; returns the addresses that they know."""
+    known = known or addresses(count)
+    processes.extend(Process(known, i, elastic or Elastic(), **kwargs) for i in range(count))
+    worlds = together([process.start for process in processes])
+    assert [world.generation for world in worlds] == [1] * count
+    check(processes, worlds)
+    return known
+
+
+def joining(
+    processes: list[Process], known: Sequence[str], index: int, elastic: Elastic, **kwargs: Any
+) -> Background:
+    """Starts a newcomer; returns its call of `form` once it waits at the leader."""
+    newcomer = Process(known, index, elastic, **kwargs)
+    processes.append(newcomer)
+    assert newcomer.membership.begin() is None
+    call = Background(newcomer.form)
+    deadline = time.monotonic() + TIMEOUT
+    while not any(newcomer.membership.process in p.membership._state._arrived for p in processes):
+        assert time.monotonic() < deadline and not call.done()
+        time.sleep(0.005)
+    return call
 
 
 def formed(processes: Sequence[Process], *, newcomers: Sequence[int] = ()) -> list[World]:
@@ -128,3 +167,50 @@ def summed(process: Process) -> float:
     """Returns the sum of 3 to the power of the tasks' indices over the present generation."""
     value = tf.constant(3.0**process.index, tf.float64)
     return float(ops.all_reduce(value, process.communicator, timeout=TIMEOUT))
+
+
+class CutProbes(Probes):
+    """Probes of a process that cannot reach some addresses, as if they were of other hosts.
+
+    Attributes:
+      cut: those addresses.
+    """
+
+    cut: frozenset[str] = frozenset()
+
+    def call(self, address: str, name: str, method: str, request: Any) -> dict[str, Any]:
+        """Calls a process that can be reached."""
+        if address in self.cut:
+            with self._lock:
+                silence = self._silence(address)
+                silence.asked = silence.failed = time.monotonic()
+                silence.unanswered = silence.unanswered or silence.asked
+            raise UnreachableError("no route to host")
+        return super().call(address, name, method, request)
+
+    def refused(self, address: str) -> bool:
+        """Other hosts prove nothing."""
+        return address not in self.cut and super().refused(address)
+
+    def is_of_this_host(self, address: str) -> bool:
+        """Other hosts prove nothing."""
+        return address not in self.cut and super().is_of_this_host(address)
+
+    def accepts(self, address: str) -> bool:
+        """No route to other hosts."""
+        return address not in self.cut and super().accepts(address)
+
+
+def cut(*groups: Sequence[Process]) -> None:
+    """Lets processes reach only those of their own group; one group heals the partition.
+
+    Calls under way between the groups still end.
+    """
+    everybody = {process.address for group in groups for process in group}
+    for group in groups:
+        for process in group:
+            process.probes.cut = frozenset(everybody - {member.address for member in group})
+    for group in groups:
+        for process in group:
+            if len(groups) > 1:
+                process.communicator.abort("the network is cut")

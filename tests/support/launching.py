@@ -78,7 +78,9 @@ class Launcher:
         script.write_text(PRELUDE + textwrap.dedent(body))
         environment = {**os.environ, "PYTHONPATH": PACKAGE}
         if keywords:
-            text = "import sys; from pathlib import Path; from tfdist.launch import run; sys.exit("
+            text = "import sys; from pathlib import Path, PosixPath\n"
+            text += "from tfdist.launch import run\n"
+            text += "from tfdist.launch.elastic_policy import Backoff, WorkerRange\nsys.exit("
             text += f"run.run(run.LaunchOptions(Path({str(script)!r}), **{keywords!r})))"
             command = [sys.executable, "-c", text]
         else:

@@ -25,10 +25,13 @@ class JobFile:
     Args:
       cluster: a TF_CONFIG of the job.
       secret: the shared secret of its tasks, or `None`.
+      scale_socket: the path at which the launcher of an elastic job answers `tfdist scale`; `None`
+        for other jobs.
     """
 
     cluster: str
     secret: str | None = dataclasses.field(default=None, repr=False)
+    scale_socket: str | None = None
 
     @contextlib.contextmanager
     def written(self, path: Path | None = None) -> Iterator[Path]:
@@ -75,8 +78,11 @@ class JobFile:
                     raise ClusterConfigError(f"{path}: expected a job file of your own")
                 fields = json.load(file)
             found = cls(**fields)
-            if not isinstance(found.cluster, str) or not isinstance(found.secret, str | None):
-                raise TypeError("expected two texts")
+            optional = (found.secret, found.scale_socket)
+            if not isinstance(found.cluster, str) or not all(
+                isinstance(value, str | None) for value in optional
+            ):
+                raise TypeError("expected texts")
             (found.secret or "").encode("latin-1")
         except (OSError, TypeError, ValueError, RecursionError) as error:
             raise ClusterConfigError(

@@ -39,10 +39,12 @@ proven dead. Two sets that both are more than half of the living have a member i
 member follows one leader at a time, so at most one of two partitions continues. A process that was
 stopped, or cut off, may wake when all other members of its generation are dead, but their
 successors are not. So where the majority depends on proofs of death, the leader first asks all
-addresses that it knows whether the job lives there (`asked_all`).
+addresses that it knows whether the job lives there (`asked_all`). A member that has told this
+process that it leaves is no such case: it counts for the majority, as it is in no later generation.
 
-**State.** At least one member must hold the job's state, which means that it has a base. A newcomer
-has none, and neither has a member of a generation that failed before it was established.
+**State.** A process holds the job's state if it has a base. A newcomer has none, and neither has a
+member of a generation that failed before it was established; such processes do not lead, and their
+ranks come after those of the others.
 
 **Numbers only grow.** A generation that fails in a round is given up; its number is not used again,
 since each call tells the largest number that its process has seen.
@@ -62,106 +64,13 @@ from typing import Any
 from tfdist.config import validation
 from tfdist.config.elastic import Elastic
 from tfdist.control import messages
+from tfdist.control.members import MAX_MEMBERS, Generation, Member, problem_with_member
 from tfdist.control.messages import MessageError
 from tfdist.control.rendezvous import ClientContext
 
 # A process that receives "waiting" calls again at once; without a call for so long (s) it is gone.
 _LEASE = 5.0
 _MAX_WAIT = 30.0
-_MAX_MEMBERS = 10_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """One process of an elastic job, for its life.
-
-    Attributes:
-      process: unique per process, so that a restarted task is another member.
-      name: its task's name in messages, such as "worker 3".
-      address: its control address, "host:port".
-    """
-
-    process: str
-    name: str
-    address: str
-
-    def __str__(self) -> str:
-        return f"{self.name} at {self.address}"
-
-    @classmethod
-    def from_fields(cls, fields: Any) -> Member:
-        """Returns the member that a JSON object of a message describes.
-
-        Raises:
-          MessageError: it describes none.
-        """
-        if not isinstance(fields, dict):
-            raise MessageError(f"expected a member as an object, received {_shown(fields)}")
-        process, name, address = (fields.get(key) for key in ("process", "name", "address"))
-        problem = problem_with_member(process, name, address)
-        if problem:
-            raise MessageError(problem)
-        return cls(str(process), str(name), str(address))
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """The members of an elastic job between two changes.
-
-    Attributes:
-      number: 1, 2, ...
-      members: in the order of their ranks.
-      newcomers: the processes among them that did not hold the job's state when it was formed.
-      job: identifies the job, from its founding to its end.
-      salt: random, for the key of the data connections.
-    """
-
-    number: int
-    members: tuple[Member, ...]
-    newcomers: frozenset[str]
-    job: str
-    salt: str
-
-    def __contains__(self, process: object) -> bool:
-        return any(member.process == process for member in self.members)
-
-    def rank(self, process: str) -> int:
-        """Returns the rank of a member."""
-        return [member.process for member in self.members].index(process)
-
-    def to_text(self) -> str:
-        """Returns the text from which `from_text` makes an equal generation."""
-        fields = {
-            "number": self.number,
-            "members": [dataclasses.asdict(member) for member in self.members],
-            "newcomers": sorted(self.newcomers),
-            "job": self.job,
-            "salt": self.salt,
-        }
-        return json.dumps(fields)
-
-    @classmethod
-    def from_text(cls, text: str) -> Generation:
-        """Returns the generation in a message.
-
-        Raises:
-          MessageError: the text describes none.
-        """
-        fields = messages.decode_object(text.encode())
-        number, members, newcomers = (fields.get(k) for k in ("number", "members", "newcomers"))
-        job, salt = fields.get("job"), fields.get("salt")
-        if not (
-            isinstance(number, int)
-            and 0 < number < 2**63
-            and isinstance(members, list)
-            and 0 < len(members) <= _MAX_MEMBERS
-            and isinstance(newcomers, list)
-            and all(isinstance(process, str) for process in newcomers)
-            and isinstance(job, str)
-            and isinstance(salt, str)
-        ):
-            raise MessageError(f"expected a generation, received {_shown(text)}")
-        return cls(number, tuple(map(Member.from_fields, members)), frozenset(newcomers), job, salt)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,10 +81,10 @@ class Decision:
       generation: the next generation, or None if it cannot be formed yet.
       missing: members that have not come, and are neither dead nor given up.
       gone: members that have not come and are not waited for any more.
-      lacks: why there is no generation although nobody is waited for: "majority", "state",
-        "workers" (fewer than `min_workers`), "proof" (the majority depends on proofs of death, and
-        not all known addresses have been asked), "rank" (a lower-ranked member has come, which is
-        to lead); empty if members are missing or the generation was formed.
+      lacks: why there is no generation although nobody is waited for: "majority", "workers" (fewer
+        than `min_workers`), "proof" (the majority depends on proofs of death, and not all known
+        addresses have been asked), "rank" (a lower-ranked member has come, which is to lead); empty
+        if members are missing or the generation was formed.
       workers: the number of processes that have come, newcomers included.
     """
 
@@ -223,6 +132,7 @@ class Generations:
         self._addresses = tuple(addresses)
         self._start = start
         self._description = dict(description)
+        self._required = frozenset(description)
         self._changed = threading.Condition()
         self._changes = 0
         self._closed = False
@@ -234,11 +144,14 @@ class Generations:
         self._highest = 0
         self._ended = 0
         self._dead: dict[str, str] = {}
+        self._left: set[str] = set()  # of the dead, those that have told this process
         self._forming = False
+        self._described = False
         self._leader: Member | None = None
         self._arrived: dict[str, _Arrival] = {}
         self._round: Generation | None = None
         self._data_addresses: dict[str, str] = {}
+        self._news = ""
 
     # This process's own view.
 
@@ -249,9 +162,14 @@ class Generations:
             return json.dumps(self._description)
 
     def describe(self, more: Mapping[str, str]) -> None:
-        """Adds to what all members must agree on."""
+        """Adds to what all members must agree on, as soon as both of two have described it."""
         with self._changed:
             self._description.update(more)
+
+    def publish(self, news: str) -> None:
+        """Lets probes of this process answer a text of the caller's."""
+        with self._changed:
+            self._news = news
 
     @property
     def base(self) -> Generation | None:
@@ -305,11 +223,17 @@ class Generations:
             self._arrived = {}
             self._notify()
 
-    def begin_forming(self) -> None:
-        """Gives up the present generation: this process waits for the next one."""
+    def begin_forming(self, founded: Generation | None = None) -> None:
+        """Waits for the next generation, and gives up the present one.
+
+        Args:
+          founded: generation 1, if this process is to connect to its members.
+        """
         with self._changed:
-            self._forming = True
-            self._give_up()
+            self._forming = self._described = True
+            if founded is None:
+                self._give_up()
+            self._notify()
 
     def give_up(self, generation: Generation) -> None:
         """Gives up a generation to whose members this process could not connect."""
@@ -358,15 +282,10 @@ class Generations:
             self._expire()
             return any(process not in present for process in self._arrived)
 
-    def hear(self, text: str) -> None:
-        """Learns of an established generation from another process's answer.
-
-        Raises:
-          MessageError: the text is no generation.
-        """
-        if text:
-            with self._changed:
-                self._hear(Generation.from_text(text))
+    def hear(self, generation: Generation) -> None:
+        """Learns of an established generation from another process's answer."""
+        with self._changed:
+            self._hear(generation)
 
     def declare_dead(self, process: str, why: str) -> None:
         """Records a proof that a process is dead."""
@@ -392,13 +311,16 @@ class Generations:
             come = {arrival.member.address for arrival in self._founders.values()}
             return [address for address in self._addresses if address not in come]
 
-    def decide(self, given_up: Collection[str], *, asked_all: bool) -> Decision:
+    def decide(
+        self, given_up: Collection[str], *, asked_all: bool, admits: bool = True
+    ) -> Decision:
         """Forms the next generation if this process, the leader, can.
 
         Args:
           given_up: processes that are not waited for, because they have been silent for the grace.
           asked_all: all addresses that this process knows were asked, and no later generation of
             this job, and no other job, lives there.
+          admits: takes newcomers in. Without them the members may be fewer than `min_workers`.
 
         Returns:
           The decision; with a generation, round 2 has begun.
@@ -406,16 +328,19 @@ class Generations:
         with self._changed:
             self._expire()
             reference = self._reference
+            # A newcomer has no reference, so that the leader holds the job's state.
             assert reference is not None and self._leader == self.me
             me = _Arrival(self.me, self._base is not None)
             come = {self.me.process: me, **self._arrived}
             present = [come[m.process] for m in reference.members if m.process in come]
+            # A member that was new in a generation that it has not established is still new.
+            present.sort(key=lambda arrival: not arrival.holds_state)
             absent = self._missing()
             missing = tuple(member for member in absent if member.process not in given_up)
             gone = tuple(member for member in absent if member.process in given_up)
             newcomers = [come[process] for process in come if process not in reference]
-            most = self._elastic.max_workers or _MAX_MEMBERS
-            taken_in = newcomers[: max(0, most - len(present))]
+            most = self._elastic.max_workers or MAX_MEMBERS
+            taken_in = newcomers[: max(0, most - len(present))] if admits else []
             workers = len(present) + len(taken_in)
 
             def lacking(what: str) -> Decision:
@@ -425,13 +350,12 @@ class Generations:
                 return lacking("")
             if 2 * len(present) <= len(present) + len(absent):
                 return lacking("majority")
-            if not any(arrival.holds_state for arrival in present):
-                return lacking("state")
             if present[0] is not me:
                 return lacking("rank")
-            if 2 * len(present) <= len(reference.members) and not asked_all:
+            left = sum(member.process in self._left for member in reference.members)
+            if 2 * (len(present) + left) <= len(reference.members) and not asked_all:
                 return lacking("proof")
-            if workers < self._elastic.min_workers:
+            if admits and workers < self._elastic.min_workers:
                 return lacking("workers")
             formed = present + taken_in
             generation = Generation(
@@ -453,9 +377,9 @@ class Generations:
           None while some are missing.
         """
         with self._changed:
-            if self._round != generation or len(self._data_addresses) < len(generation.members):
+            if self._round != generation or not self._all_have_addresses():
                 return None
-            return [self._data_addresses[member.process] for member in generation.members]
+            return self._ordered_addresses()
 
     def missing_addresses(self, generation: Generation) -> list[Member] | None:
         """Returns the members whose data addresses are missing; None if round 2 has failed."""
@@ -496,7 +420,7 @@ class Generations:
         Returns:
           {"status": "here", "process", "member" (whether it is one of a founded job), "reference",
           "leader" (of the present generation, or None), "ended" (the last generation that it has
-          given up)}, or {"status": "refused", "reason"}.
+          given up), "news" (what it has published)}, or {"status": "refused", "reason"}.
         """
         with self._changed:
             reason = messages.reason_to_refuse(request)
@@ -512,6 +436,7 @@ class Generations:
                 "reference": self._reference.to_text() if self._reference else "",
                 "leader": None if leader is None else dataclasses.asdict(leader),
                 "ended": self._ended,
+                "news": self._news,
             }
 
     def found(self, request: messages.ElasticFound, context: ClientContext) -> dict[str, Any]:
@@ -524,7 +449,7 @@ class Generations:
         """
         context.on_disconnect = self._wake
         with self._changed:
-            reason = self._reason_to_refuse(request) or self._reason_not_to_found(request)
+            reason = self._reason_not_to_found(request)
             if reason:
                 return {"status": "refused", "reason": reason}
             answer = self._founded_answer(request.process)
@@ -575,12 +500,13 @@ class Generations:
                 return {"status": "closed"}
             if request.protocol == messages.PROTOCOL and request.to not in ("", self.me.process):
                 return {"status": "other", "process": self.me.process}
-            reason = self._reason_to_refuse(request)
+            reason = _problem_with_caller(request)
             if reason:
                 return {"status": "refused", "reason": reason}
             self._learn(request)
             answer = self._form_answer(request)
             if answer is not None:
+                self._arrived.pop(caller, None)
                 return answer
             arrival = _Arrival(Member(caller, request.name, request.address), request.holds_state)
             former = self._arrived.get(caller)
@@ -619,45 +545,43 @@ class Generations:
           {"status": "closed"}.
         """
         context.on_disconnect = self._wake
+        began = time.monotonic()
         with self._changed:
-            generation = self._round
             if self._closed:
                 return {"status": "closed"}
             reason = messages.reason_to_refuse(request)
             if reason is None and validation.address_problem(request.data_address):
-                reason = f"{_shown(request.data_address)} is no data address"
-            if reason is None and generation is not None and request.process in generation:
-                member = generation.members[generation.rank(request.process)]
-                reason = self._difference(str(member), request.description)
+                reason = (
+                    f"expected a data address, received {validation.show(request.data_address)}"
+                )
             if reason:
                 return {"status": "refused", "reason": reason}
+            generation = self._round
             if (
                 generation is None
                 or request.salt != generation.salt
                 or request.process not in generation
             ):
                 return {"status": "again"}
-            if self._data_addresses.get(request.process) != request.data_address:
-                self._data_addresses[request.process] = request.data_address
-                self._notify()
-            size = len(generation.members)
 
-            def decided() -> bool:
-                return (
-                    context.disconnected
-                    or self._round is not generation
-                    or len(self._data_addresses) == size
-                )
+            def over() -> bool:
+                return context.disconnected or self._round is not generation
 
-            self._wait(request.wait, decided)
+            # A founder's description may grow until it calls this itself.
+            self._wait(request.wait, lambda: over() or self._described)
+            reason = self._difference(request) if self._described else None
+            if reason:
+                return {"status": "refused", "reason": reason}
+            if self._described and self._round is generation:
+                if self._data_addresses.get(request.process) != request.data_address:
+                    self._data_addresses[request.process] = request.data_address
+                    self._notify()
+                remaining = request.wait - (time.monotonic() - began)
+                self._wait(remaining, lambda: over() or self._all_have_addresses())
             if self._round is not generation:
                 return {"status": "again"}
-            if len(self._data_addresses) == size:
-                known = self._data_addresses
-                return {
-                    "status": "complete",
-                    "addresses": [known[member.process] for member in generation.members],
-                }
+            if self._all_have_addresses():
+                return {"status": "complete", "addresses": self._ordered_addresses()}
             missing = [m for m in generation.members if m.process not in self._data_addresses]
             return {
                 "status": "closed" if self._closed else "waiting",
@@ -671,6 +595,7 @@ class Generations:
             if reason:
                 return {"status": "refused", "reason": reason}
             if request.process != self.me.process:
+                self._left.add(request.process)
                 self._bury(request.process, "it has left")
             return {"status": "noted"}
 
@@ -693,6 +618,9 @@ class Generations:
         formed = self._round
         if formed is not None and caller in formed and request.highest < formed.number:
             return {"status": "complete", "generation": formed.to_text()}
+        reason = self._difference(request) if self._described else None
+        if reason:
+            return {"status": "refused", "reason": reason}
         reference = self._reference
         if reference is None or self._outside is not None:
             known = self._outside.to_text() if self._outside is not None else ""
@@ -720,7 +648,7 @@ class Generations:
             formed is not None
             and request.process in formed
             and request.highest >= formed.number
-            and len(self._data_addresses) < len(formed.members)
+            and not self._all_have_addresses()
         ):
             # It has given the generation up.
             self._give_up()
@@ -749,6 +677,13 @@ class Generations:
         self._round = generation
         self._data_addresses = {}
         self._notify()
+
+    def _all_have_addresses(self) -> bool:
+        return self._round is not None and len(self._data_addresses) == len(self._round.members)
+
+    def _ordered_addresses(self) -> list[str]:
+        assert self._round is not None
+        return [self._data_addresses[member.process] for member in self._round.members]
 
     def _set_leader(self, leader: Member | None) -> None:
         with self._changed:
@@ -811,6 +746,9 @@ class Generations:
         self._begin_round(generation)
 
     def _reason_not_to_found(self, request: messages.ElasticFound) -> str | None:
+        reason = _problem_with_caller(request) or self._difference(request)
+        if reason:
+            return reason
         if self.me.address != self._addresses[0]:
             return (
                 f"this is {self.me}, but founders meet at the first training address, "
@@ -818,32 +756,25 @@ class Generations:
             )
         if request.start != self._start:
             return (
-                f"{_shown(request.name)} expects a job of {request.start} founders, this task one "
-                f"of {self._start}"
+                f"the caller expects a job of {request.start} founders, this task one of "
+                f"{self._start}"
             )
         return None
 
-    def _reason_to_refuse(
-        self, request: messages.ElasticFound | messages.ElasticForm
+    def _difference(
+        self,
+        caller: messages.ElasticFound | messages.ElasticForm | messages.ElasticAddress,
     ) -> str | None:
-        reason = messages.reason_to_refuse(request)
-        if reason:
-            return reason
-        problem = problem_with_member(request.process, request.name, request.address)
-        if problem:
-            return problem
-        return self._difference(f"{request.name} at {request.address}", request.description)
-
-    def _difference(self, caller: str, text: str) -> str | None:
-        """Why a process with this description is refused, or None."""
-        received = messages.decode_object(text.encode())
-        for field in (*self._description, *received):
-            ours, theirs = self._description.get(field), received.get(field)
+        """Why a process with another description is refused, or None."""
+        received = messages.decode_object(caller.description.encode())
+        for field, ours in self._description.items():
+            # Both may have further fields, which the other one will describe later.
+            if field not in received and field not in self._required:
+                continue
+            theirs = received.get(field)
             if ours != theirs:
-                return (
-                    f"{caller} differs in {_shown(field)}: expected {_shown(ours)} as on "
-                    f"{self.me}, received {_shown(theirs)}"
-                )
+                what, expected, got = map(validation.show, (field, ours, theirs))
+                return f"{what} differs: expected {expected} as on {self.me}, received {got}"
         return None
 
     def _wake(self) -> None:
@@ -860,16 +791,10 @@ class Generations:
         self._changed.wait_for(lambda: self._closed or done(), timeout=seconds)
 
 
-def problem_with_member(process: Any, name: Any, address: Any) -> str | None:
-    """Returns why a message describes no member, or None."""
-    if not isinstance(process, str) or not process or len(process) > 64:
-        return f"expected a process to be 1 to 64 characters, received {_shown(process)}"
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 64:
-        return f"expected a task's name, received {_shown(name)}"
-    if not isinstance(address, str):
-        return f'expected a task\'s address to be "host:port", received {_shown(address)}'
-    problem = validation.address_problem(address)
-    return f"{name}: {problem}" if problem else None
+def _problem_with_caller(request: messages.ElasticFound | messages.ElasticForm) -> str | None:
+    return messages.reason_to_refuse(request) or problem_with_member(
+        request.process, request.name, request.address
+    )
 
 
 def _processes(text: str) -> list[str]:
@@ -878,9 +803,5 @@ def _processes(text: str) -> list[str]:
     except (ValueError, RecursionError):
         processes = None
     if not isinstance(processes, list) or not all(isinstance(p, str) for p in processes):
-        raise MessageError(f"expected a list of processes, received {_shown(text)}")
+        raise MessageError(f"expected a list of processes, received {validation.show(text)}")
     return processes
-
-
-def _shown(value: Any) -> str:
-    return validation.show(value)

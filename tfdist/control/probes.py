@@ -18,6 +18,8 @@ from typing import Any
 
 from tfdist.control import interfaces, messages
 from tfdist.control.client import ANSWER_MARGIN, Caller, ControlClient, UnreachableError
+from tfdist.control.members import Generation, Member
+from tfdist.control.messages import MessageError
 from tfdist.errors import TfdistError
 
 _CONNECT_TIMEOUT = 0.5  # s
@@ -29,9 +31,10 @@ class _Silence:
 
     asked: float = 0.0  # the time of the latest question
     unanswered: float | None = None  # the time of the first question since the last answer
+    failed: float = 0.0  # the time at which a question was last found to have no answer
     answered: float = 0.0
     answer: dict[str, Any] | None = None
-    problem: str = ""
+    problem: Exception | None = None
     under_way: bool = False
 
 
@@ -76,7 +79,8 @@ class Probes:
             answer = self._client(address, name).call(method, request, request.wait, patient=False)
         except (UnreachableError, TfdistError) as error:
             with self._lock:
-                self._silence(address).problem = str(error)
+                silence = self._silence(address)
+                silence.problem, silence.failed = error, time.monotonic()
             raise
         self.heard_from(address)
         return answer
@@ -88,7 +92,15 @@ class Probes:
             answer = self.call(address, name, messages.ELASTIC_PROBE, request)
         except (UnreachableError, TfdistError):
             return None
-        if answer.get("status") != "here":
+        try:
+            known = answer["status"] == "here" and isinstance(answer["ended"], int)
+            if known and answer["reference"]:
+                Generation.from_text(answer["reference"])
+            if known and answer["leader"] is not None:
+                Member.from_fields(answer["leader"])
+        except (KeyError, AttributeError, MessageError):
+            known = False
+        if not known:
             return None
         with self._lock:
             silence = self._silence(address)
@@ -133,19 +145,29 @@ class Probes:
             silence = self._silence(address)
             return silence.answer if silence.answered >= since else None
 
-    def silent_for(self, address: str) -> float:
-        """Returns the seconds since the first question that has had no answer; 0 without one."""
+    def is_asked(self, address: str) -> bool:
+        """Whether a question to an address has had no answer yet."""
         with self._lock:
-            began = self._silence(address).unanswered
-            return 0.0 if began is None else time.monotonic() - began
+            return self._silence(address).unanswered is not None
+
+    def silent_for(self, address: str) -> float:
+        """Returns the seconds for which an address is known to answer no question, or 0.
+
+        They count from the first question without an answer to the end of the last one.
+        """
+        with self._lock:
+            silence = self._silence(address)
+            began = silence.unanswered
+            return 0.0 if began is None else max(0.0, silence.failed - began)
 
     def heard_from(self, address: str) -> None:
         """Records that the process at an address has said something."""
         with self._lock:
-            self._silence(address).unanswered = None
+            silence = self._silence(address)
+            silence.unanswered = silence.problem = None
 
-    def problem(self, address: str) -> str:
-        """Returns the reason why the last call to an address failed; empty if none has."""
+    def problem(self, address: str) -> Exception | None:
+        """Returns the error of the last call to an address, or None."""
         with self._lock:
             return self._silence(address).problem
 
@@ -160,7 +182,12 @@ class Probes:
         """
         found = self._own_addresses(interfaces.host_of(address))
         port = int(address.rpartition(":")[2])
-        return bool(found) and all(_refuses(host, port) for host in found)
+        return bool(found) and all(_connect(host, port) == errno.ECONNREFUSED for host in found)
+
+    def accepts(self, address: str) -> bool:
+        """Whether an address accepts connections, which a stopped process does, too."""
+        host, port = interfaces.host_of(address), int(address.rpartition(":")[2])
+        return any(_connect(found, port) == 0 for found in interfaces.resolve(host))
 
     def close(self) -> None:
         """Closes the connections; calls under way raise UnreachableError."""
@@ -209,11 +236,12 @@ class Probes:
         return own
 
 
-def _refuses(host: str, port: int) -> bool:
+def _connect(host: str, port: int) -> int:
+    """Returns the error number of a connection; 0 if it was accepted."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.closing(socket.socket(family)) as probe:
         probe.settimeout(_CONNECT_TIMEOUT)
         try:
-            return probe.connect_ex((host, port)) == errno.ECONNREFUSED
-        except OSError:
-            return False
+            return probe.connect_ex((host, port))
+        except OSError as error:
+            return error.errno or errno.EIO

@@ -140,6 +140,7 @@ class ControlServer:
         self._signer = Signer(secret)
         self._handlers = handlers
         self._warned: dict[str, None] = {}  # in order
+        self._closed = False
         self._pool = DaemonPool(max_threads or 2 * cluster.world_size + 8)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run_loop, name="tfdist-control-loop", daemon=True).start()
@@ -181,8 +182,9 @@ class ControlServer:
 
     def close(self) -> None:
         """Stops listening; calls in progress get two seconds to finish. May be called again."""
-        if not self._loop.is_running():
+        if self._closed:
             return
+        self._closed = True
         with contextlib.suppress(futures.TimeoutError):
             self._in_loop(self._server.stop(_STOP_GRACE), _STOP_GRACE + 1)
         self._end_loop()

@@ -76,6 +76,11 @@ class AtomicStep:
         """Whether a call has written variables early, and has failed."""
         return any(bool(copies.are_needed) for copies in self._copies)
 
+    def is_private(self, handle: tf.Tensor) -> bool:
+        """Whether a resource is that of a variable of this object."""
+        own = (*self._shadows.values(), *(copies.are_needed for copies in self._copies))
+        return any(variable.handle is handle for variable in own)
+
     def undo(self) -> None:
         """Undoes the early writes of calls that have failed."""
         for copies in self._copies:
@@ -242,7 +247,7 @@ def _communicates(node: Any, graph: Any) -> bool:
     return any(
         _communicates(inner, graph)
         for name in called
-        for inner in graph._get_function(name).function_def.node_def
+        for inner in graph._get_function(name).cached_definition.node_def
     )
 
 

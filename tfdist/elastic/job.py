@@ -21,6 +21,7 @@ all-gather. A *newcomer* receives the whole state in the same place.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import time
@@ -36,6 +37,7 @@ from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces
 from tfdist.elastic.membership import Membership
+from tfdist.elastic.peers import Outside
 from tfdist.elastic.values import (
     assign_values,
     broadcast_bytes,
@@ -46,6 +48,8 @@ from tfdist.errors import TfdistError
 from tfdist.preemption.notice import notice
 
 _log = logging.getLogger("tfdist.elastic")
+# A unit that fails more often with the same members is not tried again.
+_MAX_VAIN = 5
 
 
 class LeftBehindError(Exception):
@@ -135,7 +139,12 @@ class ElasticJob:
         self.recoveries = 0
         self.ends = self.leaves = False
         self.state: State | None = None
+        self._histories: list[dict[str, list[float]]] = []
         self._change_is_planned = False
+        self._is_founded_again = False
+        # How often one unit has failed with the same members.
+        self._vain = 0
+        self._failed_with: tuple[str, ...] = ()
         # Saves for all members, whose next ranks are not known yet.
         self._leads = False
         self._pid = os.getpid()
@@ -177,15 +186,25 @@ class ElasticJob:
             return (self.cluster.address,)
         return tuple(member.address for member in world.members)
 
-    @property
-    def processes(self) -> tuple[str, ...]:
-        """The members' unique ids, by rank; a task that is started again has another one."""
-        world = self._membership.world
-        return () if world is None else tuple(member.process for member in world.members)
-
     def describe(self, description: dict[str, str]) -> None:
         """Adds to what newcomers must agree on, by name."""
         self._membership.describe(description)
+
+    def check_has_state(self, what: str) -> None:
+        """Refuses reductions before the members have brought their states together.
+
+        Args:
+          what: the caller, for the message.
+
+        Raises:
+          TfdistError: neither `fit` nor `tfdist.elastic.run` has begun.
+        """
+        if self.state is None:
+            raise TfdistError(
+                f"{self.cluster.task_name}: {what} outside of fit and of tfdist.elastic.run: the "
+                "workers of an elastic job make their variables alone, and only there bring them "
+                "together"
+            )
 
     def run(self, unit: Unit) -> Any:
         """Does a unit of work together with all members; again, if some are lost meanwhile.
@@ -204,28 +223,72 @@ class ElasticJob:
             try:
                 result = unit.call()
             except tf.errors.OpError as error:
-                if not self.communicator.failed():
+                if not self.has_lost_members(error):
                     raise
                 unit.undo()
                 _log.warning("%s: %s: %s", self.cluster.task_name, unit.name, _brief(error))
             else:
-                self.units += 1
+                self.count_unit()
                 return result
             self.recoveries += 1
             if self._go_on(unit):
                 return unit.healed()
 
-    def enter(self, state: State) -> None:
+    def enter(self, state: State) -> bool:
         """Joins the members as a newcomer: waits for a unit that admits newcomers.
 
         Args:
           state: receives the members' state.
 
+        Returns:
+          Whether it has; if all members have died, the newcomers have founded the job again.
+
         Raises:
           Exception: as for `run`.
         """
         self.state = state
+        self._is_founded_again = False
         self._go_on(Unit("joining", lambda: None))
+        return not self._is_founded_again
+
+    def past_fit(self) -> dict[str, list[float]] | None:
+        """The history of a `fit` that the members have ended before this newcomer began it.
+
+        Returns:
+          `None` if the members have not ended it.
+        """
+        if not self.is_newcomer:
+            return None
+        known = json.loads(self._membership.news() or "[]")
+        if len(known) <= len(self._histories):
+            return None
+        self._histories.append(known[len(self._histories)])
+        return self._histories[-1]
+
+    def end_fit(self, history: dict[str, list[float]]) -> None:
+        """Says that this member has ended a `fit`; newcomers leave it out.
+
+        Args:
+          history: the `fit`'s logs, by name.
+        """
+        self._histories.append({n: [float(v) for v in values] for n, values in history.items()})
+        self._membership.publish(json.dumps(self._histories))
+
+    def count_unit(self) -> None:
+        """Notes that a unit of work is done."""
+        self.units += 1
+        self._vain = 0
+
+    def has_lost_members(self, error: tf.errors.OpError) -> bool:
+        """Whether a unit has failed because members were lost, and not for its own reasons.
+
+        The same members may fail a few times: one of them may have been slow to notice a loss.
+        """
+        if isinstance(error, tf.errors.InvalidArgumentError) or not self.communicator.failed():
+            return False
+        self._vain = self._vain + 1 if self.addresses == self._failed_with else 1
+        self._failed_with = self.addresses
+        return self._vain <= _MAX_VAIN
 
     def synchronize(self, unit: Unit) -> bool:
         """Brings all members to the newest state, after a change of the members if one is due.
@@ -240,11 +303,13 @@ class ElasticJob:
           tf.errors.OpError: a member was lost; the next call forms the next generation.
           Exception: as for `run`.
         """
-        if self.is_newcomer or self._change_is_planned or self.communicator.failed():
+        self._is_founded_again = False
+        is_due = self.is_newcomer or self._change_is_planned or self.communicator.failed()
+        if is_due:
             self._go_on(unit)
-            return True
-        self._agree(unit)
-        return False
+        if not is_due or self._is_founded_again:
+            self._agree(unit)
+        return is_due
 
     @property
     def change_is_planned(self) -> bool:
@@ -283,27 +348,29 @@ class ElasticJob:
             self.communicator.abort(f"{self.cluster.task_name} ended with {failure}"[:400])
         self.communicator.close()
 
-    def adopt(self, group: ops.Communicator) -> None:
-        """Refuses a group of some of the ranks."""
-        group.close()
-        raise TfdistError(f"{self.cluster.task_name}: an elastic job has no groups of its ranks")
-
     def _go_on(self, unit: Unit) -> bool:
         """Forms the next generation; returns whether the others have done the unit already."""
         began = time.monotonic()
         before = self.size
         while True:
-            world = self._membership.form(self.communicator, on_too_few=self._save)
-            self._change_is_planned = False
-            if world.is_newcomer and not self.is_newcomer:
+            try:
+                world = self._membership.form(
+                    self.communicator,
+                    admits=unit.admits,
+                    rejoins=self.is_newcomer,
+                    on_too_few=self._save,
+                )
+            except Outside:
                 self.is_newcomer = True
                 raise LeftBehindError(
-                    f"{self.cluster.task_name}: the others have gone on without this process"
-                )
+                    f"{self.cluster.task_name}: the others have gone on without this worker"
+                ) from None
+            # Without newcomers there may be too few members, which only then may go on.
+            self._change_is_planned = world.size < self.elastic.min_workers
             try:
                 is_done = self._agree(unit)
             except tf.errors.OpError as error:
-                if not self.communicator.failed():
+                if not self.has_lost_members(error):
                     raise
                 _log.warning("%s: %s", self.cluster.task_name, _brief(error))
                 continue
@@ -325,6 +392,10 @@ class ElasticJob:
         if not self.is_newcomer:
             self._membership.establish()
         units, is_new = rows[:, 0], rows[:, 1] != 0
+        if is_new.all():
+            self._is_founded_again = True
+            self._become_member(0)
+            return False
         top = units[~is_new].max()
         source = int(np.flatnonzero(~is_new & (units == top))[0])
         behind = ~is_new & (units < top)
@@ -340,11 +411,16 @@ class ElasticJob:
             if behind[self.rank]:
                 assign_values(handles, values)
         is_done = not self.is_newcomer and self.units < top
-        self.units = int(top)
+        self._become_member(int(top))
+        return is_done
+
+    def _become_member(self, units: int) -> None:
+        """Notes that this process has the members' state, after some units of work."""
+        self.units = units
         if self.is_newcomer:
             self.is_newcomer = False
             self._membership.establish()
-        return is_done
+            self._membership.publish(json.dumps(self._histories))
 
     def _receive_state(self, source: int, unit: Unit, is_behind: bool) -> None:
         state = self.state

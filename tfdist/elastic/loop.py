@@ -16,8 +16,6 @@ from tfdist.elastic.states import HostsUpdatedInterrupt, ObjectState, elastic_jo
 from tfdist.preemption.notice import notice
 
 _log = logging.getLogger("tfdist.elastic")
-# A loop that fails this often between two commits, among the same members, would fail for ever.
-_MOST_FAILURES = 3
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -86,7 +84,6 @@ def run(function: Function) -> Function:
 
 
 def _run(job: ElasticJob, state: ObjectState, function: Callable[[], Any]) -> Any:
-    failures = _Failures(job)
     while True:
         with contextlib.suppress(HostsUpdatedInterrupt, LeftBehindError):
             try:
@@ -95,9 +92,10 @@ def _run(job: ElasticJob, state: ObjectState, function: Callable[[], Any]) -> An
                 _end_together(job)
                 return result
             except tf.errors.OpError as error:
-                if not job.communicator.failed():
+                if not job.has_lost_members(error):
                     raise
-                failures.note(error)
+                name = job.cluster.task_name
+                _log.warning("%s: goes on from the last commit: %s", name, _brief(error))
                 job.recoveries += 1
                 state.restore()
 
@@ -106,29 +104,3 @@ def _end_together(job: ElasticJob) -> None:
     """No member leaves before all have ended: it may be the only one that has the last commit."""
     with tf.device("/device:CPU:0"):
         ops.all_reduce(tf.constant(0), job.communicator, label="the end of the function")
-
-
-class _Failures:
-    """Ends a loop that fails for another reason than lost members."""
-
-    def __init__(self, job: ElasticJob) -> None:
-        self._job = job
-        self._last: Any = None
-        self._count = 0
-
-    def note(self, error: tf.errors.OpError) -> None:
-        """Notes a failure.
-
-        Raises:
-          tf.errors.OpError: `error`: it is the program's, or it comes again and again.
-        """
-        # The ranks disagree on a collective.
-        if isinstance(error, tf.errors.InvalidArgumentError):
-            raise error
-        now = self._job.processes, self._job.units
-        self._count = self._count + 1 if now == self._last else 1
-        self._last = now
-        if self._count >= _MOST_FAILURES:
-            raise error
-        name = self._job.cluster.task_name
-        _log.warning("%s: the members go on from the last commit: %s", name, _brief(error))

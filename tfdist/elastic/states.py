@@ -111,7 +111,7 @@ class ObjectState:
         """
         self._keep()
         if self._job is not None:
-            self._job.units += 1
+            self._job.count_unit()
 
     def restore(self) -> None:
         """Brings the values of the last `save` or `sync` back; needs no other member."""
@@ -136,7 +136,7 @@ class ObjectState:
             self._keep()
             return
         self._job, job.state = job, _SharedState(self)
-        unit = Unit("the state's sync", lambda: None, is_whole=True, equalizes=True)
+        unit = Unit("the state's sync", lambda: None, admits=True, is_whole=True, equalizes=True)
         has_changed = job.synchronize(unit)
         self._keep()
         if has_changed:

@@ -22,7 +22,6 @@ import tensorflow as tf
 from tensorflow.python.eager.context import eager_mode
 
 from tfdist import ops
-from tfdist.errors import TfdistError
 from tfdist.job import process
 from tfdist.ops.collectives.calls import DEFAULT_TIMEOUT
 
@@ -51,7 +50,7 @@ def new_group(
       ValueError: on every rank alike: a rank does not exist or is named twice, or the ranks of
         the job passed different arguments.
       tfdist.errors.NotInitializedError: before `tfdist.init()` or a strategy.
-      tfdist.errors.TfdistError: the job is elastic.
+      tfdist.errors.ClusterConfigError: the job is elastic.
       tf.errors.UnavailableError: a rank died or left.
       tf.errors.DeadlineExceededError: a rank did not come in time.
 
@@ -64,8 +63,7 @@ def new_group(
         total = tfdist.ops.all_reduce(tf.constant(1.0), even)
     ```
     """
-    if process.current.members is not None:
-        raise TfdistError(f"{_API_NAME}: expected a job of fixed ranks, received an elastic job")
+    process.current.refuse_in_elastic_job("tfdist.new_group")
     all_ranks = process.communicator(_API_NAME)
     listed = list(ranks)
     problem = _problem(listed, all_ranks.size)

@@ -161,6 +161,7 @@ class Process:
           ClusterConfigError: this process has joined another job.
           Exception: as for `Job`.
         """
+        self.refuse_in_elastic_job("data tasks")
         if self._job is None:
             from tfdist.job.job import Job  # imports TensorFlow
 
@@ -198,6 +199,22 @@ class Process:
         self._cluster = cluster
         self._watch_script()
         return members
+
+    def refuse_in_elastic_job(self, what: str) -> None:
+        """Refuses what an elastic job does not have.
+
+        Args:
+          what: for the message.
+
+        Raises:
+          ClusterConfigError: this process is a member of an elastic job.
+        """
+        if self._members is not None:
+            assert self._cluster is not None  # since `join_elastic`
+            raise ClusterConfigError(
+                f"{self._cluster.task_name}: expected a job of a fixed number of workers for "
+                f"{what}, but this job is elastic (TFDIST_ELASTIC, or the strategy's `elastic`)"
+            )
 
     @property
     def job(self) -> Job | None:

@@ -54,6 +54,7 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.preemption",
     f"{_HOOKS}.epoch_lengths",
     f"{_HOOKS}.data_tasks",
+    f"{_HOOKS}.elastic_accumulation",
     f"{_HOOKS}.elastic",
 )
 # Of tf_keras, where a process uses it.

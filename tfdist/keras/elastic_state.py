@@ -47,22 +47,21 @@ class ElasticFit:
         self._has_restored = False
 
     def begin(self) -> None:
-        """Takes the state of rank 0; as a newcomer, that of the members, and waits for it.
+        """Takes the state of rank 0; a newcomer waits for the members, and takes theirs.
 
         Raises:
           Exception: as for `ElasticJob.run`.
         """
         model = self._running.model
+        job = self._job
+        job.state = self
         # Tracing makes what a step makes on first use, such as slots, and takes its time now.
         concrete = model.train_function.elastic_step.trace(
             self._running.reads._distributed_dataset.element_spec
         )
         self._handles = _handles(model, concrete)
-        job = self._job
-        if job.is_newcomer:
-            job.enter(self)
+        if job.is_newcomer and job.enter(self):
             return
-        job.state = self
 
         def receive() -> tuple[bytes, list[tf.Tensor]]:
             label = "the state of rank 0"
@@ -142,10 +141,16 @@ def _handles(model: Any, concrete: Any) -> list[tf.Tensor]:
         value = getattr(variable, "value", variable)
         for part in model.distribute_strategy.experimental_local_results(value):
             found[id(part.handle)] = part.handle
-    # Those of optimizers that only a train_step knows.
-    for captured in concrete.captured_inputs:
-        if captured.dtype == tf.resource and type_of(captured) is not None:
-            found[id(captured)] = captured
+    # Those of optimizers that only a train_step knows, in the order of their creation: that of
+    # captures differs between processes.
+    captured = [
+        handle
+        for handle in concrete.captured_inputs
+        if handle.dtype == tf.resource and type_of(handle) is not None
+    ]
+    for handle in sorted(captured, key=lambda handle: handle._id):
+        if not model.train_function.elastic_step.is_private(handle):
+            found[id(handle)] = handle
     return list(found.values())
 
 

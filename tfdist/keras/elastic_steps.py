@@ -106,6 +106,10 @@ class ElasticStep:
         leaves, structure = _leaves(spec)
         return self._function(leaves, structure).get_concrete_function()
 
+    def is_private(self, handle: tf.Tensor) -> bool:
+        """Whether a resource is that of a variable which only makes this step atomic."""
+        return self._atomic.is_private(handle)
+
     def _healed(self, batch: Any) -> Any:
         if self._gathers:
             # The result is no variable, so it did not come with them. No other member is needed.
@@ -142,8 +146,9 @@ class ElasticStep:
         outputs = tree.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], outputs
         )
-        flags = self._reduce_own(own, before, flags)
-        return self._with_metrics(outputs), flags
+        other = _numbers_but_metrics(self._model, outputs)
+        flags, means = self._reduce_own(own, before, flags, list(other.values()))
+        return self._of_all(outputs, dict(zip(other, means, strict=True))), flags
 
     def _share(self, batch: Any) -> Any:
         """This member's rows of a batch, for each of its devices."""
@@ -156,9 +161,17 @@ class ElasticStep:
         return parts[0] if len(parts) == 1 else regroup(tuple(parts), always_wrap=True)
 
     def _reduce_own(
-        self, own: Sequence[SyncOnReadVariable], before: Sequence[Sequence], flags: tf.Tensor
-    ) -> tf.Tensor:
-        """Makes variables that the step has written equal on all members; sums the flags."""
+        self,
+        own: Sequence[SyncOnReadVariable],
+        before: Sequence[Sequence],
+        flags: tf.Tensor,
+        numbers: Sequence[tf.Tensor],
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Makes variables that the step has written equal on all members.
+
+        Returns:
+          The sum of the members' flags, and the means of their numbers.
+        """
         graph = tf.compat.v1.get_default_graph()
         changed = {resource.ref() for op in graph.get_operations() for resource in written(op)}
         pairs = [
@@ -167,24 +180,27 @@ class ElasticStep:
             if any(graph.capture(part.handle).ref() in changed for part in variable.values)
         ]
         contributions = [_contribution(variable, old) for variable, old in pairs]
-        *reduced, flags = ops.fused_all_reduce(
-            [*contributions, flags], self._job.communicator, label=f"metrics of {self._name}"
+        flags, *reduced = ops.fused_all_reduce(
+            [flags, *numbers, *contributions],
+            self._job.communicator,
+            label=f"metrics of {self._name}",
         )
         _, size = world(self._job.communicator)
-        for (variable, old), total in zip(pairs, reduced, strict=True):
+        totals = reduced[len(numbers) :]
+        for (variable, old), total in zip(pairs, totals, strict=True):
             _assign_total(variable, old, total, size)
-        return flags
+        return flags, [total / tf.cast(size, total.dtype) for total in reduced[: len(numbers)]]
 
-    def _with_metrics(self, outputs: Any) -> Any:
-        """The logs, with the metrics of all members in place of this member's."""
+    def _of_all(self, outputs: Any, means: dict[str, tf.Tensor]) -> Any:
+        """The logs of all members in place of this member's."""
         if not isinstance(outputs, dict):
             return outputs
         strategy = self._model.distribute_strategy
         results = strategy.run(self._model.get_metrics_result)
-        of_all = {
+        metrics = {
             name: strategy.experimental_local_results(value)[0] for name, value in results.items()
         }
-        return {name: of_all.get(name, value) for name, value in outputs.items()}
+        return {name: metrics.get(name, means.get(name, value)) for name, value in outputs.items()}
 
     def _gathered(self, outputs: Any) -> Any:
         """The rows of the results of all members, in the order of the batch."""
@@ -236,6 +252,21 @@ def _own_variables(model: Any) -> list[SyncOnReadVariable]:
         ):
             found[id(value)] = value
     return list(found.values())
+
+
+def _numbers_but_metrics(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
+    """Scalars that a `train_step` of the user's returns besides the results of metrics."""
+    if not isinstance(outputs, dict):
+        return {}
+    metrics = {metric.name for metric in model.metrics}
+    return {
+        name: value
+        for name, value in outputs.items()
+        if name not in metrics
+        and tf.is_tensor(value)
+        and value.shape.rank == 0
+        and value.dtype.is_floating
+    }
 
 
 def _contribution(variable: SyncOnReadVariable, before: Sequence[tf.Tensor]) -> tf.Tensor:

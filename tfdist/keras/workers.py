@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.elastic.job import ElasticJob
+from tfdist.ops.collectives.world import world
 
 _log = logging.getLogger("tfdist")
 
@@ -71,6 +72,19 @@ def replica_on_servers() -> tf.distribute.ReplicaContext | None:
 def elastic_job_of(strategy: Any) -> ElasticJob | None:
     """The members of an elastic job; `None` for all other strategies."""
     return getattr(strategy, "elastic_job", None)
+
+
+def living_replicas() -> tf.Tensor | None:
+    """The number of replicas at each execution, int32[]; `None` where it is fixed.
+
+    It is not fixed in a replica of an elastic job.
+    """
+    replica = replica_of_ours()
+    job = None if replica is None else elastic_job_of(replica.strategy)
+    if replica is None or job is None:
+        return None
+    _, size = world(job.communicator)
+    return size * len(replica.strategy.extended.worker_devices)
 
 
 def communicator_of(model: Any) -> ops.Communicator | None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from tfdist._version import __version__
 from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
+from tfdist.launch import scale_command
+from tfdist.launch.elastic_policy import WorkerRange
 from tfdist.ps.stats import command as stats_command
 from tfdist.tasks import command as tasks_command
 
@@ -23,7 +25,8 @@ example:
 _RUN_DESCRIPTION = """\
 Starts the tasks of a training job on this machine: each runs the script with its own TF_CONFIG.
 Their output is shown with a prefix such as "[worker 1]". When one task fails, the others are
-stopped and the first failure is reported, or with --restarts the job goes on."""
+stopped and the first failure is reported, or with --restarts the job goes on. The workers of an
+elastic job (--workers MIN:MAX) fail, leave and join while the others go on."""
 _RUN_EPILOG = """\
 Everything after the script is passed to it unchanged, options too.
 
@@ -34,11 +37,15 @@ examples:
       three workers, for an hour at most; logs/worker-0.log etc. keep all output
   tfdist run --workers 2 --restarts 3 train.py
       when a worker fails, all start again, three times at most
+  tfdist run --workers 2:8:4 train.py
+      an elastic job: four workers at first; what fails is started again alone, and
+      'tfdist scale' starts and ends workers; with fewer than two the job fails
 
 exit code:
   0 when all went well; else that of the first task that failed (128 + n if signal n ended it);
   124 at the time limit; 130 after Ctrl-C; 143 after SIGTERM, also to one of the tasks, on which a
-  scheduler can start the job again; 2 for a wrong command line.
+  scheduler can start the job again; 2 for a wrong command line. Of an elastic job: 0 when all
+  workers that still ran have ended well, 143 when all have left after a SIGTERM to them.
 """
 
 
@@ -63,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stats_command.run(chosen)
     if chosen.subcommand == "tasks":
         return tasks_command.run(chosen)
+    if chosen.subcommand == "scale":
+        return scale_command.run(chosen)
     return _run(chosen, run_parser)
 
 
@@ -89,10 +98,12 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     run.add_argument(
         "--workers",
-        type=whole_number(1),
+        type=_workers,
         default=1,
         metavar="N",
-        help="training tasks; with --ps or --evaluator the first is the chief (default: 1)",
+        help="training tasks; with --ps or --evaluator the first is the chief (default: 1). "
+        "MIN:MAX or MIN:MAX:START makes an elastic job, which begins with START workers (default: "
+        "MIN)",
     )
     run.add_argument(
         "--ps",
@@ -130,6 +141,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "worker or an evaluator, else all tasks (default: 0)",
     )
     run.add_argument(
+        "--max-restarts",
+        type=whole_number(0),
+        metavar="N",
+        help="of an elastic job: start workers that fail again, N times in all (default: 10). A "
+        "worker that fails three times in a row, each soon after its start, is left out",
+    )
+    run.add_argument(
         "--grace",
         type=seconds,
         default=30.0,
@@ -141,8 +159,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--job-file",
         type=Path,
         metavar="FILE",
-        help="keep the job's addresses and secret here while it runs, for 'tfdist ps stats --job' "
-        "and 'tfdist tasks --job' (default: a new file of mode 600)",
+        help="keep the job's addresses and secret here while it runs, for 'tfdist ps stats --job', "
+        "'tfdist tasks --job' and 'tfdist scale --job' (default: a new file of mode 600)",
     )
     # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -151,8 +169,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     for commands, name, summary, command_module in (
         (of_ps, "stats", "what they hold and do", stats_command),
         (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
+        (subcommands, "scale", "set the number of workers of an elastic job", scale_command),
     ):
-        observing = commands.add_parser(
+        asking = commands.add_parser(
             name,
             help=summary,
             description=command_module.DESCRIPTION,
@@ -160,8 +179,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
             formatter_class=style,
             allow_abbrev=False,
         )
-        command_module.add_arguments(observing)
+        command_module.add_arguments(asking)
     return parser, run
+
+
+def _workers(text: str) -> int | WorkerRange:
+    """Parses the value of --workers; an argparse type."""
+    if ":" not in text:
+        return whole_number(1)(text)
+    try:
+        return WorkerRange.from_text(text)
+    except ClusterConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -178,19 +207,23 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     # Not above: --help and a wrong command line do not need it.
     from tfdist.launch import run as launch
 
-    options = launch.LaunchOptions(
-        script=script,
-        arguments=command[1:],
-        workers=chosen.workers,
-        ps=chosen.ps,
-        evaluator=chosen.evaluator,
-        data_workers=chosen.data_workers,
-        log_dir=chosen.log_dir,
-        timeout=chosen.timeout,
-        restarts=chosen.restarts,
-        job_file=chosen.job_file,
-        signal_grace=chosen.grace,
-    )
+    try:
+        options = launch.LaunchOptions(
+            script=script,
+            arguments=command[1:],
+            workers=chosen.workers,
+            ps=chosen.ps,
+            evaluator=chosen.evaluator,
+            data_workers=chosen.data_workers,
+            log_dir=chosen.log_dir,
+            timeout=chosen.timeout,
+            restarts=chosen.restarts,
+            max_restarts=chosen.max_restarts,
+            job_file=chosen.job_file,
+            signal_grace=chosen.grace,
+        )
+    except ClusterConfigError as error:
+        parser.error(str(error))
     try:
         return launch.run(options)
     except KeyboardInterrupt:

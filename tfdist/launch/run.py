@@ -2,24 +2,29 @@
 
 The launcher gives every task a free loopback port and its `TF_CONFIG`, shows their output with a
 prefix, and ends all of them when one fails, at a time limit, or on Ctrl-C. With restarts it starts
-failed tasks again. It starts processes on this machine only; on many machines a scheduler sets
-`TF_CONFIG` instead.
+failed tasks again. It starts and ends the workers of an elastic job one by one. All processes are
+on this machine; on many machines a scheduler sets `TF_CONFIG` instead.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
 from tfdist.config.settings import Settings, environment_with_secret
+from tfdist.errors import ClusterConfigError
+from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
+from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.output import output_streams
 from tfdist.launch.ports import free_ports
+from tfdist.launch.scale_channel import scale_listener
 from tfdist.launch.supervisor import Supervisor, TaskSpec
 
 __all__ = ["LaunchOptions", "plan", "run"]
@@ -33,6 +38,7 @@ class LaunchOptions:
       script: the Python script that every task runs.
       arguments: the script's own arguments.
       workers: number of training tasks, 1 or more. With `ps` or `evaluator` the first is the chief.
+        A range makes the job elastic: its workers come and go while it runs.
       ps: number of parameter servers.
       evaluator: start an evaluator too.
       data_workers: number of workers of TensorFlow's data service; if any, its dispatcher is
@@ -40,38 +46,72 @@ class LaunchOptions:
       log_dir: the directory of the tasks' logs; None keeps none.
       timeout: seconds the job may take; None is no limit.
       restarts: the number of failures that lead to a restart: of all tasks, or of the failed task
-        alone if the job has parameter servers or the task does not train.
+        alone if the job has parameter servers or the task does not train. Not of elastic jobs.
+      max_restarts: the number of restarts of single workers of an elastic job; 10 if None.
+      backoff: when they are restarted.
       job_file: the file with the job's addresses and secret while it runs; by default a new one,
-        whose path is printed if there are parameter servers.
+        whose path is printed if there are parameter servers, or the job is elastic.
       stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
       signal_grace: seconds from Ctrl-C or SIGTERM to SIGKILL, in which tasks end their step and
         save.
       ps_grace: seconds in which the parameter servers may end by themselves after the training
         tasks.
       evaluator_grace: the same for the evaluator, which may have a last checkpoint to evaluate.
+
+    Raises:
+      ClusterConfigError: an elastic job has tasks or an option that it cannot have, or another job
+        has an option of elastic ones.
     """
 
     script: Path
     arguments: Sequence[str] = ()
-    workers: int = 1
+    workers: int | WorkerRange = 1
     ps: int = 0
     evaluator: bool = False
     data_workers: int = 0
     log_dir: Path | None = None
     timeout: float | None = None
     restarts: int = 0
+    max_restarts: int | None = None
+    backoff: Backoff = Backoff()
     job_file: Path | None = None
     stop_grace: float = 10.0
     signal_grace: float = 30.0
     ps_grace: float = 5.0
     evaluator_grace: float = 60.0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.workers, WorkerRange):
+            if self.max_restarts is not None:
+                raise ClusterConfigError(
+                    "--max-restarts: expected an elastic job (--workers MIN:MAX), received "
+                    f"--workers {self.workers}; --restarts is for other jobs"
+                )
+            return
+        for option, value, why in (
+            ("--ps", self.ps, "has workers only"),
+            ("--evaluator", self.evaluator, "has workers only"),
+            ("--data-workers", self.data_workers, "has workers only"),
+            ("--restarts", self.restarts, "restarts single workers, --max-restarts times"),
+        ):
+            if value:
+                raise ClusterConfigError(
+                    f"{option}: expected none with --workers MIN:MAX, since an elastic job {why}; "
+                    f"received {option if value is True else f'{option} {value}'}"
+                )
+
+    @property
+    def slots(self) -> int:
+        """The number of training tasks that have an address."""
+        workers = self.workers
+        return workers.maximum if isinstance(workers, WorkerRange) else workers
+
 
 def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[TaskSpec]:
     """Returns the tasks of a job, with the TF_CONFIG of each.
 
     Args:
-      options: the number of tasks of each kind.
+      options: the number of tasks of each kind; of an elastic job all that there may be.
       ports: one port for each training task and parameter server, and if there are data workers,
         for their dispatcher and for each of them; free ones by default.
 
@@ -80,7 +120,7 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
       is rank 0.
     """
     dispatchers = 1 if options.data_workers else 0
-    servers_end = options.workers + options.ps
+    servers_end = options.slots + options.ps
     if ports is None:
         ports = free_ports(servers_end + dispatchers + options.data_workers)
     addresses = [f"127.0.0.1:{port}" for port in ports]
@@ -88,8 +128,8 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
     chiefs = 1 if options.ps or options.evaluator else 0
     cluster = Cluster(
         chief=tuple(addresses[:chiefs]),
-        workers=tuple(addresses[chiefs : options.workers]),
-        ps=tuple(addresses[options.workers : servers_end]),
+        workers=tuple(addresses[chiefs : options.slots]),
+        ps=tuple(addresses[options.slots : servers_end]),
         data_dispatcher=tuple(addresses[servers_end : servers_end + dispatchers]),
         data_workers=tuple(addresses[servers_end + dispatchers :]),
         task_type="chief" if chiefs else "worker",
@@ -97,7 +137,7 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
     )
     roles = [
         *(("chief", index) for index in range(chiefs)),
-        *(("worker", index) for index in range(options.workers - chiefs)),
+        *(("worker", index) for index in range(options.slots - chiefs)),
         *(("ps", index) for index in range(options.ps)),
         *(("evaluator", index) for index in range(int(options.evaluator))),
         *(("data_dispatcher", index) for index in range(dispatchers)),
@@ -137,9 +177,10 @@ def run(options: LaunchOptions) -> int:
     """
     if options.log_dir is not None:
         options.log_dir.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-u", str(options.script), *options.arguments]
     tasks = plan(options)
     environment = environment_with_secret()
+    if isinstance(options.workers, WorkerRange):
+        environment["TFDIST_ELASTIC"] = str(options.workers)
     settings = Settings.from_environment(environment)
     assert settings.secret is not None
     file = JobFile(tasks[0].tf_config, settings.secret.decode("latin-1"))
@@ -148,20 +189,49 @@ def run(options: LaunchOptions) -> int:
             # With a journal, a dispatcher that is started again knows the datasets and their state.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
             environment["TFDIST_DATA_SERVICE_DIR"] = folder
-        supervisor = Supervisor(
+        listener = None
+        if isinstance(options.workers, WorkerRange):
+            listener, socket_path = stack.enter_context(scale_listener())
+            file = dataclasses.replace(file, scale_socket=str(socket_path))
+        supervisor = _supervisor(options, tasks, environment, listener)
+        path = stack.enter_context(file.written(options.job_file))
+        asks = "tfdist scale" if isinstance(options.workers, WorkerRange) else "tfdist ps stats"
+        if (options.ps or file.scale_socket) and options.job_file is None:
+            print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
+        return supervisor.run()
+
+
+def _supervisor(
+    options: LaunchOptions,
+    tasks: Sequence[TaskSpec],
+    environment: Mapping[str, str],
+    listener: socket.socket | None,
+) -> Supervisor:
+    """Returns the supervisor of the tasks; `listener` is for `tfdist scale` of an elastic job."""
+    command = [sys.executable, "-u", str(options.script), *options.arguments]
+    if isinstance(options.workers, WorkerRange):
+        assert listener is not None
+        max_restarts = 10 if options.max_restarts is None else options.max_restarts
+        return ElasticSupervisor(
             tasks,
             command,
+            policy=ElasticPolicy(options.workers, max_restarts, options.backoff),
+            listener=listener,
             environment=environment,
             streams=output_streams(),
             log_dir=options.log_dir,
             timeout=options.timeout,
-            restarts=options.restarts,
             stop_grace=options.stop_grace,
             signal_grace=options.signal_grace,
         )
-        path = stack.enter_context(file.written(options.job_file))
-        if options.ps and options.job_file is None:
-            print(
-                f"tfdist run: this job's file, for 'tfdist ps stats --job': {path}", file=sys.stderr
-            )
-        return supervisor.run()
+    return Supervisor(
+        tasks,
+        command,
+        environment=environment,
+        streams=output_streams(),
+        log_dir=options.log_dir,
+        timeout=options.timeout,
+        restarts=options.restarts,
+        stop_grace=options.stop_grace,
+        signal_grace=options.signal_grace,
+    )

@@ -9,7 +9,8 @@
        \\--training tasks done--> lingering: ps and evaluator end by themselves or by SIGTERM,
                                    then data tasks by SIGTERM
 
-There is one thread. Every event wakes the same `poll`.
+There is one thread. Every event wakes the same `poll`. `ElasticSupervisor` has the same loop, and
+other rules for ended tasks.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class Supervisor:
         # Time and action of each deadline, by name.
         self._due: dict[str, tuple[float, Callable[[], None]]] = {}
         self._reading: list[TaskOutput] = []
+        # Further descriptors to read from, each with what handles its input.
+        self._readers: dict[int, Callable[[], None]] = {}
         self._guard = -1
 
     def run(self) -> int:
@@ -143,17 +146,17 @@ class Supervisor:
         self._restarting = self._stopping = False
         self._due.pop("kill", None)
         self._end_all()
-        for index, task in enumerate(self._tasks):
+        for place, task in enumerate(self._tasks):
             self._report_log(task)
-            self._tasks[index] = self._new_task(index, task)
+            self._tasks[place] = self._new_task(task.index, task)
         self._note_ends()
 
     def _replace(self, task: Task) -> Task:
         """Starts one task again, after its former processes have ended."""
         self._end(task)
         self._report_log(task)
-        index = self._tasks.index(task)
-        new = self._tasks[index] = self._new_task(index, task)
+        place = self._tasks.index(task)
+        new = self._tasks[place] = self._new_task(task.index, task)
         self._note_ends()
         return new
 
@@ -175,7 +178,7 @@ class Supervisor:
         # A task whose stream is full must wait, so that memory does not grow.
         reading = {out.source: out for out in self._reading if not out.stream.full}
         writing = {out.descriptor: out for out in self._streams if out.pending}
-        for descriptor in reading:
+        for descriptor in (*reading, *self._readers):
             ready.register(descriptor, select.POLLIN)
         for descriptor in writing:
             ready.register(descriptor, select.POLLOUT)
@@ -186,23 +189,17 @@ class Supervisor:
                 os.read(wake, 4096)
             elif descriptor in writing:
                 writing[descriptor].flush_some()
-            elif not reading[descriptor].read_some():
+            elif descriptor in self._readers:
+                self._readers[descriptor]()
+            elif descriptor in reading and not reading[descriptor].read_some():
                 self._reading.remove(reading[descriptor])
 
     def _decide(self) -> None:
         """Handles the ended tasks and the signals since the last call."""
         ended, self._ended = self._ended, []
-        # Of several tasks, one that a signal ended is more likely to be the cause than one with an
-        # exit code: peers of a dead task notice its death and exit by themselves.
-        for task in sorted(ended, key=lambda task: task.end.code >= 0):
-            if task.end.code == 0 or self._stopping or task.told_to_stop:
-                continue
-            if task.end.code != Preempted.EXIT_CODE:
-                self._failed(task)
-            elif task.spec.trains:
-                self._preempted(task)
-            else:
-                self._wait_for_notice(task)
+        for task in self._in_order(ended):
+            if not self._stopping:
+                self._task_ended(task)
         while self._signals:
             self._interrupted(self._signals.pop(0))
         if self._code is None and not self._stopping and self._is_trained():
@@ -210,6 +207,23 @@ class Supervisor:
             self._linger()
         if self._code is not None and not self._stopping:
             self._retire_data_tasks()
+
+    def _in_order(self, ended: list[Task]) -> list[Task]:
+        """Returns the tasks that have ended since the last time, the likely cause first."""
+        # Of several tasks, one that a signal ended is more likely to be the cause than one with an
+        # exit code: peers of a dead task notice its death and exit by themselves.
+        return sorted(ended, key=lambda task: task.end.code >= 0)
+
+    def _task_ended(self, task: Task) -> None:
+        """Handles the end of one task, while the job is not being stopped."""
+        if task.end.code == 0 or task.told_to_stop:
+            return
+        if task.end.code != Preempted.EXIT_CODE:
+            self._failed(task)
+        elif task.spec.trains:
+            self._preempted(task)
+        else:
+            self._wait_for_notice(task)
 
     def _failed(self, task: Task) -> None:
         # A signal to the launcher may have reached the tasks, too. When training is done, a server
@@ -222,11 +236,15 @@ class Supervisor:
             else:
                 self._restart_all(task)
             return
-        self._first_failure = task
-        self._code = task.end.shell_code
+        none_left = self._restarts and not self._restarts_left
+        self._fail(task, "; no restarts left" if none_left else "")
+
+    def _fail(self, task: Task, reason: str) -> None:
+        """Ends the job because of a failed task that is not started again; tells the reason."""
+        self._first_failure = self._first_failure or task
+        self._code = self._first_failure.end.shell_code
         stopping = f"; stopping {_listed(self._running())}" if self._running() else ""
-        none_left = "; no restarts left" if self._restarts and not self._restarts_left else ""
-        self._say(f"{task.spec.name} failed: {task.exit}{none_left}{stopping}")
+        self._say(f"{task.spec.name} failed: {task.exit}{reason}{stopping}")
         self._stop(signal.SIGTERM, self._stop_grace)
 
     def _wait_for_notice(self, task: Task) -> None:

@@ -100,8 +100,10 @@ class Task:
         replaces: Task | None = None,
     ) -> None:
         self.spec = spec
+        self.index = index
         self.started_at = time.monotonic()
-        self.exit: Exit | None = None
+        # None or one exit, see `check`.
+        self._exits: dict[str, Exit] = {}
         self.told_to_stop = False
         self._closed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -174,6 +176,11 @@ class Task:
         )
 
     @property
+    def exit(self) -> Exit | None:
+        """How the task ended; None while it runs."""
+        return self._exits.get("exit")
+
+    @property
     def end(self) -> Exit:
         """How the task ended; only once it has."""
         assert self.exit is not None
@@ -198,8 +205,13 @@ class Task:
         if ended is None:
             return False
         by_itself = ended.si_code == os.CLD_EXITED
-        self.exit = Exit(ended.si_status if by_itself else -ended.si_status, time.monotonic())
-        return True
+        code = ended.si_status if by_itself else -ended.si_status
+        return self._record(Exit(code, time.monotonic()))
+
+    def _record(self, found: Exit) -> bool:
+        """Keeps the first exit; returns whether this is it."""
+        # In one step: the handler of SIGCHLD checks the tasks, too, and may interrupt `check`.
+        return self._exits.setdefault("exit", found) is found
 
     def signal(self, number: int) -> None:
         """Sends a signal to the task and its children, and continues stopped ones."""
@@ -225,9 +237,7 @@ class Task:
         _wait_for_group(self.process.pid, _GROUP_TIMEOUT)
         for output in self.outputs:
             output.drain()
-        code = self.process.wait()
-        if self.exit is None:
-            self.exit = Exit(code, time.monotonic())
+        self._record(Exit(self.process.wait(), time.monotonic()))
         with contextlib.suppress(BrokenPipeError):
             os.write(guard, launch_guard.ENDED % self.process.pid)
         if self.log is not None:

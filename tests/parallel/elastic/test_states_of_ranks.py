@@ -128,7 +128,7 @@ def test_a_program_that_fails_again_and_again_among_the_same_members_ends():
     # The first one to end leaves the other one alone.
     first = min(outcomes, key=lambda outcome: outcome.finished_at)
     assert first.exception == "UnavailableError" and "of no lost member" in first.message
-    assert calls[first.rank] == [1, 2, 3]
+    assert calls[first.rank] == list(range(1, 7))
 
 
 def end_late(ctx):
@@ -301,7 +301,7 @@ def test_layers_and_optimizers_follow_the_members():
 @on_ranks(2, env=ELASTIC)
 def test_what_needs_fixed_ranks_is_refused(ctx):
     tfdist.init()
-    with pytest.raises(TfdistError, match="expected a job of fixed ranks"):
+    with pytest.raises(TfdistError, match="expected a job of a fixed number of workers for tfdist"):
         tfdist.new_group([0, 1])
     variable = tf.Variable(tf.zeros([64, 64]))
     with tf.GradientTape() as tape:

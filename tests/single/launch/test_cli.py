@@ -22,6 +22,17 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"tfdist {__version__}\n"
 
 
+@pytest.mark.parametrize("command", ["run", "scale", "tasks"])
+def test_help_fits_the_terminal(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as ended:
+        tfdist.launch.cli.main([command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert f"tfdist {command}" in out and "exit code:" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_help_shows_an_example(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
@@ -38,7 +49,20 @@ def test_run_help_names_every_option(capsys):
     out = capsys.readouterr().out
     for option in ("--workers", "--ps", "--evaluator", "--log-dir", "--timeout", "--restarts"):
         assert option in out
-    assert "--data-workers" in out
+    for option in ("--data-workers", "--max-restarts", "MIN:MAX:START"):
+        assert option in out
+    assert "tfdist run --workers 2:8:4 train.py" in out
+
+
+def test_scale_help_says_what_it_does(capsys):
+    with pytest.raises(SystemExit):
+        tfdist.launch.cli.main(["scale", "--help"])
+    out = capsys.readouterr().out
+    for text in ("tfdist scale 4 --job", "SIGTERM", "2 if the job has ended", "--job FILE"):
+        assert text in out
+    with pytest.raises(SystemExit):
+        tfdist.launch.cli.main(["--help"])
+    assert "scale" in capsys.readouterr().out
 
 
 def test_without_a_command_it_explains_itself(capsys):
@@ -57,6 +81,30 @@ def test_without_a_command_it_explains_itself(capsys):
         (["run", "--workers", "0", "x.py"], "expected a whole number, 1 or more, received '0'"),
         (["run", "--workers", "-2", "x.py"], "expected a whole number, 1 or more, received '-2'"),
         (["run", "--workers", "two", "x.py"], "1 or more, received 'two'"),
+        (["run", "--workers", "4:2", "x.py"], "expected max_workers to be at least min_workers"),
+        (["run", "--workers", "0:2", "x.py"], "min_workers to be a positive integer, received 0"),
+        (["run", "--workers", "2:4:5", "x.py"], "start_workers to be 2 to 4, received 5"),
+        (["run", "--workers", "2:4:0", "x.py"], "to be a positive integer, received 0"),
+        (["run", "--workers", "2:", "x.py"], "such as 2:8 or 2:8:4, received '2:'"),
+        (["run", "--workers", "2:x", "x.py"], "such as 2:8 or 2:8:4, received '2:x'"),
+        (["run", "--workers", "2:4", "--ps", "1", __file__], "workers only; received --ps 1"),
+        (["run", "--workers", "2:4", "--evaluator", __file__], "only; received --evaluator"),
+        (
+            ["run", "--workers", "2:4", "--data-workers", "3", __file__],
+            "--data-workers: expected none with --workers MIN:MAX, since an elastic job has "
+            "workers only; received --data-workers 3",
+        ),
+        (
+            ["run", "--workers", "2:4", "--restarts", "3", __file__],
+            "--restarts: expected none with --workers MIN:MAX, since an elastic job restarts "
+            "single workers, --max-restarts times; received --restarts 3",
+        ),
+        (
+            ["run", "--workers", "2", "--max-restarts", "3", __file__],
+            "--max-restarts: expected an elastic job (--workers MIN:MAX), received --workers 2; "
+            "--restarts is for other jobs",
+        ),
+        (["run", "--workers", "2:4", "--max-restarts", "-1", "x.py"], "0 or more, received '-1'"),
         (["run", "--ps", "-1", "x.py"], "expected a whole number, 0 or more, received '-1'"),
         (["run", "--restarts", "-1", "x.py"], "expected a whole number, 0 or more, received '-1'"),
         (["run", "--restarts", "1.5", "x.py"], "a whole number, 0 or more, received '1.5'"),

@@ -7,11 +7,12 @@ have done all steps.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.callbacks import BackupAndRestore, CallbackList, ProgbarLogger, TensorBoard
+from keras.callbacks import BackupAndRestore, CallbackList, History, ProgbarLogger, TensorBoard
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
 from tfdist import ops
@@ -21,6 +22,7 @@ from tfdist.keras.elastic_state import ElasticFit
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 
+_log = logging.getLogger("tfdist.elastic")
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -75,12 +77,34 @@ def _agreed(steps: Any, job: ElasticJob) -> Iterator[None]:
 
 @hooks(TensorFlowTrainer, "fit")
 def fit_elastically(original, self, *args, **kwargs):
-    """A worker that the others have left behind joins them again."""
+    """In elastic training a newcomer leaves out what the members have ended.
+
+    A worker that the others have left behind becomes a newcomer.
+    """
+    job = elastic_job_of(self.distribute_strategy)
+    if job is None:
+        return original(self, *args, **kwargs)
     while True:
+        past = job.past_fit()
+        if past is not None:
+            return _history(self, past)
         try:
-            return original(self, *args, **kwargs)
-        except LeftBehindError:
+            history = original(self, *args, **kwargs)
+        except LeftBehindError as error:
+            _log.warning("%s; joining them again", error)
             continue
+        job.end_fit(history.history)
+        return history
+
+
+def _history(model: Any, logs: dict[str, list[float]]) -> History:
+    """The result of a `fit` that other members have made."""
+    history = History()
+    history.set_model(model)
+    history.history = logs
+    history.epoch = list(range(max(map(len, logs.values()), default=0)))
+    model.history = history
+    return history
 
 
 @hooks(CallbackList, "on_train_begin")

@@ -46,6 +46,7 @@ from tfdist.keras.registry import hooks
 from tfdist.keras.workers import (
     elastic_job_of,
     has_peers,
+    living_replicas,
     replica_with_peers,
     trains_on_servers,
 )
@@ -136,6 +137,9 @@ def scale_by_rows(original, value):
 def unscale_by_rows(original, value):
     """A training step divides what it logs by that fraction; metrics multiply by the rows."""
     step = _current_step()
+    living = living_replicas() if step is None else None
+    if living is not None:
+        return value * tf.cast(living, value.dtype)
     # The losses of outputs are logged without the number of rows, unless shapes are known.
     if step is None or (getattr(_thread, "logs_outputs", False) and step.graph is not None):
         return original(value)
@@ -177,7 +181,8 @@ def scaled(original: Callable[[Any], Any], value: Any) -> Any:
     """
     step = _current_step()
     if step is None:
-        return original(value)
+        living = living_replicas()
+        return original(value) if living is None else value / tf.cast(living, value.dtype)
     # Without rows a mean is NaN.
     return tf.math.multiply_no_nan(value, tf.cast(step.weight, value.dtype))
 

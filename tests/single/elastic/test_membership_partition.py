@@ -1,0 +1,103 @@
+"""Members that cannot reach each other: at most one part of a job goes on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from control_tasks import Background
+from elastic_members import Process, check, closing, cut, formed, founded, together
+
+from tfdist.config.elastic import Elastic
+from tfdist.errors import RendezvousTimeoutError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.parametrize("alone", [0, 2, 3])
+def test_three_of_four_go_on_and_the_fourth_comes_back_as_a_newcomer(alone):
+    with closing() as processes:
+        founded(processes, 4)
+        others = [process for process in processes if process.index != alone]
+        cut(others, [processes[alone]])
+        excluded = Background(processes[alone].form)
+        assert formed(others)[0].generation == 2
+        assert not excluded.done()
+        cut(processes)
+        wait_for_newcomer(others[0], excluded)
+        worlds = together([process.form for process in others])
+        check([*others, processes[alone]], [*worlds, excluded.result()], newcomers=[3])
+        assert excluded.result().is_newcomer and not worlds[0].is_newcomer
+
+
+@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 3), (1, 2))])
+def test_two_halves_make_no_progress_until_the_network_heals(groups):
+    with closing() as processes:
+        founded(processes, 4)
+        cut(*([processes[index] for index in group] for group in groups))
+        calls = [Background(process.form) for process in processes]
+        # Longer than the grace: both leaders have given the other half up.
+        with pytest.raises(TimeoutError):
+            calls[0].result(timeout=4.0)
+        assert not any(call.done() for call in calls)
+        cut(processes)
+        check(processes, [call.result() for call in calls])
+
+
+def test_two_halves_end_at_the_deadline_and_name_the_others():
+    with closing() as processes:
+        known = founded(processes, 2, timeout=3.5)
+        cut(*([process] for process in processes))
+        calls = [Background(process.form) for process in processes]
+        for index, call in enumerate(calls):
+            with pytest.raises(RendezvousTimeoutError) as caught:
+                call.result()
+            assert "more than half of the living members of generation 1" in str(caught.value)
+            assert f"missing: worker {1 - index} at {known[1 - index]}" in str(caught.value)
+
+
+def test_a_member_that_redirects_to_a_leader_that_was_passed_over():
+    with closing() as processes:
+        founded(processes, 3)
+        # Only rank 2 cannot reach rank 0, for a while.
+        cut(processes[:2], processes[2:])
+        processes[2].probes.cut = frozenset([processes[0].address])
+        processes[0].probes.cut = frozenset()
+        processes[1].probes.cut = frozenset()
+        calls = [Background(process.form) for process in processes]
+        with pytest.raises(TimeoutError):
+            calls[0].result(timeout=1.0)
+        cut(processes)
+        check(processes, [call.result() for call in calls])
+
+
+def test_a_dead_member_s_successor_keeps_a_woken_one_from_going_on_alone():
+    with closing() as processes:
+        known = founded(processes, 3)
+        # Rank 2 does not notice what happens; the job goes on with rank 0 and 1, then 1 and a new
+        # process, so that all others that rank 2 knows are dead but one; in the end all are.
+        cut(processes[:2], processes[2:])
+        formed(processes[:2])
+        processes[0].crash()
+        formed(processes[1:2])
+        successor = Process(known, 0, Elastic())
+        processes.append(successor)
+        assert successor.membership.begin() is None
+        joining = Background(successor.form)
+        wait_for_newcomer(processes[1], joining)
+        check([processes[1], successor], [processes[1].form(), joining.result()], newcomers=[1])
+        processes[1].crash()
+        formed([successor])
+        cut(processes[2:])
+        excluded = Background(processes[2].form)
+        wait_for_newcomer(successor, excluded)
+        worlds = [successor.form(), excluded.result()]
+        check([successor, processes[2]], worlds, newcomers=[1])
+
+
+def wait_for_newcomer(leader, call):
+    """Waits until a newcomer waits at the leader; its call goes on."""
+    deadline = time.monotonic() + 20.0
+    while not leader.membership.newcomers_wait():
+        assert time.monotonic() < deadline and not call.done()
+        time.sleep(0.005)

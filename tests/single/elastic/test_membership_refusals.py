@@ -1,0 +1,186 @@
+"""Processes that an elastic job refuses by name, and that the job goes on undisturbed."""
+
+from __future__ import annotations
+
+import pytest
+from control_tasks import Background, LogWatch
+from elastic_members import Process, addresses, check, closing, formed, founded, together
+
+from tfdist.config.cluster import Cluster
+from tfdist.config.elastic import Elastic
+from tfdist.config.settings import Settings
+from tfdist.control import ControlPlane, messages
+from tfdist.elastic import membership
+from tfdist.errors import AuthenticationError, ClusterConfigError
+
+pytestmark = pytest.mark.timeout(60)
+
+SECRET = b"correct horse battery staple"
+OTHER = b"another battery staple"
+LIMITS = Elastic(1, 4, 2)
+
+
+def test_a_signed_job_goes_on_after_a_crash():
+    with closing() as processes:
+        founded(processes, 3, secret=SECRET)
+        processes[0].crash()
+        formed(processes[1:])
+
+
+@pytest.mark.parametrize("dead", [None, 0])
+@pytest.mark.parametrize("secret", [OTHER, None])
+def test_a_newcomer_with_another_secret(secret, dead):
+    with closing() as processes:
+        known = founded(processes, 2, LIMITS, known=addresses(3), secret=SECRET)
+        if dead is not None:
+            processes[dead].crash()
+        stranger = Process(known, 2, LIMITS, secret=secret)
+        processes.append(stranger)
+        with pytest.raises(AuthenticationError, match="worker 2 at .* called worker [01]"):
+            stranger.membership.begin()
+        alive = processes[:2] if dead is None else processes[1:2]
+        assert not alive[0].membership.newcomers_wait()
+        formed(alive)
+
+
+def test_a_newcomer_with_another_description():
+    with closing() as processes:
+        known = founded(processes, 2, LIMITS, known=addresses(3))
+        stranger = Process(known, 2, LIMITS, description={"clip": "mean"})
+        processes.append(stranger)
+        assert stranger.membership.begin() is None
+        with LogWatch() as log, pytest.raises(ClusterConfigError) as caught:
+            stranger.form()
+        problem = f"'clip' differs: expected 'sum' as on worker 0 at {known[0]}, received 'mean'"
+        assert problem in str(caught.value)
+        log.wait_for("refused .*: 'clip' differs: expected 'sum'")
+        assert not processes[0].membership.newcomers_wait()
+        formed(processes[:2])
+
+
+def test_a_newcomer_with_another_model():
+    with closing() as processes:
+        known = addresses(3)
+        processes.extend(Process(known, index, LIMITS) for index in range(2))
+        together([process.membership.begin for process in processes])
+        for process in processes:
+            process.membership.describe({"model": "abc"})
+        worlds = together([process.form for process in processes])
+        check(processes, worlds)
+        newcomer = Process(known, 2, LIMITS)
+        processes.append(newcomer)
+        assert newcomer.membership.begin() is None
+        newcomer.membership.describe({"model": "abd"})
+        with pytest.raises(ClusterConfigError, match="'model' differs: expected 'abc' as on"):
+            newcomer.form()
+        formed(processes[:2])
+
+
+def test_a_newcomer_without_a_field():
+    with closing() as processes:
+        known = founded(processes, 2, LIMITS, known=addresses(3), description={"a": "1", "b": "2"})
+        processes.append(Process(known, 2, LIMITS, description={"a": "1"}))
+        with pytest.raises(ClusterConfigError, match="'b' differs: expected '2' .* received null"):
+            processes[2].start()
+
+
+def test_a_newcomer_of_another_version(monkeypatch):
+    with closing() as processes:
+        known = founded(processes, 2, LIMITS, known=addresses(3))
+        monkeypatch.setattr(membership, "__version__", "0.0.1")
+        processes.append(Process(known, 2, LIMITS))
+        monkeypatch.undo()
+        with pytest.raises(ClusterConfigError, match="'tfdist version' differs: .* '0.0.1'"):
+            processes[2].start()
+        formed(processes[:2])
+
+
+def test_a_founder_whose_description_grows_late_is_not_refused():
+    with closing() as processes:
+        known = addresses(2)
+        processes.extend(Process(known, index, Elastic()) for index in range(2))
+        together([process.membership.begin for process in processes])
+        processes[1].membership.describe({"model": "abc"})
+        call = Background(processes[1].form)
+        with pytest.raises(TimeoutError):
+            call.result(timeout=0.5)
+        processes[0].membership.describe({"model": "abc"})
+        check(processes, [processes[0].form(), call.result()])
+
+
+def test_a_founder_with_another_model_is_left_out():
+    with closing() as processes:
+        known = addresses(3)
+        processes.extend(Process(known, index, Elastic()) for index in range(3))
+        together([process.membership.begin for process in processes])
+        for process, model in zip(processes, ("abc", "abd", "abc"), strict=True):
+            process.membership.describe({"model": model})
+        calls = [Background(process.form) for process in processes]
+        with pytest.raises(ClusterConfigError, match="'model' differs: .* received 'abd'"):
+            calls[1].result()
+        processes[1].leave()
+        worlds = [calls[0].result(), calls[2].result()]
+        check([processes[0], processes[2]], worlds)
+        assert worlds[0].generation == 2
+
+
+def test_founders_that_differ():
+    with closing() as processes:
+        known = addresses(2)
+        processes.append(Process(known, 0, Elastic(), timeout=1.0))
+        processes.append(Process(known, 1, Elastic(), description={"clip": "mean"}))
+        calls = [Background(process.membership.begin) for process in processes]
+        with pytest.raises(ClusterConfigError, match="'clip' differs: expected 'sum'"):
+            calls[1].result()
+
+
+def test_founders_of_different_numbers():
+    with closing() as processes:
+        known = addresses(3)
+        processes.append(Process(known, 0, LIMITS, timeout=1.0))
+        processes.append(Process(known, 1, Elastic(1, 4, 3)))
+        calls = [Background(process.membership.begin) for process in processes]
+        with pytest.raises(ClusterConfigError, match="job of 3 founders, this task one of 2"):
+            calls[1].result()
+
+
+def test_a_task_of_fixed_size_beside_elastic_ones():
+    with closing() as processes:
+        known = addresses(2)
+        processes.append(Process(known, 0, Elastic()))
+        cluster = Cluster(workers=tuple(known), task_index=1)
+        with ControlPlane(cluster, Settings(rendezvous_timeout=5.0)) as plane:
+            with pytest.raises(ClusterConfigError, match="a task of an elastic job; expected TFD"):
+                plane.rendezvous("127.0.0.1:1234")
+
+
+def test_an_elastic_task_beside_those_of_fixed_size():
+    with closing() as processes:
+        known = addresses(2)
+        with ControlPlane(Cluster(workers=tuple(known)), Settings()):
+            processes.append(Process(known, 1, Elastic()))
+            with pytest.raises(ClusterConfigError, match="not of an elastic job; expected TFDIST"):
+                processes[0].membership.begin()
+
+
+def test_messages_that_make_no_sense():
+    with closing() as processes:
+        known = founded(processes, 2)
+        client = processes[1].probes
+        form = processes[1].membership._peers.form_request("", 0.0)
+        fields = dict(vars(form))
+        for changes, message in (
+            ({"protocol": 1}, "speaks control protocol 1"),
+            ({"process": ""}, "expected a process to be 1 to 64 characters"),
+            ({"name": "a\nb"}, "expected a task's name"),
+            ({"address": "nowhere"}, "worker 1: it has no port"),
+            ({"dead": "{}"}, "expected a list of processes"),
+            ({"dead": "[1]"}, "expected a list of processes"),
+            ({"reference": "[]"}, "expected a JSON object"),
+            ({"reference": '{"number": 3}'}, "expected a generation"),
+            ({"description": "1"}, "expected a JSON object"),
+        ):
+            request = messages.ElasticForm(**{**fields, **changes})
+            with pytest.raises(ClusterConfigError, match=message):
+                client.call(known[0], "worker 0", messages.ELASTIC_FORM, request)
+        formed(processes)

@@ -1,0 +1,259 @@
+"""Which workers of an elastic job are started, and when: without processes, at given times."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfdist.errors import ClusterConfigError
+from tfdist.launch.elastic_policy import (
+    Backoff,
+    Changes,
+    Decision,
+    ElasticPolicy,
+    ScaleError,
+    SlotState,
+    Verdict,
+    WorkerRange,
+)
+
+FREE, RUNNING, LEAVING = SlotState.FREE, SlotState.RUNNING, SlotState.LEAVING
+RETURNING, WAITING = SlotState.RETURNING, SlotState.WAITING
+FINISHED, OUT = SlotState.FINISHED, SlotState.OUT
+
+
+def begun(text, **options):
+    policy = ElasticPolicy(WorkerRange.from_text(text), **options)
+    policy.begin()
+    return policy
+
+
+def states(policy):
+    return [policy.state(slot) for slot in range(policy.workers.maximum)]
+
+
+def restart(policy, slot, life):
+    """Lets a worker fail after `life` seconds and start again; returns its back-off."""
+    decision = policy.failed(slot, life)
+    assert decision.verdict is Verdict.RESTART and not decision.reason
+    policy.restarted(slot)
+    return decision.wait
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2:8", (2, 8, 2)), ("2:8:4", (2, 8, 4)), ("1:1:1", (1, 1, 1)), ("03:4", (3, 4, 3))],
+)
+def test_a_range_is_read(text, expected):
+    workers = WorkerRange.from_text(text)
+    assert (workers.minimum, workers.maximum, workers.start) == expected
+    assert str(workers) == ":".join(map(str, expected))
+    assert WorkerRange.from_text(str(workers)) == workers
+
+
+@pytest.mark.parametrize("text", ["", "2", "2:", ":2", "2:8:4:5", "-1:2", "2:x", "1.5:2", "٢:٨"])
+def test_what_is_no_range_is_refused(text):
+    with pytest.raises(ClusterConfigError, match='^--workers: expected "min:max" or "min:max:st'):
+        WorkerRange.from_text(text)
+
+
+@pytest.mark.parametrize("text", ["0:2", "3:2", "2:8:1", "2:8:9", "0:0", "2:8:0"])
+def test_a_range_that_contradicts_itself_is_refused(text):
+    with pytest.raises(ClusterConfigError, match=f"^--workers {text}: Elastic: expected "):
+        WorkerRange.from_text(text)
+    with pytest.raises(ClusterConfigError):
+        WorkerRange(*map(int, text.split(":")))
+
+
+def test_the_first_slots_are_started():
+    policy = ElasticPolicy(WorkerRange(2, 5, 3))
+    assert policy.has_ended and states(policy) == [FREE] * 5
+    assert policy.begin() == policy.working == [0, 1, 2]
+    assert states(policy) == [RUNNING] * 3 + [FREE] * 2
+    assert not policy.has_ended and not policy.finished and not policy.waiting
+
+
+def test_the_backoff_doubles_up_to_a_limit():
+    policy = begun("1:2", max_restarts=100, backoff=Backoff(attempts=100))
+    waits = [restart(policy, 0, life=59.9) for _ in range(8)]
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert Backoff().seconds(10**9) == 30
+
+
+def test_a_long_life_resets_the_backoff():
+    policy = begun("1:2:2", max_restarts=100)
+    assert [restart(policy, 1, life) for life in (5, 5, 60, 5, 5, 1000)] == [1, 2, 1, 2, 4, 1]
+
+
+def test_slots_have_their_own_backoff():
+    policy = begun("1:3:3", max_restarts=100)
+    assert [restart(policy, slot, 1.0) for slot in (0, 1, 0, 2, 1)] == [1, 1, 2, 1, 2]
+
+
+def test_a_slot_that_fails_soon_three_times_is_left_out():
+    policy = begun("1:2:2")
+    restart(policy, 1, 3.0)
+    restart(policy, 1, 3.0)
+    decision = policy.failed(1, 3.0)
+    assert decision.verdict is Verdict.LEAVE_OUT
+    assert decision.reason == "it failed 3 times in a row, each within 60 s of its start"
+    assert states(policy) == [RUNNING, OUT]
+    assert policy.working == [0]
+    assert policy.restarts_left == 8
+
+
+def test_three_failures_are_not_in_a_row_if_a_long_life_is_between():
+    policy = begun("1:2:2", max_restarts=100)
+    for life in (1, 1, 61, 1, 1, 61, 1, 1):
+        restart(policy, 1, life)
+    assert policy.failed(1, 1).verdict is Verdict.LEAVE_OUT
+
+
+def test_without_restarts_a_worker_is_left_out():
+    policy = begun("1:3:3", max_restarts=2)
+    restart(policy, 0, 100.0)
+    restart(policy, 1, 100.0)
+    assert policy.failed(2, 100.0) == Decision(Verdict.LEAVE_OUT, reason="no restarts left")
+    assert states(policy) == [RUNNING, RUNNING, OUT]
+
+
+def test_no_restarts_at_all():
+    policy = begun("1:2:2", max_restarts=0)
+    assert policy.failed(0, 100.0).verdict is Verdict.LEAVE_OUT
+    assert policy.failed(1, 100.0).verdict is Verdict.FAIL
+
+
+def test_the_job_fails_when_fewer_than_the_minimum_can_run_again():
+    policy = begun("2:3:3", max_restarts=1)
+    restart(policy, 2, 100.0)
+    assert policy.failed(2, 100.0).verdict is Verdict.LEAVE_OUT
+    assert policy.failed(1, 100.0) == Decision(
+        Verdict.FAIL, reason="no restarts left; too few workers remain (1, expected at least 2)"
+    )
+
+
+def test_a_slot_that_waits_counts_as_one_that_can_run():
+    policy = begun("2:3:3")
+    assert policy.failed(0, 100.0).verdict is Verdict.RESTART
+    assert policy.waiting and policy.working == [0, 1, 2]
+    for _ in range(2):
+        restart(policy, 1, 1.0)
+    assert policy.failed(1, 1.0).verdict is Verdict.LEAVE_OUT
+    assert policy.working == [0, 2]
+
+
+def test_all_may_wait_at_once():
+    policy = begun("2:2")
+    assert [policy.failed(slot, 1.0).verdict for slot in (0, 1)] == [Verdict.RESTART] * 2
+    assert not policy.has_ended
+    policy.restarted(1)
+    assert states(policy) == [WAITING, RUNNING]
+
+
+def test_leaving_is_no_failure_and_restarts_nothing():
+    policy = begun("2:3:3")
+    for slot in (1, 0, 2):
+        assert not policy.has_ended
+        assert policy.left(slot) is False
+    assert policy.has_ended and not policy.finished
+    assert states(policy) == [FREE] * 3
+
+
+def test_a_failure_when_too_few_are_left_is_not_followed_by_a_restart():
+    policy = begun("2:3:2")
+    policy.left(0)
+    assert policy.failed(1, 100.0) == Decision(
+        Verdict.FAIL, reason="too few workers remain (0, expected at least 2)"
+    )
+
+
+def test_after_the_first_end_nothing_is_started():
+    policy = begun("1:4:4")
+    policy.failed(3, 1.0)
+    policy.scale(3)
+    policy.failed(2, 1.0)
+    assert policy.end(1) == [2]
+    assert policy.finished and not policy.has_ended
+    assert policy.failed(0, 100.0) == Decision(
+        Verdict.FAIL_AT_END, reason="worker 1 has finished before"
+    )
+    assert policy.has_ended
+    with pytest.raises(ScaleError, match="the job is ending: worker 1 has finished"):
+        policy.scale(2)
+
+
+def test_workers_that_were_started_later_may_come_too_late():
+    policy = begun("1:4:2")
+    policy.scale(3)
+    policy.failed(1, 100.0)
+    policy.restarted(1)
+    assert policy.latecomers == []
+    policy.end(0)
+    assert policy.latecomers == [1, 2]
+    late = Decision(Verdict.TOO_LATE, reason="worker 0 has finished before")
+    assert policy.failed(2, 3.0) == policy.failed(1, 3.0) == late
+    assert policy.has_ended
+
+
+def test_nobody_is_late_while_one_runs_that_was_there_from_the_beginning():
+    policy = begun("1:4:2")
+    policy.scale(3)
+    policy.end(0)
+    assert policy.latecomers == []
+
+
+def test_a_slot_that_was_to_return_does_not_after_the_first_end():
+    policy = begun("1:2:2")
+    policy.scale(1)
+    assert policy.scale(2) == Changes(start_later=(1,))
+    assert policy.end(0) == [1]
+    assert policy.left(1) is False
+    assert states(policy) == [FINISHED, FREE]
+
+
+def test_scaling_up_takes_the_lowest_free_slots():
+    policy = begun("1:5:3")
+    policy.left(1)
+    assert policy.scale(4) == Changes(start=(1, 3))
+    assert policy.scale(4) == Changes()
+    assert policy.scale(5) == Changes(start=(4,))
+
+
+def test_scaling_down_takes_the_highest_numbers():
+    policy = begun("1:5:5")
+    policy.failed(3, 1.0)
+    assert policy.scale(2) == Changes(leave=(2, 4), cancel=(3,))
+    assert states(policy) == [RUNNING, RUNNING, LEAVING, FREE, LEAVING]
+    assert policy.working == [0, 1]
+    assert policy.left(4) is False
+    assert states(policy) == [RUNNING, RUNNING, LEAVING, FREE, FREE]
+
+
+def test_a_leaving_worker_can_be_asked_back_and_sent_again():
+    policy = begun("1:3:3")
+    policy.scale(1)
+    assert policy.scale(3) == Changes(start_later=(1, 2))
+    assert policy.scale(2) == Changes(cancel=(2,))
+    assert states(policy) == [RUNNING, RETURNING, LEAVING]
+    assert policy.left(1) is True
+    assert policy.left(2) is False
+    assert states(policy) == [RUNNING, RUNNING, FREE]
+
+
+def test_scaling_revives_a_slot_that_was_left_out_at_last():
+    policy = begun("1:4:3", max_restarts=9)
+    for _ in range(2):
+        restart(policy, 0, 1.0)
+    policy.failed(0, 1.0)
+    assert policy.scale(3) == Changes(start=(3,))
+    assert policy.scale(4) == Changes(start=(0,))
+    # It has its three attempts again.
+    assert [restart(policy, 0, 1.0) for _ in range(2)] == [1, 2]
+    assert policy.failed(0, 1.0).verdict is Verdict.LEAVE_OUT
+
+
+@pytest.mark.parametrize("count", [-1, 0, 1, 6, 10**12])
+def test_a_number_outside_the_range_is_refused_and_changes_nothing(count):
+    policy = begun("2:5:3")
+    with pytest.raises(ScaleError, match=f"expected 2 to 5 workers, .* received {count}$"):
+        policy.scale(count)
+    assert states(policy) == [RUNNING] * 3 + [FREE] * 2

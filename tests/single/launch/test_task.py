@@ -1,0 +1,44 @@
+"""A task of a launched job, without a supervisor."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tfdist.launch import task as launch_task
+from tfdist.launch.output import output_streams
+from tfdist.launch.task import Task, TaskSpec
+
+
+@pytest.fixture
+def guard():
+    readable, writable = os.pipe()
+    yield writable
+    os.close(readable)
+    os.close(writable)
+
+
+def test_an_end_is_noted_once_also_if_the_signal_handler_notes_it_meanwhile(monkeypatch, guard):
+    spec = TaskSpec("worker 0", trains=True, serves=False, tf_config="{}", grace=0.0)
+    command = [sys.executable, "-c", "raise SystemExit(7)"]
+    task = Task(spec, 0, command, dict(os.environ), output_streams(), None, guard)
+    waitid = os.waitid
+    noted = []
+
+    def interrupted(*arguments):
+        monkeypatch.setattr(launch_task.os, "waitid", waitid)
+        found = waitid(*arguments)
+        # As the handler of SIGCHLD does, just before `check` goes on.
+        noted.append(task.check())
+        return found
+
+    # Until it has ended; it is not reaped.
+    waitid(os.P_PID, task.process.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(launch_task.os, "waitid", interrupted)
+    noted.append(task.check())
+    noted.append(task.check())
+    task.close(guard)
+    assert noted == [True, False, False]
+    assert task.end.code == 7

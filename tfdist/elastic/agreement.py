@@ -1,0 +1,262 @@
+"""Round 1 of a generation: its members and their ranks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tfdist.control import messages
+from tfdist.control.client import RefusedError, SilentError, UnreachableError
+from tfdist.control.generations import Decision
+from tfdist.control.members import Generation, Member
+from tfdist.elastic.joining import Joining
+from tfdist.elastic.peers import Outside, Peers, generation_of, listed, member_of
+from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
+
+_log = logging.getLogger("tfdist.elastic")
+# Part of the rendezvous timeout for which a member that answers, but does not come, is waited for.
+_PATIENCE = 0.8
+
+
+class Agreement:
+    """One process's part in agreeing on the next generation.
+
+    Args:
+      peers: the other processes.
+      joining: what a newcomer does instead.
+      min_workers: the least number of members.
+    """
+
+    def __init__(self, peers: Peers, joining: Joining, min_workers: int) -> None:
+        self._peers = peers
+        self._joining = joining
+        self._min_workers = min_workers
+        self._passed: dict[str, float] = {}  # by process: until when it is not asked to lead
+
+    def run(
+        self,
+        deadline: float,
+        admits: bool,
+        rejoins: bool,
+        on_too_few: Callable[[], None] | None,
+    ) -> Generation:
+        """Returns the next generation, of which this process is a member.
+
+        Args:
+          deadline: monotonic time until which the others may come.
+          admits: as for `Membership.form`.
+          rejoins: as for `Membership.form`.
+          on_too_few: as for `Membership.form`.
+
+        Raises:
+          As `Membership.form`.
+        """
+        self._passed = {}
+        named: Member | None = None  # by a member that follows it
+        while True:
+            try:
+                if self._peers.state.reference is None:
+                    return self._joining.run()
+                leader = named or self._find_leader()
+                if leader == self._peers.me:
+                    found: Generation | Member | None = self._lead(deadline, admits, on_too_few)
+                else:
+                    found = self._follow(leader, deadline)
+            except Outside:
+                self._peers.state.become_newcomer()
+                if not rejoins:
+                    raise
+                _log.warning(
+                    "%s: the job went on without this process, which joins it as a newcomer",
+                    self._peers.me.name,
+                )
+                continue
+            if isinstance(found, Generation):
+                return found
+            named = found if found is None or self._may_lead(found) else None
+            if found is not None and named is None:
+                self._peers.pause(self._peers.timing.retry)
+
+    def _find_leader(self) -> Member:
+        """Returns the first member that may lead, without asking it."""
+        self._peers.check()
+        for member in self._peers.reference().members:
+            if member == self._peers.me or self._may_lead(member):
+                return member
+        return self._peers.me
+
+    def _may_lead(self, member: Member) -> bool:
+        return (
+            self._passed.get(member.process, 0.0) <= time.monotonic()
+            and self._peers.probes.silent_for(member.address) < self._peers.timing.answer
+            and not self._peers.has_ended(member)
+        )
+
+    def _lead(
+        self, deadline: float, admits: bool, on_too_few: Callable[[], None] | None
+    ) -> Generation | None:
+        """Waits for the others and forms the next generation; None if another one is to lead."""
+        state, probes, timing = self._peers.state, self._peers.probes, self._peers.timing
+        state.lead()
+        began = time.monotonic()
+        patient_until = began + _PATIENCE * self._peers.timeout
+        next_log = began + timing.log
+        told = False
+        asked_all = False
+        survey: list[str] = []
+        surveyed = 0.0  # monotonic time of the first questions of the survey
+        while True:
+            self._peers.check()
+            now, changes = time.monotonic(), state.changes
+            missing = [member for member in state.missing() if not self._peers.has_ended(member)]
+            self._peers.ask([member.address for member in missing], every=timing.probe)
+            for member in missing:
+                answer = self._peers.answer_of(member, began)
+                if answer is not None and answer.get("member") and self._is_before_me(member):
+                    self._passed.pop(member.process, None)
+                    state.follow(None)
+                    return None
+            given_up = {
+                member.process
+                for member in missing
+                if probes.silent_for(member.address) >= timing.grace or now > patient_until
+            }
+            if survey:
+                asked_all |= not probes.under_way(survey) or now > surveyed + timing.answer
+                self._look_for_the_job(survey, began)
+            self._peers.check_outside()
+            decision = state.decide(given_up, asked_all=asked_all, admits=admits)
+            if decision.generation is not None:
+                if decision.gone:
+                    _log.warning(
+                        "%s: goes on without %s, silent for %g s",
+                        self._peers.me.name,
+                        listed(decision.gone),
+                        timing.grace,
+                    )
+                return decision.generation
+            if decision.lacks == "rank":
+                state.follow(None)
+                return None
+            if decision.lacks in ("proof", "majority") or now > began + timing.answer:
+                # Not later than the next decision, since all have to be asked after `began`.
+                every = timing.probe if survey else 0.0
+                surveyed = surveyed or now
+                survey = self._peers.others()
+                self._peers.ask(survey, every)
+                asked_all |= not survey
+            if decision.lacks == "workers" and on_too_few is not None and not told:
+                told = True
+                on_too_few()
+            if now >= deadline:
+                raise RendezvousTimeoutError(self._why_not_formed(decision))
+            if now >= next_log:
+                _log.warning("%s: %s", self._peers.me.name, self._why_not_formed(decision))
+                next_log = now + timing.log
+            state.wait(timing.check, changes)
+
+    def _follow(self, leader: Member, deadline: float) -> Generation | Member | None:
+        """Waits at a leader for the next generation.
+
+        Returns:
+          The generation; or, if another member is to lead, that one, or None if it is unknown.
+        """
+        self._peers.state.follow(leader)
+        next_log = time.monotonic() + self._peers.timing.log
+        missing = str(leader)
+        while True:
+            self._peers.check()
+            self._peers.check_outside()
+            now = time.monotonic()
+            if now >= deadline:
+                raise RendezvousTimeoutError(
+                    f"{self._peers.me.name}: no new generation within "
+                    f"{self._peers.timeout:g} s; {leader} waits for {missing}"
+                )
+            if now >= next_log:
+                _log.warning("%s: %s waits for %s", self._peers.me.name, leader, missing)
+                next_log = now + self._peers.timing.log
+            answer = self._call_leader(leader, min(self._peers.poll, deadline - now))
+            if answer is None:
+                return None
+            status = answer.get("status")
+            if status == "complete":
+                return self._peers.received(answer)
+            if status == "redirect":
+                return member_of(answer["leader"])
+            if status == "out":
+                raise Outside
+            if status == "waiting":
+                missing = ", ".join(map(str, answer["missing"])) or str(leader)
+                continue
+            if status == "elsewhere":
+                self._peers.hear(answer["reference"])
+                self._peers.check_outside()
+            elif status == "other" and self._peers.probes.is_of_this_host(leader.address):
+                self._peers.state.declare_dead(leader.process, "another process has its address")
+            self._pass(leader)
+            return None
+
+    def _call_leader(self, leader: Member, wait: float) -> dict[str, Any] | None:
+        """Returns a leader's answer; None if it gives none, and is then passed over for a time."""
+        request = self._peers.form_request(leader.process, max(0.0, wait))
+        for attempt in range(2):
+            try:
+                return self._peers.probes.call(
+                    leader.address, str(leader), messages.ELASTIC_FORM, request
+                )
+            except RefusedError:
+                if not self._peers.has_ended(leader):
+                    raise
+                return None
+            except SilentError:
+                self._pass(leader)
+                return None
+            except UnreachableError:
+                if self._peers.has_ended(leader):
+                    return None
+                # One failure may be a connection that a firewall dropped.
+                if attempt:
+                    self._pass(leader)
+                    return None
+            except (AuthenticationError, ClusterConfigError) as error:
+                _log.warning("%s", error)
+                if self._peers.probes.is_of_this_host(leader.address):
+                    why = "another program has its address"
+                    self._peers.state.declare_dead(leader.process, why)
+                self._pass(leader)
+                return None
+        return None
+
+    def _look_for_the_job(self, addresses: Iterable[str], since: float) -> None:
+        """Raises Outside if the job, or another one, lives without this process."""
+        reference = self._peers.reference()
+        for address in addresses:
+            answer = self._peers.probes.answer(address, since)
+            if answer is None or not answer.get("member"):
+                continue
+            found = generation_of(answer["reference"])
+            later = found.job != reference.job or found.number > reference.number
+            if later and self._peers.me.process not in found:
+                raise Outside
+
+    def _is_before_me(self, member: Member) -> bool:
+        reference = self._peers.reference()
+        return reference.rank(member.process) < reference.rank(self._peers.me.process)
+
+    def _pass(self, member: Member) -> None:
+        """Does not ask a member to lead for some time."""
+        self._passed[member.process] = time.monotonic() + self._peers.timing.answer
+
+    def _why_not_formed(self, decision: Decision) -> str:
+        reference = self._peers.reference()
+        if decision.missing:
+            return f"the next generation waits for {listed(decision.missing)}"
+        if decision.lacks == "workers":
+            return f"expected at least {self._min_workers} workers, there are {decision.workers}"
+        return (
+            f"expected more than half of the living members of generation {reference.number}, "
+            f"missing: {listed(decision.gone)}"
+        )

@@ -1,0 +1,152 @@
+"""The founding of an elastic job: generation 1."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from tfdist.control import messages
+from tfdist.control.client import RefusedError, UnreachableError
+from tfdist.control.members import Generation
+from tfdist.control.rendezvous import ClientContext
+from tfdist.elastic.peers import Peers, generation_of
+from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
+
+_log = logging.getLogger("tfdist.elastic")
+
+
+class Founding:
+    """One process's part in founding a job.
+
+    Args:
+      peers: the other processes.
+      founders: the addresses of all training tasks; founders meet at the first one.
+      start: the number of founders.
+      last_refusal: returns what this process's server has refused last, or None.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        founders: Sequence[str],
+        start: int,
+        last_refusal: Callable[[], str | None],
+    ) -> None:
+        self._peers = peers
+        self._founders = tuple(founders)
+        self._start = start
+        self._last_refusal = last_refusal
+        self._formed: Generation | None = None
+
+    def run(self) -> Generation | None:
+        """Founds the job with the others; returns None if it runs already.
+
+        Raises:
+          As `Membership.begin`.
+        """
+        others = [address for address in self._founders if address != self._peers.me.address]
+        began = time.monotonic()
+        deadline = began + self._peers.timeout
+        self._peers.ask(others, every=0.0)
+        while self._peers.probes.under_way(others) and not self._meets_the_job(others, began):
+            if time.monotonic() > began + self._peers.timing.survey:
+                break
+            self._peers.pause(self._peers.timing.check)
+        next_log = began + self._peers.timing.log
+        waiting_for = self._peers.names[self._founders[0]]
+        while not self._meets_the_job(others, began):
+            for address in others:
+                problem = self._peers.probes.problem(address)
+                if isinstance(problem, (AuthenticationError, RefusedError)):
+                    raise problem
+            remaining = deadline - time.monotonic()
+            answer, missing = self.take_part(min(self._peers.timing.probe, remaining))
+            waiting_for = missing or waiting_for
+            if answer == "newcomer":
+                return None
+            now = time.monotonic()
+            if answer != "complete" and now >= deadline:
+                refusal = self._last_refusal()
+                raise RendezvousTimeoutError(
+                    f"{self._peers.me.name}: no founding within {self._peers.timeout:g} s; "
+                    f"expected {self._start} processes, still missing: {waiting_for}"
+                    + (f"; {refusal}" if refusal else "")
+                )
+            if now >= next_log:
+                _log.warning("%s: the founding waits for %s", self._peers.me.name, waiting_for)
+                next_log = now + self._peers.timing.log
+            self._peers.ask(others, every=self._peers.timing.probe)
+        return self.take()
+
+    def take(self) -> Generation | None:
+        """Returns generation 1 once, if this process has taken part in its founding."""
+        formed, self._formed = self._formed, None
+        return formed
+
+    def take_part(self, wait: float) -> tuple[str, str]:
+        """Takes part in the founding for some seconds, and adopts it if it is complete.
+
+        Args:
+          wait: those seconds.
+
+        Returns:
+          The answer's status, empty without one; and those who are missing, empty if unknown.
+        """
+        leader = self._founders[0]
+        # A process that accepts connections, but does not answer, may be of a living job.
+        recently = time.monotonic() - self._peers.timing.answer
+        stopped = [
+            address
+            for address in self._founders
+            if self._peers.probes.is_asked(address)
+            and self._peers.probes.answer(address, recently) is None
+            and self._peers.probes.accepts(address)
+        ]
+        if stopped:
+            self._peers.pause(min(self._peers.timing.retry, max(0.0, wait)))
+            silent = [address for address in stopped if self._peers.probes.silent_for(address) > 0]
+            return "", f"{self._peers.described(silent)} (no answer)" if silent else ""
+        request = messages.ElasticFound(
+            protocol=messages.PROTOCOL,
+            process=self._peers.me.process,
+            name=self._peers.me.name,
+            address=self._peers.me.address,
+            description=self._peers.state.description,
+            start=self._start,
+            wait=max(0.0, wait),
+        )
+        if leader == self._peers.me.address:
+            answer = self._peers.state.found(request, ClientContext())
+            if answer["status"] == "refused":
+                raise ClusterConfigError(f"{self._peers.me}: {answer['reason']}")
+        else:
+            name = self._peers.names[leader]
+            try:
+                answer = self._peers.probes.call(leader, name, messages.ELASTIC_FOUND, request)
+            except UnreachableError as error:
+                self._peers.pause(min(self._peers.timing.retry, max(0.0, wait)))
+                return "", f"{name} ({error})"
+        if answer.get("status") == "complete":
+            self._adopt(generation_of(answer.get("generation")))
+        missing = answer.get("missing")
+        return str(answer.get("status")), self._peers.described(missing if missing else [leader])
+
+    def _meets_the_job(self, addresses: Sequence[str], since: float) -> bool:
+        """Whether the job runs, or was founded; adopts the founding if this process is in it."""
+        for address in addresses:
+            answer = self._peers.probes.answer(address, since)
+            if answer is None or not answer.get("member"):
+                continue
+            generation = generation_of(answer["reference"])
+            if self._peers.me.process in generation and generation.number == 1:
+                self._adopt(generation)
+            return True
+        return self._formed is not None
+
+    def _adopt(self, generation: Generation) -> None:
+        if self._peers.state.reference != generation:
+            self._peers.state.adopt(generation)
+        for member in generation.members:
+            self._peers.learn(member)
+        self._formed = generation

@@ -1,0 +1,114 @@
+"""How a newcomer gets into an elastic job that runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from tfdist.control import messages
+from tfdist.control.client import RefusedError, UnreachableError
+from tfdist.control.members import Generation
+from tfdist.elastic.founding import Founding
+from tfdist.elastic.peers import Peers, generation_of, member_of
+from tfdist.errors import RendezvousTimeoutError
+
+_log = logging.getLogger("tfdist.elastic")
+
+
+class Joining:
+    """One process's way into the job.
+
+    Args:
+      peers: the other processes.
+      founding: of the job, which newcomers found again if all members have died.
+    """
+
+    def __init__(self, peers: Peers, founding: Founding) -> None:
+        self._peers = peers
+        self._founding = founding
+
+    def run(self) -> Generation:
+        """Waits, as a newcomer, until the members of the job take this process in.
+
+        Raises:
+          As `Membership.form`.
+        """
+        known = self._peers.others()
+        began = last_met = time.monotonic()
+        next_log = began + self._peers.timing.log
+        target: tuple[str, str] | None = None
+        while True:
+            self._peers.check()
+            now = time.monotonic()
+            if now >= last_met + self._peers.timeout:
+                raise RendezvousTimeoutError(
+                    f"{self._peers.me.name}: no member of the job has answered for "
+                    f"{self._peers.timeout:g} s; asked {self._peers.described(known)}"
+                )
+            if now >= next_log:
+                where = self._peers.described(known) if target is None else target[1]
+                _log.warning("%s: a newcomer, waits for %s", self._peers.me.name, where)
+                next_log = now + self._peers.timing.log
+            if target is None:
+                known = self._peers.others()
+                target = self._a_member(known, now)
+                if target is None:
+                    # Perhaps all members have died. Then the newcomers found the job again.
+                    generation = self._found_again()
+                    if generation is not None:
+                        return generation
+                continue
+            reply = self._call_as_newcomer(*target)
+            status = reply.get("status")
+            if status == "complete":
+                return self._peers.received(reply)
+            if status == "waiting":
+                last_met = time.monotonic()
+            elif status == "redirect":
+                leader = member_of(reply["leader"])
+                self._peers.learn(leader)
+                if (leader.address, str(leader)) == target:
+                    self._peers.pause(self._peers.timing.retry)
+                target = leader.address, str(leader)
+            else:
+                target = None
+                self._peers.pause(self._peers.timing.retry)
+
+    def _found_again(self) -> Generation | None:
+        try:
+            status, _ = self._founding.take_part(self._peers.timing.probe)
+        except RefusedError as error:
+            _log.info("%s", error)
+            status = "refused"
+        if status != "waiting":
+            self._peers.pause(self._peers.timing.retry)
+        return self._founding.take()
+
+    def _a_member(self, addresses: list[str], since: float) -> tuple[str, str] | None:
+        """Asks all addresses; returns address and name of the leader, as a living member says."""
+        self._peers.ask(addresses, every=0.0)
+        until = since + self._peers.timing.answer
+        while True:
+            for address in addresses:
+                answer = self._peers.probes.answer(address, since)
+                if answer is None or not answer.get("member"):
+                    continue
+                for member in generation_of(answer["reference"]).members:
+                    self._peers.learn(member)
+                if answer.get("leader") is not None:
+                    leader = member_of(answer["leader"])
+                    # Members that have not noticed the leader's death still name it.
+                    if not self._peers.has_ended(leader):
+                        return leader.address, str(leader)
+                return address, self._peers.names.get(address, address)
+            if not self._peers.probes.under_way(addresses) or time.monotonic() > until:
+                return None
+            self._peers.pause(self._peers.timing.check)
+
+    def _call_as_newcomer(self, address: str, name: str) -> dict[str, Any]:
+        request = self._peers.form_request("", self._peers.poll)
+        try:
+            return self._peers.probes.call(address, name, messages.ELASTIC_FORM, request)
+        except UnreachableError:
+            return {}

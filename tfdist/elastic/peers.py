@@ -1,0 +1,194 @@
+"""What a member of an elastic job knows of the other processes, and how it asks them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tfdist.control import messages
+from tfdist.control.client import ANSWER_MARGIN
+from tfdist.control.generations import Generations
+from tfdist.control.members import Generation, Member
+from tfdist.control.messages import MessageError
+from tfdist.control.probes import Probes
+from tfdist.errors import ClusterConfigError, TfdistError
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """The protocol's times, in seconds.
+
+    Args:
+      answer: time in which a process has to answer a call, at least 1.
+      grace: a member that has been silent for this long is not waited for.
+      probe: between two probes of a member that is missing.
+      check: between two looks at the ports of members of this host that are missing.
+      retry: between two attempts that fail at once.
+      log: between two log lines about those who are missing.
+      survey: for which the founders' first look at all addresses may last.
+      farewell: for which `leave` may last.
+    """
+
+    answer: float = 5.0
+    grace: float = 10.0
+    probe: float = 1.0
+    check: float = 0.02
+    retry: float = 0.1
+    log: float = 10.0
+    survey: float = 2.0
+    farewell: float = 2.0
+
+
+class Again(Exception):
+    """A generation, or an attempt to form one, has failed: the next attempt is due."""
+
+
+class Outside(Exception):
+    """The job goes on without this process."""
+
+
+class Peers:
+    """The other processes of an elastic job, as one of its processes knows them.
+
+    Args:
+      state: this process's part in forming generations.
+      probes: its calls to other processes.
+      names: by address, what messages call the processes that are known from the beginning.
+      timing: the protocol's times.
+      timeout: the rendezvous timeout in seconds.
+
+    Attributes:
+      me: this process.
+      closed: this process leaves the job.
+    """
+
+    def __init__(
+        self,
+        state: Generations,
+        probes: Probes,
+        names: Mapping[str, str],
+        timing: Timing,
+        timeout: float,
+    ) -> None:
+        self.me = state.me
+        self.state = state
+        self.probes = probes
+        self.names = dict(names)
+        self.timing = timing
+        self.timeout = timeout
+        self.closed = threading.Event()
+
+    @property
+    def poll(self) -> float:
+        """Seconds for which a call may be held: the callee must answer within `answer`."""
+        return max(0.1, self.timing.answer - ANSWER_MARGIN)
+
+    def reference(self) -> Generation:
+        reference = self.state.reference
+        assert reference is not None
+        return reference
+
+    def has_ended(self, member: Member) -> bool:
+        """Whether a member is proven dead; its port is looked at if it is on this host."""
+        if member.process in self.state.dead:
+            return True
+        if self.probes.refused(member.address):
+            self.state.declare_dead(member.process, "nothing listens at its address")
+            return True
+        return False
+
+    def answer_of(self, member: Member, since: float) -> dict[str, Any] | None:
+        """Returns a member's own answer to a probe; another process's is a proof of its death."""
+        answer = self.probes.answer(member.address, since)
+        if answer is None:
+            return None
+        if answer.get("process") != member.process:
+            if self.probes.is_of_this_host(member.address):
+                self.state.declare_dead(member.process, "another process has its address")
+            return None
+        self.hear(answer["reference"])
+        return answer
+
+    def hear(self, text: Any) -> None:
+        """Learns of the established generation in an answer, if there is one."""
+        if text:
+            self.state.hear(generation_of(text))
+
+    def form_request(self, to: str, wait: float) -> messages.ElasticForm:
+        reference = self.state.reference
+        return messages.ElasticForm(
+            protocol=messages.PROTOCOL,
+            to=to,
+            process=self.me.process,
+            name=self.me.name,
+            address=self.me.address,
+            description=self.state.description,
+            reference=reference.to_text() if reference is not None else "",
+            holds_state=self.state.base is not None,
+            highest=self.state.highest,
+            dead=json.dumps(self._dead_members(reference)),
+            wait=wait,
+        )
+
+    def _dead_members(self, reference: Generation | None) -> list[str]:
+        dead = self.state.dead
+        members = reference.members if reference is not None else ()
+        return [member.process for member in members if member.process in dead]
+
+    def received(self, answer: Mapping[str, Any]) -> Generation:
+        generation = generation_of(answer.get("generation"))
+        self.state.receive(generation)
+        for member in generation.members:
+            self.learn(member)
+        return generation
+
+    def others(self) -> list[str]:
+        """The addresses of all processes that this one knows, but for itself."""
+        reference = self.state.reference
+        known = {member.address for member in reference.members} if reference else set()
+        return [a for a in dict.fromkeys((*self.names, *known)) if a != self.me.address]
+
+    def ask(self, addresses: Iterable[str], every: float) -> None:
+        self.probes.ask(addresses, every, self.names)
+
+    def learn(self, member: Member) -> None:
+        self.names[member.address] = str(member)
+
+    def described(self, addresses: Iterable[str]) -> str:
+        return ", ".join(self.names.get(address, address) for address in addresses)
+
+    def check(self) -> None:
+        if self.closed.is_set():
+            raise TfdistError(f"{self.me.name}: has left the job")
+
+    def check_outside(self) -> None:
+        if self.state.outside is not None:
+            raise Outside
+
+    def pause(self, seconds: float) -> None:
+        self.closed.wait(seconds)
+        self.check()
+
+
+def listed(members: Iterable[Member]) -> str:
+    """Returns the members' names and addresses as one text."""
+    return ", ".join(map(str, members))
+
+
+def generation_of(text: Any) -> Generation:
+    """Returns the generation in an answer; raises ClusterConfigError if there is none."""
+    try:
+        return Generation.from_text(str(text))
+    except MessageError as error:
+        raise ClusterConfigError(f"in another member's answer: {error}") from None
+
+
+def member_of(fields: Any) -> Member:
+    """Returns the member in an answer; raises ClusterConfigError if there is none."""
+    try:
+        return Member.from_fields(fields)
+    except MessageError as error:
+        raise ClusterConfigError(f"in another member's answer: {error}") from None

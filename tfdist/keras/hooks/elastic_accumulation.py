@@ -1,0 +1,40 @@
+"""Elastic training with `gradient_accumulation_steps`: accumulators are the same on all members."""
+
+from __future__ import annotations
+
+from keras.src.backend import Variable
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfdist.keras.registry import hooks
+from tfdist.keras.workers import elastic_job_of, replica_of_ours
+
+
+@hooks(BaseOptimizer, "_backend_apply_gradients")
+def reduce_before_accumulating(original, self, grads, trainable_variables):
+    """In elastic training gradients are reduced in each step, and their sums are accumulated.
+
+    Keras accumulates the gradients of each replica. Those of a worker that dies would be lost.
+    """
+    replica = replica_of_ours()
+    if (
+        replica is None
+        or elastic_job_of(replica.strategy) is None
+        or not self.gradient_accumulation_steps
+    ):
+        return original(self, grads, trainable_variables)
+    values = [v.value if isinstance(v, Variable) else v for v in trainable_variables]
+    pairs = self._all_reduce_sum_gradients(zip(grads, values, strict=True))
+    self.tfdist_gradients_are_sums = True
+    try:
+        return original(self, [grad for grad, _ in pairs], trainable_variables)
+    finally:
+        self.tfdist_gradients_are_sums = False
+
+
+@hooks(TFOptimizer, "_all_reduce_sum_gradients")
+def reduce_accumulated_once(original, self, grads_and_vars):
+    """Gradients that were reduced before they were accumulated are not reduced again."""
+    if getattr(self, "tfdist_gradients_are_sums", False):
+        return list(grads_and_vars)
+    return original(self, grads_and_vars)

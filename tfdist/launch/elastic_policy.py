@@ -1,0 +1,340 @@
+"""Which workers of an elastic job run: starts, restarts and planned changes. Pure: no processes.
+
+A job has a *slot* for each address in its `TF_CONFIG`; a worker runs in a slot.
+
+              start            exit 143, or told to leave and ended
+    FREE ------------> RUNNING ---------------------------> FREE
+      ^                 |  ^  \\--exit 0--> FINISHED (nothing is started from then on)
+      | scaled down     |  | back-off is over
+      |          failure|  |
+      \\-------------- WAITING
+                        |   failed too often, or no restarts left
+                        \\----------> OUT  (`scale` can start it again)
+
+The *back-off* is the time from a failure to the restart: 1 s, and twice as long after each further
+failure that comes soon after the start, up to 30 s. A longer life resets it. A slot that fails
+three times in a row, each time soon, is left out. When fewer than the minimum of workers run or
+wait for their restart after a failure, the job has failed. A planned leave never fails it.
+
+A worker that was started into a running job may find that it has finished meanwhile. So the failure
+of such a worker, after another one has finished, is none of the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from tfdist.config.elastic import Elastic
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class WorkerRange:
+    """The numbers of workers of an elastic job: `Elastic` with all its numbers known.
+
+    Args:
+      minimum: the number that the job needs, 1 or more.
+      maximum: the number of its slots.
+      start: the number that it begins with; None means `minimum`.
+
+    Raises:
+      ClusterConfigError: unless 1 <= minimum <= start <= maximum.
+
+    Example:
+      >>> str(WorkerRange.from_text("2:8"))
+      '2:8:2'
+    """
+
+    minimum: int
+    maximum: int
+    start: int
+
+    def __init__(self, minimum: int, maximum: int, start: int | None = None) -> None:
+        Elastic(minimum, maximum, start)
+        object.__setattr__(self, "minimum", minimum)
+        object.__setattr__(self, "maximum", maximum)
+        object.__setattr__(self, "start", minimum if start is None else start)
+
+    @classmethod
+    def from_text(cls, text: str) -> WorkerRange:
+        """Returns the range that "MIN:MAX" or "MIN:MAX:START" names.
+
+        Raises:
+          ClusterConfigError: it is no such text, or not 1 <= MIN <= START <= MAX.
+        """
+        elastic = Elastic.from_text(text, "--workers")
+        assert elastic.max_workers is not None
+        return cls(elastic.min_workers, elastic.max_workers, elastic.start_workers)
+
+    def __str__(self) -> str:
+        return f"{self.minimum}:{self.maximum}:{self.start}"
+
+
+class ScaleError(ValueError):
+    """The job cannot have the number of workers that was asked for; the message says why."""
+
+
+class SlotState(enum.Enum):
+    """What a slot does; the module's drawing has the changes."""
+
+    FREE = enum.auto()
+    RUNNING = enum.auto()
+    # Told to end; its process still runs.
+    LEAVING = enum.auto()
+    # As LEAVING, but started again once its process has ended.
+    RETURNING = enum.auto()
+    WAITING = enum.auto()
+    FINISHED = enum.auto()
+    OUT = enum.auto()
+
+
+class Verdict(enum.Enum):
+    """What follows from a failure."""
+
+    RESTART = enum.auto()
+    LEAVE_OUT = enum.auto()
+    # The job has failed; the other workers are stopped.
+    FAIL = enum.auto()
+    # The job has failed, but the other workers are finishing by themselves.
+    FAIL_AT_END = enum.auto()
+    # The worker was started into a running job, which has finished: no failure.
+    TOO_LATE = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What follows from a failure, and why.
+
+    Attributes:
+      verdict: what follows.
+      wait: seconds until the restart, if there is one.
+      reason: why there is no restart, for a message.
+    """
+
+    verdict: Verdict
+    wait: float = 0.0
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backoff:
+    """When failed workers are started again.
+
+    Attributes:
+      first: seconds from the first failure to the restart.
+      longest: the most seconds.
+      soon: seconds from the start; an earlier failure lengthens the back-off.
+      attempts: the number of such failures in a row after which a slot is left out.
+    """
+
+    first: float = 1.0
+    longest: float = 30.0
+    soon: float = 60.0
+    attempts: int = 3
+
+    def seconds(self, failures: int) -> float:
+        """Returns the seconds to wait after the last of `failures` (1 or more) in a row."""
+        # Not 2**failures of any number, which has no limit.
+        return min(self.longest, self.first * 2.0 ** min(failures - 1, 60))
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """The changes that `scale` asks for, as slot numbers.
+
+    Attributes:
+      start: to be started now.
+      start_later: to be started once their processes, which were told to leave, have ended.
+      leave: to be told to leave.
+      cancel: not to be started, though they failed or had left and were to be.
+    """
+
+    start: tuple[int, ...] = ()
+    start_later: tuple[int, ...] = ()
+    leave: tuple[int, ...] = ()
+    cancel: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass
+class _Slot:
+    state: SlotState = SlotState.FREE
+    # Whether its worker was started after the beginning, into a running job.
+    late: bool = False
+    # Failures in a row; the first of them may have come after a long life, `soon` ones have not.
+    failures: int = 0
+    soon: int = 0
+
+
+_WORKS = (SlotState.RUNNING, SlotState.WAITING, SlotState.RETURNING)
+_HAS_PROCESS = (SlotState.RUNNING, SlotState.LEAVING, SlotState.RETURNING)
+
+
+class ElasticPolicy:
+    """The slots of an elastic job.
+
+    Args:
+      workers: how many there may be.
+      max_restarts: the number of restarts after failures, of all slots together.
+      backoff: the time until a restart.
+    """
+
+    def __init__(
+        self, workers: WorkerRange, max_restarts: int = 10, backoff: Backoff | None = None
+    ) -> None:
+        self.workers = workers
+        self.restarts_left = max_restarts
+        self._backoff = backoff or Backoff()
+        self._slots = [_Slot() for _ in range(workers.maximum)]
+
+    def state(self, slot: int) -> SlotState:
+        """Returns what a slot does."""
+        return self._slots[slot].state
+
+    @property
+    def working(self) -> list[int]:
+        """The slots that have a worker, or will have one again without being asked."""
+        return self._of(*_WORKS)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a slot waits for its restart."""
+        return bool(self._of(SlotState.WAITING))
+
+    @property
+    def finished(self) -> bool:
+        """Whether a worker has finished: the job is ending, and nothing is started."""
+        return bool(self._of(SlotState.FINISHED))
+
+    @property
+    def latecomers(self) -> list[int]:
+        """The running slots, if a worker has finished and all that run were started later.
+
+        They may wait for members that are gone.
+        """
+        running = self._of(*_HAS_PROCESS)
+        are_late = self.finished and all(self._slots[slot].late for slot in running)
+        return running if are_late else []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no worker runs, and none will."""
+        return not self._of(*_HAS_PROCESS, SlotState.WAITING)
+
+    def begin(self) -> list[int]:
+        """Returns the slots that the job begins with; they count as running."""
+        first = list(range(self.workers.start))
+        for slot in first:
+            self._slots[slot].state = SlotState.RUNNING
+        return first
+
+    def restarted(self, slot: int) -> None:
+        """Notes that the back-off of a waiting slot is over, and its worker runs again."""
+        assert self.state(slot) is SlotState.WAITING
+        self._slots[slot].state = SlotState.RUNNING
+        self._slots[slot].late = True
+
+    def failed(self, slot: int, life: float) -> Decision:
+        """Decides what follows from the failure of a running worker.
+
+        Args:
+          slot: its slot.
+          life: seconds from its start to its end.
+        """
+        found = self._slots[slot]
+        assert found.state is SlotState.RUNNING
+        soon = life < self._backoff.soon
+        found.soon = found.soon + 1 if soon else 0
+        found.failures = found.failures + 1 if soon else 1
+        found.state = SlotState.OUT
+        if self.finished:
+            by = self._of(SlotState.FINISHED)[0]
+            verdict = Verdict.TOO_LATE if found.late else Verdict.FAIL_AT_END
+            return Decision(verdict, reason=f"worker {by} has finished before")
+        others = len(self.working)
+        if found.soon >= self._backoff.attempts:
+            reason = (
+                f"it failed {found.soon} times in a row, each within {self._backoff.soon:g} s of "
+                "its start"
+            )
+        elif not self.restarts_left:
+            reason = "no restarts left"
+        elif others + 1 >= self.workers.minimum:
+            found.state = SlotState.WAITING
+            self.restarts_left -= 1
+            return Decision(Verdict.RESTART, wait=self._backoff.seconds(found.failures))
+        else:
+            reason = ""
+        if others >= self.workers.minimum:
+            return Decision(Verdict.LEAVE_OUT, reason=reason)
+        few = f"too few workers remain ({others}, expected at least {self.workers.minimum})"
+        return Decision(Verdict.FAIL, reason=f"{reason}; {few}" if reason else few)
+
+    def left(self, slot: int) -> bool:
+        """Notes that a worker has left as planned; returns whether its slot is to start now."""
+        returning = self.state(slot) is SlotState.RETURNING
+        self._slots[slot] = _Slot(SlotState.RUNNING, late=True) if returning else _Slot()
+        return returning
+
+    def end(self, slot: int) -> list[int]:
+        """Notes that a worker has finished; returns the slots that are not started any more."""
+        self._slots[slot].state = SlotState.FINISHED
+        cancelled = self._of(SlotState.WAITING, SlotState.RETURNING)
+        for other in cancelled:
+            self._cancel(other)
+        return cancelled
+
+    def scale(self, count: int) -> Changes:
+        """Changes the number of workers.
+
+        Args:
+          count: the number of workers that run or wait for their restart afterwards.
+
+        Raises:
+          ScaleError: the number is outside the job's range, or the job is ending.
+        """
+        workers = self.workers
+        if not workers.minimum <= count <= workers.maximum:
+            raise ScaleError(
+                f"expected {workers.minimum} to {workers.maximum} workers, as the job was started "
+                f"with, received {count}"
+            )
+        if self.finished:
+            by = self._of(SlotState.FINISHED)[0]
+            raise ScaleError(f"the job is ending: worker {by} has finished")
+        working = self.working
+        if count < len(working):
+            return self._shrink(working[count:])
+        # What has failed again and again comes last.
+        spare = [
+            *self._of(SlotState.FREE),
+            *self._of(SlotState.LEAVING),
+            *self._of(SlotState.OUT),
+        ]
+        return self._grow(sorted(spare[: count - len(working)]))
+
+    def _grow(self, slots: list[int]) -> Changes:
+        later = tuple(slot for slot in slots if self.state(slot) is SlotState.LEAVING)
+        now = tuple(slot for slot in slots if slot not in later)
+        for slot in later:
+            self._slots[slot].state = SlotState.RETURNING
+        for slot in now:
+            self._slots[slot] = _Slot(SlotState.RUNNING, late=True)
+        return Changes(start=now, start_later=later)
+
+    def _shrink(self, slots: list[int]) -> Changes:
+        leave = tuple(slot for slot in slots if self.state(slot) is SlotState.RUNNING)
+        cancel = tuple(slot for slot in slots if slot not in leave)
+        for slot in leave:
+            self._slots[slot].state = SlotState.LEAVING
+        for slot in cancel:
+            self._cancel(slot)
+        return Changes(leave=leave, cancel=cancel)
+
+    def _cancel(self, slot: int) -> None:
+        if self.state(slot) is SlotState.RETURNING:
+            self._slots[slot].state = SlotState.LEAVING
+        else:
+            self._slots[slot] = _Slot()
+
+    def _of(self, *states: SlotState) -> list[int]:
+        return [slot for slot, found in enumerate(self._slots) if found.state in states]

@@ -1,0 +1,257 @@
+"""The supervisor of an elastic job: workers fail, are restarted, leave and join one by one.
+
+`ElasticPolicy` decides, and this class carries it out: it starts and ends processes, keeps the
+timers of the back-off, prints a line for each change, and answers `tfdist scale`. The loop, the
+signals, the time limit and the report are those of `Supervisor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfdist.errors import Preempted
+from tfdist.launch.elastic_policy import Decision, ElasticPolicy, ScaleError, SlotState, Verdict
+from tfdist.launch.output import OutputStream
+from tfdist.launch.scale_channel import ScaleRequest, ScaleServer
+from tfdist.launch.supervisor import Supervisor
+from tfdist.launch.task import Task, TaskSpec
+
+
+class ElasticSupervisor(Supervisor):
+    """Starts the workers of an elastic job, and watches them until none is left.
+
+    Args:
+      specs: the workers, by slot; the policy says which of them run.
+      command: the command line of each.
+      policy: decides which workers run.
+      listener: the socket at which `tfdist scale` is answered, see `scale_listener`.
+      environment: the variables that the workers inherit.
+      streams: receive the workers' stdout and stderr; our own messages go to the second.
+      log_dir: the directory of the workers' logs, or None.
+      timeout: seconds the job may take, restarts included, or None.
+      stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
+      signal_grace: seconds from a forwarded signal, or from the request to leave, to SIGKILL.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TaskSpec],
+        command: Sequence[str],
+        *,
+        policy: ElasticPolicy,
+        listener: socket.socket,
+        environment: Mapping[str, str],
+        streams: tuple[OutputStream, OutputStream],
+        log_dir: Path | None = None,
+        timeout: float | None = None,
+        stop_grace: float = 10.0,
+        signal_grace: float = 30.0,
+    ) -> None:
+        super().__init__(
+            specs,
+            command,
+            environment=environment,
+            streams=streams,
+            log_dir=log_dir,
+            timeout=timeout,
+            stop_grace=stop_grace,
+            signal_grace=signal_grace,
+        )
+        self._policy = policy
+        self._listener = listener
+        self._requests: list[ScaleRequest] = []
+        # The last task of each slot that has ended, which the next one replaces.
+        self._former: dict[int, Task] = {}
+
+    def run(self) -> int:
+        """Runs the job to its end, when none of its processes is left; returns the exit code."""
+        with contextlib.ExitStack() as stack:
+            server = ScaleServer(self._readers, self._requests.append, self._listener)
+            stack.callback(server.close)
+            stack.callback(self._refuse_requests)
+            return super().run()
+
+    def _start(self) -> None:
+        for slot in self._policy.begin():
+            self._start_slot(slot)
+
+    def _all_ended(self) -> bool:
+        return super()._all_ended() and (self._stopping or not self._policy.waiting)
+
+    def _is_trained(self) -> bool:
+        return self._policy.finished and self._policy.has_ended
+
+    def _decide(self) -> None:
+        super()._decide()
+        for slot in self._policy.latecomers:
+            self._give_latecomer_time(slot)
+        # After the ended tasks: a request is about the workers that there are.
+        while self._requests and not self._stopping and not self._all_ended():
+            request = self._requests.pop(0)
+            try:
+                request.done(self._scale(request.workers))
+            except ScaleError as error:
+                request.refuse(str(error))
+        if self._stopping:
+            self._refuse_requests()
+
+    def _in_order(self, ended: list[Task]) -> list[Task]:
+        """Returns the workers that have ended since the last time, the earliest first."""
+        # No worker fails because of another. What matters is whether one has finished before.
+        return sorted(ended, key=lambda task: task.end.at)
+
+    def _task_ended(self, task: Task) -> None:
+        """Handles the end of one worker, while the job is not being stopped."""
+        slot, code = task.index, task.end.code
+        told = self._policy.state(slot) in (SlotState.LEAVING, SlotState.RETURNING)
+        if told or code == Preempted.EXIT_CODE:
+            self._left(task)
+        elif code == 0:
+            self._finished(task)
+        # A signal to the launcher may have reached the workers, too; it decides what follows.
+        elif not self._signals:
+            decision = self._policy.failed(slot, task.end.at - task.started_at)
+            self._worker_failed(task, decision)
+
+    def _worker_failed(self, task: Task, decision: Decision) -> None:
+        if decision.verdict is Verdict.FAIL:
+            self._fail(task, f"; {decision.reason}")
+            return
+        # First, so that its last output precedes the message.
+        self._remove(task)
+        what = f"{task.spec.name} failed: {task.exit}"
+        if decision.verdict is Verdict.TOO_LATE:
+            self._say(f"{task.spec.name} came too late: {task.exit}; {decision.reason}")
+        elif decision.verdict is Verdict.FAIL_AT_END:
+            self._first_failure = self._first_failure or task
+            self._code = self._first_failure.end.shell_code
+            self._say(f"{what}; {decision.reason}, so the others end by themselves")
+        else:
+            self._start_later_or_never(task.index, what, decision)
+
+    def _start_later_or_never(self, slot: int, what: str, decision: Decision) -> None:
+        """Carries out a decision after which the job goes on; `what` happened."""
+        if decision.verdict is Verdict.LEAVE_OUT:
+            self._say(f"{what}; {decision.reason}; left out, workers now: {self._count()}")
+            return
+        left = f"restarts left: {self._policy.restarts_left}"
+        self._say(f"{what}; starting it again in {decision.wait:g} s ({left})")
+        at = time.monotonic() + decision.wait
+        self._due[f"start {self._specs[slot].name}"] = (at, lambda: self._restart_slot(slot))
+
+    def _left(self, task: Task) -> None:
+        name = task.spec.name
+        self._due.pop(f"kill {name}", None)
+        self._remove(task)
+        if self._policy.left(task.index):
+            self._say(f"{name} has left: {task.exit}; starting it again, as 'tfdist scale' asked")
+            self._try_to_start_slot(task.index)
+            return
+        self._say(f"{name} has left: {task.exit}; workers now: {self._count()}")
+        if self._policy.has_ended and not self._policy.finished and self._code is None:
+            self._code = Preempted.EXIT_CODE
+            self._verdict = "all workers have left"
+
+    def _finished(self, task: Task) -> None:
+        for slot in self._policy.end(task.index):
+            name = self._specs[slot].name
+            self._due.pop(f"start {name}", None)
+            self._say(f"{task.spec.name} has finished; {name} is not started again")
+
+    def _restart_slot(self, slot: int) -> None:
+        if not self._stopping:
+            self._policy.restarted(slot)
+            self._try_to_start_slot(slot)
+
+    def _try_to_start_slot(self, slot: int) -> bool:
+        """Starts a worker of a running job; returns False if that fails, which is a failure of it.
+
+        Raises:
+          OSError: it fails, and the job with it.
+        """
+        try:
+            self._start_slot(slot)
+        except OSError as error:
+            decision = self._policy.failed(slot, life=0.0)
+            if decision.verdict is Verdict.FAIL:
+                raise
+            self._start_later_or_never(slot, str(error), decision)
+            return False
+        return True
+
+    def _start_slot(self, slot: int) -> None:
+        task = self._new_task(slot, self._former.get(slot))
+        self._former.pop(slot, None)
+        # In one step: the handler of SIGCHLD goes through the list.
+        self._tasks = sorted([*self._tasks, task], key=lambda task: task.index)
+        # It may have ended before it was in the list.
+        self._note_ends()
+
+    def _remove(self, task: Task) -> None:
+        """Ends what is left of an ended worker: its children must not outlive it in the job."""
+        self._end(task)
+        self._report_log(task)
+        self._tasks = [other for other in self._tasks if other is not task]
+        self._former[task.index] = task
+
+    def _scale(self, count: int) -> list[str]:
+        """Changes the number of workers; returns what was done, as lines.
+
+        Raises:
+          ScaleError: the number is outside the job's range, or the job is ending.
+        """
+        before = self._count()
+        changes = self._policy.scale(count)
+        lines = []
+        for slot in changes.start:
+            started = self._try_to_start_slot(slot)
+            lines.append(f"{self._specs[slot].name}: {'started' if started else 'did not start'}")
+        for slot in changes.start_later:
+            lines.append(f"{self._specs[slot].name}: leaves first, then starts")
+        for slot in changes.leave:
+            self._ask_to_leave(slot)
+            lines.append(f"{self._specs[slot].name}: told to leave (SIGTERM)")
+        for slot in changes.cancel:
+            name = self._specs[slot].name
+            self._due.pop(f"start {name}", None)
+            lines.append(f"{name}: is not started again")
+        lines = [f"workers: {before} before, {self._count()} now", *lines]
+        for line in lines:
+            self._say(f"scale: {line}")
+        return lines
+
+    def _ask_to_leave(self, slot: int) -> None:
+        (task,) = (task for task in self._tasks if task.index == slot)
+        # To the process alone: it ends its step, and still needs its children.
+        task.notify()
+
+        def kill() -> None:
+            if task.exit is not None:
+                return
+            self._say(
+                f"killing {task.spec.name}, which did not leave within {self._signal_grace:g} s"
+            )
+            task.signal(signal.SIGKILL)
+
+        self._due[f"kill {task.spec.name}"] = (time.monotonic() + self._signal_grace, kill)
+
+    def _give_latecomer_time(self, slot: int) -> None:
+        """Ends a worker some time after the others have finished, if it does not end by itself."""
+        (task,) = (task for task in self._tasks if task.index == slot)
+        name = f"end {task.spec.name}"
+        if self._stopping or task.exit is not None or task.told_to_stop or name in self._due:
+            return
+        self._due[name] = (time.monotonic() + self._signal_grace, lambda: self._retire(task))
+
+    def _count(self) -> int:
+        """The number of workers that run or will be started again."""
+        return len(self._policy.working)
+
+    def _refuse_requests(self) -> None:
+        while self._requests:
+            self._requests.pop(0).refuse("the job is ending")

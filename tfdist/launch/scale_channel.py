@@ -1,0 +1,246 @@
+"""The channel between `tfdist scale` and the launcher of a running elastic job.
+
+It is a Unix socket: the kernel tells who is at the other side, so nothing that arrives is believed
+but the number itself. The socket has mode 0600 and lies in a directory of its own with mode 0700;
+its path is in the job file, which only the job's user can read. Both sides also ask the kernel for
+the other's user. TCP on loopback would need a secret, and a signal cannot carry an answer.
+
+A packet (SOCK_SEQPACKET) is a whole message: the launcher never waits for the rest of one. A client
+asks once, {"workers": 4}, and gets one answer, {"done": ["worker 3 starts", ...]} or
+{"refused": "..."}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
+
+from tfdist.launch.elastic_policy import ScaleError
+
+# Bytes of a request, and of an answer: a line for each slot.
+_MAX_REQUEST = 1024
+_MAX_ANSWER = 64 * 1024
+# A further client replaces the one that has been silent for longest.
+_MAX_CLIENTS = 8
+_PREFIX = "tfdist-job-"
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+
+class ScaleRequest:
+    """A client's request, which is answered once.
+
+    Attributes:
+      workers: the number of workers that the client asks for.
+    """
+
+    def __init__(self, workers: int, client: socket.socket) -> None:
+        self.workers = workers
+        self._client = client
+
+    def done(self, lines: list[str]) -> None:
+        """Answers with what was done."""
+        self._answer({"done": lines})
+
+    def refuse(self, reason: str) -> None:
+        """Answers that nothing was done, and why."""
+        self._answer({"refused": reason})
+
+    def _answer(self, answer: dict[str, object]) -> None:
+        # The client may be gone. A first packet of this size fits the socket's buffer.
+        with contextlib.suppress(OSError), self._client:
+            self._client.send(json.dumps(answer).encode())
+
+
+class ScaleServer:
+    """The launcher's side. It never blocks: `readers` says what to call when something arrives.
+
+    Args:
+      readers: descriptors to poll, each with what handles its input; changed as clients come and
+        go.
+      requested: takes the valid requests, and answers them.
+      listener: the socket that `scale_listener` opened.
+    """
+
+    def __init__(
+        self,
+        readers: MutableMapping[int, Callable[[], None]],
+        requested: Callable[[ScaleRequest], None],
+        listener: socket.socket,
+    ) -> None:
+        self._readers = readers
+        self._requested = requested
+        self._listener = listener
+        self._clients: list[socket.socket] = []
+        readers[listener.fileno()] = self._accept
+
+    def close(self) -> None:
+        """Answers no more; closes all clients."""
+        self._readers.pop(self._listener.fileno(), None)
+        for client in list(self._clients):
+            self._forget(client)
+            client.close()
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone already, or this process has no descriptors left
+        if _user_of(client) not in (os.geteuid(), 0):
+            client.close()
+            return
+        client.setblocking(False)
+        if len(self._clients) == _MAX_CLIENTS:
+            silent = self._clients[0]
+            self._forget(silent)
+            silent.close()
+        self._clients.append(client)
+        self._readers[client.fileno()] = lambda: self._read(client)
+
+    def _read(self, client: socket.socket) -> None:
+        try:
+            data = client.recv(_MAX_REQUEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._forget(client)
+        try:
+            workers = _number_in(data)
+        except ValueError as error:
+            ScaleRequest(0, client).refuse(f"expected a number of workers, received {error}")
+        else:
+            self._requested(ScaleRequest(workers, client))
+
+    def _forget(self, client: socket.socket) -> None:
+        self._clients.remove(client)
+        del self._readers[client.fileno()]
+
+
+@contextlib.contextmanager
+def scale_listener() -> Iterator[tuple[socket.socket, Path]]:
+    """Opens the socket at which a launcher is asked; closes and removes it at the end.
+
+    Yields:
+      The socket, which does not block, and its path in a new directory.
+
+    Raises:
+      OSError: the socket cannot be made.
+    """
+    with (
+        _private_directory() as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+    ):
+        path = folder / "scale"
+        listener.setblocking(False)
+        with _short(path) as address:
+            listener.bind(address)
+        # Before `listen` nobody can connect.
+        os.chmod(path, 0o600)
+        listener.listen(_MAX_CLIENTS)
+        yield listener, path
+
+
+@contextlib.contextmanager
+def _private_directory() -> Iterator[Path]:
+    """Makes a directory of mode 0700, and removes it at the end.
+
+    A lock on it tells that this process lives: the next launcher removes those of killed ones.
+    """
+    parent = Path(tempfile.gettempdir())
+    for other in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), _opened(other) as descriptor:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(other)
+    # Another launcher must not find it before it is locked.
+    folder = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
+    try:
+        with _opened(folder) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            folder = folder.rename(folder.with_name(folder.name[1:]))
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(directory: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    descriptor = os.open(directory, flags | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
+    """Asks a launcher for a number of workers.
+
+    Args:
+      path: its socket, as its job file names it.
+      workers: the number.
+      timeout: seconds to wait for the answer.
+
+    Returns:
+      What was done, as lines.
+
+    Raises:
+      ScaleError: the launcher refuses.
+      ConnectionError, FileNotFoundError: the job has ended.
+      TimeoutError: the launcher does not answer in time.
+      PermissionError: another user listens there.
+      OSError: the socket cannot be used.
+      ValueError: the answer is none of a launcher.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.settimeout(timeout)
+        with _short(path) as address:
+            if not stat.S_ISSOCK(os.stat(address).st_mode):
+                raise FileNotFoundError(f"{path} is no socket")
+            server.connect(address)
+        if _user_of(server) not in (os.geteuid(), 0):
+            raise PermissionError(f"another user listens at {path}")
+        server.send(json.dumps({"workers": workers}).encode())
+        answer = server.recv(_MAX_ANSWER)
+    if not answer:
+        raise ConnectionResetError("the launcher has ended")
+    fields = json.loads(answer)
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected an object, received {fields!r}")
+    if "refused" in fields:
+        raise ScaleError(str(fields["refused"]))
+    return [str(line) for line in fields.get("done", ())]
+
+
+def _number_in(data: bytes) -> int:
+    """Returns the number that a request asks for; raises ValueError if it is no request."""
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{len(data)} bytes that are no JSON") from None
+    workers = fields.get("workers") if isinstance(fields, dict) else None
+    if type(workers) is not int:
+        raise ValueError("something else")
+    return workers
+
+
+def _user_of(peer: socket.socket) -> int:
+    """Returns the user at the other side of a connection, as the kernel knows it."""
+    data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    uid: int = _PEER.unpack(data)[1]
+    return uid
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Yields a short name of a path while its directory is open: a socket's has 107 bytes."""
+    with _opened(path.parent, os.O_PATH) as directory:
+        yield f"/proc/self/fd/{directory}/{path.name}"
