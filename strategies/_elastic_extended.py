@@ -47,6 +47,9 @@ class ElasticExtended(MultiWorkerMirroredExtended):
       Exception: as for `ElasticJob`.
     """
 
+    # Whether TensorFlow is distributing what is this worker's share of a dataset already.
+    _reads_share = False
+
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
@@ -87,7 +90,8 @@ class ElasticExtended(MultiWorkerMirroredExtended):
     @property
     def _num_replicas_in_sync(self) -> int:
         # Of the beginning, for the strategy's life: scripts compute batch sizes from it.
-        return len(self.worker_devices) * self.elastic_job.start_workers
+        workers = 1 if self._reads_share else self.elastic_job.start_workers
+        return len(self.worker_devices) * workers
 
     @property
     def should_checkpoint(self) -> bool:
@@ -124,9 +128,19 @@ class ElasticExtended(MultiWorkerMirroredExtended):
 
     def _experimental_distribute_dataset(self, dataset, options):
         job = self.elastic_job
-        return super()._experimental_distribute_dataset(
-            share(dataset, job.size, job.rank, split=True), options
-        )
+        self._reads_share = True
+        try:
+            return super()._experimental_distribute_dataset(
+                share(dataset, job.size, job.rank, split=True), options
+            )
+        finally:
+            self._reads_share = False
+
+    def _make_input_context(self):
+        job, devices = self.elastic_job, len(self.worker_devices)
+        if self._reads_share:
+            return tf.distribute.InputContext(1, 0, devices)
+        return tf.distribute.InputContext(job.size, job.rank, job.size * devices)
 
 
 def _value_of_all(reduce_op: ReduceOp, variable: SyncOnReadVariable) -> tf.Tensor:

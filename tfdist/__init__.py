@@ -15,7 +15,7 @@ from tfdist._version import __version__
 _compatibility.check_tensorflow()
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, data, embedding, errors, layers, ops
+    from tfdist import callbacks, compression, data, elastic, embedding, errors, layers, ops
     from tfdist.compression.casts import Compression
     from tfdist.config.cluster import Cluster
     from tfdist.config.elastic import Elastic
@@ -93,7 +93,7 @@ _providers.register("default_communicator", "tfdist.job.process", "communicator"
 _providers.register("follow_data_tasks", "tfdist.keras")
 for _name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
     _providers.register(_name, "tfdist.embedding")
-_MODULES = ("callbacks", "compression", "data", "embedding", "errors", "layers", "ops")
+_MODULES = ("callbacks", "compression", "data", "elastic", "embedding", "errors", "layers", "ops")
 
 __all__ = [
     "CentralStorageStrategy",
@@ -121,6 +121,7 @@ __all__ = [
     "callbacks",
     "compression",
     "data",
+    "elastic",
     "embedding",
     "errors",
     "export_for_serving",

@@ -7,6 +7,11 @@ import os
 import tensorflow as tf
 
 from tfdist.horovod.broadcast import BroadcastGlobalVariablesCallback
+from tfdist.horovod.elastic_callbacks import (
+    CommitStateCallback,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
 from tfdist.horovod.learning_rate import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
@@ -19,11 +24,14 @@ from tfdist.ps.stats.rates import Reading
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "PsStats",
     "ResumeFrom",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfdist.config.cluster import Cluster
+from tfdist.job import process
 from tfdist.job.start import start
 from tfdist.keras import keep_ops_from_xla
 
@@ -12,6 +13,10 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
 
     Afterwards `tfdist.rank()`, `tfdist.size()` and collectives without a communicator know the
     job. This call connects to no other task; the first collective connects to the other ranks.
+
+    In an elastic job (`TFDIST_ELASTIC`) this call founds the job together with the other ranks. If
+    the job runs already, this process is a newcomer: it is rank 0 of 1 until the members take it
+    in, see `tfdist.elastic.run`.
 
     A script that makes a strategy does not need this call. Without it, the `ps` tasks of a
     `ParameterServerStrategy` run the lines above the strategy, such as reading data that they do
@@ -28,8 +33,10 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
 
     Raises:
       SystemExit: in a `ps` or data task, once it has served.
-      tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`.
+      tfdist.errors.ClusterConfigError: a bad `TF_CONFIG`; or an elastic job has other tasks than
+        workers.
       tfdist.errors.AddressInUseError: the port of this `ps` or data task is taken.
+      tfdist.errors.RendezvousTimeoutError: founders of an elastic job were missing at the deadline.
 
     Example:
 
@@ -38,4 +45,10 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     print(cluster.task_name, "of", cluster.world_size)
     ```
     """
-    return start(cluster, checkpoint_dir, keep_ops_from_xla)
+    cluster = start(cluster, checkpoint_dir, keep_ops_from_xla)
+    elastic = process.current.settings.elastic
+    if elastic is not None and cluster.rank is not None and not cluster.is_local:
+        from tfdist.elastic.start import join  # imports TensorFlow
+
+        join(cluster, elastic)
+    return cluster

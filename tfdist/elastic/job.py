@@ -69,6 +69,7 @@ class Unit:
       healed: returns the result on a member that has received what the others have written.
       admits: whether newcomers can join before this unit.
       is_whole: whether it writes the whole state.
+      equalizes: whether all members take the whole state of one of them in any case.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Unit:
     healed: Callable[[], Any] = lambda: None
     admits: bool = False
     is_whole: bool = False
+    equalizes: bool = False
 
 
 class State(Protocol):
@@ -226,13 +228,12 @@ class ElasticJob:
             try:
                 result = unit.call()
             except tf.errors.OpError as error:
-                if not self._has_lost_members(error):
+                if not self.has_lost_members(error):
                     raise
                 unit.undo()
                 _log.warning("%s: %s: %s", self.cluster.task_name, unit.name, _brief(error))
             else:
-                self.units += 1
-                self._vain = 0
+                self.count_unit()
                 return result
             self.recoveries += 1
             if self._go_on(unit):
@@ -277,6 +278,48 @@ class ElasticJob:
         """
         self._histories.append({n: [float(v) for v in values] for n, values in history.items()})
         self._membership.publish(json.dumps(self._histories))
+
+    def count_unit(self) -> None:
+        """Notes that a unit of work is done."""
+        self.units += 1
+        self._vain = 0
+
+    def has_lost_members(self, error: tf.errors.OpError) -> bool:
+        """Whether a unit has failed because members were lost, and not for its own reasons.
+
+        The same members may fail a few times: one of them may have been slow to notice a loss.
+        """
+        if isinstance(error, tf.errors.InvalidArgumentError) or not self.communicator.failed():
+            return False
+        self._vain = self._vain + 1 if self.addresses == self._failed_with else 1
+        self._failed_with = self.addresses
+        return self._vain <= _MAX_VAIN
+
+    def synchronize(self, unit: Unit) -> bool:
+        """Brings all members to the newest state, after a change of the members if one is due.
+
+        Args:
+          unit: what all members do at this point; its `call` is not used.
+
+        Returns:
+          Whether the members have changed.
+
+        Raises:
+          tf.errors.OpError: a member was lost; the next call forms the next generation.
+          Exception: as for `run`.
+        """
+        self._is_founded_again = False
+        is_due = self.is_newcomer or self._change_is_planned or self.communicator.failed()
+        if is_due:
+            self._go_on(unit)
+        if not is_due or self._is_founded_again:
+            self._agree(unit)
+        return is_due
+
+    @property
+    def change_is_planned(self) -> bool:
+        """Whether all members form the next generation before their next unit of work."""
+        return self._change_is_planned
 
     def flags(self) -> list[float]:
         """What this member tells the others in a step: [newcomers wait, it has a notice]."""
@@ -332,7 +375,7 @@ class ElasticJob:
             try:
                 is_done = self._agree(unit)
             except tf.errors.OpError as error:
-                if not self._has_lost_members(error):
+                if not self.has_lost_members(error):
                     raise
                 _log.warning("%s: %s", self.cluster.task_name, _brief(error))
                 continue
@@ -342,17 +385,6 @@ class ElasticJob:
                 *(self.units, time.monotonic() - began),
             )
             return is_done
-
-    def _has_lost_members(self, error: tf.errors.OpError) -> bool:
-        """Whether a unit has failed because members were lost, and not for its own reasons.
-
-        The same members may fail a few times: one of them may have been slow to notice a loss.
-        """
-        if isinstance(error, tf.errors.InvalidArgumentError) or not self.communicator.failed():
-            return False
-        self._vain = self._vain + 1 if self.addresses == self._failed_with else 1
-        self._failed_with = self.addresses
-        return self._vain <= _MAX_VAIN
 
     def _agree(self, unit: Unit) -> bool:
         """Makes all members' states equal; returns whether the others have done the unit."""
@@ -374,7 +406,7 @@ class ElasticJob:
         behind = ~is_new & (units < top)
         if np.any(units[behind] < top - 1):
             raise RuntimeError(f"expected members within one unit of each other, found {units}")
-        if is_new.any() or (unit.is_whole and behind.any()):
+        if is_new.any() or unit.equalizes or (unit.is_whole and behind.any()):
             self._check_equal(rows[:, 3], "the variables of the model and the optimizer")
             self._receive_state(source, unit, bool(behind[self.rank]))
         elif behind.any():
@@ -404,7 +436,8 @@ class ElasticJob:
             state.describe() if is_source else b"", self.communicator, source, "the position"
         )
         values = broadcast_values(handles, self.communicator, source, "the members' state")
-        if self.is_newcomer or (is_behind and unit.is_whole):
+        is_changed = self.is_newcomer or (is_behind and unit.is_whole)
+        if is_changed or (unit.equalizes and not is_source):
             assign_values(handles, values)
             state.restore(content)
         elif is_behind:

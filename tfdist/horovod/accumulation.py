@@ -61,6 +61,15 @@ class Accumulator:
 
         tf.cond(done >= self._passes, last_pass, lambda: None)
 
+    def reset(self) -> None:
+        """Forgets the passes that no step has applied."""
+        if self._done is None:
+            return
+        self._done.assign(0)
+        for total in self._sums:
+            if total is not None:
+                total.reset()
+
     def _create(self, gradients: Sequence, variables: Sequence) -> None:
         kinds = [_SumOfRows if isinstance(g, tf.IndexedSlices) else _Sum for g in gradients]
         with tf.init_scope():  # a tf.function is traced more than once
@@ -90,6 +99,10 @@ class _Sum:
     def add(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
         self._total.assign_add(tf.convert_to_tensor(gradient))
 
+    def reset(self) -> None:
+        """Makes the sum zero."""
+        self._total.assign(tf.zeros_like(self._total))
+
     def take(self, factor: float | None) -> tf.Tensor | tf.IndexedSlices:
         """Returns the sum, times `factor` if it is not `None`, and resets it to zero."""
         total = self._total.read_value()
@@ -108,6 +121,10 @@ class _SumOfRows(_Sum):
         self._total.scatter_add(gradient)
         marks = tf.ones_like(gradient.indices, tf.bool)
         self._touched.scatter_update(tf.IndexedSlices(marks, gradient.indices))
+
+    def reset(self) -> None:
+        super().reset()
+        self._touched.assign(tf.zeros_like(self._touched))
 
     def take(self, factor: float | None) -> tf.Tensor | tf.IndexedSlices:
         rows = tf.squeeze(tf.where(self._touched), 1)

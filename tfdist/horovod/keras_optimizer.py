@@ -51,7 +51,7 @@ class DistributedKerasOptimizer(_Base):
         Args:
           finite: bool, whether those of this rank are.
         """
-        if process.size() == 1:
+        if process.is_alone(front.API_NAME):
             return finite
         overflows = tf.cast(tf.logical_not(finite), tf.int32)
         return ops.all_reduce(overflows, label="loss-scale overflow check") == 0
@@ -59,6 +59,11 @@ class DistributedKerasOptimizer(_Base):
     def register_local_var(self, variable: Any) -> None:
         """Makes a variable local to each rank: its gradients are not reduced."""
         self._reduction.local.register(variable)
+
+    def reset_accumulation(self) -> None:
+        """Begins with the first backward pass of a step again."""
+        if self._accumulator is not None:
+            self._accumulator.reset()
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of `from_config`."""

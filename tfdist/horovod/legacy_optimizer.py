@@ -48,6 +48,11 @@ class DistributedLegacyOptimizer(_Base):
         """Makes a variable local to each rank: its gradients are not reduced."""
         self._reduction.local.register(variable)
 
+    def reset_accumulation(self) -> None:
+        """Begins with the first backward pass of a step again."""
+        if self._accumulator is not None:
+            self._accumulator.reset()
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of `from_config`."""
         config = super().get_config()

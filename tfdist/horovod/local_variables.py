@@ -78,10 +78,11 @@ class LocalVariables:
             return set()
         return {i for i, source in enumerate(sources) if self._identity(source) in local}
 
-    def keep(self, gradient: Any, ranks: int) -> Any:
+    def keep(self, gradient: Any, ranks: int | tf.Tensor) -> Any:
         """Returns the gradient that this rank applies to a local variable."""
         if gradient is None or not self._scale:
             return gradient
+        ranks = tf.cast(ranks, gradient.dtype)
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values / ranks, gradient.indices, gradient.dense_shape)
         return gradient / ranks

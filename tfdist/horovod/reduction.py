@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.compression import Compressor, compressor
+from tfdist.compression.feedback import FeedbackCompressor
 from tfdist.horovod.local_variables import LocalVariables, variable_of
 from tfdist.job import process
+from tfdist.ops.collectives.world import world
 
 
 class Reduction:
@@ -62,22 +64,27 @@ class Reduction:
 
         Raises:
           ValueError: a strategy would reduce them too; or local variables of a saved optimizer
-            have not been registered again.
+            have not been registered again; or the job is elastic, and the compression keeps values
+            for the next step.
           tfdist.errors.NotInitializedError: this process belongs to no job.
           tf.errors.OpError: as `tfdist.ops.all_reduce`.
         """
         refuse_strategy(self._api_name)
         gradients = list(gradients)
-        ranks = process.cluster(self._api_name).world_size
-        if ranks == 1:
+        if process.is_alone(self._api_name):
             return gradients
+        communicator = process.communicator(self._api_name)
+        ranks: int | tf.Tensor = communicator.size
+        if communicator.resizable:
+            self._refuse_feedback()
+            _, ranks = world(communicator)
         local = self.local.positions(variables)
         for i in local:
             gradients[i] = self.local.keep(gradients[i], ranks)
         present = [i for i, g in enumerate(gradients) if g is not None and i not in local]
         reduced = ops.fused_all_reduce(
             [gradients[i] for i in present],
-            process.communicator(self._api_name),
+            communicator,
             self._op,
             compressor=self._compressor,
             variables=[variable_of(variables[i]) for i in present],
@@ -85,6 +92,14 @@ class Reduction:
         for i, gradient in zip(present, reduced, strict=True):
             gradients[i] = gradient
         return gradients
+
+    def _refuse_feedback(self) -> None:
+        # A newcomer does not have what the members have not sent yet, or their common factors.
+        if isinstance(self._compressor, FeedbackCompressor):
+            raise ValueError(
+                f"{self._api_name}: expected compression fp16, bf16 or none in an elastic job, "
+                f"received {self._compressor.method}, which keeps values for the next step"
+            )
 
 
 def refuse_strategy(api_name: str) -> None:

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfdist import ops
 from tfdist.horovod.reduction import refuse_strategy
 from tfdist.job import process
+from tfdist.ops.collectives.world import world
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -49,7 +50,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _moments(self, inputs, mask):
         api_name = "tfdist.SyncBatchNormalization"
         refuse_strategy(api_name)
-        if process.cluster(api_name).world_size == 1:
+        if process.is_alone(api_name):
             return super()._moments(inputs, mask)
         own = tf.stack(_statistics(tf.convert_to_tensor(inputs), self._reduction_axes, mask))
         return _combined(_of_all_ranks(own, self.name))
@@ -97,14 +98,15 @@ def _of_all_ranks(own: tf.Tensor, label: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def gather(own):
-        rank = tf.fill([1, 1, *own.shape[1:]], tf.cast(process.rank(), own.dtype))
+        number, _ = world(process.communicator("tfdist.SyncBatchNormalization"))
+        rank = tf.fill([1, 1, *own.shape[1:]], tf.cast(number, own.dtype))
         with_rank = tf.concat([own[tf.newaxis], rank], 1)
         all_ranks = ops.all_gather(with_rank, label=f"statistics of {label}")
         all_ranks = tf.ensure_shape(all_ranks, [None, *with_rank.shape[1:]])
 
         def gradient(upstream):
             total = ops.all_reduce(upstream, label=f"gradient of the statistics of {label}")
-            position = tf.where(all_ranks[:, -1, 0] == tf.cast(process.rank(), own.dtype))[0, 0]
+            position = tf.where(all_ranks[:, -1, 0] == tf.cast(number, own.dtype))[0, 0]
             return total[position]
 
         return all_ranks[:, :-1], gradient

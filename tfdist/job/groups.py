@@ -50,6 +50,7 @@ def new_group(
       ValueError: on every rank alike: a rank does not exist or is named twice, or the ranks of
         the job passed different arguments.
       tfdist.errors.NotInitializedError: before `tfdist.init()` or a strategy.
+      tfdist.errors.ClusterConfigError: the job is elastic.
       tf.errors.UnavailableError: a rank died or left.
       tf.errors.DeadlineExceededError: a rank did not come in time.
 

@@ -221,6 +221,22 @@ class Process:
         """The connections to the other ranks; `None` before `join`."""
         return self._job
 
+    @property
+    def members(self) -> Members | None:
+        """The connections to the other ranks of an elastic job; `None` in any other job."""
+        return self._members
+
+    def is_alone(self, api_name: str) -> bool:
+        """Whether this process trains alone to the end; an elastic job may get members.
+
+        Args:
+          api_name: the calling function, for the message.
+
+        Raises:
+          NotInitializedError: as for `cluster`.
+        """
+        return self.cluster(api_name).world_size == 1 and self._members is None
+
     def communicator(self, api_name: str) -> Communicator:
         """Returns the communicator of all ranks, and first joins the job if necessary.
 
@@ -390,6 +406,11 @@ def cluster(api_name: str) -> Cluster:
 def communicator(api_name: str) -> Communicator:
     """Returns the communicator of all ranks of the job; see `Process.communicator`."""
     return current.communicator(api_name)
+
+
+def is_alone(api_name: str) -> bool:
+    """Whether this process trains alone to the end; see `Process.is_alone`."""
+    return current.is_alone(api_name)
 
 
 def is_initialized() -> bool:

@@ -213,7 +213,7 @@ def test_the_programs_of_the_porting_guide_run_on_two_workers(tmp_path, monkeypa
     page = (ROOT / "docs/porting.md").read_text()
     before = re.findall(r"^```python before\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     after = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    assert len(before) == 3 and len(after) == 4
+    assert len(before) == 3 and len(after) == 5
     # One process runs all of them: each stands for itself.
     script = tmp_path / "train.py"
     script.write_text("\n\n".join(after))
@@ -224,6 +224,8 @@ def test_the_programs_of_the_porting_guide_run_on_two_workers(tmp_path, monkeypa
     assert len([line for line in lines if "Epoch 3/3" in line]) == 2
     assert (tmp_path / "model.keras").exists()
     assert len([line for line in lines if "alike: own False shared True" in line]) == 2
+    # The launcher's job is not elastic.
+    assert len([line for line in lines if "elastic: 50 batches, error 0.00" in line]) == 2
     # Names are all that a Horovod script changes.
     for old, new in zip(before[:2], after[:2], strict=True):
         renamed = re.sub(r"import horovod.*\n", "", old).replace("hvd.allreduce(loss)", "MEAN")

@@ -1,0 +1,115 @@
+"""Named numbers, texts, lists, dicts and arrays as bytes.
+
+    {"epoch": 3, "best": array, "seen": [1, 2]}
+      |
+      |   "json"     {"epoch": 3, "best": {"array": 0}, "seen": {"list": [1, 2]}}
+      |   "array_0"  the array
+      `-> a file of numpy.savez
+
+No byte of it is a pickle: reading it runs no code of the sender.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_SCALARS = (bool, int, float, str, type(None))
+# Of numpy.dtype.kind: bools, integers, floats, complex numbers, texts, bytes and times.
+_KINDS = "biufcUSmM"
+
+
+def encode(values: Mapping[str, Any], owner: str) -> bytes:
+    """Returns values as bytes.
+
+    Args:
+      values: each is None, a bool, an int, a float, a str, a NumPy number or array, or a list,
+        tuple or dict of such values. Keys of dicts are None, bools, numbers or texts.
+      owner: for messages.
+
+    Raises:
+      TypeError: a value is something else; names it.
+    """
+    arrays: dict[str, np.ndarray] = {}
+
+    def packed(value: Any, name: str) -> Any:
+        # Subclasses, such as those of enum and collections, would come out as something else.
+        if type(value) in _SCALARS:
+            return value
+        if isinstance(value, np.generic) or type(value) is np.ndarray:
+            if value.dtype.kind not in _KINDS:
+                raise TypeError(
+                    f"{owner}: expected an array of numbers or texts in {name!r}, received one of "
+                    f"{value.dtype}"
+                )
+            kind = "array" if isinstance(value, np.ndarray) else "number"
+            arrays[f"array_{len(arrays)}"] = np.asarray(value)
+            return {kind: len(arrays) - 1}
+        if type(value) in (list, tuple):
+            items = [packed(item, f"{name}[{i}]") for i, item in enumerate(value)]
+            return {type(value).__name__: items}
+        if type(value) is dict:
+            return {
+                "dict": [
+                    [_key(key, name, owner), packed(item, f"{name}[{key!r}]")]
+                    for key, item in value.items()
+                ]
+            }
+        raise TypeError(
+            f"{owner}: expected numbers, texts, arrays of NumPy, or lists, tuples and dicts of "
+            f"them in {name!r}, received {_type(value)}"
+        )
+
+    text = json.dumps({name: packed(value, name) for name, value in values.items()})
+    buffer = io.BytesIO()
+    np.savez(buffer, json=np.frombuffer(text.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def decode(content: bytes) -> dict[str, Any]:
+    """Returns the values that `encode` was given, as new objects.
+
+    Raises:
+      ValueError: the bytes are not from `encode`.
+    """
+    with np.load(io.BytesIO(content), allow_pickle=False) as found:
+        values = json.loads(found["json"].tobytes())
+
+        def unpacked(value: Any) -> Any:
+            if not isinstance(value, dict):
+                return value
+            ((kind, inner),) = value.items()
+            if kind == "array":
+                return found[f"array_{inner}"]
+            if kind == "number":
+                return found[f"array_{inner}"][()]
+            if kind == "list":
+                return [unpacked(item) for item in inner]
+            if kind == "tuple":
+                return tuple(unpacked(item) for item in inner)
+            if kind == "dict":
+                return {key: unpacked(item) for key, item in inner}
+            raise ValueError(f"expected values of another member, received a {kind!r}")
+
+        return {name: unpacked(value) for name, value in values.items()}
+
+
+def _key(key: Any, name: str, owner: str) -> Any:
+    if type(key) not in _SCALARS:
+        raise TypeError(
+            f"{owner}: expected numbers or texts as keys of {name!r}, received {_type(key)}"
+        )
+    return key
+
+
+def _type(value: Any) -> str:
+    kind = type(value)
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
