@@ -370,6 +370,9 @@ class ElasticJob:
                 raise LeftBehindError(
                     f"{self.cluster.task_name}: the others have gone on without this worker"
                 ) from None
+            if self.is_newcomer and not world.is_newcomer:
+                # All members had died, and the newcomers were founders.
+                self._is_founded_again, self.is_newcomer, self.units = True, False, 0
             # Without newcomers there may be too few members, which only then may go on.
             self._change_is_planned = world.size < self.elastic.min_workers
             try:
@@ -397,10 +400,6 @@ class ElasticJob:
         if not self.is_newcomer:
             self._membership.establish()
         units, is_new = rows[:, 0], rows[:, 1] != 0
-        if is_new.all():
-            self._is_founded_again = True
-            self._become_member(0)
-            return False
         top = units[~is_new].max()
         source = int(np.flatnonzero(~is_new & (units == top))[0])
         behind = ~is_new & (units < top)
