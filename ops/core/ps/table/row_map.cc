@@ -43,14 +43,6 @@ RowMap::Row RowMap::Find(int64_t id, uint64_t hash) const {
 }
 
 void RowMap::Reserve(size_t count, bool within_budget) {
-  const size_t before = spare();
-  if (count <= before) return;
-  // The rows that were added become unpromised, also if a later allocation fails.
-  struct Unpromiser {
-    RowMap* rows;
-    size_t before;
-    ~Unpromiser() { rows->Unpromise(rows->spare() - before); }
-  } const unpromiser{this, before};
   while (spare_buckets() < count) Grow(within_budget);
   while (spare_rows() < count) AddSlab(within_budget);
 }
@@ -67,7 +59,6 @@ RowMap::Row RowMap::Insert(int64_t id, uint64_t hash) {
   }
   in_use_[row / 64] |= uint64_t{1} << row % 64;
   SetSize(size() + 1);
-  unpromised_.fetch_sub(1, std::memory_order_relaxed);
   header(row) = {id, 0, 0};
   PutInBucket(row, hash);
   return row;
@@ -139,7 +130,6 @@ void RowMap::Erase(Row row) {
   first_free_ = row;
   ++free_count_;
   SetSize(size() - 1);
-  Unpromise(1);
 }
 
 void RowMap::Grow(bool within_budget) {

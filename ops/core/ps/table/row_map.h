@@ -42,19 +42,6 @@ class RowMap {
   void Reserve(size_t count, bool within_budget);
   // The number of rows that can be inserted without an allocation.
   size_t spare() const { return std::min(spare_rows(), spare_buckets()); }
-  // The spare rows that are not promised; negative if more were inserted than promised.
-  int64_t unpromised() const { return unpromised_.load(std::memory_order_relaxed); }
-  // Promises `count` spare rows to a request; false if fewer are free. Promise and Unpromise are
-  // thread-safe, also while rows are inserted and erased.
-  bool Promise(size_t count) {
-    const auto rows = static_cast<int64_t>(count);
-    if (unpromised_.fetch_sub(rows, std::memory_order_relaxed) >= rows) return true;
-    Unpromise(count);
-    return false;
-  }
-  void Unpromise(size_t count) {
-    unpromised_.fetch_add(static_cast<int64_t>(count), std::memory_order_relaxed);
-  }
   // The id must not have a row. The content is undefined. Throws as Reserve if there is no spare
   // row.
   Row Insert(int64_t id, uint64_t hash);
@@ -121,7 +108,6 @@ class RowMap {
   size_t free_count_ = 0;
   Row end_ = 0;
   std::atomic<size_t> size_{0};
-  std::atomic<int64_t> unpromised_{0};
   MemoryCharge charge_{MemoryUse::kPersistent};  // of slabs and the index
 };
 

@@ -105,7 +105,6 @@ void RowOptimizer::Step(float* content, const float* gradient, const StepValues&
 }
 
 std::optional<int64_t> RowOptimizer::PendingStep(const float* content) const {
-  if (config_.rule != RowRule::kExactAdam) return std::nullopt;
   const int64_t until = last_step_;
   if (LastStepOf(content + config_.width, config_.width) >= until) return std::nullopt;
   return until;

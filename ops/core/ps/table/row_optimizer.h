@@ -31,8 +31,10 @@ class RowOptimizer {
   // before the step, and has caught up then.
   void Step(float* content, const float* gradient, const StepValues& step) const;
 
-  // kExactAdam: the step that the row has to catch up to because it had no gradient in the steps
-  // since its last; nothing if it is up to date.
+  // Whether rows have to catch up with the steps in which they had no gradient.
+  bool rows_catch_up() const { return config_.rule == RowRule::kExactAdam; }
+  // If rows catch up: the step that the row has to catch up to because it had no gradient in the
+  // steps since its last; nothing if it is up to date.
   std::optional<int64_t> PendingStep(const float* content) const;
   void CatchUp(float* content, int64_t step) const;
 

@@ -21,10 +21,13 @@ bool RowLimit::RemoveExcess() {
   return false;
 }
 
-Stripe::Stripe(const TableConfig& config, const RowOptimizer& optimizer, RowLimit* limit)
-    : config_(config),
+Stripe::Stripe(size_t index, const TableConfig& config, const RowOptimizer& optimizer,
+               RowLimit* limit, RowPromises* promises)
+    : index_(index),
+      config_(config),
       optimizer_(optimizer),
       limit_(limit),
+      promises_(promises),
       rows_(optimizer.content_floats() * sizeof(float)),
       snapshot_(&rows_, optimizer.content_floats()),
       random_(config.initializer.seed) {
@@ -54,6 +57,7 @@ RowMap::Row Stripe::Create(int64_t id, uint64_t hash) {
 RowMap::Row Stripe::Insert(int64_t id, uint64_t hash) {
   if (rows_.spare() == 0) Reserve(1, /*within_budget=*/false);
   const RowMap::Row row = rows_.Insert(id, hash);
+  SetSpare();
   limit_->Add();
   return row;
 }
@@ -69,7 +73,7 @@ bool Stripe::MayAdmit(uint64_t hash) const {
   return sketch_ == nullptr || sketch_->Count(hash) + 1u >= config_.min_count;
 }
 
-void Stripe::CatchUp(RowMap::Row row) {
+void Stripe::MakePendingSteps(RowMap::Row row) {
   float* const values = content(row);
   const std::optional<int64_t> step = optimizer_.PendingStep(values);
   if (!step) return;
@@ -114,6 +118,7 @@ void Stripe::Remove(RowMap::Row row) {
 void Stripe::Erase(RowMap::Row row) {
   snapshot_.BeforeRemoval(row);
   rows_.Erase(row);
+  SetSpare();
 }
 
 void Stripe::Clear() {
@@ -184,6 +189,7 @@ bool Stripe::SweepFrom(RowMap::Row first, uint32_t ticks) {
 
 void Stripe::Reserve(size_t count, bool within_budget) {
   rows_.Reserve(count, within_budget);
+  SetSpare();
   snapshot_.Cover();
 }
 

@@ -17,13 +17,13 @@
 #include "core/ps/table/count_min_sketch.h"
 #include "core/ps/table/row_map.h"
 #include "core/ps/table/row_optimizer.h"
+#include "core/ps/table/row_promises.h"
 #include "core/ps/table/row_snapshot.h"
 #include "core/ps/table/table_config.h"
 
 namespace tfdist::ps {
 
-inline constexpr size_t kStripes = 16;  // of a table
-inline constexpr double kTicks = 16;    // per second; times of use wrap around after eight years
+inline constexpr double kTicks = 16;  // per second; times of use wrap around after eight years
 
 inline size_t StripeOf(uint64_t hash) { return hash >> 40 & (kStripes - 1); }
 inline uint32_t Ticks(double seconds) {
@@ -58,7 +58,9 @@ class RowLimit {
 // All of it needs the mutex, except Sweep, which takes it.
 class Stripe {
  public:
-  Stripe(const TableConfig& config, const RowOptimizer& optimizer, RowLimit* limit);
+  // `index`: of the stripe in its table.
+  Stripe(size_t index, const TableConfig& config, const RowOptimizer& optimizer, RowLimit* limit,
+         RowPromises* promises);
 
   RowMap::Row Find(int64_t id, uint64_t hash) const { return rows_.Find(id, hash); }
   // Creates the row of an id. Returns kNone if there is no memory: requests have reserved it, and
@@ -74,7 +76,9 @@ class Stripe {
   float* content(RowMap::Row row) { return reinterpret_cast<float*>(rows_.content(row)); }
 
   // Makes the steps in which the row had no gradient.
-  void CatchUp(RowMap::Row row);
+  void CatchUp(RowMap::Row row) {
+    if (optimizer_.rows_catch_up()) MakePendingSteps(row);
+  }
   // Makes a step with the row's gradient.
   void Step(RowMap::Row row, const float* gradient, const StepValues& step);
 
@@ -98,7 +102,6 @@ class Stripe {
   void ChargeTo(const std::shared_ptr<MemoryBudget>& budget);
   uint64_t counted_bytes() const { return rows_.counted_bytes() + charge_.bytes(); }
 
-  RowMap& rows() { return rows_; }
   const RowMap& rows() const { return rows_; }
   RowSnapshot& snapshot() { return snapshot_; }
   // What has happened; the caller counts lookups and updates. Rows and bytes are those of now.
@@ -108,15 +111,19 @@ class Stripe {
   std::mutex mutex;
 
  private:
+  void MakePendingSteps(RowMap::Row row);
   RowMap::Row Insert(int64_t id, uint64_t hash);
+  void SetSpare() { promises_->SetSpare(index_, rows_.spare()); }
   void KeepLimit(RowMap::Row spared);
   void EvictOne(RowMap::Row spared);
   void Erase(RowMap::Row row);  // without counting it off
   bool SweepFrom(RowMap::Row first, uint32_t ticks);
 
+  const size_t index_;
   const TableConfig& config_;
   const RowOptimizer& optimizer_;
   RowLimit* const limit_;
+  RowPromises* const promises_;
   RowMap rows_;
   RowSnapshot snapshot_;
   std::unique_ptr<CountMinSketch> sketch_;       // of ids without a row; null if all are admitted

@@ -40,7 +40,9 @@ Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std
 
 Table::Table(const TableConfig& config, std::string name)
     : name_(std::move(name)), config_(config), optimizer_(config_), limit_(config.max_rows) {
-  for (auto& stripe : stripes_) stripe = std::make_unique<Stripe>(config_, optimizer_, &limit_);
+  for (size_t i = 0; i < kStripes; ++i) {
+    stripes_[i] = std::make_unique<Stripe>(i, config_, optimizer_, &limit_, &promises_);
+  }
 }
 
 void Table::ChargeTo(std::shared_ptr<MemoryBudget> budget) {
@@ -64,30 +66,37 @@ std::unique_ptr<TableBatch> Table::Prepare(const int64_t* ids, size_t count, OnM
                                            bool within_budget) {
   auto batch = std::make_unique<TableBatch>(ids, count);
   if (on_missing == OnMissing::kIgnore) return batch;
+  // Assumes that no id has a row: finding out is expensive and needs the locks.
+  const RowPromises::Counts max_new = MostNewRows(*batch);
+  if (batch->Claim(max_new, &promises_)) return batch;
   for (size_t i = 0; i < kStripes; ++i) {
-    if (batch->Has(i)) ReserveRows(i, on_missing, within_budget, batch.get());
+    if (batch->Has(i)) ReserveRows(i, max_new[i], on_missing, within_budget, batch.get());
   }
   return batch;
 }
 
-void Table::ReserveRows(size_t index, OnMissing on_missing, bool within_budget, TableBatch* batch) {
-  Stripe* const stripe = stripes_[index].get();
-  RowMap* const rows = &stripe->rows();
+RowPromises::Counts Table::MostNewRows(const TableBatch& batch) const {
   // With a limit, rows are evicted when the table has one more than that.
-  size_t max_new = batch->count(index);
-  if (config_.max_rows > 0) {
-    max_new =
-        std::min<uint64_t>(max_new, config_.max_rows - std::min(config_.max_rows, row_count()) + 1);
-  }
-  // Assumes that no id has a row: finding out is expensive and needs the lock.
-  if (batch->Claim(index, max_new, rows)) return;
+  const uint64_t room = config_.max_rows == 0
+                            ? UINT64_MAX
+                            : config_.max_rows - std::min(config_.max_rows, row_count()) + 1;
+  RowPromises::Counts counts;
+  for (size_t i = 0; i < kStripes; ++i) counts[i] = std::min<uint64_t>(batch.count(i), room);
+  return counts;
+}
+
+void Table::ReserveRows(size_t index, size_t max_new, OnMissing on_missing, bool within_budget,
+                        TableBatch* batch) {
+  if (batch->Claim(index, max_new, &promises_)) return;
+  Stripe* const stripe = stripes_[index].get();
+  const RowMap* const rows = &stripe->rows();
   const std::lock_guard<std::mutex> lock(stripe->mutex);
-  // The total of spare rows of which `count` are unpromised.
-  const auto spare_for = [&](size_t count) {
-    return rows->spare() + count - std::min<int64_t>(count, rows->unpromised());
-  };
+  // The total of spare rows of which `count` are not promised.
+  const auto spare_for = [&](size_t count) { return promises_.promised(index) + count; };
   const auto claim = [&](size_t count) {
-    while (!batch->Claim(index, count, rows)) stripe->Reserve(spare_for(count), within_budget);
+    while (!batch->Claim(index, count, &promises_)) {
+      stripe->Reserve(spare_for(count), within_budget);
+    }
   };
   // If that takes little memory, spare rows for all ids are allocated: in a table that has stopped
   // growing, later requests find them and do not get here.

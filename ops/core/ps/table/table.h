@@ -16,6 +16,7 @@
 #include "core/base/memory_budget.h"
 #include "core/base/status.h"
 #include "core/ps/table/row_optimizer.h"
+#include "core/ps/table/row_promises.h"
 #include "core/ps/table/saved_rows.h"
 #include "core/ps/table/stripe.h"
 #include "core/ps/table/table_batch.h"
@@ -120,7 +121,11 @@ class Table {
   void ForEach(const TableBatch& batch, size_t floats, const Use& use);
   void Apply(double now, const TableBatch& batch, const float* gradients, const StepValues& step,
              bool creates_all, std::vector<size_t>* lost);
-  void ReserveRows(size_t stripe, OnMissing on_missing, bool within_budget, TableBatch* batch);
+  // How many rows a request may create, by stripe, if no id has a row.
+  RowPromises::Counts MostNewRows(const TableBatch& batch) const;
+  // Reserves memory for the rows of a stripe that are missing, at most `max_new`.
+  void ReserveRows(size_t stripe, size_t max_new, OnMissing on_missing, bool within_budget,
+                   TableBatch* batch);
   void WriteRow(const RowMap::Header& header, const float* content, bool keeps_limit);
   void WriteRows(const SavedRowsView& rows);
   void WriteValues(const TableEdit& edit);
@@ -130,6 +135,7 @@ class Table {
   const TableConfig config_;
   RowOptimizer optimizer_;
   RowLimit limit_;
+  RowPromises promises_;
   std::array<std::unique_ptr<Stripe>, kStripes> stripes_;
   StepValues snapshot_step_;
   std::shared_ptr<MemoryBudget> budget_;  // null: memory is not counted

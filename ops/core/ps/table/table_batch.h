@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/ps/table/row_map.h"
+#include "core/ps/table/row_promises.h"
 #include "core/ps/table/stripe.h"
 
 namespace tfdist::ps {
@@ -28,9 +29,7 @@ class TableBatch {
     for (size_t i = 0; i < count; ++i) order_[next[StripeOf(hashes_[i])]++] = i;
   }
   ~TableBatch() {
-    for (const Promise& promise : promises_) {
-      if (promise.count > 0) promise.rows->Unpromise(promise.count);
-    }
+    if (promises_ != nullptr) promises_->Unpromise(promised_);
   }
   TableBatch(const TableBatch&) = delete;
   TableBatch& operator=(const TableBatch&) = delete;
@@ -51,27 +50,30 @@ class TableBatch {
   size_t count(size_t stripe) const { return ends_[stripe + 1] - ends_[stripe]; }
   bool Has(size_t stripe) const { return count(stripe) > 0; }
 
-  // Has the stripe promise spare rows for as long as the batch lives; false if fewer are free.
-  bool Claim(size_t stripe, size_t count, RowMap* rows) {
-    if (!rows->Promise(count)) return false;
-    promises_[stripe].rows = rows;
-    promises_[stripe].count += count;
+  // Claim spare rows of all stripes, or of one, for as long as the batch lives; false if fewer are
+  // free.
+  bool Claim(const RowPromises::Counts& counts, RowPromises* promises) {
+    if (!promises->Promise(counts)) return false;
+    promises_ = promises;
+    promised_ = counts;
+    return true;
+  }
+  bool Claim(size_t stripe, size_t count, RowPromises* promises) {
+    if (!promises->Promise(stripe, count)) return false;
+    promises_ = promises;
+    promised_[stripe] += count;
     return true;
   }
 
  private:
   static constexpr size_t kAhead = 8;  // rows are prefetched that far ahead of their use
 
-  struct Promise {
-    RowMap* rows = nullptr;
-    size_t count = 0;
-  };
-
   const int64_t* const ids_;
   std::vector<uint64_t> hashes_;
   std::vector<size_t> order_;  // indices of ids, by stripe
   std::array<size_t, kStripes + 1> ends_{};
-  std::array<Promise, kStripes> promises_;
+  RowPromises* promises_ = nullptr;  // null: it was promised nothing
+  RowPromises::Counts promised_{};
 };
 
 }  // namespace tfdist::ps
