@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -77,6 +78,8 @@ class Agreement:
                 return found
             named = found if found is None or self._may_lead(found) else None
             if found is not None and named is None:
+                # It was silent when this process asked last; its follower hears it.
+                self._peers.ask([found.address], every=self._peers.timing.probe)
                 self._peers.pause(self._peers.timing.retry)
 
     def _find_leader(self) -> Member:
@@ -107,6 +110,9 @@ class Agreement:
         asked_all = False
         survey: list[str] = []
         surveyed = 0.0  # monotonic time of the first questions of the survey
+        # When a network heals, all come again, but not at once: the first to come are not enough.
+        lacked_majority = False
+        waits_until, fewest = 0.0, math.inf
         while True:
             self._peers.check()
             now, changes = time.monotonic(), state.changes
@@ -118,10 +124,14 @@ class Agreement:
                     self._passed.pop(member.process, None)
                     state.follow(None)
                     return None
+            if lacked_majority and len(missing) < fewest:
+                waits_until = now + timing.answer + timing.probe
+            fewest = min(fewest, len(missing))
             given_up = {
                 member.process
                 for member in missing
-                if probes.silent_for(member.address) >= timing.grace or now > patient_until
+                if now >= waits_until
+                and (probes.silent_for(member.address) >= timing.grace or now > patient_until)
             }
             if survey:
                 asked_all |= not probes.under_way(survey) or now > surveyed + timing.answer
@@ -140,6 +150,7 @@ class Agreement:
             if decision.lacks == "rank":
                 state.follow(None)
                 return None
+            lacked_majority |= decision.lacks == "majority"
             if decision.lacks in ("proof", "majority") or now > began + timing.answer:
                 # Not later than the next decision, since all have to be asked after `began`.
                 every = timing.probe if survey else 0.0
