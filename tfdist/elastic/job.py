@@ -367,6 +367,8 @@ class ElasticJob:
                 )
             except Outside:
                 self.is_newcomer = True
+                # The members do not wait for it meanwhile.
+                self.communicator.leave()
                 raise LeftBehindError(
                     f"{self.cluster.task_name}: the others have gone on without this worker"
                 ) from None

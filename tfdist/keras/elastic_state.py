@@ -98,6 +98,10 @@ class ElasticFit:
                 callback.restores_for_all = True
                 callback.on_train_begin()
 
+    def why_not_again(self) -> str | None:
+        """Why another `fit` of this process cannot read the same batches; `None` if it can."""
+        return self._running.why_not_again()
+
     def handles(self) -> Sequence[tf.Tensor]:
         """See `State`."""
         return self._handles

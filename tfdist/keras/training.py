@@ -156,6 +156,17 @@ class Training:
         self._epochs_ended = position.epochs_ended
         self._start = self.resumed = state
 
+    def why_not_again(self) -> str | None:
+        """Why another `fit` of this process cannot read the same batches; `None` if it can."""
+        source = None if self._openings is None else self._openings.source
+        if source is None:
+            return None
+        if source.draws_orders:
+            return "a shuffle of its dataset, which has drawn an order, cannot go back"
+        if getattr(source, "remembers_epochs", False):
+            return "its PyDataset was told of the ends of epochs"
+        return None
+
     def begin_epoch(self, epoch: int, callbacks: Any) -> None:
         """Notes the number of an epoch.
 

@@ -79,7 +79,7 @@ def _agreed(steps: Any, job: ElasticJob) -> Iterator[None]:
 def fit_elastically(original, self, *args, **kwargs):
     """In elastic training a newcomer leaves out what the members have ended.
 
-    A worker that the others have left behind becomes a newcomer.
+    A worker that the others have left behind becomes a newcomer, if its data can go back.
     """
     job = elastic_job_of(self.distribute_strategy)
     if job is None:
@@ -91,10 +91,20 @@ def fit_elastically(original, self, *args, **kwargs):
         try:
             history = original(self, *args, **kwargs)
         except LeftBehindError as error:
+            reason = _why_not_again(job)
+            if reason is not None:
+                raise LeftBehindError(
+                    f"{error}; start the program again, and it joins them: this fit cannot begin "
+                    f"again in this process, because {reason}"
+                ) from None
             _log.warning("%s; joining them again", error)
             continue
         job.end_fit(history.history)
         return history
+
+
+def _why_not_again(job: ElasticJob) -> str | None:
+    return job.state.why_not_again() if isinstance(job.state, ElasticFit) else None
 
 
 def _history(model: Any, logs: dict[str, list[float]]) -> History:

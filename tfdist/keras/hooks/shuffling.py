@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from tensorflow.python.eager import context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
@@ -225,6 +225,15 @@ class PyDatasetSource:
     def reads_ahead(self) -> bool:
         """Whether Keras's threads read the batches of an epoch before it opens the data."""
         return self._data.workers > 1 or (self._data.workers > 0 and self._data.use_multiprocessing)
+
+    @property
+    def remembers_epochs(self) -> bool:
+        """Whether the ends of epochs change the batches, as far as its class tells."""
+        kind, base = type(self._data), PyDataset
+        return (
+            kind.on_epoch_end is not base.on_epoch_end
+            or kind.on_epoch_begin is not base.on_epoch_begin
+        )
 
     def indices(self) -> Iterator[int]:
         """The batches of the opening, from its first one on."""
