@@ -24,7 +24,7 @@ from tfdist import ops
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import trains_on_servers
+from tfdist.keras.workers import elastic_job_of, trains_on_servers
 
 _strategy: contextvars.ContextVar[tf.distribute.Strategy | None]
 _strategy = contextvars.ContextVar("strategy", default=None)
@@ -82,7 +82,12 @@ def yield_in_order(original, self):
 
 
 def common_seed(strategy: tf.distribute.Strategy | None) -> Seed | None:
-    """A seed that all workers share; `None` where there is one worker."""
+    """A seed that all workers share; `None` where there is one worker.
+
+    `None` in elastic training, too: members take rank 0's seed with its position.
+    """
+    if strategy is not None and elastic_job_of(strategy) is not None:
+        return None
     own = users_seed()
     seed = [_DRAWN if own is None else own.value, _drawn()]
     communicator = getattr(strategy, "communicator", None)
