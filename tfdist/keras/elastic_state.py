@@ -130,7 +130,7 @@ class ElasticFit:
         _restore_callbacks(self._callbacks.callbacks, described, best)
         # Keras sets metrics to zero when an epoch begins.
         own = OwnState.of(self._running.model, of_all=False)
-        self._running.go_on_from(TrainingState(position, own))
+        self._running.go_on_from(TrainingState(position, own), beside_others=True)
 
     def save(self) -> None:
         """See `State`."""

@@ -16,6 +16,7 @@ from keras.callbacks import BackupAndRestore, CallbackList, History, ProgbarLogg
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
 from tfdist import ops
+from tfdist.data.order import order_of_each_process
 from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
 from tfdist.keras import training
 from tfdist.keras.elastic_state import ElasticFit
@@ -37,6 +38,13 @@ class _WholeBatches:
             raise ValueError(
                 "elastic training: expected a dataset that all workers read whole (AutoShardPolicy "
                 f"AUTO or DATA), received {policy}"
+            )
+        reasons = order_of_each_process(dataset)
+        if reasons:
+            raise ValueError(
+                "elastic training: expected a dataset that all workers read in the same order, of "
+                f"which each takes its share; received one whose order differs: {reasons[0]}. A "
+                "seed of shuffle, or keras.utils.set_random_seed before it, makes it the same"
             )
         return dataset.prefetch(1)
 
