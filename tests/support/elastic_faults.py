@@ -34,7 +34,8 @@ class Fault:
     Args:
       kind: "kill", "stop" or "leave".
       rank: the worker's rank when the epochs begin.
-      place: where it comes from inside; "" for one from outside, at any moment.
+      place: where it comes from inside; "" for one from outside, at any moment since the job was
+        founded; "founding" for one from outside, at any moment since the process was started.
       epoch: of the epochs that are permitted then, from 0; only of a fault from inside.
       batch: of the epoch, from 0, or `None` for any; only of a fault from inside.
       delay: seconds since the fault before it; only of one from outside.
@@ -90,11 +91,15 @@ class _Slot:
 
     Attributes:
       faults: how many of all faults came before it was started.
+      is_stopped: it cannot run.
+      is_doomed: it is to end.
+      is_behind: it may end, because its data cannot go back to where the others are.
     """
 
     faults: int = 0
     is_stopped: bool = False
     is_doomed: bool = False
+    is_behind: bool = False
 
 
 class Course:
@@ -107,8 +112,10 @@ class Course:
     Attributes:
       epochs: how many the workers may have trained.
       faults: how many there were that may cost a step.
-      recoveries: the seconds from each fault to the last survivor's next generation.
+      recoveries: the seconds from faults to the last survivor's next generation, by "kill" and
+        "stop", the first of which shows at once.
       joins: the seconds from a newcomer's readiness to its first generation.
+      repeated: how many units of work the members have begun again.
     """
 
     def __init__(self, ranks: RankGroup, fit: Fit) -> None:
@@ -117,8 +124,9 @@ class Course:
         self._slots = [_Slot() for _ in range(len(ranks))]
         self.epochs = 0
         self.faults = 0
-        self.recoveries: list[float] = []
+        self.recoveries: dict[str, list[float]] = {"kill": [], "stop": []}
         self.joins: list[float] = []
+        self.repeated = 0
 
     # What the processes have reported.
 
@@ -151,7 +159,7 @@ class Course:
             return [
                 slot
                 for slot, state in enumerate(self._slots)
-                if not self._ranks[slot].alive and not state.is_doomed
+                if not self._ranks[slot].alive and not state.is_doomed and not state.is_behind
             ]
 
         self._ranks.wait_until(lambda: bool(unexpected()) or condition(), timeout, what)
@@ -171,6 +179,9 @@ class Course:
         first = self.epochs
         self.epochs += faults.epochs
         targets = [members[fault.rank % len(members)] for fault in faults.faults]
+        before = {slot: self._recoveries(slot) for slot in members}
+        for fault, slot in zip(faults.faults, targets, strict=True):
+            self._slots[slot].is_doomed |= fault.kind != "stop"
         for slot in members:
             own = [
                 SelfFault(
@@ -180,17 +191,15 @@ class Course:
                     fault.batch,
                 )
                 for fault, target in zip(faults.faults, targets, strict=True)
-                if target == slot and fault.place
+                if target == slot and fault.place not in ("", "founding")
             ]
             self._go(slot, tuple(own))
         began = [self._strike(f, slot) for f, slot in zip(faults.faults, targets, strict=True)]
         stopped = [
-            slot
-            for fault, slot in zip(faults.faults, targets, strict=True)
-            if fault.kind == "stop" and not self._slots[slot].is_doomed
+            slot for fault, slot in zip(faults.faults, targets, strict=True) if fault.kind == "stop"
         ]
         ended = [slot for slot in dict.fromkeys(targets) if slot not in stopped]
-        self._wait(lambda: not any(self._ranks[slot].alive for slot in ended), f"{faults}: the end")
+        self._await_ends(faults, ended, members)
         for fault, slot in zip(faults.faults, targets, strict=True):
             if fault.kind == "leave":
                 outcome = self._ranks.join(1.0, only=[slot])[0]
@@ -202,13 +211,21 @@ class Course:
         self._wait(
             lambda: all(map(self._pauses, survivors)), f"{faults}: epoch {self.epochs} of survivors"
         )
-        self._note(faults, survivors, [time for time in began if time is not None])
+        kind = "stop" if any(fault.kind == "stop" for fault in faults.faults) else "kill"
+        self._note(kind, survivors, [when for when in began if when is not None])
+        again = [self._recoveries(slot) - before[slot] for slot in survivors]
+        allowed = sum(when is not None for when in began)
+        assert max(again, default=0) <= allowed, (
+            f"{faults}: expected at most {allowed} units of work to begin again, received {again}"
+        )
+        self.repeated += max(again, default=0)
         for slot in stopped:
             if faults.kills_stopped:
                 self._slots[slot].is_doomed = True
                 self._ranks[slot].kill()
             else:
                 self._slots[slot].is_stopped = False
+                self._slots[slot].is_behind = self._fit.data == "dataset"
                 self._ranks[slot].resume()
         if faults.kills_stopped:
             ended += stopped
@@ -220,11 +237,26 @@ class Course:
             self._restart(again, joiners)
         self._gather(faults)
 
+    def _await_ends(self, faults: Faults, slots: Sequence[int], members: Sequence[int]) -> None:
+        """Waits for ends; a worker that is told to leave may first need another step."""
+
+        def have_ended_or_pause() -> bool:
+            return all(not self._ranks[slot].alive or self._pauses(slot) for slot in slots)
+
+        while True:
+            self._wait(have_ended_or_pause, f"{faults}: the end")
+            if not any(self._ranks[slot].alive for slot in slots):
+                return
+            self.epochs += 1
+            for slot in members:
+                self._go(slot)
+
     def _strike(self, fault: Fault, slot: int) -> float | None:
         """Waits for a fault, or inflicts it; returns when it came, if it may cost a step."""
         state = self._slots[slot]
-        state.is_doomed |= fault.kind != "stop"
-        if not fault.place:
+        if fault.place in ("", "founding"):
+            if not fault.place:
+                self._wait(lambda: self._world(slot) is not None, f"{fault}: the founding")
             time.sleep(fault.delay)
             when = self._ranks[slot].send_signal(SIGNALS[fault.kind])
         else:
@@ -234,8 +266,13 @@ class Course:
         self.faults += fault.kind != "leave"
         return when if fault.kind != "leave" else None
 
-    def _note(self, faults: Faults, survivors: Sequence[int], began: Sequence[float]) -> None:
-        if not began or not survivors:
+    def _recoveries(self, slot: int) -> int:
+        world = self._world(slot)
+        return 0 if world is None else world["recoveries"]
+
+    def _note(self, kind: str, survivors: Sequence[int], began: Sequence[float]) -> None:
+        """Notes the seconds from the last fault to the last survivor's next generation."""
+        if not began:
             return
         ends = [
             min(times)
@@ -249,7 +286,7 @@ class Course:
             )
         ]
         if ends:
-            self.recoveries.append(max(ends) - max(began))
+            self.recoveries[kind].append(max(ends) - max(began))
 
     def _restart(self, slots: Sequence[int], joiners: Sequence[SelfFault | None]) -> None:
         for slot, fault in zip(slots, joiners, strict=False):
@@ -264,6 +301,7 @@ class Course:
     def _gather(self, faults: Faults) -> None:
         """Permits epochs, one by one, until all that can run have joined."""
         deadline = time.monotonic() + TIMEOUT
+        restarted = [slot for slot in range(len(self._ranks)) if self._world(slot) is None]
         while True:
             # A joiner's fault.
             doomed = [
@@ -274,10 +312,19 @@ class Course:
             if faults.joiner is not None and faults.restarts != "never" and doomed:
                 self.faults += 1
                 self._restart(doomed, [None] * len(doomed))
+            behind = [
+                slot
+                for slot, state in enumerate(self._slots)
+                if state.is_behind and not self._ranks[slot].alive
+            ]
+            for outcome in self._ranks.join(1.0, only=behind):
+                assert outcome.exception == "LeftBehindError", outcome.describe()
+            self._restart(behind, [None] * len(behind))
             able = [slot for slot in range(len(self._ranks)) if self._ranks[slot].alive]
             absent = [slot for slot in able if slot not in self.members()]
             members = self.members()
             if not absent and all(map(self._pauses, members)):
+                self._note_joins(restarted)
                 return
             if time.monotonic() > deadline:
                 self._ranks.fail(
@@ -296,6 +343,12 @@ class Course:
             self._wait(
                 lambda: all(map(self._pauses, self.members())), f"{faults}: epoch {self.epochs}"
             )
+
+    def _note_joins(self, slots: Sequence[int]) -> None:
+        """Notes the seconds from the readiness of new processes to their first generation."""
+        for slot in slots:
+            (first, *_), (ready, *_) = self._reports(slot, "world"), self._reports(slot, "forms")
+            self.joins.append(first["time"] - ready)
 
     def _are_ready(self, slots: Sequence[int]) -> bool:
         """Whether processes wait to join, or have ended."""
@@ -319,7 +372,9 @@ class Course:
 
 
 @contextlib.contextmanager
-def running(fit: Fit, folder: Path, workers: int = WORKERS, limits: str = "") -> Iterator[Course]:
+def running(
+    fit: Fit, folder: Path | None, workers: int = WORKERS, limits: str = ""
+) -> Iterator[Course]:
     """Starts the workers of a `fit`."""
     env = {"TFDIST_ELASTIC": limits or f"1:{workers}", "TFDIST_RENDEZVOUS_TIMEOUT": "60"}
     with start_ranks(train, workers, args=(fit,), env=env, tmp_path=folder) as ranks:
@@ -354,6 +409,14 @@ def alone(fit: Fit, epochs: int) -> Result:
     fit = Fit(fit.model, fit.data, fit.dtype, fit.validates)
     # A longer training has the results of shorter ones.
     return _alone(fit, 32 * -(-epochs // 32))[epochs - 1]
+
+
+def undisturbed(fit: Fit, epochs: int, workers: int = WORKERS) -> tuple[float, dict[int, Result]]:
+    """The distance of a `fit` of several workers without faults, and their results."""
+    with running(fit, None, workers) as course:
+        course.begin(Faults(epochs=epochs))
+        results = course.end()
+    return max(distance(result, alone(fit, epochs)) for result in results.values()), results
 
 
 def distance(received: Result, expected: Result) -> float:

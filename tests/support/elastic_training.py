@@ -279,6 +279,7 @@ class _Worlds(logging.Handler):
     def __init__(self, ctx: Any) -> None:
         super().__init__(logging.INFO)
         self._ctx = ctx
+        self.job: Any = None
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("%s: rank %d of %d (before"):
@@ -292,6 +293,7 @@ class _Worlds(logging.Handler):
                     "before": before,
                     "units": units,
                     "seconds": seconds,
+                    "recoveries": getattr(self.job, "recoveries", 0),
                     "time": time.monotonic(),
                 },
             )
@@ -302,12 +304,14 @@ def train(ctx: Any, fit: Fit) -> Result:
     import tfdist
     from tfdist.elastic import job, membership
     from tfdist.keras import elastic_state
+    from tfdist.keras.hooks import shuffling
 
     go = ctx.wait_for("go", PATIENCE)
     faults = SelfFaults(ctx)
     faults.add(go.faults)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("tfdist.elastic").addHandler(_Worlds(ctx))
+    worlds = _Worlds(ctx)
+    logging.getLogger("tfdist.elastic").addHandler(worlds)
     if fit.is_quick:
         _give_up_early(membership)
     _report_before(ctx, membership.Membership)
@@ -315,6 +319,8 @@ def train(ctx: Any, fit: Fit) -> Result:
     faults.around(elastic_state.ElasticFit, "describe", before="sending")
     faults.around(elastic_state.ElasticFit, "restore", before="receiving")
     faults.around(job.ElasticJob, "_agree", after="agreed")
+    faults.around(shuffling, "common_seed", before="seeding")
+    _note_job(worlds, job.ElasticJob)
 
     keras.config.set_floatx(fit.dtype)
     strategy = tfdist.MultiWorkerMirroredStrategy()
@@ -356,6 +362,16 @@ def _give_up_early(membership: Any) -> None:
 
     membership.Membership.__init__ = quick_begin
     membership.Membership.watch = quick_watch
+
+
+def _note_job(worlds: _Worlds, elastic: type) -> None:
+    agree: Callable[..., Any] = elastic._agree  # type: ignore[attr-defined]
+
+    def noted(self: Any, *args: Any) -> Any:
+        worlds.job = self
+        return agree(self, *args)
+
+    elastic._agree = noted  # type: ignore[attr-defined]
 
 
 def _report_before(ctx: Any, membership: type) -> None:
