@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait as wait_any
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, NoReturn
 
 from rank_outcome import Outcome, describe_all
 from rank_process import Assignment
@@ -164,6 +164,35 @@ class RankGroup:
             f"rank {rank} did not report {wanted} within {timeout:g} s; its last reports: {seen}\n"
             + self._abort([reporter], f"stopped after {timeout:g} s without the report")
         )
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+        """Waits until a condition of reports and of ends is true.
+
+        Args:
+          condition: is called after each report and each end of a rank.
+          timeout: seconds to wait.
+          what: the condition in words.
+
+        Raises:
+          AssertionError: it was not true in time. The message has the running ranks' stacks; they
+            are killed.
+        """
+        with self._changed:
+            if self._changed.wait_for(condition, timeout):
+                return
+        self.fail(range(len(self)), f"waited {timeout:g} s for {what}")
+
+    def fail(self, chosen: Sequence[int], why: str) -> NoReturn:
+        """Fails with the stacks of ranks that run, which are killed, and the ends of others.
+
+        Raises:
+          AssertionError: always.
+        """
+        ranks = [self._ranks[rank] for rank in chosen]
+        running = [rank for rank in ranks if rank.alive]
+        text = self._abort(running, why)
+        ended = [self._outcome(rank) for rank in ranks if rank not in running]
+        raise AssertionError(f"{why}\n{describe_all(ended)}{text}")
 
     def join(
         self, timeout: float, *, only: Sequence[int] | None = None, grace: float | None = None

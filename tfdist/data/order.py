@@ -38,29 +38,45 @@ def unknown_order(dataset: tf.data.Dataset, opening: int) -> list[str]:
     Returns:
       Reasons in plain words; none if the order is the same, as far as the dataset tells.
     """
-    reasons = []
+    return list(dict.fromkeys(reason for reason, _ in _reasons(dataset, opening)))
+
+
+def order_of_each_process(dataset: tf.data.Dataset) -> list[str]:
+    """Why processes that run the same program read rows in different orders.
+
+    Python generators, and functions that draw random numbers, are not among the reasons.
+
+    Args:
+      dataset: the dataset.
+
+    Returns:
+      Reasons in plain words; none if the order is the same, as far as the dataset tells.
+    """
+    found = (reason for reason, is_of_rows in _reasons(dataset, 1) if is_of_rows)
+    return list(dict.fromkeys(found))
+
+
+def _reasons(dataset: tf.data.Dataset, opening: int) -> Iterator[tuple[str, bool]]:
+    """Why an order is unknown, each with whether it surely differs between processes."""
     if dataset.options().deterministic is False:
-        reasons.append("options().deterministic is False, so elements overtake each other")
+        yield "options().deterministic is False, so elements overtake each other", True
     for node, later in _nodes(dataset):
         kind = type(node).__name__
         if kind == "_ShuffleDataset":
             if _is_unseeded(node):
-                reasons.append("shuffle has no seed")
+                yield "shuffle has no seed", True
             elif node._reshuffle_each_iteration and later and opening > 1:
-                reasons.append(f"{later} comes after shuffle in a dataset that is opened again")
+                yield f"{later} comes after shuffle in a dataset that is opened again", False
         elif kind == "_RandomDataset" and _is_unseeded(node):
-            reasons.append(
-                "elements are chosen at random, as by sample_from_datasets, with no seed"
-            )
+            yield "elements are chosen at random, as by sample_from_datasets, with no seed", True
         elif kind == "_GeneratorDataset" or _runs(node, ("GeneratorDataset",)):
-            reasons.append("a Python generator yields elements")
+            yield "a Python generator yields elements", False
         elif kind.startswith("_DataServiceDataset"):
-            reasons.append("a tf.data service deals out elements")
+            yield "a tf.data service deals out elements", True
         if getattr(node, "_deterministic", None) == "false":
-            reasons.append("deterministic=False lets elements overtake each other")
+            yield "deterministic=False lets elements overtake each other", True
         if _runs(node, _NOISE_OPS):
-            reasons.append("a function of the dataset draws random numbers")
-    return list(dict.fromkeys(reasons))
+            yield "a function of the dataset draws random numbers", False
 
 
 def shuffles(dataset: tf.data.Dataset) -> bool:

@@ -68,6 +68,7 @@ class Unit:
       written: returns the resources of the variables that it writes.
       healed: returns the result on a member that has received what the others have written.
       admits: whether newcomers can join before this unit.
+      lets_leave: whether a member that leaves after a step leaves before this unit.
       is_whole: whether it writes the whole state.
       equalizes: whether all members take the whole state of one of them in any case.
     """
@@ -78,6 +79,7 @@ class Unit:
     written: Callable[[], Sequence[tf.Tensor]] = tuple
     healed: Callable[[], Any] = lambda: None
     admits: bool = False
+    lets_leave: bool = True
     is_whole: bool = False
     equalizes: bool = False
 
@@ -140,7 +142,7 @@ class ElasticJob:
         self.ends = self.leaves = False
         self.state: State | None = None
         self._histories: list[dict[str, list[float]]] = []
-        self._change_is_planned = False
+        self._change_is_planned = self._member_leaves = False
         self._is_founded_again = False
         # How often one unit has failed with the same members.
         self._vain = 0
@@ -222,7 +224,8 @@ class ElasticJob:
           LeftBehindError: the others have gone on without this process.
           Exception: what the unit raises for another reason than a lost member.
         """
-        if unit.admits and self._change_is_planned and self._go_on(unit):
+        may_change = unit.admits or (self._member_leaves and unit.lets_leave)
+        if self._change_is_planned and may_change and self._go_on(unit):
             return unit.healed()
         while True:
             try:
@@ -337,7 +340,7 @@ class ElasticJob:
         elif notice.at is not None:
             self.leaves = True
         else:
-            self._change_is_planned = True
+            self._change_is_planned = self._member_leaves = True
 
     def leave(self, failure: str | None = None) -> None:
         """Leaves the job; later calls, and calls in a forked child process, do nothing.
@@ -367,6 +370,8 @@ class ElasticJob:
                 )
             except Outside:
                 self.is_newcomer = True
+                # The members do not wait for it meanwhile.
+                self.communicator.leave()
                 raise LeftBehindError(
                     f"{self.cluster.task_name}: the others have gone on without this worker"
                 ) from None
@@ -375,6 +380,7 @@ class ElasticJob:
                 self._is_founded_again, self.is_newcomer, self.units = True, False, 0
             # Without newcomers there may be too few members, which only then may go on.
             self._change_is_planned = world.size < self.elastic.min_workers
+            self._member_leaves = False
             try:
                 is_done = self._agree(unit)
             except tf.errors.OpError as error:

@@ -98,6 +98,10 @@ class ElasticFit:
                 callback.restores_for_all = True
                 callback.on_train_begin()
 
+    def why_not_again(self) -> str | None:
+        """Why another `fit` of this process cannot read the same batches; `None` if it can."""
+        return self._running.why_not_again()
+
     def handles(self) -> Sequence[tf.Tensor]:
         """See `State`."""
         return self._handles
@@ -126,7 +130,7 @@ class ElasticFit:
         _restore_callbacks(self._callbacks.callbacks, described, best)
         # Keras sets metrics to zero when an epoch begins.
         own = OwnState.of(self._running.model, of_all=False)
-        self._running.go_on_from(TrainingState(position, own))
+        self._running.go_on_from(TrainingState(position, own), beside_others=True)
 
     def save(self) -> None:
         """See `State`."""

@@ -63,13 +63,14 @@ class ElasticStep:
         self._atomic = AtomicStep()
         self._functions: dict[Any, tf.types.experimental.PolymorphicFunction] = {}
 
-    def run(self, batch: Any, where: str, admits: bool = True) -> Any:
+    def run(self, batch: Any, where: str, is_first: bool = True) -> Any:
         """Makes a step together with all members.
 
         Args:
           batch: the global batch, in memory.
           where: the step's name in messages.
-          admits: as for the constructor, for this step.
+          is_first: whether it is the first step of an execution, between which callbacks are
+            called, and members leave and join.
 
         Returns:
           The logs of all members together, or the rows of the result.
@@ -90,7 +91,8 @@ class ElasticStep:
             undo=self._atomic.undo,
             written=lambda: self._atomic.written,
             healed=lambda: (self._healed(batch), (0.0, 0.0)),
-            admits=self._admits and admits,
+            admits=self._admits and is_first,
+            lets_leave=is_first,
         )
         result, flags = self._job.run(unit)
         if self._admits:

@@ -11,9 +11,10 @@ from typing import Any
 
 from tfdist.data.openings import Openings
 from tfdist.data.position import InputPosition
+from tfdist.errors import TfdistError
 from tfdist.keras import exchange
 from tfdist.keras.own_state import OwnState
-from tfdist.keras.workers import elastic_job_of, rank_of
+from tfdist.keras.workers import rank_of
 
 _log = logging.getLogger("tfdist")
 
@@ -124,15 +125,27 @@ class Training:
             workers=exchange.workers_of(self.model),
         )
 
-    def go_on_from(self, state: TrainingState) -> None:
+    def go_on_from(self, state: TrainingState, *, beside_others: bool = False) -> None:
         """Makes `fit`, which has not begun its first epoch, go on from a state.
 
         The model has the values that belong to the state already.
+
+        Args:
+          state: of this program, or of another member.
+          beside_others: other members go on from there, too, and share their batches with this one.
+
+        Raises:
+          TfdistError: this process would read other batches beside them.
         """
         assert self._openings is not None
         position = state.position
         restore = getattr(self._openings.source, "restore", None)
         reasons = [] if restore is None else restore(position)
+        if reasons and beside_others:
+            raise TfdistError(
+                "fit: expected the order of batches that the other members have, but "
+                f"{'; '.join(reasons)} in this process"
+            )
         reasons += self._openings.go_to(position.opening, position.batches, position.openings_read)
         own = exchange.workers_of(self.model)
         if position.workers != own and not self._openings.splits_batches:
@@ -140,9 +153,7 @@ class Training:
                 f"there were {position.workers} workers and are {own}, which share the data by "
                 "files or by batches"
             )
-        # A newcomer of an elastic job is never rank 0.
-        is_elastic = elastic_job_of(self.model.distribute_strategy) is not None
-        if reasons and (is_elastic or rank_of(self.model) == 0):
+        if reasons and (beside_others or rank_of(self.model) == 0):
             _log.warning(
                 "fit goes on at batch %d of epoch %d, but its data cannot be positioned exactly: "
                 "%s. The batches that follow are others than without the interruption; some rows "
@@ -155,6 +166,17 @@ class Training:
         self.model._initial_epoch = position.epoch
         self._epochs_ended = position.epochs_ended
         self._start = self.resumed = state
+
+    def why_not_again(self) -> str | None:
+        """Why another `fit` of this process cannot read the same batches; `None` if it can."""
+        source = None if self._openings is None else self._openings.source
+        if source is None:
+            return None
+        if source.draws_orders:
+            return "a shuffle of its dataset, which has drawn an order, cannot go back"
+        if getattr(source, "remembers_epochs", False):
+            return "its PyDataset was told of the ends of epochs"
+        return None
 
     def begin_epoch(self, epoch: int, callbacks: Any) -> None:
         """Notes the number of an epoch.

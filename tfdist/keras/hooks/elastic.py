@@ -16,6 +16,7 @@ from keras.callbacks import BackupAndRestore, CallbackList, History, ProgbarLogg
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
 from tfdist import ops
+from tfdist.data.order import order_of_each_process
 from tfdist.elastic.job import ElasticJob, LeftBehindError, Unit
 from tfdist.keras import training
 from tfdist.keras.elastic_state import ElasticFit
@@ -37,6 +38,13 @@ class _WholeBatches:
             raise ValueError(
                 "elastic training: expected a dataset that all workers read whole (AutoShardPolicy "
                 f"AUTO or DATA), received {policy}"
+            )
+        reasons = order_of_each_process(dataset)
+        if reasons:
+            raise ValueError(
+                "elastic training: expected a dataset that all workers read in the same order, of "
+                f"which each takes its share; received one whose order differs: {reasons[0]}. A "
+                "seed of shuffle, or keras.utils.set_random_seed before it, makes it the same"
             )
         return dataset.prefetch(1)
 
@@ -79,7 +87,7 @@ def _agreed(steps: Any, job: ElasticJob) -> Iterator[None]:
 def fit_elastically(original, self, *args, **kwargs):
     """In elastic training a newcomer leaves out what the members have ended.
 
-    A worker that the others have left behind becomes a newcomer.
+    A worker that the others have left behind becomes a newcomer, if its data can go back.
     """
     job = elastic_job_of(self.distribute_strategy)
     if job is None:
@@ -91,10 +99,20 @@ def fit_elastically(original, self, *args, **kwargs):
         try:
             history = original(self, *args, **kwargs)
         except LeftBehindError as error:
+            reason = _why_not_again(job)
+            if reason is not None:
+                raise LeftBehindError(
+                    f"{error}; start the program again, and it joins them: this fit cannot begin "
+                    f"again in this process, because {reason}"
+                ) from None
             _log.warning("%s; joining them again", error)
             continue
         job.end_fit(history.history)
         return history
+
+
+def _why_not_again(job: ElasticJob) -> str | None:
+    return job.state.why_not_again() if isinstance(job.state, ElasticFit) else None
 
 
 def _history(model: Any, logs: dict[str, list[float]]) -> History:

@@ -45,7 +45,7 @@ def make_units_of_work(original, self, step_function):
                     raise
                 break
             # Within several steps of one execution a newcomer could not begin.
-            logs = step.run(batch, f"{name}, {where}", admits=number == 0)
+            logs = step.run(batch, f"{name}, {where}", is_first=number == 0)
         return logs
 
     marked: Any = function

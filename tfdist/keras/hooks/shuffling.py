@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 from tensorflow.python.eager import context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
@@ -24,7 +24,7 @@ from tfdist import ops
 from tfdist.data.position import InputPosition
 from tfdist.data.seeds import Seed, restored, users_seed
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import trains_on_servers
+from tfdist.keras.workers import elastic_job_of, trains_on_servers
 
 _strategy: contextvars.ContextVar[tf.distribute.Strategy | None]
 _strategy = contextvars.ContextVar("strategy", default=None)
@@ -82,7 +82,12 @@ def yield_in_order(original, self):
 
 
 def common_seed(strategy: tf.distribute.Strategy | None) -> Seed | None:
-    """A seed that all workers share; `None` where there is one worker."""
+    """A seed that all workers share; `None` where there is one worker.
+
+    `None` in elastic training, too: members take rank 0's seed with its position.
+    """
+    if strategy is not None and elastic_job_of(strategy) is not None:
+        return None
     own = users_seed()
     seed = [_DRAWN if own is None else own.value, _drawn()]
     communicator = getattr(strategy, "communicator", None)
@@ -225,6 +230,15 @@ class PyDatasetSource:
     def reads_ahead(self) -> bool:
         """Whether Keras's threads read the batches of an epoch before it opens the data."""
         return self._data.workers > 1 or (self._data.workers > 0 and self._data.use_multiprocessing)
+
+    @property
+    def remembers_epochs(self) -> bool:
+        """Whether the ends of epochs change the batches, as far as its class tells."""
+        kind, base = type(self._data), PyDataset
+        return (
+            kind.on_epoch_end is not base.on_epoch_end
+            or kind.on_epoch_begin is not base.on_epoch_begin
+        )
 
     def indices(self) -> Iterator[int]:
         """The batches of the opening, from its first one on."""

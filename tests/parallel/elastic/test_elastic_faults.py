@@ -1,0 +1,142 @@
+"""Workers of an elastic `fit` are killed, stopped, told to leave and started again, by script.
+
+It ends with the weights of one plain process, and no step is lost, whatever the faults are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from elastic_faults import Fault, Faults, check, suffer, undisturbed
+from elastic_training import STEPS, Fit, SelfFault
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_kills_at_batches(tmp_path):
+    """Rank 0 in the middle of an epoch, one at the first batch of an epoch, one at any moment."""
+    fit = Fit()
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 0, "batch end", epoch=1, batch=2), restarts="never"),
+            Faults(Fault("kill", 2, "batch begin", epoch=1, batch=0), restarts="never"),
+            Faults(Fault("kill", 1, delay=0.01), restarts="never"),
+        ],
+        tmp_path,
+    )
+    check(fit, course, results)
+    assert len(results) == 1
+
+
+def test_two_at_once_and_another_during_recovery(tmp_path):
+    fit = Fit(model="normalized", data="arrays")
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 2, "founding", delay=0.2)),
+            Faults(Fault("kill", 0, delay=0.05), Fault("kill", 1), epochs=3),
+            Faults(Fault("kill", 0, "batch end", epoch=0, batch=3), Fault("kill", 1, "forming")),
+            Faults(Fault("kill", 1, "batch begin", epoch=0, batch=1), Fault("kill", 0, "formed")),
+            Faults(Fault("kill", 1, "batch begin", epoch=0, batch=1), Fault("kill", 2, "agreed")),
+        ],
+        tmp_path,
+    )
+    check(fit, course, results)
+    assert len(results) == 4
+
+
+def test_around_the_ends_of_epochs(tmp_path):
+    fit = Fit(validates=True, saves=True)
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 0, "epoch end", epoch=0), restarts="later"),
+            Faults(Fault("kill", 1, "validation", epoch=0, batch=0), restarts="later"),
+            Faults(Fault("kill", 0, "checkpoint", epoch=None), restarts="later"),
+            Faults(Fault("kill", 2, "validation begin", epoch=1), restarts="later"),
+            Faults(Fault("kill", 0, "validation end", epoch=0), restarts="later"),
+        ],
+        tmp_path,
+    )
+    check(fit, course, results)
+
+
+@pytest.mark.parametrize("data", ["arrays", "dataset"])
+def test_stopped_workers_join_again(data, tmp_path):
+    """In the same process, unless its shuffle cannot go back: then in a new one."""
+    fit = Fit(data=data, is_quick=True)
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("stop", 2, "batch end", epoch=1, batch=2)),
+            Faults(Fault("stop", 0, delay=0.05)),
+            Faults(Fault("stop", 1, "batch begin", epoch=1, batch=0), kills_stopped=True),
+        ],
+        tmp_path,
+    )
+    check(fit, course, results)
+    assert len(results) == 4
+
+
+def test_planned_leaves(tmp_path):
+    fit = Fit(data="arrays")
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 2, "seeding")),
+            Faults(Fault("leave", 0, "batch end", epoch=1, batch=1)),
+            Faults(Fault("leave", 3, delay=0.01), restarts="later"),
+            Faults(Fault("leave", 2, "batch end", epoch=1, batch=STEPS - 1)),
+            Faults(Fault("leave", 1, "batch begin", epoch=0, batch=STEPS - 1), restarts="later"),
+        ],
+        tmp_path,
+    )
+    check(fit, course, results)
+
+
+def test_newcomers_die(tmp_path):
+    fit = Fit()
+    kill = [SelfFault("kill", place) for place in ("forming", "formed", "receiving", "agreed")]
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 3, "fit begin")),
+            *[Faults(Fault("kill", 1, delay=0.02), joiner=joiner) for joiner in kill],
+        ],
+        tmp_path,
+    )
+    check(fit, course, results)
+
+
+def test_ledger(tmp_path):
+    """The weights count how often each row was trained: once in each epoch."""
+    fit = Fit(model="ledger")
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 1, delay=1.0), restarts="never"),
+            Faults(Fault("kill", 2, "batch end", epoch=1, batch=4), Fault("kill", 0, "forming")),
+            Faults(Fault("leave", 0, delay=0.02), Fault("kill", 1, delay=0.02)),
+        ],
+        tmp_path,
+    )
+    check(fit, course, results, tolerance=0.0)
+    for result in results.values():
+        assert np.all(result.weights[0] == course.epochs)
+
+
+@pytest.mark.parametrize("model", ["dense", "normalized"])
+def test_rounding(model, tmp_path):
+    """In float32 the distance from one process is at most twice that without a fault."""
+    fit = Fit(model=model, dtype="float32", data="arrays")
+    without, _ = undisturbed(fit, 12)
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 3, "batch end", epoch=1, batch=4), restarts="later"),
+            Faults(Fault("kill", 0, "batch begin", epoch=1, batch=3), epochs=3),
+        ],
+        tmp_path,
+    )
+    check(fit, course, results, tolerance=2 * without, of_logs=1e-5)

@@ -1,0 +1,385 @@
+"""One worker of an elastic `fit` that suffers faults, and the same `fit` of one plain process.
+
+The workers pause at the ends of epochs, until the test permits more of them: so a script of faults
+says in which epoch each fault comes, and faults do not pile up on a slow machine. A fault from
+inside is exact: a process kills itself at a named place of its training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import ledger
+import numpy as np
+import tensorflow as tf
+
+ROWS, BATCH, COLUMNS = 83, 16, 6  # the last of six batches has fewer rows than there are workers
+STEPS = -(-ROWS // BATCH)
+VALIDATION_ROWS, VALIDATION_STEPS = 20, 2
+# Seconds that a worker waits for the test.
+PATIENCE = 300.0
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A `fit`.
+
+    Args:
+      model: "dense", "normalized" or "ledger".
+      data: "dataset" or "arrays".
+      dtype: of weights and data.
+      validates: whether each epoch ends with a validation.
+      saves: whether there are a BackupAndRestore and a ModelCheckpoint.
+      is_quick: whether silent processes are given up after 3 seconds, not after 10.
+    """
+
+    model: str = "dense"
+    data: str = "dataset"
+    dtype: str = "float64"
+    validates: bool = False
+    saves: bool = False
+    is_quick: bool = False
+
+    def units(self, epochs: int) -> int:
+        """The units of work of a `fit` of some epochs: its beginning, steps, and ends of steps."""
+        return 1 + epochs * (STEPS + 1 + (VALIDATION_STEPS + 1) * self.validates)
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfFault:
+    """A fault from inside.
+
+    Args:
+      kind: "kill", "stop" or "leave".
+      place: where, such as "batch end".
+      epoch: from 0, or `None` for any.
+      batch: of the epoch, from 0, or `None` for any.
+    """
+
+    kind: str
+    place: str
+    epoch: int | None = None
+    batch: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Go:
+    """What the test sends to a worker.
+
+    Args:
+      epochs: how many it may train.
+      faults: those that are to come from inside.
+      ends: whether `fit` ends at once.
+    """
+
+    epochs: int
+    faults: tuple[SelfFault, ...] = ()
+    ends: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a worker has at the end.
+
+    Attributes:
+      weights: the model's.
+      slots: the optimizer's variables.
+      logs: of each epoch that this process has seen, by number.
+      units: the units of work that the job has done.
+      recoveries: how often this process has formed a new generation after a failure.
+      traces: how often it has traced its step of training.
+    """
+
+    weights: list[np.ndarray]
+    slots: list[np.ndarray]
+    logs: dict[int, dict[str, float]]
+    units: int = 0
+    recoveries: int = 0
+    traces: int = 1
+
+
+def _rows(fit: Fit, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(rows, COLUMNS))
+    targets = np.sin(features @ np.arange(1.0, COLUMNS + 1))[:, None]
+    return features.astype(fit.dtype), targets.astype(fit.dtype)
+
+
+def _data(fit: Fit) -> dict[str, Any]:
+    """The arguments of `fit` that say what it trains on."""
+    if fit.model == "ledger":
+        records = np.arange(ROWS)
+        arrays = records, records
+    else:
+        arrays = _rows(fit, ROWS, seed=7)
+    if fit.data == "arrays":
+        data: dict[str, Any] = {"x": arrays[0], "y": arrays[1], "batch_size": BATCH}
+    else:
+        rows = tf.data.Dataset.from_tensor_slices(arrays).shuffle(ROWS, seed=5)
+        data = {"x": rows.batch(BATCH)}
+    if fit.validates:
+        data["validation_data"] = _rows(fit, VALIDATION_ROWS, seed=8)
+        data["validation_batch_size"] = BATCH
+    return data
+
+
+def _model(fit: Fit) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    if fit.model == "ledger":
+        return ledger.model(ROWS)
+    layers = keras.layers
+    middle = [layers.BatchNormalization(synchronized=True)] if fit.model == "normalized" else []
+    penalty = keras.regularizers.L2(1e-3)
+    model = keras.Sequential(
+        [
+            keras.Input((COLUMNS,)),
+            layers.Dense(8, activation="tanh", kernel_regularizer=penalty),
+            *middle,
+            layers.Dense(1),
+        ]
+    )
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01, clipnorm=1.0)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+class _Logs(keras.callbacks.Callback):
+    """Notes the logs of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_epoch: dict[int, dict[str, float]] = {}
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.of_epoch[epoch] = {name: float(value) for name, value in logs.items()}
+
+
+class _Epochs(keras.callbacks.Callback):
+    """Notes the weights at the end of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.ends.append(_values(self.model))
+
+
+def _values(model: keras.Model) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    slots = [np.array(variable) for variable in model.optimizer.variables]
+    return model.get_weights(), slots
+
+
+def train_alone(ctx: Any, fit: Fit, epochs: int) -> list[Result]:
+    """Trains in one process without a strategy; returns the result of each epoch."""
+    keras.config.set_floatx(fit.dtype)
+    model = _model(fit)
+    logs, ends = _Logs(), _Epochs()
+    model.fit(**_data(fit), epochs=epochs, verbose=0, callbacks=[logs, ends])
+    return [Result(weights, slots, logs.of_epoch) for weights, slots in ends.ends]
+
+
+class SelfFaults:
+    """The faults of one worker that come from inside.
+
+    Args:
+      ctx: the worker's context.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+        self._waiting: list[SelfFault] = []
+
+    def add(self, faults: tuple[SelfFault, ...]) -> None:
+        """Prepares faults."""
+        self._waiting += faults
+
+    def at(self, place: str, epoch: int | None = None, batch: int | None = None) -> None:
+        """Suffers the faults of a place."""
+        for fault in list(self._waiting):
+            if (
+                fault.place == place
+                and fault.epoch in (None, epoch)
+                and fault.batch in (None, batch)
+            ):
+                self._waiting.remove(fault)
+                self._ctx.report("fault", (fault, time.monotonic()))
+                os.kill(os.getpid(), SIGNALS[fault.kind])
+
+    def around(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
+        """Makes a function of an object or a class a place of faults."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def with_faults(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                self.at(before)
+            result = original(*args, **kwargs)
+            if after:
+                self.at(after)
+            return result
+
+        setattr(owner, name, with_faults)
+
+
+class _Places(keras.callbacks.Callback):
+    """The places of faults in a `fit`, and its pauses."""
+
+    def __init__(self, ctx: Any, faults: SelfFaults, permitted: Go) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._faults = faults
+        self._permitted = permitted
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._faults.at("fit begin")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+        self._faults.at("epoch begin", epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._faults.at("batch begin", self._epoch, batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._faults.at("batch end", self._epoch, batch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._faults.at("validation begin", self._epoch)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._faults.at("validation", self._epoch, batch)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._faults.at("validation end", self._epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._faults.at("epoch end", epoch)
+        while epoch + 1 >= self._permitted.epochs and not self._permitted.ends:
+            self._ctx.report("pauses after", epoch + 1)
+            self._permitted = self._ctx.wait_for("go", PATIENCE)
+            self._faults.add(self._permitted.faults)
+        if self._permitted.ends and epoch + 1 >= self._permitted.epochs:
+            self.model.stop_training = True
+
+
+class _Worlds(logging.Handler):
+    """Reports each generation that this worker has entered, as its log has it."""
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(logging.INFO)
+        self._ctx = ctx
+        self.job: Any = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("%s: rank %d of %d (before"):
+            _, rank, size, before, generation, units, seconds = record.args
+            self._ctx.report(
+                "world",
+                {
+                    "generation": generation,
+                    "rank": rank,
+                    "size": size,
+                    "before": before,
+                    "units": units,
+                    "seconds": seconds,
+                    "recoveries": getattr(self.job, "recoveries", 0),
+                    "time": time.monotonic(),
+                },
+            )
+
+
+def train(ctx: Any, fit: Fit) -> Result:
+    """Trains as a worker of an elastic job."""
+    import tfdist
+    from tfdist.elastic import job, membership
+    from tfdist.keras import elastic_state
+    from tfdist.keras.hooks import shuffling
+
+    go = ctx.wait_for("go", PATIENCE)
+    faults = SelfFaults(ctx)
+    faults.add(go.faults)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    worlds = _Worlds(ctx)
+    logging.getLogger("tfdist.elastic").addHandler(worlds)
+    if fit.is_quick:
+        _give_up_early(membership)
+    _report_before(ctx, membership.Membership)
+    faults.around(membership.Membership, "form", before="forming", after="formed")
+    faults.around(elastic_state.ElasticFit, "describe", before="sending")
+    faults.around(elastic_state.ElasticFit, "restore", before="receiving")
+    faults.around(job.ElasticJob, "_agree", after="agreed")
+    faults.around(shuffling, "common_seed", before="seeding")
+    _note_job(worlds, job.ElasticJob)
+
+    keras.config.set_floatx(fit.dtype)
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = _model(fit)
+    logs = _Logs()
+    callbacks: list[Any] = [logs]
+    if fit.saves:
+        faults.around(model, "save_weights", after="checkpoint")
+        callbacks += [
+            keras.callbacks.BackupAndRestore(str(ctx.tmp_path / "backup"), save_freq=4),
+            keras.callbacks.ModelCheckpoint(
+                str(ctx.tmp_path / "best.weights.h5"), save_weights_only=True
+            ),
+        ]
+    callbacks.append(_Places(ctx, faults, go))
+    model.fit(**_data(fit), epochs=10_000, verbose=0, callbacks=callbacks)
+    elastic = strategy.extended.elastic_job
+    functions = model.train_function.elastic_step._functions.values()
+    return Result(
+        *_values(model),
+        logs.of_epoch,
+        units=elastic.units,
+        recoveries=elastic.recoveries,
+        traces=sum(function.experimental_get_tracing_count() for function in functions),
+    )
+
+
+def _give_up_early(membership: Any) -> None:
+    timing = membership.Timing(answer=2.0, grace=3.0, probe=0.3)
+    begin: Callable[..., None] = membership.Membership.__init__
+    watch: Callable[..., None] = membership.Membership.watch
+
+    def quick_begin(self: Any, *args: Any) -> None:
+        begin(self, *args, timing=timing)
+
+    def quick_watch(self: Any, communicator: Any) -> None:
+        watch(self, communicator, stalled=1.0, silence=3.0)
+
+    membership.Membership.__init__ = quick_begin
+    membership.Membership.watch = quick_watch
+
+
+def _note_job(worlds: _Worlds, elastic: type) -> None:
+    agree: Callable[..., Any] = elastic._agree  # type: ignore[attr-defined]
+
+    def noted(self: Any, *args: Any) -> Any:
+        worlds.job = self
+        return agree(self, *args)
+
+    elastic._agree = noted  # type: ignore[attr-defined]
+
+
+def _report_before(ctx: Any, membership: type) -> None:
+    """Reports that a worker is ready to join, before it does."""
+    form: Callable[..., Any] = membership.form  # type: ignore[attr-defined]
+
+    def reported(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ctx.report("forms", time.monotonic())
+        return form(self, *args, **kwargs)
+
+    membership.form = reported  # type: ignore[attr-defined]
