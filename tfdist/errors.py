@@ -77,3 +77,9 @@ class Preempted(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(self.EXIT_CODE)
+
+
+def brief(error: Exception) -> str:
+    """Returns the line of a TensorFlow error's message that names a rank, else its first line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if "rank " in line), lines[0] if lines else "")

@@ -44,7 +44,7 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, brief
 from tfdist.preemption.notice import notice
 
 _log = logging.getLogger("tfdist.elastic")
@@ -234,7 +234,7 @@ class ElasticJob:
                 if not self.has_lost_members(error):
                     raise
                 unit.undo()
-                _log.warning("%s: %s: %s", self.cluster.task_name, unit.name, _brief(error))
+                _log.warning("%s: %s: %s", self.cluster.task_name, unit.name, brief(error))
             else:
                 self.count_unit()
                 return result
@@ -386,7 +386,7 @@ class ElasticJob:
             except tf.errors.OpError as error:
                 if not self.has_lost_members(error):
                     raise
-                _log.warning("%s: %s", self.cluster.task_name, _brief(error))
+                _log.warning("%s: %s", self.cluster.task_name, brief(error))
                 continue
             _log.info(
                 "%s: rank %d of %d (before: %d) in generation %d after %d units, in %.2f s",
@@ -465,9 +465,3 @@ class ElasticJob:
                 self.state.save()
             finally:
                 self._leads = False
-
-
-def _brief(error: Exception) -> str:
-    """The line of TensorFlow's message that names a rank."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if "rank " in line), lines[0] if lines else "")

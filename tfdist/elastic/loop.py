@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.elastic.job import ElasticJob, LeftBehindError, _brief
+from tfdist.elastic.job import ElasticJob, LeftBehindError
 from tfdist.elastic.states import HostsUpdatedInterrupt, ObjectState, elastic_job
+from tfdist.errors import brief
 from tfdist.preemption.notice import notice
 
 _log = logging.getLogger("tfdist.elastic")
@@ -95,7 +96,7 @@ def _run(job: ElasticJob, state: ObjectState, function: Callable[[], Any]) -> An
                 if not job.has_lost_members(error):
                     raise
                 name = job.cluster.task_name
-                _log.warning("%s: goes on from the last commit: %s", name, _brief(error))
+                _log.warning("%s: goes on from the last commit: %s", name, brief(error))
                 job.recoveries += 1
                 state.restore()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from tfdist.control.stop_watch import StopWatch
-from tfdist.errors import Preempted
+from tfdist.errors import Preempted, brief
 from tfdist.job import process
 from tfdist.preemption.notice import notice
 
@@ -80,7 +80,7 @@ class Training:
             "%s: %s: nothing was saved, because the step failed: %s",
             _who(),
             self._asked_by(),
-            _brief(error),
+            brief(error),
         )
         raise Preempted from error
 
@@ -133,12 +133,6 @@ def _of_this_process() -> Training:
     if worker is not None:
         return Training(worker.stop_watch, worker.steps_ahead)
     return Training(None, None)
-
-
-def _brief(error: Exception) -> str:
-    """The line of TensorFlow's message that names a rank."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if "rank " in line), lines[0] if lines else "")
 
 
 def _who() -> str:
