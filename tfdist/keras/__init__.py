@@ -8,6 +8,7 @@
 | `workers.py` | what both ask about strategies and variables |
 | `callback.py` | the base class of tfdist's callbacks |
 | `training.py`, `own_state.py`, `exchange.py`, `state_file.py` | where a `fit` stands, in files |
+| `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
 
 Nothing is changed by an import. Making one of our strategies installs what strategies need;
 `tfdist.init()` and `tfdist.DistributedOptimizer` install less, since Keras needs less there.
