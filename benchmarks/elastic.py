@@ -422,6 +422,8 @@ def main(argv: list[str]) -> None:
     del argv
     if unknown := set(WANTED.value) - set(PARTS):
         raise app.UsageError(f"--parts: expected some of {', '.join(PARTS)}, received {unknown}")
+    # So that processes and namespaces end with this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     random.seed(SEED)
     began = time.perf_counter()
     figures = measure()
