@@ -2,7 +2,7 @@
 
     python benchmarks/elastic.py [--parts recovery,restart,torchrun,steady,network] [--kills 20]
                                  [--leaves 5] [--restarts 3] [--workers 4] [--width 1024]
-                                 [--pairs 3] [--rounds 3] [--steps 12] [--scale 1]
+                                 [--pairs 3] [--rounds 3] [--steps 10] [--scale 1]
                                  [--network_pairs 2] [--gigabits 1]
                                  [--torch_python .venv-torch/bin/python] [--json FILE]
 
@@ -74,7 +74,7 @@ RESTARTS = flags.DEFINE_integer("restarts", 3, "kills in the jobs that restart",
 PAIRS = flags.DEFINE_integer("pairs", 3, "of an elastic job and another one", lower_bound=1)
 NETWORK_PAIRS = flags.DEFINE_integer("network_pairs", 2, "between hosts", lower_bound=1)
 ROUNDS = flags.DEFINE_integer("rounds", 3, "counted rounds of each pair", lower_bound=1)
-STEPS = flags.DEFINE_integer("steps", 12, "of a round", lower_bound=SKIPPED + 2)
+STEPS = flags.DEFINE_integer("steps", 10, "of a round", lower_bound=SKIPPED + 2)
 SCALE = flags.DEFINE_float("scale", 1, "of the widths in the steady state", lower_bound=0.01)
 GIGABITS = flags.DEFINE_float("gigabits", 1, "per second, between hosts", lower_bound=0.01)
 TORCH = flags.DEFINE_string("torch_python", ".venv-torch/bin/python", "Python with PyTorch")
