@@ -27,6 +27,10 @@ class Worker:
       batch: examples of each worker in a step.
     """
 
+    # How the examples are dealt out; OFF: all workers train on the same ones, so that the weights
+    # do not depend on the number of workers.
+    sharding = "OFF"
+
     def __init__(self, rank: int, scale: float, batch: int) -> None:
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {processors[rank % len(processors)]})
@@ -75,11 +79,11 @@ class Worker:
         random = np.random.default_rng(2)
         x = random.normal(size=(EXAMPLES, *model.input_shape[1:])).astype(np.float32)
         y = random.integers(10, size=EXAMPLES)
-        # All workers train on the same examples, so that the weights do not depend on their number.
         batch = self._batch * self._strategy.num_replicas_in_sync
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch)
         options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        policy = tf.data.experimental.AutoShardPolicy[self.sharding]
+        options.experimental_distribute.auto_shard_policy = policy
         ends: list[float] = []
         clock = self._keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())

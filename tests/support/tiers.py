@@ -89,7 +89,8 @@ LONG_CASES = {
     "test_estimator_tf_keras.py": r"\[(devices/|.*test_estimator_(canned|model_fns))",
     # all_reduce, parameter_server, overlap and memory run the same parts; of data workers
     # test_data_service.py.
-    "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|tasks)",
+    "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|tasks)"
+    r"|test_elastic_compares",
     "test_communication_benchmarks.py": r"test_(network|training_step|sizes_of_buckets)",
 }
 

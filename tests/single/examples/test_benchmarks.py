@@ -229,3 +229,52 @@ def test_task_pushes_compares_three_jobs(tmp_path):
     assert finished.returncode == 0, finished.stderr[-3000:]
     (row,) = json.loads(file.read_text())["rows"]
     assert 0 < row["plain dataset"] and 0 < row["data tasks"] and 0 < row["data tasks, logged"]
+
+
+@pytest.mark.timeout(120)
+def test_elastic_measures_faults_of_a_job_that_goes_on(tmp_path):
+    file = tmp_path / "elastic.json"
+    finished = run(
+        *(sys.executable, "benchmarks/elastic.py", "--parts", "recovery,torchrun"),
+        *("--workers", "2", "--width", "8", "--kills", "2", "--leaves", "1"),
+        *("--torch_python", str(tmp_path / "no_such_python"), "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert "PyTorch: not installed; scripts/bench installs it" in finished.stdout
+    found = json.loads(file.read_text())["recovery"]
+    assert [len(found[what]) for what in ("kills", "leaves", "joins")] == [2, 1, 3]
+    for kill in found["kills"]:
+        assert 0 < kill["noticed"] < kill["formed"] < kill["seconds"]
+    # Steps of one worker may be so much faster that nothing is lost.
+    assert all(leave["steps"] * leave["seconds"] > 0 for leave in found["leaves"])
+    assert all(join["ready"] > 0 and join["seconds"] > 0 for join in found["joins"])
+    assert re.search(r"recovery after SIGKILL +2 .*(reached|missed)", finished.stdout)
+
+
+@pytest.mark.timeout(120)
+def test_elastic_compares_with_a_restart_of_all(tmp_path):
+    file = tmp_path / "elastic.json"
+    finished = run(
+        *(sys.executable, "benchmarks/elastic.py", "--parts", "restart"),
+        *("--workers", "2", "--width", "8", "--restarts", "1", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    (kill,) = json.loads(file.read_text())["restart"]["kills"]
+    # A step after a checkpoint may not have been reported when a worker was killed.
+    assert kill["seconds"] > 0 and 0 <= kill["repeated"] <= 10
+
+
+@pytest.mark.timeout(120)
+def test_elastic_compares_steps_of_two_kinds_of_jobs(tmp_path):
+    file = tmp_path / "elastic.json"
+    finished = run(
+        *(sys.executable, "benchmarks/elastic.py", "--parts", "steady", "--pairs", "1"),
+        *("--rounds", "2", "--steps", "4", "--scale", "0.02", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = json.loads(file.read_text())["steady"]
+    assert [row["model"] for row in rows] == ["dense, SGD", "cnn, SGD", "dense, AdamW"]
+    for row in rows:
+        assert [len(ratios) for ratios in row["ratios"]] == [2]
+        assert 0 < row["low"] <= row["ratio"] <= row["high"]
+        assert f"{row['low']:.3f} to {row['high']:.3f}" in finished.stdout
