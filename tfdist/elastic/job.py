@@ -52,6 +52,10 @@ _log = logging.getLogger("tfdist.elastic")
 _MAX_VAIN = 5
 
 
+class _NotNow(Exception):
+    """The members cannot take in the newcomers of the generation that was formed."""
+
+
 class LeftBehindError(Exception):
     """The other members have gone on without this process; it may join them as a newcomer."""
 
@@ -360,11 +364,12 @@ class ElasticJob:
         """Forms the next generation; returns whether the others have done the unit already."""
         began = time.monotonic()
         before = self.size
+        admits = unit.admits
         while True:
             try:
                 world = self._membership.form(
                     self.communicator,
-                    admits=unit.admits,
+                    admits=admits,
                     rejoins=self.is_newcomer,
                     on_too_few=self._save,
                 )
@@ -388,6 +393,9 @@ class ElasticJob:
                     raise
                 _log.warning("%s: %s", self.cluster.task_name, brief(error))
                 continue
+            except _NotNow:
+                admits = False
+                continue
             _log.info(
                 "%s: rank %d of %d (before: %d) in generation %d after %d units, in %.2f s",
                 *(self.cluster.task_name, self.rank, self.size, before, world.generation),
@@ -398,24 +406,30 @@ class ElasticJob:
     def _agree(self, unit: Unit) -> bool:
         """Makes all members' states equal; returns whether the others have done the unit."""
         whole = [] if self.state is None else self.state.handles()
-        own = [self.units, self.is_newcomer, fingerprint(unit.written()), fingerprint(whole)]
+        own = [
+            *(self.units, self.is_newcomer, unit.admits),
+            *(fingerprint(unit.written()), fingerprint(whole)),
+        ]
         with tf.device("/device:CPU:0"):
             rows = ops.all_gather(
                 tf.constant([own], tf.int64), self.communicator, label="the members' progress"
             ).numpy()
-        if not self.is_newcomer:
-            self._membership.establish()
         units, is_new = rows[:, 0], rows[:, 1] != 0
         top = units[~is_new].max()
         source = int(np.flatnonzero(~is_new & (units == top))[0])
         behind = ~is_new & (units < top)
         if np.any(units[behind] < top - 1):
             raise RuntimeError(f"expected members within one unit of each other, found {units}")
+        # The leader, which has admitted them, may be behind the source, and in another unit.
+        if is_new.any() and not rows[source, 2]:
+            raise _NotNow
+        if not self.is_newcomer:
+            self._membership.establish()
         if is_new.any() or unit.equalizes or (unit.is_whole and behind.any()):
-            self._check_equal(rows[:, 3], "the variables of the model and the optimizer")
+            self._check_equal(rows[:, 4], "the variables of the model and the optimizer")
             self._receive_state(source, unit, bool(behind[self.rank]))
         elif behind.any():
-            self._check_equal(rows[:, 2], f"the variables that {unit.name} writes")
+            self._check_equal(rows[:, 3], f"the variables that {unit.name} writes")
             handles = unit.written()
             values = broadcast_values(handles, self.communicator, source, unit.name)
             if behind[self.rank]:
