@@ -67,10 +67,14 @@ void TestThreads() {
   for (size_t thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       std::mt19937 random(static_cast<unsigned>(thread));
-      for (int request = 0; request < Rounds(20000); ++request) {
+      // On a busy machine the others may hold what this thread needs for all of its rounds.
+      for (int request = 0; request < Rounds(20000) || served[thread] == 0; ++request) {
         RowPromises::Counts counts{};
         for (size_t& count : counts) count = random() % 16;
-        if (!promises.Promise(counts)) continue;
+        if (!promises.Promise(counts)) {
+          std::this_thread::yield();
+          continue;
+        }
         ++served[thread];
         for (size_t i = 0; i < kStripes; ++i) {
           const std::lock_guard<std::mutex> lock(locks[i]);
@@ -87,7 +91,6 @@ void TestThreads() {
   }
   for (std::thread& thread : threads) thread.join();
   for (size_t i = 0; i < kStripes; ++i) EXPECT(promises.promised(i) == 0 && spare[i] == kSpare);
-  for (const size_t count : served) EXPECT(count > 0);
   EXPECT(promises.Promise(Each(kSpare)));
 }
 
