@@ -30,7 +30,11 @@ def test_each_record_counts_once(tmp_path):
     options = {"epochs": EPOCHS, "lease": LEASE, "folder": str(tmp_path / "snapshots")}
     cut, done = 0, []
     with start_ranks(
-        keep_ledger, WORKERS + SERVERS, kwargs=options, roles=roles(WORKERS, SERVERS)
+        keep_ledger,
+        WORKERS + SERVERS,
+        kwargs=options,
+        tmp_path=tmp_path,  # where the workers look for "no more faults"
+        roles=roles(WORKERS, SERVERS),
     ) as ranks:
         for worker in range(WORKERS):
             ranks.wait_for(worker, "begun", timeout=60)
