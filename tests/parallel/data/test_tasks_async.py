@@ -88,6 +88,21 @@ def test_a_worker_that_stalls_loses_its_tasks():
     assert "which was silent for a whole lease" in outcomes[2].output
 
 
+def test_a_step_that_is_longer_than_the_lease_loses_nothing():
+    # The other one ends its epochs meanwhile: it waits for a lease without any progress.
+    options = {"epochs": 2, "pauses": [(1,), (1,)], "lease": 3.0, "slowness": 0.1}
+    with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
+        begin(ranks)
+        ranks.send(0, "go on")
+        ranks.wait_for(0, "trained", timeout=60)
+        ranks.send(1, "go on")
+        outcomes = end(ranks, 2)
+    assert counts_of(outcomes, 1) == [2] * RECORDS
+    # It has renewed its leases during the step.
+    assert "which was silent for a whole lease" not in outcomes[2].output
+    assert "did not count" not in outcomes[1].output
+
+
 def test_a_task_that_kills_three_workers_is_parked_and_named():
     options = {"epochs": 1, "pauses": [(), ()], "poison": 33}
     with start_ranks(train_async, 2, kwargs=options, roles=roles(1)) as ranks:
