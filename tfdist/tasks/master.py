@@ -416,6 +416,7 @@ class TaskMaster:
         queue.expire(now)
         queue.renew(request.rank, request.process, now)
         lost = [i for i, upto in held if not queue.commit(i, request.process, upto, now)]
+        queue.forget(request.process, dict(held))
         queue.release(request.process, released, failed=request.failed)
         served.note(now)
         self._changed.notify_all()

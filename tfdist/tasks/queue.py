@@ -35,7 +35,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from tfdist.tasks.positions import Positions, TaskPositions
@@ -204,6 +204,8 @@ class TaskQueue:
         self._processes: dict[int, str] = {}
         self._failed: dict[int, str] = {}  # by rank, the process that has given back its tasks
         self._drained: dict[int, int] = {}  # by rank, the epoch in which it found nothing more
+        # By lease, the owner that has ended its task, until a report of it has the lease no more.
+        self._done: dict[int, str] = {}
 
     def begin_epoch(self, ended: int) -> int | None:
         """Returns the epoch that a worker begins.
@@ -282,6 +284,7 @@ class TaskQueue:
             self._drained.pop(rank, None)
             if before is not None:
                 self._return([x for x in self.leases.values() if x.process == before], "died")
+                self.forget(before, ())
         for lease in self.leases.values():
             if lease.process == process:
                 lease.expires = now + self.plan.lease
@@ -290,10 +293,13 @@ class TaskQueue:
         """Records that the first `upto` records of a task are trained, or more if pushes say so.
 
         Returns:
-          Whether the worker still owned the task; if not, nothing is recorded.
+          Whether the worker still owned the task, or has ended it; if not, nothing is recorded.
         """
         lease = self.leases.get(lease_id)
-        if lease is None or lease.process != process:
+        if lease is None:
+            # Its last push may have come before it knew, and a report may come twice.
+            return self._done.get(lease_id) == process
+        if lease.process != process:
             return False
         upto = min(upto, self.plan.sizes[lease.item.task])
         if self._move(lease, self._positions.advance(lease_id, upto), now):
@@ -312,7 +318,10 @@ class TaskQueue:
     def _end(self, lease: Lease) -> bool:
         """Ends a lease; returns whether its task is done."""
         del self.leases[lease.id]
-        return self._move(lease, self._positions.close(lease.id))
+        is_done = self._move(lease, self._positions.close(lease.id))
+        if is_done:
+            self._done[lease.id] = lease.process
+        return is_done
 
     def _name_of_task(self, epoch: int, task: int | None = None) -> str:
         """The name of a task among the positions; without a task, one before those of its epoch."""
@@ -327,6 +336,11 @@ class TaskQueue:
     def saved(self) -> None:
         """The last `state` is in a checkpoint, and positions of older epochs have no use left."""
         self._positions.forget(f"{self._name}/", self._name_of_task(self._first_unsaved))
+
+    def forget(self, process: str, held: Container[int]) -> None:
+        """Forgets the ended leases of a process but those that it still reports."""
+        for lease in [i for i, owner in self._done.items() if owner == process and i not in held]:
+            del self._done[lease]
 
     def release(self, process: str, lease_ids: Iterable[int], *, failed: bool) -> None:
         """Gives back tasks.
@@ -478,12 +492,13 @@ class TaskQueue:
                 self._put_back(item)
                 continue
             item.deaths += 1
-            if item.deaths < MAX_DEATHS:
-                self._put_back(item)
-            else:
+            is_parked = item.deaths >= MAX_DEATHS
+            if is_parked:
                 self.parked[item.task] = item
-                kind = "parked"
-            self.events.append(Event(kind, dataclasses.replace(item), lease.rank))
+            else:
+                self._put_back(item)
+            event = Event("parked" if is_parked else kind, dataclasses.replace(item), lease.rank)
+            self.events.append(event)
 
     def _put_back(self, item: Item) -> None:
         if item.task in self.parked:

@@ -161,7 +161,10 @@ def test_an_epoch_of_two_workers(job):
     other = two.lease("train", 0, waits=True, wait=0.0)
     assert (mine.place, other.place) == ((0, 0, 60), (0, 60, 40))
     assert one.report("train", {mine.lease: 2}) == []
-    assert one.report("train", {mine.lease: 2}) == [mine.lease]  # it has ended
+    assert one.report("train", {mine.lease: 2}) == []  # it has ended
+    assert two.report("train", {mine.lease: 2}) == [mine.lease]
+    assert one.report("train", {}) == []
+    assert one.report("train", {mine.lease: 2}) == [mine.lease]  # and is forgotten
     last = one.lease("train", 0, waits=True, wait=0.0)
     one.report("train", {last.lease: 2})
     assert one.lease("train", 0, waits=True, wait=0.0) == (1,)

@@ -118,6 +118,21 @@ def test_three_deaths_in_a_row_park_a_task():
     assert queue.counts().left == 0 and queue.begin_epoch(1) is None
 
 
+def test_what_is_lost_together_with_a_parked_task_is_not_told_to_be_parked():
+    queue = queue_of(5, 5, epochs=2)
+    ask(queue, 0, process="process 0")
+    finish(queue, 1, ask(queue, 1))
+    for death in (1, 2):
+        assert ask(queue, 0, process=f"process {death}").task == 0
+    # It reads ahead.
+    held = [ask(queue, 0, epoch=1, process="process 2") for _ in range(2)]
+    assert [(grant.epoch, grant.task) for grant in held] == [(1, 0), (1, 1)]
+    queue.release("process 2", list(queue.leases), failed=True)
+    told = [(event.kind, event.item.epoch, event.item.task) for event in queue.events[2:]]
+    assert told == [("parked", 0, 0), ("died", 1, 0), ("died", 1, 1)]
+    assert list(queue.parked) == [0] and drain(queue, 1, epoch=1) == [(1, 1, 0)]
+
+
 def test_only_deaths_without_progress_count_in_a_row():
     queue = queue_of(10)
     for death in range(8):
@@ -187,6 +202,23 @@ def test_a_task_goes_on_where_the_last_push_was():
     positions.advance(second.lease, 2)
     third = ask(queue, 1, now=2 * LEASE + 2)
     assert (third.task, third.first) == (1, 2)
+
+
+def test_an_owner_whose_last_push_came_before_it_knew_has_lost_nothing():
+    positions = Pushed()
+    queue = TaskQueue(Plan((4, 4), 1, False, 3, LEASE), 0, positions, "q")
+    grant = ask(queue, 0)
+    positions.advance(grant.lease, 4)
+    for _ in range(2):  # the first report ends the task, and the step has not returned yet
+        assert queue.commit(grant.lease, "process 0", 0, 0.0)
+    assert not queue.commit(grant.lease, "process 1", 0, 0.0)
+    assert not queue.leases and queue.records == 4
+    queue.forget("process 0", ())
+    assert not queue.commit(grant.lease, "process 0", 0, 0.0)
+    # Nothing is kept for a process that reports no more.
+    finish(queue, 0, ask(queue, 0))
+    queue.renew(0, "another process", now=0.0)
+    assert not queue._done
 
 
 def test_positions_may_be_further_than_a_state():
