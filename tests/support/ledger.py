@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+import tfdist
 
 
 class Counters(keras.layers.Layer):
@@ -39,6 +42,24 @@ def model(records: int, **compiled: Any) -> keras.Model:
     return made
 
 
+def model_with_rows(records: int) -> keras.Model:
+    """Makes the model with two counters of each record: in a variable, and in a table's row."""
+    record = keras.Input((), dtype="int64")
+    rows = tfdist.layers.Embedding(
+        output_dim=1, optimizer="sgd", initializer="zeros", learning_rate=1.0, name="rows"
+    )
+    made = keras.Model(record, Counters(records)(record) + rows(record))
+    made.compile(keras.optimizers.SGD(1.0), MinusSum())
+    return made
+
+
+def counts_of_rows(trained: keras.Model) -> list[int]:
+    """Returns the counters of `model_with_rows` that are in the table."""
+    (counters,) = trained.get_layer("counters").get_weights()
+    both = trained.predict_on_batch(np.arange(len(counters)))[:, 0]
+    return (both - counters).tolist()
+
+
 def batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Makes batches of inputs and targets of a dataset of record numbers."""
     return dataset.batch(size).map(lambda records: (records, records))
@@ -46,6 +67,6 @@ def batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 def counts(trained: keras.Model) -> list[int]:
     """Returns how often each record was trained."""
-    (counters,) = trained.get_weights()
+    (counters,) = trained.get_layer("counters").get_weights()
     assert all(count == int(count) for count in counters.tolist()), counters
     return [int(count) for count in counters.tolist()]

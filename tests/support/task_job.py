@@ -53,6 +53,7 @@ def train_async(
     poison: int | None = None,
     lease: float = 2.0,
     explicit: bool = True,
+    with_rows: bool = False,
     **options: Any,
 ) -> dict[str, Any] | None:
     """Fits the ledger with parameter servers; serves in a `ps` task.
@@ -65,10 +66,12 @@ def train_async(
       poison: the number of a record that no worker can read.
       lease: of the queue.
       explicit: whether the queue has a last epoch, too.
+      with_rows: whether the ledger is kept in a table, too.
       **options: of the strategy.
 
     Returns:
-      "counts", as this worker sees them at its end; "epochs" and "batches" of its `fit`.
+      "counts", as this worker sees them at its end, and "rows", those of the table; "epochs" and
+      "batches" of its `fit`.
     """
     if "checkpoint_dir" in options:
         tfdist.init(checkpoint_dir=options["checkpoint_dir"])
@@ -76,7 +79,7 @@ def train_async(
         return None
     strategy = tfdist.ParameterServerStrategy(**{"epoch_timeout": 0.0, **options})
     with strategy.scope():
-        model = ledger.model(RECORDS)
+        model = ledger.model_with_rows(RECORDS) if with_rows else ledger.model(RECORDS)
     model.get_weights()
     data = tfdist.data.from_ranges(
         RECORDS, TASK, shuffle=True, seed=1, lease=lease, epochs=epochs if explicit else None
@@ -100,7 +103,12 @@ def train_async(
     tfdist.data.feed.current.report()
     ctx.report("trained")
     ctx.wait_for("end", timeout=240)
-    return {"counts": ledger.counts(model), "epochs": fitted.epoch, "batches": pause.batches}
+    return {
+        "counts": ledger.counts(model),
+        "rows": ledger.counts_of_rows(model) if with_rows else None,
+        "epochs": fitted.epoch,
+        "batches": pause.batches,
+    }
 
 
 LEDGER_RECORDS = 120

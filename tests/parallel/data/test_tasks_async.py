@@ -122,9 +122,11 @@ def test_a_task_that_kills_three_workers_is_parked_and_named():
     assert re.search(f"ps 0: queue 'train': {name}", log)  # at the end, once more
 
 
-def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path):
+@pytest.mark.parametrize("with_rows", [False, True], ids=["dense", "and rows"])
+def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path, with_rows):
     folder = str(tmp_path / "snapshots")
     options = {"epochs": 2, "pauses": [(5, 9), (5, 9)], "checkpoint_dir": folder}
+    options["with_rows"] = with_rows
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
         for worker in (0, 1):
             ranks.wait_for(worker, "paused", 5, timeout=60)
@@ -140,6 +142,7 @@ def test_a_server_that_is_started_again_goes_on_from_its_snapshot(tmp_path):
         outcomes = end(ranks, 2)
     # The log has what was trained after the snapshot.
     assert counts_of(outcomes) == [2] * RECORDS
+    assert not with_rows or outcomes[0].result["rows"] == [2] * RECORDS
     assert "goes on in epoch 1 from a checkpoint" in outcomes[2].output
 
 
