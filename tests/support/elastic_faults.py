@@ -428,6 +428,17 @@ def distance(received: Result, expected: Result) -> float:
     return max(float(np.max(np.abs(a - b))) for a, b in pairs if a.size)
 
 
+def _differing(results: dict[int, Result], expected: Result, tolerance: float) -> dict[int, int]:
+    """The first epoch whose logs differ, by slot."""
+    found: dict[int, int] = {}
+    for slot, result in results.items():
+        for epoch, logs in sorted(result.logs.items()):
+            pairs = [(value, expected.logs[epoch][name]) for name, value in logs.items()]
+            if any(abs(value - other) > tolerance for value, other in pairs):
+                found.setdefault(slot, epoch)
+    return found
+
+
 def check(
     fit: Fit,
     course: Course,
@@ -441,7 +452,10 @@ def check(
     expected = alone(fit, course.epochs)
     logs = expected.logs[course.epochs - 1]
     distances = {slot: distance(result, expected) for slot, result in results.items()}
-    assert max(distances.values()) <= tolerance, (course.epochs, distances)
+    assert max(distances.values()) <= tolerance, (
+        f"expected at most {tolerance} after {course.epochs} epochs, received {distances}; the first "
+        f"epochs whose logs differ: {_differing(results, expected, of_logs)}"
+    )
     for slot, result in results.items():
         assert result.units == fit.units(course.epochs), (slot, result.units)
         assert result.traces == 1, (slot, result.traces)

@@ -111,7 +111,7 @@ def test_faults_leave_no_trace(name, tmp_path):
         course.begin(Faults())
         while kinds.total() < FAULTS:
             kind, faults = drawn(choose, fit)
-            print(f"{kinds.total() + 1}: {kind}: {faults}", flush=True)
+            print(f"{kinds.total() + 1}, from epoch {course.epochs}: {faults}", flush=True)
             course.permit(faults)
             kinds[kind] += 1
         results = course.end()
