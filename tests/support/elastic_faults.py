@@ -180,6 +180,7 @@ class Course:
         self.epochs += faults.epochs
         targets = [members[fault.rank % len(members)] for fault in faults.faults]
         before = {slot: self._recoveries(slot) for slot in members}
+        reported = {slot: len(self._reports(slot, "fault")) for slot in members}
         for fault, slot in zip(faults.faults, targets, strict=True):
             self._slots[slot].is_doomed |= fault.kind != "stop"
         for slot in members:
@@ -194,7 +195,10 @@ class Course:
                 if target == slot and fault.place not in ("", "founding")
             ]
             self._go(slot, tuple(own))
-        began = [self._strike(f, slot) for f, slot in zip(faults.faults, targets, strict=True)]
+        began = [
+            self._strike(fault, slot, reported[slot])
+            for fault, slot in zip(faults.faults, targets, strict=True)
+        ]
         stopped = [
             slot for fault, slot in zip(faults.faults, targets, strict=True) if fault.kind == "stop"
         ]
@@ -251,8 +255,14 @@ class Course:
             for slot in members:
                 self._go(slot)
 
-    def _strike(self, fault: Fault, slot: int) -> float | None:
-        """Waits for a fault, or inflicts it; returns when it came, if it may cost a step."""
+    def _strike(self, fault: Fault, slot: int, before: int) -> float | None:
+        """Waits for a fault, or inflicts it; returns when it came, if it may cost a step.
+
+        Args:
+          fault: the fault.
+          slot: the worker that suffers it.
+          before: the number of faults from inside that the worker had reported before.
+        """
         state = self._slots[slot]
         if fault.place in ("", "founding"):
             if not fault.place:
@@ -260,7 +270,8 @@ class Course:
             time.sleep(fault.delay)
             when = self._ranks[slot].send_signal(SIGNALS[fault.kind])
         else:
-            self._wait(lambda: bool(self._reports(slot, "fault")), f"{fault}")
+            # One that was stopped has reported that fault before.
+            self._wait(lambda: len(self._reports(slot, "fault")) > before, f"{fault}")
             when = self._reports(slot, "fault")[-1][1]
         state.is_stopped |= fault.kind == "stop"
         self.faults += fault.kind != "leave"
