@@ -180,6 +180,7 @@ class Course:
         self.epochs += faults.epochs
         targets = [members[fault.rank % len(members)] for fault in faults.faults]
         before = {slot: self._recoveries(slot) for slot in members}
+        reported = {slot: len(self._reports(slot, "fault")) for slot in members}
         for fault, slot in zip(faults.faults, targets, strict=True):
             self._slots[slot].is_doomed |= fault.kind != "stop"
         for slot in members:
@@ -194,7 +195,10 @@ class Course:
                 if target == slot and fault.place not in ("", "founding")
             ]
             self._go(slot, tuple(own))
-        began = [self._strike(f, slot) for f, slot in zip(faults.faults, targets, strict=True)]
+        began = [
+            self._strike(fault, slot, reported[slot])
+            for fault, slot in zip(faults.faults, targets, strict=True)
+        ]
         stopped = [
             slot for fault, slot in zip(faults.faults, targets, strict=True) if fault.kind == "stop"
         ]
@@ -214,7 +218,7 @@ class Course:
         kind = "stop" if any(fault.kind == "stop" for fault in faults.faults) else "kill"
         self._note(kind, survivors, [when for when in began if when is not None])
         again = [self._recoveries(slot) - before[slot] for slot in survivors]
-        allowed = sum(when is not None for when in began)
+        allowed = sum(when is not None for when in began) + (faults.joiner is not None)
         assert max(again, default=0) <= allowed, (
             f"{faults}: expected at most {allowed} units of work to begin again, received {again}"
         )
@@ -251,8 +255,14 @@ class Course:
             for slot in members:
                 self._go(slot)
 
-    def _strike(self, fault: Fault, slot: int) -> float | None:
-        """Waits for a fault, or inflicts it; returns when it came, if it may cost a step."""
+    def _strike(self, fault: Fault, slot: int, before: int) -> float | None:
+        """Waits for a fault, or inflicts it; returns when it came, if it may cost a step.
+
+        Args:
+          fault: the fault.
+          slot: the worker that suffers it.
+          before: the number of faults from inside that the worker had reported before.
+        """
         state = self._slots[slot]
         if fault.place in ("", "founding"):
             if not fault.place:
@@ -260,7 +270,8 @@ class Course:
             time.sleep(fault.delay)
             when = self._ranks[slot].send_signal(SIGNALS[fault.kind])
         else:
-            self._wait(lambda: bool(self._reports(slot, "fault")), f"{fault}")
+            # One that was stopped has reported that fault before.
+            self._wait(lambda: len(self._reports(slot, "fault")) > before, f"{fault}")
             when = self._reports(slot, "fault")[-1][1]
         state.is_stopped |= fault.kind == "stop"
         self.faults += fault.kind != "leave"
@@ -414,7 +425,9 @@ def alone(fit: Fit, epochs: int) -> Result:
 def undisturbed(fit: Fit, epochs: int, workers: int = WORKERS) -> tuple[float, dict[int, Result]]:
     """The distance of a `fit` of several workers without faults, and their results."""
     with running(fit, None, workers) as course:
-        course.begin(Faults(epochs=epochs))
+        course.begin(Faults(epochs=1))
+        while course.epochs < epochs:
+            course.permit(Faults(epochs=min(20, epochs - course.epochs)))
         results = course.end()
     return max(distance(result, alone(fit, epochs)) for result in results.values()), results
 
@@ -426,6 +439,17 @@ def distance(received: Result, expected: Result) -> float:
         zip(received.slots, expected.slots, strict=True),
     )
     return max(float(np.max(np.abs(a - b))) for a, b in pairs if a.size)
+
+
+def _differing(results: dict[int, Result], expected: Result, tolerance: float) -> dict[int, int]:
+    """The first epoch whose logs differ, by slot."""
+    found: dict[int, int] = {}
+    for slot, result in results.items():
+        for epoch, logs in sorted(result.logs.items()):
+            pairs = [(value, expected.logs[epoch][name]) for name, value in logs.items()]
+            if any(abs(value - other) > tolerance for value, other in pairs):
+                found.setdefault(slot, epoch)
+    return found
 
 
 def check(
@@ -441,7 +465,10 @@ def check(
     expected = alone(fit, course.epochs)
     logs = expected.logs[course.epochs - 1]
     distances = {slot: distance(result, expected) for slot, result in results.items()}
-    assert max(distances.values()) <= tolerance, (course.epochs, distances)
+    assert max(distances.values()) <= tolerance, (
+        f"expected at most {tolerance} after {course.epochs} epochs, received {distances}; logs "
+        f"differ from these epochs on: {_differing(results, expected, of_logs)}"
+    )
     for slot, result in results.items():
         assert result.units == fit.units(course.epochs), (slot, result.units)
         assert result.traces == 1, (slot, result.traces)

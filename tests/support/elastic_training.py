@@ -147,7 +147,9 @@ def _model(fit: Fit) -> keras.Model:
             layers.Dense(1),
         ]
     )
-    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01, clipnorm=1.0)
+    # A rate that stays makes small batches magnify rounding without end.
+    rate = keras.optimizers.schedules.ExponentialDecay(0.01, 50, 0.8)
+    optimizer = keras.optimizers.AdamW(rate, weight_decay=0.01, clipnorm=1.0)
     model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
