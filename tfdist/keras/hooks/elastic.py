@@ -177,22 +177,33 @@ def _muted(logger: ProgbarLogger) -> Iterator[None]:
         logger.verbose = before
 
 
+class _WriterOfRank0(property):
+    """A property of `TensorBoard`: a writer of events, which writes nothing on other ranks.
+
+    Args:
+      original: Keras's property.
+    """
+
+    def __init__(self, original: property) -> None:
+        super().__init__(
+            lambda board: (
+                tf.summary.create_noop_writer()
+                if _is_left_to_rank_0(board.model)
+                else original.__get__(board)
+            )
+        )
+
+
 @hooks(TensorBoard, "_train_writer")
 def write_training_on_rank_0(original):
     """In elastic training the events are those of rank 0, whichever worker that is."""
-    return property(lambda self: _writer(self, original))
+    return _WriterOfRank0(original)
 
 
 @hooks(TensorBoard, "_val_writer")
 def write_validation_on_rank_0(original):
     """In elastic training the events are those of rank 0, whichever worker that is."""
-    return property(lambda self: _writer(self, original))
-
-
-def _writer(board: TensorBoard, original: property) -> Any:
-    if _is_left_to_rank_0(board.model):
-        return tf.summary.create_noop_writer()
-    return original.__get__(board)
+    return _WriterOfRank0(original)
 
 
 @hooks(BackupAndRestore, "on_train_begin")
