@@ -82,7 +82,7 @@ class ElasticFit:
             content = broadcast_bytes(content, job.communicator, 0, label)
             return content, broadcast_values(self._handles, job.communicator, 0, label)
 
-        received = job.run(Unit("the beginning of fit", receive, admits=True, is_whole=True))
+        received = job.run(Unit("the beginning of fit", receive, is_whole=True))
         if received is not None and job.rank != 0:
             content, values = received
             assign_values(self._handles, values)
