@@ -130,7 +130,7 @@ class _Begin(keras.callbacks.Callback):
         time.sleep(0.0 if self._is_fast else 0.05)
 
 
-def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, Any]:
+def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str, mode: str) -> dict[str, Any]:
     """Fits the ledger with parameter servers that write snapshots; serves in a `ps` task.
 
     Args:
@@ -138,6 +138,7 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, A
       epochs: of the queue.
       lease: of the queue.
       folder: of the snapshots.
+      mode: of the strategy.
 
     Returns:
       "counts", as this worker sees them at its end; "is_home", by record: whether ps 0 has its
@@ -147,7 +148,12 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, A
         ctx.report("serving")
     tfdist.init(checkpoint_dir=folder)
     strategy = tfdist.ParameterServerStrategy(
-        epoch_timeout=0.0, checkpoint_dir=folder, checkpoint_every=3.0, max_shard_bytes=32
+        mode=mode,
+        worker_timeout=3.0,
+        epoch_timeout=0.0,
+        checkpoint_dir=folder,
+        checkpoint_every=3.0,
+        max_shard_bytes=32,
     )
     with strategy.scope():
         model = ledger.model(LEDGER_RECORDS)

@@ -1,7 +1,8 @@
 """A newcomer waits while the leader is a unit of work behind a member that cannot take it in.
 
-Rank 2 dies in a step which rank 1 has completed and rank 0 has not. Rank 0, which leads, is still in
-that step, before which newcomers can join; rank 1 is in the next unit, an agreement without them.
+Rank 2 dies in a step which rank 1 has completed and rank 0 has not. Rank 0, which leads, is still
+in that step, before which newcomers can join; rank 1 is in the next unit, an agreement without
+them.
 """
 
 from __future__ import annotations

@@ -106,9 +106,10 @@ void StepHandler::Advance(Lock* lock) {
 
 void StepHandler::CloseIfComplete() {
   if (!state_.sync() || collecting_ > 0 || !state_.schedule.StepIsComplete()) return;
-  if (const NotApplied missed = sums_.Close(state_.schedule.contributions()); !missed.empty()) {
-    state_.Warn(missed.status().message());
-  }
+  TaskRecord record{state_.tasks.ApplyCollected(), {}};
+  const NotApplied missed = sums_.Close(
+      state_.schedule.contributions(), std::exchange(step_is_of_tasks_, false) ? &record : nullptr);
+  if (!missed.empty()) state_.Warn(missed.status().message());
   trace_.Add(Trace::kClosed, 0, state_.schedule.clock(), state_.schedule.slowest_clock());
   state_.schedule.CloseStep();
 }
@@ -153,11 +154,10 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
   if (Status s = state_.CheckLog(); !s.ok()) return state_.Refuse(client, id, s);
   ReserveMemory(!state_.options.hogwild && state_.options.schedule.mode != Mode::kSync,
                 &state_.store->pool(), &updates, &request->table);
-  if (push.of_tasks ? state_.sync() : !push.commits.empty()) {
+  if (!push.of_tasks && !push.commits.empty()) {
     return state_.Refuse(
         client, id,
-        Status(StatusCode::kInvalidArgument,
-               "a push of data tasks that does not say so, or in a synchronous job"));
+        Status(StatusCode::kInvalidArgument, "a push of data tasks that does not say so"));
   }
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   TaskPositions::Claim tasks;
@@ -170,6 +170,17 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
     }
     worker.sequence = push.sequence;
     worker.dropped = worker.refused = false;
+    // The records of a push that is dropped are not trained: the worker gives their tasks back.
+    const auto drop = [&] {
+      worker.dropped = true;
+      worker.refused = !push.commits.empty();
+      trace_.Add(Trace::kDropped, rank, push.clock, state_.schedule.slowest_clock());
+      return OkAnswer(id, PushReply{true, worker.refused});
+    };
+    if (state_.sync() && push.incarnation != state_.incarnation) {
+      ++foreign_pushes_;
+      return drop();
+    }
     // Its rows and positions are restored from the redo log.
     const bool is_logged = push.sequence <= worker.rows_sequence;
     if (!push.commits.empty() && !is_logged) {
@@ -196,13 +207,7 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
     } catch (const std::bad_alloc&) {  // the log lacks a line
     }
     if (state_.sync()) {
-      const bool foreign = push.incarnation != state_.incarnation;
-      if (foreign) ++foreign_pushes_;
-      if (foreign || state_.schedule.Push(rank, push.clock) == Schedule::Verdict::kDropLate) {
-        worker.dropped = true;
-        trace_.Add(Trace::kDropped, rank, push.clock, state_.schedule.slowest_clock());
-        return OkAnswer(id, PushReply{true});
-      }
+      if (state_.schedule.Push(rank, push.clock) == Schedule::Verdict::kDropLate) return drop();
       trace_.Add(Trace::kPush, rank, push.clock, state_.schedule.slowest_clock());
       ++collecting_;
     }
@@ -212,10 +217,15 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
   const NotApplied missed =
       state_.sync() ? sums_.Collect(rank, std::move(updates))
                     : updater_.Apply(pusher, std::move(updates), push.of_tasks ? &record : nullptr);
-  tasks.Commit();
+  if (state_.sync()) {
+    tasks.Collect();
+  } else {
+    tasks.Commit();
+  }
   Lock lock(state_.mutex);
   if (state_.sync()) {
     --collecting_;
+    step_is_of_tasks_ |= push.of_tasks;
   } else {
     // After the update: a worker whose pull this allows has to see the pushed values.
     state_.schedule.Push(rank, push.clock);
