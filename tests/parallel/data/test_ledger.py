@@ -65,7 +65,8 @@ def test_each_record_counts_once(mode, faults, tmp_path):
                 cut += WORKERS if server == 0 else 1
             done.append(kind)
         (tmp_path / "no more faults").touch()
-        outcomes = end(ranks, WORKERS)
+        outcomes = end(ranks, WORKERS, tmp_path)
+    assert outcomes[0].ok, outcomes[0].describe()
     result = outcomes[0].result
     print(f"ledger, {mode}: {faults} faults, {epochs} epochs, {result['differences']}")
     assert len(done) == faults
