@@ -28,6 +28,12 @@ def _legacy():
     return legacy
 
 
+def _schedules():
+    from tf_keras.optimizers import schedules
+
+    return schedules
+
+
 # The optimizer's constructor, the tolerance, and whether it takes gradients of rows.
 OPTIMIZERS = {
     "v1_sgd": (lambda rate: v1.train.GradientDescentOptimizer(rate), EXACT, True),
@@ -131,6 +137,8 @@ def _model_fn(features, labels, mode, params):
     rate = DECAYED
     if params["optimizer"].startswith("v1"):
         rate = v1.train.exponential_decay(DECAYED, v1.train.get_global_step(), 10, 0.9)
+    elif params["optimizer"] != "sgd":
+        rate = _schedules().ExponentialDecay(DECAYED, 10, 0.9)
     return estimator.EstimatorSpec(mode, loss=loss, train_op=_train_op(make(rate), loss))
 
 

@@ -139,7 +139,9 @@ def test_each_mode_goes_on():
         train_and_lose_one_worker_in_each_mode, 4, env={"TFDIST_ELASTIC": "1:4"}
     ) as ranks:
         outcomes = ranks.join(timeout=120)
-    assert [outcome.signal for outcome in outcomes[:3]] == [signal.SIGKILL] * 3
+    assert [outcome.signal for outcome in outcomes[:3]] == [signal.SIGKILL] * 3, [
+        outcome.describe() for outcome in outcomes
+    ]
     assert outcomes[3].ok, outcomes[3].describe()
     # The last one has become rank 0.
     assert outcomes[3].result is True
