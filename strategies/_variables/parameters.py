@@ -162,6 +162,17 @@ class Parameters:
             )
         return table
 
+    def set_cache(self, name: str, table: int, rows: int, steps: int) -> None:
+        """Caches rows of a table on this worker, as `client.set_cache`.
+
+        Args:
+          name: the table's name, for messages.
+          table: its id.
+          rows: as for `client.set_cache`.
+          steps: as for `client.set_cache`.
+        """
+        self.client.set_cache(table, rows, steps)
+
     def initial_value(self, parameter: int, value: tf.Tensor) -> tf.Tensor:
         """Returns the servers' value of a parameter; creates it as `value` if they have none."""
         return self.client.initial_value(parameter, value)
@@ -368,4 +379,4 @@ class Parameters:
 
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
         """Writes variables that were changed outside of a step to the servers."""
-        return self.client.set(variables, write=self._is_chief)
+        return self.client.set(variables, write=self.is_chief)

@@ -122,7 +122,7 @@ class TableVariable(ServerVariable):
             self._table = number
             self._spec = spec
             if spec.cache_rows:
-                self._parameters.client.set_cache(number, spec.cache_rows, spec.cache_steps)
+                self._parameters.set_cache(spec.name, number, spec.cache_rows, spec.cache_steps)
             if self._restored is not None:
                 restored, self._restored = self._restored, None
                 with tf.init_scope():  # now, and not whenever a function that is traced runs

@@ -121,7 +121,8 @@ class Course:
     def __init__(self, ranks: RankGroup, fit: Fit) -> None:
         self._ranks = ranks
         self._fit = fit
-        self._slots = [_Slot() for _ in range(len(ranks))]
+        # The last ranks are parameter servers.
+        self._slots = [_Slot() for _ in range(len(ranks) - fit.servers)]
         self.epochs = 0
         self.faults = 0
         self.recoveries: dict[str, list[float]] = {"kill": [], "stop": []}
@@ -165,13 +166,13 @@ class Course:
         self._ranks.wait_until(lambda: bool(unexpected()) or condition(), timeout, what)
         if unexpected():
             why = f"workers {unexpected()} ended while the test waited for {what}"
-            self._ranks.fail(range(len(self._ranks)), why)
+            self._ranks.fail(range(len(self._slots)), why)
 
     # What a test does.
 
     def begin(self, faults: Faults) -> None:
         """Starts the training, with faults of the beginning."""
-        self.permit(faults, list(range(len(self._ranks))))
+        self.permit(faults, list(range(len(self._slots))))
 
     def permit(self, faults: Faults, members: Sequence[int] | None = None) -> None:
         """Permits some epochs, lets faults come in them, and waits until all train again."""
@@ -312,7 +313,7 @@ class Course:
     def _gather(self, faults: Faults) -> None:
         """Permits epochs, one by one, until all that can run have joined."""
         deadline = time.monotonic() + TIMEOUT
-        restarted = [slot for slot in range(len(self._ranks)) if self._world(slot) is None]
+        restarted = [slot for slot in range(len(self._slots)) if self._world(slot) is None]
         while True:
             # A joiner's fault.
             doomed = [
@@ -331,7 +332,7 @@ class Course:
             for outcome in self._ranks.join(1.0, only=behind):
                 assert outcome.exception == "LeftBehindError", outcome.describe()
             self._restart(behind, [None] * len(behind))
-            able = [slot for slot in range(len(self._ranks)) if self._ranks[slot].alive]
+            able = [slot for slot in range(len(self._slots)) if self._ranks[slot].alive]
             absent = [slot for slot in able if slot not in self.members()]
             members = self.members()
             if not absent and all(map(self._pauses, members)):
@@ -339,7 +340,7 @@ class Course:
                 return
             if time.monotonic() > deadline:
                 self._ranks.fail(
-                    range(len(self._ranks)), f"{faults}: workers {absent} did not join the others"
+                    range(len(self._slots)), f"{faults}: workers {absent} did not join the others"
                 )
             if not absent:
                 self._wait(lambda: all(map(self._pauses, self.members())), f"{faults}: all")
@@ -373,6 +374,9 @@ class Course:
         outcomes = self._ranks.join(TIMEOUT, only=members)
         failed = [outcome for outcome in outcomes if not outcome.ok]
         assert not failed, "\n".join(outcome.describe() for outcome in failed)
+        servers = range(len(self._slots), len(self._ranks))
+        for outcome in self._ranks.join(TIMEOUT, only=list(servers)):
+            assert outcome.exit_code == 0, outcome.describe()
         for slot, outcome in zip(members, outcomes, strict=True):
             lived = self.faults - self._slots[slot].faults
             assert outcome.result.recoveries <= lived, (
@@ -388,7 +392,10 @@ def running(
 ) -> Iterator[Course]:
     """Starts the workers of a `fit`."""
     env = {"TFDIST_ELASTIC": limits or f"1:{workers}", "TFDIST_RENDEZVOUS_TIMEOUT": "60"}
-    with start_ranks(train, workers, args=(fit,), env=env, tmp_path=folder) as ranks:
+    roles = ["worker"] * workers + ["ps"] * fit.servers
+    with start_ranks(
+        train, len(roles), args=(fit,), env=env, tmp_path=folder, roles=roles
+    ) as ranks:
         yield Course(ranks, fit)
 
 
@@ -417,7 +424,7 @@ def _alone(fit: Fit, epochs: int) -> list[Result]:
 
 def alone(fit: Fit, epochs: int) -> Result:
     """The result of some epochs in one plain process."""
-    fit = Fit(fit.model, fit.data, fit.dtype, fit.validates)
+    fit = Fit(fit.model, fit.data, fit.dtype, fit.validates, clips=fit.clips)
     # A longer training has the results of shorter ones.
     return _alone(fit, 32 * -(-epochs // 32))[epochs - 1]
 

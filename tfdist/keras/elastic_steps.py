@@ -14,6 +14,7 @@ takes nothing with it:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,7 +82,11 @@ class ElasticStep:
         leaves, structure = _leaves(batch)
         function = self._function([tf.type_spec_from_value(leaf) for leaf in leaves], structure)
 
+        tables = _tables_of(self._model)
+
         def call() -> Any:
+            if tables is not None:
+                tables.begin_unit()
             result, flags = function(leaves, tf.constant(self._job.flags(), tf.float64))
             return result, flags.numpy()
 
@@ -142,14 +147,24 @@ class ElasticStep:
         strategy = self._model.distribute_strategy
         own = [] if self._gathers else _own_variables(self._model)
         before = [[part.read_value() for part in variable.values] for variable in own]
-        outputs = strategy.run(self._step, args=(self._share(batch),))
+        tables = _tables_of(self._model)
+        trains = self._admits
+        with contextlib.nullcontext() if tables is None else tables.unit(trains):
+            outputs = strategy.run(self._step, args=(self._share(batch),))
         if self._gathers:
             return self._gathered(outputs), flags
+        if tables is not None and trains:
+            # Only what has been pushed may be committed.
+            with tf.control_dependencies(_pushes()):
+                flags = tf.identity(flags)
         outputs = tree.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], outputs
         )
         other = _numbers_but_metrics(self._model, outputs)
         flags, means = self._reduce_own(own, before, flags, list(other.values()))
+        if tables is not None and trains:
+            with tf.control_dependencies([flags]):
+                tables.commit()
         return self._of_all(outputs, dict(zip(other, means, strict=True))), flags
 
     def _share(self, batch: Any) -> Any:
@@ -213,6 +228,17 @@ class ElasticStep:
             return ops.all_gather(tf.concat(parts, 0), self._job.communicator, label=self._name)
 
         return tree.map_structure(gathered, outputs)
+
+
+def _tables_of(model: Any) -> Any | None:
+    """The embedding tables of a model's strategy; `None` if it has no parameter servers."""
+    return getattr(model.distribute_strategy.extended, "tables", None)
+
+
+def _pushes() -> list[tf.Operation]:
+    """The operations of this function that send gradients of rows."""
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    return [op for op in operations if op.type == "TfdistPsPush"]
 
 
 def _leaves(structure: Any) -> tuple[list, Callable[[Sequence], Any]]:
