@@ -30,6 +30,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.elastic.job import ElasticJob
 from tfdist.elastic.membership import World
 from tfdist.errors import ClusterConfigError, TfdistError
+from tfdist.ops.collectives.world import world
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
 from tfdist.strategies._variables.remote_tables import RemoteTables
@@ -142,7 +143,9 @@ class _ElasticParameters(Parameters):
     def __init__(self, client: ops.ParameterClient, placement: Placement, job: ElasticJob) -> None:
         super().__init__(client, placement, is_chief=False)
         self._job = job
+        # Of the unit that is being traced. Its replicas have threads of their own.
         self._accepts_gradients = False
+        self._has_gradient: set[int] = set()
 
     @property
     def is_chief(self) -> bool:
@@ -160,10 +163,12 @@ class _ElasticParameters(Parameters):
     def accepting_gradients(self, accepts: bool) -> Iterator[None]:
         """Accepts gradients of rows, of any thread, or refuses them."""
         self._accepts_gradients = accepts
+        self._has_gradient.clear()
         try:
             yield
         finally:
             self._accepts_gradients = False
+            self._has_gradient.clear()
 
     def end_unit(self, trains: bool) -> None:
         """Sends what was staged, and waits until the servers have it."""
@@ -184,14 +189,18 @@ class _ElasticParameters(Parameters):
 
     def touch(self, variable: ServerVariable, read: bool = True) -> None:
         """See `Parameters.touch`."""
-        if not self.in_step:
-            self.settle()
-        elif variable.parameter in self._staged:
+        self.settle()
+        if variable.parameter in self._has_gradient:
             raise TfdistError(
                 f"{variable.name}: expected each table of an elastic job to be looked up before "
                 "the step's optimizer gets its gradient, since the servers apply it at the end of "
                 "the step; received a lookup behind it"
             )
+
+    def has_staged(self, variables: Sequence[ServerVariable]) -> None:
+        """See `Parameters.has_staged`."""
+        super().has_staged(variables)
+        self._has_gradient.update(variable.parameter for variable in variables)
 
     def stage_rows(self, tables: Sequence, *gradients: Any) -> tf.Operation | None:
         """See `Parameters.stage_rows`."""
@@ -211,8 +220,14 @@ class _ElasticParameters(Parameters):
                 "a step is made by all workers or by none; received them outside of fit"
             )
 
+    def replica_of_all(self, replica: int) -> tf.Tensor:
+        """See `Parameters.replica_of_all`; for TensorFlow this process is alone."""
+        rank, _ = world(self._job.communicator)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync // self._job.start_workers
+        return rank * replicas + replica
+
     def settle(self) -> None:
-        """Waits until the rows have all that this process's last step has changed."""
+        """See `Parameters.settle`; gives up after some seconds, or if another worker is lost."""
         if not tf.executing_eagerly() or self.client.is_committed_by_all():
             return
         deadline = time.monotonic() + _SETTLING

@@ -173,6 +173,14 @@ class Parameters:
         """
         self.client.set_cache(table, rows, steps)
 
+    def replica_of_all(self, replica: int) -> int | tf.Tensor:
+        """Returns the number of a replica of this process among those of all workers.
+
+        Args:
+          replica: the number that TensorFlow gives it.
+        """
+        return replica
+
     def initial_value(self, parameter: int, value: tf.Tensor) -> tf.Tensor:
         """Returns the servers' value of a parameter; creates it as `value` if they have none."""
         return self.client.initial_value(parameter, value)
@@ -255,6 +263,9 @@ class Parameters:
                 return tf.group(value) if isinstance(value, tf.Operation) else tf.identity(value)
 
         return tf.nest.map_structure(after_push, result)
+
+    def settle(self) -> None:
+        """Waits until the servers have applied this worker's last step, if they wait for others."""
 
     def touch(self, variable: ServerVariable, read: bool = True) -> None:
         """Prepares a variable for a read or a write.

@@ -110,6 +110,7 @@ class Course:
       fit: the `fit`.
 
     Attributes:
+      ranks: the processes.
       epochs: how many the workers may have trained.
       faults: how many there were that may cost a step.
       recoveries: the seconds from faults to the last survivor's next generation, by "kill" and
@@ -119,7 +120,7 @@ class Course:
     """
 
     def __init__(self, ranks: RankGroup, fit: Fit) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._fit = fit
         # The last ranks are parameter servers.
         self._slots = [_Slot() for _ in range(len(ranks) - fit.servers)]
@@ -132,7 +133,7 @@ class Course:
     # What the processes have reported.
 
     def _reports(self, slot: int, key: str) -> list[Any]:
-        return [value for found, value in list(self._ranks[slot].reports) if found == key]
+        return [value for found, value in list(self.ranks[slot].reports) if found == key]
 
     def _world(self, slot: int) -> dict[str, Any] | None:
         worlds = self._reports(slot, "world")
@@ -143,7 +144,7 @@ class Course:
         able = [
             slot
             for slot, state in enumerate(self._slots)
-            if self._ranks[slot].alive and not state.is_stopped and not state.is_doomed
+            if self.ranks[slot].alive and not state.is_stopped and not state.is_doomed
         ]
         worlds = {slot: world for slot in able if (world := self._world(slot)) is not None}
         newest = max((world["generation"] for world in worlds.values()), default=0)
@@ -160,13 +161,13 @@ class Course:
             return [
                 slot
                 for slot, state in enumerate(self._slots)
-                if not self._ranks[slot].alive and not state.is_doomed and not state.is_behind
+                if not self.ranks[slot].alive and not state.is_doomed and not state.is_behind
             ]
 
-        self._ranks.wait_until(lambda: bool(unexpected()) or condition(), timeout, what)
+        self.ranks.wait_until(lambda: bool(unexpected()) or condition(), timeout, what)
         if unexpected():
             why = f"workers {unexpected()} ended while the test waited for {what}"
-            self._ranks.fail(range(len(self._slots)), why)
+            self.ranks.fail(range(len(self._slots)), why)
 
     # What a test does.
 
@@ -207,7 +208,7 @@ class Course:
         self._await_ends(faults, ended, members)
         for fault, slot in zip(faults.faults, targets, strict=True):
             if fault.kind == "leave":
-                outcome = self._ranks.join(1.0, only=[slot])[0]
+                outcome = self.ranks.join(1.0, only=[slot])[0]
                 assert outcome.exit_code == PREEMPTED, outcome.describe()
         joiners = [faults.joiner, *[None] * len(ended)]
         if faults.restarts == "at once":
@@ -227,15 +228,15 @@ class Course:
         for slot in stopped:
             if faults.kills_stopped:
                 self._slots[slot].is_doomed = True
-                self._ranks[slot].kill()
+                self.ranks[slot].kill()
             else:
                 self._slots[slot].is_stopped = False
                 self._slots[slot].is_behind = self._fit.data == "dataset"
-                self._ranks[slot].resume()
+                self.ranks[slot].resume()
         if faults.kills_stopped:
             ended += stopped
             self._wait(
-                lambda: not any(self._ranks[slot].alive for slot in stopped), f"{faults}: the end"
+                lambda: not any(self.ranks[slot].alive for slot in stopped), f"{faults}: the end"
             )
         if faults.restarts == "later" or (faults.kills_stopped and faults.restarts != "never"):
             again = stopped if faults.restarts == "at once" else ended
@@ -246,11 +247,11 @@ class Course:
         """Waits for ends; a worker that is told to leave may first need another step."""
 
         def have_ended_or_pause() -> bool:
-            return all(not self._ranks[slot].alive or self._pauses(slot) for slot in slots)
+            return all(not self.ranks[slot].alive or self._pauses(slot) for slot in slots)
 
         while True:
             self._wait(have_ended_or_pause, f"{faults}: the end")
-            if not any(self._ranks[slot].alive for slot in slots):
+            if not any(self.ranks[slot].alive for slot in slots):
                 return
             self.epochs += 1
             for slot in members:
@@ -269,7 +270,7 @@ class Course:
             if not fault.place:
                 self._wait(lambda: self._world(slot) is not None, f"{fault}: the founding")
             time.sleep(fault.delay)
-            when = self._ranks[slot].send_signal(SIGNALS[fault.kind])
+            when = self.ranks[slot].send_signal(SIGNALS[fault.kind])
         else:
             # One that was stopped has reported that fault before.
             self._wait(lambda: len(self._reports(slot, "fault")) > before, f"{fault}")
@@ -302,13 +303,13 @@ class Course:
 
     def _restart(self, slots: Sequence[int], joiners: Sequence[SelfFault | None]) -> None:
         for slot, fault in zip(slots, joiners, strict=False):
-            self._ranks.restart(slot)
+            self.ranks.restart(slot)
             self._slots[slot] = _Slot(self.faults, is_doomed=fault is not None)
             self._go(slot, () if fault is None else (fault,))
 
     def _go(self, slot: int, faults: tuple[SelfFault, ...] = (), ends: bool = False) -> None:
         with contextlib.suppress(OSError):  # it has just ended
-            self._ranks.send(slot, "go", Go(self.epochs, faults, ends))
+            self.ranks.send(slot, "go", Go(self.epochs, faults, ends))
 
     def _gather(self, faults: Faults) -> None:
         """Permits epochs, one by one, until all that can run have joined."""
@@ -319,7 +320,7 @@ class Course:
             doomed = [
                 slot
                 for slot, state in enumerate(self._slots)
-                if state.is_doomed and not self._ranks[slot].alive
+                if state.is_doomed and not self.ranks[slot].alive
             ]
             if faults.joiner is not None and faults.restarts != "never" and doomed:
                 self.faults += 1
@@ -327,19 +328,19 @@ class Course:
             behind = [
                 slot
                 for slot, state in enumerate(self._slots)
-                if state.is_behind and not self._ranks[slot].alive
+                if state.is_behind and not self.ranks[slot].alive
             ]
-            for outcome in self._ranks.join(1.0, only=behind):
+            for outcome in self.ranks.join(1.0, only=behind):
                 assert outcome.exception == "LeftBehindError", outcome.describe()
             self._restart(behind, [None] * len(behind))
-            able = [slot for slot in range(len(self._slots)) if self._ranks[slot].alive]
+            able = [slot for slot in range(len(self._slots)) if self.ranks[slot].alive]
             absent = [slot for slot in able if slot not in self.members()]
             members = self.members()
             if not absent and all(map(self._pauses, members)):
                 self._note_joins(restarted)
                 return
             if time.monotonic() > deadline:
-                self._ranks.fail(
+                self.ranks.fail(
                     range(len(self._slots)), f"{faults}: workers {absent} did not join the others"
                 )
             if not absent:
@@ -364,18 +365,18 @@ class Course:
 
     def _are_ready(self, slots: Sequence[int]) -> bool:
         """Whether processes wait to join, or have ended."""
-        return all(self._reports(slot, "forms") or not self._ranks[slot].alive for slot in slots)
+        return all(self._reports(slot, "forms") or not self.ranks[slot].alive for slot in slots)
 
     def end(self) -> dict[int, Result]:
         """Ends the training; returns the workers' results by slot."""
         members = self.members()
         for slot in members:
             self._go(slot, ends=True)
-        outcomes = self._ranks.join(TIMEOUT, only=members)
+        outcomes = self.ranks.join(TIMEOUT, only=members)
         failed = [outcome for outcome in outcomes if not outcome.ok]
         assert not failed, "\n".join(outcome.describe() for outcome in failed)
-        servers = range(len(self._slots), len(self._ranks))
-        for outcome in self._ranks.join(TIMEOUT, only=list(servers)):
+        servers = range(len(self._slots), len(self.ranks))
+        for outcome in self.ranks.join(TIMEOUT, only=list(servers)):
             assert outcome.exit_code == 0, outcome.describe()
         for slot, outcome in zip(members, outcomes, strict=True):
             lived = self.faults - self._slots[slot].faults

@@ -336,8 +336,11 @@ def train(ctx: Any, fit: Fit) -> Result:
     from tfdist.keras import elastic_state
     from tfdist.keras.hooks import shuffling
 
+    of_servers: dict[str, Any] = {}
+    if fit.servers and fit.saves:
+        of_servers = {"checkpoint_dir": str(ctx.tmp_path / "rows"), "checkpoint_every": 0.5}
     if ctx.rank >= ctx.size - fit.servers:
-        tfdist.MultiWorkerMirroredStrategy()  # serves
+        tfdist.MultiWorkerMirroredStrategy(**of_servers)  # serves
     go = ctx.wait_for("go", PATIENCE)
     faults = SelfFaults(ctx)
     faults.add(go.faults)
@@ -357,7 +360,7 @@ def train(ctx: Any, fit: Fit) -> Result:
     _note_job(worlds, job.ElasticJob)
 
     keras.config.set_floatx(fit.dtype)
-    strategy = tfdist.MultiWorkerMirroredStrategy()
+    strategy = tfdist.MultiWorkerMirroredStrategy(**of_servers)
     with strategy.scope():
         model = _model(fit)
     logs = _Logs()
