@@ -21,6 +21,7 @@ from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadV
 from tfdist import keras
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device, check_devices, is_cpu
+from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, completed_pairs
 from tfdist.strategies._variables.central_variable import CentralVariable
 from tfdist.strategies._variables.graphs import unlist_components
@@ -91,7 +92,9 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
         return tf.distribute.Strategy.experimental_distribute_dataset(self, dataset, options)
 
 
-class CentralStorageExtended(parameter_server_strategy.ParameterServerStrategyExtended):
+class CentralStorageExtended(
+    BackgroundRelease, parameter_server_strategy.ParameterServerStrategyExtended
+):
     """How the strategy creates variables, reduces and updates."""
 
     # TensorFlow reads it when it makes variables with one component per replica.

@@ -32,6 +32,7 @@ from tfdist.job import process
 from tfdist.job.start import start
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._collective_cross_device_ops import CollectiveAllReduce
+from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
 from tfdist.strategies._local_reduce.local_all_reduce import (
     LocalAllReduce,
@@ -174,7 +175,9 @@ def _label(reduce_op: ReduceOp, value: Any) -> str | None:
     return None
 
 
-class MultiWorkerMirroredExtended(SingleDeviceInput, tf_strategy.CollectiveAllReduceExtended):
+class MultiWorkerMirroredExtended(
+    SingleDeviceInput, BackgroundRelease, tf_strategy.CollectiveAllReduceExtended
+):
     """The strategy's variables, reductions and gathers."""
 
     # A dead peer breaks its data connection; TensorFlow's health check would need its servers.

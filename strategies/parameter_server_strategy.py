@@ -19,6 +19,7 @@ from tfdist.job import process
 from tfdist.job.start import start
 from tfdist.ps.config import PsConfig
 from tfdist.strategies._base import StrategyBase
+from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
 from tfdist.strategies._input.worker_input import SharedInput
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
@@ -183,7 +184,7 @@ class ParameterServerStrategy(StrategyBase):
         return self
 
 
-class ParameterServerExtended(SharedInput, SingleDeviceInput, OneDeviceExtended):
+class ParameterServerExtended(SharedInput, SingleDeviceInput, BackgroundRelease, OneDeviceExtended):
     """The strategy's variables, steps, reductions and datasets.
 
     Variables are on the CPU, which receives values and sends gradients. Steps run on the first GPU

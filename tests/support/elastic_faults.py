@@ -55,7 +55,8 @@ class Faults:
     Args:
       *faults: those from outside come in this order.
       epochs: how many epochs the workers train meanwhile.
-      restarts: whether those that have ended are started again: "at once", "later" or "never".
+      restarts: whether those that have ended are started again: "at once", "later" or "never";
+        "all": later, with all that have ended before.
       kills_stopped: whether those that are stopped are killed; else they continue.
       joiner: a fault of the first worker that is started again.
     """
@@ -138,6 +139,11 @@ class Course:
     def _world(self, slot: int) -> dict[str, Any] | None:
         worlds = self._reports(slot, "world")
         return worlds[-1] if worlds else None
+
+    def sizes(self, slot: int) -> list[int]:
+        """The numbers of members that a worker has seen, one after the other."""
+        sizes = [world["size"] for world in self._reports(slot, "world")]
+        return [size for size, _ in itertools.groupby(sizes)]
 
     def members(self) -> list[int]:
         """The slots of the members of the newest generation that can run, by rank."""
@@ -238,7 +244,10 @@ class Course:
             self._wait(
                 lambda: not any(self.ranks[slot].alive for slot in stopped), f"{faults}: the end"
             )
-        if faults.restarts == "later" or (faults.kills_stopped and faults.restarts != "never"):
+        if faults.restarts == "all":
+            ended = [slot for slot in range(len(self._slots)) if not self.ranks[slot].alive]
+            self._restart(ended, [None] * len(ended))
+        elif faults.restarts == "later" or (faults.kills_stopped and faults.restarts != "never"):
             again = stopped if faults.restarts == "at once" else ended
             self._restart(again, joiners)
         self._gather(faults)
@@ -401,14 +410,25 @@ def running(
 
 
 def suffer(
-    fit: Fit, script: Sequence[Faults], folder: Path, workers: int = WORKERS
+    fit: Fit,
+    script: Sequence[Faults],
+    folder: Path,
+    workers: int = WORKERS,
+    limits: str = "",
 ) -> tuple[Course, dict[int, Result]]:
     """Runs a `fit` under a script of faults, whose first faults come at its beginning.
+
+    Args:
+      fit: the `fit`.
+      script: the faults.
+      folder: for the workers' files.
+      workers: how many processes there are.
+      limits: `TFDIST_ELASTIC`; by default any number of workers, which all found the job.
 
     Returns:
       The course, and the results of the workers that are left, by slot.
     """
-    with running(fit, folder, workers) as course:
+    with running(fit, folder, workers, limits) as course:
         course.begin(script[0])
         for faults in script[1:]:
             course.permit(faults)

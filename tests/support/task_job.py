@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,6 +19,23 @@ from tfdist.job import process
 from tfdist.strategies._variables.placement import Placement
 
 RECORDS, TASK, BATCH = 60, 8, 4
+ALL_HAVE_TRAINED = "all have trained"  # a file
+
+
+def keep_company(ctx: Any, model: keras.Model, record: int) -> None:
+    """Goes on with steps of its own until all workers have trained their tasks.
+
+    In a synchronous job the others' last steps need this worker's gradients: the servers enlarge
+    those of a step that lacks one.
+
+    Args:
+      ctx: the rank's context.
+      model: the ledger.
+      record: has a counter that nobody looks at.
+    """
+    data = ledger.batches(tf.data.Dataset.from_tensors(tf.constant(record, tf.int64)), 1)
+    while not (ctx.tmp_path / ALL_HAVE_TRAINED).exists():
+        model.fit(data, verbose=0)
 
 
 class Pause(keras.callbacks.Callback):
@@ -79,7 +97,7 @@ def train_async(
         return None
     strategy = tfdist.ParameterServerStrategy(**{"epoch_timeout": 0.0, **options})
     with strategy.scope():
-        model = ledger.model_with_rows(RECORDS) if with_rows else ledger.model(RECORDS)
+        model = ledger.model_with_rows(RECORDS) if with_rows else ledger.model(RECORDS + 1)
     model.get_weights()
     data = tfdist.data.from_ranges(
         RECORDS, TASK, shuffle=True, seed=1, lease=lease, epochs=epochs if explicit else None
@@ -102,9 +120,11 @@ def train_async(
         os._exit(1)
     tfdist.data.feed.current.report()
     ctx.report("trained")
+    if options.get("mode") == "sync":
+        keep_company(ctx, model, RECORDS)
     ctx.wait_for("end", timeout=240)
     return {
-        "counts": ledger.counts(model),
+        "counts": ledger.counts(model)[:RECORDS],
         "rows": ledger.counts_of_rows(model) if with_rows else None,
         "epochs": fitted.epoch,
         "batches": pause.batches,
@@ -130,7 +150,7 @@ class _Begin(keras.callbacks.Callback):
         time.sleep(0.0 if self._is_fast else 0.05)
 
 
-def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, Any]:
+def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str, mode: str) -> dict[str, Any]:
     """Fits the ledger with parameter servers that write snapshots; serves in a `ps` task.
 
     Args:
@@ -138,6 +158,7 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, A
       epochs: of the queue.
       lease: of the queue.
       folder: of the snapshots.
+      mode: of the strategy.
 
     Returns:
       "counts", as this worker sees them at its end; "is_home", by record: whether ps 0 has its
@@ -147,10 +168,14 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, A
         ctx.report("serving")
     tfdist.init(checkpoint_dir=folder)
     strategy = tfdist.ParameterServerStrategy(
-        epoch_timeout=0.0, checkpoint_dir=folder, checkpoint_every=3.0, max_shard_bytes=32
+        mode=mode,
+        epoch_timeout=0.0,
+        checkpoint_dir=folder,
+        checkpoint_every=3.0,
+        max_shard_bytes=32,
     )
     with strategy.scope():
-        model = ledger.model(LEDGER_RECORDS)
+        model = ledger.model(LEDGER_RECORDS + 1)
     data = tfdist.data.from_ranges(
         LEDGER_RECORDS, TASK, shuffle=True, seed=1, lease=lease, epochs=epochs
     )
@@ -159,13 +184,16 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, A
     tfdist.data.feed.current.report()
     ctx.report("begun")  # a worker that has come back to nothing
     ctx.report("trained")
+    if mode == "sync":
+        keep_company(ctx, model, LEDGER_RECORDS)
     ctx.wait_for("end", timeout=240)
-    counts, is_home = ledger.counts(model), []
+    counts, is_home = ledger.counts(model)[:LEDGER_RECORDS], []
     parameters = strategy.extended.parameters
     parameter = parameters[model.trainable_variables[0].value.parameter]
     placement = Placement(servers=2, max_shard_bytes=32)
     for shard in placement.shards(parameter.placed_as, parameter.shape, 4):
         is_home += [shard.server == 0] * shard.count
+    is_home = is_home[:LEDGER_RECORDS]
     others = [count for count, own in zip(counts, is_home, strict=True) if not own]
     return {
         "counts": counts,
@@ -174,10 +202,18 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str) -> dict[str, A
     }
 
 
-def end(ranks: Any, workers: int) -> list[Any]:
-    """Lets all workers end once all have trained; returns the outcomes."""
+def end(ranks: Any, workers: int, folder: Path | None = None) -> list[Any]:
+    """Lets all workers end once all have trained; returns the outcomes.
+
+    Args:
+      ranks: the processes, of which the first are the workers.
+      workers: their number.
+      folder: as the workers' `tmp_path`, if some `keep_company`.
+    """
     for rank in range(workers):
         ranks.wait_for(rank, "trained", timeout=120)
+    if folder is not None:
+        (folder / ALL_HAVE_TRAINED).touch()
     for rank in range(workers):
         ranks.send(rank, "end")
     return ranks.join(timeout=60)

@@ -11,7 +11,7 @@ module, which commits, and renews the leases.
 A report is sent after the pushes of the steps that it covers have arrived, so a worker that dies
 between the two repeats records, and never loses any. This is the one place that decides so.
 
-With asynchronous parameter servers the pushes themselves commit (`begin_steps`): the report only
+With parameter servers the pushes themselves commit (`begin_steps`): the report only
 renews the leases. A worker that has lost a task is told so by a push that is refused; it then gives
 back the other tasks of that batch, whose next records do not follow the last trained ones.
 """
@@ -171,7 +171,7 @@ class Feed:
     def begin_steps(self, batches: int = 1) -> None:
         """Says that the next steps train the next batches of this iteration, one each.
 
-        With asynchronous parameter servers their pushes commit the batches; otherwise this does
+        With parameter servers their pushes commit the batches; otherwise this does
         nothing. Call `train` after the steps all the same.
         """
         self._open()
@@ -301,7 +301,7 @@ class Feeds:
         self._control: ControlClient | None = None
         # Waits until the steps that are done have reached the servers.
         self.flush: Callable[[], None] = lambda: None
-        # With asynchronous parameter servers: what tells their pushes which records they commit.
+        # With parameter servers: what tells their pushes which records they commit.
         self.pushes: ops.ParameterClient | None = None
         self._refused: set[int] = set()  # leases of batches that the servers have refused
         self._numbers = itertools.count(1)
@@ -448,7 +448,7 @@ class Feeds:
                 worker: Any = current.ps_worker
                 self.flush = worker.flush
                 self.can_wait = worker.config.mode == "async"
-                self.pushes = None if worker.config.mode == "sync" else worker.client
+                self.pushes = worker.client
                 master, address = f"ps 0 at {cluster.ps[0]}", cluster.ps[0]
             elif cluster.ps and current.job is None:
                 raise NotInitializedError(

@@ -304,8 +304,7 @@ class ServerTask:
             self._store = store
             if self._tasks is not None:
                 is_saved = self._checkpoints is not None
-                by_push = self._config.mode != "sync"
-                self._tasks.start(ServerPositions(store, is_saved) if by_push else None)
+                self._tasks.start(ServerPositions(store, is_saved))
         except Exception as error:  # `_attach` returns it to the worker, and `_serve` logs it
             self._problem = error
 

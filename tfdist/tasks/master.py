@@ -28,7 +28,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.config.cluster import Cluster
@@ -129,7 +129,7 @@ class TaskMaster:
         self._queues: dict[str, _Served] = {}
         self._counting: dict[str, _Counting] = {}
         self._restored: dict[str, dict[str, Any]] = {}
-        self._keeps_positions = False
+        self._restored_positions: Mapping[str, int] | None = None
         self._parts: dict[tuple[int, str, str], list[str]] = {}
 
     @property
@@ -175,13 +175,13 @@ class TaskMaster:
             for served in self._queues.values():
                 served.queue.saved()
 
-    def restore(self, text: str, *, has_positions: bool = False) -> None:
+    def restore(self, text: str, positions: Mapping[str, int] | None = None) -> None:
         """Takes up a state; leases of running workers end.
 
         Args:
           text: from `state`.
-          has_positions: whether the positions that are given to `start` are restored, too. They may
-            be further than the state. Otherwise they go back to it.
+          positions: of tasks, by name, from the same checkpoint, if those that are given to `start`
+            are restored too; `None`: they go back to the state.
 
         Raises:
           CheckpointError: it is no state, or one of other data.
@@ -189,7 +189,7 @@ class TaskMaster:
         queues = _parsed_state(text)
         with self._changed:
             self._restored = queues
-            self._keeps_positions = has_positions
+            self._restored_positions = positions
             problems = [self._apply_restored(name, x) for name, x in self._queues.items()]
             self._changed.notify_all()
         if any(problems):
@@ -345,7 +345,7 @@ class TaskMaster:
             return f"queue {name!r}: expected shuffle and seed as in the job's checkpoint"
         queue = served.new_queue(found["seed"])
         try:
-            queue.restore(found["queue"], has_positions=self._keeps_positions)
+            queue.restore(found["queue"], self._restored_positions)
         except ValueError as error:
             return f"queue {name!r}: its state in the job's checkpoint is damaged: {error}"
         served.queue = queue

@@ -2,9 +2,9 @@
 
 A position is final once its lease is closed: nothing that trains records for that lease counts any
 more, and the task's next owner goes on from there. Under all-reduce, and where workers report what
-they have trained, the master keeps the positions itself (`Positions`). With asynchronous parameter
-servers the server does that applies the pushes, because a push and its records count together or
-not at all (`tfdist.ps.task_positions`).
+they have trained, the master keeps the positions itself (`Positions`). With parameter servers the
+server does that applies the pushes, because a push and its records count together or not at all
+(`tfdist.ps.task_positions`).
 """
 
 from __future__ import annotations

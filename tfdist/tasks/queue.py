@@ -13,7 +13,7 @@ A *task* is a range of records. In each epoch every task is dealt out once:
 
 A worker owns a task for the time of a *lease*, and renews the lease while it lives. Fast workers
 ask more often and so take more. Records are committed once they are trained, in order within a
-task: by the worker's report, or, with asynchronous parameter servers, by the push that trains them
+task: by the worker's report, or, with parameter servers, by the push that trains them
 (`positions`).
 
 Order: tasks are dealt in the order of the data, or shuffled by seed and epoch. A task that was
@@ -35,7 +35,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import random
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from tfdist.tasks.positions import Positions, TaskPositions
@@ -399,12 +399,13 @@ class TaskQueue:
             "parked": [dataclasses.astuple(item) for item in self.parked.values()],
         }
 
-    def restore(self, state: dict[str, Any], *, has_positions: bool = False) -> None:
+    def restore(self, state: dict[str, Any], positions: Mapping[str, int] | None = None) -> None:
         """Takes up a state; all leases end.
 
         Args:
           state: from `state`.
-          has_positions: whether the positions are restored, too; otherwise they go back to `state`.
+          positions: the positions of tasks, by name, that were saved after `state`, and are
+            restored too; `None`: they go back to `state`.
 
         Raises:
           ValueError: the state is not one of this queue's plan.
@@ -430,15 +431,41 @@ class TaskQueue:
             raise ValueError(f"expected at most {len(tasks)} tasks, received {position}")
         for lease in list(self.leases.values()):
             self._end(lease)
-        if not has_positions:
-            self._positions.forget(f"{self._name}/", f"{self._name}/~")  # behind all digits
         self.epoch, self._position, self.records, self.fits = epoch, position, records, fits
         self._order = self._order_of(epoch)
         self.parked = {item.task: item for item in parked}
+        if positions is None:
+            self._positions.forget(f"{self._name}/", f"{self._name}/~")  # behind all digits
+        else:
+            returned = self._reconciled(returned, positions)
         self._returned = sorted(returned, key=_place)
         self._is_new = False
         self._processes.clear()
         self._drained.clear()
+
+    def _reconciled(self, returned: list[Item], positions: Mapping[str, int]) -> list[Item]:
+        """Returns the tasks that are to be dealt again, where saved positions are behind.
+
+        A position is final when a push is collected, and saved when its step is applied.
+        """
+        known = {(item.epoch, item.task) for item in returned}
+        for item in returned:
+            saved = positions.get(self._name_of_task(item.epoch, item.task), item.done)
+            item.done = min(item.done, saved)
+        dealt = set(self._order[: self._position])
+        for name, trained in positions.items():
+            owner, _, task = name.rpartition("/")
+            owner, _, epoch = owner.rpartition("/")
+            if owner != self._name or not (epoch.isdigit() and task.isdigit()):
+                continue
+            item = Item(int(epoch), int(task), trained)
+            if item.task >= len(self.plan.sizes) or trained >= self.plan.sizes[item.task]:
+                continue
+            is_dealt = item.epoch < self.epoch or (item.epoch == self.epoch and item.task in dealt)
+            is_known = (item.epoch, item.task) in known or item.task in self.parked
+            if is_dealt and not is_known:
+                returned.append(item)
+        return returned
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         order = range(len(self.plan.sizes))

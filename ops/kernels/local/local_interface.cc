@@ -45,6 +45,13 @@ REGISTER_OP("TfdistLocalReduce")
       return absl::OkStatus();
     });
 
+// Keeps a resource alive until `tfdist_release` is called with the handle.
+REGISTER_OP("TfdistHold")
+    .Input("resource: resource")
+    .Output("handle: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
 // Adds rows of equal ids.
 REGISTER_OP("TfdistSumRows")
     .Input("ids: int64")

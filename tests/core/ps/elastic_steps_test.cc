@@ -102,6 +102,11 @@ void TestRefused() {
     EXPECT(answer.status.code() == StatusCode::kInvalidArgument);
     EXPECT_CONTAINS(answer.status.message(), "of an elastic job");
   }
+  // What a unit has trained of data tasks could not be taken back.
+  PushRequest of_tasks = a.NewPush({});
+  of_tasks.of_tasks = true;
+  EXPECT_CONTAINS(a.Try(MessageType::kPush, Encode(of_tasks)).status.message(),
+                  "a push of data tasks in an elastic job");
   auto fixed = StartServer(Options(Mode::kSync, 2));
   Member b(*fixed, 0);
   EXPECT(b.Try(MessageType::kResolve, Encode(ResolveRequest{{kJob, 1, 0}, {0}})).status.code() ==

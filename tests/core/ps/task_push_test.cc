@@ -42,8 +42,18 @@ void TestPositions() {
   tasks.Forget("a", "c");
   EXPECT(tasks.Save().size() == 2);  // both have leases
   EXPECT(tasks.Close(8, true) == 9 && tasks.Save().size() == 1);
+  // A collected push: its position is final, and saved when it is applied.
+  tasks.Begin({{10, 12, 15}}).Collect();
+  EXPECT(tasks.Advance(10, 0) == 15 && tasks.Save()[0].trained == 12);
+  EXPECT(!tasks.Begin({{10, 12, 15}}).granted() && tasks.Close(10, false) == 15);
+  tasks.Forget("a", "c");
+  EXPECT(tasks.Save()[0].trained == 12);
+  const std::vector<TaskPosition> applied = tasks.ApplyCollected();
+  EXPECT(applied.size() == 1 && applied[0].task == "a" && applied[0].trained == 15);
+  EXPECT(tasks.Save()[0].trained == 15 && tasks.ApplyCollected().empty());
+  EXPECT(tasks.Open(11, "a", 3) == 15);
   tasks.Restore({{"a", 4}, {"z", 1}});
-  EXPECT(tasks.Advance(10, 0) == 12 && tasks.Save()[1].trained == 1);
+  EXPECT(tasks.Advance(11, 0) == 15 && tasks.Save()[1].trained == 1);
 }
 
 PushReply Train(RawPsWorker* worker, uint32_t shard, const Floats& gradient,
@@ -82,21 +92,11 @@ void TestRefusedPushes(ps::Mode mode) {
                 StatusCode::kInvalidArgument);
 }
 
-void TestSynchronousJob() {
-  const auto server = StartServer(Options(ps::Mode::kSync, 1));
-  RawPsWorker worker(*server, 0);
-  const uint32_t shard = worker.Create("w", Floats{0});
-  worker.Bind(Sgd(), shard);
-  PushRequest push = worker.NewPush({{shard, UpdateKind::kGradient, 0, 0, 0}});
-  push.of_tasks = true;
-  const RawAnswer answer = worker.Try(MessageType::kPush, Encode(push), Raw(Floats{1}));
-  EXPECT_CONTAINS(answer.status.message(), "in a synchronous job");
-}
-
 // A server that is restored from nothing but a log: its values are those of its positions.
 struct Restored {
-  explicit Restored(const std::string& log, const ps::ServerSnapshot& snapshot = {}) {
-    EXPECT_OK(ps::Server::Create(Options(ps::Mode::kAsync, 1), "", 0, true, &server));
+  explicit Restored(const std::string& log, const ps::ServerSnapshot& snapshot = {},
+                    const ps::ServerOptions& options = Options(ps::Mode::kAsync, 1)) {
+    EXPECT_OK(ps::Server::Create(options, "", 0, true, &server));
     EXPECT_OK(server->Restore(snapshot));
     status = server->ReplayLog(log, &records, &left_out);
     if (!status.ok()) return;
@@ -187,6 +187,76 @@ void TestReplay() {
   EXPECT(!reply.refused && worker.Value(w) == expected[3]);
 }
 
+// In a synchronous job records count with their step, which a killed server may have lost.
+void TestSynchronousJob() {
+  const Scratch file;
+  const Beside values{file.path + ".values"}, next{file.path + ".next"},
+      next_values{file.path + ".next.values"};
+  const ps::ServerOptions options = Options(ps::Mode::kSync, 2);
+  {
+    std::unique_ptr<ps::Server> server;
+    EXPECT_OK(ps::Server::Create(options, "", 0, true, &server));
+    server->BeginLog(file.path);
+    EXPECT_OK(server->Start(TestKey()));
+    RawPsWorker first(*server, 0), second(*server, 1);
+    const uint32_t shard = first.Create("w", Floats{0});
+    EXPECT(second.Create("w", DType::kFloat32, 1, "") == shard);
+    first.Bind(Sgd(), shard);
+    server->tasks().Open(1, "a", 0);
+    server->tasks().Open(2, "b", 0);
+    const auto saved = [&] {
+      std::vector<uint64_t> trained;
+      for (const TaskPosition& each : server->tasks().Save()) trained.push_back(each.trained);
+      return trained;
+    };
+    first.Pull({shard});
+    second.Pull({shard});
+    EXPECT(!Train(&first, shard, {1}, {{1, 0, 4}}).refused);
+    EXPECT(server->tasks().Advance(1, 0) == 4 && saved() == std::vector<uint64_t>({0, 0}));
+    EXPECT(!Train(&second, shard, {2}, {{2, 0, 3}}).refused);
+    EXPECT(saved() == std::vector<uint64_t>({4, 3}));
+    EXPECT(first.Value(shard, true) == Floats{-3});
+    second.Pull({shard});
+    // A refused push is a contribution without values: the others do not wait for it.
+    EXPECT(Train(&first, shard, {100}, {{1, 0, 4}}).refused);
+    EXPECT(!Train(&second, shard, {4}, {{2, 3, 5}}).refused);
+    EXPECT(first.Value(shard, true) == Floats{-7});
+    second.Pull({shard});
+    EXPECT(!Train(&second, shard, {8}, {{2, 5, 9}}).refused);
+    EXPECT(server->tasks().Close(2, false) == 9 && saved() == std::vector<uint64_t>({4, 5}));
+  }
+  Restored restored(file.path, {}, options);
+  EXPECT_OK(restored.status);
+  RawPsWorker worker(*restored.server, 1);
+  const uint32_t shard = worker.Create("w", Floats{0});
+  EXPECT(worker.Value(shard) == Floats{-7});
+  EXPECT(restored.server->tasks().Open(5, "a", 0) == 4);
+  EXPECT(restored.server->tasks().Open(6, "b", 0) == 5);
+}
+
+// A gradient that comes too late is dropped, and its worker gives the records back.
+void TestLatePush() {
+  ps::ServerOptions options = Options(ps::Mode::kSync, 2);
+  options.schedule.num_aggregate = 1;
+  const auto server = StartServer(options);
+  RawPsWorker fast(*server, 0), slow(*server, 1);
+  const uint32_t shard = fast.Create("w", Floats{0});
+  fast.Bind(Sgd(), shard);
+  server->tasks().Open(1, "a", 0);
+  fast.Pull({shard});
+  slow.Pull({shard});
+  fast.Push(shard, UpdateKind::kGradient, Floats{1});
+  PushRequest late = slow.NewPush({{shard, UpdateKind::kGradient, 0, 0, 0}});
+  late.of_tasks = true;
+  late.commits = {{1, 0, 4}};
+  for (int i = 0; i < 2; ++i) {  // the second time sent again
+    PushReply reply;
+    EXPECT_OK(Decode(slow.Ask(MessageType::kPush, Encode(late), Raw(Floats{1})), &reply));
+    EXPECT(reply.dropped && reply.refused);
+  }
+  EXPECT(server->tasks().Close(1, false) == 0);
+}
+
 // The client: a refused batch is told, and later batches of its tasks send nothing.
 void TestClient() {
   const auto home = StartServer(AsyncJob(2)), other = StartServer(AsyncJob(2));
@@ -239,6 +309,8 @@ void Main() {
   TestRefusedPushes(ps::Mode::kSsp);
   TestSynchronousJob();
   TestReplay();
+  TestSynchronousJob();
+  TestLatePush();
   TestClient();
   std::puts("ps task push: ok");
 }

@@ -17,17 +17,20 @@ from task_job import BATCH, LEDGER_RECORDS, end, keep_ledger
 from tiers import rounds
 
 WORKERS, SERVERS = 3, 2
-FAULTS = rounds(5, 100)
-EPOCHS = 8 + 3 * FAULTS
 LEASE = 1.0
 # Killed servers take the longest to come back.
 KINDS = ["kill a worker"] * 4 + ["stall a worker"] * 2 + ["kill ps 0", "kill ps 1", "kill both"]
 
 
 @pytest.mark.timeout(rounds(240, 3600))
-def test_each_record_counts_once(tmp_path):
-    choose = random.Random(FAULTS)
-    options = {"epochs": EPOCHS, "lease": LEASE, "folder": str(tmp_path / "snapshots")}
+@pytest.mark.parametrize(
+    ("mode", "faults"), [("async", rounds(5, 100)), ("sync", rounds(3, 30))], ids=["async", "sync"]
+)
+def test_each_record_counts_once(mode, faults, tmp_path):
+    choose = random.Random(faults)
+    epochs = 8 + 3 * faults
+    options = {"epochs": epochs, "lease": LEASE, "folder": str(tmp_path / "snapshots")}
+    options["mode"] = mode
     cut, done = 0, []
     with start_ranks(
         keep_ledger,
@@ -39,8 +42,8 @@ def test_each_record_counts_once(tmp_path):
         for worker in range(WORKERS):
             ranks.wait_for(worker, "begun", timeout=60)
         # In a long run each kind at least once.
-        kinds = choose.sample(KINDS, len(KINDS)) + choose.choices(KINDS, k=FAULTS)
-        for kind in kinds[:FAULTS]:
+        kinds = choose.sample(KINDS, len(KINDS)) + choose.choices(KINDS, k=faults)
+        for kind in kinds[:faults]:
             time.sleep(choose.uniform(0.1, 1.0))
             worker = choose.randrange(WORKERS)
             if kind == "stall a worker":
@@ -62,11 +65,12 @@ def test_each_record_counts_once(tmp_path):
                 cut += WORKERS if server == 0 else 1
             done.append(kind)
         (tmp_path / "no more faults").touch()
-        outcomes = end(ranks, WORKERS)
+        outcomes = end(ranks, WORKERS, tmp_path)
+    assert outcomes[0].ok, outcomes[0].describe()
     result = outcomes[0].result
-    print(f"ledger: {FAULTS} faults, {EPOCHS} epochs, {result['differences']}")
-    assert len(done) == FAULTS
+    print(f"ledger, {mode}: {faults} faults, {epochs} epochs, {result['differences']}")
+    assert len(done) == faults
     assert sum(result["is_home"]) > LEDGER_RECORDS // 4 < LEDGER_RECORDS - sum(result["is_home"])
     home = [count for count, own in zip(result["counts"], result["is_home"], strict=True) if own]
-    assert home == [EPOCHS] * len(home)
+    assert home == [epochs] * len(home)
     assert result["differences"] <= cut * BATCH

@@ -95,6 +95,26 @@ def test_planned_leaves(tmp_path):
     check(fit, course, results)
 
 
+def test_growth(tmp_path):
+    """Two workers found the job; then there are four, three, one and four of them."""
+    fit = Fit()
+    course, results = suffer(
+        fit,
+        [
+            Faults(Fault("kill", 2, "founding"), Fault("kill", 3, "founding"), restarts="later"),
+            Faults(Fault("leave", 3, "batch end", epoch=0, batch=1), restarts="never"),
+            Faults(Fault("kill", 2, delay=0.01), Fault("kill", 1), restarts="all"),
+        ],
+        tmp_path,
+        limits="1:4:2",
+    )
+    check(fit, course, results)
+    assert len(results) == 4
+    sizes = max((course.sizes(slot) for slot in results), key=len)  # of a founder
+    assert (sizes[0], max(sizes), min(sizes), sizes[-1]) == (2, 4, 1, 4), sizes
+    assert 3 in sizes[sizes.index(4) : sizes.index(1)], sizes
+
+
 def test_newcomers_die(tmp_path):
     fit = Fit()
     kill = [SelfFault("kill", place) for place in ("forming", "formed", "receiving", "agreed")]

@@ -8,6 +8,7 @@ import keras
 import ledger
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.data import feed
@@ -49,6 +50,23 @@ def test_steps_per_epoch_and_what_is_left():
     assert ledger.counts(model) == [1] * 12 + [0] * 11
     model.fit(data, epochs=1, verbose=0)
     assert ledger.counts(model) == [1] * RECORDS
+
+
+def test_a_stream():
+    """Records of a source without an end, by their numbers; epochs are numbers of steps."""
+    model = ledger.model(RECORDS)
+    read = []
+
+    def record(number):
+        read.append(int(number))
+        return np.int64(number % RECORDS)
+
+    numbers = tfdist.data.from_ranges(10**9, 1000, epochs=1)
+    data = numbers.map(lambda n: tf.ensure_shape(tf.numpy_function(record, [n], tf.int64), []))
+    fitted = model.fit(ledger.batches(data, 4), steps_per_epoch=3, epochs=4, verbose=0)
+    assert fitted.epoch == [0, 1, 2, 3] and read[:48] == list(range(48))
+    assert ledger.counts(model) == [3] * 2 + [2] * (RECORDS - 2)
+    assert queue()["records"] == 48
 
 
 def test_a_backup_has_the_same_step(tmp_path):

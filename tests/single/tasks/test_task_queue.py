@@ -234,7 +234,7 @@ def test_positions_may_be_further_than_a_state():
         positions.close(lease)
 
     restored = TaskQueue(plan, 100, positions, "q")
-    restored.restore(state, has_positions=True)
+    restored.restore(state, {})
     assert drain(restored, 1) == [(0, 1, 1)] and restored.records == 12
     assert drain(restored, 1, epoch=1) == [(1, 0, 0), (1, 1, 0), (1, 2, 0)]
     restored.state()
@@ -244,6 +244,24 @@ def test_positions_may_be_further_than_a_state():
     back = TaskQueue(plan, 200, positions, "q")
     back.restore(state)  # the values go back to it, too
     assert drain(back, 1) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
+
+
+def test_saved_positions_may_be_behind_the_state():
+    """Where a push was collected, but its step was not applied before the server was killed."""
+    plan = Plan((4, 4, 4, 4), 2, False, 3, LEASE)
+    queue = TaskQueue(plan, 0, Pushed(), "a/q")
+    finish(queue, 0, ask(queue, 0))
+    finish(queue, 0, ask(queue, 0))
+    pending = ask(queue, 0)
+    queue.commit(pending.lease, "process 0", 3, 0.0)
+    state = json.loads(json.dumps(queue.state()))
+
+    saved = {"a/q/0000000000/0000000000": 4, "a/q/0000000000/0000000001": 1}
+    saved |= {"a/q/0000000000/0000000002": 2, "a/q/0000000000/0000000003": 1}  # the last: not dealt
+    saved |= {"q/0000000000/0000000000": 1}  # of another queue
+    restored = TaskQueue(plan, 100, Pushed(), "a/q")
+    restored.restore(state, saved)
+    assert drain(restored, 1) == [(0, 1, 1), (0, 2, 2), (0, 3, 0)]
 
 
 def test_the_end_of_an_epoch_waits_for_tasks_that_may_come_back():

@@ -200,7 +200,7 @@ class Checkpoints:
 
     def _restore_tasks(self, part: snapshot.Snapshot) -> None:
         if self._tasks is not None and part.tasks:
-            self._tasks.restore(part.tasks, has_positions=True)
+            self._tasks.restore(part.tasks, part.positions)
 
     def _restore_others(self, number: int, of_servers: int) -> None:
         """Restores this server's part of a checkpoint of another number of servers.

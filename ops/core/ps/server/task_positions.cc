@@ -14,12 +14,22 @@ TaskPositions::Claim& TaskPositions::Claim::operator=(Claim&& other) noexcept {
   return *this;
 }
 
-void TaskPositions::Claim::Commit() {
+void TaskPositions::Claim::Commit() { Move(/*is_applied=*/true); }
+
+void TaskPositions::Claim::Collect() { Move(/*is_applied=*/false); }
+
+void TaskPositions::Claim::Move(bool is_applied) {
   if (positions_ == nullptr) return;
   {
     const std::lock_guard<std::mutex> lock(positions_->mutex_);
     for (size_t i = 0; i < leases_.size(); ++i) {
-      positions_->leases_.at(leases_[i]).task->second = after_[i].trained;
+      Position& position = positions_->leases_.at(leases_[i]).task->second;
+      position.trained = after_[i].trained;
+      if (is_applied) {
+        position.applied = position.trained;
+      } else {
+        positions_->collected_.insert(after_[i].task);
+      }
     }
   }
   Release();
@@ -37,19 +47,19 @@ void TaskPositions::Claim::Release() {
 
 uint64_t TaskPositions::Open(uint64_t lease, const std::string& task, uint64_t trained) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = positions_.emplace(task, 0).first;
-  found->second = std::max(found->second, trained);
+  const auto found = positions_.try_emplace(task).first;
+  found->second.AdvanceTo(trained);
   leases_[lease].task = found;
-  return found->second;
+  return found->second.trained;
 }
 
 uint64_t TaskPositions::Advance(uint64_t lease, uint64_t trained) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return 0;
-  uint64_t& position = found->second.task->second;
-  position = std::max(position, trained);
-  return position;
+  Position& position = found->second.task->second;
+  position.AdvanceTo(trained);
+  return position.trained;
 }
 
 uint64_t TaskPositions::Close(uint64_t lease, bool forgets) {
@@ -62,7 +72,7 @@ uint64_t TaskPositions::Close(uint64_t lease, bool forgets) {
   }
   if (found == leases_.end()) return 0;
   const Positions::iterator task = found->second.task;
-  const uint64_t trained = task->second;
+  const uint64_t trained = task->second.trained;
   leases_.erase(found);
   if (forgets) positions_.erase(task);
   return trained;
@@ -72,9 +82,11 @@ void TaskPositions::Forget(const std::string& first, const std::string& last) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto next = positions_.lower_bound(first);
   while (next != positions_.end() && next->first < last) {
-    const bool leased = std::any_of(leases_.begin(), leases_.end(),
-                                    [&](const auto& lease) { return lease.second.task == next; });
-    next = leased ? std::next(next) : positions_.erase(next);
+    const bool is_needed = collected_.count(next->first) > 0 ||
+                           std::any_of(leases_.begin(), leases_.end(), [&](const auto& lease) {
+                             return lease.second.task == next;
+                           });
+    next = is_needed ? std::next(next) : positions_.erase(next);
   }
 }
 
@@ -84,7 +96,9 @@ TaskPositions::Claim TaskPositions::Begin(const std::vector<TaskCommit>& commits
   for (const TaskCommit& commit : commits) {
     const auto found = leases_.find(commit.lease);
     if (found == leases_.end() || found->second.busy) return claim;
-    if (found->second.task->second != commit.from || commit.upto < commit.from) return claim;
+    if (found->second.task->second.trained != commit.from || commit.upto < commit.from) {
+      return claim;
+    }
     claim.leases_.push_back(commit.lease);
     claim.after_.push_back({found->second.task->first, commit.upto});
   }
@@ -94,19 +108,31 @@ TaskPositions::Claim TaskPositions::Begin(const std::vector<TaskCommit>& commits
   return claim;
 }
 
+std::vector<TaskPosition> TaskPositions::ApplyCollected() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<TaskPosition> applied;
+  for (const std::string& task : collected_) {
+    const auto found = positions_.find(task);
+    if (found == positions_.end()) continue;  // closed, and not needed any more
+    found->second.applied = found->second.trained;
+    applied.push_back({task, found->second.applied});
+  }
+  collected_.clear();
+  return applied;
+}
+
 std::vector<TaskPosition> TaskPositions::Save() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<TaskPosition> saved;
   saved.reserve(positions_.size());
-  for (const auto& [task, trained] : positions_) saved.push_back({task, trained});
+  for (const auto& [task, position] : positions_) saved.push_back({task, position.applied});
   return saved;
 }
 
 void TaskPositions::Restore(const std::vector<TaskPosition>& positions) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const TaskPosition& saved : positions) {
-    uint64_t& known = positions_[saved.task];
-    known = std::max(known, saved.trained);
+    positions_[saved.task].AdvanceTo(saved.trained);
   }
 }
 

@@ -9,6 +9,10 @@
 //   master: Open(7, "a")      Close(7) -> 20    Open(8, "a") -> 20
 //   pushes:     7: 0-10  7: 10-20     7: 20-30 (refused)     8: 20-30
 //
+// In a synchronous job a push is collected, and applied when its step closes. Its positions are
+// final as soon as it is collected, but saved only once it is applied: a server that is killed
+// between has lost the push, and its records are dealt out again.
+//
 // Positions have the names of tasks, which outlive leases: they are in snapshots and in the redo
 // log. Thread-safe.
 #ifndef TFDIST_OPS_CORE_PS_SERVER_TASK_POSITIONS_H_
@@ -18,6 +22,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -42,9 +47,12 @@ class TaskPositions {
     const std::vector<TaskPosition>& after() const { return after_; }
     // The push is applied.
     void Commit();
+    // The push is collected; ApplyCollected follows.
+    void Collect();
 
    private:
     friend class TaskPositions;
+    void Move(bool is_applied);
     void Release();
 
     TaskPositions* positions_ = nullptr;
@@ -67,13 +75,24 @@ class TaskPositions {
   // Claims the leases of a push; not granted if one is not open, or its records do not follow.
   Claim Begin(const std::vector<TaskCommit>& commits);
 
+  // The collected pushes are applied. Returns the positions that this has moved.
+  std::vector<TaskPosition> ApplyCollected();
+
   // Of all tasks, for a snapshot; not while pushes are applied.
   std::vector<TaskPosition> Save() const;
   // Positions of a snapshot or of the redo log; they never go back.
   void Restore(const std::vector<TaskPosition>& positions);
 
  private:
-  using Positions = std::map<std::string, uint64_t>;
+  struct Position {
+    void AdvanceTo(uint64_t records) {
+      if (records > trained) trained = applied = records;
+    }
+
+    uint64_t trained = 0;
+    uint64_t applied = 0;  // less, if pushes are collected
+  };
+  using Positions = std::map<std::string, Position>;
   struct Lease {
     Positions::iterator task;
     bool busy = false;  // a push of it is being applied
@@ -82,6 +101,7 @@ class TaskPositions {
   mutable std::mutex mutex_;  // guards the rest
   std::condition_variable released_;
   Positions positions_;
+  std::set<std::string> collected_;  // tasks with collected pushes
   std::unordered_map<uint64_t, Lease> leases_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <utility>
 
 namespace tfdist::ps {
@@ -135,7 +136,7 @@ void StepSums::Drop() {
   }
 }
 
-NotApplied StepSums::Close(int contributions) {
+NotApplied StepSums::Close(int contributions, TaskRecord* tasks) {
   NotApplied missed;
   std::vector<Shard*> touched;
   std::map<Table*, TableSums> table_sums;
@@ -144,8 +145,16 @@ NotApplied StepSums::Close(int contributions) {
     touched.swap(touched_);
     table_sums.swap(table_sums_);
   }
+  std::set<Shard*> changed;
   for (Shard* shard : touched) {
+    changed.insert(shard);
+    if (shard->binding) {
+      changed.insert(shard->binding->slots.begin(), shard->binding->slots.end());
+    }
     if (!Apply(shard, contributions)) missed.Add(shard->name);
+  }
+  if (tasks != nullptr) {
+    for (Shard* shard : changed) tasks->shards.push_back(updater_->Changed(shard));
   }
   std::vector<AppliedRows> applied;
   std::vector<std::vector<int64_t>> ids;  // which `applied` points to
@@ -164,7 +173,7 @@ NotApplied StepSums::Close(int contributions) {
     });
     if (!done) missed.Add(table->name());
   }
-  log_->Append({}, applied);
+  log_->Append({}, applied, tasks);
   return missed;
 }
 

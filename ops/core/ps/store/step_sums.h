@@ -36,8 +36,9 @@ class StepSums {
 
   // Applies the step, to which `contributions` workers have contributed; no thread collects
   // meanwhile. Gradients are scaled by workers / contributions, as if all workers had contributed.
-  // Deltas are averaged over the contributions.
-  NotApplied Close(int contributions);
+  // Deltas are averaged over the contributions. `tasks`: as of RedoLog::Append, still without
+  // shards.
+  NotApplied Close(int contributions, TaskRecord* tasks = nullptr);
 
  private:
   void Collect(int worker, Update* update);

@@ -220,22 +220,25 @@ void Updater::AddChanged(const std::vector<Update>& updates, TaskRecord* tasks) 
     }
   }
   for (const auto& [shard, rows] : changed) {
-    ChangedShard one;
-    one.shard = shard;
-    one.name = shard->name;
-    one.dtype = shard->dtype;
-    one.elements = shard->elements;
+    ChangedShard one = Changed(shard);
     if (rows != nullptr) {
       one.rows.assign(rows->row_indices(), rows->row_indices() + rows->row_count());
       one.width = rows->width;
     }
-    {
-      std::unique_lock<std::mutex> lock(shard->mutex, std::defer_lock);
-      if (!options_.hogwild) lock.lock();
-      one.value = shard->block;
-    }
     tasks->shards.push_back(std::move(one));
   }
+}
+
+ChangedShard Updater::Changed(Shard* shard) const {
+  ChangedShard changed;
+  changed.shard = shard;
+  changed.name = shard->name;
+  changed.dtype = shard->dtype;
+  changed.elements = shard->elements;
+  std::unique_lock<std::mutex> lock(shard->mutex, std::defer_lock);
+  if (!options_.hogwild) lock.lock();
+  changed.value = shard->block;
+  return changed;
 }
 
 void Updater::Apply(int worker, Update* update, std::vector<AppliedRows>* applied) {

@@ -86,6 +86,9 @@ class Updater {
   void AddDelta(Shard* shard, const BlockPtr& delta);
   void Assign(Shard* shard, BlockPtr value);
 
+  // The whole value of a shard, for the redo log.
+  ChangedShard Changed(Shard* shard) const;
+
  private:
   void Apply(int worker, Update* update, std::vector<AppliedRows>* applied);
   // The step of a worker that pulled some updates ago: adadelay (Sra et al. 2016) reduces its

@@ -117,18 +117,15 @@ void StepHandler::CloseIfComplete() {
 }
 
 void StepHandler::Close(int contributions) {
-  if (const NotApplied missed = sums_.Close(contributions); !missed.empty()) {
-    state_.Warn(missed.status().message());
-  }
+  TaskRecord record{state_.tasks.ApplyCollected(), {}};
+  const NotApplied missed =
+      sums_.Close(contributions, std::exchange(step_is_of_tasks_, false) ? &record : nullptr);
+  if (!missed.empty()) state_.Warn(missed.status().message());
   trace_.Add(Trace::kClosed, 0, state_.schedule.clock(), state_.schedule.slowest_clock());
   state_.schedule.CloseStep();
 }
 
 bool StepHandler::MayCollect(int worker, const PushRequest& push) {
-  if (push.incarnation != state_.incarnation) {
-    ++foreign_pushes_;
-    return false;
-  }
   if (!state_.elastic()) {
     return state_.schedule.Push(worker, push.clock) != Schedule::Verdict::kDropLate;
   }
@@ -191,11 +188,14 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
   if (Status s = state_.CheckLog(); !s.ok()) return state_.Refuse(client, id, s);
   ReserveMemory(!state_.options.hogwild && state_.options.schedule.mode != Mode::kSync,
                 &state_.store->pool(), &updates, &request->table);
-  if (push.of_tasks ? state_.sync() : !push.commits.empty()) {
+  if (!push.of_tasks && !push.commits.empty()) {
     return state_.Refuse(
         client, id,
-        Status(StatusCode::kInvalidArgument,
-               "a push of data tasks that does not say so, or in a synchronous job"));
+        Status(StatusCode::kInvalidArgument, "a push of data tasks that does not say so"));
+  }
+  if (push.of_tasks && state_.elastic()) {
+    // What a unit has trained could not be taken back.
+    return state_.Refuse(client, id, InvalidArgument("a push of data tasks in an elastic job"));
   }
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   TaskPositions::Claim tasks;
@@ -208,6 +208,17 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
     }
     worker.sequence = push.sequence;
     worker.dropped = worker.refused = false;
+    // The records of a push that is dropped are not trained: the worker gives their tasks back.
+    const auto drop = [&] {
+      worker.dropped = true;
+      worker.refused = !push.commits.empty();
+      trace_.Add(Trace::kDropped, rank, push.clock, state_.schedule.slowest_clock());
+      return OkAnswer(id, PushReply{true, worker.refused});
+    };
+    if (state_.sync() && push.incarnation != state_.incarnation) {
+      ++foreign_pushes_;
+      return drop();
+    }
     // Its rows and positions are restored from the redo log.
     const bool is_logged = push.sequence <= worker.rows_sequence;
     if (!push.commits.empty() && !is_logged) {
@@ -234,11 +245,7 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
     } catch (const std::bad_alloc&) {  // the log lacks a line
     }
     if (state_.sync()) {
-      if (!MayCollect(rank, push)) {
-        worker.dropped = true;
-        trace_.Add(Trace::kDropped, rank, push.clock, state_.schedule.slowest_clock());
-        return OkAnswer(id, PushReply{true});
-      }
+      if (!MayCollect(rank, push)) return drop();
       trace_.Add(Trace::kPush, rank, push.clock, state_.schedule.slowest_clock());
       ++collecting_;
     }
@@ -248,10 +255,15 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
   const NotApplied missed =
       state_.sync() ? sums_.Collect(rank, std::move(updates))
                     : updater_.Apply(pusher, std::move(updates), push.of_tasks ? &record : nullptr);
-  tasks.Commit();
+  if (state_.sync()) {
+    tasks.Collect();
+  } else {
+    tasks.Commit();
+  }
   Lock lock(state_.mutex);
   if (state_.sync()) {
     --collecting_;
+    step_is_of_tasks_ |= push.of_tasks;
   } else {
     // After the update: a worker whose pull this allows has to see the pushed values.
     state_.schedule.Push(rank, push.clock);

@@ -78,7 +78,8 @@ class StepHandler {
   std::atomic<uint64_t> pulls_{0};
 
   // Guarded by ServerState::mutex.
-  int collecting_ = 0;  // contributions that are not in the sums yet
+  int collecting_ = 0;             // contributions that are not in the sums yet
+  bool step_is_of_tasks_ = false;  // a contribution to the open step has trained data tasks
   std::list<Parked> parked_;
   uint64_t pushes_ = 0, foreign_pushes_ = 0, repeated_pushes_ = 0, refused_pushes_ = 0;
 };

@@ -1,0 +1,72 @@
+"""The end of an iteration does not wait for tf.data's threads; its resources end soon."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+
+pytestmark = pytest.mark.timeout(60)
+
+PATIENCE = 20.0
+
+
+STRATEGIES = {
+    "two devices": lambda: tfdist.MirroredStrategy(["CPU:0", "CPU:1"]),
+    "central storage": lambda: tfdist.CentralStorageStrategy(["CPU:0", "CPU:1"]),
+    "one device": tfdist.MultiWorkerMirroredStrategy,
+}
+
+
+@pytest.mark.parametrize("kind", list(STRATEGIES))
+@pytest.mark.parametrize("how", ["dataset", "function"])
+def test_iterators_end_in_the_background(kind, how):
+    """The destructor runs the generator's last step, and no Python thread waits for it."""
+    ended, may_end = threading.Event(), threading.Event()
+
+    def numbers():
+        try:
+            yield from range(8)
+        finally:
+            may_end.wait(PATIENCE)
+            ended.set()
+
+    strategy = STRATEGIES[kind]()
+    spec = tf.TensorSpec([], tf.int64)
+    dataset = tf.data.Dataset.from_generator(numbers, output_signature=spec).batch(2)
+    if how == "dataset":
+        distributed = strategy.experimental_distribute_dataset(dataset)
+    else:
+        distributed = strategy.distribute_datasets_from_function(lambda _, made=dataset: made)
+    iterator = iter(distributed)
+    first = [part.numpy() for part in strategy.experimental_local_results(next(iterator))]
+    assert np.concatenate(first).min() == 0
+    began = time.monotonic()
+    del iterator, distributed, dataset
+    gc.collect()
+    assert time.monotonic() - began < PATIENCE / 2 and not ended.is_set()
+    may_end.set()
+    assert ended.wait(PATIENCE)
+
+
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
+def test_a_distributed_dataset_is_one_of_tensorflow():
+    strategy = tfdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    distributed = strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(4))
+    assert isinstance(distributed, tf.distribute.DistributedDataset)
+
+    @tf.function
+    def total(data):
+        result = tf.zeros([], tf.int64)
+        for batch in data:
+            parts = strategy.experimental_local_results(batch)
+            result += tf.add_n([tf.reduce_sum(part) for part in parts])
+        return result
+
+    assert total(distributed) == sum(range(8)) == total(distributed)

@@ -1,0 +1,111 @@
+"""A newcomer waits while the leader is a unit of work behind a member that cannot take it in.
+
+Rank 2 dies in a step which rank 1 has completed and rank 0 has not. Rank 0, which leads, is still
+in that step, before which newcomers can join; rank 1 is in the next unit, an agreement without
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ranks import start_ranks
+
+import tfdist
+from tfdist import ops
+from tfdist.elastic.job import Unit
+
+pytestmark = pytest.mark.timeout(120)
+NEWCOMER = 3
+TIMEOUT = 60.0
+
+
+class Position:
+    """A state of one variable."""
+
+    def __init__(self) -> None:
+        self.value = tf.Variable(0.0)
+        self.restored = b""
+
+    def handles(self):
+        return [self.value.handle]
+
+    def describe(self):
+        return b"the position"
+
+    def restore(self, content):
+        self.restored = content
+
+    def save(self):
+        raise AssertionError("there are enough members")
+
+
+def train(ctx):
+    if ctx.rank == NEWCOMER:
+        ctx.wait_for("go", TIMEOUT)
+    job = tfdist.MultiWorkerMirroredStrategy().elastic_job
+    state = Position()
+
+    def add_one():
+        total = ops.all_reduce(tf.ones([]), job.communicator, label="step").numpy()
+        state.value.assign_add(total / job.size)
+
+    def step(name, **options):
+        return Unit(name, add_one, written=lambda: [state.value.handle], **options)
+
+    def torn():
+        total = ops.all_reduce(tf.ones([]), job.communicator, label="step").numpy()
+        if job.rank == 1 and job.size == 3:
+            ctx.report("has the results")
+        if job.rank == 2:
+            ctx.wait_for("die", TIMEOUT)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job.rank == 0 and job.size == 3:
+            ops.all_reduce(tf.ones([]), job.communicator, label="cannot end")
+        state.value.assign_add(total / job.size)
+
+    def wait_for_newcomer():
+        if job.rank == 0:
+            deadline = time.monotonic() + TIMEOUT
+            while not job.flags()[0]:
+                assert time.monotonic() < deadline, "the newcomer does not come"
+                time.sleep(0.01)
+        add_one()
+
+    if ctx.rank == NEWCOMER:
+        assert job.is_newcomer
+        assert job.enter(state)
+        assert state.restored == b"the position"
+    else:
+        job.state = state
+        ctx.report("founded", job.rank)
+        wait = Unit("wait", wait_for_newcomer, written=lambda: [state.value.handle])
+        job.run(wait)
+        job.run(Unit("torn", torn, written=lambda: [state.value.handle], admits=True))
+        job.run(step("agreement"))
+        assert job.size == 2, job.size  # without the newcomer
+        job.run(wait)
+        job.take_flags([1.0, 0.0])
+    job.run(step("last", admits=ctx.rank != NEWCOMER))
+    return job.rank, job.size, job.units, np.array(state.value)
+
+
+def test_a_newcomer_waits_for_a_unit_that_admits_it():
+    with start_ranks(train, 4, env={"TFDIST_ELASTIC": "1:4:3"}) as ranks:
+        of_rank = {ranks.wait_for(each, "founded"): each for each in range(NEWCOMER)}
+        ranks.send(NEWCOMER, "go", True)
+        ranks.wait_for(of_rank[1], "has the results")
+        ranks.send(of_rank[2], "die")
+        outcomes = ranks.join(TIMEOUT)
+    killed = [outcome for outcome in outcomes if not outcome.ok]
+    assert [outcome.signal for outcome in killed] == [signal.SIGKILL], [
+        outcome.describe() for outcome in killed
+    ]
+    results = sorted(outcome.result for outcome in outcomes if outcome.ok)
+    units = results[0][2]
+    assert results == [(rank, 3, units, 5.0) for rank in range(3)]
