@@ -23,12 +23,12 @@ void TaskPositions::Claim::Move(bool is_applied) {
   {
     const std::lock_guard<std::mutex> lock(positions_->mutex_);
     for (size_t i = 0; i < leases_.size(); ++i) {
-      Position& position = positions_->leases_.at(leases_[i]).task->second;
-      position.trained = after_[i].trained;
+      const Positions::iterator task = positions_->leases_.at(leases_[i]).task;
+      task->second.trained = after_[i].trained;
       if (is_applied) {
-        position.applied = position.trained;
+        task->second.applied = after_[i].trained;
       } else {
-        positions_->collected_.insert(after_[i].task);
+        positions_->collected_.push_back(task);
       }
     }
   }
@@ -40,6 +40,7 @@ void TaskPositions::Claim::Release() {
   {
     const std::lock_guard<std::mutex> lock(positions_->mutex_);
     for (const uint64_t lease : leases_) positions_->leases_.at(lease).busy = false;
+    positions_->claimed_ -= leases_.size();
   }
   positions_->released_.notify_all();
   positions_ = nullptr;
@@ -74,7 +75,7 @@ uint64_t TaskPositions::Close(uint64_t lease, bool forgets) {
   const Positions::iterator task = found->second.task;
   const uint64_t trained = task->second.trained;
   leases_.erase(found);
-  if (forgets) positions_.erase(task);
+  if (forgets && task->second.applied == trained) positions_.erase(task);
   return trained;
 }
 
@@ -82,10 +83,10 @@ void TaskPositions::Forget(const std::string& first, const std::string& last) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto next = positions_.lower_bound(first);
   while (next != positions_.end() && next->first < last) {
-    const bool is_needed = collected_.count(next->first) > 0 ||
-                           std::any_of(leases_.begin(), leases_.end(), [&](const auto& lease) {
-                             return lease.second.task == next;
-                           });
+    const bool is_needed = next->second.applied < next->second.trained ||
+                           std::any_of(
+                               leases_.begin(), leases_.end(),
+                               [&](const auto& lease) { return lease.second.task == next; });
     next = is_needed ? std::next(next) : positions_.erase(next);
   }
 }
@@ -102,6 +103,8 @@ TaskPositions::Claim TaskPositions::Begin(const std::vector<TaskCommit>& commits
     claim.leases_.push_back(commit.lease);
     claim.after_.push_back({found->second.task->first, commit.upto});
   }
+  collected_.reserve(collected_.size() + claimed_ + claim.leases_.size());
+  claimed_ += claim.leases_.size();
   for (const uint64_t lease : claim.leases_) leases_.at(lease).busy = true;
   claim.positions_ = this;
   claim.granted_ = true;
@@ -111,12 +114,10 @@ TaskPositions::Claim TaskPositions::Begin(const std::vector<TaskCommit>& commits
 std::vector<TaskPosition> TaskPositions::ApplyCollected() {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<TaskPosition> applied;
-  for (const std::string& task : collected_) {
-    const auto found = positions_.find(task);
-    if (found == positions_.end()) continue;  // closed, and not needed any more
-    found->second.applied = found->second.trained;
-    applied.push_back({task, found->second.applied});
+  for (const Positions::iterator task : collected_) {
+    applied.push_back({task->first, task->second.trained});
   }
+  for (const Positions::iterator task : collected_) task->second.applied = task->second.trained;
   collected_.clear();
   return applied;
 }

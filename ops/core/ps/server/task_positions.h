@@ -22,7 +22,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -47,7 +46,7 @@ class TaskPositions {
     const std::vector<TaskPosition>& after() const { return after_; }
     // The push is applied.
     void Commit();
-    // The push is collected; ApplyCollected follows.
+    // The push is collected; ApplyCollected follows. Needs no memory.
     void Collect();
 
    private:
@@ -75,7 +74,8 @@ class TaskPositions {
   // Claims the leases of a push; not granted if one is not open, or its records do not follow.
   Claim Begin(const std::vector<TaskCommit>& commits);
 
-  // The collected pushes are applied. Returns the positions that this has moved.
+  // The collected pushes are applied. Returns the positions that this has moved. Throws
+  // std::bad_alloc; the next call then does the rest.
   std::vector<TaskPosition> ApplyCollected();
 
   // Of all tasks, for a snapshot; not while pushes are applied.
@@ -101,7 +101,8 @@ class TaskPositions {
   mutable std::mutex mutex_;  // guards the rest
   std::condition_variable released_;
   Positions positions_;
-  std::set<std::string> collected_;  // tasks with collected pushes
+  std::vector<Positions::iterator> collected_;  // tasks with collected pushes
+  size_t claimed_ = 0;                          // leases of claims: `collected_` has room for them
   std::unordered_map<uint64_t, Lease> leases_;
 };
 

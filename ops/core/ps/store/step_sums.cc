@@ -145,16 +145,13 @@ NotApplied StepSums::Close(int contributions, TaskRecord* tasks) {
     touched.swap(touched_);
     table_sums.swap(table_sums_);
   }
-  std::set<Shard*> changed;
   for (Shard* shard : touched) {
-    changed.insert(shard);
-    if (shard->binding) {
-      changed.insert(shard->binding->slots.begin(), shard->binding->slots.end());
-    }
     if (!Apply(shard, contributions)) missed.Add(shard->name);
   }
-  if (tasks != nullptr) {
-    for (Shard* shard : changed) tasks->shards.push_back(updater_->Changed(shard));
+  if (tasks != nullptr && !store_->TryWithReclaim([&] { AddChanged(touched, tasks); })) {
+    static const std::string* const log = new std::string("the redo log");
+    missed.Add(*log);
+    tasks = nullptr;  // a killed server deals its records out again
   }
   std::vector<AppliedRows> applied;
   std::vector<std::vector<int64_t>> ids;  // which `applied` points to
@@ -175,6 +172,16 @@ NotApplied StepSums::Close(int contributions, TaskRecord* tasks) {
   }
   log_->Append({}, applied, tasks);
   return missed;
+}
+
+void StepSums::AddChanged(const std::vector<Shard*>& touched, TaskRecord* tasks) const {
+  std::set<Shard*> changed(touched.begin(), touched.end());
+  for (Shard* shard : touched) {
+    if (!shard->binding) continue;
+    changed.insert(shard->binding->slots.begin(), shard->binding->slots.end());
+  }
+  tasks->shards.clear();
+  for (Shard* shard : changed) tasks->shards.push_back(updater_->Changed(shard));
 }
 
 bool StepSums::Apply(Shard* shard, int contributions) {

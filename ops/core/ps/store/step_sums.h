@@ -43,6 +43,8 @@ class StepSums {
  private:
   void Collect(int worker, Update* update);
   void CollectRows(int worker, const Update& update);
+  // Adds the values that the step has changed.
+  void AddChanged(const std::vector<Shard*>& touched, TaskRecord* tasks) const;
   // Returns whether there was memory for it.
   bool Apply(Shard* shard, int contributions);
 

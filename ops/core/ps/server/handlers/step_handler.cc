@@ -117,9 +117,12 @@ void StepHandler::CloseIfComplete() {
 }
 
 void StepHandler::Close(int contributions) {
-  TaskRecord record{state_.tasks.ApplyCollected(), {}};
-  const NotApplied missed =
-      sums_.Close(contributions, std::exchange(step_is_of_tasks_, false) ? &record : nullptr);
+  TaskRecord record;
+  const bool is_of_tasks = std::exchange(step_is_of_tasks_, false);
+  if (is_of_tasks) {
+    state_.store->TryWithReclaim([&] { record.positions = state_.tasks.ApplyCollected(); });
+  }
+  const NotApplied missed = sums_.Close(contributions, is_of_tasks ? &record : nullptr);
   if (!missed.empty()) state_.Warn(missed.status().message());
   trace_.Add(Trace::kClosed, 0, state_.schedule.clock(), state_.schedule.slowest_clock());
   state_.schedule.CloseStep();
@@ -251,7 +254,8 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
     }
     ++pushes_;
   }
-  TaskRecord record{tasks.after(), {}};
+  TaskRecord record;
+  if (!state_.sync()) record.positions = tasks.after();
   const NotApplied missed =
       state_.sync() ? sums_.Collect(rank, std::move(updates))
                     : updater_.Apply(pusher, std::move(updates), push.of_tasks ? &record : nullptr);
