@@ -445,7 +445,7 @@ def _alone(fit: Fit, epochs: int) -> list[Result]:
 
 def alone(fit: Fit, epochs: int) -> Result:
     """The result of some epochs in one plain process."""
-    fit = Fit(fit.model, fit.data, fit.dtype, fit.validates, clips=fit.clips)
+    fit = Fit(fit.model, fit.data, fit.dtype, fit.validates, library=fit.library, clips=fit.clips)
     # A longer training has the results of shorter ones.
     return _alone(fit, 32 * -(-epochs // 32))[epochs - 1]
 

@@ -1,5 +1,7 @@
 """One worker of an elastic `fit` that suffers faults, and the same `fit` of one plain process.
 
+The `fit` is that of Keras 3 or of tf_keras.
+
 The workers pause at the ends of epochs, until the test permits more of them: so a script of faults
 says in which epoch each fault comes, and faults do not pile up on a slow machine. A fault from
 inside is exact: a process kills itself at a named place of its training.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import logging
 import os
 import signal
@@ -17,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import embeddings
-import keras
 import ledger
 import numpy as np
 import tensorflow as tf
@@ -37,12 +39,14 @@ class Fit:
     """A `fit`.
 
     Args:
-      model: "dense", "normalized" or "ledger"; with servers "tables" or "ledger of tables".
+      model: "dense", "normalized" or, of Keras 3, "ledger"; with servers "tables" or "ledger of
+        tables", too.
       data: "dataset" or "arrays".
       dtype: of weights and data.
       validates: whether each epoch ends with a validation.
       saves: whether there are a BackupAndRestore and a ModelCheckpoint.
       is_quick: whether silent processes are given up after 3 seconds, not after 10.
+      library: "keras" or "tf_keras".
       servers: parameter servers, for tables.
       clips: whether the optimizer clips the gradients of tables.
     """
@@ -53,8 +57,14 @@ class Fit:
     validates: bool = False
     saves: bool = False
     is_quick: bool = False
+    library: str = "keras"
     servers: int = 0
     clips: bool = False
+
+    @property
+    def keras(self) -> Any:
+        """The module of the library."""
+        return importlib.import_module(self.library)
 
     def units(self, epochs: int) -> int:
         """The units of work of a `fit` of some epochs: its beginning, steps, and ends of steps."""
@@ -145,7 +155,8 @@ def _data(fit: Fit) -> dict[str, Any]:
     return data
 
 
-def _model(fit: Fit) -> keras.Model:
+def _model(fit: Fit) -> Any:
+    keras = fit.keras
     keras.utils.set_random_seed(1)
     if fit.model == "ledger":
         return ledger.model(ROWS)
@@ -173,7 +184,12 @@ def _model(fit: Fit) -> keras.Model:
     return model
 
 
-class _Logs(keras.callbacks.Callback):
+def _callback(fit: Fit, kind: type, *args: Any) -> Any:
+    """Returns a callback of the library of a `fit`, of one of the classes below."""
+    return type(kind.__name__, (kind, fit.keras.callbacks.Callback), {})(*args)
+
+
+class _Logs:
     """Notes the logs of each epoch."""
 
     def __init__(self) -> None:
@@ -184,8 +200,10 @@ class _Logs(keras.callbacks.Callback):
         self.of_epoch[epoch] = {name: float(value) for name, value in logs.items()}
 
 
-class _Epochs(keras.callbacks.Callback):
+class _Epochs:
     """Notes the weights at the end of each epoch."""
+
+    model: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,8 +213,8 @@ class _Epochs(keras.callbacks.Callback):
         self.ends.append(_values(self.model))
 
 
-def _values(model: keras.Model) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    slots = [np.array(variable) for variable in model.optimizer.variables]
+def _values(model: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    slots = [variable.numpy() for variable in model.optimizer.variables]
     weights = []
     for layer in model.layers:
         if isinstance(layer, tfdist.layers.Embedding):
@@ -209,9 +227,9 @@ def _values(model: keras.Model) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def train_alone(ctx: Any, fit: Fit, epochs: int) -> list[Result]:
     """Trains in one process without a strategy; returns the result of each epoch."""
-    keras.config.set_floatx(fit.dtype)
+    fit.keras.backend.set_floatx(fit.dtype)
     model = _model(fit)
-    logs, ends = _Logs(), _Epochs()
+    logs, ends = _callback(fit, _Logs), _callback(fit, _Epochs)
     model.fit(**_data(fit), epochs=epochs, verbose=0, callbacks=[logs, ends])
     return [Result(weights, slots, logs.of_epoch) for weights, slots in ends.ends]
 
@@ -261,8 +279,10 @@ class SelfFaults:
         setattr(owner, name, with_faults)
 
 
-class _Places(keras.callbacks.Callback):
+class _Places:
     """The places of faults in a `fit`, and its pauses."""
+
+    model: Any
 
     def __init__(self, ctx: Any, faults: SelfFaults, permitted: Go) -> None:
         super().__init__()
@@ -359,11 +379,12 @@ def train(ctx: Any, fit: Fit) -> Result:
         _note_commits(faults)
     _note_job(worlds, job.ElasticJob)
 
-    keras.config.set_floatx(fit.dtype)
+    keras = fit.keras
+    keras.backend.set_floatx(fit.dtype)
     strategy = tfdist.MultiWorkerMirroredStrategy(**of_servers)
     with strategy.scope():
         model = _model(fit)
-    logs = _Logs()
+    logs = _callback(fit, _Logs)
     callbacks: list[Any] = [logs]
     if fit.saves:
         faults.around(model, "save_weights", after="checkpoint")
@@ -373,7 +394,7 @@ def train(ctx: Any, fit: Fit) -> Result:
                 str(ctx.tmp_path / "best.weights.h5"), save_weights_only=True
             ),
         ]
-    callbacks.append(_Places(ctx, faults, go))
+    callbacks.append(_callback(fit, _Places, ctx, faults, go))
     model.fit(**_data(fit), epochs=10_000, verbose=0, callbacks=callbacks)
     elastic = strategy.extended.elastic_job
     functions = model.train_function.elastic_step._functions.values()

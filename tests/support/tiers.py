@@ -64,6 +64,9 @@ LONG_CASES = {
     r"|test_tf_keras\[2-ranks-global_clipnorm\]|beside_all_reduce\[3-ranks-loss_scale\]",
     # In float32 with normalization, whose statistics are reduced, too.
     "test_elastic_faults.py": r"test_rounding\[dense\]",
+    # Data that is opened once, and once an epoch, in each test.
+    "test_elastic_tf_keras.py": r"newcomer\w+\[(arrays in batches|generator)\]"
+    r"|from_the_backup\[dataset-killed\]",
     # test_elastic_faults.py has each kind of fault once.
     "test_elastic_soak.py": r"",
     # It waits for half a minute; other tests cover the timers that end the wait.

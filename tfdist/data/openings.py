@@ -162,6 +162,7 @@ class Openings:
       opening: how often the data was opened, from 1 once it was.
       batches: how many batches of this opening were read; the reader counts them.
       openings_read: of how many earlier openings batches were read.
+      distributed: what this worker reads, from the beginning.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Openings:
         self.batches = 0
         self.openings_read = 0
         self._distribute = distribute
-        self._distributed = distributed
+        self.distributed = distributed
         self._splits_batches = splits_batches
         self._next: tuple[int, int, int] | None = None
 
@@ -208,21 +209,23 @@ class Openings:
     def prepare(self) -> None:
         """Says that an epoch begins: data that reads ahead of its iterator does so from now on."""
         if getattr(self.source, "reads_ahead", False):
-            opening, batches, read = self._target()
+            opening, batches, read = self.next_opening
             self.source.begin_at(self.opening, opening, self._of_all(batches), read)
 
     def __iter__(self) -> Any:
-        opening, batches, read = self._target()
+        opening, batches, read = self.next_opening
         self._next = None
         of_all = self._of_all(batches)
         rest = self.source.begin_at(self.opening, opening, of_all, read)
-        data = self._distributed if rest is None else self._distribute(rest)
+        data = self.distributed if rest is None else self._distribute(rest)
         if batches > of_all:
             data = _skip_own(data, batches)
         self.opening, self.batches, self.openings_read = opening, batches, read
         return iter(data)
 
-    def _target(self) -> tuple[int, int, int]:
+    @property
+    def next_opening(self) -> tuple[int, int, int]:
+        """The next iterator's number, batches to leave out, and earlier openings that were read."""
         return self._next or (self.opening + 1, 0, self.openings_read + bool(self.batches))
 
     def _of_all(self, batches: int) -> int:

@@ -6,6 +6,7 @@
 | `repairs/` | corrections of Keras and TensorFlow, which expire (docs/keras_repairs.md) |
 | `hooks/` | product code: tables' gradients, parameter servers, metrics of an epoch, and more |
 | `workers.py` | what both ask about strategies and variables |
+| `models.py` | what models of Keras 3 and of tf_keras consist of |
 | `callback.py` | the base class of tfdist's callbacks |
 | `training.py`, `own_state.py`, `exchange.py`, `state_file.py` | where a `fit` stands, in files |
 | `elastic_steps.py`, `elastic_state.py` | steps of an elastic job, and what a newcomer receives |
@@ -60,7 +61,14 @@ FOR_STRATEGIES = (
 )
 # Of tf_keras, where a process uses it.
 TABLES_OF_TF_KERAS = (f"{_HOOKS}.tf_keras_tables",)
-FOR_TF_KERAS = (*TABLES_OF_TF_KERAS, f"{_HOOKS}.tf_keras_training")
+FOR_TF_KERAS = (
+    *TABLES_OF_TF_KERAS,
+    f"{_HOOKS}.tf_keras_elastic_functions",
+    f"{_HOOKS}.tf_keras_training",
+    f"{_HOOKS}.tf_keras_elastic_order",
+    f"{_HOOKS}.tf_keras_elastic_data",
+    f"{_HOOKS}.tf_keras_elastic",
+)
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)
 FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks",)

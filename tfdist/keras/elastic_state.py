@@ -22,23 +22,33 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
+from tfdist.keras.models import (
+    metrics_variables,
+    model_variables,
+    optimizer_variables,
+    tf_variable,
+)
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.training import Training, TrainingState
 
 _log = logging.getLogger("tfdist.elastic")
 _PLAIN = (bool, int, float, type(None))
-# Callbacks whose attributes are a worker's own.
-_OF_EACH_WORKER = (History, ProgbarLogger)
 
 
 class ElasticFit:
-    """One `fit` of an elastic job; the `State` of `tfdist.elastic.job`.
+    """One `fit` of Keras 3 in an elastic job, the `State` of `tfdist.elastic.job`.
+
+    A subclass is one of tf_keras.
 
     Args:
       job: the members.
       running: where the `fit` stands.
       callbacks: its `CallbackList`.
     """
+
+    backup_type: type = BackupAndRestore
+    # Callbacks whose attributes are a worker's own.
+    of_each_worker: tuple[type, ...] = (History, ProgbarLogger)
 
     def __init__(self, job: ElasticJob, running: Training, callbacks: Any) -> None:
         self._job = job
@@ -51,19 +61,25 @@ class ElasticFit:
         """Takes the state of rank 0; a newcomer waits for the members, and takes theirs.
 
         Raises:
+          ValueError: the model's `train_function` is not Keras's own.
           Exception: as for `ElasticJob.run`.
         """
         model = self._running.model
         job = self._job
         job.state = self
+        data = self._running.dataset
+        step = getattr(model.train_function, "elastic_step", None)
+        if step is None:
+            raise ValueError(
+                f"elastic training of {model.name!r}: expected a model that makes its "
+                f"train_function as Keras does, received {type(model).__name__}, which makes "
+                "another one; train_step is what a model may define"
+            )
         # Tracing makes what a step makes on first use, such as slots, and takes its time now.
-        concrete = model.train_function.elastic_step.trace(
-            self._running.reads._distributed_dataset.element_spec
-        )
+        concrete = step.trace(data.element_spec)
         self._handles = _handles(model, concrete)
         # A newcomer that differs is refused; the members go on.
         fit = f"of fit number {job.fits + 1}"
-        data = self._running.reads._distributed_dataset
         job.describe(
             {
                 f"variables {fit}": _variables_in_words(self._handles),
@@ -93,10 +109,20 @@ class ElasticFit:
         if self._has_restored:
             return
         self._has_restored = True
-        for callback in self._callbacks.callbacks:
-            if isinstance(callback, BackupAndRestore):
-                callback.restores_for_all = True
-                callback.on_train_begin()
+        for callback in self._backups():
+            self.restore_from(callback)
+
+    def _backups(self) -> list[Any]:
+        return [c for c in self._callbacks.callbacks if isinstance(c, self.backup_type)]
+
+    def restore_from(self, backup: Any) -> None:
+        """Goes on from the backup of a callback of `backup_type`, if there is one."""
+        backup.restores_for_all = True
+        backup.on_train_begin()
+
+    def save_to(self, backup: Any) -> None:
+        """Lets a callback of `backup_type` save."""
+        backup._save_model()
 
     def why_not_again(self) -> str | None:
         """Why another `fit` of this process cannot read the same batches; `None` if it can."""
@@ -112,7 +138,7 @@ class ElasticFit:
             position = self._running.position
         arrays: dict[str, np.ndarray] = {
             "position": np.array(position.to_json()),
-            "callbacks": np.array(json.dumps(_described(self._callbacks.callbacks))),
+            "callbacks": np.array(json.dumps(self._described())),
         }
         for i, callback in enumerate(self._callbacks.callbacks):
             for j, value in enumerate(getattr(callback, "best_weights", None) or ()):
@@ -135,24 +161,37 @@ class ElasticFit:
     def save(self) -> None:
         """See `State`."""
         with self._running.before_step():
-            for callback in self._callbacks.callbacks:
-                if isinstance(callback, BackupAndRestore):
-                    callback._save_model()
+            for callback in self._backups():
+                self.save_to(callback)
+
+    def _described(self) -> list[dict[str, Any]]:
+        """The numbers among the callbacks' attributes, such as the best result, and their types."""
+        return [
+            {
+                "type": type(callback).__qualname__,
+                "values": {}
+                if isinstance(callback, self.of_each_worker)
+                else {
+                    name: value.item() if isinstance(value, np.generic) else value
+                    for name, value in vars(callback).items()
+                    if isinstance(value, (*_PLAIN, np.generic))
+                },
+            }
+            for callback in self._callbacks.callbacks
+        ]
 
 
 def _handles(model: Any, concrete: Any) -> list[tf.Tensor]:
     """The resources of all variables that training reads or writes, in a fixed order."""
-    optimizer = getattr(model, "optimizer", None)
     of_keras = global_state.get_global_attribute("global_seed_generator")
     known = [
-        *model.variables,
-        *([] if optimizer is None else optimizer.variables),
-        *model.metrics_variables,
+        *model_variables(model),
+        *optimizer_variables(model),
+        *metrics_variables(model),
         *([] if of_keras is None else [of_keras.state]),
     ]
     found: dict[int, tf.Tensor] = {}
-    for variable in known:
-        value = getattr(variable, "value", variable)
+    for value in map(tf_variable, known):
         for part in model.distribute_strategy.experimental_local_results(value):
             found[id(part.handle)] = part.handle
     # Those of optimizers that only a train_step knows, in the order of their creation: that of
@@ -172,23 +211,6 @@ def _variables_in_words(handles: Sequence[tf.Tensor]) -> str:
     shapes = [found[1] for found in map(type_of, handles) if found is not None]
     numbers = sum(shape.num_elements() or 0 for shape in shapes)
     return f"{len(handles)} with {numbers:,} numbers ({fingerprint(handles):x})"
-
-
-def _described(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
-    """The numbers among the callbacks' attributes, such as the best result, with their types."""
-    return [
-        {
-            "type": type(callback).__qualname__,
-            "values": {}
-            if isinstance(callback, _OF_EACH_WORKER)
-            else {
-                name: value.item() if isinstance(value, np.generic) else value
-                for name, value in vars(callback).items()
-                if isinstance(value, (*_PLAIN, np.generic))
-            },
-        }
-        for callback in callbacks
-    ]
 
 
 def _restore_callbacks(

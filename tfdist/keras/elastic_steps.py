@@ -1,4 +1,4 @@
-"""Steps of Keras 3 as units of work of an elastic job.
+"""Steps of Keras 3 and tf_keras as units of work of an elastic job.
 
 A step takes a whole global batch. Its rows are cut among the members that are alive when it runs,
 and it is traced once: rank and number of members are read at each execution.
@@ -15,9 +15,10 @@ takes nothing with it:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras import tree
 
@@ -30,6 +31,13 @@ from tfdist import ops
 from tfdist.data.shares import rows_of
 from tfdist.elastic.atomic_step import AtomicStep, written
 from tfdist.elastic.job import ElasticJob, Unit
+from tfdist.keras.models import (
+    metrics_variables,
+    model_variables,
+    optimizer_variables,
+    tf_variable,
+)
+from tfdist.keras.workers import is_table
 from tfdist.ops.collectives.world import world
 
 
@@ -43,6 +51,11 @@ class ElasticStep:
       step: takes a replica's share of a batch; returns a structure of tensors.
       admits: whether newcomers can join before such a step.
       gathers: whether the result has a row for each row of the batch; else it is a dict of logs.
+      adds_numbers: whether numbers in the logs that are no metrics are added over the replicas, as
+        tf_keras does; else they are the mean of the members' first replicas.
+
+    Raises:
+      ValueError: the model's steps run eagerly.
     """
 
     def __init__(
@@ -54,13 +67,20 @@ class ElasticStep:
         *,
         admits: bool = False,
         gathers: bool = False,
+        adds_numbers: bool = False,
     ) -> None:
+        if model.run_eagerly and not gathers:
+            raise ValueError(
+                f"elastic training of {model.name!r}: expected run_eagerly=False, received True: "
+                "only a compiled step leaves no trace when it fails"
+            )
         self._model = model
         self._job = job
         self._name = name
         self._step = step
         self._admits = admits
         self._gathers = gathers
+        self._adds_numbers = adds_numbers
         self._atomic = AtomicStep()
         self._functions: dict[Any, tf.types.experimental.PolymorphicFunction] = {}
 
@@ -129,19 +149,31 @@ class ElasticStep:
         relaxed = [_with_any_rows(spec) for spec in specs]
         key = tuple(relaxed)
         if key not in self._functions:
-
-            def elastic_step(leaves: list, flags: tf.Tensor) -> Any:
-                self._atomic.make_atomic(tf.compat.v1.get_default_graph())
-                return self._traced(structure(leaves), flags)
-
-            # Keys of collectives contain it.
-            elastic_step.__name__ = f"elastic_{self._name}"
-            self._functions[key] = tf.function(
-                elastic_step,
-                input_signature=[relaxed, tf.TensorSpec([2], tf.float64)],
-                autograph=False,
-            )
+            before = len(_own_variables(self._model))
+            function = self._new_function(relaxed, structure)
+            function.get_concrete_function()
+            if len(_own_variables(self._model)) > before:
+                # tf_keras makes metrics while it traces a step. That trace does not reduce them.
+                if not self._functions:
+                    self._atomic = AtomicStep()
+                function = self._new_function(relaxed, structure)
+            self._functions[key] = function
         return self._functions[key]
+
+    def _new_function(
+        self, specs: Sequence[tf.TypeSpec], structure: Callable[[Sequence], Any]
+    ) -> tf.types.experimental.PolymorphicFunction:
+        def elastic_step(leaves: list, flags: tf.Tensor) -> Any:
+            self._atomic.make_atomic(tf.compat.v1.get_default_graph())
+            return self._traced(structure(leaves), flags)
+
+        # Keys of collectives contain it.
+        elastic_step.__name__ = f"elastic_{self._name}"
+        return tf.function(
+            elastic_step,
+            input_signature=[specs, tf.TensorSpec([2], tf.float64)],
+            autograph=False,
+        )
 
     def _traced(self, batch: Any, flags: tf.Tensor) -> Any:
         strategy = self._model.distribute_strategy
@@ -157,15 +189,19 @@ class ElasticStep:
             # Only what has been pushed may be committed.
             with tf.control_dependencies(_pushes()):
                 flags = tf.identity(flags)
-        outputs = tree.map_structure(
+        first = tree.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], outputs
         )
-        other = _numbers_but_metrics(self._model, outputs)
-        flags, means = self._reduce_own(own, before, flags, list(other.values()))
+        other = _numbers_but_metrics(self._model, first)
+        if self._adds_numbers:
+            other = {
+                name: tf.add_n(strategy.experimental_local_results(outputs[name])) for name in other
+            }
+        flags, numbers = self._reduce_own(own, before, flags, list(other.values()))
         if tables is not None and trains:
             with tf.control_dependencies([flags]):
                 tables.commit()
-        return self._of_all(outputs, dict(zip(other, means, strict=True))), flags
+        return self._of_all(first, dict(zip(other, numbers, strict=True))), flags
 
     def _share(self, batch: Any) -> Any:
         """This member's rows of a batch, for each of its devices."""
@@ -187,7 +223,7 @@ class ElasticStep:
         """Makes variables that the step has written equal on all members.
 
         Returns:
-          The sum of the members' flags, and the means of their numbers.
+          The sum of the members' flags, and the sums or the means of their numbers.
         """
         graph = tf.compat.v1.get_default_graph()
         changed = {resource.ref() for op in graph.get_operations() for resource in written(op)}
@@ -206,9 +242,12 @@ class ElasticStep:
         totals = reduced[len(numbers) :]
         for (variable, old), total in zip(pairs, totals, strict=True):
             _assign_total(variable, old, total, size)
-        return flags, [total / tf.cast(size, total.dtype) for total in reduced[: len(numbers)]]
+        sums = reduced[: len(numbers)]
+        if self._adds_numbers:
+            return flags, sums
+        return flags, [total / tf.cast(size, total.dtype) for total in sums]
 
-    def _of_all(self, outputs: Any, means: dict[str, tf.Tensor]) -> Any:
+    def _of_all(self, outputs: Any, numbers: dict[str, tf.Tensor]) -> Any:
         """The logs of all members in place of this member's."""
         if not isinstance(outputs, dict):
             return outputs
@@ -217,7 +256,9 @@ class ElasticStep:
         metrics = {
             name: strategy.experimental_local_results(value)[0] for name, value in results.items()
         }
-        return {name: metrics.get(name, means.get(name, value)) for name, value in outputs.items()}
+        return {
+            name: metrics.get(name, numbers.get(name, value)) for name, value in outputs.items()
+        }
 
     def _gathered(self, outputs: Any) -> Any:
         """The rows of the results of all members, in the order of the batch."""
@@ -231,14 +272,65 @@ class ElasticStep:
 
 
 def _tables_of(model: Any) -> Any | None:
-    """The embedding tables of a model's strategy; `None` if it has no parameter servers."""
-    return getattr(model.distribute_strategy.extended, "tables", None)
+    """The embedding tables of a model's strategy; `None` if the model cannot have any.
+
+    Raises:
+      ValueError: the model is of tf_keras, and has tables.
+    """
+    if isinstance(model, keras.Model):
+        return getattr(model.distribute_strategy.extended, "tables", None)
+    if any(is_table(tf_variable(variable)) for variable in model_variables(model)):
+        raise ValueError(
+            f"elastic training of {model.name!r}: expected a model of Keras 3, because it has "
+            "embedding tables, received one of tf_keras"
+        )
+    return None
 
 
 def _pushes() -> list[tf.Operation]:
     """The operations of this function that send gradients of rows."""
     operations = tf.compat.v1.get_default_graph().get_operations()
     return [op for op in operations if op.type == "TfdistPsPush"]
+
+
+def execution(
+    step: ElasticStep, name: str, steps: Callable[[], int], where: Callable[[], str]
+) -> Callable[[Iterator], Any]:
+    """Returns what a Keras calls with an iterator of batches: it makes some steps.
+
+    Args:
+      step: makes one.
+      name: of the step, for messages.
+      steps: returns how many.
+      where: returns the place in the training, for messages.
+
+    Returns:
+      A function that returns the last step's logs; its attribute `elastic_step` is `step`.
+    """
+
+    def function(iterator: Iterator) -> Any:
+        logs = None
+        of_first = f"{name}, {where()}"
+        for number in range(steps()):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                if logs is None:
+                    raise
+                break
+            # Within several steps of one execution a newcomer could not begin.
+            logs = step.run(batch, of_first, is_first=number == 0)
+        return logs
+
+    marked: Any = function
+    marked.elastic_step = step
+    return marked
+
+
+def predicted(step: ElasticStep, batches: Iterable) -> Any:
+    """Returns the rows that a step predicts for some batches."""
+    parts = [step.run(batch, "predict_step") for batch in batches]
+    return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
 
 
 def _leaves(structure: Any) -> tuple[list, Callable[[Sequence], Any]]:
@@ -269,11 +361,13 @@ def _with_any_rows(spec: Any) -> Any:
 
 def _own_variables(model: Any) -> list[SyncOnReadVariable]:
     """The variables of which replicas have values of their own."""
-    optimizer = getattr(model, "optimizer", None)
-    of_optimizer = [] if optimizer is None else optimizer.variables
     found: dict[int, SyncOnReadVariable] = {}
-    for variable in (*model.variables, *of_optimizer, *model.metrics_variables):
-        value = getattr(variable, "value", variable)
+    variables = [
+        *model_variables(model),
+        *optimizer_variables(model),
+        *metrics_variables(model),
+    ]
+    for value in map(tf_variable, variables):
         if (
             isinstance(value, SyncOnReadVariable)
             and value.aggregation != tf.VariableAggregation.NONE

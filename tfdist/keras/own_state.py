@@ -18,6 +18,12 @@ from keras.src.backend.common import global_state
 from tensorflow.python.distribute.values import SyncOnReadVariable
 
 from tfdist.keras import exchange
+from tfdist.keras.models import (
+    metrics_variables,
+    model_variables,
+    optimizer_variables,
+    tf_variable,
+)
 from tfdist.keras.workers import is_on_servers, rank_of
 
 
@@ -56,7 +62,7 @@ class OwnState:
           model: of the same structure.
           metrics: whether to restore the state of metrics; else all other state.
         """
-        of_metrics = {id(variable) for variable in model.metrics_variables}
+        of_metrics = {id(variable) for variable in metrics_variables(model)}
         for name, variable in _own_variables(model).items():
             saved = self.values.get(name)
             if saved is None or (id(variable) in of_metrics) != metrics:
@@ -73,31 +79,36 @@ def _own_variables(model: Any) -> dict[str, Any]:
 
     Not by their paths, which have other numbers if the process made other models before.
     """
-    generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
+    # Layers of tf_keras have none.
+    layers = model._flatten_layers()
+    generators = [g for layer in layers for g in getattr(layer, "_seed_generators", ())]
     of_keras = global_state.get_global_attribute("global_seed_generator")
     optimizer = getattr(model, "optimizer", None)
-    of_optimizer = [] if optimizer is None else optimizer.variables
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     kinds = {
         "random": [generator.state for generator in generators],
         "random_of_keras": [] if of_keras is None else [of_keras.state],
-        "metric": model.metrics_variables,
-        "layer": [v for v in model.variables if isinstance(v.value, SyncOnReadVariable)],
-        "optimizer": [v for v in of_optimizer if isinstance(v.value, SyncOnReadVariable)],
+        "metric": metrics_variables(model),
+        "layer": [v for v in model_variables(model) if _is_own(v)],
+        "optimizer": [v for v in optimizer_variables(model) if _is_own(v)],
         "accumulator": [v for v in getattr(inner, "_accumulated_gradients", ()) if v is not None],
     }
     found: dict[str, Any] = {}
     seen: set[int] = set()
     for kind, variables in kinds.items():
-        own = [v for v in variables if id(v) not in seen and not is_on_servers(v.value)]
+        own = [v for v in variables if id(v) not in seen and not is_on_servers(tf_variable(v))]
         seen.update(id(v) for v in own)
         found |= {f"{kind}_{number}": v for number, v in enumerate(own)}
     return found
 
 
+def _is_own(variable: Any) -> bool:
+    return isinstance(tf_variable(variable), SyncOnReadVariable)
+
+
 def _replicas_of(model: Any, variable: Any) -> Sequence[tf.Variable]:
     """A variable's copies in the replicas of this process."""
-    return model.distribute_strategy.experimental_local_results(variable.value)
+    return model.distribute_strategy.experimental_local_results(tf_variable(variable))
 
 
 def _gathered(local: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
@@ -117,7 +128,7 @@ def _divided(saved: np.ndarray, variable: Any, model: Any, local: int) -> list[n
     first = rank_of(model) * local if workers > 1 else 0
     if len(saved) == workers * local:
         return list(saved[first : first + local])
-    if any(variable is of_metric for of_metric in model.metrics_variables):
+    if any(variable is of_metric for of_metric in metrics_variables(model)):
         if variable.aggregation == "sum":
             total = saved.sum(axis=0, dtype=saved.dtype)
             return [total if first + i == 0 else np.zeros_like(total) for i in range(local)]

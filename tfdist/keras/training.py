@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+
 from tfdist.data.openings import Openings
 from tfdist.data.position import InputPosition
 from tfdist.errors import TfdistError
@@ -33,7 +35,7 @@ class TrainingState:
 
 
 class Training:
-    """One `fit` of one model.
+    """One `fit` of one model of Keras 3; a subclass has one of tf_keras.
 
     Args:
       model: the model.
@@ -67,6 +69,21 @@ class Training:
     def read(self, iterator: Any, openings: Openings) -> None:
         """Says which data is trained on; Keras's iterator and the data that it opens."""
         self._iterator, self._openings = iterator, openings
+
+    @property
+    def dataset(self) -> Any:
+        """What Keras's iterator opens."""
+        assert self._iterator is not None
+        return self._iterator._distributed_dataset
+
+    @property
+    def initial_epoch(self) -> Any:
+        """The first epoch, if another one than `fit` was told; Keras decides what stands for it."""
+        return self.model._initial_epoch
+
+    @initial_epoch.setter
+    def initial_epoch(self, epoch: Any) -> None:
+        self.model._initial_epoch = epoch
 
     def state(self, of_all: bool) -> TrainingState:
         """What a checkpoint should hold now.
@@ -103,15 +120,19 @@ class Training:
             batches=position.batches - self._in_step,
         )
 
+    @property
+    def _opens_for_epoch(self) -> bool:
+        """Whether Keras opens the data for an epoch that begins now."""
+        assert self._iterator is not None
+        # Not where steps_per_epoch lets one opening span several epochs.
+        return self._iterator.steps_per_epoch is None or self._iterator._current_iterator is None
+
     def _position(self) -> InputPosition:
         assert self._openings is not None and self._iterator is not None
         opening, batches = self._openings.opening, self._openings.batches
         read = self._openings.openings_read
-        # Keras opens the data for each epoch, unless steps_per_epoch lets one opening span several.
-        if not self.batch and (
-            self._iterator.steps_per_epoch is None or self._iterator._current_iterator is None
-        ):
-            opening, batches, read = opening + 1, 0, read + bool(batches)
+        if not self.batch and self._opens_for_epoch:
+            opening, batches, read = self._openings.next_opening
         seed = getattr(self._openings.source, "seed", None)
         return InputPosition(
             epoch=self.epoch,
@@ -163,7 +184,7 @@ class Training:
                 "; ".join(dict.fromkeys(reasons)),
             )
         state.own.restore(self.model, metrics=False)
-        self.model._initial_epoch = position.epoch
+        self.initial_epoch = position.epoch
         self._epochs_ended = position.epochs_ended
         self._start = self.resumed = state
 
@@ -172,11 +193,19 @@ class Training:
         source = None if self._openings is None else self._openings.source
         if source is None:
             return None
+        if self._yields_once:
+            return "its Python generator cannot go back"
         if source.draws_orders:
             return "a shuffle of its dataset, which has drawn an order, cannot go back"
         if getattr(source, "remembers_epochs", False):
             return "its PyDataset was told of the ends of epochs"
         return None
+
+    @property
+    def _yields_once(self) -> bool:
+        """Whether the data is a Python generator, which `fit` has been given itself."""
+        assert self._iterator is not None
+        return isinstance(self._iterator.data_adapter, GeneratorDataAdapter)
 
     def begin_epoch(self, epoch: int, callbacks: Any) -> None:
         """Notes the number of an epoch.
@@ -204,17 +233,10 @@ class Training:
         Args:
           of_keras: all steps, which begin with the number of their first batch. They do not read.
         """
-        assert self._openings is not None and self._iterator is not None
-        start, self._start = self._start, None
-        self._openings.prepare()
+        assert self._iterator is not None
+        start = self._begin_steps()
         size = self._iterator.steps_per_execution
-        first = 0
-        if start is not None:
-            first = start.position.batch
-            # Keras has set the metrics to zero.
-            if first:
-                start.own.restore(self.model, metrics=True)
-        self.batch = first
+        first = self.batch
         # The batches of earlier epochs that came from the same opening.
         earlier = 0 if start is None else start.position.batches - first
         for step in of_keras:
@@ -222,11 +244,31 @@ class Training:
             earlier = 0
             if step[0] < first:
                 continue
-            self.batch = step[0] + size
-            self._openings.batches += size
-            self._in_step = size
+            self._begin_step(step[0], size)
             yield step
             self._in_step = 0
+
+    def _begin_steps(self) -> TrainingState | None:
+        """Goes to the first batch of the steps that begin.
+
+        Returns:
+          Where `fit` goes on from, if these are its first steps.
+        """
+        assert self._openings is not None
+        start, self._start = self._start, None
+        self._openings.prepare()
+        self.batch = 0 if start is None else start.position.batch
+        # Keras has set the metrics to zero.
+        if start is not None and self.batch:
+            start.own.restore(self.model, metrics=True)
+        return start
+
+    def _begin_step(self, batch: int, size: int) -> None:
+        """Counts the batches of a step, whose first one is number `batch` of the epoch."""
+        assert self._openings is not None
+        self.batch = batch + size
+        self._openings.batches += size
+        self._in_step = size
 
 
 class _Trainings(threading.local):
@@ -240,10 +282,9 @@ _trainings = _Trainings()
 
 
 @contextlib.contextmanager
-def training(model: Any) -> Iterator[Training]:
-    """The `fit` of a model, for the duration of a `with` block."""
-    started = Training(model)
-    epoch_before = model._initial_epoch
+def training(started: Training) -> Iterator[Training]:
+    """Lets `newest` and `training_of` find a training for the duration of a `with` block."""
+    epoch_before = started.initial_epoch
     _trainings.running.append(started)
     try:
         yield started
@@ -251,7 +292,7 @@ def training(model: Any) -> Iterator[Training]:
         _trainings.running.remove(started)
         # Else another `fit` of this model would begin at the epoch at which this one went on.
         if started.resumed is not None:
-            model._initial_epoch = epoch_before
+            started.initial_epoch = epoch_before
 
 
 def newest() -> Training | None:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 import tiers
 from elastic_faults import Fault, Faults, check, running, suffer, undisturbed
 from elastic_training import Fit
@@ -17,6 +18,7 @@ from ranks import start_ranks
 
 import tfdist
 from tfdist.errors import TfdistError
+from tfdist.layers import legacy
 
 pytestmark = pytest.mark.timeout(240)
 WORKERS = 3
@@ -114,6 +116,13 @@ def refuse(ctx):
         model_of(cache_rows=9)
     with pytest.raises(ValueError, match=r"expected no gradient_accumulation_steps.*received 2"):
         model_of(accumulates=2).fit(*data, verbose=0)
+
+    with strategy.scope():
+        layers = [tf_keras.Input((), dtype="int64"), legacy.Embedding(output_dim=1)]
+        of_tf_keras = tf_keras.Sequential(layers)
+        of_tf_keras.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"expected a model of Keras 3, because it has embedding"):
+        of_tf_keras.fit(*data, verbose=0)
 
     class Twice(keras.Model):
         def train_step(self, data):

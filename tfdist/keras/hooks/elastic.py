@@ -27,8 +27,8 @@ _log = logging.getLogger("tfdist.elastic")
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-class _WholeBatches:
-    """Stands for the strategy where Keras distributes its data: a step cuts whole batches."""
+class WholeBatches:
+    """Stands for the strategy where a Keras distributes its data: a step cuts whole batches."""
 
     @staticmethod
     def experimental_distribute_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -48,6 +48,15 @@ class _WholeBatches:
             )
         return dataset.prefetch(1)
 
+    @staticmethod
+    def check(dataset: Any) -> None:
+        """Raises ValueError if a dataset was distributed before Keras got it."""
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(
+                "elastic training: expected arrays, a tf.data.Dataset, a PyDataset or a Sequence, "
+                "received a dataset that is distributed already; pass the dataset itself"
+            )
+
 
 @hooks(TFEpochIterator, "__init__")
 def read_whole_batches(original, self, distribute_strategy=None, *args, **kwargs):
@@ -55,12 +64,8 @@ def read_whole_batches(original, self, distribute_strategy=None, *args, **kwargs
     if elastic_job_of(distribute_strategy) is None:
         original(self, distribute_strategy, *args, **kwargs)
         return
-    original(self, _WholeBatches, *args, **kwargs)
-    if not isinstance(self._distributed_dataset, tf.data.Dataset):
-        raise ValueError(
-            "elastic training: expected arrays, a tf.data.Dataset or a PyDataset, received a "
-            "dataset that is distributed already; pass the dataset itself"
-        )
+    original(self, WholeBatches, *args, **kwargs)
+    WholeBatches.check(self._distributed_dataset)
     self._distribute_strategy = distribute_strategy
 
 
@@ -68,11 +73,17 @@ def read_whole_batches(original, self, distribute_strategy=None, *args, **kwargs
 def end_together(original, self):
     """In elastic training no member goes on before all have done all steps of an epoch."""
     job = elastic_job_of(self._distribute_strategy)
-    return original(self) if job is None else _agreed(original(self), job)
+    return original(self) if job is None else agreed(original(self), job)
 
 
 @contextlib.contextmanager
-def _agreed(steps: Any, job: ElasticJob) -> Iterator[None]:
+def agreed(steps: Any, job: ElasticJob) -> Iterator[None]:
+    """Waits at the end of an epoch's steps until all members have done them.
+
+    Args:
+      steps: Keras's context manager around them.
+      job: the members.
+    """
     with steps:
         yield
 
@@ -89,15 +100,29 @@ def fit_elastically(original, self, *args, **kwargs):
 
     A worker that the others have left behind becomes a newcomer, if its data can go back.
     """
-    job = elastic_job_of(self.distribute_strategy)
+    return fit_among_members(original, History, self, *args, **kwargs)
+
+
+def fit_among_members(
+    original: Any, kind: type[History], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls `original`, the `fit` of a Keras, as far as the members of an elastic job need it.
+
+    Args:
+      original: the `fit`.
+      kind: the Keras's class of histories.
+      model: the model.
+      *args, **kwargs: of `fit`.
+    """
+    job = elastic_job_of(model.distribute_strategy)
     if job is None:
-        return original(self, *args, **kwargs)
+        return original(model, *args, **kwargs)
     while True:
         past = job.past_fit()
         if past is not None:
-            return _history(self, past)
+            return _history(kind, model, past)
         try:
-            history = original(self, *args, **kwargs)
+            history = original(model, *args, **kwargs)
         except LeftBehindError as error:
             reason = _why_not_again(job)
             if reason is not None:
@@ -115,9 +140,9 @@ def _why_not_again(job: ElasticJob) -> str | None:
     return job.state.why_not_again() if isinstance(job.state, ElasticFit) else None
 
 
-def _history(model: Any, logs: dict[str, list[float]]) -> History:
+def _history(kind: type[History], model: Any, logs: dict[str, list[float]]) -> History:
     """The result of a `fit` that other members have made."""
-    history = History()
+    history = kind()
     history.set_model(model)
     history.history = logs
     history.epoch = list(range(max(map(len, logs.values()), default=0)))
@@ -135,35 +160,40 @@ def begin_together(original, self, logs=None):
         ElasticFit(job, running, self).begin()
 
 
-def _is_left_to_rank_0(model: Any) -> bool:
+def is_left_to_rank_0(model: Any) -> bool:
+    """Whether another member writes the files and the output of a model's training.
+
+    Also of a newcomer, which has no other rank than 0 before the members take it in.
+    """
     job = None if model is None else elastic_job_of(model.distribute_strategy)
-    return job is not None and job.rank != 0
+    return job is not None and (job.is_newcomer or job.rank != 0)
 
 
 @hooks(ProgbarLogger, "on_epoch_begin")
 def show_epochs_on_rank_0(original, self, epoch, logs=None):
     """In elastic training the progress is that of rank 0, whichever worker that is."""
-    with _muted(self):
+    with muted(self):
         original(self, epoch, logs)
 
 
 @hooks(ProgbarLogger, "_update_progbar")
 def show_progress_on_rank_0(original, self, batch, logs=None):
     """In elastic training the progress is that of rank 0, whichever worker that is."""
-    with _muted(self):
+    with muted(self):
         original(self, batch, logs)
 
 
 @hooks(ProgbarLogger, "_finalize_progbar")
 def show_results_on_rank_0(original, self, logs):
     """In elastic training the progress is that of rank 0, whichever worker that is."""
-    with _muted(self):
+    with muted(self):
         original(self, logs)
 
 
 @contextlib.contextmanager
-def _muted(logger: ProgbarLogger) -> Iterator[None]:
-    if not _is_left_to_rank_0(logger.model):
+def muted(logger: Any) -> Iterator[None]:
+    """Within it a `ProgbarLogger` shows nothing, unless this member is rank 0."""
+    if not is_left_to_rank_0(logger.model):
         if logger.progbar is not None:
             logger.progbar.verbose = logger.verbose
         yield
@@ -177,7 +207,7 @@ def _muted(logger: ProgbarLogger) -> Iterator[None]:
         logger.verbose = before
 
 
-class _WriterOfRank0(property):
+class WriterOfRank0(property):
     """A property of `TensorBoard`: a writer of events, which writes nothing on other ranks.
 
     Args:
@@ -188,7 +218,7 @@ class _WriterOfRank0(property):
         super().__init__(
             lambda board: (
                 tf.summary.create_noop_writer()
-                if _is_left_to_rank_0(board.model)
+                if is_left_to_rank_0(board.model)
                 else original.__get__(board)
             )
         )
@@ -197,13 +227,13 @@ class _WriterOfRank0(property):
 @hooks(TensorBoard, "_train_writer")
 def write_training_on_rank_0(original):
     """In elastic training the events are those of rank 0, whichever worker that is."""
-    return _WriterOfRank0(original)
+    return WriterOfRank0(original)
 
 
 @hooks(TensorBoard, "_val_writer")
 def write_validation_on_rank_0(original):
     """In elastic training the events are those of rank 0, whichever worker that is."""
-    return _WriterOfRank0(original)
+    return WriterOfRank0(original)
 
 
 @hooks(BackupAndRestore, "on_train_begin")
@@ -217,5 +247,5 @@ def restore_on_rank_0(original, self, logs=None):
 @hooks(BackupAndRestore, "_save_model")
 def back_up_on_rank_0(original, self):
     """In elastic training rank 0 alone saves, since no value needs the other workers."""
-    if not _is_left_to_rank_0(self.model):
+    if not is_left_to_rank_0(self.model):
         original(self)

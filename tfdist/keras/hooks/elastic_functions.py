@@ -5,13 +5,12 @@ See `tfdist.elastic.job`. Each step is a unit of work of all members.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
-import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfdist.keras import training
-from tfdist.keras.elastic_steps import ElasticStep
+from tfdist.keras.elastic_steps import ElasticStep, execution, predicted
 from tfdist.keras.hooks.row_weights import is_weighted
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
@@ -23,34 +22,16 @@ def make_units_of_work(original, self, step_function):
     job = elastic_job_of(self.distribute_strategy)
     if job is None:
         return original(self, step_function)
-    if self.run_eagerly:
-        raise ValueError(
-            f"elastic training of {self.name!r}: expected run_eagerly=False, received True: only a "
-            "compiled step leaves no trace when it fails"
-        )
     # Training steps are weighted by `row_weights`, whose hook is around this one.
     trains = is_weighted(step_function)
     name = "train_step" if trains else "test_step"
     step = ElasticStep(self, job, name, step_function, admits=trains)
 
-    def function(iterator: Any) -> Any:
+    def where() -> str:
         running = training.training_of(self) if trains else None
-        where = "a step" if running is None else running.describe()
-        logs = None
-        for number in range(self.steps_per_execution):
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                if logs is None:
-                    raise
-                break
-            # Within several steps of one execution a newcomer could not begin.
-            logs = step.run(batch, f"{name}, {where}", is_first=number == 0)
-        return logs
+        return "a step" if running is None else running.describe()
 
-    marked: Any = function
-    marked.elastic_step = step
-    return marked
+    return execution(step, name, lambda: self.steps_per_execution, where)
 
 
 @hooks(TensorFlowTrainer, "make_predict_function")
@@ -61,10 +42,5 @@ def predict_together(original, self, force=False):
         return original(self, force)
     if self.predict_function is None or force:
         step = ElasticStep(self, job, "predict_step", self.predict_step, gathers=True)
-
-        def function(data: Any) -> Any:
-            parts = [step.run(batch, "predict_step") for batch in data]
-            return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
-
-        self.predict_function = function
+        self.predict_function = functools.partial(predicted, step)
     return self.predict_function

@@ -22,7 +22,7 @@ from tfdist.keras.workers import trains_on_servers
 @hooks(TensorFlowTrainer, "fit")
 def follow_position(original, self, *args, **kwargs):
     """`fit` knows its epoch, and the next batch of its data."""
-    with training.training(self):
+    with training.training(Training(self)):
         return original(self, *args, **kwargs)
 
 

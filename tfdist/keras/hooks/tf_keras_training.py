@@ -9,6 +9,7 @@ import tf_keras
 from tf_keras.src.callbacks import CallbackList
 from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
 from tf_keras.src.engine.data_adapter import DataHandler, TensorLikeDataAdapter
+from tf_keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
 from tf_keras.src.saving.legacy import hdf5_format
 from tf_keras.src.utils import losses_utils
 
@@ -61,6 +62,13 @@ def weigh_by_mask(original, losses, sw, mask, reduction):
         if factor is None
         else tf.math.multiply_no_nan(weights, tf.cast(factor, weights.dtype))
     )
+
+
+@hooks(BatchNormalizationBase, "_support_zero_size_input")
+def update_synchronized_statistics(original, self):
+    """A replica without rows updates synchronized statistics, which are those of all rows."""
+    is_of_all = self.synchronized and has_peers(tf.distribute.get_strategy())
+    return original(self) and not is_of_all
 
 
 @hooks(hdf5_format, "_legacy_weights")

@@ -1,0 +1,117 @@
+"""Elastic training: the steps of tf_keras survive the loss of workers; see `elastic_functions`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+# Functions of tfdist are not converted, and without this nothing that they call would be.
+from tensorflow.python.autograph.core import ag_ctx
+
+from tfdist.elastic.job import ElasticJob
+from tfdist.keras import training
+from tfdist.keras.elastic_steps import ElasticStep, execution, predicted
+from tfdist.keras.registry import hooks
+from tfdist.keras.workers import elastic_job_of
+
+
+@hooks(tf_keras.Model, "make_train_function")
+def make_units_of_work(original, self, force=False):
+    """In elastic training a step is done by all members, or leaves no trace."""
+    job = elastic_job_of(self.distribute_strategy)
+    if job is None:
+        return original(self, force)
+    if self.train_function is None or force:
+        # It is weighted by `row_weights`: the hook of `tf_keras_training` is around this one.
+        step = _step(self, job, "train_step", self._train_counter, admits=True)
+
+        def where() -> str:
+            running = training.training_of(self)
+            return "a step" if running is None else running.describe()
+
+        self.train_function = execution(step, "train_step", _steps_of(self), where)
+    return self.train_function
+
+
+@hooks(tf_keras.Model, "make_test_function")
+def evaluate_together(original, self, force=False):
+    """In elastic training a step of `evaluate` is done by all members, or leaves no trace."""
+    job = elastic_job_of(self.distribute_strategy)
+    if job is None:
+        return original(self, force)
+    if self.test_function is None or force:
+        step = _step(self, job, "test_step", self._test_counter)
+        self.test_function = execution(step, "test_step", _steps_of(self), lambda: "a step")
+    return self.test_function
+
+
+@hooks(tf_keras.Model, "make_predict_function")
+def predict_together(original, self, force=False):
+    """In elastic training members predict shares of a batch, and gather them in the same step."""
+    job = elastic_job_of(self.distribute_strategy)
+    if job is None:
+        return original(self, force)
+    if self.predict_function is None or force:
+        step = _step(self, job, "predict_step", self._predict_counter, gathers=True)
+        steps = _steps_of(self)
+
+        def function(iterator: Any) -> Any:
+            batches = list(itertools.islice(iterator, steps()))
+            if not batches:
+                raise StopIteration
+            return predicted(step, batches)
+
+        self.predict_function = function
+    return self.predict_function
+
+
+def _step(
+    model: Any, job: ElasticJob, name: str, counter: tf.Variable, **options: bool
+) -> ElasticStep:
+    """Returns a step of a model.
+
+    Args:
+      model: the model.
+      job: the members.
+      name: of the step, which is a method of the model.
+      counter: counts it, as tf_keras does.
+      **options: of `ElasticStep`.
+
+    Raises:
+      ValueError: the model is compiled in a way that an elastic job cannot train.
+    """
+    if model.jit_compile:
+        raise ValueError(
+            f"elastic training of {model.name!r}: expected jit_compile=False, received True: XLA "
+            "compiles no collective of tfdist"
+        )
+    if model.autotune_steps_per_execution:
+        raise ValueError(
+            f"elastic training of {model.name!r}: expected a number as steps_per_execution, "
+            "received 'auto': each worker would find another number"
+        )
+    adds = model.distribute_reduction_method in ("auto", "sum")
+    # AutoGraph converts what layers of the user's do.
+    converting = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+    step = tf.__internal__.autograph.tf_convert(getattr(model, name), converting)
+
+    def run(data: Any) -> Any:
+        outputs = step(data)
+        counter.assign_add(1, read_value=False)
+        return outputs
+
+    return ElasticStep(model, job, name, run, adds_numbers=adds, **options)
+
+
+def _steps_of(model: Any) -> Callable[[], int]:
+    """Returns a function that tells the number of steps of the next execution."""
+
+    def steps() -> int:
+        variable = model._steps_per_execution
+        return 1 if variable is None else int(variable.numpy())
+
+    return steps

@@ -1,0 +1,33 @@
+"""What models of Keras 3 and of tf_keras consist of."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import tensorflow as tf
+
+
+def tf_variable(variable: Any) -> Any:
+    """The `tf.Variable` of a variable of either Keras."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def model_variables(model: Any) -> list[Any]:
+    """The variables of a model's layers; none if it has not made them yet."""
+    try:
+        return list(model.variables)
+    except ValueError:  # by which tf_keras says so
+        return []
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """The variables of a model's optimizer; none if it has no optimizer."""
+    variables = getattr(getattr(model, "optimizer", None), "variables", ())
+    # Of the legacy optimizers of tf_keras.
+    return list(variables() if inspect.ismethod(variables) else variables)
+
+
+def metrics_variables(model: Any) -> list[Any]:
+    """The variables of a model's metrics."""
+    return [variable for metric in model.metrics for variable in metric.variables]
