@@ -24,6 +24,7 @@ from tfdist.errors import ClusterConfigError
 from tfdist.job import process
 from tfdist.strategies._input.worker_input import share
 from tfdist.strategies._local_reduce.local_all_reduce import resolved_destination
+from tfdist.strategies._variables.elastic_tables import ElasticTables
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
 from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredExtended
 
@@ -43,7 +44,8 @@ class ElasticExtended(MultiWorkerMirroredExtended):
       elastic: the limits of the number of workers.
 
     Raises:
-      ClusterConfigError: the cluster has other tasks than workers, or the implementation is NCCL.
+      ClusterConfigError: the cluster has other tasks than workers and parameter servers, or the
+        implementation is NCCL.
       Exception: as for `ElasticJob`.
     """
 
@@ -58,11 +60,11 @@ class ElasticExtended(MultiWorkerMirroredExtended):
         options: CommunicationOptions,
         elastic: Elastic,
     ) -> None:
-        others = [role for role in cluster.as_dict() if role not in ("chief", "worker")]
+        others = [role for role in cluster.as_dict() if role not in ("chief", "worker", "ps")]
         if others:
             raise ClusterConfigError(
-                "MultiWorkerMirroredStrategy: expected workers alone in the cluster of an elastic "
-                f"job, received {', '.join(others)} tasks"
+                "MultiWorkerMirroredStrategy: expected workers and ps tasks alone in the cluster "
+                f"of an elastic job, received {', '.join(others)} tasks"
             )
         if options.implementation == CommunicationImplementation.NCCL:
             raise ClusterConfigError(
@@ -86,6 +88,24 @@ class ElasticExtended(MultiWorkerMirroredExtended):
         self.communicator = self.elastic_job.communicator
         self._cross_device_ops = self._make_cross_device_ops(self._devices)
         self._host_cross_device_ops = self._make_cross_device_ops((self._worker_device,))
+
+    def attach_tables(
+        self, checkpoint_dir: str | None, checkpoint_every: float, durability: str
+    ) -> None:
+        """Connects to the parameter servers, if the cluster has some.
+
+        Args:
+          checkpoint_dir: as for `ElasticTables`.
+          checkpoint_every: as for `ElasticTables`.
+          durability: as for `ElasticTables`.
+
+        Raises:
+          Exception: as for `ElasticTables`.
+        """
+        if self._cluster.ps:
+            self.tables = ElasticTables(
+                self._cluster, self.elastic_job, checkpoint_dir, checkpoint_every, durability
+            )
 
     @property
     def _num_replicas_in_sync(self) -> int:

@@ -113,9 +113,9 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         if elastic is not None and cluster.rank is not None and not cluster.is_local:
             from tfdist.strategies._elastic_extended import ElasticExtended  # is built on this one
 
-            distribute_lib.Strategy.__init__(
-                self, ElasticExtended(self, cluster, cluster_resolver, options, elastic)
-            )
+            extended = ElasticExtended(self, cluster, cluster_resolver, options, elastic)
+            distribute_lib.Strategy.__init__(self, extended)
+            extended.attach_tables(checkpoint_dir, checkpoint_every, durability)
             return
         if options.implementation == CommunicationImplementation.NCCL:
             if cluster.data_dispatcher:

@@ -38,7 +38,7 @@ class ParameterClientStats:
     Attributes:
       pulls: requests for values; a request to all servers counts once.
       pushes: steps whose results were sent.
-      dropped_pushes: pushes that a server did not use because they came too late.
+      dropped_pushes: pushes that a server did not use because they came too late, or has lost.
       refused_pushes: steps on records of data tasks that this worker had lost; others train these.
       bytes_pulled: bytes of values received.
       bytes_pushed: bytes of gradients and deltas sent.
@@ -211,11 +211,82 @@ class ParameterClient:
             **self._attributes(variables), begins_step=begins_step
         )
 
-    def push(self, variables: Sequence[Any], ends_step: bool = True) -> tf.Operation | None:
-        """Sends the staged gradients and the variables' deltas; with `ends_step` the step ends."""
+    def push(
+        self, variables: Sequence[Any], ends_step: bool = True, waits: bool = False
+    ) -> tf.Operation | None:
+        """Sends the staged gradients and the variables' deltas.
+
+        Args:
+          variables: the variables.
+          ends_step: whether the step ends.
+          waits: whether the operation waits for the servers' answers, and fails if one refuses.
+
+        Returns:
+          The operation, in a graph.
+        """
         return library.graph_ops().tfdist_ps_push(
-            **self._attributes(variables), ends_step=ends_step
+            **self._attributes(variables), ends_step=ends_step, waits=waits
         )
+
+    def resolve(self, job: int, generation: int, units: int, workers: Sequence[int]) -> None:
+        """Tells all servers the members of a generation of an elastic job.
+
+        They apply what they have collected in a unit of work that the members have done, and forget
+        it if the members have not. See core/ps/server/elastic_schedule.h.
+
+        Args:
+          job: identifies the job, from its founding to its end; not 0.
+          generation: its number, from 1.
+          units: of work that all members have done.
+          workers: the members' ranks on the servers.
+
+        Raises:
+          tf.errors.FailedPreconditionError: a server knows a later generation.
+          tf.errors.OpError: a server refused or did not answer.
+        """
+        refused = ctypes.c_bool()
+        CLIENT.resolve(
+            self.handle,
+            job,
+            generation,
+            units,
+            (ctypes.c_uint32 * len(workers))(*workers),
+            len(workers),
+            ctypes.byref(refused),
+        )
+
+    def begin_unit(self, number: int) -> None:
+        """Says that later pushes and commits belong to a unit of work of an elastic job.
+
+        Args:
+          number: of units that were done before.
+        """
+        CLIENT.begin_unit(self.handle, number)
+
+    def commit(self, variables: Sequence[Any]) -> tf.Operation | None:
+        """Tells the servers that this worker has done the unit of work whose gradients it pushed.
+
+        They apply the unit's gradients once all members have said so.
+
+        Args:
+          variables: the tables' variables, which order the operation after the push.
+
+        Returns:
+          The operation, in a graph. It ends when the servers have answered.
+        """
+        return library.graph_ops().tfdist_ps_commit(
+            variables=[v.handle for v in variables], client=self.handle
+        )
+
+    def is_committed_by_all(self) -> bool:
+        """Whether the servers have applied the unit of work that this worker has committed last.
+
+        Raises:
+          tf.errors.OpError: a server did not answer.
+        """
+        is_open = ctypes.c_bool()
+        CLIENT.repeat_commit(self.handle, ctypes.byref(is_open))
+        return not is_open.value
 
     def add_batch(self, stream: int, records: Sequence[tuple[int, int, int]]) -> None:
         """Adds the next batch of a stream of data tasks.

@@ -27,7 +27,7 @@ from tfdist.ops.ps.snapshot import (
 _MODES = {"async": 1, "sync": 2, "ssp": 3}
 _COMPENSATIONS = {None: 0, "dc-asgd": 1, "adadelay": 2}
 _EVENTS = {1: "came", 2: "left", 3: "lost", 4: "log"}
-_TRACE_KINDS = {1: "pull", 2: "push", 3: "drop", 4: "close"}
+_TRACE_KINDS = {1: "pull", 2: "push", 3: "drop", 4: "close", 5: "undo"}
 _TEXT_BYTES = 1024
 _THREADS = 2
 
@@ -47,6 +47,7 @@ class _Options(ctypes.Structure):
         ("refuse_unlogged", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         ("has_chief", ctypes.c_int32),
+        ("elastic", ctypes.c_int32),
         ("worker_timeout_seconds", ctypes.c_double),
         ("start_timeout_seconds", ctypes.c_double),
         ("compensation_lambda", ctypes.c_double),
@@ -195,6 +196,7 @@ class ParameterServer:
             refuse_unlogged=config.durability == "refuse",
             threads=_THREADS,
             has_chief=has_chief,
+            elastic=config.elastic,
             worker_timeout_seconds=config.worker_timeout,
             start_timeout_seconds=config.start_timeout,
             compensation_lambda=config.compensation_lambda,

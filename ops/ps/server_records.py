@@ -103,7 +103,8 @@ class TraceEvent:
     Attributes:
       seconds: time, on a monotonic clock.
       worker: rank of the worker whose pull or push it was.
-      kind: "pull" answered, "push" applied or collected, "drop" of a late push, "close" of a step.
+      kind: "pull" answered, "push" applied or collected, "drop" of a late push, "close" of a step,
+        "undo" of a step of an elastic job.
       clock: the worker's number of pushes; with "sync" the step.
       slowest: the smallest clock of the workers that take part.
     """

@@ -162,6 +162,25 @@ class Parameters:
             )
         return table
 
+    def set_cache(self, name: str, table: int, rows: int, steps: int) -> None:
+        """Caches rows of a table on this worker, as `client.set_cache`.
+
+        Args:
+          name: the table's name, for messages.
+          table: its id.
+          rows: as for `client.set_cache`.
+          steps: as for `client.set_cache`.
+        """
+        self.client.set_cache(table, rows, steps)
+
+    def replica_of_all(self, replica: int) -> int | tf.Tensor:
+        """Returns the number of a replica of this process among those of all workers.
+
+        Args:
+          replica: the number that TensorFlow gives it.
+        """
+        return replica
+
     def initial_value(self, parameter: int, value: tf.Tensor) -> tf.Tensor:
         """Returns the servers' value of a parameter; creates it as `value` if they have none."""
         return self.client.initial_value(parameter, value)
@@ -244,6 +263,9 @@ class Parameters:
                 return tf.group(value) if isinstance(value, tf.Operation) else tf.identity(value)
 
         return tf.nest.map_structure(after_push, result)
+
+    def settle(self) -> None:
+        """Waits until the servers have applied this worker's last step, if they wait for others."""
 
     def touch(self, variable: ServerVariable, read: bool = True) -> None:
         """Prepares a variable for a read or a write.
@@ -368,4 +390,4 @@ class Parameters:
 
     def write(self, variables: Sequence[ServerVariable]) -> tf.Operation | None:
         """Writes variables that were changed outside of a step to the servers."""
-        return self.client.set(variables, write=self._is_chief)
+        return self.client.set(variables, write=self.is_chief)

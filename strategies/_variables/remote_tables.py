@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
 from tfdist.ps.config import PsConfig
@@ -33,6 +34,9 @@ class RemoteTables:
       Exception: as `tfdist.ParameterServerStrategy`.
     """
 
+    # Whether the members of an elastic job decide about steps.
+    _elastic = False
+
     def __init__(
         self,
         cluster: Cluster,
@@ -42,7 +46,11 @@ class RemoteTables:
     ) -> None:
         self._cluster = cluster
         self._config = PsConfig.make(
-            cluster.world_size, "sync", checkpoint_dir=checkpoint_dir, durability=durability
+            cluster.world_size,
+            "sync",
+            checkpoint_dir=checkpoint_dir,
+            durability=durability,
+            elastic=self._elastic,
         )
         self._checkpoint_every = checkpoint_every
         self._parameters: Parameters | None = None
@@ -61,8 +69,11 @@ class RemoteTables:
                 self._cluster, self._config, self._checkpoint_every, has_variables=False
             )
             placement = Placement(max(1, len(self._cluster.ps)))
-            self._parameters = Parameters(worker.client, placement, self._cluster.is_chief)
+            self._parameters = self._make_parameters(worker.client, placement)
         return self._parameters
+
+    def _make_parameters(self, client: ops.ParameterClient, placement: Placement) -> Parameters:
+        return Parameters(client, placement, self._cluster.is_chief)
 
     def create(self, next_creator: Callable[..., tf.Variable], kwargs: dict) -> TableVariable:
         """Makes the variable that represents a table.

@@ -122,7 +122,7 @@ class TableVariable(ServerVariable):
             self._table = number
             self._spec = spec
             if spec.cache_rows:
-                self._parameters.client.set_cache(number, spec.cache_rows, spec.cache_steps)
+                self._parameters.set_cache(spec.name, number, spec.cache_rows, spec.cache_steps)
             if self._restored is not None:
                 restored, self._restored = self._restored, None
                 with tf.init_scope():  # now, and not whenever a function that is traced runs
@@ -201,9 +201,10 @@ class TableVariable(ServerVariable):
         # In one tensor, so that no worker comes or goes between ids and rows; as integers, to which
         # zeros may be added without changing what they stand for.
         ids = self.gradient_ids.get()
+        own_replica = self._parameters.replica_of_all(_replica())
         columns = [
             tf.bitcast(ids, tf.int32),
-            tf.fill([tf.size(ids), 1], _replica()),
+            tf.fill([tf.size(ids), 1], own_replica),
             tf.bitcast(tf.cast(rows, tf.float32), tf.int32),
         ]
 
@@ -218,7 +219,7 @@ class TableVariable(ServerVariable):
         sums = tf.math.unsorted_segment_sum(rows, index, tf.size(ids))
         # The first replica that has an id pushes its row.
         first = tf.math.unsorted_segment_min(tf.range(tf.size(index)), index, tf.size(ids))
-        self.gradient_ids.set(ids, tf.gather(gathered[:, 2], first) == _replica())
+        self.gradient_ids.set(ids, tf.gather(gathered[:, 2], first) == own_replica)
         return sums
 
     @staticmethod

@@ -111,6 +111,7 @@ class Course:
       fit: the `fit`.
 
     Attributes:
+      ranks: the processes.
       epochs: how many the workers may have trained.
       faults: how many there were that may cost a step.
       recoveries: the seconds from faults to the last survivor's next generation, by "kill" and
@@ -120,9 +121,10 @@ class Course:
     """
 
     def __init__(self, ranks: RankGroup, fit: Fit) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._fit = fit
-        self._slots = [_Slot() for _ in range(len(ranks))]
+        # The last ranks are parameter servers.
+        self._slots = [_Slot() for _ in range(len(ranks) - fit.servers)]
         self.epochs = 0
         self.faults = 0
         self.recoveries: dict[str, list[float]] = {"kill": [], "stop": []}
@@ -132,7 +134,7 @@ class Course:
     # What the processes have reported.
 
     def _reports(self, slot: int, key: str) -> list[Any]:
-        return [value for found, value in list(self._ranks[slot].reports) if found == key]
+        return [value for found, value in list(self.ranks[slot].reports) if found == key]
 
     def _world(self, slot: int) -> dict[str, Any] | None:
         worlds = self._reports(slot, "world")
@@ -148,7 +150,7 @@ class Course:
         able = [
             slot
             for slot, state in enumerate(self._slots)
-            if self._ranks[slot].alive and not state.is_stopped and not state.is_doomed
+            if self.ranks[slot].alive and not state.is_stopped and not state.is_doomed
         ]
         worlds = {slot: world for slot in able if (world := self._world(slot)) is not None}
         newest = max((world["generation"] for world in worlds.values()), default=0)
@@ -165,19 +167,19 @@ class Course:
             return [
                 slot
                 for slot, state in enumerate(self._slots)
-                if not self._ranks[slot].alive and not state.is_doomed and not state.is_behind
+                if not self.ranks[slot].alive and not state.is_doomed and not state.is_behind
             ]
 
-        self._ranks.wait_until(lambda: bool(unexpected()) or condition(), timeout, what)
+        self.ranks.wait_until(lambda: bool(unexpected()) or condition(), timeout, what)
         if unexpected():
             why = f"workers {unexpected()} ended while the test waited for {what}"
-            self._ranks.fail(range(len(self._ranks)), why)
+            self.ranks.fail(range(len(self._slots)), why)
 
     # What a test does.
 
     def begin(self, faults: Faults) -> None:
         """Starts the training, with faults of the beginning."""
-        self.permit(faults, list(range(len(self._ranks))))
+        self.permit(faults, list(range(len(self._slots))))
 
     def permit(self, faults: Faults, members: Sequence[int] | None = None) -> None:
         """Permits some epochs, lets faults come in them, and waits until all train again."""
@@ -212,7 +214,7 @@ class Course:
         self._await_ends(faults, ended, members)
         for fault, slot in zip(faults.faults, targets, strict=True):
             if fault.kind == "leave":
-                outcome = self._ranks.join(1.0, only=[slot])[0]
+                outcome = self.ranks.join(1.0, only=[slot])[0]
                 assert outcome.exit_code == PREEMPTED, outcome.describe()
         joiners = [faults.joiner, *[None] * len(ended)]
         if faults.restarts == "at once":
@@ -232,18 +234,18 @@ class Course:
         for slot in stopped:
             if faults.kills_stopped:
                 self._slots[slot].is_doomed = True
-                self._ranks[slot].kill()
+                self.ranks[slot].kill()
             else:
                 self._slots[slot].is_stopped = False
                 self._slots[slot].is_behind = self._fit.data == "dataset"
-                self._ranks[slot].resume()
+                self.ranks[slot].resume()
         if faults.kills_stopped:
             ended += stopped
             self._wait(
-                lambda: not any(self._ranks[slot].alive for slot in stopped), f"{faults}: the end"
+                lambda: not any(self.ranks[slot].alive for slot in stopped), f"{faults}: the end"
             )
         if faults.restarts == "all":
-            ended = [slot for slot in range(len(self._ranks)) if not self._ranks[slot].alive]
+            ended = [slot for slot in range(len(self._slots)) if not self.ranks[slot].alive]
             self._restart(ended, [None] * len(ended))
         elif faults.restarts == "later" or (faults.kills_stopped and faults.restarts != "never"):
             again = stopped if faults.restarts == "at once" else ended
@@ -254,11 +256,11 @@ class Course:
         """Waits for ends; a worker that is told to leave may first need another step."""
 
         def have_ended_or_pause() -> bool:
-            return all(not self._ranks[slot].alive or self._pauses(slot) for slot in slots)
+            return all(not self.ranks[slot].alive or self._pauses(slot) for slot in slots)
 
         while True:
             self._wait(have_ended_or_pause, f"{faults}: the end")
-            if not any(self._ranks[slot].alive for slot in slots):
+            if not any(self.ranks[slot].alive for slot in slots):
                 return
             self.epochs += 1
             for slot in members:
@@ -277,7 +279,7 @@ class Course:
             if not fault.place:
                 self._wait(lambda: self._world(slot) is not None, f"{fault}: the founding")
             time.sleep(fault.delay)
-            when = self._ranks[slot].send_signal(SIGNALS[fault.kind])
+            when = self.ranks[slot].send_signal(SIGNALS[fault.kind])
         else:
             # One that was stopped has reported that fault before.
             self._wait(lambda: len(self._reports(slot, "fault")) > before, f"{fault}")
@@ -310,24 +312,24 @@ class Course:
 
     def _restart(self, slots: Sequence[int], joiners: Sequence[SelfFault | None]) -> None:
         for slot, fault in zip(slots, joiners, strict=False):
-            self._ranks.restart(slot)
+            self.ranks.restart(slot)
             self._slots[slot] = _Slot(self.faults, is_doomed=fault is not None)
             self._go(slot, () if fault is None else (fault,))
 
     def _go(self, slot: int, faults: tuple[SelfFault, ...] = (), ends: bool = False) -> None:
         with contextlib.suppress(OSError):  # it has just ended
-            self._ranks.send(slot, "go", Go(self.epochs, faults, ends))
+            self.ranks.send(slot, "go", Go(self.epochs, faults, ends))
 
     def _gather(self, faults: Faults) -> None:
         """Permits epochs, one by one, until all that can run have joined."""
         deadline = time.monotonic() + TIMEOUT
-        restarted = [slot for slot in range(len(self._ranks)) if self._world(slot) is None]
+        restarted = [slot for slot in range(len(self._slots)) if self._world(slot) is None]
         while True:
             # A joiner's fault.
             doomed = [
                 slot
                 for slot, state in enumerate(self._slots)
-                if state.is_doomed and not self._ranks[slot].alive
+                if state.is_doomed and not self.ranks[slot].alive
             ]
             if faults.joiner is not None and faults.restarts != "never" and doomed:
                 self.faults += 1
@@ -335,20 +337,20 @@ class Course:
             behind = [
                 slot
                 for slot, state in enumerate(self._slots)
-                if state.is_behind and not self._ranks[slot].alive
+                if state.is_behind and not self.ranks[slot].alive
             ]
-            for outcome in self._ranks.join(1.0, only=behind):
+            for outcome in self.ranks.join(1.0, only=behind):
                 assert outcome.exception == "LeftBehindError", outcome.describe()
             self._restart(behind, [None] * len(behind))
-            able = [slot for slot in range(len(self._ranks)) if self._ranks[slot].alive]
+            able = [slot for slot in range(len(self._slots)) if self.ranks[slot].alive]
             absent = [slot for slot in able if slot not in self.members()]
             members = self.members()
             if not absent and all(map(self._pauses, members)):
                 self._note_joins(restarted)
                 return
             if time.monotonic() > deadline:
-                self._ranks.fail(
-                    range(len(self._ranks)), f"{faults}: workers {absent} did not join the others"
+                self.ranks.fail(
+                    range(len(self._slots)), f"{faults}: workers {absent} did not join the others"
                 )
             if not absent:
                 self._wait(lambda: all(map(self._pauses, self.members())), f"{faults}: all")
@@ -372,16 +374,19 @@ class Course:
 
     def _are_ready(self, slots: Sequence[int]) -> bool:
         """Whether processes wait to join, or have ended."""
-        return all(self._reports(slot, "forms") or not self._ranks[slot].alive for slot in slots)
+        return all(self._reports(slot, "forms") or not self.ranks[slot].alive for slot in slots)
 
     def end(self) -> dict[int, Result]:
         """Ends the training; returns the workers' results by slot."""
         members = self.members()
         for slot in members:
             self._go(slot, ends=True)
-        outcomes = self._ranks.join(TIMEOUT, only=members)
+        outcomes = self.ranks.join(TIMEOUT, only=members)
         failed = [outcome for outcome in outcomes if not outcome.ok]
         assert not failed, "\n".join(outcome.describe() for outcome in failed)
+        servers = range(len(self._slots), len(self.ranks))
+        for outcome in self.ranks.join(TIMEOUT, only=list(servers)):
+            assert outcome.exit_code == 0, outcome.describe()
         for slot, outcome in zip(members, outcomes, strict=True):
             lived = self.faults - self._slots[slot].faults
             assert outcome.result.recoveries <= lived, (
@@ -397,7 +402,10 @@ def running(
 ) -> Iterator[Course]:
     """Starts the workers of a `fit`."""
     env = {"TFDIST_ELASTIC": limits or f"1:{workers}", "TFDIST_RENDEZVOUS_TIMEOUT": "60"}
-    with start_ranks(train, workers, args=(fit,), env=env, tmp_path=folder) as ranks:
+    roles = ["worker"] * workers + ["ps"] * fit.servers
+    with start_ranks(
+        train, len(roles), args=(fit,), env=env, tmp_path=folder, roles=roles
+    ) as ranks:
         yield Course(ranks, fit)
 
 
@@ -437,7 +445,7 @@ def _alone(fit: Fit, epochs: int) -> list[Result]:
 
 def alone(fit: Fit, epochs: int) -> Result:
     """The result of some epochs in one plain process."""
-    fit = Fit(fit.model, fit.data, fit.dtype, fit.validates, library=fit.library)
+    fit = Fit(fit.model, fit.data, fit.dtype, fit.validates, library=fit.library, clips=fit.clips)
     # A longer training has the results of shorter ones.
     return _alone(fit, 32 * -(-epochs // 32))[epochs - 1]
 

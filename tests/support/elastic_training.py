@@ -19,9 +19,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import embeddings
 import ledger
 import numpy as np
 import tensorflow as tf
+
+import tfdist
 
 ROWS, BATCH, COLUMNS = 83, 16, 6  # the last of six batches has fewer rows than there are workers
 STEPS = -(-ROWS // BATCH)
@@ -36,13 +39,16 @@ class Fit:
     """A `fit`.
 
     Args:
-      model: "dense", "normalized" or, of Keras 3, "ledger".
+      model: "dense", "normalized" or, of Keras 3, "ledger"; with servers "tables" or "ledger of
+        tables", too.
       data: "dataset" or "arrays".
       dtype: of weights and data.
       validates: whether each epoch ends with a validation.
       saves: whether there are a BackupAndRestore and a ModelCheckpoint.
       is_quick: whether silent processes are given up after 3 seconds, not after 10.
       library: "keras" or "tf_keras".
+      servers: parameter servers, for tables.
+      clips: whether the optimizer clips the gradients of tables.
     """
 
     model: str = "dense"
@@ -52,6 +58,8 @@ class Fit:
     saves: bool = False
     is_quick: bool = False
     library: str = "keras"
+    servers: int = 0
+    clips: bool = False
 
     @property
     def keras(self) -> Any:
@@ -125,9 +133,11 @@ def _rows(fit: Fit, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _data(fit: Fit) -> dict[str, Any]:
     """The arguments of `fit` that say what it trains on."""
-    if fit.model == "ledger":
+    if fit.model.startswith("ledger"):
         records = np.arange(ROWS)
         arrays = records, records
+    elif fit.model == "tables":
+        arrays = embeddings.examples(ROWS)
     else:
         arrays = _rows(fit, ROWS, seed=7)
     if fit.data == "arrays":
@@ -136,7 +146,11 @@ def _data(fit: Fit) -> dict[str, Any]:
         rows = tf.data.Dataset.from_tensor_slices(arrays).shuffle(ROWS, seed=5)
         data = {"x": rows.batch(BATCH)}
     if fit.validates:
-        data["validation_data"] = _rows(fit, VALIDATION_ROWS, seed=8)
+        data["validation_data"] = (
+            embeddings.examples(VALIDATION_ROWS)
+            if fit.model == "tables"
+            else _rows(fit, VALIDATION_ROWS, seed=8)
+        )
         data["validation_batch_size"] = BATCH
     return data
 
@@ -146,6 +160,12 @@ def _model(fit: Fit) -> Any:
     keras.utils.set_random_seed(1)
     if fit.model == "ledger":
         return ledger.model(ROWS)
+    if fit.model == "ledger of tables":
+        return ledger.model_with_rows(ROWS) if fit.servers else ledger.model_of_two(ROWS)
+    if fit.model == "tables":
+        embedding = embeddings.remote_embedding("sgd") if fit.servers else None
+        optimizer = keras.optimizers.SGD(0.1, global_clipnorm=0.05 if fit.clips else None)
+        return embeddings.model_with(embedding or embeddings.dense_embedding(), optimizer)
     layers = keras.layers
     middle = [layers.BatchNormalization(synchronized=True)] if fit.model == "normalized" else []
     penalty = keras.regularizers.L2(1e-3)
@@ -195,7 +215,14 @@ class _Epochs:
 
 def _values(model: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
     slots = [variable.numpy() for variable in model.optimizer.variables]
-    return model.get_weights(), slots
+    weights = []
+    for layer in model.layers:
+        if isinstance(layer, tfdist.layers.Embedding):
+            ids = ROWS if layer.output_dim == 1 else embeddings.IDS
+            weights.append(embeddings.rows_of(layer, range(ids)))
+        else:
+            weights += layer.get_weights()
+    return weights, slots
 
 
 def train_alone(ctx: Any, fit: Fit, epochs: int) -> list[Result]:
@@ -217,6 +244,8 @@ class SelfFaults:
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
         self._waiting: list[SelfFault] = []
+        # Where the training is.
+        self.epoch = self.batch = 0
 
     def add(self, faults: tuple[SelfFault, ...]) -> None:
         """Prepares faults."""
@@ -270,6 +299,7 @@ class _Places:
         self._faults.at("epoch begin", epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._faults.epoch, self._faults.batch = self._epoch, batch
         self._faults.at("batch begin", self._epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -322,11 +352,15 @@ class _Worlds(logging.Handler):
 
 def train(ctx: Any, fit: Fit) -> Result:
     """Trains as a worker of an elastic job."""
-    import tfdist
     from tfdist.elastic import job, membership
     from tfdist.keras import elastic_state
     from tfdist.keras.hooks import shuffling
 
+    of_servers: dict[str, Any] = {}
+    if fit.servers and fit.saves:
+        of_servers = {"checkpoint_dir": str(ctx.tmp_path / "rows"), "checkpoint_every": 0.5}
+    if ctx.rank >= ctx.size - fit.servers:
+        tfdist.MultiWorkerMirroredStrategy(**of_servers)  # serves
     go = ctx.wait_for("go", PATIENCE)
     faults = SelfFaults(ctx)
     faults.add(go.faults)
@@ -341,11 +375,13 @@ def train(ctx: Any, fit: Fit) -> Result:
     faults.around(elastic_state.ElasticFit, "restore", before="receiving")
     faults.around(job.ElasticJob, "_agree", after="agreed")
     faults.around(shuffling, "common_seed", before="seeding")
+    if fit.servers:
+        _note_commits(faults)
     _note_job(worlds, job.ElasticJob)
 
     keras = fit.keras
     keras.backend.set_floatx(fit.dtype)
-    strategy = tfdist.MultiWorkerMirroredStrategy()
+    strategy = tfdist.MultiWorkerMirroredStrategy(**of_servers)
     with strategy.scope():
         model = _model(fit)
     logs = _callback(fit, _Logs)
@@ -384,6 +420,32 @@ def _give_up_early(membership: Any) -> None:
 
     membership.Membership.__init__ = quick_begin
     membership.Membership.watch = quick_watch
+
+
+def _note_commits(faults: SelfFaults) -> None:
+    """Makes places of faults before and behind the gate of a step with tables."""
+    from tfdist.keras import elastic_steps
+    from tfdist.strategies._variables.elastic_tables import ElasticTables
+
+    pushes: Callable[[], list[tf.Operation]] = elastic_steps._pushes
+    commit: Callable[[Any], None] = ElasticTables.commit
+
+    def place(name: str) -> tf.Operation:
+        def suffer() -> None:
+            faults.at(name, faults.epoch, faults.batch)
+
+        return tf.numpy_function(suffer, [], [])
+
+    def pushed() -> list[tf.Operation]:
+        with tf.control_dependencies(pushes()):
+            return [place("pushed")]
+
+    def committed(self: Any) -> None:
+        with tf.control_dependencies([place("committing")]):
+            commit(self)
+
+    elastic_steps._pushes = pushed
+    ElasticTables.commit = committed  # type: ignore[method-assign]
 
 
 def _note_job(worlds: _Worlds, elastic: type) -> None:

@@ -14,8 +14,8 @@ import tfdist
 class Counters(keras.layers.Layer):
     """A weight for each record; the output of a record is its weight."""
 
-    def __init__(self, records: int) -> None:
-        super().__init__(name="counters")
+    def __init__(self, records: int, name: str = "counters") -> None:
+        super().__init__(name=name)
         self.records = records
 
     def build(self, input_shape) -> None:
@@ -48,6 +48,15 @@ def model_with_rows(records: int) -> keras.Model:
     rows = tfdist.layers.Embedding(
         output_dim=1, optimizer="sgd", initializer="zeros", learning_rate=1.0, name="rows"
     )
+    made = keras.Model(record, Counters(records)(record) + rows(record))
+    made.compile(keras.optimizers.SGD(1.0), MinusSum())
+    return made
+
+
+def model_of_two(records: int) -> keras.Model:
+    """Makes the model of `model_with_rows` with a variable in place of the table."""
+    record = keras.Input((), dtype="int64")
+    rows = Counters(records, "rows")
     made = keras.Model(record, Counters(records)(record) + rows(record))
     made.compile(keras.optimizers.SGD(1.0), MinusSum())
     return made

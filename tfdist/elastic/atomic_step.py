@@ -35,6 +35,10 @@ _STEP = "_tfdist_atomic_step"
 _log = logging.getLogger("tfdist.elastic")
 # Reading input is not undone: a step that is made again gets the same batch again.
 _INPUT_OPS = {"IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIteratorGetNextFromShard"}
+# Parameter servers forget what a step has sent unless it is committed. Their operations name
+# variables that have no values.
+_SERVER_OPS = {"TfdistPsPull", "TfdistPsStage", "TfdistPsStageRows", "TfdistPsPush"}
+_COMMIT = "TfdistPsCommit"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +138,7 @@ def read(handle: tf.Tensor) -> tf.Tensor:
 
 def written(op: tf.Operation) -> Iterator[tf.Tensor]:
     """Yields the resources that an operation of a function may write."""
-    if auto_control_deps.op_is_stateful(op) and op.type not in _INPUT_OPS:
+    if auto_control_deps.op_is_stateful(op) and op.type not in {*_INPUT_OPS, *_SERVER_OPS, _COMMIT}:
         for resource, kind in auto_control_deps._get_resource_inputs(op):
             if kind == auto_control_deps.ResourceType.READ_WRITE:
                 yield resource
@@ -170,6 +174,8 @@ def _hold_back_writes(graph: Any, step: AtomicStep) -> list[tf.Operation]:
     early: list[tuple[tf.Operation, tf.Tensor]] = []
     late: list[tf.Tensor] = []
     for op in operations:
+        if op.type == _COMMIT:
+            op._add_control_input(gate)
         for resource in written(op):
             if op in needed:
                 early.append((op, resource))

@@ -36,7 +36,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces
-from tfdist.elastic.membership import Membership
+from tfdist.elastic.membership import Membership, World
 from tfdist.elastic.peers import Outside
 from tfdist.elastic.values import (
     assign_values,
@@ -146,6 +146,7 @@ class ElasticJob:
         self.ends = self.leaves = False
         self.state: State | None = None
         self._histories: list[dict[str, list[float]]] = []
+        self._followers: list[Callable[[World, int], None]] = []
         self._change_is_planned = self._member_leaves = False
         self._is_founded_again = False
         # How often one unit has failed with the same members.
@@ -179,6 +180,11 @@ class ElasticJob:
         return 0 if self._leads else self.communicator.rank
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this process is rank 0 of the members; a newcomer is none of them."""
+        return self._open and not self.is_newcomer and self.rank == 0
+
+    @property
     def size(self) -> int:
         """The number of members."""
         return self.communicator.size
@@ -200,6 +206,26 @@ class ElasticJob:
     def describe(self, description: dict[str, str]) -> None:
         """Adds to what newcomers must agree on, by name."""
         self._membership.describe(description)
+
+    def follow(self, call: Callable[[World, int], None]) -> None:
+        """Registers what is told of each generation, once all members have the same state.
+
+        Args:
+          call: takes the generation, and the number of units of work that all its members have
+            done. No member begins another unit before its own call returns. It is called at once
+            if this process is a member.
+
+        Raises:
+          Exception: what `call` raises.
+        """
+        self._followers.append(call)
+        if not self.is_newcomer:
+            assert self._membership.world is not None
+            call(self._membership.world, self.units)
+
+    def pause(self, seconds: float) -> None:
+        """Waits; not longer than until this process leaves the job."""
+        self._membership.pause(seconds)
 
     def check_has_state(self, what: str) -> None:
         """Refuses reductions before the members have brought their states together.
@@ -388,6 +414,7 @@ class ElasticJob:
             self._member_leaves = False
             try:
                 is_done = self._agree(unit)
+                self._tell_followers(world)
             except tf.errors.OpError as error:
                 if not self.has_lost_members(error):
                     raise
@@ -402,6 +429,18 @@ class ElasticJob:
                 *(self.units, time.monotonic() - began),
             )
             return is_done
+
+    def _tell_followers(self, world: World) -> None:
+        if not self._followers:
+            return
+        # A member that has not received the newest state could survive all those that have it. What
+        # is told could not be taken back then.
+        with tf.device("/device:CPU:0"):
+            ops.all_reduce(
+                tf.constant(self.units), self.communicator, "max", label="the members' states"
+            )
+        for call in self._followers:
+            call(world, self.units)
 
     def _agree(self, unit: Unit) -> bool:
         """Makes all members' states equal; returns whether the others have done the unit."""

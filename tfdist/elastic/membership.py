@@ -50,12 +50,14 @@ class World:
       members: in rank order.
       rank: this process's own.
       newcomers: the ranks that did not hold the job's state when the generation was formed.
+      job: identifies the job, from its founding to its end.
     """
 
     generation: int
     members: tuple[Member, ...]
     rank: int
     newcomers: tuple[int, ...] = ()
+    job: str = ""
 
     @property
     def size(self) -> int:
@@ -230,6 +232,10 @@ class Membership:
         """Whether a newcomer waits here that can be taken in; only rank 0 ever sees True."""
         return self._state.newcomers_wait()
 
+    def pause(self, seconds: float) -> None:
+        """Waits; not longer than until `leave`."""
+        self._peers.closed.wait(seconds)
+
     def publish(self, news: str) -> None:
         """Lets other processes read a text of this member's."""
         self._state.publish(news)
@@ -299,6 +305,7 @@ class Membership:
                 for rank, member in enumerate(generation.members)
                 if member.process in generation.newcomers
             ),
+            job=generation.job,
         )
 
     def _tell(self, others: Sequence[Member]) -> None:

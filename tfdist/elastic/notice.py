@@ -42,7 +42,7 @@ class ElasticTraining(Training):
         """
         if self._job.ends:
             super().stop(where, save)
-        end_as_preempted()
+        end_as_preempted(job_ends=False)
         others = self._job.size - 1
         self._job.leave()
         _log.warning(

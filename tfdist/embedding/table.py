@@ -385,6 +385,7 @@ class EmbeddingTable:
     def on_servers(self) -> tuple[ops.ParameterClient, int, ops.TableConfig]:
         """Returns the connections, the table's id and its configuration."""
         rows = self.rows
+        rows.parameters.settle()
         return rows.parameters.client, rows.table, self.config()
 
     def _expect(self, fits: bool, what: str, expected: str, received: Any) -> None:

@@ -41,6 +41,10 @@ class Members(Protocol):
     def addresses(self) -> tuple[str, ...]:
         """The addresses of the ranks."""
 
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process is rank 0 now."""
+
     def leave(self, failure: str | None = None) -> None:
         """Leaves the job; `failure` says why this process ends before its work is done."""
 
@@ -299,7 +303,7 @@ class Process:
             if cluster.is_local:
                 worker = LocalPsWorker(cluster, config)
             else:
-                worker = PsWorker(cluster, config, self.settings)
+                worker = PsWorker(cluster, config, self.settings, self._leads)
             self._ps_worker = worker
             self._watch_script()
             worker.checkpoint_every(checkpoint_every)
@@ -311,6 +315,12 @@ class Process:
             )
         self._has_server_variables = self._has_server_variables or has_variables
         return worker
+
+    @property
+    def _leads(self) -> Callable[[], bool] | None:
+        """Whether this process is the leader of an elastic job; `None` in any other job."""
+        members = self._members
+        return None if members is None else lambda: members.is_leader
 
     @property
     def ps_worker(self) -> PsWorker | LocalPsWorker | None:

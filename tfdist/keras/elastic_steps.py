@@ -14,9 +14,11 @@ takes nothing with it:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras import tree
 
@@ -35,6 +37,7 @@ from tfdist.keras.models import (
     optimizer_variables,
     tf_variable,
 )
+from tfdist.keras.workers import is_table
 from tfdist.ops.collectives.world import world
 
 
@@ -99,7 +102,11 @@ class ElasticStep:
         leaves, structure = _leaves(batch)
         function = self._function([tf.type_spec_from_value(leaf) for leaf in leaves], structure)
 
+        tables = _tables_of(self._model)
+
         def call() -> Any:
+            if tables is not None:
+                tables.begin_unit()
             result, flags = function(leaves, tf.constant(self._job.flags(), tf.float64))
             return result, flags.numpy()
 
@@ -172,9 +179,16 @@ class ElasticStep:
         strategy = self._model.distribute_strategy
         own = [] if self._gathers else _own_variables(self._model)
         before = [[part.read_value() for part in variable.values] for variable in own]
-        outputs = strategy.run(self._step, args=(self._share(batch),))
+        tables = _tables_of(self._model)
+        trains = self._admits
+        with contextlib.nullcontext() if tables is None else tables.unit(trains):
+            outputs = strategy.run(self._step, args=(self._share(batch),))
         if self._gathers:
             return self._gathered(outputs), flags
+        if tables is not None and trains:
+            # Only what has been pushed may be committed.
+            with tf.control_dependencies(_pushes()):
+                flags = tf.identity(flags)
         first = tree.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], outputs
         )
@@ -184,6 +198,9 @@ class ElasticStep:
                 name: tf.add_n(strategy.experimental_local_results(outputs[name])) for name in other
             }
         flags, numbers = self._reduce_own(own, before, flags, list(other.values()))
+        if tables is not None and trains:
+            with tf.control_dependencies([flags]):
+                tables.commit()
         return self._of_all(first, dict(zip(other, numbers, strict=True))), flags
 
     def _share(self, batch: Any) -> Any:
@@ -252,6 +269,28 @@ class ElasticStep:
             return ops.all_gather(tf.concat(parts, 0), self._job.communicator, label=self._name)
 
         return tree.map_structure(gathered, outputs)
+
+
+def _tables_of(model: Any) -> Any | None:
+    """The embedding tables of a model's strategy; `None` if the model cannot have any.
+
+    Raises:
+      ValueError: the model is of tf_keras, and has tables.
+    """
+    if isinstance(model, keras.Model):
+        return getattr(model.distribute_strategy.extended, "tables", None)
+    if any(is_table(tf_variable(variable)) for variable in model_variables(model)):
+        raise ValueError(
+            f"elastic training of {model.name!r}: expected a model of Keras 3, because it has "
+            "embedding tables, received one of tf_keras"
+        )
+    return None
+
+
+def _pushes() -> list[tf.Operation]:
+    """The operations of this function that send gradients of rows."""
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    return [op for op in operations if op.type == "TfdistPsPush"]
 
 
 def execution(

@@ -102,8 +102,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         default=1,
         metavar="N",
         help="training tasks; with --ps or --evaluator the first is the chief (default: 1). "
-        "MIN:MAX or MIN:MAX:START makes an elastic job, which begins with START workers (default: "
-        "MIN)",
+        "MIN:MAX or MIN:MAX:START makes an elastic job without a chief, which begins with START "
+        "workers (default: MIN)",
     )
     run.add_argument(
         "--ps",
@@ -144,7 +144,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--max-restarts",
         type=whole_number(0),
         metavar="N",
-        help="of an elastic job: start workers that fail again, N times in all (default: 10). A "
+        help="of an elastic job: start tasks that fail again, N times in all (default: 10). A "
         "worker that fails three times in a row, each soon after its start, is left out",
     )
     run.add_argument(

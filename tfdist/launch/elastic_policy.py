@@ -174,7 +174,7 @@ class ElasticPolicy:
 
     Args:
       workers: how many there may be.
-      max_restarts: the number of restarts after failures, of all slots together.
+      max_restarts: the number of restarts after failures, of all slots and servers together.
       backoff: the time until a restart.
     """
 
@@ -268,6 +268,13 @@ class ElasticPolicy:
             return Decision(Verdict.LEAVE_OUT, reason=reason)
         few = f"too few workers remain ({others}, expected at least {self.workers.minimum})"
         return Decision(Verdict.FAIL, reason=f"{reason}; {few}" if reason else few)
+
+    def take_restart(self) -> bool:
+        """Takes one of the restarts, for a task without a slot; returns whether there was one."""
+        if not self.restarts_left:
+            return False
+        self.restarts_left -= 1
+        return True
 
     def left(self, slot: int) -> bool:
         """Notes that a worker has left as planned; returns whether its slot is to start now."""

@@ -26,7 +26,8 @@ class ElasticSupervisor(Supervisor):
     """Starts the workers of an elastic job, and watches them until none is left.
 
     Args:
-      specs: the workers, by slot; the policy says which of them run.
+      specs: the workers, by slot; the policy says which of them run. Then the parameter servers,
+        which run as long as there are workers.
       command: the command line of each.
       policy: decides which workers run.
       listener: the socket at which `tfdist scale` is answered, see `scale_listener`.
@@ -67,6 +68,7 @@ class ElasticSupervisor(Supervisor):
         self._requests: list[ScaleRequest] = []
         # The last task of each slot that has ended, which the next one replaces.
         self._former: dict[int, Task] = {}
+        self._lingers = False
 
     def run(self) -> int:
         """Runs the job to its end, when none of its processes is left; returns the exit code."""
@@ -79,6 +81,9 @@ class ElasticSupervisor(Supervisor):
     def _start(self) -> None:
         for slot in self._policy.begin():
             self._start_slot(slot)
+        for index, spec in enumerate(self._specs):
+            if spec.serves:
+                self._start_slot(index)
 
     def _all_ended(self) -> bool:
         return super()._all_ended() and (self._stopping or not self._policy.waiting)
@@ -90,6 +95,8 @@ class ElasticSupervisor(Supervisor):
         super()._decide()
         for slot in self._policy.latecomers:
             self._give_latecomer_time(slot)
+        if self._policy.has_ended and not self._stopping:
+            self._linger()
         # After the ended tasks: a request is about the workers that there are.
         while self._requests and not self._stopping and not self._all_ended():
             request = self._requests.pop(0)
@@ -100,14 +107,23 @@ class ElasticSupervisor(Supervisor):
         if self._stopping:
             self._refuse_requests()
 
+    def _linger(self) -> None:
+        # The servers do not know whether lost workers will come back.
+        if not self._lingers:
+            self._lingers = True
+            super()._linger()
+
     def _in_order(self, ended: list[Task]) -> list[Task]:
         """Returns the workers that have ended since the last time, the earliest first."""
         # No worker fails because of another. What matters is whether one has finished before.
         return sorted(ended, key=lambda task: task.end.at)
 
     def _task_ended(self, task: Task) -> None:
-        """Handles the end of one worker, while the job is not being stopped."""
+        """Handles the end of one task, while the job is not being stopped."""
         slot, code = task.index, task.end.code
+        if task.spec.serves:
+            self._server_ended(task)
+            return
         told = self._policy.state(slot) in (SlotState.LEAVING, SlotState.RETURNING)
         if told or code == Preempted.EXIT_CODE:
             self._left(task)
@@ -117,6 +133,17 @@ class ElasticSupervisor(Supervisor):
         elif not self._signals:
             decision = self._policy.failed(slot, task.end.at - task.started_at)
             self._worker_failed(task, decision)
+
+    def _server_ended(self, task: Task) -> None:
+        """Starts a parameter server again at once, since the workers wait for it."""
+        if task.end.code == 0 or task.told_to_stop or self._policy.has_ended or self._signals:
+            return
+        if not self._policy.take_restart():
+            self._fail(task, "; no restarts left")
+            return
+        left = f"restarts left: {self._policy.restarts_left}"
+        self._say(f"{task.spec.name} failed: {task.exit}; starting it again ({left})")
+        self._replace(task)
 
     def _worker_failed(self, task: Task, decision: Decision) -> None:
         if decision.verdict is Verdict.FAIL:

@@ -38,7 +38,7 @@ class LaunchOptions:
       script: the Python script that every task runs.
       arguments: the script's own arguments.
       workers: number of training tasks, 1 or more. With `ps` or `evaluator` the first is the chief.
-        A range makes the job elastic: its workers come and go while it runs.
+        A range makes the job elastic: its workers come and go while it runs, and none is the chief.
       ps: number of parameter servers.
       evaluator: start an evaluator too.
       data_workers: number of workers of TensorFlow's data service; if any, its dispatcher is
@@ -47,7 +47,7 @@ class LaunchOptions:
       timeout: seconds the job may take; None is no limit.
       restarts: the number of failures that lead to a restart: of all tasks, or of the failed task
         alone if the job has parameter servers or the task does not train. Not of elastic jobs.
-      max_restarts: the number of restarts of single workers of an elastic job; 10 if None.
+      max_restarts: the number of restarts of single tasks of an elastic job; 10 if None.
       backoff: when they are restarted.
       job_file: the file with the job's addresses and secret while it runs; by default a new one,
         whose path is printed if there are parameter servers, or the job is elastic.
@@ -89,9 +89,8 @@ class LaunchOptions:
                 )
             return
         for option, value, why in (
-            ("--ps", self.ps, "has workers only"),
-            ("--evaluator", self.evaluator, "has workers only"),
-            ("--data-workers", self.data_workers, "has workers only"),
+            ("--evaluator", self.evaluator, "has workers and parameter servers only"),
+            ("--data-workers", self.data_workers, "has workers and parameter servers only"),
             ("--restarts", self.restarts, "restarts single workers, --max-restarts times"),
         ):
             if value:
@@ -124,8 +123,9 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
     if ports is None:
         ports = free_ports(servers_end + dispatchers + options.data_workers)
     addresses = [f"127.0.0.1:{port}" for port in ports]
-    # Estimator and parameter-server training require a task called chief.
-    chiefs = 1 if options.ps or options.evaluator else 0
+    # Estimator and parameter-server training require a task called chief; an elastic job has none.
+    is_elastic = isinstance(options.workers, WorkerRange)
+    chiefs = 1 if (options.ps and not is_elastic) or options.evaluator else 0
     cluster = Cluster(
         chief=tuple(addresses[:chiefs]),
         workers=tuple(addresses[chiefs : options.slots]),

@@ -117,13 +117,17 @@ def stop_requested() -> bool:
     return ends
 
 
-def end_as_preempted() -> None:
-    """Makes this process leave its job as if it had done its work, when it ends."""
+def end_as_preempted(job_ends: bool = True) -> None:
+    """Makes this process leave its job as if it had done its work, when it ends.
+
+    Args:
+      job_ends: whether all workers end.
+    """
     if process.current.is_preempted:
         return
     process.current.is_preempted = True
     notice.keep()
-    _tell_servers(stops=True)
+    _tell_servers(stops=job_ends)
 
 
 def _of_this_process() -> Training:

@@ -38,6 +38,8 @@ class PsConfig:
       durability: "warn" or "refuse": the servers' reaction while they cannot write there.
       clip: "sum" or "replica": the gradients that optimizers clip, equal for all workers.
       trace_events: the number of latest events that each server remembers.
+      elastic: with "sync", the members of an elastic job decide about its steps; `workers` is the
+        number of tasks that may be members.
 
     Raises:
       ClusterConfigError: an argument is invalid; names the expected and the received value.
@@ -57,6 +59,7 @@ class PsConfig:
     durability: str = "warn"
     clip: str = "sum"
     trace_events: int = 0
+    elastic: bool = False
 
     @classmethod
     def make(
@@ -114,6 +117,12 @@ class PsConfig:
             self.trace_events,
         )
         _expect(isinstance(self.hogwild, bool), "hogwild", "True or False", self.hogwild)
+        _expect(
+            self.elastic is False or (self.elastic is True and self.mode == "sync"),
+            "elastic",
+            "False unless mode='sync'",
+            self.elastic,
+        )
         root = self.checkpoint_dir
         _expect(isinstance(root, str | None), "checkpoint_dir", "a path or None", root)
         _expect(

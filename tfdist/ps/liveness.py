@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
@@ -19,10 +20,20 @@ class Liveness:
       cluster: the job.
       timeout: seconds for the chief to connect, and for a lost worker to reconnect.
       now: the time, in seconds.
+      is_elastic: whether the job is elastic. Such a job has no chief: it lasts as long as a worker
+        is connected, and is done when the last one has left.
     """
 
-    def __init__(self, cluster: Cluster, timeout: float, now: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        timeout: float,
+        now: float,
+        is_elastic: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._cluster = cluster
+        self._is_elastic = is_elastic
+        self._last_kind = ""
         self._timeout = timeout
         self._next_line = now + _LOG_INTERVAL
         self._last_line = -math.inf
@@ -42,6 +53,9 @@ class Liveness:
         for workers in (self._connected, self._left):
             workers.discard(event.worker)
         self._lost.pop(event.worker, None)
+        if self._is_elastic() and not self._last_kind:
+            self._lost.clear()
+        self._last_kind = event.kind
         if event.kind == "lost":
             self._lost[event.worker] = now + self._timeout
             self._next_line = min(self._next_line, max(now, self._last_line + _MIN_LOG_INTERVAL))
@@ -53,6 +67,8 @@ class Liveness:
         if now < self._next_line:
             return None
         self._next_line, self._last_line = now + _LOG_INTERVAL, now
+        if self._is_elastic() and self._connected:
+            return None  # the others go on without them
         waited = [
             f"{self._cluster.describe_rank(rank)} (gone for good in {deadline - now:.0f} s)"
             for rank, deadline in sorted(self._lost.items())
@@ -62,6 +78,8 @@ class Liveness:
 
     def verdict(self, now: float) -> str | None:
         """Returns `None` while the job runs, "" when it is done, else the reason of its failure."""
+        if self._is_elastic() and self._last_kind:
+            return self._elastic_verdict(now)
         if 0 in self._left:
             return None if self._connected or any(d > now for d in self._lost.values()) else ""
         if self._lost.get(0, now + 1) > now:
@@ -70,3 +88,10 @@ class Liveness:
             f"{self._cluster.describe_rank(0)} is gone, or never came: expected it within "
             f"{self._timeout:g} s"
         )
+
+    def _elastic_verdict(self, now: float) -> str | None:
+        if self._connected or any(deadline > now for deadline in self._lost.values()):
+            return None
+        if self._last_kind == "left":
+            return ""
+        return f"all workers are gone: expected one within {self._timeout:g} s"

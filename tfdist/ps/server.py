@@ -74,7 +74,8 @@ class ServerTask:
         self._store: ops.ParameterServer | None = None
         self._salt = secrets.token_hex(16)
         self._checkpoints: Checkpoints | None = None
-        self._chief: str | None = None  # identity of rank 0's process that attached last
+        # The identity of each rank's process that attached last.
+        self._attached: dict[int, str] = {}
         self._epochs: EpochService | None = None
         self._board = StopBoard(cluster.world_size, self._fingerprint)
         self._told_at: float | None = None
@@ -151,7 +152,12 @@ class ServerTask:
 
     def _serve(self) -> int | None:
         """Serves; returns the exit code, or `None` if this task or the job was told to end."""
-        liveness = Liveness(self._cluster, self._settings.rendezvous_timeout, time.monotonic())
+        liveness = Liveness(
+            self._cluster,
+            self._settings.rendezvous_timeout,
+            time.monotonic(),
+            lambda: self._is_elastic,
+        )
         event: ops.ServerEvent | None = None
         while not self._stop.is_set():
             if self._problem is not None:
@@ -186,6 +192,10 @@ class ServerTask:
         _log.error("%s: %s", self._cluster.task_name, verdict)
         return 1
 
+    @property
+    def _is_elastic(self) -> bool:
+        return self._config is not None and self._config.elastic
+
     def _may_end(self, liveness: Liveness, now: float) -> bool:
         """Whether this server or the job was told to end, and no worker needs this server."""
         if self._told_at is None:
@@ -216,8 +226,7 @@ class ServerTask:
                 )
                 self._opening = threading.Thread(target=self._open, name="tfdist-ps-open")
                 self._opening.start()
-            if request.rank == 0:
-                self._chief = request.process
+            self._attached[request.rank] = request.process
             assert self._epochs is not None
             self._epochs.attach(request.rank, request.process)
         self._opening.join(request.wait)
@@ -305,7 +314,9 @@ class ServerTask:
         checkpoints = self._checkpoints
         if self._store is None or checkpoints is None:
             return {"status": "refused", "reason": "there is nothing to write, or nowhere"}
-        if request.process != self._chief:
+        # The leader of an elastic job may be any of them.
+        chiefs = self._attached.values() if self._is_elastic else [self._attached.get(0)]
+        if request.process not in chiefs:
             return {"status": "refused", "reason": "only the chief that is attached may ask for it"}
         with self._lock:
             job = self._written.get(request.number)

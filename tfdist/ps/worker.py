@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -38,6 +39,7 @@ class PsWorker:
       cluster: the job; this process must be a chief or a worker.
       config: the configuration that all workers must agree on.
       settings: secret and timeouts.
+      leads: whether this worker asks for the checkpoints now; `None`: the chief does.
 
     Raises:
       RendezvousTimeoutError: a server did not answer in time.
@@ -45,8 +47,15 @@ class PsWorker:
       AuthenticationError: the tasks do not hold the same secret.
     """
 
-    def __init__(self, cluster: Cluster, config: PsConfig, settings: Settings) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: PsConfig,
+        settings: Settings,
+        leads: Callable[[], bool] | None = None,
+    ) -> None:
         assert cluster.rank is not None
+        self._leads = leads or (lambda: cluster.is_chief)
         self.cluster = cluster
         self._rank = cluster.rank
         self.config = config
@@ -139,9 +148,11 @@ class PsWorker:
     def checkpoint_every(self, seconds: float) -> None:
         """Begins to write a checkpoint every `seconds`, and a last one when this worker leaves.
 
-        Only the chief of a job with a `checkpoint_dir` does; other workers ignore this call.
+        Only the chief of a job with a `checkpoint_dir` does, in an elastic job the worker that is
+        rank 0 then; other workers ignore this call.
         """
-        if self.cluster.is_chief and self.config.checkpoint_dir is not None:
+        may_lead = self.cluster.is_chief or self.config.elastic
+        if may_lead and self.config.checkpoint_dir is not None:
             self._writes_checkpoints = True
             threading.Thread(
                 target=self._checkpoint_periodically, args=(seconds,), daemon=True
@@ -158,7 +169,7 @@ class PsWorker:
           CheckpointError: a server could not write; names the server and the reason.
         """
         root = self.config.checkpoint_dir
-        if root is None or not self.cluster.is_chief:
+        if root is None or not self._leads():
             raise ClusterConfigError(
                 "checkpoint: expected the chief of a job with a checkpoint_dir, received "
                 f"{self.cluster.task_name} with checkpoint_dir={root!r}"
@@ -192,7 +203,7 @@ class PsWorker:
         """
         if self.closed.is_set() or os.getpid() != self._pid:
             return
-        if self._writes_checkpoints and not failure:
+        if self._writes_checkpoints and self._leads() and not failure:
             self._try_checkpoint()
         self._leaving.set()  # servers may be gone as soon as the last worker has left
         if not failure:
@@ -210,7 +221,8 @@ class PsWorker:
 
     def _checkpoint_periodically(self, seconds: float) -> None:
         while not self.closed.wait(seconds):
-            self._try_checkpoint()
+            if self._leads():
+                self._try_checkpoint()
 
     def _try_checkpoint(self) -> None:
         try:

@@ -53,13 +53,24 @@ REGISTER_OP("TfdistPsStage")
     .SetShapeFn(NoOutputs);
 
 // Sends the staged gradients and the other changes of the variables. With `ends_step` it ends a
-// step; a step may push several times.
+// step; a step may push several times. With `waits` it waits for the servers' answers.
 REGISTER_OP("TfdistPsPush")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .Attr("client: int")
     .Attr("parameters: list(int)")
     .Attr("ends_step: bool = true")
+    .Attr("waits: bool = false")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(NoOutputs);
+
+// Tells the servers of an elastic job that this worker has done the unit of work whose gradients it
+// has pushed. The variables are inputs so that it is ordered after the push.
+REGISTER_OP("TfdistPsCommit")
+    .Input("variables: N * resource")
+    .Attr("N: int >= 1")
+    .Attr("client: int")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);

@@ -187,6 +187,7 @@ class PushKernel : public PsVariablesKernel {
  public:
   explicit PushKernel(OpKernelConstruction* context) : PsVariablesKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("ends_step", &ends_step_));
+    OP_REQUIRES_OK(context, context->GetAttr("waits", &waits_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -196,11 +197,24 @@ class PushKernel : public PsVariablesKernel {
     OP_REQUIRES_OK_ASYNC(context, LookupVariables(context, &variables), done);
     std::vector<ps::Client::Value> values;
     OP_REQUIRES_OK_ASYNC(context, ReadVariables(*client, variables, &values), done);
-    client->Push(std::move(values), Ending(context, done), ends_step_);
+    client->Push(std::move(values), Ending(context, done), ends_step_, waits_);
   }
 
  private:
-  bool ends_step_ = true;
+  bool ends_step_ = true, waits_ = false;
+};
+
+class CommitKernel : public PsKernel {
+ public:
+  using PsKernel::PsKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto client = FindClient(context);
+    if (client == nullptr) return done();
+    client->Commit([end = Ending(context, done)](const Status& status, const ps::CommitOutcome&) {
+      end(status);
+    });
+  }
 };
 
 class SetKernel : public PsVariablesKernel {
@@ -259,6 +273,7 @@ REGISTER_KERNEL_BUILDER(Name("TfdistPsInitialValue").Device(tensorflow::DEVICE_C
 REGISTER_KERNEL_BUILDER(Name("TfdistPsPull").Device(tensorflow::DEVICE_CPU), PullKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsStage").Device(tensorflow::DEVICE_CPU), StageKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsPush").Device(tensorflow::DEVICE_CPU), PushKernel);
+REGISTER_KERNEL_BUILDER(Name("TfdistPsCommit").Device(tensorflow::DEVICE_CPU), CommitKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsSet").Device(tensorflow::DEVICE_CPU), SetKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsReduce").Device(tensorflow::DEVICE_CPU), PsReduceKernel);
 

@@ -17,7 +17,7 @@ using Random = std::mt19937_64;
 void TestLimits() {
   for (int type = 0; type < 256; ++type) {
     FrameLimits limits;
-    const bool request = type >= 32 && type <= 44, answer = type == 64 || type == 65;
+    const bool request = type >= 32 && type <= 46, answer = type == 64 || type == 65;
     EXPECT(LimitsOfMessages(static_cast<uint8_t>(type), &limits) == (request || answer));
   }
   FrameHeader header = HeaderOf(MessageType::kPush, 7), decoded;
@@ -131,6 +131,10 @@ void TestMetas(Random& random) {
   TestMeta(EditRowsRequest{3, EditKind::kUpsert, 4, 5, 6}, "EDIT_ROWS request", random);
   TestMeta(FindRowsRequest{3, 4, true}, "FIND_ROWS request", random);
   TestMeta(FindRowsReply{5}, "FIND_ROWS answer", random);
+  TestMeta(ResolveRequest{{1, 2, 3}, {4, 5}}, "RESOLVE request", random);
+  TestMeta(ResolveReply{true, 6}, "RESOLVE answer", random);
+  TestMeta(CommitRequest{{1, 2, 3}, true}, "COMMIT request", random);
+  TestMeta(CommitReply{false, true}, "COMMIT answer", random);
   TestMeta(ErrorReply{StatusCode::kFailedPrecondition, "why"}, "ERROR answer", random);
 }
 

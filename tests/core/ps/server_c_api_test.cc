@@ -29,7 +29,7 @@ bool tfdist_ps_snapshot_table(int64_t, uint64_t, tfdist_ps_saved_table*);
 int tfdist_ps_snapshot_next_rows(int64_t, uint64_t, uint64_t, tfdist_ps_rows*);
 struct tfdist_ps_server_options {
   int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
-      threads, has_chief;
+      threads, has_chief, elastic;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
   uint64_t trace_events, memory_budget;
 };

@@ -87,12 +87,11 @@ def test_without_a_command_it_explains_itself(capsys):
         (["run", "--workers", "2:4:0", "x.py"], "to be a positive integer, received 0"),
         (["run", "--workers", "2:", "x.py"], "such as 2:8 or 2:8:4, received '2:'"),
         (["run", "--workers", "2:x", "x.py"], "such as 2:8 or 2:8:4, received '2:x'"),
-        (["run", "--workers", "2:4", "--ps", "1", __file__], "workers only; received --ps 1"),
         (["run", "--workers", "2:4", "--evaluator", __file__], "only; received --evaluator"),
         (
             ["run", "--workers", "2:4", "--data-workers", "3", __file__],
             "--data-workers: expected none with --workers MIN:MAX, since an elastic job has "
-            "workers only; received --data-workers 3",
+            "workers and parameter servers only; received --data-workers 3",
         ),
         (
             ["run", "--workers", "2:4", "--restarts", "3", __file__],

@@ -473,3 +473,44 @@ def test_the_job_file_is_told_and_removed(launch, tmp_path):
     (tmp_path / "let go").touch()
     assert launched.finish()[0] == 0
     assert not path.exists() and not socket.parent.exists()
+
+
+def test_servers_run_beside_the_workers(launch, tmp_path):
+    """A server that fails is started again at once, and takes one of the restarts."""
+    code, out, err = launch(
+        """
+        if me.startswith("worker"):
+            say(json.dumps(config["cluster"]))
+            wait_for_file("start ps 1 *", 2)
+            sys.exit()
+        if me == "ps 1" and tries == 1:
+            sys.exit(3)
+        wait_for_file("end")
+        """,
+        *("--workers", "1:3:2", "--ps", "2"),
+    ).finish()
+    assert code == 0
+    assert starts(tmp_path) == {0: 2, 1: 3}
+    cluster = json.loads(out[0].partition("] ")[2])
+    assert {role: len(addresses) for role, addresses in cluster.items()} == {"worker": 3, "ps": 2}
+    assert said(err) == [
+        "ps 1 failed: exit code 3; starting it again (restarts left: 9)",
+        "training is done; ps 0 has 5 s to end",
+        "training is done; ps 1 has 5 s to end",
+    ]
+
+
+def test_a_server_without_restarts_ends_the_job(launch):
+    code, _, err = launch(
+        """
+        if me == "ps 0":
+            wait_for_file("start worker *", 2)
+            sys.exit(3)
+        wait_for_ever()
+        """,
+        *("--workers", "2:2", "--ps", "1", "--max-restarts", "0"),
+    ).finish()
+    assert code == 3
+    assert said(err)[0] == (
+        "ps 0 failed: exit code 3; no restarts left; stopping worker 0, worker 1"
+    )

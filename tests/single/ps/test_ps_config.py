@@ -127,3 +127,35 @@ def test_a_job_fails_without_its_chief(liveness):
     assert liveness.verdict(2000) is None
     _record(liveness, 2000, "lost", 0)
     assert liveness.verdict(2010) == expected
+
+
+@pytest.fixture
+def elastic():
+    cluster = Cluster(workers=("a:1", "b:1"), ps=("c:1",), task_type="ps", task_index=0)
+    return Liveness(cluster, timeout=10, now=0, is_elastic=lambda: True)
+
+
+def test_an_elastic_job_lasts_as_long_as_a_worker_is_connected(elastic):
+    for worker in (0, 1):
+        _record(elastic, 1, "came", worker)
+    _record(elastic, 2, "lost", 0)
+    assert elastic.verdict(1000) is None and elastic.line(1000) is None
+    _record(elastic, 1000, "left", 1)
+    assert elastic.verdict(1000) == ""
+
+
+def test_an_elastic_job_waits_for_lost_workers_for_a_while(elastic):
+    _record(elastic, 1, "came", 1)
+    _record(elastic, 5, "lost", 1)
+    assert elastic.verdict(14) is None
+    assert elastic.line(14) == "waiting for worker 1 at b:1 (gone for good in 1 s)"
+    assert elastic.verdict(15) == "all workers are gone: expected one within 10 s"
+    _record(elastic, 16, "came", 0)
+    assert elastic.verdict(100) is None
+
+
+def test_an_elastic_job_fails_if_no_worker_comes(elastic):
+    assert elastic.verdict(9) is None
+    assert elastic.verdict(10) == (
+        "worker 0 at a:1 is gone, or never came: expected it within 10 s"
+    )

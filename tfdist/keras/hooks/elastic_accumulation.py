@@ -6,6 +6,7 @@ from keras.src.backend import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.keras.hooks.table_gradients import table_of
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of, replica_of_ours
 
@@ -23,6 +24,14 @@ def reduce_before_accumulating(original, self, grads, trainable_variables):
         or not self.gradient_accumulation_steps
     ):
         return original(self, grads, trainable_variables)
+    tables = [v.name for v in trainable_variables if table_of(v) is not None]
+    if tables:
+        raise ValueError(
+            f"optimizer {self.name!r}: expected no gradient_accumulation_steps in an elastic job "
+            f"with embedding tables ({', '.join(tables)}), received "
+            f"{self.gradient_accumulation_steps}: what a worker has accumulated of their rows "
+            "would be lost with it"
+        )
     values = [v.value if isinstance(v, Variable) else v for v in trainable_variables]
     pairs = self._all_reduce_sum_gradients(zip(grads, values, strict=True))
     self.tfdist_gradients_are_sums = True

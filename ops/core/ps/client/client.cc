@@ -74,12 +74,14 @@ Status Client::Connect(int server, const std::string& address, const Key& key, u
   Status status = handshake.Begin(address, options_.lend, key, hello);
   if (status.ok()) {
     std::vector<BoundOptimizer> optimizers;
+    ResolveRequest resolve;
     {
       const std::lock_guard<std::mutex> bound_lock(mutex_);
       optimizers = bound_;
+      resolve = resolve_;
     }
     status = ConnectionSetup(server, &handshake, &table_, &directory_)
-                 .Run({options_.process, pushes_}, optimizers, &view);
+                 .Run({options_.process, pushes_}, optimizers, resolve, &view);
   }
   if (!status.ok()) {
     return Status(status.code(),
@@ -250,7 +252,7 @@ void Client::StageRows(const StepValues& step, RowGradient gradient) {
   staged_rows_.emplace_back(step, std::move(gradient));
 }
 
-void Client::Push(std::vector<Value> now, Done done, bool ends_step) {
+void Client::Push(std::vector<Value> now, Done done, bool ends_step, bool waits) {
   lookups_.EndStep();
   Gradients gradients;
   RowGradients row_gradients;
@@ -263,17 +265,21 @@ void Client::Push(std::vector<Value> now, Done done, bool ends_step) {
   const std::vector<TaskCommit> commits =
       ends_step ? commits_.Take(&has_lost) : std::vector<TaskCommit>();
   const TimePoint start = Clock::now();
+  const auto count = [this, start, commits](const PushOperation::Outcome& outcome) {
+    if (outcome.refused) commits_.Refuse(commits);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++stats_.pushes;
+    stats_.dropped_pushes += outcome.dropped ? 1 : 0;
+    stats_.refused_pushes += outcome.refused ? 1 : 0;
+    stats_.bytes_pushed += outcome.bytes;
+    stats_.push_nanoseconds += NanosecondsSince(start);
+  };
   auto push = std::make_shared<PushOperation>(
       &table_, &directory_, &pool_, &pushes_,
-      [this, start, commits](const Status& status, const PushOperation::Outcome& outcome) {
-        if (!status.ok()) return;
-        if (outcome.refused) commits_.Refuse(commits);
-        const std::lock_guard<std::mutex> lock(mutex_);
-        ++stats_.pushes;
-        stats_.dropped_pushes += outcome.dropped ? 1 : 0;
-        stats_.refused_pushes += outcome.refused ? 1 : 0;
-        stats_.bytes_pushed += outcome.bytes;
-        stats_.push_nanoseconds += NanosecondsSince(start);
+      [count, answered = waits ? done : nullptr](const Status& status,
+                                                 const PushOperation::Outcome& outcome) {
+        if (status.ok()) count(outcome);
+        if (answered != nullptr) answered(status);
       });
   Status status;
   if (has_lost) {
@@ -286,8 +292,66 @@ void Client::Push(std::vector<Value> now, Done done, bool ends_step) {
     push->SetCommits(commits);
     status = FillPush(gradients, row_gradients, now, push.get());
   }
-  if (status.ok() && !push->empty()) thread_->Submit(std::move(push));
+  if (status.ok() && !push->empty()) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      unit_.pushed = true;
+      push->SetUnit(unit_.unit);
+    }
+    thread_->Submit(std::move(push));
+    if (waits) return;
+  }
   done(status);
+}
+
+void Client::Resolve(ResolveRequest resolve, Done done) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    resolve_ = resolve;
+    unit_ = {resolve.next, false};
+  }
+  thread_->Submit(
+      std::make_shared<ResolveOperation>(std::move(resolve), options_.servers, std::move(done)));
+}
+
+void Client::BeginUnit(uint64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  unit_.unit.number = number;
+  unit_.pushed = false;
+}
+
+void Client::Commit(CommitOperation::Done done) {
+  CommitRequest commit;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    commit = unit_;
+    committed_ = commit;
+  }
+  Send(commit, std::move(done));
+}
+
+void Client::RepeatCommit(CommitOperation::Done done) {
+  std::optional<CommitRequest> commit;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    commit = committed_;
+  }
+  if (!commit) return done(Status(), CommitOutcome());
+  // What was lost is counted.
+  commit->pushed = false;
+  Send(*commit, std::move(done));
+}
+
+void Client::Send(const CommitRequest& commit, CommitOperation::Done done) {
+  thread_->Submit(std::make_shared<CommitOperation>(
+      commit, options_.servers,
+      [this, done = std::move(done)](const Status& status, const CommitOutcome& outcome) {
+        if (status.ok() && outcome.lost) {
+          const std::lock_guard<std::mutex> lock(mutex_);
+          ++stats_.dropped_pushes;
+        }
+        done(status, outcome);
+      }));
 }
 
 Status Client::FillPush(const Gradients& gradients, const RowGradients& row_gradients,

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "core/ps/client/client_thread.h"
 #include "core/ps/client/lookups/lookups.h"
 #include "core/ps/client/operations/control_operations.h"
+#include "core/ps/client/operations/elastic_operations.h"
 #include "core/ps/client/operations/parameter_table.h"
 #include "core/ps/client/operations/push_operation.h"
 #include "core/ps/client/operations/row_transfer.h"
@@ -42,7 +44,7 @@ struct ClientOptions {
 
 struct ClientStats {
   uint64_t pulls = 0, pushes = 0;
-  uint64_t dropped_pushes = 0;  // their servers say that they were too late
+  uint64_t dropped_pushes = 0;  // their servers say that they were too late, or are lost
   uint64_t refused_pushes = 0;  // of records of data tasks that this worker had lost
   uint64_t bytes_pulled = 0, bytes_pushed = 0;
   uint64_t pull_nanoseconds = 0;  // from request to last byte
@@ -134,9 +136,22 @@ class Client {
   // pulled ones, which they replace. Sends nothing if there is nothing to send. `done` is called
   // when the memory of the step is no longer needed, or is held by its owner; the next pull reports
   // a failure of the servers. No pull of these parameters may be under way. A program may push more
-  // than once in a step; the push with `ends_step` commits the step's records of data tasks.
-  void Push(std::vector<Value> now, Done done, bool ends_step = true);
+  // than once in a step; the push with `ends_step` commits the step's records of data tasks. With
+  // `waits`, `done` is called when the servers have answered, and gets their failure.
+  void Push(std::vector<Value> now, Done done, bool ends_step = true, bool waits = false);
   TaskCommits& commits() { return commits_; }
+
+  // In an elastic job; see server/elastic_schedule.h.
+
+  // Tells all servers, also those that are connected later, the members of a generation. Later
+  // pushes are of this generation. Fails with kFailedPrecondition if a server knows a later one.
+  void Resolve(ResolveRequest resolve, Done done);
+  // Later pushes are of this unit of work.
+  void BeginUnit(uint64_t number);
+  // Tells the servers that this worker has done the unit.
+  void Commit(CommitOperation::Done done);
+  // Repeats the last commit, whose outcome may have changed; ends at once if there was none.
+  void RepeatCommit(CommitOperation::Done done);
 
   // Replaces values outside of a step. The next pull fetches them. Done when the servers have them.
   void Set(std::vector<Value> values, Done done);
@@ -160,6 +175,7 @@ class Client {
   explicit Client(const ClientOptions& options);
 
   Status CheckParameter(int id, const char* what) const;
+  void Send(const CommitRequest& commit, CommitOperation::Done done);
   void CreateMissing(int parameter, const Memory& value, const Done& done);
   Status FillPush(const Gradients& gradients, const RowGradients& row_gradients,
                   const std::vector<Value>& now, PushOperation* push);
@@ -176,10 +192,13 @@ class Client {
   std::vector<std::mutex> connecting_;  // by server
 
   mutable std::mutex mutex_;
-  Gradients staged_;                   // guarded by mutex_
-  RowGradients staged_rows_;           // guarded by mutex_
-  std::vector<BoundOptimizer> bound_;  // guarded by mutex_
-  ClientStats stats_;                  // guarded by mutex_
+  Gradients staged_;                        // guarded by mutex_
+  RowGradients staged_rows_;                // guarded by mutex_
+  std::vector<BoundOptimizer> bound_;       // guarded by mutex_
+  ResolveRequest resolve_;                  // of this generation; guarded by mutex_
+  CommitRequest unit_;                      // of this worker's unit of work; guarded by mutex_
+  std::optional<CommitRequest> committed_;  // the last one; guarded by mutex_
+  ClientStats stats_;                       // guarded by mutex_
 
   std::unique_ptr<ClientThread> thread_;  // the last member: destroyed before those it uses
 };

@@ -198,6 +198,37 @@ uint64_t tfdist_ps_client_take_refused(int64_t handle, uint64_t* leases, uint64_
   return refused;
 }
 
+// As Client::Resolve, of a generation of `count` workers; `refused`: a server knows a later one.
+int tfdist_ps_client_resolve(int64_t handle, uint64_t job, uint64_t generation, uint64_t units,
+                             const uint32_t* workers, uint64_t count, bool* refused, char* error,
+                             size_t error_size) {
+  *refused = false;
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    ps::ResolveRequest resolve{{job, generation, units}, {workers, workers + count}};
+    const Status status =
+        Wait([&](ps::Done done) { client.Resolve(std::move(resolve), std::move(done)); });
+    *refused = status.code() == StatusCode::kFailedPrecondition;
+    return status;
+  });
+}
+
+void tfdist_ps_client_begin_unit(int64_t handle, uint64_t number) {
+  if (const auto client = FindClient(handle)) client->BeginUnit(number);
+}
+
+// As Client::RepeatCommit; `open`: a server waits for other members' commits.
+int tfdist_ps_client_repeat_commit(int64_t handle, bool* open, char* error, size_t error_size) {
+  *open = false;
+  return CallClient(handle, error, error_size, [&](Client& client) {
+    return Wait([&](ps::Done done) {
+      client.RepeatCommit([&, done](const Status& status, const ps::CommitOutcome& outcome) {
+        *open = outcome.open;
+        done(status);
+      });
+    });
+  });
+}
+
 int tfdist_ps_client_flush(int64_t handle, double timeout_seconds, char* error, size_t error_size) {
   return CallClient(handle, error, error_size,
                     [&](Client& client) { return client.Flush(timeout_seconds); });

@@ -68,8 +68,9 @@ Status FindOrCreate(Handshake* handshake, bool with_values, ParameterTable* tabl
 }  // namespace
 
 Status ConnectionSetup::Run(const OpenRequest& open, const std::vector<BoundOptimizer>& optimizers,
-                            ServerView* view) {
+                            const ResolveRequest& resolve, ServerView* view) {
   if (Status s = Open(open, view); !s.ok()) return s;
+  if (Status s = RestoreGeneration(resolve); !s.ok()) return s;
   if (Status s = RestoreParameters(); !s.ok()) return s;
   if (Status s = RestoreOptimizers(optimizers); !s.ok()) return s;
   return RestoreTables();
@@ -115,6 +116,13 @@ Status ConnectionSetup::RestoreOptimizers(const std::vector<BoundOptimizer>& opt
     if (Status s = handshake_->Tell(MessageType::kBind, Encode(request)); !s.ok()) return s;
   }
   return Status();
+}
+
+Status ConnectionSetup::RestoreGeneration(const ResolveRequest& resolve) {
+  if (resolve.next.generation == 0) return Status();
+  // A server that knows a later generation refuses it. The worker finds that out from the others.
+  ResolveReply reply;
+  return handshake_->Ask(MessageType::kResolve, resolve, {}, &reply);
 }
 
 Status ConnectionSetup::RestoreTables() {

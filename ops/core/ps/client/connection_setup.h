@@ -23,15 +23,17 @@ class ConnectionSetup {
                   TableDirectory* tables)
       : server_(server), handshake_(handshake), parameters_(parameters), tables_(tables) {}
 
-  // Runs all steps, and updates `view`.
+  // Runs all steps, and updates `view`. `resolve`: of the worker's generation in an elastic job.
   Status Run(const OpenRequest& open, const std::vector<BoundOptimizer>& optimizers,
-             ServerView* view);
+             const ResolveRequest& resolve, ServerView* view);
 
  private:
   Status Open(const OpenRequest& open, ServerView* view);
   // Finds the parameters that the server has, and creates the others from the last pulled values.
   Status RestoreParameters();
   Status RestoreOptimizers(const std::vector<BoundOptimizer>& optimizers);
+  // A server that was started again knows no generation.
+  Status RestoreGeneration(const ResolveRequest& resolve);
   // Creates missing tables, without rows: only servers have these.
   Status RestoreTables();
 

@@ -9,7 +9,7 @@ bool LimitsOfMessages(uint8_t type, FrameLimits* limits) {
     return type >= static_cast<uint8_t>(first) && type <= static_cast<uint8_t>(last);
   };
   *limits = {kMaxMetaBytes, kMaxPayloadBytes};
-  return within(MessageType::kOpen, MessageType::kFindRows) ||
+  return within(MessageType::kOpen, MessageType::kCommit) ||
          within(MessageType::kOk, MessageType::kError);
 }
 
@@ -56,6 +56,10 @@ TFDIST_INSTANTIATE(ScanRowsReply);
 TFDIST_INSTANTIATE(EditRowsRequest);
 TFDIST_INSTANTIATE(FindRowsRequest);
 TFDIST_INSTANTIATE(FindRowsReply);
+TFDIST_INSTANTIATE(ResolveRequest);
+TFDIST_INSTANTIATE(ResolveReply);
+TFDIST_INSTANTIATE(CommitRequest);
+TFDIST_INSTANTIATE(CommitReply);
 TFDIST_INSTANTIATE(ErrorReply);
 #undef TFDIST_INSTANTIATE
 

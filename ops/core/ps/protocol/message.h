@@ -19,6 +19,11 @@
 //   - FIND_ROWS: which ids have rows, and optionally their values; creates none. The answer also
 //     has the number of rows.
 //   - LEAVE: the worker has finished its program
+//
+// In an elastic job, see server/elastic_schedule.h:
+//
+//   - RESOLVE: the members of a new generation, and how many units of work they have done
+//   - COMMIT: the worker has done the unit of work whose gradients it has pushed
 #ifndef TFDIST_OPS_CORE_PS_PROTOCOL_MESSAGE_H_
 #define TFDIST_OPS_CORE_PS_PROTOCOL_MESSAGE_H_
 
@@ -53,6 +58,8 @@ enum class MessageType : uint8_t {
   kScanRows,
   kEditRows,
   kFindRows,
+  kResolve,
+  kCommit,
   kOk = 64,
   kError,
 };
@@ -185,6 +192,21 @@ struct TaskCommit {
     visit(m.lease, m.from, m.upto);
   }
 };
+// A unit of work of an elastic job.
+struct UnitOfWork {
+  uint64_t job = 0;         // random, one per founding of the job
+  uint64_t generation = 0;  // of the members that do it: 1, 2, ...
+  uint64_t number = 0;      // of units that were done before
+
+  bool operator==(const UnitOfWork& other) const {
+    return job == other.job && generation == other.generation && number == other.number;
+  }
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.job, m.generation, m.number);
+  }
+};
 struct PushRequest {
   static constexpr char kName[] = "PUSH request";
   struct Entry {
@@ -217,10 +239,12 @@ struct PushRequest {
   // The push trains records of data tasks: what it changes must survive the server.
   bool of_tasks = false;
   std::vector<TaskCommit> commits;  // only to the server of the data tasks' master
+  UnitOfWork unit;                  // in an elastic job
 
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {
     visit(m.sequence, m.clock, m.incarnation, m.steps, m.entries, m.of_tasks, m.commits);
+    visit(m.unit);
     for (const Entry& entry : m.entries) {
       visit.Check(entry.has_step() ? entry.step < m.steps.size() : entry.step == 0);
     }
@@ -228,7 +252,7 @@ struct PushRequest {
 };
 struct PushReply {
   static constexpr char kName[] = "PUSH answer";
-  bool dropped = false;  // the push came too late
+  bool dropped = false;  // the push came too late, or from a former generation
   // The worker does not own a task any more whose records the push has trained; nothing of the push
   // was applied here.
   bool refused = false;
@@ -384,6 +408,49 @@ struct FindRowsReply {
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {
     visit(m.rows);
+  }
+};
+
+// All members of a generation send it before their first unit of work in that generation.
+struct ResolveRequest {
+  static constexpr char kName[] = "RESOLVE request";
+  UnitOfWork next;                // all members have done the units before it
+  std::vector<uint32_t> workers;  // the members' ranks on the servers, in any order
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.next, m.workers);
+  }
+};
+struct ResolveReply {
+  static constexpr char kName[] = "RESOLVE answer";
+  bool refused = false;     // the server knows a later generation
+  uint64_t generation = 0;  // that the server knows now
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.refused, m.generation);
+  }
+};
+
+struct CommitRequest {
+  static constexpr char kName[] = "COMMIT request";
+  UnitOfWork unit;
+  bool pushed = false;  // whether the worker has pushed gradients in the unit
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.unit, m.pushed);
+  }
+};
+struct CommitReply {
+  static constexpr char kName[] = "COMMIT answer";
+  bool open = false;  // other members have not committed the unit yet
+  bool lost = false;  // the server has lost what was pushed: it was started again since
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.open, m.lost);
   }
 };
 

@@ -30,7 +30,7 @@ class Events {
 // The latest `capacity` events. A capacity of 0 costs nothing.
 class Trace {
  public:
-  enum Kind : uint32_t { kPull = 1, kPush = 2, kDropped = 3, kClosed = 4 };
+  enum Kind : uint32_t { kPull = 1, kPush = 2, kDropped = 3, kClosed = 4, kUndone = 5 };
 
   explicit Trace(size_t capacity) : capacity_(capacity) { ring_.reserve(capacity); }
   void Add(Kind kind, int worker, uint64_t clock, uint64_t slowest);

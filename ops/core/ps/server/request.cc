@@ -389,6 +389,10 @@ Status Parse(const FrameHeader& header, std::string_view meta, const Store& stor
       return ParseAs<EditRowsRequest>(header, meta, store, request);
     case MessageType::kFindRows:
       return ParseAs<FindRowsRequest>(header, meta, store, request);
+    case MessageType::kResolve:
+      return ParseAs<ResolveRequest>(header, meta, store, request);
+    case MessageType::kCommit:
+      return ParseAs<CommitRequest>(header, meta, store, request);
     case MessageType::kOk:
     case MessageType::kError:
       break;

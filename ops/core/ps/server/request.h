@@ -29,7 +29,7 @@ struct ClientRequest {
   uint64_t id = 0;
   std::variant<OpenRequest, CreateRequest, BindRequest, PullRequest, PushRequest, SetRequest,
                ReduceRequest, LeaveRequest, TableRequest, LookupRequest, ScanRowsRequest,
-               EditRowsRequest, FindRowsRequest>
+               EditRowsRequest, FindRowsRequest, ResolveRequest, CommitRequest>
       body;
   // The expected payload. The payload of a refused request is discarded.
   std::vector<PayloadPart> parts;

@@ -36,6 +36,7 @@ void Schedule::Join(int worker, bool new_process) {
 }
 
 void Schedule::Leave(int worker) {
+  if (elastic()) return;
   workers_[worker].active = false;
   workers_[worker].waiting = false;
   UpdateSlowest();
@@ -76,13 +77,17 @@ int Schedule::contributions() const { return contributions_; }
 
 void Schedule::CloseStep() {
   ++clock_;
+  DropStep();
+}
+
+void Schedule::DropStep() {
   contributions_ = 0;
   for (Worker& worker : workers_) worker.contributed = worker.waiting = false;
 }
 
 bool Schedule::MayRead(int worker, TimePoint now) {
   Worker& self = workers_[worker];
-  if (!sync() || !self.contributed) return true;
+  if (!sync() || elastic() || !self.contributed) return true;
   if (!self.waiting) self.waiting_since = now;
   self.waiting = true;
   return false;
@@ -90,6 +95,7 @@ bool Schedule::MayRead(int worker, TimePoint now) {
 
 bool Schedule::MayPull(int worker, TimePoint now) {
   Worker& self = workers_[worker];
+  if (elastic()) return self.came = true;
   if (!self.active) Activate(worker, now);
   if (!self.came) self.active_since = now;
   self.came = true;

@@ -6,6 +6,8 @@
 //     active workers have pushed (Chen et al. 2016, "Revisiting distributed synchronous SGD"). A
 //     worker that has contributed to c may pull again when c has closed; a contribution to a closed
 //     step is dropped.
+//     In an elastic job ElasticSchedule decides instead. Pulls do not wait then, and no worker is
+//     dropped or waited for.
 //   - ssp: a worker's clock counts its pushes. A worker may pull at clock c when the slowest active
 //     worker's clock is at least c - staleness (Ho et al. 2013).
 //
@@ -34,6 +36,7 @@ struct ScheduleOptions {
   double worker_timeout_seconds = 60;
   double start_timeout_seconds = 300;
   bool has_chief = false;  // rank 0 is not worker 0
+  bool elastic = false;    // sync: the members decide about steps, see elastic_schedule.h
 
   // The name of a rank in messages, as in TF_CONFIG.
   std::string NameOf(int rank) const {
@@ -76,6 +79,8 @@ class Schedule {
   int contributions() const;
   // Opens the next step.
   void CloseStep();
+  // Opens the same step again.
+  void DropStep();
 
   // Whether the worker's pull may be answered now. If not, the worker waits from now on.
   bool MayPull(int worker, TimePoint now);
@@ -119,6 +124,7 @@ class Schedule {
   };
 
   bool sync() const { return options_.mode == Mode::kSync; }
+  bool elastic() const { return sync() && options_.elastic; }
   // Whether `waiting` waits for the next push of `other`.
   bool WaitsFor(const Worker& waiting, const Worker& other) const;
   // When `other` will have kept others waiting too long; TimePoint::max() if none waits for it.

@@ -56,7 +56,8 @@ struct ServerStats {
 struct TraceEvent {
   uint64_t nanoseconds = 0;
   uint32_t worker = 0;
-  // 1: pull answered, 2: push applied or collected, 3: push dropped, 4: step closed
+  // 1: pull answered, 2: push applied or collected, 3: push dropped, 4: step closed, 5: step of an
+  // elastic job dropped
   uint32_t kind = 0;
   uint64_t clock = 0;    // of the worker (ssp) or the step
   uint64_t slowest = 0;  // smallest clock of an active worker

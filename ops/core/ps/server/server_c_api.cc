@@ -26,7 +26,7 @@
 // The fields of ServerOptions and ScheduleOptions; enumerations and booleans as numbers.
 struct tfdist_ps_server_options {
   int32_t index, mode, workers, num_aggregate, staleness, hogwild, compensation, refuse_unlogged,
-      threads, has_chief;
+      threads, has_chief, elastic;
   double worker_timeout_seconds, start_timeout_seconds, compensation_lambda;
   uint64_t trace_events, memory_budget;
 };
@@ -99,6 +99,7 @@ ps::ServerOptions ToOptions(const tfdist_ps_server_options& from) {
   options.schedule.worker_timeout_seconds = from.worker_timeout_seconds;
   options.schedule.start_timeout_seconds = from.start_timeout_seconds;
   options.schedule.has_chief = from.has_chief != 0;
+  options.schedule.elastic = from.elastic != 0;
   options.hogwild = from.hogwild != 0;
   options.compensation = static_cast<ps::Compensation>(from.compensation);
   options.compensation_lambda = from.compensation_lambda;

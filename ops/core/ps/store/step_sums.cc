@@ -122,6 +122,20 @@ void StepSums::CollectRows(int worker, const Update& update) {
   }
 }
 
+void StepSums::Drop() {
+  std::vector<Shard*> touched;
+  std::map<Table*, TableSums> table_sums;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    touched.swap(touched_);
+    table_sums.swap(table_sums_);
+  }
+  for (Shard* shard : touched) {
+    const std::lock_guard<std::mutex> lock(shard->mutex);
+    shard->sums = ShardSums();
+  }
+}
+
 NotApplied StepSums::Close(int contributions, TaskRecord* tasks) {
   NotApplied missed;
   std::vector<Shard*> touched;

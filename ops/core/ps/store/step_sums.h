@@ -31,6 +31,9 @@ class StepSums {
   // Adds a push. Thread-safe.
   NotApplied Collect(int worker, std::vector<Update> updates);
 
+  // Forgets the open step; no thread collects meanwhile.
+  void Drop();
+
   // Applies the step, to which `contributions` workers have contributed; no thread collects
   // meanwhile. Gradients are scaled by workers / contributions, as if all workers had contributed.
   // Deltas are averaged over the contributions. `tasks`: as of RedoLog::Append, still without

@@ -351,6 +351,7 @@ Status PushOperation::Meta(const Request& request, const ServerView& view, std::
   message.incarnation = part.incarnation;
   message.steps = steps_;
   message.entries = part.entries;
+  message.unit = unit_;
   message.of_tasks = !commits_.empty();
   if (request.server == kTaskServer) message.commits = commits_;
   for (size_t i = 0; i < part.shards.size(); ++i) {

@@ -60,6 +60,8 @@ class PushOperation : public Operation {
   Status AddChange(int parameter, const Memory& now, bool alone);
   // The records of data tasks that the push trains.
   void SetCommits(std::vector<TaskCommit> commits) { commits_ = std::move(commits); }
+  // The push is of this unit of work of an elastic job.
+  void SetUnit(const UnitOfWork& unit) { unit_ = unit; }
   // Makes it a push even without values: the servers count the step.
   void CountStep() { counts_step_ = true; }
   // Whether there is nothing to push. Gradients of 0 rows are a push: other workers wait for it.
@@ -95,6 +97,7 @@ class PushOperation : public Operation {
   std::vector<StepValues> steps_;
   std::vector<Part> parts_;  // by server
   std::vector<TaskCommit> commits_;
+  UnitOfWork unit_;
   size_t entries_ = 0;
   bool counts_step_ = false;
   uint64_t sequence_ = 0;  // 0: not sent yet

@@ -37,6 +37,12 @@ struct Dispatcher {
     steps->HandleReduce(*client, reduce, request);
     return std::nullopt;
   }
+  Result operator()(const ResolveRequest& resolve) const {
+    return steps->HandleResolve(*client, request->id, resolve);
+  }
+  Result operator()(const CommitRequest& commit) const {
+    return steps->HandleCommit(*client, request->id, commit);
+  }
   Result operator()(const TableRequest& create) const {
     return tables->HandleCreate(*client, request->id, create);
   }

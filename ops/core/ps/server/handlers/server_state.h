@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/ps/server/disjoint_workers.h"
+#include "core/ps/server/elastic_schedule.h"
 #include "core/ps/server/events.h"
 #include "core/ps/server/handlers/reply_channel.h"
 #include "core/ps/server/reducer.h"
@@ -47,6 +48,7 @@ struct ServerState {
               ReplyChannel* reply_channel);
 
   bool sync() const { return options.schedule.mode == Mode::kSync; }
+  bool elastic() const { return sync() && options.schedule.elastic; }
   WorkerState& WorkerOf(const ClientContext& client) const { return *workers[client.worker]; }
 
   // An error that names the server and the worker.
@@ -74,6 +76,7 @@ struct ServerState {
 
   mutable std::mutex mutex;  // guards the rest, and most of WorkerState
   Schedule schedule;
+  ElasticSchedule elastic_schedule;
   DisjointWorkerCheck disjoint_workers;
 
  private:

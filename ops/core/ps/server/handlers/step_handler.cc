@@ -34,7 +34,7 @@ std::optional<Answer> StepHandler::HandlePull(const ClientContext& client, uint6
                StrCat("a pull, while ", parked, " others wait for their answers")));
   }
   if (pull.begins_step) {
-    const bool returns = !state_.schedule.is_active(rank);
+    const bool returns = !state_.elastic() && !state_.schedule.is_active(rank);
     const bool waits = std::any_of(parked_.begin(), parked_.end(), [rank](const Parked& parked) {
       return parked.client.worker == rank && parked.pull.begins_step;
     });
@@ -105,17 +105,50 @@ void StepHandler::Advance(Lock* lock) {
 }
 
 void StepHandler::CloseIfComplete() {
-  if (!state_.sync() || collecting_ > 0 || !state_.schedule.StepIsComplete()) return;
+  if (!state_.sync() || collecting_ > 0) return;
+  if (state_.elastic()) {
+    if (!state_.elastic_schedule.StepIsComplete()) return;
+    // The members' losses weigh by rows, however many members there are.
+    Close(state_.options.schedule.workers);
+    state_.elastic_schedule.CloseStep();
+  } else if (state_.schedule.StepIsComplete()) {
+    Close(state_.schedule.contributions());
+  }
+}
+
+void StepHandler::Close(int contributions) {
   TaskRecord record;
   const bool is_of_tasks = std::exchange(step_is_of_tasks_, false);
   if (is_of_tasks) {
     state_.store->TryWithReclaim([&] { record.positions = state_.tasks.ApplyCollected(); });
   }
-  const NotApplied missed =
-      sums_.Close(state_.schedule.contributions(), is_of_tasks ? &record : nullptr);
+  const NotApplied missed = sums_.Close(contributions, is_of_tasks ? &record : nullptr);
   if (!missed.empty()) state_.Warn(missed.status().message());
   trace_.Add(Trace::kClosed, 0, state_.schedule.clock(), state_.schedule.slowest_clock());
   state_.schedule.CloseStep();
+}
+
+bool StepHandler::MayCollect(int worker, const PushRequest& push) {
+  if (!state_.elastic()) {
+    return state_.schedule.Push(worker, push.clock) != Schedule::Verdict::kDropLate;
+  }
+  const std::optional<uint64_t> forgotten = state_.elastic_schedule.Supersedes(worker, push.unit);
+  if (forgotten && collecting_ > 0) {
+    ++foreign_pushes_;
+    return false;
+  }
+  if (forgotten) {
+    sums_.Drop();
+    state_.Warn(StrCat("parameter server ", state_.options.index, " forgets unit of work ",
+                       *forgotten, ", which not all members have committed before unit ",
+                       push.unit.number));
+  }
+  if (!state_.elastic_schedule.Push(worker, push.unit)) {
+    ++foreign_pushes_;
+    return false;
+  }
+  state_.schedule.Push(worker, state_.schedule.clock());
+  return true;
 }
 
 void StepHandler::ReleasePulls(Lock* lock) {
@@ -162,6 +195,10 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
     return state_.Refuse(
         client, id,
         Status(StatusCode::kInvalidArgument, "a push of data tasks that does not say so"));
+  }
+  if (push.of_tasks && state_.elastic()) {
+    // What a unit has trained could not be taken back.
+    return state_.Refuse(client, id, InvalidArgument("a push of data tasks in an elastic job"));
   }
   Pusher pusher{static_cast<uint32_t>(rank), 0, push.sequence};
   TaskPositions::Claim tasks;
@@ -211,7 +248,7 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
     } catch (const std::bad_alloc&) {  // the log lacks a line
     }
     if (state_.sync()) {
-      if (state_.schedule.Push(rank, push.clock) == Schedule::Verdict::kDropLate) return drop();
+      if (!MayCollect(rank, push)) return drop();
       trace_.Add(Trace::kPush, rank, push.clock, state_.schedule.slowest_clock());
       ++collecting_;
     }
@@ -258,6 +295,48 @@ void StepHandler::CheckDisjoint(int worker, const PushRequest& push) {
              shards.size() > 1 ? StrCat(" and ", shards.size() - 1, " more shards") : "",
              ", none of which rank ", other,
              " has: names differ where workers do not make the same variables in the same order"));
+}
+
+Answer StepHandler::HandleResolve(const ClientContext& client, uint64_t id,
+                                  const ResolveRequest& resolve) {
+  const auto workers = static_cast<uint32_t>(state_.options.schedule.workers);
+  const bool known = std::all_of(resolve.workers.begin(), resolve.workers.end(),
+                                 [workers](uint32_t worker) { return worker < workers; });
+  if (!state_.elastic() || !known || resolve.workers.empty()) {
+    return state_.Refuse(
+        client, id,
+        InvalidArgument(StrCat("a generation of ", resolve.workers.size(), " members, expected 1 ",
+                               "to ", workers, " workers of an elastic job")));
+  }
+  // No push is being collected then.
+  const auto excluding = state_.store->Exclude();
+  const Lock lock(state_.mutex);
+  const std::optional<uint64_t> open = state_.elastic_schedule.open_unit();
+  switch (state_.elastic_schedule.Resolve(resolve)) {
+    case ElasticSchedule::Resolution::kRefused:
+      return OkAnswer(id, ResolveReply{true, state_.elastic_schedule.generation()});
+    case ElasticSchedule::Resolution::kApply:
+      Close(state_.options.schedule.workers);
+      break;
+    case ElasticSchedule::Resolution::kDrop:
+      sums_.Drop();
+      state_.schedule.DropStep();
+      trace_.Add(Trace::kUndone, client.worker, *open, state_.schedule.clock());
+      break;
+    case ElasticSchedule::Resolution::kNothing:
+      break;
+  }
+  return OkAnswer(id, ResolveReply{false, state_.elastic_schedule.generation()});
+}
+
+Answer StepHandler::HandleCommit(const ClientContext& client, uint64_t id,
+                                 const CommitRequest& commit) {
+  const auto sharing = state_.store->Share();
+  Lock lock(state_.mutex);
+  const bool lost = !state_.elastic_schedule.Commit(client.worker, commit.unit) && commit.pushed;
+  Advance(&lock);
+  const bool open = state_.elastic_schedule.IsOpen(client.worker, commit.unit);
+  return OkAnswer(id, CommitReply{open, lost});
 }
 
 Answer StepHandler::HandleSet(const SetRequest& set, ClientRequest* request) {

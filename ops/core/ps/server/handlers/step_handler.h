@@ -32,6 +32,8 @@ class StepHandler {
   std::optional<Answer> HandlePull(const ClientContext& client, uint64_t id,
                                    const PullRequest& pull);
   Answer HandlePush(const ClientContext& client, const PushRequest& push, ClientRequest* request);
+  Answer HandleResolve(const ClientContext& client, uint64_t id, const ResolveRequest& resolve);
+  Answer HandleCommit(const ClientContext& client, uint64_t id, const CommitRequest& commit);
   Answer HandleSet(const SetRequest& set, ClientRequest* request);
   // The reducer answers.
   void HandleReduce(const ClientContext& client, const ReduceRequest& reduce,
@@ -61,6 +63,10 @@ class StepHandler {
   // The shards' values. Those of a synchronous job are all of one clock.
   Answer Gather(const ClientContext& client, uint64_t id, const PullRequest& pull, uint64_t clock);
   void CloseIfComplete();
+  // Applies the open step, to which `contributions` workers have contributed, and opens the next.
+  void Close(int contributions);
+  // Whether the push belongs to the open step, or begins it.
+  bool MayCollect(int worker, const PushRequest& push);
   void ReleasePulls(Lock* lock);
   // Warns on a worker's first push if no other worker has its shards.
   void CheckDisjoint(int worker, const PushRequest& push);
