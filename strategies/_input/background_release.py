@@ -38,7 +38,13 @@ class BackgroundRelease(_Base):
 
 
 class _Distributed(_Base):
-    """A mixin of TensorFlow's classes of distributed datasets."""
+    """A mixin of TensorFlow's classes of distributed datasets.
+
+    Attributes:
+      of_tensorflow: that class.
+    """
+
+    of_tensorflow: type
 
     def __iter__(self):
         iterator = super().__iter__()
@@ -49,16 +55,15 @@ class _Distributed(_Base):
 
 
 class _DistributedDataset(_Distributed, input_lib.DistributedDataset):
-    pass
+    of_tensorflow = input_lib.DistributedDataset
 
 
 class _DistributedDatasetsFromFunction(_Distributed, input_lib.DistributedDatasetsFromFunction):
-    pass
+    of_tensorflow = input_lib.DistributedDatasetsFromFunction
 
 
-_CLASSES = {
-    input_lib.DistributedDataset: _DistributedDataset,
-    input_lib.DistributedDatasetsFromFunction: _DistributedDatasetsFromFunction,
+_CLASSES: dict[type, Any] = {
+    kind.of_tensorflow: kind for kind in (_DistributedDataset, _DistributedDatasetsFromFunction)
 }
 
 

@@ -52,7 +52,8 @@ def positioned(
         DistributedDataset: PositionedDataset,
         DistributedDatasetsFromFunction: PositionedDatasetsFromFunction,
     }
-    kind = kinds.get(type(distributed))
+    # A strategy may have returned a class of its own in the place of TensorFlow's.
+    kind = kinds.get(getattr(distributed, "of_tensorflow", type(distributed)))
     if kind is None or not tf.executing_eagerly():
         return distributed
     openings = Openings(source, _as_now(strategy, distribute), distributed, splits)

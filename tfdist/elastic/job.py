@@ -144,6 +144,7 @@ class ElasticJob:
         self.units = 0
         self.recoveries = 0
         self.ends = self.leaves = False
+        self._has_told_notice = False  # in the last step
         self.state: State | None = None
         self._histories: list[dict[str, list[float]]] = []
         self._followers: list[Callable[[World, int], None]] = []
@@ -356,7 +357,8 @@ class ElasticJob:
 
     def flags(self) -> list[float]:
         """What this member tells the others in a step: [newcomers wait, it has a notice]."""
-        return [float(self._membership.newcomers_wait()), float(notice.at is not None)]
+        self._has_told_notice = notice.at is not None
+        return [float(self._membership.newcomers_wait()), float(self._has_told_notice)]
 
     def take_flags(self, flags: Sequence[float]) -> None:
         """Takes the sum of all members' `flags` after a step."""
@@ -367,7 +369,7 @@ class ElasticJob:
             return
         if self.size - leaving < self.elastic.min_workers:
             self.ends = True
-        elif notice.at is not None:
+        elif self._has_told_notice:
             self.leaves = True
         else:
             self._change_is_planned = self._member_leaves = True
