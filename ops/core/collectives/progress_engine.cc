@@ -141,7 +141,12 @@ std::vector<int> ProgressEngine::WaitForPeers(TimePoint deadline) {
 }
 
 void ProgressEngine::Close() {
-  if (!running_.exchange(false)) return;
+  if (!running_.exchange(false)) {
+    // One that was never connected listens, too, and another may be about to bind its port.
+    const Lock engine(mutex_);
+    acceptor_.Close();
+    return;
+  }
   Post([this] {
     const std::string why = StrCat(group_->Self(), ": the communicator was closed here");
     table_.Fail(Status(StatusCode::kUnavailable, why), Status());

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.elastic.atomic_step import AtomicStep
+from tfdist.launch import ports
 
 
 @contextlib.contextmanager
@@ -139,3 +140,13 @@ def test_the_same_trace_goes_on_among_other_ranks():
         assert model.values() == [[-15.5, -17.0], [-20.5], 3.0, 9.0, 1]
         assert not atomic.is_torn
         assert step.experimental_get_tracing_count() == 1
+
+
+def test_a_communicator_keeps_its_port():
+    # The first one is never connected: a founder's and a newcomer's, before they join.
+    (port,) = ports.free_ports(1)
+    with ops.Communicator(0, 1, port, resizable=True) as alone:
+        for generation in (1, 2):
+            alone.reconfigure(0, 1)
+            assert alone.port == port
+            connect([alone], generation)
