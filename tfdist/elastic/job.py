@@ -145,6 +145,7 @@ class ElasticJob:
         self.recoveries = 0
         self.ends = self.leaves = False
         self._has_told_notice = False  # in the last step
+        self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
         self.state: State | None = None
         self._histories: list[dict[str, list[float]]] = []
         self._followers: list[Callable[[World, int], None]] = []
@@ -267,7 +268,7 @@ class ElasticJob:
                 unit.undo()
                 _log.warning("%s: %s: %s", self.cluster.task_name, unit.name, brief(error))
             else:
-                self.count_unit()
+                self.count_unit(unit)
                 return result
             self.recoveries += 1
             if self._go_on(unit):
@@ -313,8 +314,9 @@ class ElasticJob:
         self._histories.append({n: [float(v) for v in values] for n, values in history.items()})
         self._membership.publish(json.dumps(self._histories))
 
-    def count_unit(self) -> None:
+    def count_unit(self, unit: Unit) -> None:
         """Notes that a unit of work is done."""
+        self._last = unit
         self.units += 1
         self._vain = 0
 
@@ -449,7 +451,7 @@ class ElasticJob:
         whole = [] if self.state is None else self.state.handles()
         own = [
             *(self.units, self.is_newcomer, unit.admits),
-            *(fingerprint(unit.written()), fingerprint(whole)),
+            *(fingerprint(unit.written()), fingerprint(self._last.written()), fingerprint(whole)),
         ]
         with tf.device("/device:CPU:0"):
             rows = ops.all_gather(
@@ -466,16 +468,21 @@ class ElasticJob:
             raise _NotNow
         if not self.is_newcomer:
             self._membership.establish()
-        if is_new.any() or unit.equalizes or (unit.is_whole and behind.any()):
-            self._check_equal(rows[:, 4], "the variables of the model and the optimizer")
-            self._receive_state(source, unit, bool(behind[self.rank]))
-        elif behind.any():
-            self._check_equal(rows[:, 3], f"the variables that {unit.name} writes")
-            handles = unit.written()
-            values = broadcast_values(handles, self.communicator, source, unit.name)
-            if behind[self.rank]:
-                assign_values(handles, values)
         is_done = not self.is_newcomer and self.units < top
+        # What those behind are in, the others have done.
+        torn = self._last if behind.any() and not is_done else unit
+        if is_new.any() or torn.equalizes or (torn.is_whole and behind.any()):
+            self._check_equal(rows[:, 5], "the variables of the model and the optimizer")
+            self._receive_state(source, torn, is_done)
+        elif behind.any():
+            written = np.where(behind, rows[:, 3], rows[:, 4])
+            self._check_equal(written, f"the variables that {torn.name} writes")
+            handles = torn.written()
+            values = broadcast_values(handles, self.communicator, source, torn.name)
+            if is_done:
+                assign_values(handles, values)
+        if is_done:
+            self._last = unit
         self._become_member(int(top))
         return is_done
 

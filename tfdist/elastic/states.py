@@ -28,6 +28,9 @@ from tfdist.job import process
 _API_NAME = "tfdist.elastic"
 
 
+_SYNC = Unit("the state's sync", lambda: None, admits=True, is_whole=True, equalizes=True)
+
+
 class HostsUpdatedInterrupt(Exception):
     """A member joins or leaves: ends the function of `tfdist.elastic.run`, which calls it again.
 
@@ -111,7 +114,7 @@ class ObjectState:
         """
         self._keep()
         if self._job is not None:
-            self._job.count_unit()
+            self._job.count_unit(_SYNC)
 
     def restore(self) -> None:
         """Brings the values of the last `save` or `sync` back; needs no other member."""
@@ -136,8 +139,7 @@ class ObjectState:
             self._keep()
             return
         self._job, job.state = job, _SharedState(self)
-        unit = Unit("the state's sync", lambda: None, admits=True, is_whole=True, equalizes=True)
-        has_changed = job.synchronize(unit)
+        has_changed = job.synchronize(_SYNC)
         self._keep()
         if has_changed:
             self.on_reset()
