@@ -111,6 +111,9 @@ class ElasticFit:
         self._has_restored = True
         for callback in self._backups():
             self.restore_from(callback)
+        if self._running.resumed is not None:
+            # The other members receive the sums of metrics, too.
+            self._running.resumed.own.restore(self._running.model, metrics=True)
 
     def _backups(self) -> list[Any]:
         return [c for c in self._callbacks.callbacks if isinstance(c, self.backup_type)]

@@ -35,10 +35,9 @@ class TfKerasTraining(Training):
     Args:
       model: the model.
 
-    Attributes:
-      initial_epoch: the first epoch, if another one than `fit` was told.
     """
 
+    # A model of Keras 3 has it; of tf_keras `begins_at` tells where the first epoch begins.
     initial_epoch: int | None = None
 
     def __init__(self, model: Any) -> None:
