@@ -31,6 +31,7 @@ _log = logging.getLogger("tfdist")
 
 _REPAIRS = "tfdist.keras.repairs"
 _HOOKS = "tfdist.keras.hooks"
+_ELASTIC = f"{_HOOKS}.elastic"
 
 # In the order of installation. Where several replace one function the last is the outermost.
 # Repairs come first, so that hooks see a Keras without defects.
@@ -42,7 +43,7 @@ FOR_STRATEGIES = (
     f"{_REPAIRS}.overflow",
     f"{_REPAIRS}.optimizers",
     f"{_REPAIRS}.callbacks",
-    f"{_HOOKS}.elastic_functions",
+    f"{_ELASTIC}.functions",
     f"{_HOOKS}.shuffling",
     f"{_HOOKS}.positions",
     f"{_HOOKS}.row_weights",
@@ -56,18 +57,18 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.preemption",
     f"{_HOOKS}.epoch_lengths",
     f"{_HOOKS}.data_tasks",
-    f"{_HOOKS}.elastic_accumulation",
-    f"{_HOOKS}.elastic",
+    f"{_ELASTIC}.accumulation",
+    f"{_ELASTIC}.fit",
 )
 # Of tf_keras, where a process uses it.
 TABLES_OF_TF_KERAS = (f"{_HOOKS}.tf_keras_tables",)
 FOR_TF_KERAS = (
     *TABLES_OF_TF_KERAS,
-    f"{_HOOKS}.tf_keras_elastic_functions",
+    f"{_ELASTIC}.tf_keras_functions",
     f"{_HOOKS}.tf_keras_training",
-    f"{_HOOKS}.tf_keras_elastic_order",
-    f"{_HOOKS}.tf_keras_elastic_data",
-    f"{_HOOKS}.tf_keras_elastic",
+    f"{_ELASTIC}.tf_keras_order",
+    f"{_ELASTIC}.tf_keras_data",
+    f"{_ELASTIC}.tf_keras_fit",
 )
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)

@@ -122,15 +122,14 @@ void StepSums::CollectRows(int worker, const Update& update) {
   }
 }
 
+std::pair<std::vector<Shard*>, std::map<Table*, TableSums>> StepSums::Take() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {std::exchange(touched_, {}), std::exchange(table_sums_, {})};
+}
+
 void StepSums::Drop() {
-  std::vector<Shard*> touched;
-  std::map<Table*, TableSums> table_sums;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    touched.swap(touched_);
-    table_sums.swap(table_sums_);
-  }
-  for (Shard* shard : touched) {
+  const auto taken = Take();
+  for (Shard* shard : taken.first) {
     const std::lock_guard<std::mutex> lock(shard->mutex);
     shard->sums = ShardSums();
   }
@@ -138,13 +137,9 @@ void StepSums::Drop() {
 
 NotApplied StepSums::Close(int contributions, TaskRecord* tasks) {
   NotApplied missed;
-  std::vector<Shard*> touched;
-  std::map<Table*, TableSums> table_sums;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    touched.swap(touched_);
-    table_sums.swap(table_sums_);
-  }
+  auto taken = Take();
+  const std::vector<Shard*>& touched = taken.first;
+  std::map<Table*, TableSums>& table_sums = taken.second;
   for (Shard* shard : touched) {
     if (!Apply(shard, contributions)) missed.Add(shard->name);
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/math/unique_ids.h"
@@ -41,6 +42,8 @@ class StepSums {
   NotApplied Close(int contributions, TaskRecord* tasks = nullptr);
 
  private:
+  // What has sums, which the next step does not have.
+  std::pair<std::vector<Shard*>, std::map<Table*, TableSums>> Take();
   void Collect(int worker, Update* update);
   void CollectRows(int worker, const Update& update);
   // Adds the values that the step has changed.

@@ -1,6 +1,6 @@
 """Elastic training with tf_keras around the steps: beginning and end, files and output.
 
-See `elastic`, which does the same for Keras 3.
+See `fit`, which does the same for Keras 3.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
 
 from tfdist.keras import training
 from tfdist.keras.elastic_state import ElasticFit
-from tfdist.keras.hooks.elastic import (
+from tfdist.keras.hooks.elastic.fit import (
     WriterOfRank0,
     fit_among_members,
     is_left_to_rank_0,
     muted,
 )
-from tfdist.keras.hooks.tf_keras_elastic_data import TfKerasTraining
+from tfdist.keras.hooks.elastic.tf_keras_data import TfKerasTraining
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import elastic_job_of
 

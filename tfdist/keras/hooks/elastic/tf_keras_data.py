@@ -21,8 +21,8 @@ from tf_keras.src.engine.data_adapter import (
 
 from tfdist.data.openings import Openings, source_of
 from tfdist.keras import training
-from tfdist.keras.hooks.elastic import WholeBatches, agreed
-from tfdist.keras.hooks.tf_keras_elastic_order import order_of
+from tfdist.keras.hooks.elastic.fit import WholeBatches, agreed
+from tfdist.keras.hooks.elastic.tf_keras_order import order_of
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.registry import hooks
 from tfdist.keras.training import Training, TrainingState

@@ -1,4 +1,4 @@
-"""Elastic training: the steps of tf_keras survive the loss of workers; see `elastic_functions`."""
+"""Elastic training: the steps of tf_keras survive the loss of workers; see `functions`."""
 
 from __future__ import annotations
 

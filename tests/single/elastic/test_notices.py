@@ -1,0 +1,44 @@
+"""Who leaves an elastic job after SIGTERM, and when all end instead."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from tfdist.config.elastic import Elastic
+from tfdist.elastic.job import ElasticJob
+from tfdist.preemption.notice import notice
+
+
+@pytest.fixture
+def job():
+    made = object.__new__(ElasticJob)
+    made.elastic = Elastic(1, 2)
+    made.communicator = types.SimpleNamespace(size=2)
+    made._membership = types.SimpleNamespace(newcomers_wait=lambda: False)
+    made.ends = made.leaves = made._change_is_planned = made._member_leaves = False
+    return made
+
+
+def test_a_notice_that_comes_during_a_step_waits_for_the_next_one(job, monkeypatch):
+    """Else both of two workers would leave, each for the other one to go on, and nobody save."""
+    assert job.flags() == [0.0, 0.0]
+    monkeypatch.setattr(notice, "at", 1.0)
+    job.take_flags([0.0, 1.0])  # the other one leaves
+    assert not job.leaves and not job.ends and job.change_is_planned
+    job.communicator.size = 1
+    assert job.flags() == [0.0, 1.0]
+    job.take_flags([0.0, 1.0])
+    assert job.ends and not job.leaves
+
+
+def test_one_leaves_and_two_end(job, monkeypatch):
+    monkeypatch.setattr(notice, "at", 1.0)
+    assert job.flags() == [0.0, 1.0]
+    job.take_flags([0.0, 1.0])
+    assert job.leaves and not job.ends
+    job.leaves = False
+    job.flags()
+    job.take_flags([0.0, 2.0])
+    assert job.ends and not job.leaves
