@@ -37,7 +37,7 @@ class WholeBatches:
         if policy not in (_Policy.AUTO, _Policy.DATA):
             raise ValueError(
                 "elastic training: expected a dataset that all workers read whole (AutoShardPolicy "
-                f"AUTO or DATA), received {policy}"
+                f"AUTO or DATA), received {_Policy(policy).name}"
             )
         reasons = order_of_each_process(dataset)
         if reasons:
