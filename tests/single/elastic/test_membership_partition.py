@@ -46,7 +46,9 @@ def test_two_halves_make_no_progress_until_the_network_heals(groups):
 
 def test_two_halves_end_at_the_deadline_and_name_the_others():
     with closing() as processes:
-        known = founded(processes, 2, timeout=3.5)
+        known = founded(processes, 2)
+        for process in processes:  # of what follows the founding
+            process.membership._peers.timeout = 3.5
         cut(*([process] for process in processes))
         calls = [Background(process.form) for process in processes]
         for index, call in enumerate(calls):
