@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent import futures
 
@@ -60,12 +62,15 @@ class Background:
             except BaseException as error:
                 self._future.set_exception(error)
 
-        threading.Thread(target=run, daemon=True).start()
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
 
     def result(self, timeout: float = TIMEOUT + 5):
         """Returns the call's result or raises its error; TimeoutError if it still runs."""
         if not futures.wait([self._future], timeout).done:
-            raise TimeoutError(f"the call still runs after {timeout} s")
+            frame = sys._current_frames().get(self._thread.ident)
+            stack = "".join(traceback.format_stack(frame)) if frame else ""
+            raise TimeoutError(f"the call still runs after {timeout} s:\n{stack}")
         return self._future.result()
 
     def done(self) -> bool:
