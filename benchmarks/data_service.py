@@ -7,7 +7,7 @@ nothing else, so that a row costs what its preparation costs. Without data worke
 batches and keeps its part; with 1 and 2 data workers, `tfdist.data.distribute` moves the pipeline
 there. Two pipelines:
 
-    computes  a chain of small matrix products: one processor for about 0.6 ms a row
+    computes  a chain of small matrix products: one processor for about 0.2 ms a row
     waits     2 ms a row without a processor, a simulation of a remote storage's latency
 
 Neither has `num_parallel_calls`: a data worker prepares one row at a time. Each job checks in its
