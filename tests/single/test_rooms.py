@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 # Folders below ops/.
 CPP_ROOMS = [
     ["core/base"],
-    ["core/math"],
+    ["core/math", "core/trace"],
     ["core/net"],
     ["core/algorithms"],
     ["core/collectives"],
@@ -58,6 +58,7 @@ PYTHON_ROOMS = [
     ["ops.collectives", "ops.local"],
     ["ops.ps"],
     ["ops"],
+    ["observe"],
     ["compression"],
     ["ps.config", "ps.checkpoint", "ps.stats"],
     ["ps.export", "ps.epochs"],

@@ -69,6 +69,8 @@ void DivideSmall(void* values, size_t count, int64_t divisor) {
   for (size_t i = 0; i < count; ++i) v[i] = static_cast<T>(v[i] / d);
 }
 
+}  // namespace
+
 const char* Name(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -96,8 +98,6 @@ const char* Name(DType dtype) {
   }
   return "unknown";
 }
-
-}  // namespace
 
 size_t ByteSize(DType dtype) {
   switch (dtype) {

@@ -25,6 +25,7 @@ enum class DType : uint8_t {
 // A mean is a sum, divided at the end. See combine.h.
 enum class ReduceOp : uint8_t { kSum = 1, kMean = 2, kMin = 3, kMax = 4, kProduct = 5 };
 
+const char* Name(DType dtype);
 size_t ByteSize(DType dtype);
 
 // For messages: "float32[10]".
