@@ -7,6 +7,21 @@
 namespace tfdist {
 namespace {
 
+using Blocks = std::vector<uint64_t>::const_iterator;
+
+// " 4, 8, 4 bytes"
+std::string FormatBlocks(Blocks begin, Blocks end) {
+  constexpr ptrdiff_t kMaxShown = 16;
+  const Blocks shown = end - begin > kMaxShown ? begin + kMaxShown : end;
+  std::string text;
+  for (auto block = begin; block != shown; ++block) {
+    text += StrCat(block == begin ? " " : ", ", *block);
+  }
+  return text + (shown != end ? ", ... bytes" : " bytes");
+}
+
+}  // namespace
+
 const char* KindName(uint8_t kind) {
   switch (static_cast<CollectiveKind>(kind)) {
     case CollectiveKind::kAllReduce:
@@ -32,21 +47,6 @@ const char* KindName(uint8_t kind) {
   }
   return "an unknown collective";
 }
-
-using Blocks = std::vector<uint64_t>::const_iterator;
-
-// " 4, 8, 4 bytes"
-std::string FormatBlocks(Blocks begin, Blocks end) {
-  constexpr ptrdiff_t kMaxShown = 16;
-  const Blocks shown = end - begin > kMaxShown ? begin + kMaxShown : end;
-  std::string text;
-  for (auto block = begin; block != shown; ++block) {
-    text += StrCat(block == begin ? " " : ", ", *block);
-  }
-  return text + (shown != end ? ", ... bytes" : " bytes");
-}
-
-}  // namespace
 
 const char* Name(Algorithm algorithm) {
   switch (algorithm) {
@@ -128,6 +128,14 @@ bool BlocksAgree(const Signature& ours, int rank, const Signature& theirs, int p
 }
 
 std::string Collective::Title() const { return ::tfdist::Title(options_.signature); }
+
+void Collective::RecordStart() {
+  if (!std::exchange(moves_, true)) ProcessEvents().Start(event);
+}
+
+void Collective::RecordEnd(const Status& status) {
+  ProcessEvents().End(std::exchange(event, 0), status);
+}
 
 int Collective::Unopened() const {
   for (const int peer : Peers()) {

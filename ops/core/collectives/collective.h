@@ -18,6 +18,7 @@
 #include "core/collectives/frames.h"
 #include "core/math/dtype.h"
 #include "core/net/socket.h"
+#include "core/trace/event_ring.h"
 
 namespace tfdist {
 
@@ -57,6 +58,7 @@ enum class Algorithm : uint8_t {
 };
 
 const char* Name(Algorithm algorithm);
+const char* KindName(uint8_t kind);  // of a CollectiveKind
 
 // "all_reduce 'dense/kernel'"
 std::string Title(const Signature& signature);
@@ -138,7 +140,14 @@ class Collective {
   bool Complete() const { return Settled() && (!awaits_opens || Unopened() < 0); }
   // A rank that it waits for, while it is not complete.
   int Awaited() const { return Settled() ? Unopened() : WaitingFor(); }
-  void Finish(const Status& status) { options_.done(status); }
+  void Finish(const Status& status) {
+    RecordEnd(status);
+    options_.done(status);
+  }
+
+  // In the flight recorder, each once.
+  void RecordStart();
+  void RecordEnd(const Status& status);
 
   // State of the communicator.
   TimePoint started{};
@@ -148,12 +157,14 @@ class Collective {
   std::vector<int> opened_by;
   bool awaits_opens = false;  // see AwaitsOpens
   int cut_off_by = -1;        // a peer that closed its connection before all was sent to it
+  EventId event = 0;          // 0 also once it has ended
 
  private:
   // The first peer that has not opened it, or -1.
   int Unopened() const;
 
   CollectiveOptions options_;
+  bool moves_ = false;  // its first chunk has been sent or received
 };
 
 }  // namespace tfdist

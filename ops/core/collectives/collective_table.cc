@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "core/collectives/join.h"
+#include "core/trace/event_ring.h"
 
 namespace tfdist {
 namespace {
@@ -23,6 +25,33 @@ double SecondsSince(TimePoint start) {
 double CheckSeconds(double timeout_seconds) {
   constexpr double kWithoutTimeout = 60;
   return timeout_seconds > 0 ? timeout_seconds / 10 : kWithoutTimeout;
+}
+
+// What the flight recorder tells of a collective.
+Event EventOf(const Collective& collective, const Group& group) {
+  const Signature& signature = collective.signature();
+  const DType dtype = static_cast<DType>(signature.dtype);
+  Event event;
+  event.kind = EventKind::kCollective;
+  event.communicator = group.id;
+  event.key = collective.id().key;
+  event.number = collective.id().sequence;
+  event.signature = signature.shape_hash;
+  event.elements = signature.elements;
+  event.rank = group.rank;
+  event.size = group.size;
+  if (HasRoot(static_cast<CollectiveKind>(signature.kind))) {
+    event.peer = static_cast<int32_t>(signature.root);
+  }
+  SetText(event.operation, KindName(signature.kind));
+  if (static_cast<CollectiveKind>(signature.kind) != CollectiveKind::kJoin) {
+    event.bytes = std::accumulate(signature.blocks.begin(), signature.blocks.end(),
+                                  signature.elements * ByteSize(dtype));
+    SetText(event.dtype, Name(dtype));
+  }
+  SetText(event.name, signature.name);
+  SetText(event.detail, signature.shapes);
+  return event;
 }
 
 }  // namespace
@@ -49,7 +78,8 @@ void CollectiveTable::AddTo(CommunicatorStats* stats) const {
   stats->bytes_sent_to_other_hosts = far_bytes_sent_.load(std::memory_order_relaxed);
 }
 
-void CollectiveTable::SetTimes(Collective* collective) {
+void CollectiveTable::Submit(Collective* collective) const {
+  collective->event = ProcessEvents().Submit(EventOf(*collective, *group_));
   collective->started = Clock::now();
   const double timeout = collective->timeout_seconds();
   if (timeout > 0) collective->deadline = After(timeout);
@@ -163,6 +193,7 @@ void CollectiveTable::Finish(Collective* collective, const Status& status) {
                    [collective](const auto& owned) { return owned.get() == collective; });
   std::unique_ptr<Collective> owned = std::move(*found);
   pending_.erase(found);
+  owned->RecordEnd(status);
   if (status.ok()) {
     finished_.fetch_add(1, std::memory_order_relaxed);
     history_.MarkEnded(owned->id(), owned->signature());
@@ -196,7 +227,11 @@ void CollectiveTable::Fail(const Status& status, const Status& tell_peers) {
     failure_ = Status(cancelled ? StatusCode::kUnavailable : status.code(), status.message());
   }
   connections_->AbortStreams(tell_peers);
+  const bool ends_some = !pending_.empty();
   while (!pending_.empty()) Finish(pending_.front().get(), status);
+  const bool at_fault = status.code() == StatusCode::kDeadlineExceeded ||
+                        status.code() == StatusCode::kInvalidArgument;
+  if (at_fault || (ends_some && status.code() == StatusCode::kUnavailable)) NoteFailure(status);
 }
 
 Collective* CollectiveTable::Find(const CollectiveId& id) {
@@ -352,6 +387,7 @@ Status CollectiveTable::PlaceChunk(int peer, const FrameHeader& header, char* sc
   bytes_received_.fetch_add(header.payload_bytes, std::memory_order_relaxed);
   const CollectiveId id{header.key, header.sequence};
   Collective* collective = Find(id);
+  if (collective != nullptr) collective->RecordStart();
   if (collective != nullptr && !unexpected_.HasChunks(id, peer)) {
     return collective->Place(peer, header, scratch, target);
   }
@@ -402,6 +438,7 @@ void CollectiveTable::SendChunk(Collective* collective, int peer, uint16_t step,
   header.key = collective->id().key;
   header.sequence = collective->id().sequence;
   header.offset = offset;
+  collective->RecordStart();
   chunks_sent_.fetch_add(1, std::memory_order_relaxed);
   if (group_->hosts[peer] != group_->hosts[group_->rank]) {
     uint64_t bytes = 0;

@@ -69,8 +69,9 @@ class CollectiveTable : private ChunkSender {
   uint32_t joins() const { return joins_; }
   void AddTo(CommunicatorStats* stats) const;
 
-  // Sets the times of a collective that is about to begin; on the thread that starts it.
-  static void SetTimes(Collective* collective);
+  // Sets the times of a collective that is about to begin, and records it in the flight recorder;
+  // on the thread that starts it.
+  void Submit(Collective* collective) const;
 
   // The life of a collective.
 

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/base/checksum.h"
 #include "core/collectives/selector.h"
 #include "core/net/authenticate.h"
 
@@ -109,6 +110,10 @@ Status Communicator::Connect(const Key& key, uint64_t generation,
                                                 std::chrono::duration<double>(timeout_seconds));
   group_.addresses = addresses;
   group_.hosts = NumberHosts(addresses);
+  Checksum of_ranks;
+  of_ranks.Add(&generation, sizeof generation);
+  for (const std::string& address : addresses) of_ranks.Add(address.data(), address.size() + 1);
+  group_.id = of_ranks.value();
   engine_.Start(key, generation);
   for (int peer = 0; peer < group_.rank; ++peer) {
     PeerSocket socket;
@@ -314,7 +319,7 @@ void Communicator::Join(CollectiveOptions options, int* last_rank) {
 }
 
 void Communicator::Submit(std::unique_ptr<Collective> collective) {
-  CollectiveTable::SetTimes(collective.get());
+  engine_.table().Submit(collective.get());
   if (group_.size == 1) return engine_.table().EndAlone(std::move(collective));
   if (!engine_.running() && status().ok()) {
     return collective->Finish(

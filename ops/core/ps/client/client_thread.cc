@@ -9,6 +9,19 @@ namespace {
 
 using Kind = Operation::Kind;
 
+// What the flight recorder tells of a request.
+Event EventOf(const Request& request, const Operation& operation) {
+  Event event;
+  event.kind = EventKind::kRequest;
+  event.number = request.id;
+  event.peer = request.server;
+  for (const iovec& piece : request.payload) event.bytes += piece.iov_len;
+  SetText(event.operation, Name(request.type));
+  SetText(event.name, operation.title());
+  SetText(event.detail, operation.Subjects());
+  return event;
+}
+
 Status Closed() { return Status(StatusCode::kCancelled, "the client was closed"); }
 
 }  // namespace
@@ -277,6 +290,7 @@ void ClientThread::Begin(const OperationPtr& operation) {
   for (const RequestPtr& request : requests) {
     request->operation = operation;
     request->id = next_number_++;
+    request->event = ProcessEvents().Submit(EventOf(*request, *operation));
     remotes_[request->server].unanswered.emplace(request->id, request);
   }
   for (const RequestPtr& request : requests) {
@@ -302,6 +316,7 @@ void ClientThread::Send(const RequestPtr& request) {
   remote.stream->Queue(HeaderOf(request->type, request->id), std::move(meta), request->payload,
                        {request});
   request->sent = true;
+  ProcessEvents().Start(request->event);
   request->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                          std::chrono::duration<double>(timeout_seconds_));
 }
@@ -310,6 +325,7 @@ void ClientThread::Send(const RequestPtr& request) {
 void ClientThread::Settle(const RequestPtr& request, const Status& status) {
   const OperationPtr operation = std::exchange(request->operation, nullptr);
   if (operation == nullptr) return;
+  ProcessEvents().End(request->event, status);
   std::vector<RequestPtr>& open = operation->open;
   open.erase(std::remove(open.begin(), open.end(), request), open.end());
   if (!status.ok()) Fail(operation, status);
@@ -321,6 +337,9 @@ void ClientThread::Settle(const RequestPtr& request, const Status& status) {
 void ClientThread::Fail(const OperationPtr& operation, const Status& status) {
   if (!operation->status.ok()) return;
   operation->status = status;
+  if (status.code() == StatusCode::kDeadlineExceeded || status.code() == StatusCode::kUnavailable) {
+    NoteFailure(status);
+  }
   if (operation->kind() == Kind::kPush) return NotePushFailure(status);
   std::vector<RequestPtr> receiving;
   for (const RequestPtr& request : operation->open) {
@@ -330,6 +349,7 @@ void ClientThread::Fail(const OperationPtr& operation, const Status& status) {
       continue;
     }
     request->operation = nullptr;
+    ProcessEvents().End(request->event, status);
     if (!request->sent) remote.unanswered.erase(request->id);
     // The server has to forget that it was asked.
     if (request->sent && request->exclusive) remote.stale = true;
@@ -439,6 +459,7 @@ void ClientThread::CancelAll(const Status& status) {
     Drop(static_cast<int>(server));
     for (const auto& [number, request] : std::exchange(remotes_[server].unanswered, {})) {
       OperationPtr operation = std::exchange(request->operation, nullptr);
+      if (operation != nullptr) ProcessEvents().End(request->event, status);
       if (std::find(operations.begin(), operations.end(), operation) == operations.end()) {
         operations.push_back(std::move(operation));
       }

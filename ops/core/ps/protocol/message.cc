@@ -71,6 +71,46 @@ bool SameFields(const OptimizerConfig& a, const OptimizerConfig& b) {
   return EncodeFields(a) == EncodeFields(b);
 }
 
+const char* Name(MessageType type) {
+  switch (type) {
+    case MessageType::kOpen:
+      return "open";
+    case MessageType::kCreate:
+      return "create";
+    case MessageType::kBind:
+      return "bind";
+    case MessageType::kPull:
+      return "pull";
+    case MessageType::kPush:
+      return "push";
+    case MessageType::kSet:
+      return "set";
+    case MessageType::kReduce:
+      return "reduce";
+    case MessageType::kLeave:
+      return "leave";
+    case MessageType::kTable:
+      return "table";
+    case MessageType::kLookup:
+      return "lookup";
+    case MessageType::kScanRows:
+      return "scan_rows";
+    case MessageType::kEditRows:
+      return "edit_rows";
+    case MessageType::kFindRows:
+      return "find_rows";
+    case MessageType::kResolve:
+      return "resolve";
+    case MessageType::kCommit:
+      return "commit";
+    case MessageType::kOk:
+      return "ok";
+    case MessageType::kError:
+      return "error";
+  }
+  return "unknown";
+}
+
 bool IsErrorCode(StatusCode code) {
   switch (code) {
     case StatusCode::kCancelled:

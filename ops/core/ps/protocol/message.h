@@ -64,6 +64,9 @@ enum class MessageType : uint8_t {
   kError,
 };
 
+// "pull", "push"
+const char* Name(MessageType type);
+
 inline constexpr size_t kMaxMetaBytes = 64 << 20;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 36;  // 64 GB
 inline constexpr size_t kMaxNameBytes = 1024;                    // of a shard

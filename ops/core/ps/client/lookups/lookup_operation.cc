@@ -56,6 +56,7 @@ LookupOperation::Group& LookupOperation::GroupOf(const TableLookup& lookup,
     return group.table == lookup.table && group.wire == lookup.wire;
   });
   if (found != groups_.end()) return *found;
+  Mention(directory_->name(lookup.table));
   Group group;
   group.table = lookup.table;
   group.wire = lookup.wire;

@@ -22,6 +22,14 @@ void Operation::Append(Request* request, const void* data, size_t bytes,
   request->owners.push_back(std::move(owner));
 }
 
+void Operation::Mention(const std::string& name) {
+  if (subjects_++ == 0) first_subject_ = name;
+}
+
+std::string Operation::Subjects() const {
+  return subjects_ < 2 ? first_subject_ : StrCat(first_subject_, " and ", subjects_ - 1, " more");
+}
+
 Status PlainOperation::OnAnswer(const Request&, ServerView*, std::string_view meta,
                                 uint64_t payload_bytes, std::vector<iovec>*) {
   if (meta.empty() && payload_bytes == 0) return Status();

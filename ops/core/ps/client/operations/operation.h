@@ -15,6 +15,7 @@
 #include "core/base/status.h"
 #include "core/net/socket.h"
 #include "core/ps/protocol/message.h"
+#include "core/trace/event_ring.h"
 
 namespace tfdist::ps {
 
@@ -46,6 +47,7 @@ struct Request {
   bool receiving = false;  // the answer is arriving
   Status refusal;          // from an ERROR answer
   TimePoint deadline = TimePoint::max();
+  EventId event = 0;  // in the flight recorder
 };
 using RequestPtr = std::shared_ptr<Request>;
 
@@ -68,6 +70,8 @@ class Operation {
   Kind kind() const { return kind_; }
   // For messages: "a pull of 3 parameters".
   const std::string& title() const { return title_; }
+  // The parameters or tables that it is about: "dense/kernel and 2 more"; or empty.
+  std::string Subjects() const;
 
   // Ordered by server.
   const std::vector<RequestPtr>& requests() const { return requests_; }
@@ -95,11 +99,15 @@ class Operation {
   Request& To(int server, MessageType type);
   // Appends to a request's payload.
   static void Append(Request* request, const void* data, size_t bytes, std::shared_ptr<void> owner);
+  // The operation is about this parameter or table, too.
+  void Mention(const std::string& name);
 
  private:
   const Kind kind_;
   const std::string title_;
   std::vector<RequestPtr> requests_;
+  std::string first_subject_;
+  size_t subjects_ = 0;
 };
 
 // An operation whose result is only a status.

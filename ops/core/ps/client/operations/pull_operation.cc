@@ -18,6 +18,7 @@ PullOperation::PullOperation(ParameterTable* table, const std::vector<int>& para
   for (const int parameter : parameters) {
     if (!seen.insert(parameter).second) continue;
     const ParameterSpec& spec = table_->spec(parameter);
+    Mention(spec.name);
     for (size_t i = 0; i < spec.shards.size(); ++i) {
       Entry entry;
       entry.ref = {parameter, static_cast<int>(i)};

@@ -137,6 +137,7 @@ Status PushOperation::AddGradient(const StepValues& step, const Gradient& gradie
   }
   uint8_t index = 0;
   if (Status s = StepIndex(step, &index); !s.ok()) return s;
+  Mention(spec.name);
   if (gradient.width > 0) return AddRows(gradient, index);
   if (gradient.values.data == nullptr && spec.elements > 0) {
     return InvalidPush(spec, "its gradient has no values");
@@ -215,6 +216,7 @@ Status PushOperation::AddTableRows(const StepValues& step,
   const int table = gradients.front()->table;
   const DType wire = gradients.front()->wire;
   const size_t width = directory_->config(table).width, row_bytes = width * ByteSize(wire);
+  Mention(directory_->name(table));
   uint8_t step_index = 0;
   if (Status s = StepIndex(step, &step_index); !s.ok()) return s;
   const auto sums = std::make_shared<SummedRows>(gradients, width, pool_);

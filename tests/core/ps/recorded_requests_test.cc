@@ -1,0 +1,71 @@
+// What the flight recorder keeps of requests to parameter servers.
+#include "core/trace/event_ring.h"
+#include "ps/worker.h"
+
+namespace tfdist::testing::recorded_requests_test {
+namespace {
+
+std::vector<Event> RequestsSince(uint64_t before, const std::string& operation) {
+  std::vector<Event> found;
+  for (const Event& event : ProcessEvents().Read(before + 1, EventRing::kEvents).events) {
+    if (event.kind == EventKind::kRequest && event.operation == operation) found.push_back(event);
+  }
+  return found;
+}
+
+void TestAnswered() {
+  const auto server = StartServer(AsyncJob(1));
+  Worker worker(0);
+  worker.Connect(*server);
+  const uint64_t before = ProcessEvents().last();
+  const int a = worker.Make<float>("a", {1, 2}), b = worker.Make<float>("b", {3});
+  EXPECT_OK(worker.BindSgd({a, b}));
+  EXPECT_OK(worker.Pull({a, b}));
+  worker.Stage(b, {5});
+  EXPECT_OK(worker.PushStaged());
+  EXPECT_OK(worker.client().Flush(kPatience));
+  EXPECT(RequestsSince(before, "create").size() >= 2);
+  const std::vector<Event> pulls = RequestsSince(before, "pull");
+  const std::vector<Event> pushes = RequestsSince(before, "push");
+  EXPECT(pulls.size() == 1 && pushes.size() == 1);
+  EXPECT(std::string(pulls[0].name) == "a pull of 2 parameters");
+  EXPECT(std::string(pulls[0].detail) == "a and 1 more");
+  EXPECT(std::string(pushes[0].detail) == "b" && pushes[0].bytes == 4);
+  for (const Event& event : {pulls[0], pushes[0]}) {
+    EXPECT(event.state == EventState::kDone && event.peer == 0);
+    EXPECT(event.started >= event.submitted && event.ended >= event.started);
+  }
+}
+
+// A server that does not answer, and one that will not come back.
+void TestUnanswered() {
+  const auto server = StartServer(SyncJob(2));
+  Worker worker(0, 2);
+  worker.Connect(*server);
+  const int a = worker.Make<float>("a", {1});
+  EXPECT_OK(worker.Pull({a}));
+  EXPECT_OK(worker.Push<float>({{a, {2}}}));
+  const uint64_t before = ProcessEvents().last();
+  Ending held_back = worker.StartPull({a});  // until the other worker has pushed
+  EXPECT(StillRuns(held_back, 0.05));
+  std::vector<Event> pulls = RequestsSince(before, "pull");
+  EXPECT(pulls.size() == 1 && pulls[0].state == EventState::kStarted && pulls[0].ended == 0);
+  TakeFailures();
+  worker.client().GiveUp(0, Status(StatusCode::kUnavailable, "ps 0 is gone for good"));
+  EXPECT_STATUS(Wait(held_back), StatusCode::kUnavailable);
+  pulls = RequestsSince(before, "pull");
+  EXPECT(pulls[0].state == EventState::kFailed);
+  EXPECT(std::string(pulls[0].error) == "ps 0 is gone for good");
+  EXPECT(TakeFailures() == static_cast<uint32_t>(Failure::kLost));
+}
+
+void Main() {
+  TestAnswered();
+  TestUnanswered();
+  std::puts("recorded_requests: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::recorded_requests_test
