@@ -14,6 +14,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.data.server import serve as serve_data
 from tfdist.errors import TfdistError
+from tfdist.observe import recorder
 from tfdist.ps.server import serve
 
 
@@ -22,6 +23,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     try:
         cluster, settings = Cluster.from_environment(), Settings.from_environment()
+        recorder.start(cluster, settings)
         if cluster.is_data_task:
             serve_data(cluster, settings)
         serve(cluster, settings)

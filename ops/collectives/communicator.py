@@ -97,6 +97,19 @@ class CommunicationStats:
 _by_handle: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
+def descriptions() -> list[dict[str, Any]]:
+    """Returns the open communicators of this process, for the flight recorder; the oldest first.
+
+    Each has its "rank" and "size", and as sentences or `None` the "failure" that ended it and what
+    its oldest collective is "waiting" for.
+    """
+    return [
+        found.describe()
+        for _, found in sorted(_by_handle.items(), key=lambda item: item[0])
+        if not found.closed
+    ]
+
+
 class Communicator:
     """A fixed set of ranks that run collectives together.
 
@@ -217,6 +230,20 @@ class Communicator:
         except tf.errors.OpError:
             return True
         return False
+
+    def describe(self) -> dict[str, Any]:
+        """Returns its entry of `descriptions`."""
+        failure = None
+        try:
+            self.check()
+        except tf.errors.OpError as error:
+            failure = error.message
+        return {
+            "rank": self.rank,
+            "size": self.size,
+            "failure": failure,
+            "waiting": self.waiting(0.0),
+        }
 
     def waiting(self, seconds: float) -> str | None:
         """Names the oldest collective that has waited for `seconds`, and the missing ranks."""

@@ -27,11 +27,13 @@ class JobFile:
       secret: the shared secret of its tasks, or `None`.
       scale_socket: the path at which the launcher of an elastic job answers `tfdist scale`; `None`
         for other jobs.
+      debug_dir: the directory of the tasks' dumps, for `tfdist debug dump`.
     """
 
     cluster: str
     secret: str | None = dataclasses.field(default=None, repr=False)
     scale_socket: str | None = None
+    debug_dir: str | None = None
 
     @contextlib.contextmanager
     def written(self, path: Path | None = None) -> Iterator[Path]:
@@ -78,7 +80,7 @@ class JobFile:
                     raise ClusterConfigError(f"{path}: expected a job file of your own")
                 fields = json.load(file)
             found = cls(**fields)
-            optional = (found.secret, found.scale_socket)
+            optional = (found.secret, found.scale_socket, found.debug_dir)
             if not isinstance(found.cluster, str) or not all(
                 isinstance(value, str | None) for value in optional
             ):

@@ -32,6 +32,7 @@ class Settings:
       ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
       data_service_dir: the directory of the `data_dispatcher`'s journal, or None
         (`TFDIST_DATA_SERVICE_DIR`).
+      debug_dir: the directory of the flight recorder's dumps, or None (`TFDIST_DEBUG_DIR`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
     """
@@ -44,6 +45,7 @@ class Settings:
     checkpoint_dir: str | None = None
     ps_memory: int = 0
     data_service_dir: str | None = None
+    debug_dir: str | None = None
     elastic: Elastic | None = None
 
     @classmethod
@@ -69,6 +71,7 @@ class Settings:
             checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
             ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
             data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
+            debug_dir=environ.get("TFDIST_DEBUG_DIR", "").strip() or None,
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
         )
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError, NotInitializedError
+from tfdist.observe import recorder
 
 if TYPE_CHECKING:
     from tfdist.job.job import Job
+    from tfdist.observe.recorder import Recorder
     from tfdist.ops import Communicator
     from tfdist.ps.config import PsConfig
     from tfdist.ps.stats.rates import Reading
@@ -69,6 +71,7 @@ class Process:
         self._ps_worker: PsWorker | LocalPsWorker | None = None
         self._has_server_variables = False
         self._script: _Script | None = None
+        self._recorder: Recorder | None = None
         # Whether the job was told to end and this process stops training: it leaves the job as if
         # it had done its work, with any exit code.
         self.is_preempted = False
@@ -82,6 +85,25 @@ class Process:
           settings: `None` reads the environment on first use.
         """
         self._cluster, self._settings = cluster, settings
+
+    def record(self, cluster: Cluster) -> None:
+        """Starts the flight recorder of this process's task, once.
+
+        Args:
+          cluster: the job; a local one has no recorder.
+
+        Raises:
+          ClusterConfigError: a setting has an unusable value.
+        """
+        if cluster.is_local or self._recorder is not None:
+            return
+        self._recorder = recorder.start(cluster, self.settings)
+        if self._recorder is not None:
+            self._watch_script()
+
+    def _follow_failures(self) -> None:
+        if self._recorder is not None:
+            self._recorder.follow_failures()
 
     @property
     def is_initialized(self) -> bool:
@@ -169,6 +191,7 @@ class Process:
         if self._job is None:
             from tfdist.job.job import Job  # imports TensorFlow
 
+            self._follow_failures()
             self._job = Job(cluster, self.settings)
             self._cluster = cluster
             self._watch_script()
@@ -199,6 +222,7 @@ class Process:
                 f"this process has joined a job as {self._cluster.task_name} and cannot join "
                 f"another, elastic one as {cluster.task_name}"
             )
+        self._follow_failures()
         self._members = members = make()
         self._cluster = cluster
         self._watch_script()
@@ -300,6 +324,7 @@ class Process:
         if worker is None:
             from tfdist.ps.worker import LocalPsWorker, PsWorker  # imports TensorFlow
 
+            self._follow_failures()
             if cluster.is_local:
                 worker = LocalPsWorker(cluster, config)
             else:
@@ -339,6 +364,9 @@ class Process:
     def leave(self) -> None:
         """Disconnects, and forgets the job and the settings."""
         self.disconnect()
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
         self._cluster = self._settings = None
         self.is_preempted = False
         self._has_server_variables = False
@@ -348,6 +376,8 @@ class Process:
 
         If the script has failed, the other tasks get the reason. May be called again.
         """
+        if self._recorder is not None and self._script is not None and not self._script.has_failed:
+            self._recorder.note_end()
         callers, self._before_leaving = self._before_leaving, []
         for call in callers:
             assert self._script is not None  # since `before_leaving`
@@ -375,8 +405,18 @@ class Process:
 
     def _watch_script(self) -> None:
         if self._script is None:
-            self._script = _Script()
+            self._script = _Script(self._note_exception)
+            # Called after `disconnect`, which waits for the others and may fail.
+            atexit.register(self._close_recorder)
             atexit.register(self.disconnect)
+
+    def _note_exception(self, error: BaseException) -> None:
+        if self._recorder is not None:
+            self._recorder.note_exception(error)
+
+    def _close_recorder(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
 
 
 class _Script:
@@ -385,9 +425,12 @@ class _Script:
     Attributes:
       exception: type and text of an unhandled exception, or None.
       has_failed: it ended with an unhandled exception or a non-zero exit code.
+
+    Args:
+      noted: called with an unhandled exception, before it is printed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, noted: Callable[[BaseException], None]) -> None:
         self.exception: str | None = None
         self.has_failed = False
         excepthook, leave = sys.excepthook, sys.exit
@@ -395,6 +438,7 @@ class _Script:
         def note_exception(kind, error, trace):
             self.exception = f"{kind.__name__}: {error}"
             self.has_failed = True
+            noted(error)
             excepthook(kind, error, trace)
 
         def note_exit(status=None, /):

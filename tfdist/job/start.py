@@ -26,6 +26,7 @@ def start(
     """
     if cluster is None:
         cluster = Cluster.from_environment()
+    process.current.record(cluster)
     if cluster.task_type == "ps":
         from tfdist.ps.server import serve  # imports TensorFlow
 

@@ -12,6 +12,7 @@ from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
 from tfdist.launch import scale_command
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.observe import command as debug_command
 from tfdist.ps.stats import command as stats_command
 from tfdist.tasks import command as tasks_command
 
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tasks_command.run(chosen)
     if chosen.subcommand == "scale":
         return scale_command.run(chosen)
+    if chosen.subcommand == "debug":
+        return debug_command.run(chosen)
     return _run(chosen, run_parser)
 
 
@@ -159,8 +162,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--job-file",
         type=Path,
         metavar="FILE",
-        help="keep the job's addresses and secret here while it runs, for 'tfdist ps stats --job', "
-        "'tfdist tasks --job' and 'tfdist scale --job' (default: a new file of mode 600)",
+        help="keep the job's addresses and secret here while it runs, for --job of "
+        "'tfdist ps stats', 'tfdist tasks', 'tfdist scale' and 'tfdist debug dump' "
+        "(default: a new file of mode 600)",
     )
     # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -180,6 +184,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
             allow_abbrev=False,
         )
         command_module.add_arguments(asking)
+    debug = subcommands.add_parser(
+        "debug",
+        help="find out why a job hangs or has failed",
+        description=debug_command.DESCRIPTION,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    debug_command.add_commands(debug)
     return parser, run
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.config.cluster import Cluster
@@ -189,6 +189,12 @@ def run(options: LaunchOptions) -> int:
             # With a journal, a dispatcher that is started again knows the datasets and their state.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
             environment["TFDIST_DATA_SERVICE_DIR"] = folder
+        if settings.debug_dir is None:
+            environment["TFDIST_DEBUG_DIR"] = str(stack.enter_context(_dump_directory()))
+        else:
+            # The tasks have the same working directory, other programs have not.
+            environment["TFDIST_DEBUG_DIR"] = str(Path(settings.debug_dir).absolute())
+        file = dataclasses.replace(file, debug_dir=environment["TFDIST_DEBUG_DIR"])
         listener = None
         if isinstance(options.workers, WorkerRange):
             listener, socket_path = stack.enter_context(scale_listener())
@@ -199,6 +205,29 @@ def run(options: LaunchOptions) -> int:
         if (options.ps or file.scale_socket) and options.job_file is None:
             print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
         return supervisor.run()
+
+
+@contextlib.contextmanager
+def _dump_directory() -> Iterator[Path]:
+    """Makes a directory of mode 0700 for what the tasks write when something fails.
+
+    At the end it is removed if no task has written anything; else its path is printed.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="tfdist-debug-"))
+    try:
+        yield directory
+    finally:
+        for path in directory.iterdir():
+            # What killed tasks have left.
+            if path.suffix == ".sock" or path.name.startswith(".") or not path.stat().st_size:
+                path.unlink()
+        try:
+            directory.rmdir()
+        except OSError:
+            print(
+                f"tfdist run: what the tasks did last: 'tfdist debug explain {directory}'",
+                file=sys.stderr,
+            )
 
 
 def _supervisor(

@@ -19,11 +19,11 @@ import os
 import shutil
 import socket
 import stat
-import struct
 import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
+from tfdist.config.local_sockets import opened, short, user_of
 from tfdist.launch.elastic_policy import ScaleError
 
 # Bytes of a request, and of an answer: a line for each slot.
@@ -32,7 +32,6 @@ _MAX_ANSWER = 64 * 1024
 # A further client replaces the one that has been silent for longest.
 _MAX_CLIENTS = 8
 _PREFIX = "tfdist-job-"
-_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 class ScaleRequest:
@@ -94,7 +93,7 @@ class ScaleServer:
             client, _ = self._listener.accept()
         except OSError:
             return  # it has gone already, or this process has no descriptors left
-        if _user_of(client) not in (os.geteuid(), 0):
+        if user_of(client) not in (os.geteuid(), 0):
             client.close()
             return
         client.setblocking(False)
@@ -141,7 +140,7 @@ def scale_listener() -> Iterator[tuple[socket.socket, Path]]:
     ):
         path = folder / "scale"
         listener.setblocking(False)
-        with _short(path) as address:
+        with short(path) as address:
             listener.bind(address)
         # Before `listen` nobody can connect.
         os.chmod(path, 0o600)
@@ -157,28 +156,19 @@ def _private_directory() -> Iterator[Path]:
     """
     parent = Path(tempfile.gettempdir())
     for other in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), _opened(other) as descriptor:
+        with contextlib.suppress(OSError), opened(other) as descriptor:
             if os.fstat(descriptor).st_uid == os.geteuid():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(other)
     # Another launcher must not find it before it is locked.
     folder = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
     try:
-        with _opened(folder) as descriptor:
+        with opened(folder) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             folder = folder.rename(folder.with_name(folder.name[1:]))
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _opened(directory: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    descriptor = os.open(directory, flags | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
@@ -202,11 +192,11 @@ def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.settimeout(timeout)
-        with _short(path) as address:
+        with short(path) as address:
             if not stat.S_ISSOCK(os.stat(address).st_mode):
                 raise FileNotFoundError(f"{path} is no socket")
             server.connect(address)
-        if _user_of(server) not in (os.geteuid(), 0):
+        if user_of(server) not in (os.geteuid(), 0):
             raise PermissionError(f"another user listens at {path}")
         server.send(json.dumps({"workers": workers}).encode())
         answer = server.recv(_MAX_ANSWER)
@@ -230,17 +220,3 @@ def _number_in(data: bytes) -> int:
     if type(workers) is not int:
         raise ValueError("something else")
     return workers
-
-
-def _user_of(peer: socket.socket) -> int:
-    """Returns the user at the other side of a connection, as the kernel knows it."""
-    data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    uid: int = _PEER.unpack(data)[1]
-    return uid
-
-
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """Yields a short name of a path while its directory is open: a socket's has 107 bytes."""
-    with _opened(path.parent, os.O_PATH) as directory:
-        yield f"/proc/self/fd/{directory}/{path.name}"

@@ -1,0 +1,1 @@
+"""Looking at jobs: the flight recorder, and what explains its files."""

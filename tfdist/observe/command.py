@@ -1,0 +1,138 @@
+"""The command `tfdist debug`. It starts fast: it imports the rest when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tfdist.config.arguments import seconds
+
+DESCRIPTION = """\
+Looks at a job that hangs, or has failed: what its tasks did last, and which task and collective are
+the cause."""
+DUMP_DESCRIPTION = """\
+Asks all tasks of a job on this machine to write what they did last, and prints where. The tasks go
+on. A task answers also while its main thread waits, or runs an endless loop."""
+DUMP_EPILOG = """\
+examples:
+  tfdist debug dump --job /tmp/tfdist-1000/4711.json
+      a job that 'tfdist run' has started
+  tfdist debug dump --dir /var/tmp/debug
+      the tasks of this machine whose TFDIST_DEBUG_DIR this is
+
+exit code:
+  0 if all tasks have written; 1 if one has not; 2 for a wrong command line, or if the job has
+  ended.
+"""
+EXPLAIN_DESCRIPTION = """\
+Reads the files of the flight recorder, and names the task and the collective that differ or are
+missing."""
+EXPLAIN_EPILOG = """\
+example:
+  tfdist debug explain /tmp/tfdist-debug-x7a1
+
+exit code:
+  0, also if something is found; 2 if there is no dump to read.
+"""
+
+
+def add_commands(debug: argparse.ArgumentParser) -> None:
+    """Adds the commands `dump` and `explain`."""
+    style = argparse.RawDescriptionHelpFormatter
+    commands = debug.add_subparsers(dest="of_debug", title="commands", metavar="COMMAND")
+    commands.required = True
+    dump = commands.add_parser(
+        "dump",
+        help="let all tasks write what they did last",
+        description=DUMP_DESCRIPTION,
+        epilog=DUMP_EPILOG,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    where = dump.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--job", type=Path, metavar="FILE", help="the job file, which 'tfdist run' writes"
+    )
+    where.add_argument("--dir", type=Path, metavar="DIR", help="the tasks' TFDIST_DEBUG_DIR")
+    dump.add_argument(
+        "--timeout",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds to wait for the tasks (default: 10)",
+    )
+    explain = commands.add_parser(
+        "explain",
+        help="say in words what hangs, and why",
+        description=EXPLAIN_DESCRIPTION,
+        epilog=EXPLAIN_EPILOG,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    explain.add_argument("directory", type=Path, metavar="DIR", help="the directory of the dumps")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Runs `dump` or `explain`; returns the exit code."""
+    try:
+        return _dump(chosen) if chosen.of_debug == "dump" else _explain(chosen.directory)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dump(chosen: argparse.Namespace) -> int:
+    # Not above: --help does not need it.
+    from tfdist.config.job_file import JobFile
+    from tfdist.errors import ClusterConfigError
+    from tfdist.observe import channel
+
+    directory: Path | None = chosen.dir
+    if directory is None:
+        try:
+            chosen.job.stat()
+            found = JobFile.read(chosen.job).debug_dir
+        except FileNotFoundError:
+            return _refused("dump", f"{chosen.job}: no such file; has the job ended?")
+        except OSError as error:
+            return _refused("dump", f"{chosen.job}: expected a job file: {error.strerror}")
+        except ClusterConfigError as error:
+            return _refused("dump", str(error))
+        if found is None:
+            return _refused("dump", f"{chosen.job}: this job has no directory of dumps")
+        directory = Path(found)
+    try:
+        answers = channel.ask_all(directory, "tfdist debug dump", chosen.timeout)
+    except OSError as error:
+        return _refused("dump", f"{directory}: expected a directory of dumps: {error.strerror}")
+    if not answers:
+        return _refused("dump", f"{directory}: no task of a running job listens here")
+    for name, answer in answers.items():
+        print(f"{name}: {answer}")
+    print(f"'tfdist debug explain {directory}' says what they tell")
+    return 0 if all(answer.startswith("written") for answer in answers.values()) else 1
+
+
+def _explain(directory: Path) -> int:
+    from tfdist.control.observer import printable
+    from tfdist.observe import dumps
+    from tfdist.observe.explain import explain
+
+    try:
+        found, crashes = dumps.read_all(directory), dumps.read_crashes(directory)
+    except OSError as error:
+        return _refused("explain", f"{directory}: expected a directory of dumps: {error.strerror}")
+    except ValueError as error:
+        return _refused("explain", str(error))
+    if not found and not crashes:
+        return _refused("explain", f"{directory}: there are no dumps")
+    names = ", ".join(dump.task for dump in found) or "none"
+    print(f"dumps of: {names}")
+    for finding in explain(found, crashes):
+        print(printable(finding.text))
+    return 0
+
+
+def _refused(command: str, reason: str) -> int:
+    print(f"tfdist debug {command}: error: {reason}", file=sys.stderr)
+    return 2

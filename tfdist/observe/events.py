@@ -1,0 +1,151 @@
+"""The events that the flight recorder holds: collectives, requests to servers, and spans.
+
+The ring is in C++ (`core/trace/event_ring.h`): the last 4,096 events of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist.ops import library
+from tfdist.ops.library import c_structure
+
+RING_EVENTS = 4096
+_KINDS = ("", "collective", "request", "span")
+_STATES = ("", "submitted", "started", "done", "failed")
+
+
+@c_structure("recorded_event")
+class _Event(ctypes.Structure):
+    """Has the layout of `Event` in core/trace/event.h."""
+
+    _fields_ = [
+        ("sequence", ctypes.c_uint64),
+        ("communicator", ctypes.c_uint64),
+        ("key", ctypes.c_uint64),
+        ("number", ctypes.c_uint64),
+        ("signature", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("elements", ctypes.c_uint64),
+        ("submitted", ctypes.c_uint64),
+        ("started", ctypes.c_uint64),
+        ("ended", ctypes.c_uint64),
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("peer", ctypes.c_int32),
+        ("kind", ctypes.c_uint8),
+        ("state", ctypes.c_uint8),
+        ("unused", ctypes.c_uint8 * 2),
+        ("operation", ctypes.c_char * 16),
+        ("dtype", ctypes.c_char * 16),
+        ("name", ctypes.c_char * 64),
+        ("detail", ctypes.c_char * 64),
+        ("error", ctypes.c_char * 64),
+    ]
+
+
+_C = library.CFunctions(
+    "tfdist_recorder_",
+    plain={"end": [ctypes.c_uint64, ctypes.c_char_p]},
+    returning={
+        "last": ([], ctypes.c_uint64),
+        "read": (
+            [
+                ctypes.c_uint64,
+                ctypes.POINTER(_Event),
+                ctypes.c_size_t,
+                ctypes.POINTER(ctypes.c_uint64),
+                ctypes.POINTER(ctypes.c_uint64),
+            ],
+            ctypes.c_size_t,
+        ),
+        "begin": ([ctypes.c_char_p, ctypes.c_char_p], ctypes.c_uint64),
+        "failure_descriptor": ([], ctypes.c_int),
+        "take_failures": ([], ctypes.c_uint32),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """Events of the ring.
+
+    Attributes:
+      events: in the order of their submission, as objects for JSON: the fields of `Event` in
+        core/trace/event.h. Times are nanoseconds of the steady clock (`time.monotonic_ns`), 0 for
+        what has not happened yet.
+      next: the cursor of the next reading.
+      lost: the number of events from the cursor on that later ones have overwritten.
+    """
+
+    events: list[dict[str, Any]]
+    next: int
+    lost: int
+
+
+def read(cursor: int = 1, most: int = RING_EVENTS) -> Reading:
+    """Reads events of this process.
+
+    Args:
+      cursor: the sequence number of the first event to read; they count from 1.
+      most: the number of events to read at most.
+    """
+    raw = (_Event * most)()
+    after, lost = ctypes.c_uint64(), ctypes.c_uint64()
+    count = _C.read(cursor, raw, most, ctypes.byref(after), ctypes.byref(lost))
+    return Reading([_as_dict(raw[i]) for i in range(count)], after.value, lost.value)
+
+
+def last() -> int:
+    """Returns the sequence number of the latest event of this process, 0 before the first."""
+    found: int = _C.last()
+    return found
+
+
+@contextlib.contextmanager
+def span(name: str, detail: str = "") -> Iterator[None]:
+    """Records what the body does, with its times, and its exception if it raises one.
+
+    Args:
+      name: what the body does, at most 64 bytes.
+      detail: of what, at most 64 bytes.
+
+    Example:
+
+    ```python
+    with events.span("checkpoint", "/tmp/backup"):
+        save()
+    ```
+    """
+    event = _C.begin(name.encode(), detail.encode())
+    try:
+        yield
+    except BaseException as error:
+        _C.end(event, f"{type(error).__name__}: {error}".encode())
+        raise
+    _C.end(event, b"")
+
+
+def failure_descriptor() -> int:
+    """Returns a descriptor that is readable when collectives or requests have failed."""
+    found: int = _C.failure_descriptor()
+    return found
+
+
+def take_failures() -> set[str]:
+    """Returns the kinds of failures since the last call: "timeout", "mismatch", "lost"."""
+    mask = _C.take_failures()
+    return {name for bit, name in enumerate(("timeout", "mismatch", "lost")) if mask >> bit & 1}
+
+
+def _as_dict(event: _Event) -> dict[str, Any]:
+    fields = {name: getattr(event, name) for name, *_ in _Event._fields_ if name != "unused"}
+    for name in ("operation", "dtype", "name", "detail", "error"):
+        fields[name] = fields[name].decode(errors="replace")
+    fields["kind"] = _KINDS[event.kind]
+    fields["state"] = _STATES[event.state]
+    return fields

@@ -1,0 +1,307 @@
+"""The flight recorder of a task: writes what it did last, when something fails or somebody asks.
+
+The events are in C++ (`events`). A thread of its own writes them, together with the stacks of all
+Python threads, into the directory `TFDIST_DEBUG_DIR`: the main thread may wait in C++, or never
+end a loop. What the files tell together, `explain` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.metadata
+import linecache
+import logging
+import os
+import platform
+import select
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from tfdist._version import __version__
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
+from tfdist.observe import channel, dumps
+from tfdist.observe.dumps import Dump
+
+_log = logging.getLogger("tfdist")
+_MAX_REASONS = 8
+_MAX_TEXT = 1000  # of a reason
+# Between tasks, a dump that is younger than this many seconds is young enough.
+_YOUNG = 5.0
+_FROM_TASK = "asked by "
+# Seconds in which the thread may end its last dump.
+_CLOSE_TIMEOUT = 5.0
+
+
+class Recorder:
+    """Writes the dumps of one task, until `close`.
+
+    Args:
+      cluster: the job and this process's task.
+      directory: where the files are; made with mode 0700 if it does not exist.
+      elastic: whether the job is elastic: its members survive the loss of others, so that this is
+        no reason to write.
+
+    Raises:
+      OSError: the directory cannot be used.
+    """
+
+    def __init__(self, cluster: Cluster, directory: Path, *, elastic: bool = False) -> None:
+        self._cluster = cluster
+        self._directory = directory
+        self._elastic = elastic
+        self._name = dumps.slug(cluster.task_name)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._reasons: list[str] = []
+        self._exception: str | None = None
+        self._has_finished = False
+        self._written_at = float("-inf")
+        self._follows = threading.Event()
+        self._closed = False
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._listener = channel.listen(directory, self._name)
+        self._wakeup, self._wake = socket.socketpair()
+        self._crash: TextIO | None = None
+        self._catch_fatal_signals()
+        self._thread = threading.Thread(target=self._run, name="tfdist-recorder", daemon=True)
+        self._thread.start()
+
+    def follow_failures(self) -> None:
+        """Writes a dump also when a collective or request fails; loads the op library."""
+        from tfdist.observe import events
+
+        if not self._follows.is_set():
+            events.failure_descriptor()
+            self._follows.set()
+            self._wake.send(b".")
+
+    def note_exception(self, exception: BaseException) -> None:
+        """Writes a dump, because an exception ends the program."""
+        self._exception = f"{type(exception).__name__}: {exception}"[:_MAX_TEXT]
+        self.write(f"the program ends with {self._exception}")
+
+    def note_end(self) -> None:
+        """Remembers that the program has come to its end without a failure."""
+        self._has_finished = True
+
+    def write(self, reason: str) -> Path | None:
+        """Writes this task's dump in the place of an earlier one.
+
+        Args:
+          reason: is written, too.
+
+        Returns:
+          The file; `None` if it could not be written, which is logged.
+        """
+        with self._lock:
+            self._reasons = [*self._reasons, reason[:_MAX_TEXT]][-_MAX_REASONS:]
+            try:
+                path = self._dump().write(self._directory)
+            except OSError as error:
+                _log.warning("%s: cannot write a dump: %s", self._cluster.task_name, error)
+                return None
+            self._written_at = time.monotonic()
+        return path
+
+    def close(self) -> None:
+        """Ends the thread, and removes the socket; may be called again, and in a forked child.
+
+        A failure that the thread has not seen yet is written first.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._wake.send(b".")
+        self._thread.join(_CLOSE_TIMEOUT)
+        with contextlib.suppress(OSError):
+            channel.remove(self._directory, self._name)
+        if self._crash is not None:
+            faulthandler.disable()
+            self._crash.close()
+            self._crash = None
+            self._remove_empty_crash()
+
+    def _catch_fatal_signals(self) -> None:
+        """Has the stacks written when a signal such as SIGSEGV ends the process."""
+        if faulthandler.is_enabled():
+            return  # the program has its own place for them
+        path = dumps.crash_path_of(self._directory, self._cluster.task_name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        self._crash = open(os.open(path, flags, 0o600), "w")  # noqa: SIM115, closed by `close`
+        faulthandler.enable(self._crash, all_threads=True)
+
+    def _remove_empty_crash(self) -> None:
+        path = dumps.crash_path_of(self._directory, self._cluster.task_name)
+        with contextlib.suppress(OSError):
+            if path.stat().st_size == 0:
+                path.unlink()
+
+    def _run(self) -> None:
+        ready = select.poll()
+        ready.register(self._listener, select.POLLIN)
+        ready.register(self._wakeup, select.POLLIN)
+        failures = -1
+        while not self._closed:
+            for descriptor, _ in ready.poll():
+                try:
+                    if descriptor == self._listener.fileno():
+                        self._answer()
+                    elif descriptor == failures:
+                        self._note_failures()
+                    else:
+                        self._wakeup.recv(16)
+                except Exception:
+                    # The recorder must not end because of one dump.
+                    _log.exception("%s: the flight recorder failed", self._cluster.task_name)
+            if self._follows.is_set() and failures < 0:
+                from tfdist.observe import events
+
+                failures = events.failure_descriptor()
+                if failures >= 0:
+                    ready.register(failures, select.POLLIN)
+        if failures >= 0:
+            self._note_failures()
+        self._listener.close()
+
+    def _answer(self) -> None:
+        with channel.request(self._listener) as asked:
+            if asked is None:
+                return
+            reason, client = asked
+            young = time.monotonic() - self._written_at < _YOUNG
+            if reason.startswith(_FROM_TASK) and young:
+                return
+            path = self.write(reason)
+            channel.answer(client, "failed: see its log" if path is None else f"written {path}")
+
+    def _note_failures(self) -> None:
+        from tfdist.observe import events
+
+        kinds = events.take_failures()
+        if self._elastic:
+            kinds.discard("lost")
+        if not kinds:
+            return
+        what = {
+            "timeout": "a collective or request has waited longer than its deadline",
+            "mismatch": "the ranks disagree on a collective",
+            "lost": "a peer was lost",
+        }
+        reason = "; ".join(what[kind] for kind in sorted(kinds))
+        self.write(reason)
+        channel.tell_others(
+            self._directory, self._name, f"{_FROM_TASK}{self._cluster.task_name}: {reason}"
+        )
+
+    def _dump(self) -> Dump:
+        cluster = self._cluster
+        found, lost = _events()
+        communicators = _communicators()
+        rank = cluster.rank
+        if self._elastic and communicators and cluster.rank is not None:
+            rank = communicators[0]["rank"]
+        return Dump(
+            task=cluster.task_name,
+            rank=rank,
+            training=[cluster.name_of_rank(rank) for rank in range(cluster.world_size)],
+            servers=[f"ps {index}" for index in range(len(cluster.ps))],
+            elastic=self._elastic,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            versions=_versions(),
+            wall_time=time.time(),
+            steady_ns=time.monotonic_ns(),
+            reasons=self._reasons,
+            has_finished=self._has_finished,
+            exception=self._exception,
+            communicators=communicators,
+            events=found,
+            lost=lost,
+            threads=_threads(),
+        )
+
+
+def start(cluster: Cluster, settings: Settings) -> Recorder | None:
+    """Starts the flight recorder of this process's task.
+
+    Returns:
+      The recorder; `None` without `TFDIST_DEBUG_DIR`, or if that cannot be used, which is logged.
+    """
+    if settings.debug_dir is None:
+        return None
+    try:
+        return Recorder(cluster, Path(settings.debug_dir), elastic=settings.elastic is not None)
+    except OSError as error:
+        _log.warning(
+            "%s: TFDIST_DEBUG_DIR: cannot use %s: %s; the flight recorder writes no dumps",
+            cluster.task_name,
+            settings.debug_dir,
+            error,
+        )
+        return None
+
+
+def _events() -> tuple[list[dict[str, Any]], int]:
+    """Returns the events of this process, and the number of earlier ones."""
+    library = sys.modules.get("tfdist.ops.library")
+    # Loading it here would take seconds, and there are no events.
+    if library is None or not library.c_api.cache_info().currsize:
+        return [], 0
+    from tfdist.observe import events
+
+    reading = events.read()
+    return reading.events, reading.lost
+
+
+def _communicators() -> list[dict[str, Any]]:
+    module = sys.modules.get("tfdist.ops.collectives.communicator")
+    return [] if module is None else module.descriptions()
+
+
+def _versions() -> dict[str, str]:
+    found = {"tfdist": __version__, "python": platform.python_version()}
+    for package in ("tensorflow", "keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def _threads() -> list[dict[str, Any]]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    found = [
+        {
+            "name": names.get(ident, f"thread {ident}"),
+            "main": ident == main,
+            "stack": _stack(frame),
+        }
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident() or ident == main
+    ]
+    return sorted(found, key=lambda thread: not thread["main"])
+
+
+def _stack(innermost: FrameType) -> list[dict[str, Any]]:
+    """Returns a thread's frames, the outermost first."""
+    stack = []
+    frame: FrameType | None = innermost
+    while frame is not None:
+        code = frame.f_code
+        line = frame.f_lineno
+        stack.append(
+            {
+                "file": code.co_filename,
+                "line": line,
+                "function": code.co_name,
+                "code": linecache.getline(code.co_filename, line).strip(),
+            }
+        )
+        frame = frame.f_back
+    return stack[::-1]
