@@ -33,6 +33,7 @@ from tfdist.ops.ps.table_config import (
     RowRule,
     TableConfig,
 )
+from tfdist.ops.trace import events as _events  # noqa: F401, registers its structure
 
 exclude_tfdist()
 

@@ -103,11 +103,10 @@ def descriptions() -> list[dict[str, Any]]:
     Each has its "rank" and "size", and as sentences or `None` the "failure" that ended it and what
     its oldest collective is "waiting" for.
     """
-    return [
-        found.describe()
-        for _, found in sorted(_by_handle.items(), key=lambda item: item[0])
-        if not found.closed
-    ]
+    # In one step, since other threads may make communicators.
+    found = [reference() for reference in _by_handle.valuerefs()]
+    still_open = [one for one in found if one is not None and not one.closed]
+    return [one.describe() for one in sorted(still_open, key=lambda one: one.handle)]
 
 
 class Communicator:

@@ -55,7 +55,7 @@ PYTHON_ROOMS = [
     ["control"],
     ["tasks"],
     ["ops.library", "ops.autograph", "ops.tf_flags"],
-    ["ops.collectives", "ops.local"],
+    ["ops.collectives", "ops.local", "ops.trace"],
     ["ops.ps"],
     ["ops"],
     ["observe"],

@@ -33,6 +33,7 @@ from tfdist.control.rendezvous import ClientContext
 from tfdist.data.stream import Batching, Stream
 from tfdist.errors import ClusterConfigError, NotInitializedError
 from tfdist.job import process
+from tfdist.ops.trace import events
 from tfdist.tasks.client import Call, Task, TaskClient
 from tfdist.tasks.description import Description, Spec
 from tfdist.tasks.master import TaskMaster
@@ -140,7 +141,8 @@ class Feed:
         next_log = time.monotonic() + _LOG_INTERVAL
         while True:
             waits = self._feeds.can_wait
-            found = client.lease(self.name, epoch, waits=waits, wait=_POLL if waits else 0.0)
+            with events.span("task lease", self.name):
+                found = client.lease(self.name, epoch, waits=waits, wait=_POLL if waits else 0.0)
             if found is None:
                 break
             if isinstance(found, Task):

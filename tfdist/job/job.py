@@ -11,6 +11,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane, interfaces
 from tfdist.control.signing import data_key
 from tfdist.ops import Communicator
+from tfdist.ops.trace import events
 from tfdist.tasks.master import TaskMaster
 
 _log = logging.getLogger("tfdist")
@@ -69,11 +70,12 @@ class Job:
     def _connect(self, settings: Settings) -> None:
         assert self.cluster.address is not None
         host = self.cluster.address.rpartition(":")[0]
-        result = self.control.rendezvous(f"{host}:{self.communicator.port}")
-        self._key = result.key
-        self.communicator.connect(
-            result.key, result.generation, result.addresses, settings.rendezvous_timeout
-        )
+        with events.span("rendezvous", self.cluster.task_name):
+            result = self.control.rendezvous(f"{host}:{self.communicator.port}")
+            self._key = result.key
+            self.communicator.connect(
+                result.key, result.generation, result.addresses, settings.rendezvous_timeout
+            )
 
     def _log_missing_ranks(self) -> None:
         while not self._closing.wait(_LOG_INTERVAL):

@@ -25,6 +25,7 @@ from tfdist.keras import exchange
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.training import TrainingState, training_of
 from tfdist.keras.workers import rank_of
+from tfdist.ops.trace import events
 
 _MEMBER = "tfdist_training_state"
 _HDF5 = b"\x89HDF\r\n\x1a\n"  # how such files begin
@@ -105,8 +106,9 @@ def _replace(filepath: Any, state: TrainingState, save: Callable[[str], None]) -
     with tempfile.TemporaryDirectory() as scratch:
         # Its name ends as the other's, by which Keras knows the format.
         new = os.path.join(scratch if is_remote else folder, f".incomplete-{name}")
-        save(new)
-        _add(new, state)
+        with events.span("checkpoint", path):
+            save(new)
+            _add(new, state)
         if is_remote:
             tf.io.gfile.copy(new, path, overwrite=True)
             return

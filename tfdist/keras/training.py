@@ -17,6 +17,7 @@ from tfdist.errors import TfdistError
 from tfdist.keras import exchange
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.workers import rank_of
+from tfdist.ops.trace import events
 
 _log = logging.getLogger("tfdist")
 
@@ -245,7 +246,8 @@ class Training:
             if step[0] < first:
                 continue
             self._begin_step(step[0], size)
-            yield step
+            with events.span("step", f"epoch {self.epoch}, batch {step[0]}"):
+                yield step
             self._in_step = 0
 
     def _begin_steps(self) -> TrainingState | None:

@@ -41,7 +41,7 @@ class Dump:
       exception: type and text of the exception that ended its program, or `None`.
       communicators: its communicators, each with "rank", "size", and as sentences or `None` its
         "failure" and what it is "waiting" for.
-      events: of the ring, see `events.Reading`.
+      events: of the ring, see `tfdist.ops.trace.events.Reading`.
       lost: the number of earlier events of the process.
       threads: its Python threads: "name", "main" (whether it is the main one), and "stack", the
         outermost frame first, each with "file", "line", "function" and "code".

@@ -1,8 +1,8 @@
 """The flight recorder of a task: writes what it did last, when something fails or somebody asks.
 
-The events are in C++ (`events`). A thread of its own writes them, together with the stacks of all
-Python threads, into the directory `TFDIST_DEBUG_DIR`: the main thread may wait in C++, or never
-end a loop. What the files tell together, `explain` says.
+The events are in C++ (`tfdist.ops.trace.events`). A thread of its own writes them, with the
+stacks of all Python threads, into the directory `TFDIST_DEBUG_DIR`: the main thread may wait in
+C++, or never end a loop. What the files tell together, `explain` says.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TextIO
 
 from tfdist._version import __version__
@@ -61,11 +62,13 @@ class Recorder:
         self._lock = threading.Lock()
         self._reasons: list[str] = []
         self._exception: str | None = None
+        self._raised_in: list[dict[str, Any]] | None = None
         self._has_finished = False
         self._written_at = float("-inf")
         self._follows = threading.Event()
         self._closed = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._versions = _versions()
         self._listener = channel.listen(directory, self._name)
         self._wakeup, self._wake = socket.socketpair()
         self._crash: TextIO | None = None
@@ -75,7 +78,7 @@ class Recorder:
 
     def follow_failures(self) -> None:
         """Writes a dump also when a collective or request fails; loads the op library."""
-        from tfdist.observe import events
+        from tfdist.ops.trace import events
 
         if not self._follows.is_set():
             events.failure_descriptor()
@@ -85,6 +88,8 @@ class Recorder:
     def note_exception(self, exception: BaseException) -> None:
         """Writes a dump, because an exception ends the program."""
         self._exception = f"{type(exception).__name__}: {exception}"[:_MAX_TEXT]
+        frames = traceback.walk_tb(exception.__traceback__)
+        self._raised_in = [_frame(frame.f_code, line) for frame, line in frames]
         self.write(f"the program ends with {self._exception}")
 
     def note_end(self) -> None:
@@ -161,7 +166,7 @@ class Recorder:
                     # The recorder must not end because of one dump.
                     _log.exception("%s: the flight recorder failed", self._cluster.task_name)
             if self._follows.is_set() and failures < 0:
-                from tfdist.observe import events
+                from tfdist.ops.trace import events
 
                 failures = events.failure_descriptor()
                 if failures >= 0:
@@ -178,11 +183,15 @@ class Recorder:
             young = time.monotonic() - self._written_at < _YOUNG
             if reason.startswith(_FROM_TASK) and young:
                 return
-            path = self.write(reason)
+            try:
+                path = self.write(reason)
+            except Exception as error:
+                channel.answer(client, f"failed: {type(error).__name__}: {error}")
+                raise
             channel.answer(client, "failed: see its log" if path is None else f"written {path}")
 
     def _note_failures(self) -> None:
-        from tfdist.observe import events
+        from tfdist.ops.trace import events
 
         kinds = events.take_failures()
         if self._elastic:
@@ -215,7 +224,7 @@ class Recorder:
             elastic=self._elastic,
             pid=os.getpid(),
             host=socket.gethostname(),
-            versions=_versions(),
+            versions=self._versions,
             wall_time=time.time(),
             steady_ns=time.monotonic_ns(),
             reasons=self._reasons,
@@ -224,7 +233,7 @@ class Recorder:
             communicators=communicators,
             events=found,
             lost=lost,
-            threads=_threads(),
+            threads=_threads(self._raised_in),
         )
 
 
@@ -250,12 +259,10 @@ def start(cluster: Cluster, settings: Settings) -> Recorder | None:
 
 def _events() -> tuple[list[dict[str, Any]], int]:
     """Returns the events of this process, and the number of earlier ones."""
-    library = sys.modules.get("tfdist.ops.library")
-    # Loading it here would take seconds, and there are no events.
-    if library is None or not library.c_api.cache_info().currsize:
+    # To import TensorFlow here would take seconds, and there are no events.
+    events = sys.modules.get("tfdist.ops.trace.events")
+    if events is None or not events.is_loaded():
         return [], 0
-    from tfdist.observe import events
-
     reading = events.read()
     return reading.events, reading.lost
 
@@ -273,17 +280,18 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _threads() -> list[dict[str, Any]]:
+def _threads(raised_in: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Returns the threads; `raised_in` is where an exception has ended the main one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     found = [
         {
             "name": names.get(ident, f"thread {ident}"),
             "main": ident == main,
-            "stack": _stack(frame),
+            "stack": raised_in if raised_in and ident == main else _stack(frame),
         }
         for ident, frame in sys._current_frames().items()
-        if ident != threading.get_ident() or ident == main
+        if ident != threading.get_ident() or ident == main  # not the recorder's own
     ]
     return sorted(found, key=lambda thread: not thread["main"])
 
@@ -293,15 +301,19 @@ def _stack(innermost: FrameType) -> list[dict[str, Any]]:
     stack = []
     frame: FrameType | None = innermost
     while frame is not None:
-        code = frame.f_code
-        line = frame.f_lineno
-        stack.append(
-            {
-                "file": code.co_filename,
-                "line": line,
-                "function": code.co_name,
-                "code": linecache.getline(code.co_filename, line).strip(),
-            }
-        )
+        stack.append(_frame(frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return stack[::-1]
+
+
+def _frame(code: CodeType, line: int) -> dict[str, Any]:
+    text = ""
+    # Another thread may clear the cache of lines at the same time, which it does not expect.
+    with contextlib.suppress(Exception):
+        text = linecache.getline(code.co_filename, line).strip()
+    return {
+        "file": code.co_filename,
+        "line": line,
+        "function": code.co_name,
+        "code": text,
+    }

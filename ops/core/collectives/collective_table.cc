@@ -216,7 +216,7 @@ std::vector<CollectiveTable::Ended> CollectiveTable::TakeEnded() {
   return std::exchange(ended_, {});
 }
 
-void CollectiveTable::Fail(const Status& status, const Status& tell_peers) {
+void CollectiveTable::Fail(const Status& status, const Status& tell_peers, bool closes) {
   if (failed_) return;
   failed_ = true;
   stall_check_.reset();
@@ -227,11 +227,9 @@ void CollectiveTable::Fail(const Status& status, const Status& tell_peers) {
     failure_ = Status(cancelled ? StatusCode::kUnavailable : status.code(), status.message());
   }
   connections_->AbortStreams(tell_peers);
-  const bool ends_some = !pending_.empty();
   while (!pending_.empty()) Finish(pending_.front().get(), status);
-  const bool at_fault = status.code() == StatusCode::kDeadlineExceeded ||
-                        status.code() == StatusCode::kInvalidArgument;
-  if (at_fault || (ends_some && status.code() == StatusCode::kUnavailable)) NoteFailure(status);
+  // A step that was stopped is no failure of a collective.
+  if (!closes && status.code() != StatusCode::kCancelled) NoteFailure(status);
 }
 
 Collective* CollectiveTable::Find(const CollectiveId& id) {

@@ -81,8 +81,9 @@ class CollectiveTable : private ChunkSender {
   // Begins a join; see join.h. Any thread makes it, Begin starts it.
   std::unique_ptr<Collective> MakeJoin(CollectiveOptions options, int* last_rank);
   void Cancel(const CollectiveId& id);
-  // Ends every pending collective with `status`. `tell_peers` OK: the peers know already.
-  void Fail(const Status& status, const Status& tell_peers);
+  // Ends every pending collective with `status`. `tell_peers` OK: the peers know already. That the
+  // communicator `closes` is no failure for the flight recorder.
+  void Fail(const Status& status, const Status& tell_peers, bool closes = false);
   Collective* Find(const CollectiveId& id);
   // Those that have ended, for their callers to be told.
   std::vector<Ended> TakeEnded();

@@ -149,7 +149,7 @@ void ProgressEngine::Close() {
   }
   Post([this] {
     const std::string why = StrCat(group_->Self(), ": the communicator was closed here");
-    table_.Fail(Status(StatusCode::kUnavailable, why), Status());
+    table_.Fail(Status(StatusCode::kUnavailable, why), Status(), /*closes=*/true);
     stop_ = true;
     Wake();
   });

@@ -18,7 +18,7 @@ enum class EventState : uint8_t {
   kFailed = 4,
 };
 
-// Python declares the same structure (tfdist/observe/events.py). Texts end with a zero unless they
+// Python declares the same structure (ops/trace/events.py). Texts end with a zero unless they
 // fill their field; what is cut ends with "...".
 struct Event {
   uint64_t sequence = 0;      // of this process's events, from 1

@@ -1,0 +1,1 @@
+"""The flight recorder in Python; see core/trace."""
