@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -74,8 +75,13 @@ class _Job:
         self._started: dict[_Id, dict[str, dict[str, Any]]] = {}
         self._of = {dump.task: dump for dump in dumps}
         for dump in dumps:
+            former = _former_communicators(dump)
             for event in dump.events:
-                if event["kind"] == "collective" and event["size"] > 1:
+                if (
+                    event["kind"] == "collective"
+                    and event["size"] > 1
+                    and event["communicator"] not in former
+                ):
                     self._started.setdefault(_id_of(event), {})[dump.task] = event
         # By communicator, its ranks' tasks, as far as events tell.
         self._members: dict[int, dict[int, str]] = {}
@@ -128,7 +134,7 @@ class _Job:
                 event["kind"] == "collective"
                 and event["size"] > 1
                 and task in dump.training
-                and task not in self._started[_id_of(event)]
+                and task not in self._started.get(_id_of(event), {})
             )
         ][:1]
 
@@ -177,8 +183,7 @@ class _Job:
             odd, others = groups[0], [task for group in groups[1:] for task in group]
             odd_event, other_event = events[odd[0]], events[groups[-1][0]]
             if kind == "order":
-                # The names alone may differ, as of layers that Keras numbers: they tell nothing
-                # while all goes well.
+                # Names are for people: programs may name the same collective differently.
                 if field == "name" and all(_went_well(event) for event in events.values()):
                     return None
                 text = (
@@ -333,6 +338,13 @@ class _Job:
         """Says that nothing is wrong, and what each task does."""
         if not self._dumps:
             return "There are no dumps."
+        for dump in self._dumps:
+            for communicator in dump.communicators:
+                if communicator["failure"]:
+                    return (
+                        "No task differs from the others. What ended the collectives of "
+                        f"{dump.task}: {_first_line(communicator['failure'])}."
+                    )
         doing = [
             f"{dump.task} {'has finished' if dump.has_finished else _doing(_main_stack(dump))}"
             for dump in self._dumps
@@ -342,6 +354,14 @@ class _Job:
 
 def _id_of(event: Event) -> _Id:
     return event["communicator"], event["key"], event["number"]
+
+
+def _former_communicators(dump: Dump) -> set[int]:
+    """Returns the communicators of an elastic job's former generations, whose failures are over."""
+    if not dump.elastic:
+        return set()
+    used = [event["communicator"] for event in dump.events if event["kind"] == "collective"]
+    return set(used) - set(used[-1:])
 
 
 def _went_well(event: Event) -> bool:
@@ -358,6 +378,9 @@ def _is_consequence(dump: Dump) -> bool:
 def _value(event: Event, field: str) -> Any:
     if field == "shape":
         return event["signature"], event["elements"]
+    if field == "name":
+        # Keras numbers the layers of a process.
+        return re.sub(r"_\d+", "", event["name"])
     return event[field]
 
 

@@ -69,10 +69,14 @@ class Recorder:
         self._closed = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._versions = _versions()
-        self._listener = channel.listen(directory, self._name)
-        self._wakeup, self._wake = socket.socketpair()
         self._crash: TextIO | None = None
-        self._catch_fatal_signals()
+        self._listener = channel.listen(directory, self._name)
+        try:
+            self._catch_fatal_signals()
+        except BaseException:
+            self._listener.close()
+            raise
+        self._wakeup, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="tfdist-recorder", daemon=True)
         self._thread.start()
 
@@ -103,8 +107,10 @@ class Recorder:
           reason: is written, too.
 
         Returns:
-          The file; `None` if it could not be written, which is logged.
+          The file; `None` if it could not be written, which is logged, and in a forked child.
         """
+        if os.getpid() != self._pid:
+            return None
         with self._lock:
             self._reasons = [*self._reasons, reason[:_MAX_TEXT]][-_MAX_REASONS:]
             try:
@@ -125,6 +131,7 @@ class Recorder:
         self._closed = True
         self._wake.send(b".")
         self._thread.join(_CLOSE_TIMEOUT)
+        self._wake.close()
         with contextlib.suppress(OSError):
             channel.remove(self._directory, self._name)
         if self._crash is not None:
@@ -174,6 +181,7 @@ class Recorder:
         if failures >= 0:
             self._note_failures()
         self._listener.close()
+        self._wakeup.close()
 
     def _answer(self) -> None:
         with channel.request(self._listener) as asked:

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from known_gradient import go_on, reach, train, wait_until
@@ -26,11 +28,6 @@ NEVER = threading.Event()
 
 def reduce(elements, label, dtype=tf.float32):
     return ops.all_reduce(tf.ones(elements, dtype), label=label)
-
-
-@tf.function
-def step():
-    return ops.all_reduce(tf.ones(6), label="gradients")
 
 
 def never_ends():
@@ -95,11 +92,18 @@ def endless_loop(rank):
     reduce(4, "kernel")
 
 
-def metric_of_rank_0(rank):
-    step()
-    if rank == 0:
-        reduce(1, "metric")
-    step()
+class Metric(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1 and tfdist.rank() == 0:
+            ops.all_reduce(tf.ones(1), label="metric")
+
+
+def callback_of_rank_0(rank):
+    with tfdist.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="dense")])
+        model.compile("sgd", "mse")
+    x = np.full((24, 4), 1.0 + rank, "float32")
+    model.fit(x, x[:, :1], batch_size=6, epochs=1, verbose=0, callbacks=[Metric()])
 
 
 def exception(rank):
@@ -123,11 +127,11 @@ EXPECTED = {
         ["worker 0 waits for its input pipeline", "stuck_input"],
     ),
     endless_loop: ("missing", ["worker 2"], ["worker 2 runs Python code", "in never_ends"]),
-    metric_of_rank_0: ("order", ["worker 0"], ["'metric'", "'gradients'", "one rank alone"]),
+    callback_of_rank_0: ("order", ["worker 0"], ["'metric'", "in on_train_batch_end", "one rank"]),
     exception: ("dead", ["worker 1"], ["worker 1 has ended with an exception", "a bad row"]),
 }
 # These wait until somebody asks; in the others collectives fail, and the tasks write by themselves.
-HANGS = (missing_rank, stuck_input, endless_loop, metric_of_rank_0)
+HANGS = (missing_rank, stuck_input, endless_loop, callback_of_rank_0)
 # The other tasks tell the one that has not failed to write, too.
 ASKED_BY_OTHERS = (timed_out,)
 

@@ -22,11 +22,11 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"tfdist {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["run", "scale", "tasks"])
+@pytest.mark.parametrize("command", ["run", "scale", "tasks", "debug dump", "debug explain"])
 def test_help_fits_the_terminal(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as ended:
-        tfdist.launch.cli.main([command, "--help"])
+        tfdist.launch.cli.main([*command.split(), "--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert f"tfdist {command}" in out and "exit code:" in out

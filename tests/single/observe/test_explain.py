@@ -103,6 +103,22 @@ def test_names_alone_tell_nothing_while_all_goes_well():
     assert only(job([collective("dense", 0)], *[[collective("dense_1", 0)]] * 2)).kind == "nothing"
 
 
+def test_numbered_names_are_the_same():
+    other = collective("dense_1/kernel_3", 0, "failed")
+    dumps = job([collective("dense/kernel", 0, "failed")], [other], [other])
+    assert only(dumps).kind == "nothing"
+
+
+def test_a_failure_that_no_task_explains():
+    dumps = job(*[[collective("w", 0, "failed")]] * 3)
+    failed = [{"rank": 1, "size": 3, "failure": "rank 1 of 3: lost rank 2", "waiting": None}]
+    dumps[1] = dataclasses.replace(dumps[1], communicators=failed)
+    assert only(dumps).text == (
+        "No task differs from the others. What ended the collectives of worker 1: rank 1 of 3: "
+        "lost rank 2."
+    )
+
+
 def test_another_order():
     a, b = collective("a", 0, "failed"), collective("b", 0, "failed")
     finding = only(job([a], [a], [b]))
@@ -201,6 +217,15 @@ def test_dead_worker():
 def test_elastic_jobs_may_lack_workers():
     dumps = job(*[[collective("w", 0)]] * 3, elastic=True)
     assert only(dumps[:2]).kind == "nothing"
+
+
+def test_former_generations_of_an_elastic_job_are_over():
+    lost = [collective("a", 0), collective("b", 1, "failed")]
+    later = [collective("b", 0, communicator=100), collective("c", 1, communicator=100)]
+    assert only(job([*lost, *later], lost[:1] + later, elastic=True)).kind == "nothing"
+    # But not one that waits now.
+    later[1] = collective("c", 1, "started", communicator=100)
+    assert only(job([*lost, *later], lost[:1] + later[:1], elastic=True)).kind == "missing"
 
 
 def test_fatal_signal():
