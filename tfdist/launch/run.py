@@ -24,6 +24,7 @@ from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.output import output_streams
 from tfdist.launch.ports import free_ports
+from tfdist.launch.private_directory import private_directory
 from tfdist.launch.scale_channel import scale_listener
 from tfdist.launch.supervisor import Supervisor, TaskSpec
 
@@ -213,21 +214,22 @@ def _dump_directory() -> Iterator[Path]:
 
     At the end it is removed if no task has written anything; else its path is printed.
     """
-    directory = Path(tempfile.mkdtemp(prefix="tfdist-debug-"))
-    try:
+    with private_directory("tfdist-debug-", _remove_without_dumps) as directory:
         yield directory
-    finally:
+    if directory.exists():
+        print(
+            f"tfdist run: what the tasks did last: 'tfdist debug explain {directory}'",
+            file=sys.stderr,
+        )
+
+
+def _remove_without_dumps(directory: Path) -> None:
+    """Removes what killed tasks have left, and the directory if nothing else is in it."""
+    with contextlib.suppress(OSError):
         for path in directory.iterdir():
-            # What killed tasks have left.
             if path.suffix == ".sock" or path.name.startswith(".") or not path.stat().st_size:
                 path.unlink()
-        try:
-            directory.rmdir()
-        except OSError:
-            print(
-                f"tfdist run: what the tasks did last: 'tfdist debug explain {directory}'",
-                file=sys.stderr,
-            )
+        directory.rmdir()
 
 
 def _supervisor(

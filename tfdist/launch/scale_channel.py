@@ -13,18 +13,16 @@ asks once, {"workers": 4}, and gets one answer, {"done": ["worker 3 starts", ...
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import shutil
 import socket
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
-from tfdist.config.local_sockets import opened, short, user_of
+from tfdist.config.local_sockets import short, user_of
 from tfdist.launch.elastic_policy import ScaleError
+from tfdist.launch.private_directory import private_directory
 
 # Bytes of a request, and of an answer: a line for each slot.
 _MAX_REQUEST = 1024
@@ -135,7 +133,7 @@ def scale_listener() -> Iterator[tuple[socket.socket, Path]]:
       OSError: the socket cannot be made.
     """
     with (
-        _private_directory() as folder,
+        private_directory(_PREFIX) as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
     ):
         path = folder / "scale"
@@ -146,29 +144,6 @@ def scale_listener() -> Iterator[tuple[socket.socket, Path]]:
         os.chmod(path, 0o600)
         listener.listen(_MAX_CLIENTS)
         yield listener, path
-
-
-@contextlib.contextmanager
-def _private_directory() -> Iterator[Path]:
-    """Makes a directory of mode 0700, and removes it at the end.
-
-    A lock on it tells that this process lives: the next launcher removes those of killed ones.
-    """
-    parent = Path(tempfile.gettempdir())
-    for other in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), opened(other) as descriptor:
-            if os.fstat(descriptor).st_uid == os.geteuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(other)
-    # Another launcher must not find it before it is locked.
-    folder = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
-    try:
-        with opened(folder) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            folder = folder.rename(folder.with_name(folder.name[1:]))
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def request_scale(path: Path, workers: int, timeout: float) -> list[str]:

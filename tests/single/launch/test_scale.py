@@ -22,6 +22,7 @@ import tfdist.launch.cli
 from tfdist.config.job_file import JobFile
 from tfdist.launch import scale_channel
 from tfdist.launch.elastic_policy import Backoff, ScaleError, WorkerRange
+from tfdist.launch.private_directory import private_directory
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -392,6 +393,8 @@ def test_the_next_launcher_removes_what_a_killed_one_has_left(start, monkeypatch
         with scale_channel.scale_listener() as (_, other):
             assert set(folder.glob("tfdist-job-*")) == {path.parent, other.parent}
             assert other.parent.stat().st_mode & 0o777 == 0o700
+    with private_directory("tfdist-debug-"):
+        assert len(list(folder.iterdir())) == 1
     assert not list(folder.iterdir())
 
 
@@ -533,7 +536,7 @@ def test_clients_that_say_nothing_or_go_are_forgotten(served):
 
 
 def test_another_user_is_not_served(served, monkeypatch):
-    monkeypatch.setattr(scale_channel, "_user_of", lambda peer: os.geteuid() + 1)
+    monkeypatch.setattr(scale_channel, "user_of", lambda peer: os.geteuid() + 1)
     client = served.connect()
     assert client.recv(100) == b"" and len(served.readers) == 1
     with pytest.raises(PermissionError, match="another user listens at"):
@@ -542,7 +545,7 @@ def test_another_user_is_not_served(served, monkeypatch):
 
 def test_the_kernel_names_the_user(served):
     client = served.connect()
-    assert scale_channel._user_of(client) == os.geteuid()
+    assert scale_channel.user_of(client) == os.geteuid()
 
 
 def test_a_path_may_be_longer_than_a_socket_address(tmp_path, monkeypatch):
