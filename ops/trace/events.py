@@ -48,6 +48,7 @@ class _Event(ctypes.Structure):
     ]
 
 
+_NAMES = [name for name, *_ in _Event._fields_ if name != "unused"]
 _C = library.CFunctions(
     "tfdist_recorder_",
     plain={"end": [ctypes.c_uint64, ctypes.c_char_p]},
@@ -97,7 +98,7 @@ def read(cursor: int = 1, most: int = RING_EVENTS) -> Reading:
     raw = (_Event * most)()
     after, lost = ctypes.c_uint64(), ctypes.c_uint64()
     count = _C.read(cursor, raw, most, ctypes.byref(after), ctypes.byref(lost))
-    return Reading([_as_dict(raw[i]) for i in range(count)], after.value, lost.value)
+    return Reading([_as_dict(event) for event in raw[:count]], after.value, lost.value)
 
 
 def last() -> int:
@@ -156,7 +157,7 @@ def take_failures() -> set[str]:
 
 
 def _as_dict(event: _Event) -> dict[str, Any]:
-    fields = {name: getattr(event, name) for name, *_ in _Event._fields_ if name != "unused"}
+    fields = {name: getattr(event, name) for name in _NAMES}
     for name in ("operation", "dtype", "name", "detail", "error"):
         fields[name] = fields[name].decode(errors="replace")
     fields["kind"] = _KINDS[event.kind]
