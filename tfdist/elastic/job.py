@@ -35,6 +35,7 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
+from tfdist.config.validation import show
 from tfdist.control import interfaces
 from tfdist.elastic.membership import Membership, World
 from tfdist.elastic.peers import Outside
@@ -208,6 +209,32 @@ class ElasticJob:
     def describe(self, description: dict[str, str]) -> None:
         """Adds to what newcomers must agree on, by name."""
         self._membership.describe(description)
+
+    def check_description(self, description: dict[str, str]) -> None:
+        """Refuses this member if it is described otherwise than rank 0; all call it together.
+
+        Founders found the job before they know what they train. Newcomers are refused before.
+
+        Args:
+          description: what all members must agree on, by name.
+
+        Raises:
+          TfdistError: a field differs; names it, and what rank 0 has.
+          tf.errors.OpError: a member was lost.
+        """
+        text = json.dumps(description).encode()
+        label = "what the members have described"
+        expected = json.loads(broadcast_bytes(text, self.communicator, 0, label))
+        for field, own in description.items():
+            if expected.get(field) != own:
+                assert self._membership.world is not None
+                raise TfdistError(
+                    f"{self.cluster.task_name}: expected the same dtypes and shapes of the "
+                    f"variables, and the same data, on all members, but {field!r} differs: "
+                    f"expected {show(expected.get(field))} as on "
+                    f"{self._membership.world.members[0]}, received {show(own)}: do all run the "
+                    "same program?"
+                )
 
     def follow(self, call: Callable[[World, int], None]) -> None:
         """Registers what is told of each generation, once all members have the same state.

@@ -80,16 +80,19 @@ class ElasticFit:
         self._handles = _handles(model, concrete)
         # A newcomer that differs is refused; the members go on.
         fit = f"of fit number {job.fits + 1}"
-        job.describe(
-            {
-                f"variables {fit}": _variables_in_words(self._handles),
-                f"batches {fit}": f"{int(data.cardinality())} of {data.element_spec}",
-            }
-        )
+        rows = self._running.rows
+        description = {
+            f"variables {fit}": _variables_in_words(self._handles),
+            f"batches {fit}": f"{int(data.cardinality())} of {data.element_spec}",
+            # Each step cuts a batch by ranks, so all have to have the same batches.
+            f"rows {fit}": "unknown" if rows is None else str(rows),
+        }
+        job.describe(description)
         if job.is_newcomer and job.enter(self):
             return
 
         def receive() -> tuple[bytes, list[tf.Tensor]]:
+            job.check_description(description)
             label = "the state of rank 0"
             content = b""
             if job.rank == 0:
