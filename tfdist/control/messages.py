@@ -277,10 +277,10 @@ class ElasticFound:
 class ElasticForm:
     """A process wants to be a member of the next generation.
 
-    `to` is the process that it means to call, or empty. `reference` is the text of the latest
-    generation that the caller knows to be established, empty for a newcomer. `holds_state` says
-    that the caller has established a generation itself. `highest` is the largest generation number
-    that it has seen, and `dead` a JSON list of the processes that it knows to be dead.
+    `to` is the process that it means to call, or empty. `reference` is the packed text of the
+    latest generation that the caller knows to be established, empty for a newcomer. `holds_state`
+    says that the caller has established a generation itself. `highest` is the largest generation
+    number that it has seen, and `dead` a JSON list of the processes that it knows to be dead.
     """
 
     protocol: int

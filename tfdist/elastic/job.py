@@ -145,6 +145,7 @@ class ElasticJob:
         self.units = 0
         self.recoveries = 0
         self.ends = self.leaves = False
+        self._described: tuple[str, ...] = ()
         self._has_told_notice = False  # in the last step
         self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
         self.state: State | None = None
@@ -207,8 +208,10 @@ class ElasticJob:
         return tuple(member.address for member in world.members)
 
     def describe(self, description: dict[str, str]) -> None:
-        """Adds to what newcomers must agree on, by name."""
-        self._membership.describe(description)
+        """Says what newcomers must agree on, by name, in place of what the last call has said."""
+        # Else the requests of a program that calls `fit` many times would grow without end.
+        self._membership.describe(description, instead_of=self._described)
+        self._described = tuple(description)
 
     def check_description(self, description: dict[str, str]) -> None:
         """Refuses this member if it is described otherwise than rank 0; all call it together.
