@@ -402,14 +402,31 @@ def scaled(capsys, *arguments):
     return code, err
 
 
-@pytest.mark.parametrize("content", ["", "no json", "[]", '{"cluster": "{}", "scale_socket": 3}'])
-def test_what_is_no_job_file_is_refused(capsys, tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "received"),
+    [
+        (b"", "0 bytes that are no JSON"),
+        (b"no json", "7 bytes that are no JSON"),
+        (b"\xff\xfe\x80", "3 bytes that are no JSON"),
+        (b"[]", "JSON of another kind (list)"),
+        (b"{}", "a JSON object without 'cluster'"),
+        (b'{"cluster": "{}", "x\\ny": 1}', "a JSON object with 'x\\ny', which no job file has"),
+        (b'{"cluster": null}', "'cluster' of another kind (NoneType)"),
+        (b'{"cluster": "{}", "scale_socket": 3}', "'scale_socket' of another kind (int)"),
+        (
+            b'{"cluster": "{}", "scale_socket": "/tmp/\\u0000"}',
+            "'scale_socket' with characters that it cannot have",
+        ),
+    ],
+)
+def test_what_is_no_job_file_is_refused(capsys, tmp_path, content, received):
     path = tmp_path / "job.json"
-    path.write_text(content)
-    code, err = scaled(capsys, 2, "--job", path)
-    assert code == 2
-    assert err.startswith(f"tfdist scale: error: {path}: expected a job file, as 'tfdist run'")
-    assert err.count("\n") == 1
+    path.write_bytes(content)
+    expected = f"{path}: expected a job file of your own, as 'tfdist run' writes"
+    assert scaled(capsys, 2, "--job", path) == (
+        2,
+        f"tfdist scale: error: {expected}, received: {received}\n",
+    )
 
 
 def test_a_file_in_no_directory_is_refused(capsys, tmp_path):
