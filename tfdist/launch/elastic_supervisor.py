@@ -247,6 +247,13 @@ class ElasticSupervisor(Supervisor):
             name = self._specs[slot].name
             self._due.pop(f"start {name}", None)
             lines.append(f"{name}: is not started again")
+        start = self._policy.workers.start
+        if count < start:
+            # The workers agree on START, on which batch sizes depend, and cannot change it.
+            lines.append(
+                f"START is {start}: a job that has not begun yet, or begins again after all its "
+                f"workers have died, waits for {start} workers"
+            )
         lines = [f"workers: {before} before, {self._count()} now", *lines]
         for line in lines:
             self._say(f"scale: {line}")
