@@ -20,6 +20,7 @@ all-gather. A *newcomer* receives the whole state in the same place.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -45,6 +46,7 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
+from tfdist.elastic.waiting import waiting
 from tfdist.errors import TfdistError, brief
 from tfdist.preemption.notice import notice
 
@@ -423,7 +425,7 @@ class ElasticJob:
     def _go_on(self, unit: Unit) -> bool:
         """Forms the next generation; returns whether the others have done the unit already."""
         began = time.monotonic()
-        before = self.size
+        before, was_newcomer = self.size, self.is_newcomer
         admits = unit.admits
         while True:
             try:
@@ -447,7 +449,8 @@ class ElasticJob:
             self._change_is_planned = world.size < self.elastic.min_workers
             self._member_leaves = False
             try:
-                is_done = self._agree(unit)
+                with self._saying_that_it_waits():
+                    is_done = self._agree(unit)
                 self._tell_followers(world)
             except tf.errors.OpError as error:
                 if not self.has_lost_members(error):
@@ -457,12 +460,21 @@ class ElasticJob:
             except _NotNow:
                 admits = False
                 continue
+            joined = "joined the job: " if was_newcomer and not self._is_founded_again else ""
             _log.info(
-                "%s: rank %d of %d (before: %d) in generation %d after %d units, in %.2f s",
+                "%s: "
+                + joined
+                + "rank %d of %d (before: %d) in generation %d after %d units, in %.2f s",
                 *(self.cluster.task_name, self.rank, self.size, before, world.generation),
                 *(self.units, time.monotonic() - began),
             )
             return is_done
+
+    def _saying_that_it_waits(self) -> contextlib.AbstractContextManager[None]:
+        """While a newcomer waits for the members' state, its log says so."""
+        if not self.is_newcomer:
+            return contextlib.nullcontext()
+        return waiting(f"{self.cluster.task_name}: a newcomer: waits for the members' state")
 
     def _tell_followers(self, world: World) -> None:
         if not self._followers:

@@ -7,7 +7,9 @@ them.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import time
 
@@ -43,6 +45,17 @@ class Position:
 
     def save(self):
         raise AssertionError("there are enough members")
+
+
+class Log(logging.Handler):
+    """Keeps the lines of a log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def train(ctx):
@@ -83,7 +96,15 @@ def train(ctx):
 
     if ctx.rank == NEWCOMER:
         assert job.is_newcomer
+        log = Log()
+        logger = logging.getLogger("tfdist.elastic")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(log)
         assert job.enter(state)
+        assert any("a newcomer: waits at worker" in line for line in log.lines), log.lines
+        assert any("a newcomer: waits for the members' state" in line for line in log.lines)
+        joined = rf"worker 3: joined the job: rank {job.rank} of {job.size} \(.*\) in generation"
+        assert any(re.match(joined, line) for line in log.lines), log.lines
         assert state.restored == b"the position"
     else:
         job.state = state
