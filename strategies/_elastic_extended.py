@@ -116,13 +116,13 @@ class ElasticExtended(MultiWorkerMirroredExtended):
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker is rank 0 now."""
-        return self.elastic_job.rank == 0
+        """Whether this worker is rank 0 now, and has the members' state."""
+        return self.elastic_job.rank == 0 and not self.elastic_job.is_newcomer
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker is rank 0 now."""
-        return self.elastic_job.rank == 0
+        """Whether this worker is rank 0 now, and has the members' state."""
+        return self.should_checkpoint
 
     def _create_variable(self, next_creator, **kwargs):
         variable = super()._create_variable(next_creator, **kwargs)
