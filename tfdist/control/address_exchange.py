@@ -62,11 +62,22 @@ def exchange_addresses(meeting: Meeting, environ: Mapping[str, str]) -> list[str
     """
     with _lock:
         if meeting not in _known:
-            settings = Settings.from_environment(environ)
-            collect = _collect if meeting.index == 0 else _ask
-            hosts = collect(meeting, settings)
-            _known[meeting] = [f"{host}:{meeting.port(i)}" for i, host in enumerate(hosts)]
+            _known[meeting] = meet(meeting, Settings.from_environment(environ))
         return _known[meeting]
+
+
+def meet(meeting: Meeting, settings: Settings) -> list[str]:
+    """Returns "host:port" of each process, once all have told their hosts to process 0.
+
+    Args:
+      meeting: where to meet.
+      settings: the secret, the timeout and the wanted interface.
+
+    Raises:
+      Exception: as for `exchange_addresses`.
+    """
+    hosts = (_collect if meeting.index == 0 else _ask)(meeting, settings)
+    return [f"{host}:{meeting.port(index)}" for index, host in enumerate(hosts)]
 
 
 class AddressBook:

@@ -44,6 +44,7 @@ def addresses(
             f"{place.launcher}: expected MASTER_ADDR, the host of rank 0, since the {place.size} "
             f"ranks may be on several hosts ({place.size_variable}={place.size}, {local}), "
             "received none; set it to 127.0.0.1 if all are on this host"
+            + (", or start them with srun" if environ.get("SLURM_JOB_ID") else "")
         )
     first, origin = launcher.first_port(environ)
     if environ.get("MASTER_PORT"):
