@@ -118,7 +118,7 @@ def run(tmp_path: Path, script: str, environment: Environments, tasks: int) -> l
     return sorted(lines)
 
 
-@pytest.mark.parametrize("environment", [torchrun, open_mpi])
+@pytest.mark.parametrize("environment", [open_mpi, torchrun])
 def test_ranks(tmp_path, environment):
     assert run(tmp_path, SCRIPT, environment, 2) == [
         "rank 0 of 2 has [3.0, 30.0] and 300.0",
