@@ -37,7 +37,7 @@ def interfaces_of_this_host(ipv6: Path = _IPV6) -> list[tuple[str, str]]:
     found = []
     records = buffer.tobytes()
     for begin in range(0, used, _RECORD_BYTES):
-        name = records[begin : begin + _NAME_BYTES].partition(b"\0")[0].decode()
+        name = records[begin : begin + _NAME_BYTES].partition(b"\0")[0].decode(errors="replace")
         # struct sockaddr_in: family, port, address.
         address = records[begin + _NAME_BYTES + 4 : begin + _NAME_BYTES + 8]
         # An alias, "eth0:1", is an address of its interface.

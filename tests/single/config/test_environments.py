@@ -290,7 +290,9 @@ def test_trains_alone(environ, source, warned, caplog):
         ({**STEP, "SLURM_NODEID": "1"}, "task 1 to be number 1 on node 0.*SLURM_NODEID=1"),
         ({**STEP, "SLURM_DISTRIBUTION": "arbitrary"}, "SLURM_DISTRIBUTION to be block, cyclic or"),
         ({**STEP, "SLURM_STEP_RESV_PORTS": "12000"}, "received 1 .* for 2 tasks on n1"),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "99999999"}, "at most 65536 processes"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "99999999"}, "1 to 65536 processes"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "expected 1 to 65536 processes, received WORLD_SIZE=0"),
+        ({**JOBSET, "REPLICATED_JOB_NAME": "ps"}, "expected TFDIST_PS above 0"),
         ({"PMIX_RANK": "1"}, "MPI .PMIx.: PMIX_RANK=1 is set, but no variable says how many"),
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},

@@ -42,6 +42,11 @@ def _index_in_set(environ: Mapping[str, str], workers: int, servers: int) -> tup
     """Returns the index of a JobSet's pod, and the variable that gives it."""
     role = _role(environ)
     count, first = (workers, 0) if role == "worker" else (servers, workers)
+    if not count:
+        raise ClusterConfigError(
+            f"Kubernetes: expected TFDIST_{'PS' if role == 'ps' else 'WORKERS'} above 0 in a pod "
+            f"of REPLICATED_JOB_NAME={role}, received 0"
+        )
     if environ.get("JOB_GLOBAL_INDEX"):
         # One Job for each task: its number counts the Jobs of all roles.
         index = required(environ, "JOB_GLOBAL_INDEX", "JOBSET_NAME")

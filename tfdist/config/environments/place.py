@@ -33,9 +33,9 @@ class Place:
     size_variable: str
 
     def __post_init__(self) -> None:
-        if self.size > MAX_PROCESSES:
+        if not 0 < self.size <= MAX_PROCESSES:
             raise ClusterConfigError(
-                f"{self.launcher}: expected at most {MAX_PROCESSES} processes, received "
+                f"{self.launcher}: expected 1 to {MAX_PROCESSES} processes, received "
                 f"{self.size_variable}={self.size}"
             )
         if not 0 <= self.index < self.size:
