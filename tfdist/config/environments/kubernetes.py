@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from tfdist.config import validation
-from tfdist.config.environments.place import MAX_PROCESSES, Place, Remark, required, whole
+from tfdist.config.environments.place import Place, Remark, required, whole
 from tfdist.errors import ClusterConfigError
 
 LAUNCHER = "Kubernetes"
@@ -129,7 +129,6 @@ def addresses(environ: Mapping[str, str], place: Place) -> tuple[list[str], str]
             f"{validation.show(service)}"
         )
     origin = f"TFDIST_SERVICE={service}" if service else f"service {default_service}"
-    assert place.size <= MAX_PROCESSES
     return (
         [f"{name}.{service or default_service}:{PORT}" for name in names],
         f"{job_variables}; {origin}; port {PORT}",
