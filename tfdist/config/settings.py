@@ -35,6 +35,8 @@ class Settings:
       debug_dir: the directory of the flight recorder's dumps, or None (`TFDIST_DEBUG_DIR`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
+      interface: the network interface for data connections, by its name or as a network such as
+        "10.1.0.0/16" (`TFDIST_INTERFACE`); None means that of the task's address.
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -47,6 +49,7 @@ class Settings:
     data_service_dir: str | None = None
     debug_dir: str | None = None
     elastic: Elastic | None = None
+    interface: str | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -73,6 +76,7 @@ class Settings:
             data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
             debug_dir=environ.get("TFDIST_DEBUG_DIR", "").strip() or None,
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
+            interface=environ.get("TFDIST_INTERFACE", "").strip() or None,
         )
 
 

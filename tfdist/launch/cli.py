@@ -11,7 +11,7 @@ from pathlib import Path
 from tfdist._version import __version__
 from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
-from tfdist.launch import scale_command
+from tfdist.launch import env_command, scale_command
 from tfdist.launch.elastic_policy import WorkerRange
 from tfdist.observe import command as debug_command
 from tfdist.ps.stats import command as stats_command
@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tasks_command.run(chosen)
     if chosen.subcommand == "scale":
         return scale_command.run(chosen)
+    if chosen.subcommand == "env":
+        return env_command.run(chosen)
     if chosen.subcommand == "debug":
         return debug_command.run(chosen)
     return _run(chosen, run_parser)
@@ -175,6 +177,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         (of_ps, "stats", "what they hold and do", stats_command),
         (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
         (subcommands, "scale", "set the number of workers of an elastic job", scale_command),
+        (subcommands, "env", "show the cluster that is found here, and why", env_command),
     ):
         asking = commands.add_parser(
             name,
