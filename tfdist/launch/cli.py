@@ -12,6 +12,7 @@ from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
 from tfdist.launch import scale_command
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.plan import command as plan_command
 from tfdist.ps.stats import command as stats_command
 from tfdist.tasks import command as tasks_command
 
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tasks_command.run(chosen)
     if chosen.subcommand == "scale":
         return scale_command.run(chosen)
+    if chosen.subcommand == "plan":
+        return plan_command.run(chosen)
     return _run(chosen, run_parser)
 
 
@@ -170,6 +173,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         (of_ps, "stats", "what they hold and do", stats_command),
         (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
         (subcommands, "scale", "set the number of workers of an elastic job", scale_command),
+        (subcommands, "plan", "predict whether more machines will pay", plan_command),
     ):
         asking = commands.add_parser(
             name,
