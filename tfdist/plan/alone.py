@@ -2,21 +2,25 @@
 
     python -m tfdist.plan.alone RESULT STEPS script.py [script's own arguments]
 
-In `fit` of Keras 3 a callback takes the times; in a custom loop an op in the step does, where an
-optimizer of Keras 3 applies gradients. After WARM_UP and STEPS steps the result is written, as
-JSON, and the process ends inside the script. It also ends when its stdin does, which is a pipe of
-its parent.
+In `fit` of Keras 3 a callback takes the times, and ops in the step tell when gradients are
+complete. In a custom loop an op takes the times, where an optimizer of Keras 3 applies gradients.
+After WARM_UP and STEPS steps the result is written, as JSON, and the process ends inside the
+script. It also ends when its stdin does, which is a pipe of its parent.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
 import os
 import runpy
+import statistics
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +30,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.keras.callback import Callback, with_callback
 from tfdist.keras.registry import hooks, install
+from tfdist.plan.costs import Bucket, bucketed
 
 # The first steps trace functions, and the next ones fill caches.
 WARM_UP = 3
@@ -44,9 +49,13 @@ class Recorder:
         self._variables: dict[str, Any] = {}
         self._tables: dict[str, Any] = {}
         self._rows: dict[str, list[int]] = {}
+        # Parameters of each bucket of dense gradients, and when it was complete in each step.
+        self._buckets: list[int] = []
+        self._ready: list[list[float]] = []
         self._model: Any = None
         self._optimizer: Any = None
         self._steps = 0
+        self._is_step_by_step = True
         self._seconds: list[float] = []
         self._last: float | None = None
         self._lock = threading.Lock()
@@ -76,6 +85,8 @@ class Recorder:
             if isinstance(gradient, tf.IndexedSlices):
                 self._tables[name] = variable
                 self._count_rows(name, gradient.indices)
+        if self.is_fitting and optimizer is self._optimizer and self._runs_python:
+            self._watch(gradients)
         if self.is_fitting or optimizer is not self._optimizer or not _is_first_replica():
             return
         if tf.executing_eagerly():
@@ -83,13 +94,38 @@ class Recorder:
         else:
             tf.numpy_function(self.step, [], [])
 
+    @property
+    def _runs_python(self) -> bool:
+        """Whether a step of `fit` may call Python: XLA compiles none."""
+        return not self._model.jit_compile and not tf.executing_eagerly() and _is_first_replica()
+
+    def _watch(self, gradients: Sequence[Any]) -> None:
+        """Puts a clock behind each bucket, which are those of tfdist: the last variable first."""
+        dense = [g for g in gradients if g is not None and not isinstance(g, tf.IndexedSlices)]
+        sizes = [Bucket(math.prod(g.shape), 0.0) for g in reversed(dense)]
+        self._buckets = [bucket.parameters for bucket in bucketed(sizes)]
+        self._ready = [[] for _ in self._buckets]
+        passed, at = 0, 0
+        waited_for = []
+        for gradient in reversed(dense):
+            waited_for.append(gradient)
+            passed += math.prod(gradient.shape)
+            if passed == self._buckets[at]:
+                with tf.control_dependencies(waited_for):
+                    tf.numpy_function(functools.partial(self._note_ready, at), [], [])
+                passed, at, waited_for = 0, at + 1, []
+
+    def _note_ready(self, bucket: int) -> None:
+        if self._last is not None and self._steps >= WARM_UP:
+            self._ready[bucket].append(time.perf_counter() - self._last)
+
     def _count_rows(self, name: str, indices: Any) -> None:
         def count(values: Any) -> None:
             self._rows.setdefault(name, []).append(len(set(values.reshape(-1).tolist())))
 
         if tf.executing_eagerly():
             count(indices.numpy())
-        elif not (self.is_fitting and self._model.jit_compile):  # XLA compiles no Python
+        elif not self.is_fitting or self._runs_python:
             tf.numpy_function(count, [indices], [])
 
     def restart_clock(self) -> None:
@@ -104,6 +140,8 @@ class Recorder:
                 self._seconds += [(now - self._last) / count] * count
             self._last = now
             self._steps += count
+            # Their clocks tell of one of several steps that the callback cannot tell apart.
+            self._is_step_by_step = self._is_step_by_step and count == 1
             if len(self._seconds) >= self._wanted:
                 self.end()
 
@@ -126,10 +164,24 @@ class Recorder:
             "steps": self._steps,
             "dense": sum(size for name, size in sizes.items() if name not in self._tables),
             "tables": tables,
+            "buckets": self._profile(),
         }
         unfinished = self._result.with_suffix(".new")
         unfinished.write_text(json.dumps(report))
         unfinished.rename(self._result)
+
+    def _profile(self) -> list[dict[str, Any]]:
+        """When each bucket is complete, as a part of the step; empty if that is not known."""
+        if not self._is_step_by_step or not self._seconds or not all(self._ready):
+            return []
+        step = statistics.median(self._seconds)
+        parts = [min(1.0, statistics.median(times) / step) for times in self._ready]
+        # A clock may be called late.
+        parts = list(itertools.accumulate(parts, max))
+        return [
+            {"parameters": parameters, "ready": part}
+            for parameters, part in zip(self._buckets, parts, strict=True)
+        ]
 
     def end(self) -> NoReturn:
         """Writes the result and ends the process, from any thread and whatever the script holds."""

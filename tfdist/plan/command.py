@@ -108,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backward",
         type=units.fraction,
         metavar="PART",
-        help="the part of the computing that is back-propagation (default: 2/3)",
+        help="the part of the computing that is back-propagation (default: 2/3; with --model the "
+        "times at which gradients are complete are measured)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="also draw a chart, as PNG")
@@ -166,6 +167,8 @@ def run(chosen: argparse.Namespace) -> int:
         per_host=chosen.workers_per_host,
         servers=chosen.servers,
         backward=chosen.backward or costs.BACKWARD,
+        # An option outweighs what was measured.
+        profile=measured.profile if measured is not None and chosen.backward is None else (),
     )
     plan = report.Plan(training, chosen.workers, chosen.target, measured)
     print(json.dumps(report.as_json(plan), indent=2) if chosen.json else report.text(plan))

@@ -4,12 +4,15 @@ Every worker computes on a batch of its own, of the same size whatever the numbe
 for the step time of N workers and Ts for that of one alone, the efficiency is Ts / T, and the
 speedup, in samples per second, N x Ts / T.
 
-Without overlap T = Ts + Tc, Tc being the time of the exchange. With overlap the gradients of k
-buckets become complete at equal distances during back-propagation, which is a part b of Ts; each
-bucket travels when it is complete and the one before it has gone. The last bucket, or the network,
-decides:
+Without overlap T = Ts + Tc, Tc being the time of the exchange. With overlap the gradients travel in
+buckets. Bucket i is complete when a part r(i) of the computing is done; it travels when it is
+complete and the ones before it have gone, in its share Tc(i) of Tc. What remains of the computing
+after the last bucket, such as the update, follows at the end:
 
-    T = max(Ts + Tc / k,  (1 - b) Ts + b Ts / k + Tc)
+    T = max over i (r(i) Ts + Tc(i) + Tc(i+1) + ... + Tc(k)) + (1 - r(k)) Ts
+
+Where r is not measured, back-propagation is the last two thirds of the computing, and completes as
+many bytes in the first second of it as in the last.
 """
 
 from __future__ import annotations
@@ -50,6 +53,19 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together.
+
+    Args:
+      parameters: their number.
+      ready: the part of a step's computing after which all of them exist, 0 to 1.
+    """
+
+    parameters: int
+    ready: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Training:
     """What is trained, and on what.
 
@@ -62,6 +78,8 @@ class Training:
       per_host: workers on each host.
       servers: parameter servers, each on a host of its own.
       backward: the part of `compute` that is back-propagation.
+      profile: the buckets of the dense gradients, in the order in which they are complete; empty
+        means that bytes are completed evenly during back-propagation.
     """
 
     parameters: int
@@ -72,6 +90,7 @@ class Training:
     per_host: int = 1
     servers: int = 1
     backward: float = BACKWARD
+    profile: Sequence[Bucket] = ()
 
     @property
     def dense_bytes(self) -> int:
@@ -87,9 +106,44 @@ class Training:
         )
 
     @property
-    def buckets(self) -> int:
-        """The number of buckets in which dense gradients travel."""
-        return max(1, self.dense_bytes // traffic.BUCKET_BYTES)
+    def buckets(self) -> Sequence[Bucket]:
+        """The profile, or that of bytes that are completed evenly."""
+        if self.profile:
+            return self.profile
+        return evenly(self.parameters, self.value_bytes, self.backward)
+
+
+def evenly(parameters: int, value_bytes: int, backward: float) -> list[Bucket]:
+    """Full buckets, and what is left, which are completed evenly during back-propagation.
+
+    Args:
+      parameters: of all buckets.
+      value_bytes: of one value.
+      backward: the part of a step's computing that is back-propagation, at its end.
+    """
+    size = max(1, traffic.BUCKET_BYTES // value_bytes)
+    ends = [*range(size, parameters, size), parameters]
+    ready = [1 - backward + backward * end / max(1, parameters) for end in ends]
+    ready[-1] = 1.0
+    starts = [0, *ends[:-1]]
+    return [Bucket(e - s, r) for s, e, r in zip(starts, ends, ready, strict=True)]
+
+
+def bucketed(gradients: Sequence[Bucket], value_bytes: int = 4) -> list[Bucket]:
+    """Puts gradients into buckets as tfdist does: a bucket is closed once it holds 4 MB.
+
+    Args:
+      gradients: each alone, in the order in which they exist; no gradient is divided.
+      value_bytes: of one value.
+    """
+    buckets: list[Bucket] = []
+    parameters, ready = 0, 0.0
+    for i, gradient in enumerate(gradients):
+        parameters, ready = parameters + gradient.parameters, max(ready, gradient.ready)
+        if parameters * value_bytes >= traffic.BUCKET_BYTES or i == len(gradients) - 1:
+            buckets.append(Bucket(parameters, ready))
+            parameters = 0
+    return buckets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +176,7 @@ class Estimate:
 
 def algorithm_of(training: Training, workers: int) -> str:
     """The algorithm that tfdist chooses for the dense gradients' buckets."""
-    size = training.dense_bytes / training.buckets
+    size = max(bucket.parameters for bucket in training.buckets) * training.value_bytes
     return traffic.selected(workers, size, training.per_host)
 
 
@@ -164,21 +218,37 @@ def all_reduce(
 
 def step_time(training: Training, communication: float, overlapped: bool) -> float:
     """Seconds of a step with an exchange of `communication` seconds; see the module."""
-    compute, backward, buckets = training.compute, training.backward, training.buckets
+    compute = training.compute
     if not overlapped:
         return compute + communication
-    first = compute * (1 - backward) + backward * compute / buckets
-    return max(compute + communication / buckets, first + communication)
+    waits = _waits(training)
+    return max(compute * begin + communication * share for begin, share in waits)
 
 
 def communication_budget(training: Training, target: float, overlapped: bool) -> float:
     """Seconds that an exchange may take for an efficiency; the inverse of `step_time`."""
-    compute, backward, buckets = training.compute, training.backward, training.buckets
+    compute = training.compute
     step = compute / target
     if not overlapped:
         return step - compute
-    first = compute * (1 - backward) + backward * compute / buckets
-    return min((step - compute) * buckets, step - first)
+    return min((step - compute * begin) / share for begin, share in _waits(training))
+
+
+def _waits(training: Training) -> list[tuple[float, float]]:
+    """For each bucket the part of the computing that passes beside no exchange of it or later ones.
+
+    Returns:
+      That part, and the share of the exchange that this bucket and those after it take.
+    """
+    buckets = training.buckets
+    total = sum(bucket.parameters for bucket in buckets)
+    after = 1 - buckets[-1].ready
+    waits = []
+    rest = total
+    for bucket in buckets:
+        waits.append((bucket.ready + after, rest / total if total else 1.0))
+        rest -= bucket.parameters
+    return waits
 
 
 def synchronous_servers(

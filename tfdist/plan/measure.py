@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tfdist.config.settings import environment_without_job
 from tfdist.errors import TfdistError
-from tfdist.plan.costs import Table
+from tfdist.plan.costs import Bucket, Table
 
 # Seconds that a process which is killed has to end.
 _END = 10.0
@@ -34,6 +34,7 @@ class Measured:
       tables: variables with gradients of rows.
       uncounted: names of variables with gradients of rows whose rows could not be counted. All of
         their rows are taken.
+      profile: when the dense gradients' buckets were complete; empty if that is not known.
     """
 
     compute: float
@@ -41,6 +42,7 @@ class Measured:
     dense: int
     tables: tuple[Table, ...]
     uncounted: tuple[str, ...]
+    profile: tuple[Bucket, ...]
 
 
 def measure(script: Path, arguments: Sequence[str], steps: int, timeout: float) -> Measured:
@@ -101,4 +103,5 @@ def _read(script: Path, found: dict, code: int) -> Measured:
             Table(t["name"], t["rows"], t["width"], t["rows_per_step"] or t["rows"]) for t in tables
         ),
         uncounted=tuple(t["name"] for t in tables if t["rows_per_step"] is None),
+        profile=tuple(Bucket(b["parameters"], b["ready"]) for b in found["buckets"]),
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist.plan import costs
-from tfdist.plan.costs import Estimate, Training
+from tfdist.plan.costs import Bucket, Estimate, Training
 from tfdist.plan.measure import Measured
 from tfdist.plan.units import show_bytes, show_count, show_rate, show_seconds
 
@@ -75,6 +76,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "local_bandwidth": training.links.local_bandwidth if training.per_host > 1 else None,
         "servers": training.servers,
         "backward": training.backward,
+        "profile": [dataclasses.asdict(bucket) for bucket in training.profile],
         "target": plan.target,
         "measured_steps": plan.measured.steps if plan.measured else None,
         "methods": [dataclasses.asdict(estimate) for estimate in plan.methods],
@@ -89,6 +91,11 @@ def _situation(plan: Plan) -> list[str]:
     lines = []
     if measured is not None:
         lines.append(f"measured: median of {measured.steps} steps of the script alone")
+        if training.profile:
+            parts = ", ".join(f"{bucket.ready:.0%}" for bucket in _some(training.profile))
+            lines.append(
+                f"buckets of gradients: {len(training.profile)}, complete after {parts} of a step"
+            )
     lines.append(
         f"dense parameters: {show_count(training.parameters)}, "
         f"{show_bytes(training.dense_bytes)} of gradients a step"
@@ -110,6 +117,12 @@ def _situation(plan: Plan) -> list[str]:
     return lines
 
 
+def _some(profile: Sequence[Bucket]) -> Sequence[Bucket]:
+    """At most five of them, with the first and the last."""
+    last = len(profile) - 1
+    return [profile[i] for i in sorted({last * part // 4 for part in range(5)})]
+
+
 def _methods(plan: Plan) -> list[str]:
     needs = f"for {plan.target:g} needs" if plan.target is not None else ""
     title = f"{plan.workers} workers" if plan.workers > 1 else "1 worker"
@@ -126,13 +139,11 @@ def _methods(plan: Plan) -> list[str]:
                 _needed(estimate) if plan.target is not None else "",
             )
         )
-    lines.append(
-        "* tfdist's choice of all-reduce; its strategies overlap. Exchange: the time of all"
-    )
-    lines.append(
-        "bytes, also of those that travel beside the computing. Speedup: samples per second"
-    )
-    lines.append("over one worker, each with a batch of its own.")
+    lines += [
+        "* tfdist's choice of all-reduce; its strategies overlap. Exchange: the time of all bytes,",
+        "also of those that travel beside the computing. Speedup: samples per second over one",
+        "worker, each with a batch of its own.",
+    ]
     return lines
 
 

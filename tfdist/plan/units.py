@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from decimal import Decimal
+from decimal import Decimal, Overflow
 
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)(e[+-]?\d+)?"
 _POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12}
@@ -25,7 +25,7 @@ def count(text: str) -> int:
     found = re.fullmatch(rf"{_NUMBER}([KkMG]?)", text.strip(), re.IGNORECASE | re.ASCII)
     power = _COUNT_POWERS.get(found[3]) if found else None
     value = _scaled(found, power) if found and power is not None else Decimal(0)
-    # Before `int`, which would write out all digits of 1e999999.
+    # The limit comes before `int`, which would write out all digits of 1e999999.
     if not 0 < value < Decimal("1e15") or value != int(value):
         raise argparse.ArgumentTypeError(f"expected {COUNT_FORM}, received {text!r}")
     return int(value)
@@ -119,7 +119,10 @@ def show_count(value: int) -> str:
 
 
 def _scaled(found: re.Match[str], power: int) -> Decimal:
-    return Decimal(found[1] + (found[2] or "")).scaleb(power)
+    try:
+        return Decimal(found[1] + (found[2] or "")).scaleb(power)
+    except Overflow:
+        return Decimal("Infinity")
 
 
 def _three_digits(value: float) -> str:
