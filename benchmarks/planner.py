@@ -2,7 +2,7 @@
 
     sudo python benchmarks/planner.py [--hosts 4] [--gigabits 0.1 --gigabits 1]
                                       [--scale 0.2 --scale 0.4] [--compute 0.5 --compute 2]
-                                      [--rounds 5] [--quick] [--json FILE]
+                                      [--rounds 3] [--quick] [--json FILE]
 
 The hosts' links are limited to each of the speeds (baselines/namespaces.py). Training steps of a
 network like VGG-16, of a part of its width (`--scale`), compute by waiting
@@ -13,9 +13,9 @@ slowest rank; medians over the rounds are compared.
 
 The planner is given what a user has: the number of parameters, the measured step alone, the link,
 and when buckets of gradients are complete, as `tfdist plan --model` measures it. "link" is the
-link's rate as it is sold, 125 MB/s for 1 Gbit/s; "sockets" is the rate of bare sockets, as iperf3
-tells it, which is without the headers of Ethernet, IP and TCP. The goal is an error of at most 10 %
-with the rate of the sockets.
+link's rate as it is sold, 125 MB/s for 1 Gbit/s. "sockets" is the rate of bare sockets, the best of
+three measurements, as iperf3 tells it: without the headers of Ethernet, IP and TCP. The goal is an
+error of at most 10 % with the rate of the sockets.
 
 Needs root and the commands ip and tc. `--quick` is a small version, for tests.
 """
@@ -42,11 +42,12 @@ HOSTS = flags.DEFINE_integer("hosts", 4, "namespaces", lower_bound=2)
 GIGABITS = flags.DEFINE_multi_float("gigabits", [0.1, 1], "per second, of the links")
 SCALE = flags.DEFINE_multi_float("scale", [0.2, 0.4], "of the network's width")
 COMPUTE = flags.DEFINE_multi_float("compute", [0.5, 2], "of a step, as multiples of the ring")
-ROUNDS = flags.DEFINE_integer("rounds", 5, "counted steps of each kind", lower_bound=1)
+ROUNDS = flags.DEFINE_integer("rounds", 3, "counted steps of each kind", lower_bound=1)
 QUICK = flags.DEFINE_bool("quick", False, "one link, size and computing time; one round")
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 KINDS = ("after", "overlapped")
+STREAMS = 3
 
 
 def profile_of(layers: list[Layer]) -> list[costs.Bucket]:
@@ -121,7 +122,8 @@ def measure() -> dict[str, Any]:
     figures: dict[str, Any] = {"hosts": HOSTS.value, "streams": {}, "rows": []}
     for gigabits in GIGABITS.value:
         with namespaces.network(HOSTS.value, gigabits) as network:
-            goodput = measure_streams(network)["all"]
+            # Other programs of the machine only lower it.
+            goodput = max(measure_streams(network)["all"] for _ in range(STREAMS))
             figures["streams"][f"{gigabits:g}"] = goodput
             for scale in SCALE.value:
                 figures["rows"] += measure_scale(Job(network), gigabits, goodput, scale)

@@ -211,7 +211,7 @@ def _draw(plan: Plan, file: Path) -> int:
     try:
         chart.draw(plan, file)
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         return _failed(
             "--chart: expected matplotlib, which is not installed: pip install matplotlib, or "

@@ -276,7 +276,8 @@ def asynchronous_servers(
 
     A worker pulls, computes and pushes without hindrance, unless the busiest link is busy all the
     time. Some pull while others push, so that both directions of the link are in use. Waiting for
-    workers that happen to pull at the same time is left out.
+    workers that happen to pull at the same time is left out: where workers compute little, a step
+    lies between this and that of synchronous ones.
     """
     alone = _pull_and_push(training, 1)
     # What the servers' links carry for one step of all workers, in each direction.

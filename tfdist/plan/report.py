@@ -167,7 +167,7 @@ def _answer(plan: Plan) -> list[str]:
         if size > 1
     ]
     parts = [f"{size} workers make {speedup:.2f} times" for size, speedup in speedups]
-    return [f"{', '.join(parts)} the samples per second of one (all-reduce, overlapped)."]
+    return [f"With overlap, {' and '.join(parts)} the samples per second of one."]
 
 
 def _name(estimate: Estimate, training: Training) -> str:

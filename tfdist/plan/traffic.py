@@ -1,11 +1,10 @@
 """The bytes and the messages of one exchange, for each algorithm: pure formulas.
 
-The cost of a message of n bytes is `latency + n / bandwidth` (the model of Thakur, Rabenseifner and
-Gropp, Optimization of collective communication operations in MPICH, 2005, section 2). Links are
-full duplex. A host has one link, which its workers share; worker r runs on host r // per_host.
+The cost of a message of n bytes is `latency + n / bandwidth`, the model of Thakur, Rabenseifner and
+Gropp, Optimization of collective communication operations in MPICH, 2005. Links are full duplex. A
+host has one link, which its workers share; worker r runs on host r // per_host.
 
-Computing the sums is neglected, as it is where the network is the limit. For the ring this term,
-gamma, is (N-1)/N x bytes / (speed of adding).
+The time of the additions is left out. For the ring it is (N-1)/N x bytes / bytes added per second.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def ring(workers: int, size: float, per_host: int = 1) -> Phases:
     """2(N-1) messages; 2(N-1)/N x size, the least that any all-reduce can send.
 
     P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
-    2009: the lower bound is their Theorem 1. Neighbours share a host or a pair of hosts, so that a
+    2009. Neighbours share a host or a pair of hosts, so that a
     link carries one worker's traffic.
     """
     if workers == 1:
@@ -173,7 +172,7 @@ def recursive_doubling(workers: int, size: float, per_host: int = 1) -> Phases:
     """log2 P exchanges of the whole buffer, P being the largest power of two up to N.
 
     Two more if P < N: the other workers give their values to a partner first, and get the result
-    from it at the end (Thakur, Rabenseifner, Gropp 2005, section 4.5).
+    from it at the end (Thakur, Rabenseifner, Gropp 2005).
     """
     power = 1 << (workers.bit_length() - 1)
     phases = [
@@ -190,7 +189,7 @@ def recursive_doubling(workers: int, size: float, per_host: int = 1) -> Phases:
 def tree(workers: int, size: float, per_host: int = 1) -> Phases:
     """A reduce and a broadcast along the binomial tree: 2 ceil(log2 N) times the whole buffer.
 
-    Thakur, Rabenseifner, Gropp 2005, sections 4.2 and 4.4. Not pipelined. tfdist does not choose it
+    Thakur, Rabenseifner, Gropp 2005. Not pipelined. tfdist does not choose it
     for an all-reduce.
     """
     up = [

@@ -25,7 +25,15 @@ def test_the_table_has_the_published_numbers(capsys):
     assert re.search(r"^\* ring +6\.64 s +7\.19 s +0\.0765 +0\.31 +13,584 MB/s$", out, re.MULTILINE)
     assert "dense parameters: 138.36 M, 553.44 MB of gradients a step" in out
     assert [int(n) for n in re.findall(r"^[> ] +(\d+)  +0", out, re.MULTILINE)] == [2, 4, 8, 16]
-    assert "4 workers make 0.32 times, 8 workers make 0.55 times the samples per second" in out
+    assert "4 workers make 0.32 times and 8 workers make 0.55 times the samples per second" in out
+
+
+def test_the_page_shows_the_table(capsys):
+    command, shown = re.search(
+        r"```console\n\$ tfdist (plan --parameters .*?)\n(.*?)```", PAGE.read_text(), re.DOTALL
+    ).groups()
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_json_has_them_too(capsys):

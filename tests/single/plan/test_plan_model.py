@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import textwrap
+from pathlib import Path
 
 import pytest
 from launching import PACKAGE
 from warm_python import interpreter
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.timeout(120)
 
-FIT = """
-    import os, sys
-    import keras, numpy as np
-    import tfdist
-
-    assert "TF_CONFIG" not in os.environ and sys.stdin.read() == ""
-    print("arguments", sys.argv[1:])
-    strategy = tfdist.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = keras.Sequential([
-            keras.Input((2,)),
-            keras.layers.Embedding(1000, 4),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3),
-        ])
-        model.compile("sgd", "mse")
-    # 64 different ids in each batch of 32 rows; 27 dense parameters.
-    x = np.arange(256).reshape(128, 2)
-    model.fit(x, x[:, :1] * [1, 2, 3], batch_size=32, epochs=100, shuffle=False, verbose=0)
-    print("not reached")
+# The page's program: 64 different ids in each batch of 32 rows, and 27 dense parameters.
+PROGRAM = re.search(r"```python\n(.*?)```", (ROOT / "docs/plan.md").read_text(), re.DOTALL)[1]
+FIT = f"""\
+import os, sys
+assert "TF_CONFIG" not in os.environ and sys.stdin.read() == ""
+print("arguments", sys.argv[1:])
+{PROGRAM}
+print("not reached")
 """
 LOOP = """
     import keras, tensorflow as tf
