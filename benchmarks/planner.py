@@ -119,7 +119,9 @@ def measure_scale(job: Job, gigabits: float, goodput: float, scale: float) -> li
 
 def measure() -> dict[str, Any]:
     """The figures of all links and sizes."""
+    # Of the machine, before: other programs make steps slower.
     figures: dict[str, Any] = {"hosts": HOSTS.value, "streams": {}, "rows": []}
+    figures["load"] = os.getloadavg()[0]
     for gigabits in GIGABITS.value:
         with namespaces.network(HOSTS.value, gigabits) as network:
             # Other programs of the machine only lower it.

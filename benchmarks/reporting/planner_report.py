@@ -17,6 +17,8 @@ def show(figures: dict[str, Any]) -> None:
         for gigabits, rate in figures["streams"].items()
     )
     print(f"\n{figures['hosts']} hosts; bare sockets between all at once: {rates}")
+    if figures["load"] > 1:
+        print(f"the machine was not idle: its load was {figures['load']:.1f}")
     print("seconds of a step; error of the plan with the link's rate, and with the sockets'\n")
     print(f"{'link':>12} {'parameters':>10} {'':10} {'alone':>8} {'measured':>9}", end="")
     print(f" {'plan':>8} {'error':>7} {'plan':>8} {'error':>7}  goal {GOAL:.0%}")

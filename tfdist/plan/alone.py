@@ -86,7 +86,7 @@ class Recorder:
                 self._tables[name] = variable
                 self._count_rows(name, gradient.indices)
         if self.is_fitting and optimizer is self._optimizer and self._runs_python:
-            self._watch(gradients)
+            self._watch(gradients, variables)
         if self.is_fitting or optimizer is not self._optimizer or not _is_first_replica():
             return
         if tf.executing_eagerly():
@@ -99,21 +99,26 @@ class Recorder:
         """Whether a step of `fit` may call Python: XLA compiles none."""
         return not self._model.jit_compile and not tf.executing_eagerly() and _is_first_replica()
 
-    def _watch(self, gradients: Sequence[Any]) -> None:
+    def _watch(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Puts a clock behind each bucket, which are those of tfdist: the last variable first."""
-        dense = [g for g in gradients if g is not None and not isinstance(g, tf.IndexedSlices)]
-        sizes = [Bucket(math.prod(g.shape), 0.0) for g in reversed(dense)]
-        self._buckets = [bucket.parameters for bucket in bucketed(sizes)]
+        # Tables of tfdist have no elements here.
+        dense = [
+            (gradient, size)
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+            if (size := math.prod(variable.shape))
+        ][::-1]
+        self._buckets = [b.parameters for b in bucketed([Bucket(size, 0.0) for _, size in dense])]
         self._ready = [[] for _ in self._buckets]
-        passed, at = 0, 0
-        waited_for = []
-        for gradient in reversed(dense):
-            waited_for.append(gradient)
-            passed += math.prod(gradient.shape)
-            if passed == self._buckets[at]:
-                with tf.control_dependencies(waited_for):
-                    tf.numpy_function(functools.partial(self._note_ready, at), [], [])
-                passed, at, waited_for = 0, at + 1, []
+        left = iter(dense)
+        for at, parameters in enumerate(self._buckets):
+            waited_for = []
+            while parameters:
+                gradient, size = next(left)
+                waited_for.append(gradient)
+                parameters -= size
+            with tf.control_dependencies(waited_for):
+                tf.numpy_function(functools.partial(self._note_ready, at), [], [])
 
     def _note_ready(self, bucket: int) -> None:
         if self._last is not None and self._steps >= WARM_UP:
