@@ -35,21 +35,20 @@ def show(figures: dict[str, Any]) -> None:
 
 def draw(file: Path, figures: dict[str, Any]) -> None:
     """Draws planned and measured steps beside each other."""
+    groups: dict[str, dict[str, float]] = {}
+    for row in figures["rows"]:
+        name = f"{1e3 * row['gigabits']:g} Mbit/s\n{row['parameters'] / 1e6:.1f} M\n"
+        bars = groups.setdefault(name + f"{row['alone']:.1f} s", {})
+        bars[f"tfdist, {row['kind']}"] = row["seconds"]
+        bars[f"plan, {row['kind']}"] = row["sockets"]
     charts.bars(
         file,
         f"tfdist plan and measured steps, {figures['hosts']} hosts",
         "seconds of a step",
-        {
-            f"{1e3 * row['gigabits']:g} Mbit/s\n{row['parameters'] / 1e6:.1f} M\n"
-            f"{row['alone']:.1f} s\n{row['kind']}": {
-                "tfdist": row["seconds"],
-                "predicted": row["sockets"],
-            }
-            for row in figures["rows"]
-        },
+        groups,
         log=True,
-        note="link, parameters, computing of a step, exchange after the computing or overlapped; "
-        "predicted with the rate of bare sockets",
+        note="link, parameters, computing of a step; exchange after the computing, or overlapped; "
+        "plan with the rate of bare sockets",
     )
 
 
