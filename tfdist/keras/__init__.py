@@ -49,6 +49,7 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.row_weights",
     f"{_HOOKS}.server_optimizers",
     f"{_HOOKS}.table_gradients",
+    f"{_HOOKS}.local_updates",
     f"{_HOOKS}.clipping",
     f"{_HOOKS}.saving",
     f"{_HOOKS}.variable_roles",
