@@ -37,7 +37,7 @@ class Group:
     def __init__(
         self, optimizer: Any, variables: Sequence[Any], rule: Rule, workers: int, slots: str
     ) -> None:
-        self.optimizer = optimizer
+        self.rounds: list[Any] = []  # those that live as long as this group
         self.variables = list(variables)
         self._values = [component(variable) for variable in variables]
         self._rule = rule

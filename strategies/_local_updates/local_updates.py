@@ -74,9 +74,13 @@ class LocalUpdates:
         self._warmup_steps = warmup_steps
         self._slots = slots
         self._timeout = timeout
-        self._groups: dict[tuple[int, ...], Group] = {}
-        self._rounds: dict[tuple[int, ...], Round] = {}
-        self._statistics: list[weakref.ref] = []
+        # Both live as long as the optimizers.
+        self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Group]]
+        self._groups = weakref.WeakKeyDictionary()
+        self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
+        self._rounds = weakref.WeakValueDictionary()
+        # For good: garbage is collected at another time on each worker.
+        self._statistics: list[Any] = []
         self._thread = _Thread()
 
     @property
@@ -91,7 +95,7 @@ class LocalUpdates:
 
     def average(self, variable: Any) -> None:
         """Lets a variable that a worker updates by itself be averaged at the end of a round."""
-        self._statistics.append(weakref.ref(variable))
+        self._statistics.append(variable)
 
     @contextlib.contextmanager
     def step(self, rows: tf.Tensor) -> Iterator[None]:
@@ -117,7 +121,7 @@ class LocalUpdates:
 
         Raises:
           ValueError: the optimizer keeps moving averages, or another one trains some of the
-            variables, or it is applied in a `tf.function` of its own.
+            variables in the same step, or it is applied in a `tf.function` of its own.
         """
         step = self._thread.step
         if step is None or not _belongs(_graph(), step.graph):
@@ -128,6 +132,13 @@ class LocalUpdates:
             )
         group = self._group(optimizer, [_of_tensorflow(v) for v in variables])
         if group not in step.groups:
+            others = {id(variable) for other in step.groups for variable in other.variables}
+            shared = [v.name for v in group.variables if id(v) in others]
+            if shared:
+                raise ValueError(
+                    "LocalUpdateStrategy: expected each variable to be trained by one optimizer, "
+                    f"but {optimizer.name!r} and another one train {shared[0]!r}"
+                )
             step.groups.append(group)
 
         def train() -> tf.Tensor:
@@ -165,30 +176,22 @@ class LocalUpdates:
             running.end_early()
 
     def _group(self, optimizer: Any, variables: list[Any]) -> Group:
-        key = (id(optimizer), *(id(variable) for variable in variables))
-        if key in self._groups:
-            return self._groups[key]
-        if getattr(optimizer, "use_ema", False):
-            raise ValueError(
-                f"LocalUpdateStrategy: expected an optimizer without use_ema, received "
-                f"{optimizer.name!r}: each worker would have moving averages of its own"
-            )
-        trained = [g for g in self._groups.values() if g.optimizer is not optimizer]
-        others = {id(v) for group in trained for v in group.variables}
-        shared = [v.name for v in variables if id(v) in others]
-        if shared:
-            raise ValueError(
-                "LocalUpdateStrategy: expected each variable to be trained by one optimizer, but "
-                f"{optimizer.name!r} and another one train {shared[0]!r}"
-            )
-        group = Group(optimizer, variables, self._rule, self.workers, self._slots)
-        self._groups[key] = group
-        return group
+        groups = self._groups.setdefault(optimizer, {})
+        key = tuple(id(variable) for variable in variables)
+        if key not in groups:
+            if getattr(optimizer, "use_ema", False):
+                raise ValueError(
+                    "LocalUpdateStrategy: expected an optimizer without use_ema, received "
+                    f"{optimizer.name!r}: each worker would have moving averages of its own"
+                )
+            groups[key] = Group(optimizer, variables, self._rule, self.workers, self._slots)
+        return groups[key]
 
     def _round(self, groups: list[Group]) -> Round:
         key = tuple(id(group) for group in groups)
-        if key not in self._rounds:
-            self._rounds[key] = Round(
+        found = self._rounds.get(key)
+        if found is None:
+            found = self._rounds[key] = Round(
                 groups,
                 self._averaged,
                 self._communicator,
@@ -196,11 +199,11 @@ class LocalUpdates:
                 self._warmup_steps,
                 self._timeout,
             )
-        return self._rounds[key]
+            groups[0].rounds.append(found)
+        return found
 
     def _averaged(self) -> list[tf.Variable]:
-        living = [variable for reference in self._statistics if (variable := reference())]
-        return [component(variable) for variable in living]
+        return [component(variable) for variable in self._statistics]
 
 
 def _of_tensorflow(variable: Any) -> Any:

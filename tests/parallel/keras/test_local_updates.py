@@ -72,9 +72,9 @@ def test_workers_train_alone_between_synchronizations(ctx, steps_per_execution):
         lambda y_true, y_pred: y_pred,
         steps_per_execution=steps_per_execution,
     )
-    model.set_weights([np.array(0.5)])  # before there is an anchor
+    model.set_weights([np.array(0.5)])
     model.fit(quadratics.rows(5), verbose=0)
-    model.set_weights([np.array(0.5)])  # and when there is one
+    model.set_weights([np.array(0.5)])  # the anchor is another one
     watch = Watch()
     model.fit(quadratics.rows(5), verbose=0, callbacks=[watch])
     x, expected = 0.5, []
@@ -147,16 +147,16 @@ def test_one_worker_trains_plainly(ctx):
 def test_each_worker_is_a_plain_model(ctx, slots):
     """Three steps of one round equal plain training on the worker's share, and then the mean.
 
-    With Adam, gradient accumulation and clipping, an embedding whose ids repeat in a batch, and
-    batch normalization, whose statistics become the mean, too.
+    With Adam, clipping, batch normalization, whose statistics become the mean, too, and an
+    embedding whose ids repeat in a batch: the plain model multiplies by one-hot vectors.
     """
 
-    def build():
+    def build(embedding):
         keras.utils.set_random_seed(0)
         model = keras.Sequential(
             [
                 keras.Input((4,), dtype="int32"),
-                keras.layers.Embedding(9, 5),
+                *embedding(),
                 keras.layers.Flatten(),
                 keras.layers.BatchNormalization(momentum=0.8),
                 keras.layers.Dense(1),
@@ -169,12 +169,15 @@ def test_each_worker_is_a_plain_model(ctx, slots):
     random = np.random.default_rng(3)
     ids = random.integers(0, 9, (24, 4)).astype("int32")
     labels = ids.sum(1, keepdims=True).astype("float32")
-    alone = build()
+    one_hot = keras.layers.Lambda(lambda ids: keras.ops.one_hot(ids, 9))
+    alone = build(lambda: [one_hot, keras.layers.Dense(5, use_bias=False)])
+    initial = alone.get_weights()
     of_worker = [r for r in range(24) if r // 4 % 2 == ctx.rank]  # batches of 8, halves of 4
     alone.fit(ids[of_worker], labels[of_worker], batch_size=4, shuffle=False, verbose=0)
     strategy = tfdist.LocalUpdateStrategy(10, slots=slots)
     with strategy.scope():
-        model = build()
+        model = build(lambda: [keras.layers.Embedding(9, 5)])
+    model.set_weights(initial)
     model.fit(ids, labels, batch_size=8, shuffle=False, verbose=0)
     expected, of_all = mean_of_workers(strategy, alone.get_weights())
     assert all(not np.array_equal(*values) for values in of_all)
@@ -284,6 +287,5 @@ def test_what_is_refused(ctx):
     function = tf.function(lambda: apply(nested, nested.optimizer))
     with pytest.raises(ValueError, match="it is applied in a tf.function which that one calls"):
         strategy.run(lambda: function())
-    strategy.run(lambda: apply(shared, shared.optimizer))
     with pytest.raises(ValueError, match="each variable to be trained by one optimizer"):
-        strategy.run(lambda: apply(shared, second))
+        strategy.run(lambda: (apply(shared, shared.optimizer), apply(shared, second)))
