@@ -122,6 +122,10 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         """
         self.extended.local_updates.synchronize()
 
+    def residuals(self) -> dict[str, float]:
+        """What the rule measured at the last synchronization, by name; `ADMM` has residuals."""
+        return self.extended.local_updates.residuals()
+
 
 class LocalUpdateExtended(MultiWorkerMirroredExtended):
     """A strategy whose workers apply their own gradients."""

@@ -77,9 +77,9 @@ class Group:
 
     def gradient(self, variable: Any, gradient: Any) -> Any:
         """The gradient that a worker applies to one of its variables, by the rule."""
-        position = next(i for i, v in enumerate(self.variables) if v is variable)
         if type(self._rule).gradient is Rule.gradient:
-            return gradient
+            return gradient  # perhaps rows of an embedding
+        position = next(i for i, v in enumerate(self.variables) if v is variable)
         return self._rule.gradient(
             tf.convert_to_tensor(gradient),
             self._values[position].read_value(),
@@ -94,35 +94,43 @@ class Group:
             for value, anchor, state in zip(self._values, self._anchors, self._states, strict=True)
         ]
 
-    def finish(self, means: list[tf.Tensor], in_warmup: tf.Tensor | None) -> None:
+    def finish(self, means: list[tf.Tensor], in_warmup: tf.Tensor | None) -> tf.Tensor:
         """Ends a round.
 
         Args:
           means: the workers' weighted means of their pseudo-gradients, for each variable.
           in_warmup: whether the anchor becomes the mean, without the rule; `None`: it does not.
+
+        Returns:
+          This worker's parts of the rule's squared residuals, float64[number of residuals].
         """
         before = [tf.identity(anchor.value) for anchor in self._anchors]
 
         def by_rule() -> tf.Tensor:
             with _no_strategy():
                 self._outer.apply(means, self._anchors)
+            residuals = tf.zeros([len(self._rule.residual_names)], tf.float64)
             for value, old, anchor, state in zip(
                 self._values, before, self._anchors, self._states, strict=True
             ):
-                value.assign(self._rule.next_value(value.read_value(), old, anchor.value, state))
-            return self._has_begun.assign(self._rule.diverges, read_value=True)
+                x, new = value.read_value(), anchor.value
+                squares = self._rule.squared_residuals(x, old, new)
+                if squares:
+                    residuals += tf.cast(tf.stack(squares), tf.float64)
+                value.assign(self._rule.next_value(x, old, new, state))
+            self._has_begun.assign(self._rule.diverges)
+            return residuals
 
         def to_mean() -> tf.Tensor:
             for anchor, mean in zip(self._anchors, means, strict=True):
                 anchor.assign_sub(mean)
-            return self._go_to_anchors()
+            self._go_to_anchors()
+            return tf.zeros([len(self._rule.residual_names)], tf.float64)
 
-        if in_warmup is None:
-            by_rule()
-        else:
-            tf.cond(in_warmup, to_mean, by_rule)
+        residuals = by_rule() if in_warmup is None else tf.cond(in_warmup, to_mean, by_rule)
         for slot, initial in zip(self._reset, self._initial, strict=True):
             slot.assign(initial)
+        return residuals
 
     def go_to_anchors(self) -> None:
         """Gives the variables the anchor's values, unless they have them."""

@@ -175,6 +175,10 @@ class LocalUpdates:
         for running in list(self._rounds.values()):
             running.end_early()
 
+    def residuals(self) -> dict[str, float]:
+        """The rule's residuals at the last synchronization of the last kind of step, by name."""
+        return {k: v for running in self._rounds.values() for k, v in running.residuals().items()}
+
     def _group(self, optimizer: Any, variables: list[Any]) -> Group:
         groups = self._groups.setdefault(optimizer, {})
         key = tuple(id(variable) for variable in variables)
@@ -198,6 +202,7 @@ class LocalUpdates:
                 self.sync_every,
                 self._warmup_steps,
                 self._timeout,
+                self._rule.residual_names,
             )
             groups[0].rounds.append(found)
         return found

@@ -23,6 +23,7 @@ class Round:
       sync_every: the steps of a round.
       warmup_steps: as many first rounds have one step.
       timeout: seconds after which a collective fails; as for `tfdist.ops.all_reduce`.
+      residual_names: those of the rule.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Round:
         sync_every: int,
         warmup_steps: int,
         timeout: float | None,
+        residual_names: Sequence[str],
     ) -> None:
         self._groups = list(groups)
         self._statistics = statistics
@@ -40,6 +42,7 @@ class Round:
         self._sync_every = sync_every
         self._warmup_steps = warmup_steps
         self._timeout = timeout
+        self._residual_names = tuple(residual_names)
         without_strategy(self._make)
         self._end_now = tf.function(self._end_if_begun)
 
@@ -47,6 +50,7 @@ class Round:
         self._steps = tf.Variable(0, dtype=tf.int64)  # of this round
         self._rows = tf.Variable(0.0, dtype=tf.float64)  # of this round, on this worker
         self._steps_in_all = tf.Variable(0, dtype=tf.int64)
+        self._residuals = tf.Variable(tf.zeros([len(self._residual_names)], tf.float64))
 
     def end_step(self, rows: tf.Tensor) -> None:
         """Counts a step, and ends the round if it was the last one.
@@ -64,6 +68,10 @@ class Round:
         """Ends the round if it has begun; the variables are those of the anchor then."""
         with tf.init_scope():
             self._end_now()
+
+    def residuals(self) -> dict[str, float]:
+        """The rule's residuals at the last synchronization, by name; the same on all workers."""
+        return dict(zip(self._residual_names, self._residuals.numpy().tolist(), strict=True))
 
     def _end_if_begun(self) -> None:
         tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
@@ -84,10 +92,13 @@ class Round:
             "synchronization of local updates",
         )
         in_warmup = self._steps_in_all <= self._warmup_steps if self._warmup_steps else None
+        squares = tf.zeros([len(self._residual_names)], tf.float64)
         for group in self._groups:
             count = len(group.variables)
-            group.finish(means[:count], in_warmup)
+            squares += group.finish(means[:count], in_warmup)
             means = means[count:]
+        if self._residual_names:
+            self._residuals.assign(tf.sqrt(self._sums([squares], "residuals")[0]))
         for variable, mean in zip(averaged, means, strict=True):
             variable.assign(mean)
         self._rows.assign(0.0)

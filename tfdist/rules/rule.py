@@ -32,6 +32,8 @@ class Rule(abc.ABC):
     diverges = False
     # The names of the rule's own variables, one for each of the worker's.
     state_names: tuple[str, ...] = ()
+    # The names of the norms that are logged, whose squares are sums over variables and workers.
+    residual_names: tuple[str, ...] = ()
 
     @property
     def warmup(self) -> int:
@@ -71,6 +73,12 @@ class Rule(abc.ABC):
           state: the rule's own variables.
         """
         return anchor
+
+    def squared_residuals(
+        self, x: tf.Tensor, before: tf.Tensor, anchor: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        """This worker's parts of the squares of `residual_names`; arguments as `next_value`."""
+        return ()
 
 
 def check_number(owner: str, name: str, value: Any, condition: str, holds: bool) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 import quadratics
+import tensorflow as tf
 from models import identical
 from ranks import on_ranks
 
 import tfdist
-from tfdist.rules import BMUF, DiLoCo, ModelAveraging, PostLocalSGD
+from tfdist.rules import ADMM, BMUF, EASGD, DiLoCo, ModelAveraging, PostLocalSGD
 
 H, ROUNDS = 3, 6
 ETA, ZETA = 0.5, 0.8
@@ -82,3 +84,46 @@ def test_warmup_averages_after_each_step(ctx, form):
         delta = move if form == "rule" else ETA * delta + ZETA * move
         expected += delta
     assert found == pytest.approx(expected, abs=2e-6)
+
+
+@on_ranks(2, check=identical)
+def test_easgd_is_elastic(ctx):
+    """Within an epoch a worker keeps its own variables; at its end it is at the centre."""
+    alpha, centre, x = 0.3, 0.0, [0.0, 0.0]
+    for _ in range(ROUNDS):
+        x = [quadratics.alone(x[rank], rank, H) for rank in (0, 1)]
+        pulls = [alpha * (value - centre) for value in x]
+        x = [value - pull for value, pull in zip(x, pulls, strict=True)]
+        centre += sum(pulls)
+    found = trained(EASGD(alpha))
+    assert found == pytest.approx(centre, abs=2e-6)
+    with pytest.raises(ValueError, match=r"alpha <= 1 / workers with 2 workers, received alpha=0"):
+        tfdist.LocalUpdateStrategy(H, EASGD(0.6))
+    return [found]
+
+
+@on_ranks(2, check=identical)
+def test_admm_solves_least_squares(ctx):
+    """The workers' rows differ, so that averaging ends elsewhere than the normal equations."""
+    random = np.random.default_rng(5)
+    features = random.normal(size=(40, 3)) * np.where(np.arange(40) < 20, 1.5, 0.5)[:, np.newaxis]
+    labels = features @ [1.0, -2.0, 0.5] + random.normal(size=40)
+    solution = np.linalg.lstsq(features, labels, rcond=None)[0]
+    batch = tf.data.Dataset.from_tensors(
+        (features.astype("f4"), labels[:, np.newaxis].astype("f4"))
+    )
+    distances, histories = {}, {}
+    for rule in (ModelAveraging(), ADMM(0.5)):
+        with tfdist.LocalUpdateStrategy(10, rule).scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+            model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=100)
+        history = model.fit(batch.repeat(400), epochs=2, verbose=0).history
+        name = type(rule).__name__
+        distances[name] = np.abs(model.get_weights()[0][:, 0] - solution).max()
+        histories[name] = history
+    assert distances["ModelAveraging"] > 0.01
+    assert distances["ADMM"] < 1e-4
+    assert "primal_residual" not in histories["ModelAveraging"]
+    for name in ("primal_residual", "dual_residual"):
+        assert 0 <= histories["ADMM"][name][1] < 1e-3
+    return [model.get_weights()[0], *histories["ADMM"].values()]

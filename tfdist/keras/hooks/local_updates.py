@@ -65,8 +65,12 @@ def note_evaluation(original, self, *args, **kwargs):
 
 @hooks(TensorFlowTrainer, "_get_metrics_result_or_logs")
 def synchronize_epoch(original, self, logs):
-    """An epoch of `fit` with `LocalUpdateStrategy` ends with a synchronization."""
+    """An epoch of `fit` with `LocalUpdateStrategy` ends with a synchronization.
+
+    Its logs have the residuals of the rule, if it has some.
+    """
     local: Any = local_updates_of(self.distribute_strategy)
-    if local is not None and not getattr(_thread, "evaluates", False):
-        local.synchronize()
-    return original(self, logs)
+    if local is None or getattr(_thread, "evaluates", False):
+        return original(self, logs)
+    local.synchronize()
+    return {**original(self, logs), **local.residuals()}
