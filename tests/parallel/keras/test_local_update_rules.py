@@ -68,22 +68,17 @@ def test_rules_follow_their_recurrences(ctx):
     return [*found.values()]
 
 
-@pytest.mark.parametrize("form", ["rule", "argument"])
 @on_ranks(2)
-def test_warmup_averages_after_each_step(ctx, form):
-    if form == "rule":
-        found, expected = trained(PostLocalSGD(7)), 0.0
-    else:
-        # Momentum between rounds begins after the warm-up.
-        found, expected = trained(BMUF(ETA, ZETA), warmup_steps=7), 0.0
-    for _ in range(7):
-        expected = quadratics.mean_after(expected, 1)
-    delta = 0.0
-    for steps in (3, 3, 3, 2):  # 18 steps in all
-        move = quadratics.mean_after(expected, steps) - expected
-        delta = move if form == "rule" else ETA * delta + ZETA * move
-        expected += delta
-    assert found == pytest.approx(expected, abs=2e-6)
+def test_warmup_averages_after_each_step(ctx):
+    """Momentum between rounds begins after the warm-up."""
+    for eta, rule, warmup_steps in ((0, PostLocalSGD(7), 0), (ETA, BMUF(ETA), 7)):
+        expected = delta = 0.0
+        for _ in range(7):
+            expected = quadratics.mean_after(expected, 1)
+        for steps in (3, 3, 3, 2):  # 18 steps in all
+            delta = eta * delta + quadratics.mean_after(expected, steps) - expected
+            expected += delta
+        assert trained(rule, warmup_steps=warmup_steps) == pytest.approx(expected, abs=2e-6)
 
 
 @on_ranks(2, check=identical)
