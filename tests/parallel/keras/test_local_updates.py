@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import models
 import numpy as np
@@ -216,6 +218,43 @@ def test_a_worker_without_batches_weighs_nothing(ctx):
     (x0, v0), (x1, _) = alone(0.0, 0.0, 0, 4), alone(0.0, 0.0, 1, 2)
     expected, _ = alone((4 * x0 + 2 * x1) / 6, v0, 0, 1)
     assert weight(model) == pytest.approx(expected, abs=1e-6)
+    # Other data of unknown length, three batches, end in the middle of what would be a round, too.
+    data = quadratics.rows(3).filter(lambda *row: True)
+    losses = [
+        0.5 * h * (expected - b) ** 2
+        for h, b in zip(quadratics.CURVATURES, quadratics.OPTIMA, strict=True)
+    ]
+    assert model.evaluate(data, verbose=0) == pytest.approx(np.mean(losses), abs=1e-6)
+    assert sorted(model.predict(data, verbose=0)) == pytest.approx(sorted(3 * losses), abs=1e-6)
+
+
+@on_ranks(2, check=identical)
+def test_checkpoints_hold_the_anchor(ctx, tmp_path):
+    """A job that ends after its first epoch goes on with the weights of both workers."""
+
+    class End(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    for callbacks in ([End()], []):
+        _, model = make(3)
+        restore = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        save = keras.callbacks.ModelCheckpoint(
+            str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(
+                quadratics.rows(5), epochs=2, verbose=0, callbacks=[restore, save, *callbacks]
+            )
+    expected = [0.0]
+    for steps in (3, 2, 3, 2):
+        expected.append(quadratics.mean_after(expected[-1], steps))
+    assert weight(model) == pytest.approx(expected[4], abs=1e-6)
+    plain = quadratics.quadratic()
+    plain.load_weights(tmp_path / "1.weights.h5")
+    assert weight(plain) == pytest.approx(expected[2], abs=1e-6)
+    return model.get_weights()
 
 
 @on_ranks(2, check=identical)
