@@ -40,7 +40,8 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
     the model. After `sync_every` steps, and at the end of each epoch of `fit`, the workers combine
     their variables by a rule, and go on from the same ones.
 
-    For `fit` of Keras 3, and custom loops with its optimizers. Every worker has one device.
+    For `fit` of Keras 3 and tf_keras, and custom loops with their optimizers. Every worker has one
+    device.
 
     Args:
       sync_every: the steps from one synchronization to the next, at least 1.
@@ -179,8 +180,11 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
         return regroup((result,))
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        if isinstance(value, SyncOnReadVariable) and _is_statistic(value):
-            return value.values[0].read_value()  # that of all workers, after a synchronization
+        if isinstance(value, SyncOnReadVariable):
+            # Statistics are those of all workers after a synchronization. In a step, where tf_keras
+            # reads its metrics, they are the worker's own.
+            if _is_statistic(value) or self.local_updates.is_in_step:
+                return value.values[0].read_value()
         if self.communicator is None or not is_end_of_data_check(reduce_op, value):
             return super()._reduce_to(reduce_op, value, destinations, options)
         return self._has_more_data(value, destinations, options)
@@ -210,8 +214,9 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
         variables = [v for _, v in value_destination_pairs if is_variable(v)]
         if self.local_updates.is_in_step and variables:
             raise ValueError(
-                "LocalUpdateStrategy: expected an optimizer of Keras 3, but another one reduces "
-                f"the gradient of {variables[0].name!r}"
+                "LocalUpdateStrategy: expected an optimizer of Keras 3 or of tf_keras, not of "
+                "tf_keras.optimizers.legacy or tf.compat.v1, but such a one reduces the gradient "
+                f"of {variables[0].name!r}"
             )
         return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 

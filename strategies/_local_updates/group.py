@@ -27,7 +27,7 @@ class Group:
     round's first step, so that values that a program has assigned before are part of it.
 
     Args:
-      optimizer: of Keras 3; it has been built.
+      optimizer: of Keras 3 or tf_keras; it has been built.
       variables: the strategy's variables, which `optimizer` trains.
       rule: how workers combine them.
       workers: the number of workers.
@@ -62,7 +62,8 @@ class Group:
         self._outer.build(self._anchors)
         if self._reset:
             new = type(optimizer).from_config(optimizer.get_config())
-            new.build(self._anchors)
+            is_keras_3 = isinstance(new, keras.optimizers.Optimizer)
+            new.build(self._anchors if is_keras_3 else [a.value for a in self._anchors])
             self._initial = [v.numpy() for v in _slots(new)]
 
     def begin(self) -> None:
@@ -183,9 +184,12 @@ def _no_strategy() -> Iterator[None]:
 
 def _slots(optimizer: Any) -> list[Any]:
     """The optimizer's variables of floating-point numbers, without its learning rate."""
+    # tf_keras has the second one, if the first one is a schedule.
+    rates = [
+        getattr(optimizer, name, None) for name in ("_learning_rate", "_current_learning_rate")
+    ]
     return [
         variable
         for variable in optimizer.variables
-        if variable is not getattr(optimizer, "_learning_rate", None)
-        and tf.as_dtype(variable.dtype).is_floating
+        if all(variable is not rate for rate in rates) and tf.as_dtype(variable.dtype).is_floating
     ]

@@ -115,7 +115,7 @@ class LocalUpdates:
         A worker without rows changes nothing: its optimizer would go on by momentum.
 
         Args:
-          optimizer: of Keras 3.
+          optimizer: of Keras 3 or tf_keras; it has been built.
           variables: which it trains.
           update: applies it.
 
@@ -160,8 +160,17 @@ class LocalUpdates:
 
         A loss is divided by the number of workers, whose gradients are to be summed. The worker's
         own gradient, times the number of workers, stands for that sum.
+
+        Raises:
+          ValueError: the rule changes gradients, and this is not within `apply`.
         """
         group = self._thread.group
+        if group is None and type(self._rule).gradient is not Rule.gradient:
+            raise ValueError(
+                "LocalUpdateStrategy: expected an optimizer that reduces gradients when it applies "
+                f"them, because {type(self._rule).__name__} changes them there, but they were "
+                "reduced before"
+            )
         scaled = []
         for gradient, variable in grads_and_vars:
             if gradient is not None:

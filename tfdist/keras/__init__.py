@@ -67,6 +67,7 @@ FOR_TF_KERAS = (
     *TABLES_OF_TF_KERAS,
     f"{_ELASTIC}.tf_keras_functions",
     f"{_HOOKS}.tf_keras_training",
+    f"{_HOOKS}.tf_keras_local_updates",
     f"{_ELASTIC}.tf_keras_order",
     f"{_ELASTIC}.tf_keras_data",
     f"{_ELASTIC}.tf_keras_fit",

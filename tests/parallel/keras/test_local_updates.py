@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import quadratics
 import tensorflow as tf
+import tf_keras
 from models import EXACT, difference, identical
 from ranks import on_ranks
 
@@ -92,17 +93,23 @@ def test_workers_train_alone_between_synchronizations(ctx):
 def test_what_is_exchanged(ctx):
     """Two collectives for a synchronization, and one in a round asks for more data."""
     strategy, model = make(4)
+    count, counts = counting(strategy, keras)
+    model.fit(quadratics.rows(8), verbose=0, callbacks=[count])
+    assert counts == [1, 0, 0, 2, 1, 0, 0, 2]
 
-    class Count(keras.callbacks.Callback):
+
+def counting(strategy, library):
+    """A callback of a Keras, and the numbers of collectives in each step, which it appends to."""
+    counts: list[int] = []
+
+    class Count(library.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             self.before = strategy.communication_stats().collectives
 
         def on_train_batch_end(self, batch, logs=None):
             counts.append(strategy.communication_stats().collectives - self.before)
 
-    counts: list[int] = []
-    model.fit(quadratics.rows(8), verbose=0, callbacks=[Count()])
-    assert counts == [1, 0, 0, 2, 1, 0, 0, 2]
+    return Count(), counts
 
 
 @on_ranks(3, check=identical)
@@ -294,6 +301,43 @@ def step_of_loop(strategy, model, form):
         strategy.run(on_worker, args=batch)
 
     return tf.function(step) if form == "outer" else step
+
+
+@on_ranks(2)
+def test_tf_keras(ctx):
+    """Plain training on the worker's share, with momentum and a last batch that rank 1 has not."""
+    features, labels = models.examples(8 * 3 + 1)
+
+    def build():
+        tf_keras.utils.set_random_seed(0)
+        optimizer = tf_keras.optimizers.SGD(0.1, momentum=0.9)
+        normal = tf_keras.layers.BatchNormalization(momentum=0.8)
+        return models.built_classifier(optimizer, library=tf_keras, middle=[normal])
+
+    alone = build()
+    share = [r for r in range(24) if r // 4 % 2 == ctx.rank] + [24] * (ctx.rank == 0)
+    alone.fit(features[share], labels[share], batch_size=4, shuffle=False, verbose=0)
+    for slots in ("keep", "reset"):
+        strategy = tfdist.LocalUpdateStrategy(10, slots=slots)
+        with strategy.scope():
+            model = build()
+        data = (features, labels)
+        count, counts = counting(strategy, tf_keras)
+        history = model.fit(
+            *data,
+            batch_size=8,
+            shuffle=False,
+            verbose=0,
+            validation_data=data,
+            callbacks=[count],
+        )
+        assert counts[1:] == [0, 0, 0]  # the first one makes variables
+        _, of_all = mean_of_workers(strategy, alone.get_weights())
+        expected = [np.average(values, 0, weights=[13, 12]) for values in of_all]
+        assert difference(model.get_weights(), expected) <= EXACT
+        evaluated = model.evaluate(*data, verbose=0)
+        assert [history.history[f"val_{k}"][0] for k in ("loss", "accuracy")] == evaluated
+    assert all(not np.any(slot) for slot in models.slots(model)[2:])
 
 
 @on_ranks(2)
