@@ -9,7 +9,7 @@ prints once, from the chief:
     ...
     [worker 0] diloco, a synchronization every 32 steps
     [worker 0] test accuracy: about 0.85
-    [worker 0] bytes sent a step: about 32 times fewer than with --rule none
+    [worker 0] bytes sent a step: about 30 times fewer than with --rule none
 
 With --rule none the workers train in step, with tfdist.MultiWorkerMirroredStrategy.
 """
