@@ -168,11 +168,17 @@ def _label(reduce_op: ReduceOp, value: Any) -> str | None:
     if isinstance(value, SyncOnReadVariable):
         name = value.name.partition(":")[0]
         return f"variable {name}, read outside a step: needs every worker"
-    # TensorFlow's distributed datasets reduce such a tensor to check for more data on any worker.
-    if reduce_op == ReduceOp.SUM and tf.is_tensor(value) and value.dtype == tf.int64:
-        if value.shape == (1, 1):
-            return "end-of-data check"
-    return None
+    return "end-of-data check" if is_end_of_data_check(reduce_op, value) else None
+
+
+def is_end_of_data_check(reduce_op: ReduceOp, value: Any) -> bool:
+    """Whether TensorFlow's distributed datasets ask if any worker has more data."""
+    return (
+        reduce_op == ReduceOp.SUM
+        and tf.is_tensor(value)
+        and value.dtype == tf.int64
+        and value.shape == (1, 1)
+    )
 
 
 class MultiWorkerMirroredExtended(

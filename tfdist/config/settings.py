@@ -104,6 +104,16 @@ def environment_with_secret() -> dict[str, str]:
     return environ
 
 
+def environment_without_job() -> dict[str, str]:
+    """Returns this process's environment without what makes a process a task of a job.
+
+    `tfdist plan` starts a training script with it, which must neither wait for others nor touch the
+    snapshots of the job.
+    """
+    of_a_job = ("TF_CONFIG", "TFDIST_ELASTIC", "TFDIST_CHECKPOINT_DIR", "TFDIST_DATA_SERVICE_DIR")
+    return {name: value for name, value in os.environ.items() if name not in of_a_job}
+
+
 def default_grpc_verbosity() -> None:
     """Lets gRPC print errors only, unless `GRPC_VERBOSITY` is set.
 

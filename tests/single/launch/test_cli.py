@@ -22,7 +22,9 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"tfdist {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["run", "scale", "tasks", "env", "debug dump", "debug explain"])
+@pytest.mark.parametrize(
+    "command", ["run", "scale", "tasks", "env", "plan", "debug dump", "debug explain"]
+)
 def test_help_fits_the_terminal(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as ended:
