@@ -65,7 +65,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
-        `TF_CONFIG`. Without a cluster the strategy trains alone.
+        `TF_CONFIG` or the launcher's variables. Without a cluster the strategy trains alone.
       communication_options: a `tfdist.CommunicationOptions`. `bytes_per_pack` splits the gradients
         into buckets that are sent while others are still computed (0: buckets of 4 MB);
         `timeout_seconds` bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO

@@ -76,6 +76,7 @@ PYTHON_ROOMS = [
     ["estimator.training", "estimator.keras3"],
     ["estimator.package"],
     ["estimator"],
+    ["plan"],
     ["launch"],
     ["__main__"],
     ["tfdist"],

@@ -11,8 +11,9 @@ from pathlib import Path
 from tfdist._version import __version__
 from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
-from tfdist.launch import scale_command
+from tfdist.launch import env_command, scale_command
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.plan import command as plan_command
 from tfdist.ps.stats import command as stats_command
 from tfdist.tasks import command as tasks_command
 
@@ -67,13 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.subcommand is None:
         parser.print_help()
         return 2
-    if chosen.subcommand == "ps":
-        return stats_command.run(chosen)
-    if chosen.subcommand == "tasks":
-        return tasks_command.run(chosen)
-    if chosen.subcommand == "scale":
-        return scale_command.run(chosen)
-    return _run(chosen, run_parser)
+    if chosen.subcommand == "run":
+        return _run(chosen, run_parser)
+    code: int = chosen.command_module.run(chosen)
+    return code
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -171,6 +169,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         (of_ps, "stats", "what they hold and do", stats_command),
         (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
         (subcommands, "scale", "set the number of workers of an elastic job", scale_command),
+        (subcommands, "env", "show the cluster that is found here, and why", env_command),
+        (subcommands, "plan", "predict whether more machines will pay", plan_command),
     ):
         asking = commands.add_parser(
             name,
@@ -181,6 +181,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
             allow_abbrev=False,
         )
         command_module.add_arguments(asking)
+        asking.set_defaults(command_module=command_module)
     return parser, run
 
 
