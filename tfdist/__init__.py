@@ -89,6 +89,8 @@ _MODULE_OF = {
 }
 # What `tfdist.ops` calls of the packages above it.
 _providers.register("default_communicator", "tfdist.job.process", "communicator")
+# What `tfdist.job` and the servers call of a package above them.
+_providers.register("serve_metrics", "tfdist.metrics.exporter", "serve")
 # What `tfdist.data` calls of a package above it.
 _providers.register("follow_data_tasks", "tfdist.keras")
 for _name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):

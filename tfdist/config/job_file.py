@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tfdist.config import validation
 from tfdist.errors import ClusterConfigError
 
 
@@ -27,11 +28,13 @@ class JobFile:
       secret: the shared secret of its tasks, or `None`.
       scale_socket: the path at which the launcher of an elastic job answers `tfdist scale`; `None`
         for other jobs.
+      metrics: the address of each task's metrics, "host:port", by its name, such as "worker 0".
     """
 
     cluster: str
     secret: str | None = dataclasses.field(default=None, repr=False)
     scale_socket: str | None = None
+    metrics: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def written(self, path: Path | None = None) -> Iterator[Path]:
@@ -83,6 +86,11 @@ class JobFile:
                 isinstance(value, str | None) for value in optional
             ):
                 raise TypeError("expected texts")
+            if not isinstance(found.metrics, dict) or not all(
+                isinstance(name, str) and validation.address_problem(address) is None
+                for name, address in found.metrics.items()
+            ):
+                raise TypeError("expected addresses of metrics by name")
             (found.secret or "").encode("latin-1")
         except (OSError, TypeError, ValueError, RecursionError) as error:
             raise ClusterConfigError(

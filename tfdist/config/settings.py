@@ -32,6 +32,9 @@ class Settings:
       ps_memory: bytes that a `ps` task may hold, 0 for no limit (`TFDIST_PS_MEMORY`).
       data_service_dir: the directory of the `data_dispatcher`'s journal, or None
         (`TFDIST_DATA_SERVICE_DIR`).
+      metrics_port: the port of the metrics of the job's first task, the others' follow; 0 for any
+        free one; None serves none (`TFDIST_METRICS_PORT`).
+      restarts: how often this task was started again (`TFDIST_RESTARTS`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
     """
@@ -44,6 +47,8 @@ class Settings:
     checkpoint_dir: str | None = None
     ps_memory: int = 0
     data_service_dir: str | None = None
+    metrics_port: int | None = None
+    restarts: int = 0
     elastic: Elastic | None = None
 
     @classmethod
@@ -69,6 +74,8 @@ class Settings:
             checkpoint_dir=environ.get("TFDIST_CHECKPOINT_DIR", "").strip() or None,
             ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
             data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
+            metrics_port=validation.port(environ, "TFDIST_METRICS_PORT", None),
+            restarts=validation.count(environ, "TFDIST_RESTARTS", cls.restarts),
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
         )
 
