@@ -12,6 +12,7 @@ from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
 from tfdist.launch import scale_command
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.metrics import command as metrics_command
 from tfdist.ps.stats import command as stats_command
 from tfdist.tasks import command as tasks_command
 
@@ -70,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stats_command.run(chosen)
     if chosen.subcommand == "tasks":
         return tasks_command.run(chosen)
+    if chosen.subcommand == "metrics":
+        return metrics_command.run(chosen)
     if chosen.subcommand == "scale":
         return scale_command.run(chosen)
     return _run(chosen, run_parser)
@@ -160,7 +163,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=Path,
         metavar="FILE",
         help="keep the job's addresses and secret here while it runs, for 'tfdist ps stats --job', "
-        "'tfdist tasks --job' and 'tfdist scale --job' (default: a new file of mode 600)",
+        "'tfdist tasks --job', 'tfdist scale --job' and 'tfdist metrics --job' (default: a new "
+        "file of mode 600)",
     )
     # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -170,6 +174,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         (of_ps, "stats", "what they hold and do", stats_command),
         (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
         (subcommands, "scale", "set the number of workers of an elastic job", scale_command),
+        (subcommands, "metrics", "let Prometheus read a job's metrics", metrics_command),
     ):
         asking = commands.add_parser(
             name,

@@ -56,16 +56,24 @@ class Exporter:
     ) -> None:
         self._server = _HttpServer(interface, port, exposition, token)
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="tfdist-metrics", daemon=True
-        )
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tfdist-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stops serving; may be called again."""
-        self._server.shutdown()
-        self._server.server_close()
+        if self._closed:
+            return
+        self._closed = True
+        # Wakes the thread, which then cannot accept.
+        self._server.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._server.server_close()
+
+    def _run(self) -> None:
+        # Unlike `serve_forever` it does not wake up between connections.
+        while not self._closed:
+            self._server.handle_request()
 
 
 def serve(cluster: Cluster, settings: Settings, server: Server | None = None) -> Exporter:

@@ -26,7 +26,7 @@ PORT = {"TFDIST_METRICS_PORT": "0"}
 def scrape(port=None):
     """Returns the samples of a task.
 
-    They are found by name and by the values of their labels, in the order of the labels' names, but the task's.
+    Their keys are name and values of labels, in the order of the labels' names, but the task's.
     """
     port = process.current._exporter.port if port is None else port
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:

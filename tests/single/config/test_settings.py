@@ -54,6 +54,15 @@ def test_what_is_no_size(text):
         Settings.from_environment({"TFDIST_PS_MEMORY": text})
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("METRICS_PORT", "65536"), ("METRICS_PORT", "-1"), ("RESTARTS", "-1"), ("RESTARTS", "often")],
+)
+def test_numbers_of_the_metrics(name, text):
+    with pytest.raises(ClusterConfigError, match=f"TFDIST_{name}: expected .* received '{text}'"):
+        Settings.from_environment({f"TFDIST_{name}": text})
+
+
 def test_settings_do_not_show_the_secret():
     assert "s3cret" not in repr(Settings(secret=b"s3cret"))
 
