@@ -21,9 +21,11 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_CHECKPOINT_DIR": "/snapshots",
         "TFDIST_PS_MEMORY": "8G",
         "TFDIST_DATA_SERVICE_DIR": "/journal",
+        "TFDIST_METRICS_PORT": "0",
+        "TFDIST_RESTARTS": "2",
     }
     expected = Settings(
-        b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30, "/journal"
+        b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30, "/journal", 0, 2
     )
     assert Settings.from_environment(given) == expected
     file = tmp_path / "secret"
