@@ -25,6 +25,7 @@ from tfdist.job import process
 from tfdist.strategies._input.worker_input import share
 from tfdist.strategies._local_reduce.local_all_reduce import resolved_destination
 from tfdist.strategies._variables.elastic_tables import ElasticTables
+from tfdist.strategies._variables.summed_variable import SummedVariable
 from tfdist.strategies.communication_options import CommunicationOptions, for_gradients
 from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredExtended
 
@@ -115,13 +116,21 @@ class ElasticExtended(MultiWorkerMirroredExtended):
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker is rank 0 now."""
-        return self.elastic_job.rank == 0
+        """Whether this worker is rank 0 now, and has the members' state."""
+        return self.elastic_job.rank == 0 and not self.elastic_job.is_newcomer
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker is rank 0 now."""
-        return self.elastic_job.rank == 0
+        """Whether this worker is rank 0 now, and has the members' state."""
+        return self.should_checkpoint
+
+    def _create_variable(self, next_creator, **kwargs):
+        variable = super()._create_variable(next_creator, **kwargs)
+        is_sum = getattr(variable, "aggregation", None) == tf.VariableAggregation.SUM
+        if type(variable) is SyncOnReadVariable and is_sum:
+            # TensorFlow has no place for a strategy's own class of variables.
+            variable.__class__ = SummedVariable
+        return variable
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
         return MirroredExtended._get_variable_creator_initial_value(

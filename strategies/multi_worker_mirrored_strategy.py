@@ -110,8 +110,8 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
         cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
         cluster = start(cluster, checkpoint_dir, keras.apply_repairs)
         options = CommunicationOptions.of(communication_options)
-        elastic = process.current.settings.elastic if elastic is None else elastic
-        if elastic is not None and cluster.rank is not None and not cluster.is_local:
+        elastic = process.current.elastic(cluster, elastic)
+        if elastic is not None:
             from tfdist.strategies._elastic_extended import ElasticExtended  # is built on this one
 
             extended = ElasticExtended(self, cluster, cluster_resolver, options, elastic)

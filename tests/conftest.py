@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Adds how long a test took to the file TEST_TIMES, for the end of scripts/test."""
     path = os.environ.get("TEST_TIMES")
-    if path and report.when == "call" and "PYTEST_XDIST_WORKER" not in os.environ:
+    if path and report.duration > 0.05 and "PYTEST_XDIST_WORKER" not in os.environ:
+        # A fixture that several tests share takes its time in the first one's setup.
+        phase = "" if report.when == "call" else f" ({report.when})"
         with open(path, "a") as times:
-            times.write(f"{report.duration:8.1f} s  {report.nodeid}\n")
+            times.write(f"{report.duration:8.1f} s  {report.nodeid}{phase}\n")

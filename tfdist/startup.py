@@ -46,8 +46,8 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     ```
     """
     cluster = start(cluster, checkpoint_dir, keep_ops_from_xla)
-    elastic = process.current.settings.elastic
-    if elastic is not None and cluster.rank is not None and not cluster.is_local:
+    elastic = process.current.elastic(cluster)
+    if elastic is not None:
         from tfdist.elastic.start import join  # imports TensorFlow
 
         join(cluster, elastic)

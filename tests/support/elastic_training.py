@@ -333,7 +333,7 @@ class _Worlds(logging.Handler):
         self.job: Any = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg.startswith("%s: rank %d of %d (before"):
+        if "rank %d of %d (before" in record.msg:
             _, rank, size, before, generation, units, seconds = record.args
             self._ctx.report(
                 "world",

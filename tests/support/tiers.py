@@ -23,17 +23,33 @@ LONG_CASES = {
     # Both strategies split input with the same code: of last batches the mirrored cases.
     "test_parity.py": r"test_fit\[\w+-(\w+-3|(sgd|momentum)-4)\]"
     r"|test_fit\[central-(sgd|momentum)-2\]|test_last_batch\[central-"
-    r"|test_evaluate_and_predict\[\w+-[24]\]|test_tf_keras\[\w+-(sgd|momentum)\]",
+    r"|test_evaluate_and_predict\[\w+-[24]\]|test_tf_keras\[\w+-(sgd|momentum)\]"
+    r"|test_custom_loop\[\w+-(sgd|momentum)\]|test_last_batch\[mirrored-uneven\]",
     # Both strategies weigh rows with the same code.
-    "test_uneven_batches.py": r"test_loss\[central-(?!mask\]|two)",
+    # Masks and sample weights at once, or a mean by either, with the former.
+    "test_uneven_batches.py": r"test_loss\[central-(?!mask\])|test_even\w+\[central\]"
+    r"|test_loss\[mirrored-mean with",
     # One device acts as no strategy; both strategies of several devices reduce with the same code.
     "test_models_on_devices.py": r"\[(OneDevice|CentralStorage)Strategy-"
-    r"(?!GAN|synchronized)",
+    r"(?!GAN|synchronized)|\[MirroredStrategy-GRU\]",
     # Both strategies read with the same code; the mirrored cases cover it.
     "test_inputs.py": r"test_\w+\[central(-(?!ragged)|\])",
     # Arrays, and the other datasets that are opened once, or again; one strategy of devices.
     "test_resume.py": r"test_inputs\[2-ranks-(batches_of_arrays|dataset_longer_than_an_epoch)\]",
     "test_resume_on_devices.py": r"\[central-dataset",
+    # Both strategies open arrays with the same code.
+    "test_repairs.py": r"test_arrays_are_opened_once_an_epoch\[central\]",
+    # Two ranks; sample weights, which class weights become.
+    "test_keras_inputs.py": r"test_predict\w+\[3-ranks\]|test_arrays\[2-ranks-class_weight\]",
+    # Two ranks.
+    "test_collective_gradients.py": r"of_every_collective\[3-ranks\]",
+    # Two ranks; with Keras 3, and tf_keras's own state of compression.
+    "test_compression.py": r"test_16_bits\[3-ranks\]",
+    "test_compressed_training.py": r"test_tf_keras_learns",
+    # A directory that the workers share.
+    "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
+    # With a number of epochs.
+    "test_tasks_async.py": r"comes_back_to_what_is_left\[endless\]",
     # One strategy with both ways of resuming.
     "test_checkpoint.py": r"test_callbacks_check_point\w+\[central\]",
     # Both strategies reduce with the same code; "both" options at once with either.
@@ -62,8 +78,8 @@ LONG_CASES = {
     r"|group_ftrl)\]|test_of_model\[3-ranks-(clipnorm|clipvalue|accumulation|loss_scale_factor|schedule)\]"
     r"|test_beside_all_reduce\[4-ranks-loss_scale\]|test_two_workers_in_sync\[4-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-global_clipnorm\]|beside_all_reduce\[3-ranks-loss_scale\]",
-    # In float32 with normalization, whose statistics are reduced, too.
-    "test_elastic_faults.py": r"test_rounding\[dense\]",
+    # In float64 each kind of fault is exact; stopped workers with a dataset.
+    "test_elastic_faults.py": r"test_rounding|test_stopped\w+\[arrays\]",
     # Data that is opened once, and once an epoch, in each test.
     "test_elastic_tf_keras.py": r"newcomer\w+\[(arrays in batches|generator)\]"
     r"|from_the_backup\[dataset-killed\]",
@@ -85,19 +101,20 @@ LONG_CASES = {
     # The chief restarts as a worker does; test_ps_faults.py has servers without snapshots.
     "test_restarted_jobs.py": r"\[(chief 0|no_checkpoint_dir)\]",
     "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-momentum\]",
-    # Keras 3 in the default tier.
-    "test_data_service.py": r"test_tf_keras",
+    # Keras 3 in the default tier; a killed dispatcher in another mode.
+    "test_data_service.py": r"test_tf_keras|begins_again\[data_dispatcher 0\]",
     # LSTM, and classifiers and regressors of each kind.
     "test_estimator_canned.py": r"test_recurrent\[(gru|simple_rnn|own)\]"
     r"|test_trains_evaluates\w+\[(DNNLinearCombined|DNN|Linear|Baseline)Estimator\]"
-    r"|test_trains_evaluates\w+\[(DNN|DNNLinearCombined|Linear)Regressor\]",
+    r"|test_trains_evaluates\w+\[(DNN|DNNLinearCombined|Linear)Regressor\]"
+    r"|test_trains_evaluates\w+\[(DNNLinearCombined|Baseline)Classifier\]",
     "test_estimator_keras_models.py": r"test_trains_and_evaluates\w+\[(momentum|adagrad)\]",
     # Exporters; another process reads their models.
     "test_estimator_tf_keras.py": r"\[(devices/|.*test_estimator_(canned|model_fns))",
     # all_reduce, parameter_server, overlap and memory run the same parts; of data workers
-    # test_data_service.py.
+    # test_data_service.py, of elastic jobs test_elastic_faults.py.
     "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|tasks)"
-    r"|test_elastic_compares",
+    r"|test_elastic_(compares|measures)|test_epochs",
     "test_communication_benchmarks.py": r"test_(network|training_step|sizes_of_buckets)",
 }
 

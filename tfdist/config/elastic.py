@@ -12,6 +12,10 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.validation import show
 from tfdist.errors import ClusterConfigError
 
+# Rank 0 holds a call of each other worker while they form a generation, in a thread of its own, and
+# a call names all workers, in at most 64 KiB.
+MAX_WORKERS = 500
+
 
 @dataclasses.dataclass(frozen=True)
 class Elastic:
@@ -19,7 +23,7 @@ class Elastic:
 
     Args:
       min_workers: the least number of processes that train; with fewer, the job waits for more.
-      max_workers: the largest number, or None for no bound.
+      max_workers: the largest number, 500 or less; None means 500.
       start_workers: the number that the job is founded with; None means the number of training
         tasks in the cluster.
 
@@ -43,6 +47,11 @@ class Elastic:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ClusterConfigError(
                     f"Elastic: expected {name} to be a positive integer, received {show(value)}"
+                )
+            if value > MAX_WORKERS:
+                raise ClusterConfigError(
+                    f"Elastic: expected {name} to be at most {MAX_WORKERS}, which is what elastic "
+                    f"training supports, received {value}"
                 )
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ClusterConfigError(
@@ -96,8 +105,8 @@ class Elastic:
         return self.start_workers
 
     def _check_start(self, start: int, what: str) -> None:
-        if start < self.min_workers or (self.max_workers is not None and start > self.max_workers):
-            bound = "or more" if self.max_workers is None else f"to {self.max_workers}"
+        most = self.max_workers or MAX_WORKERS
+        if not self.min_workers <= start <= most:
             raise ClusterConfigError(
-                f"Elastic: expected {what} to be {self.min_workers} {bound}, received {start}"
+                f"Elastic: expected {what} to be {self.min_workers} to {most}, received {start}"
             )

@@ -14,6 +14,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tfdist.config import validation
 from tfdist.errors import ClusterConfigError
@@ -72,31 +73,67 @@ class JobFile:
         Raises:
           ClusterConfigError: it cannot be read, is no job file, or belongs to another user.
         """
+        received = ""
+        fields: Any = None
         try:
             # Without O_NONBLOCK, opening a pipe would block.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            with open(descriptor) as file:
+            with open(descriptor, "rb") as file:
                 about = os.fstat(descriptor)
-                if about.st_uid not in (os.geteuid(), 0) or not stat.S_ISREG(about.st_mode):
-                    raise ClusterConfigError(f"{path}: expected a job file of your own")
-                fields = json.load(file)
-            found = cls(**fields)
-            optional = (found.secret, found.scale_socket)
-            if not isinstance(found.cluster, str) or not all(
-                isinstance(value, str | None) for value in optional
-            ):
-                raise TypeError("expected texts")
-            if not isinstance(found.metrics, dict) or not all(
-                isinstance(name, str) and validation.address_problem(address) is None
-                for name, address in found.metrics.items()
-            ):
-                raise TypeError("expected addresses of metrics by name")
-            (found.secret or "").encode("latin-1")
-        except (OSError, TypeError, ValueError, RecursionError) as error:
+                if not stat.S_ISREG(about.st_mode):
+                    received = "no regular file"
+                elif about.st_uid not in (os.geteuid(), 0):
+                    received = "another user's"
+                else:
+                    content = file.read()
+                    received = f"{len(content)} bytes that are no JSON"
+                    fields = json.loads(content)
+                    received = _difference(fields)
+        except OSError as error:
+            received = error.strerror or str(error)
+        except (ValueError, RecursionError):
+            pass  # `received` says so
+        if received:
             raise ClusterConfigError(
-                f"{path}: expected a job file, as 'tfdist run' writes, received: {error}"
-            ) from None
-        return found
+                f"{path}: expected a job file of your own, as 'tfdist run' writes, received: "
+                f"{received}"
+            )
+        return cls(**fields)
+
+
+def _difference(fields: Any) -> str:
+    """Returns what is wrong with the JSON of a job file; empty if nothing is."""
+    if not isinstance(fields, dict):
+        return f"JSON of another kind ({type(fields).__name__})"
+    names = [field.name for field in dataclasses.fields(JobFile)]
+    if "cluster" not in fields:
+        return "a JSON object without 'cluster'"
+    for name, value in fields.items():
+        if name not in names:
+            return f"a JSON object with {name!a}, which no job file has"
+        if name == "metrics":
+            if not _are_addresses(value):
+                return "'metrics' that are no addresses by name"
+            continue
+        if not (isinstance(value, str) or (value is None and name != "cluster")):
+            return f"{name!r} of another kind ({type(value).__name__})"
+        if value is not None and not _is_usable(name, value):
+            return f"{name!r} with characters that it cannot have"
+    return ""
+
+
+def _are_addresses(value: Any) -> bool:
+    return isinstance(value, dict) and not any(
+        validation.address_problem(address) for address in value.values()
+    )
+
+
+def _is_usable(name: str, text: str) -> bool:
+    try:
+        text.encode("latin-1" if name == "secret" else "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return name == "secret" or "\0" not in text  # which no path has
 
 
 def _remove_stale_files(directory: Path) -> None:

@@ -62,9 +62,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tfdist.config import validation
-from tfdist.config.elastic import Elastic
+from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.control import messages
-from tfdist.control.members import MAX_MEMBERS, Generation, Member, problem_with_member
+from tfdist.control.members import Generation, Member, problem_with_member
 from tfdist.control.messages import MessageError
 from tfdist.control.rendezvous import ClientContext
 
@@ -162,9 +162,16 @@ class Generations:
         with self._changed:
             return json.dumps(self._description)
 
-    def describe(self, more: Mapping[str, str]) -> None:
-        """Adds to what all members must agree on, as soon as both of two have described it."""
+    def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:
+        """Adds to what all members must agree on, as soon as both of two have described it.
+
+        Args:
+          more: by field.
+          instead_of: fields that are forgotten, unless `more` has them.
+        """
         with self._changed:
+            for field in instead_of:
+                self._description.pop(field, None)
             self._description.update(more)
             self._notify()
 
@@ -345,7 +352,7 @@ class Generations:
                 for process in come
                 if process not in reference and not self._differs(come[process])
             ]
-            most = self._elastic.max_workers or MAX_MEMBERS
+            most = self._elastic.max_workers or MAX_WORKERS
             taken_in = newcomers[: max(0, most - len(present))] if admits else []
             workers = len(present) + len(taken_in)
 
@@ -654,7 +661,7 @@ class Generations:
             if process not in (self.me.process, request.process) and process not in self._dead:
                 self._bury(process, "another member has seen its end")
         if request.reference:
-            self._hear(Generation.from_text(request.reference))
+            self._hear(Generation.from_packed(request.reference))
         formed = self._round
         if (
             formed is not None
@@ -798,8 +805,7 @@ class Generations:
         self._changed.notify_all()
 
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
-        # Not max/min alone: a request may contain a NaN.
-        seconds = min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
+        seconds = max(0.0, min(seconds, _MAX_WAIT))
         self._changed.wait_for(lambda: self._closed or done(), timeout=seconds)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -276,10 +277,10 @@ class ElasticFound:
 class ElasticForm:
     """A process wants to be a member of the next generation.
 
-    `to` is the process that it means to call, or empty. `reference` is the text of the latest
-    generation that the caller knows to be established, empty for a newcomer. `holds_state` says
-    that the caller has established a generation itself. `highest` is the largest generation number
-    that it has seen, and `dead` a JSON list of the processes that it knows to be dead.
+    `to` is the process that it means to call, or empty. `reference` is the packed text of the
+    latest generation that the caller knows to be established, empty for a newcomer. `holds_state`
+    says that the caller has established a generation itself. `highest` is the largest generation
+    number that it has seen, and `dead` a JSON list of the processes that it knows to be dead.
     """
 
     protocol: int
@@ -346,9 +347,19 @@ def encode(message: Any) -> bytes:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object in `body`, else raises MessageError."""
+    """Returns the JSON object in `body`, all of whose texts UTF-8 can encode.
+
+    Raises:
+      MessageError: it has something else.
+    """
     try:
         message = json.loads(body)
+        # Fails for a lone surrogate, which nobody could hash, send or print later.
+        json.dumps(message, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise MessageError(
+            f"expected a JSON object, received {len(body)} bytes with half of a surrogate pair"
+        ) from None
     # RecursionError: thousands of nested brackets.
     except (ValueError, RecursionError):
         raise MessageError(
@@ -360,7 +371,11 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 def decode(kind: type[Request], body: bytes) -> Request:
-    """Returns the `kind` of request in `body`; raises MessageError if a field's type is wrong."""
+    """Returns the `kind` of request in `body`.
+
+    Raises:
+      MessageError: a field has another type, or a number is none that a float can hold.
+    """
     message = decode_object(body)
     types: dict[object, type | tuple[type, ...]] = {
         "int": int,
@@ -377,8 +392,20 @@ def decode(kind: type[Request], body: bytes) -> Request:
                 f"{kind.__name__}: expected {field.name} to be {field.type}, received "
                 f"{repr(value)[:80]}"
             )
+        if field.type == "float" and not _is_finite(value):
+            raise MessageError(
+                f"{kind.__name__}: expected {field.name} to be a finite number, received "
+                f"{repr(value)[:80]}"
+            )
         values[field.name] = value
     return kind(**values)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float can hold
+        return False
 
 
 def reason_to_refuse(

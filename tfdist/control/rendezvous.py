@@ -174,8 +174,7 @@ class Rendezvous:
             self._changed.notify_all()
 
     def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
-        # Not max/min alone: a request may contain a NaN.
-        seconds = min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
+        seconds = max(0.0, min(seconds, _MAX_WAIT))
         self._changed.wait_for(lambda: self._closed or done(), timeout=seconds)
 
     def _reason_to_refuse(self, join: messages.Join) -> str | None:

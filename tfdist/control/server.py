@@ -13,6 +13,7 @@ import errno
 import logging
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent import futures
 from typing import Any
@@ -38,7 +39,9 @@ _OPTIONS = [
     ("grpc.max_concurrent_streams", 64),
     ("grpc.max_connection_idle_ms", 20000),
 ]
+# Seconds in which calls in progress may finish, and for which `close` waits in all.
 _STOP_GRACE = 2.0
+_STOP_TIMEOUT = 3.0
 # Seconds in which the body of a call must arrive.
 _BODY_TIMEOUT = 10.0
 # Different warnings, each logged once: unauthenticated clients must not fill the log.
@@ -143,7 +146,10 @@ class ControlServer:
         self._closed = False
         self._pool = DaemonPool(max_threads or 2 * cluster.world_size + 8)
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run_loop, name="tfdist-control-loop", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._run_loop, name="tfdist-control-loop", daemon=True
+        )
+        self._thread.start()
         try:
             self._server = self._in_loop(self._start(interfaces.interface(cluster, secret)))
         except BaseException:
@@ -152,6 +158,7 @@ class ControlServer:
 
     def _run_loop(self) -> None:
         self._loop.run_forever()
+        self._loop.run_until_complete(_end_tasks())
         self._loop.close()
 
     def _in_loop(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
@@ -181,13 +188,18 @@ class ControlServer:
         return next(reversed(self._warned), None)
 
     def close(self) -> None:
-        """Stops listening; calls in progress get two seconds to finish. May be called again."""
+        """Stops listening; calls in progress get two seconds to finish. May be called again.
+
+        On a machine that is too busy for that the server's thread stops it later.
+        """
         if self._closed:
             return
         self._closed = True
+        deadline = time.monotonic() + _STOP_TIMEOUT
         with contextlib.suppress(futures.TimeoutError):
-            self._in_loop(self._server.stop(_STOP_GRACE), _STOP_GRACE + 1)
+            self._in_loop(self._server.stop(_STOP_GRACE), _STOP_TIMEOUT)
         self._end_loop()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _listen(self, server: grpc.aio.Server, interface: str, port: int) -> None:
         # gRPC accepts one of IPv4 and IPv6 even if the other is taken, and writes the reason to
@@ -287,6 +299,17 @@ class ControlServer:
         if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned[text] = None
             _log.warning("%s: %s", self._name, text)
+
+
+async def _end_tasks() -> None:
+    """Ends what runs in a loop that is to be closed: first a stop of the server under way."""
+    pending = asyncio.all_tasks() - {asyncio.current_task()}
+    if pending:
+        _, pending = await asyncio.wait(pending, timeout=_STOP_GRACE + 1)
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending, timeout=1)
 
 
 def _host(context: grpc.aio.ServicerContext) -> str:

@@ -82,8 +82,7 @@ class StopBoard:
             if request.stored and request.stored == self._last_step:
                 self._stored.add(request.rank)
             self._changed.notify_all()
-            # Not max/min alone: a request may contain a NaN.
-            wait = min(request.wait, _MAX_WAIT) if request.wait > 0 else 0.0
+            wait = max(0.0, min(request.wait, _MAX_WAIT))
             self._changed.wait_for(
                 lambda: self._closed or context.disconnected or self._is_answered(request), wait
             )

@@ -16,7 +16,7 @@ from tfdist.data.stream import Batching, Stream
 _KEPT = 4
 _FEED, _TRACKED = "tfdist_feed", "tfdist_tracked"
 # What keeps the order of the records and drops none but the last: by the names of the classes.
-_KEEPS_ORDER = {
+KEEPS_ORDER = {
     "_MapDataset",
     "_ParallelMapDataset",
     "_PrefetchDataset",
@@ -28,8 +28,8 @@ _KEEPS_ORDER = {
     "DatasetV1Adapter",
 }
 # Of these, what reads all records, and once.
-_READS_ONCE = _KEEPS_ORDER - {"_RepeatDataset", "_TakeDataset"}
-_BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
+_READS_ONCE = KEEPS_ORDER - {"_RepeatDataset", "_TakeDataset"}
+BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"}
 
 
 def mark(dataset: tf.data.Dataset, feed: Feed) -> tf.data.Dataset:
@@ -129,9 +129,9 @@ def _check(dataset: tf.data.Dataset, feed: Feed) -> int:
         if getattr(dataset, "_deterministic", None) in (False, "false"):
             raise ValueError(_refusal(feed, f"{kind} with deterministic=False"))
         inputs = [one for one in dataset._inputs() if feed_of(one) is not None]
-        if kind in _BATCHES:
+        if kind in BATCHES:
             batches += 1
-        elif kind not in _KEEPS_ORDER or len(inputs) != 1:
+        elif kind not in KEEPS_ORDER or len(inputs) != 1:
             raise ValueError(_refusal(feed, kind))
         (dataset,) = inputs
     if batches > 1:
@@ -147,7 +147,7 @@ def _batching(dataset: tf.data.Dataset) -> Batching | None:
     found = Batching(1)
     while getattr(dataset, _FEED, None) is None:
         kind = type(dataset).__name__
-        if kind in _BATCHES:
+        if kind in BATCHES:
             size, drops = map(tf.get_static_value, (dataset._batch_size, dataset._drop_remainder))
             if size is None or drops is None:
                 return None

@@ -20,6 +20,7 @@ all-gather. A *newcomer* receives the whole state in the same place.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -35,6 +36,7 @@ from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
+from tfdist.config.validation import show
 from tfdist.control import interfaces
 from tfdist.elastic.membership import Membership, World
 from tfdist.elastic.peers import Outside
@@ -44,6 +46,7 @@ from tfdist.elastic.values import (
     broadcast_values,
     fingerprint,
 )
+from tfdist.elastic.waiting import waiting
 from tfdist.errors import TfdistError, brief
 from tfdist.preemption.notice import notice
 
@@ -144,6 +147,7 @@ class ElasticJob:
         self.units = 0
         self.recoveries = 0
         self.ends = self.leaves = False
+        self._described: tuple[str, ...] = ()
         self._has_told_notice = False  # in the last step
         self._last = Unit("nothing", lambda: None)  # the last unit of work that was done
         self.state: State | None = None
@@ -212,8 +216,36 @@ class ElasticJob:
         return tuple(member.address for member in world.members)
 
     def describe(self, description: dict[str, str]) -> None:
-        """Adds to what newcomers must agree on, by name."""
-        self._membership.describe(description)
+        """Says what newcomers must agree on, by name, in place of what the last call has said."""
+        # Else the requests of a program that calls `fit` many times would grow without end.
+        self._membership.describe(description, instead_of=self._described)
+        self._described = tuple(description)
+
+    def check_description(self, description: dict[str, str]) -> None:
+        """Refuses this member if it is described otherwise than rank 0; all call it together.
+
+        Founders found the job before they know what they train. Newcomers are refused before.
+
+        Args:
+          description: what all members must agree on, by name.
+
+        Raises:
+          TfdistError: a field differs; names it, and what rank 0 has.
+          tf.errors.OpError: a member was lost.
+        """
+        text = json.dumps(description).encode()
+        label = "what the members have described"
+        expected = json.loads(broadcast_bytes(text, self.communicator, 0, label))
+        for field, own in description.items():
+            if expected.get(field) != own:
+                assert self._membership.world is not None
+                raise TfdistError(
+                    f"{self.cluster.task_name}: expected the same dtypes and shapes of the "
+                    f"variables, and the same data, on all members, but {field!r} differs: "
+                    f"expected {show(expected.get(field))} as on "
+                    f"{self._membership.world.members[0]}, received {show(own)}: do all run the "
+                    "same program?"
+                )
 
     def follow(self, call: Callable[[World, int], None]) -> None:
         """Registers what is told of each generation, once all members have the same state.
@@ -399,7 +431,7 @@ class ElasticJob:
     def _go_on(self, unit: Unit) -> bool:
         """Forms the next generation; returns whether the others have done the unit already."""
         began = time.monotonic()
-        before = self.size
+        before, was_newcomer = self.size, self.is_newcomer
         admits = unit.admits
         while True:
             try:
@@ -423,7 +455,8 @@ class ElasticJob:
             self._change_is_planned = world.size < self.elastic.min_workers
             self._member_leaves = False
             try:
-                is_done = self._agree(unit)
+                with self._saying_that_it_waits():
+                    is_done = self._agree(unit)
                 self._tell_followers(world)
             except tf.errors.OpError as error:
                 if not self.has_lost_members(error):
@@ -433,12 +466,21 @@ class ElasticJob:
             except _NotNow:
                 admits = False
                 continue
+            joined = "joined the job: " if was_newcomer and not self._is_founded_again else ""
             _log.info(
-                "%s: rank %d of %d (before: %d) in generation %d after %d units, in %.2f s",
+                "%s: "
+                + joined
+                + "rank %d of %d (before: %d) in generation %d after %d units, in %.2f s",
                 *(self.cluster.task_name, self.rank, self.size, before, world.generation),
                 *(self.units, time.monotonic() - began),
             )
             return is_done
+
+    def _saying_that_it_waits(self) -> contextlib.AbstractContextManager[None]:
+        """While a newcomer waits for the members' state, its log says so."""
+        if not self.is_newcomer:
+            return contextlib.nullcontext()
+        return waiting(f"{self.cluster.task_name}: a newcomer: waits for the members' state")
 
     def _tell_followers(self, world: World) -> None:
         if not self._followers:

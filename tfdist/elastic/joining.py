@@ -47,8 +47,7 @@ class Joining:
                     f"{self._peers.timeout:g} s; asked {self._peers.described(known)}"
                 )
             if now >= next_log:
-                where = self._peers.described(known) if target is None else target[1]
-                _log.warning("%s: a newcomer, waits for %s", self._peers.me.name, where)
+                _log.warning("%s, for %.0f s by now", self._wait_in_words(target), now - began)
                 next_log = now + self._peers.timing.log
             if target is None:
                 known = self._peers.others()
@@ -58,6 +57,8 @@ class Joining:
                     generation = self._found_again()
                     if generation is not None:
                         return generation
+                else:
+                    _log.info("%s", self._wait_in_words(target))
                 continue
             reply = self._call_as_newcomer(*target)
             status = reply.get("status")
@@ -74,6 +75,16 @@ class Joining:
             else:
                 target = None
                 self._peers.pause(self._peers.timing.retry)
+
+    def _wait_in_words(self, target: tuple[str, str] | None) -> str:
+        me = self._peers.me.name
+        if target is None:
+            asked = self._peers.described(self._peers.others())
+            return f"{me}: a newcomer: looks for a member of the job; asked {asked}"
+        return (
+            f"{me}: a newcomer: waits at {target[1]} until the members have ended their present "
+            "step, or epoch, and take it in"
+        )
 
     def _found_again(self) -> Generation | None:
         try:

@@ -13,11 +13,11 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
-from tfdist.config.elastic import Elastic
+from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import UnreachableError
@@ -36,7 +36,8 @@ from tfdist.ops import Communicator
 __all__ = ["Member", "Membership", "Timing", "World"]
 
 _log = logging.getLogger("tfdist.elastic")
-_MAX_THREADS = 512
+# Each other worker may hold one of a leader's threads, and needs a further one for a short call.
+_MAX_THREADS = MAX_WORKERS + 64
 # Stands for the address of a process without a cluster, which nobody calls.
 _ALONE = "localhost:1"
 
@@ -129,13 +130,17 @@ class Membership:
                 cluster, settings.secret, self._state.handlers, max_threads=_MAX_THREADS
             )
 
-    def describe(self, more: Mapping[str, str]) -> None:
+    def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:
         """Adds to what all members must agree on.
 
         Members may do so at different times: a field is compared as soon as both of two processes
         have it.
+
+        Args:
+          more: by field.
+          instead_of: fields that are forgotten, unless `more` has them.
         """
-        self._state.describe(more)
+        self._state.describe(more, instead_of)
 
     def begin(self) -> World | None:
         """Founds the job with the other founders, unless it runs already.

@@ -126,7 +126,7 @@ class Peers:
             name=self.me.name,
             address=self.me.address,
             description=self.state.description,
-            reference=reference.to_text() if reference is not None else "",
+            reference=reference.to_packed() if reference is not None else "",
             holds_state=self.state.base is not None,
             highest=self.state.highest,
             dead=json.dumps(self._dead_members(reference)),

@@ -7,6 +7,7 @@ the functions are the public face of it. Importing this module does not import T
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from tfdist import _providers
 from tfdist.config.cluster import Cluster
+from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError, NotInitializedError
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from tfdist.ps.config import PsConfig
     from tfdist.ps.stats.rates import Reading
     from tfdist.ps.worker import LocalPsWorker, PsWorker
+
+_log = logging.getLogger("tfdist")
 
 
 class Members(Protocol):
@@ -80,6 +84,7 @@ class Process:
         self._alone: Communicator | None = None
         self._ps_worker: PsWorker | LocalPsWorker | None = None
         self._has_server_variables = False
+        self._has_warned_that_alone = False
         self._script: _Script | None = None
         # Whether the job was told to end and this process stops training: it leaves the job as if
         # it had done its work, with any exit code.
@@ -234,6 +239,27 @@ class Process:
         self._cluster = cluster
         self._watch_script()
         return members
+
+    def elastic(self, cluster: Cluster, own: Elastic | None = None) -> Elastic | None:
+        """Returns the limits of the job, if this process trains in an elastic one.
+
+        Args:
+          cluster: this process's task.
+          own: limits that take the place of the settings'.
+        """
+        limits = self.settings.elastic if own is None else own
+        if limits is None or cluster.rank is None:
+            return None
+        if not cluster.is_local:
+            return limits
+        if not self._has_warned_that_alone:
+            self._has_warned_that_alone = True
+            _log.warning(
+                "this process trains alone, and no worker can join it: the job is to be elastic "
+                "(%s), but TF_CONFIG has no cluster, where workers could find each other",
+                "TFDIST_ELASTIC" if own is None else "the strategy's `elastic`",
+            )
+        return None
 
     def refuse_in_elastic_job(self, what: str) -> None:
         """Refuses what an elastic job does not have.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -32,6 +33,7 @@ from tfdist.keras.own_state import OwnState
 from tfdist.keras.training import Training, TrainingState
 
 _log = logging.getLogger("tfdist.elastic")
+_MAX_DESCRIBED = 1000
 _PLAIN = (bool, int, float, type(None))
 
 
@@ -80,16 +82,19 @@ class ElasticFit:
         self._handles = _handles(model, concrete)
         # A newcomer that differs is refused; the members go on.
         fit = f"of fit number {job.fits + 1}"
-        job.describe(
-            {
-                f"variables {fit}": _variables_in_words(self._handles),
-                f"batches {fit}": f"{int(data.cardinality())} of {data.element_spec}",
-            }
-        )
+        rows = self._running.rows
+        description = {
+            f"variables {fit}": _variables_in_words(self._handles),
+            f"batches {fit}": _shortened(f"{int(data.cardinality())} of {data.element_spec}"),
+            # Each step cuts a batch by ranks, so all have to have the same batches.
+            f"rows {fit}": "unknown" if rows is None else str(rows),
+        }
+        job.describe(description)
         if job.is_newcomer and job.enter(self):
             return
 
         def receive() -> tuple[bytes, list[tf.Tensor]]:
+            job.check_description(description)
             label = "the state of rank 0"
             content = b""
             if job.rank == 0:
@@ -214,6 +219,13 @@ def _variables_in_words(handles: Sequence[tf.Tensor]) -> str:
     shapes = [found[1] for found in map(type_of, handles) if found is not None]
     numbers = sum(shape.num_elements() or 0 for shape in shapes)
     return f"{len(handles)} with {numbers:,} numbers ({fingerprint(handles):x})"
+
+
+def _shortened(text: str) -> str:
+    """Returns a text, or its beginning and its hash: each request of a member has it."""
+    if len(text) <= _MAX_DESCRIBED:
+        return text
+    return f"{text[:_MAX_DESCRIBED]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def _restore_callbacks(

@@ -9,10 +9,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
 from tfdist.data.openings import Openings
 from tfdist.data.position import InputPosition
+from tfdist.data.rows import rows_of
 from tfdist.errors import TfdistError
 from tfdist.keras import exchange
 from tfdist.keras.own_state import OwnState
@@ -75,6 +77,15 @@ class Training:
         """What Keras's iterator opens."""
         assert self._iterator is not None
         return self._iterator._distributed_dataset
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows that are trained on, if it is known before they are read."""
+        assert self._iterator is not None
+        adapter = self._iterator.data_adapter
+        if not isinstance(adapter, ArrayDataAdapter):
+            return rows_of(self.dataset)
+        return rows_in(adapter.num_batches, adapter.batch_size, adapter.partial_batch_size)
 
     @property
     def initial_epoch(self) -> Any:
@@ -269,6 +280,11 @@ class Training:
         self.batch = batch + size
         self._openings.batches += size
         self._in_step = size
+
+
+def rows_in(batches: int, size: int, last: int | None) -> int:
+    """Returns the number of rows in some batches, of which the last one may be smaller."""
+    return batches * size if last is None else (batches - 1) * size + last
 
 
 class _Trainings(threading.local):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -190,6 +191,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
 def _workers(text: str) -> int | WorkerRange:
     """Parses the value of --workers; an argparse type."""
+    if not re.fullmatch("[0-9]+(:[0-9]+){0,2}", text.strip()):
+        raise argparse.ArgumentTypeError(
+            "expected N, MIN:MAX or MIN:MAX:START, such as 4, 2:8 or 2:8:4, in whole numbers; "
+            f"received {text!r}"
+        )
     if ":" not in text:
         return whole_number(1)(text)
     try:

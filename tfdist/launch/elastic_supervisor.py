@@ -21,6 +21,9 @@ from tfdist.launch.scale_channel import ScaleRequest, ScaleServer
 from tfdist.launch.supervisor import Supervisor
 from tfdist.launch.task import Task, TaskSpec
 
+# The failures that the report lists.
+_MAX_SURVIVED = 10
+
 
 class ElasticSupervisor(Supervisor):
     """Starts the workers of an elastic job, and watches them until none is left.
@@ -69,6 +72,8 @@ class ElasticSupervisor(Supervisor):
         # The last task of each slot that has ended, which the next one replaces.
         self._former: dict[int, Task] = {}
         self._lingers = False
+        # What the job went on after, in the order of the time.
+        self._survived: list[str] = []
 
     def run(self) -> int:
         """Runs the job to its end, when none of its processes is left; returns the exit code."""
@@ -141,6 +146,7 @@ class ElasticSupervisor(Supervisor):
         if not self._policy.take_restart():
             self._fail(task, "; no restarts left")
             return
+        self._survived.append(f"{task.spec.name} ({task.exit})")
         left = f"restarts left: {self._policy.restarts_left}"
         self._say(f"{task.spec.name} failed: {task.exit}; starting it again ({left})")
         self._replace(task)
@@ -159,6 +165,7 @@ class ElasticSupervisor(Supervisor):
             self._code = self._first_failure.end.shell_code
             self._say(f"{what}; {decision.reason}, so the others end by themselves")
         else:
+            self._survived.append(f"{task.spec.name} ({task.exit})")
             self._start_later_or_never(task.index, what, decision)
 
     def _start_later_or_never(self, slot: int, what: str, decision: Decision) -> None:
@@ -247,6 +254,13 @@ class ElasticSupervisor(Supervisor):
             name = self._specs[slot].name
             self._due.pop(f"start {name}", None)
             lines.append(f"{name}: is not started again")
+        start = self._policy.workers.start
+        if count < start:
+            # The workers agree on START, on which batch sizes depend, and cannot change it.
+            lines.append(
+                f"START is {start}: a job that has not begun yet, or begins again after all its "
+                f"workers have died, waits for {start} workers"
+            )
         lines = [f"workers: {before} before, {self._count()} now", *lines]
         for line in lines:
             self._say(f"scale: {line}")
@@ -274,6 +288,19 @@ class ElasticSupervisor(Supervisor):
         if self._stopping or task.exit is not None or task.told_to_stop or name in self._due:
             return
         self._due[name] = (time.monotonic() + self._signal_grace, lambda: self._retire(task))
+
+    def _cause(self, failed: Task, life: float) -> str:
+        """The reason of the job's failure, after which it did not go on, and what it survived."""
+        cause = (
+            f"the job failed because of {failed.spec.name}: {failed.exit}, {life:.1f} s after its "
+            "start"
+        )
+        if not self._survived:
+            return cause
+        last = self._survived[-_MAX_SURVIVED:]
+        earlier = len(self._survived) - len(last)
+        listed = ", ".join([f"{earlier} others"] * bool(earlier) + last)
+        return f"{cause}; it had survived the failures of {listed}"
 
     def _count(self) -> int:
         """The number of workers that run or will be started again."""

@@ -391,8 +391,7 @@ class Supervisor:
             self._report_log(task)
         failed = self._first_failure
         if failed is not None:
-            seconds = failed.end.at - failed.started_at
-            self._say(f"{failed.spec.name} failed first: {failed.exit}, after {seconds:.1f} s")
+            self._say(self._cause(failed, failed.end.at - failed.started_at))
             if failed.log is not None:
                 self._say(f"its whole output: {failed.log.path}")
             self._say("its last lines:" if failed.tail else "it printed nothing")
@@ -400,6 +399,10 @@ class Supervisor:
                 self._streams[1].line(b"    " + line.encode())
         if self._verdict:
             self._say(self._verdict)
+
+    def _cause(self, failed: Task, life: float) -> str:
+        """The reason of the job's failure in one line; `life` is the task's, in seconds."""
+        return f"{failed.spec.name} failed first: {failed.exit}, after {life:.1f} s"
 
     def _report_log(self, task: Task) -> None:
         if task.log is not None and task.log.error is not None:

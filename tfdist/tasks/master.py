@@ -564,8 +564,7 @@ def _whole(value: Any) -> int:
 
 
 def _bounded(wait: float) -> float:
-    # Not min and max alone: a request may contain a NaN.
-    return min(wait, _MAX_WAIT) if wait > 0 else 0.0
+    return max(0.0, min(wait, _MAX_WAIT))
 
 
 def _refusal(reason: str) -> dict[str, Any]:

@@ -7,10 +7,13 @@ them.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import time
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -43,6 +46,17 @@ class Position:
 
     def save(self):
         raise AssertionError("there are enough members")
+
+
+class Log(logging.Handler):
+    """Keeps the lines of a log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def train(ctx):
@@ -83,7 +97,15 @@ def train(ctx):
 
     if ctx.rank == NEWCOMER:
         assert job.is_newcomer
+        log = Log()
+        logger = logging.getLogger("tfdist.elastic")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(log)
         assert job.enter(state)
+        assert any("a newcomer: waits at worker" in line for line in log.lines), log.lines
+        assert any("a newcomer: waits for the members' state" in line for line in log.lines)
+        joined = rf"worker 3: joined the job: rank {job.rank} of {job.size} \(.*\) in generation"
+        assert any(re.match(joined, line) for line in log.lines), log.lines
         assert state.restored == b"the position"
     else:
         job.state = state
@@ -113,3 +135,38 @@ def test_a_newcomer_waits_for_a_unit_that_admits_it():
     results = sorted(outcome.result for outcome in outcomes if outcome.ok)
     units = results[0][2]
     assert results == [(rank, 3, units, 4.0) for rank in range(3)]
+
+
+def come_after_fit(ctx):
+    if ctx.rank == 2:
+        ctx.wait_for("go", TIMEOUT)
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    log = Log()
+    logging.getLogger("tfdist.elastic").addHandler(log)
+    x, y = np.ones((8, 2)), np.ones((8, 1))
+    history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
+    ctx.report("trained")
+    if ctx.rank != 2:
+        ctx.wait_for("end", TIMEOUT)
+    return history["loss"], strategy.is_chief, [line for line in log.lines if "leaves out" in line]
+
+
+def test_a_worker_that_comes_after_fit_is_not_the_one_that_saves():
+    """It has the logs, but not the weights."""
+    with start_ranks(come_after_fit, 3, env={"TFDIST_ELASTIC": "1:3:2"}) as ranks:
+        for rank in (0, 1):
+            ranks.wait_for(rank, "trained")
+        ranks.send(2, "go")
+        ranks.wait_for(2, "trained")
+        for rank in (0, 1):
+            ranks.send(rank, "end")
+        outcomes = ranks.join(TIMEOUT)
+    assert all(outcome.ok for outcome in outcomes), [o.describe() for o in outcomes]
+    losses, chiefs, lines = zip(*(outcome.result for outcome in outcomes), strict=True)
+    assert losses[0] == losses[1] == losses[2]
+    assert chiefs == (True, False, False)
+    assert not lines[0] and not lines[1]
+    assert len(lines[2]) == 1 and "does not have the trained weights" in lines[2][0]

@@ -286,6 +286,12 @@ def test_a_stranger_learns_neither_addresses_nor_names():
         ({"wait": None}, "Join: expected wait to be float, received None"),
         ({"final": 1}, "Join: expected final to be bool, received 1"),
         ({"data_address": ["a:1"]}, "Join: expected data_address to be str"),
+        ({"wait": float("nan")}, "Join: expected wait to be a finite number, received nan"),
+        ({"wait": -float("inf")}, "Join: expected wait to be a finite number, received -inf"),
+        ({"wait": 10**400}, "Join: expected wait to be a finite number, received 1000"),
+        ({"process": "\ud800"}, "bytes with half of a surrogate pair"),
+        ({"another field": {"\udc00": 1}}, "bytes with half of a surrogate pair"),
+        (b'{"process": "\xed\xa0\x80"}', "bytes with half of a surrogate pair"),
     ],
 )
 def test_malformed_messages_are_refused(body, detail):
@@ -316,7 +322,7 @@ def test_well_formed_nonsense_is_refused(changes, reason):
         assert answer["status"] == "refused" and re.search(reason, answer["reason"])
 
 
-@pytest.mark.parametrize("wait", [float("nan"), float("inf"), -float("inf"), -1.0, 10**400])
+@pytest.mark.parametrize("wait", [1e300, 10**300, -1.0])
 def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
     monkeypatch.setattr(rendezvous, "_MAX_WAIT", 0.1)
     cluster = clusters(2)[0]

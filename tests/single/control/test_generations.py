@@ -51,7 +51,7 @@ def form(caller, leader, wait=0.0, context=None, **changes):
         "name": me.name,
         "address": me.address,
         "description": caller.description,
-        "reference": reference.to_text() if reference is not None else "",
+        "reference": reference.to_packed() if reference is not None else "",
         "holds_state": caller.base is not None,
         "highest": caller.highest,
         "dead": json.dumps(sorted(caller.dead)),
@@ -545,7 +545,9 @@ def test_a_newcomer_that_differs_from_what_is_described_later_is_not_taken_in():
     processes = job(2)
     newcomer = machine(2, 2)
     newcomer.become_newcomer()
-    newcomer.describe({"variables of fit 2": "9"})
+    newcomer.describe({"variables of fit 1": "7"})
+    newcomer.describe({"variables of fit 2": "9"}, instead_of=["variables of fit 1"])
+    assert json.loads(newcomer.description) == {"variables of fit 2": "9"}
     newcomer.begin_forming()
     processes[0].begin_forming()
     processes[0].lead()

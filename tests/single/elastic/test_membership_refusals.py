@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+
 import pytest
 from control_tasks import Background, LogWatch
 from elastic_members import Process, addresses, check, closing, formed, founded, together
@@ -163,6 +166,11 @@ def test_an_elastic_task_beside_those_of_fixed_size():
                 processes[0].membership.begin()
 
 
+def packed(text):
+    """A text as a request has it."""
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
 def test_messages_that_make_no_sense():
     with closing() as processes:
         known = founded(processes, 2)
@@ -176,8 +184,10 @@ def test_messages_that_make_no_sense():
             ({"address": "nowhere"}, "worker 1: it has no port"),
             ({"dead": "{}"}, "expected a list of processes"),
             ({"dead": "[1]"}, "expected a list of processes"),
-            ({"reference": "[]"}, "expected a JSON object"),
-            ({"reference": '{"number": 3}'}, "expected a generation"),
+            ({"reference": "[]"}, "expected a packed generation"),
+            ({"reference": packed("[]")}, "expected a JSON object"),
+            ({"reference": packed('{"number": 3}')}, "expected a generation"),
+            ({"reference": packed(" " * 10_000_000)}, "expected a packed generation"),
             ({"description": "1"}, "expected a JSON object"),
         ):
             request = messages.ElasticForm(**{**fields, **changes})

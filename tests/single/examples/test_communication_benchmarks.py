@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from launching import PACKAGE
+from tiers import rounds
 
 ROOT = Path(__file__).parents[3]
 NOT_PERMITTED = 77
@@ -132,15 +133,16 @@ def test_network_names_a_missing_command(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_memory_and_descriptors_do_not_grow(tmp_path):
-    options = ("--steps", "2000", "--communicators", "10")
-    report, printed = measure(tmp_path, "memory.py", *options)
-    assert [sample["after"] for sample in report["steps"]] == list(range(0, 2001, 100))
+    steps = rounds(600, 2000)
+    report, printed = measure(tmp_path, "memory.py", "--steps", str(steps), "--communicators", "10")
+    assert [s["after"] for s in report["steps"]] == list(range(0, steps + 1, steps // 20))
     assert [sample["after"] for sample in report["communicators"]] == list(range(1, 11))
     for held in (held for sample in report["steps"] for held in sample["ranks"]):
         assert held["resident"] > 10_000 and held["descriptors"] > 3 and held["threads"] > 1
     grown = report["growth"]
     assert grown["steps"]["descriptors"] == grown["communicators"]["descriptors"] == 0
-    # KB of both ranks in the second half of the steps: a leak of 0.2 KB per rank and step is 400.
+    # KB of both ranks in the second half of the steps: a leak of 0.2 KB per rank and step is 400 in
+    # a long run, one of 0.7 KB in a usual one.
     assert grown["steps"]["resident"] < 400
     assert f"growth, of all ranks: {grown['steps']['resident']} KB, 0 descriptors" in printed
 

@@ -79,14 +79,18 @@ def test_without_a_command_it_explains_itself(capsys):
         (["run", "nowhere.py"], "expected a script, but nowhere.py does not exist"),
         (["run", "."], "expected a script, but . is not a file"),
         (["run", "--workers", "0", "x.py"], "expected a whole number, 1 or more, received '0'"),
-        (["run", "--workers", "-2", "x.py"], "expected a whole number, 1 or more, received '-2'"),
-        (["run", "--workers", "two", "x.py"], "1 or more, received 'two'"),
+        (["run", "--workers", "-2", "x.py"], "in whole numbers; received '-2'"),
+        (
+            ["run", "--workers", "2-4", "x.py"],
+            "expected N, MIN:MAX or MIN:MAX:START, such as 4, 2:8 or 2:8:4, in whole numbers; "
+            "received '2-4'",
+        ),
         (["run", "--workers", "4:2", "x.py"], "expected max_workers to be at least min_workers"),
         (["run", "--workers", "0:2", "x.py"], "min_workers to be a positive integer, received 0"),
         (["run", "--workers", "2:4:5", "x.py"], "start_workers to be 2 to 4, received 5"),
         (["run", "--workers", "2:4:0", "x.py"], "to be a positive integer, received 0"),
-        (["run", "--workers", "2:", "x.py"], "such as 2:8 or 2:8:4, received '2:'"),
-        (["run", "--workers", "2:x", "x.py"], "such as 2:8 or 2:8:4, received '2:x'"),
+        (["run", "--workers", "2:", "x.py"], "expected N, MIN:MAX or MIN:MAX:START"),
+        (["run", "--workers", "2:x", "x.py"], "in whole numbers; received '2:x'"),
         (["run", "--workers", "2:4", "--evaluator", __file__], "only; received --evaluator"),
         (
             ["run", "--workers", "2:4", "--data-workers", "3", __file__],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import textwrap
 import time
@@ -167,7 +168,7 @@ def test_a_script_that_always_fails_ends_the_job_with_a_report(launch, tmp_path)
     assert said(err)[2:] == [
         "worker 0 failed: exit code 1; it failed 3 times in a row, each within 60 s of its start; "
         "too few workers remain (0, expected at least 1)",
-        *[line for line in said(err) if "failed first: exit code 1, after" in line],
+        *[line for line in said(err) if line.startswith("the job failed because of worker 0: ")],
         f"its whole output: {tmp_path}/logs/worker-0.log",
         "its last lines:",
     ]
@@ -193,6 +194,32 @@ def test_the_restarts_of_all_workers_are_limited(launch, tmp_path):
     ]
 
 
+def test_the_report_tells_what_ended_the_job_from_what_it_survived(launch):
+    code, _, err = launch(
+        """
+        if me == "worker 1" and tries == 1:
+            fail_like(signal.SIGKILL)
+        if me == "worker 2" and tries == 1:
+            wait_until_reaped("start worker 1 *", 1)
+            sys.exit(3)
+        wait_for_file("start worker 1 *", 2)
+        if me == "worker 0":
+            wait_until_reaped("start worker 2 *", 1)
+            sys.exit(5)
+        wait_for_ever()
+        """,
+        *("--workers", "3:3", "--max-restarts", "2"),
+    ).finish()
+    assert code == 5
+    report = [line for line in said(err) if "the job failed" in line]
+    assert len(report) == 1 and not any("failed first" in line for line in err)
+    assert re.fullmatch(
+        r"the job failed because of worker 0: exit code 5, [0-9.]+ s after its start; it had "
+        r"survived the failures of worker 1 \(killed by SIGKILL\), worker 2 \(exit code 3\)",
+        report[0],
+    )
+
+
 def test_with_fewer_than_the_minimum_the_job_fails_and_the_others_are_stopped(launch, tmp_path):
     code, _, err = launch(
         """
@@ -210,7 +237,7 @@ def test_with_fewer_than_the_minimum_the_job_fails_and_the_others_are_stopped(la
         "worker 1 failed: killed by SIGKILL; no restarts left; too few workers remain (1, expected "
         "at least 2); stopping worker 0"
     )
-    assert lines[1].startswith("worker 1 failed first: killed by SIGKILL, after ")
+    assert lines[1].startswith("the job failed because of worker 1: killed by SIGKILL, ")
     assert err[-1] == "    no memory"
     for path in tmp_path.glob("pid *"):
         wait_until_gone(int(path.read_text()))
@@ -242,7 +269,7 @@ def test_after_the_first_end_nothing_is_restarted_and_a_failure_counts(launch, t
     )
     assert code == 137
     assert out == ["[worker 2] saved"]
-    assert said(err)[0].startswith("worker 1 failed first: killed by SIGKILL, after ")
+    assert said(err)[0].startswith("the job failed because of worker 1: killed by SIGKILL, ")
     assert starts(tmp_path) == {0: 1, 1: 1, 2: 1}
 
 

@@ -102,14 +102,18 @@ def test_up_down_and_up_again(start, tmp_path):
     assert job.scale(1) == (
         0,
         ["workers: 4 before, 1 now"]
-        + [f"worker {index}: told to leave (SIGTERM)" for index in (1, 2, 3)],
+        + [f"worker {index}: told to leave (SIGTERM)" for index in (1, 2, 3)]
+        + [
+            "START is 2: a job that has not begun yet, or begins again after all its workers have "
+            "died, waits for 2 workers"
+        ],
         [],
     )
     job.leaves(1, 2, 3)
     for index in (1, 2, 3):
         wait_until_gone(pids[index])
     # The lines with "has left" follow those of `scale`: the slots are free now.
-    lines = job.read_errors(3 + 4 + 3)
+    lines = job.read_errors(3 + 5 + 3)
     assert sorted(lines[-3:]) == [
         f"worker {index} has left: exit code 143; workers now: 1" for index in (1, 2, 3)
     ]
@@ -150,7 +154,7 @@ def test_a_worker_that_was_told_to_leave_has_left_with_any_exit_code(start, code
     job.ready(0, 1)
     assert job.scale(1)[0] == 0
     job.leaves(1)
-    assert job.read_errors(3)[2] == f"worker 1 has left: exit code {code}; workers now: 1"
+    assert job.read_errors(4)[3] == f"worker 1 has left: exit code {code}; workers now: 1"
     # The job has not finished: it can grow.
     assert job.scale(2)[0] == 0
     job.ready(1)
@@ -168,7 +172,7 @@ def test_a_worker_that_does_not_leave_is_killed_after_the_grace(start):
     )
     job.ready(0, 1)
     assert job.scale(1)[0] == 0
-    assert job.read_errors(4)[2:] == [
+    assert job.read_errors(5)[3:] == [
         "killing worker 1, which did not leave within 0.3 s",
         "worker 1 has left: killed by SIGKILL; workers now: 1",
     ]
@@ -195,7 +199,7 @@ def test_a_leaving_worker_is_started_again_when_it_is_asked_back(start, tmp_path
     ]
     (tmp_path / "may leave").touch()
     job.ready(1)
-    assert job.read_errors(5)[4] == (
+    assert job.read_errors(6)[5] == (
         "worker 1 has left: exit code 143; starting it again, as 'tfdist scale' asked"
     )
     assert job.finish()[0] == 0
@@ -213,7 +217,8 @@ def test_scaling_down_cancels_a_restart(start, tmp_path):
     )
     job.ready(0)
     job.read_errors(1)
-    assert job.scale(1)[1] == ["workers: 2 before, 1 now", "worker 1: is not started again"]
+    lines = job.scale(1)[1]
+    assert lines[:2] == ["workers: 2 before, 1 now", "worker 1: is not started again"]
     code, _ = job.finish()
     assert code == 0
     assert len(list(tmp_path.glob("start worker 1 *"))) == 1
@@ -402,14 +407,31 @@ def scaled(capsys, *arguments):
     return code, err
 
 
-@pytest.mark.parametrize("content", ["", "no json", "[]", '{"cluster": "{}", "scale_socket": 3}'])
-def test_what_is_no_job_file_is_refused(capsys, tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "received"),
+    [
+        (b"", "0 bytes that are no JSON"),
+        (b"no json", "7 bytes that are no JSON"),
+        (b"\xff\xfe\x80", "3 bytes that are no JSON"),
+        (b"[]", "JSON of another kind (list)"),
+        (b"{}", "a JSON object without 'cluster'"),
+        (b'{"cluster": "{}", "x\\ny": 1}', "a JSON object with 'x\\ny', which no job file has"),
+        (b'{"cluster": null}', "'cluster' of another kind (NoneType)"),
+        (b'{"cluster": "{}", "scale_socket": 3}', "'scale_socket' of another kind (int)"),
+        (
+            b'{"cluster": "{}", "scale_socket": "/tmp/\\u0000"}',
+            "'scale_socket' with characters that it cannot have",
+        ),
+    ],
+)
+def test_what_is_no_job_file_is_refused(capsys, tmp_path, content, received):
     path = tmp_path / "job.json"
-    path.write_text(content)
-    code, err = scaled(capsys, 2, "--job", path)
-    assert code == 2
-    assert err.startswith(f"tfdist scale: error: {path}: expected a job file, as 'tfdist run'")
-    assert err.count("\n") == 1
+    path.write_bytes(content)
+    expected = f"{path}: expected a job file of your own, as 'tfdist run' writes"
+    assert scaled(capsys, 2, "--job", path) == (
+        2,
+        f"tfdist scale: error: {expected}, received: {received}\n",
+    )
 
 
 def test_a_file_in_no_directory_is_refused(capsys, tmp_path):

@@ -120,6 +120,11 @@ def fit_among_members(
     while True:
         past = job.past_fit()
         if past is not None:
+            _log.warning(
+                "%s: leaves out fit number %d, which the members have ended: until it joins them "
+                "in another fit, its model does not have the trained weights",
+                *(job.cluster.task_name, job.fits),
+            )
             return _history(kind, model, past)
         try:
             history = original(model, *args, **kwargs)

@@ -17,15 +17,17 @@ from tf_keras.src.engine.data_adapter import (
     DataHandler,
     GeneratorDataAdapter,
     KerasSequenceAdapter,
+    TensorLikeDataAdapter,
 )
 
 from tfdist.data.openings import Openings, source_of
+from tfdist.data.rows import rows_of
 from tfdist.keras import training
 from tfdist.keras.hooks.elastic.fit import WholeBatches, agreed
 from tfdist.keras.hooks.elastic.tf_keras_order import order_of
 from tfdist.keras.own_state import OwnState
 from tfdist.keras.registry import hooks
-from tfdist.keras.training import Training, TrainingState
+from tfdist.keras.training import Training, TrainingState, rows_in
 from tfdist.keras.workers import elastic_job_of
 
 
@@ -60,6 +62,14 @@ class TfKerasTraining(Training):
         """All global batches."""
         assert self._openings is not None
         return self._openings.distributed
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows that are trained on, if it is known before they are read."""
+        adapter = self._iterator._adapter
+        if not isinstance(adapter, TensorLikeDataAdapter):
+            return rows_of(self.dataset)
+        return rows_in(adapter.get_size(), adapter.batch_size(), adapter.partial_batch_size())
 
     @property
     def begins_at(self) -> tuple[int, int]:

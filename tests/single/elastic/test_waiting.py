@@ -1,0 +1,49 @@
+"""What the log says of a process that waits."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from elastic_members import addresses, closing, founded, joining
+
+from tfdist.config.elastic import Elastic
+from tfdist.elastic.waiting import waiting
+
+pytestmark = pytest.mark.timeout(60)
+LIMITS = Elastic(1, 3, 2)
+
+
+def until(condition):
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_wait_is_said_at_once_and_again(caplog):
+    caplog.set_level(logging.INFO, "tfdist.elastic")
+    with waiting("worker 3: waits", every=0.05):
+        assert caplog.messages == ["worker 3: waits"]
+        until(lambda: len(caplog.messages) >= 3)
+    said = len(caplog.messages)
+    assert [r.levelname for r in caplog.records] == ["INFO"] + ["WARNING"] * (said - 1)
+    assert caplog.messages[1] == "worker 3: waits, for 0 s by now"
+
+
+def test_a_newcomer_says_what_it_waits_for(caplog):
+    """The members are in a long step; the test's warnings come every 0.5 s."""
+    caplog.set_level(logging.INFO, "tfdist.elastic")
+    with closing() as processes:
+        known = founded(processes, 2, LIMITS, known=addresses(3))
+        call = joining(processes, known, 2, LIMITS)
+        text = "worker 2: a newcomer: waits at worker 0 at "
+        until(lambda: sum(line.startswith(text) for line in caplog.messages) >= 2)
+        lines = [r for r in caplog.records if r.getMessage().startswith(text)]
+        assert [r.levelname for r in lines[:2]] == ["INFO", "WARNING"]
+        assert "until the members have ended their present step" in lines[0].getMessage()
+        assert lines[1].getMessage().endswith(" s by now")
+        processes[2].leave()
+        with pytest.raises(Exception, match="has left the job"):
+            call.result()
