@@ -61,6 +61,14 @@ def test_fit(strategy, library, options):
     assert count.found == (2, 22)
 
 
+def test_one_device():
+    built = model(keras, tfdist.OneDeviceStrategy("CPU:0"))
+    with Count() as count:
+        built.fit(X, Y, batch_size=8, verbose=0)
+        built.evaluate(X, Y, batch_size=8, verbose=0)
+    assert count.found == (3, 22)
+
+
 def test_accumulated_gradients():
     strategy = tfdist.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
