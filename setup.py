@@ -170,6 +170,8 @@ setup(
         "estimator": ["tensorflow-estimator==2.15.0", "tf_keras"],
         # Tables of embeddings to and from Parquet files.
         "parquet": ["pyarrow"],
+        # Charts of `tfdist plan`.
+        "plan": ["matplotlib"],
         # For benchmarks alone: their charts, and what TensorFlow's own strategies still work with.
         "bench": ["matplotlib", "tf_keras"],
         "test": [

@@ -38,19 +38,16 @@ import os
 import signal
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import app, flags
-from baselines import namespaces, programs
+from baselines import namespaces
 from baselines.all_reducers import StockRank, TfdistRank
-from baselines.processes import Remote, call
+from baselines.hosts import Job, measure_streams
+from baselines.processes import call
 from baselines.training_steps import StockSteps, TfdistSteps, vgg16
 from reporting import network_report, results
-
-from tfdist.config.cluster import Cluster
 
 HOSTS = flags.DEFINE_integer("hosts", 4, "namespaces", lower_bound=2)
 PER_HOST = flags.DEFINE_integer("per_host", 1, "ranks on each", lower_bound=1)
@@ -64,70 +61,10 @@ QUICK = flags.DEFINE_bool("quick", False, "8 MB, a tenth of the width, few round
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; charts beside it")
 
 MB = 1 << 20
-STREAMED = 64 * MB
 IN_A_ROW = 64 * MB
-PORT, STOCK_PORT = 7100, 7200  # no other process uses the namespaces
 
 # An implementation: its ranks, and the name of their reduction or step.
 Implementation = tuple[list[Any], str]
-
-
-class Job:
-    """The ranks on the hosts, `per_host` consecutive ranks on each."""
-
-    def __init__(self, network: namespaces.Network) -> None:
-        self.network = network
-        self.size = HOSTS.value * PER_HOST.value
-        self.host_of = [rank // PER_HOST.value for rank in range(self.size)]
-        self.addresses = [network.addresses[host] for host in self.host_of]
-
-    @contextlib.contextmanager
-    def ranks(self, make: Callable, arguments_of: Callable[[int], tuple]) -> Iterator[list[Remote]]:
-        """An object in each rank's namespace, each in its own process."""
-        with contextlib.ExitStack() as stack:
-            started = []
-            for rank, host in enumerate(self.host_of):
-                namespace = self.network.hosts[host]
-                remote = Remote(namespaces.inside, namespace, make, *arguments_of(rank))
-                stack.callback(remote.stop)
-                started.append(remote)
-            yield started
-
-    def tfdist(self, rank: int) -> str:
-        workers = tuple(f"{host}:{PORT + i}" for i, host in enumerate(self.addresses))
-        return Cluster(workers=workers, task_index=rank).tf_config()
-
-    def stock(self) -> list[str]:
-        return [f"{host}:{STOCK_PORT + i}" for i, host in enumerate(self.addresses)]
-
-    @contextlib.contextmanager
-    def bare_ring(self) -> Iterator[list[programs.Program]]:
-        with contextlib.ExitStack() as stack:
-            program = programs.build_bare_ring(stack.enter_context(tempfile.TemporaryDirectory()))
-            ranks = []
-            for rank, (host, address) in enumerate(zip(self.host_of, self.addresses, strict=True)):
-                command = ["ip", "netns", "exec", self.network.hosts[host]]
-                command += [program, str(rank), str(self.size), address]
-                ranks.append(programs.Program(f"bare ring {rank}", command))
-                stack.callback(ranks[-1].stop)
-            programs.connect_ring(ranks, self.addresses)
-            yield ranks
-
-
-def measure_streams(network: namespaces.Network) -> dict[str, float]:
-    """Bytes per second that bare sockets carry."""
-    with contextlib.ExitStack() as stack:
-        ends = []
-        for host, address in zip(network.hosts, network.addresses, strict=True):
-            ends.append(Remote(namespaces.inside, host, namespaces.Stream, address))
-            stack.callback(ends[-1].stop)
-        call(ends, "ready")
-        ends[1].begin("receive", STREAMED)
-        ends[0].call("send", network.addresses[1], STREAMED)
-        alone = ends[1].end()
-        for i, end in enumerate(ends):
-            end.begin("exchange", network.addresses[(i + 1) % len(ends)], STREAMED)
-        return {"one": alone, "all": min(end.end() for end in ends)}
 
 
 def seconds_of_bound(size: float, bytes_per_second: float) -> float:
@@ -240,7 +177,7 @@ def measure_steps(job: Job, goodput: float) -> dict[str, Any]:
 
 def measure(network: namespaces.Network) -> dict[str, Any]:
     streams = measure_streams(network)
-    job = Job(network)
+    job = Job(network, PER_HOST.value)
     with open("/proc/sys/net/ipv4/tcp_congestion_control") as file:
         congestion = file.read().strip()
     figures: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from tfdist.strategies.central_storage_strategy import CentralStorageStrategy
 from tfdist.strategies.communication_options import CommunicationOptions
+from tfdist.strategies.local_update_strategy import LocalUpdateStrategy
 from tfdist.strategies.mirrored_strategy import MirroredStrategy
 from tfdist.strategies.multi_worker_mirrored_strategy import MultiWorkerMirroredStrategy
 from tfdist.strategies.one_device_strategy import OneDeviceStrategy
@@ -15,6 +16,7 @@ __all__ = [
     "CentralStorageStrategy",
     "CollectiveAllReduceStrategy",
     "CommunicationOptions",
+    "LocalUpdateStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",

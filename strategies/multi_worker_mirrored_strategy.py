@@ -66,7 +66,7 @@ class MultiWorkerMirroredStrategy(StrategyBase, tf.distribute.MultiWorkerMirrore
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
-        `TF_CONFIG`. Without a cluster the strategy trains alone.
+        `TF_CONFIG` or the launcher's variables. Without a cluster the strategy trains alone.
       communication_options: a `tfdist.CommunicationOptions`. `bytes_per_pack` splits the gradients
         into buckets that are sent while others are still computed (0: buckets of 4 MB);
         `timeout_seconds` bounds each collective (`None`: 600 s, 0: no bound); `implementation` AUTO
@@ -169,11 +169,17 @@ def _label(reduce_op: ReduceOp, value: Any) -> str | None:
     if isinstance(value, SyncOnReadVariable):
         name = value.name.partition(":")[0]
         return f"variable {name}, read outside a step: needs every worker"
-    # TensorFlow's distributed datasets reduce such a tensor to check for more data on any worker.
-    if reduce_op == ReduceOp.SUM and tf.is_tensor(value) and value.dtype == tf.int64:
-        if value.shape == (1, 1):
-            return "end-of-data check"
-    return None
+    return "end-of-data check" if is_end_of_data_check(reduce_op, value) else None
+
+
+def is_end_of_data_check(reduce_op: ReduceOp, value: Any) -> bool:
+    """Whether TensorFlow's distributed datasets ask if any worker has more data."""
+    return (
+        reduce_op == ReduceOp.SUM
+        and tf.is_tensor(value)
+        and value.dtype == tf.int64
+        and value.shape == (1, 1)
+    )
 
 
 class MultiWorkerMirroredExtended(

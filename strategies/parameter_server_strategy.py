@@ -51,7 +51,7 @@ class ParameterServerStrategy(StrategyBase):
 
     Args:
       cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; `None` reads
-        `TF_CONFIG`.
+        `TF_CONFIG` or the launcher's variables.
       variable_partitioner: a `tf.distribute.experimental.partitioners.Partitioner` that returns the
         number of parts into which a variable's rows are split; `None` splits by `max_shard_bytes`.
       mode: "async", "sync" or "ssp".

@@ -15,7 +15,7 @@ from tfdist._version import __version__
 _compatibility.check_tensorflow()
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, data, elastic, embedding, errors, layers, ops
+    from tfdist import callbacks, compression, data, elastic, embedding, errors, layers, ops, rules
     from tfdist.compression.casts import Compression
     from tfdist.config.cluster import Cluster
     from tfdist.config.elastic import Elastic
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         CentralStorageStrategy,
         CollectiveAllReduceStrategy,
         CommunicationOptions,
+        LocalUpdateStrategy,
         MirroredStrategy,
         MultiWorkerMirroredStrategy,
         OneDeviceStrategy,
@@ -60,6 +61,7 @@ _MODULE_OF = {
     "Elastic": "tfdist.config.elastic",
     "EmbeddingTable": "tfdist.embedding",
     "CommunicationOptions": "tfdist.strategies",
+    "LocalUpdateStrategy": "tfdist.strategies",
     "MirroredStrategy": "tfdist.strategies",
     "MultiWorkerMirroredStrategy": "tfdist.strategies",
     "OneDeviceStrategy": "tfdist.strategies",
@@ -91,11 +93,23 @@ _MODULE_OF = {
 _providers.register("default_communicator", "tfdist.job.process", "communicator")
 # What `tfdist.job` and the servers call of a package above them.
 _providers.register("serve_metrics", "tfdist.metrics.exporter", "serve")
+# What `tfdist.config` calls of a package above it.
+_providers.register("exchange_addresses", "tfdist.control.address_exchange")
 # What `tfdist.data` calls of a package above it.
 _providers.register("follow_data_tasks", "tfdist.keras")
 for _name in ("embedding_lookup", "prefetch_rows", "safe_embedding_lookup_sparse"):
     _providers.register(_name, "tfdist.embedding")
-_MODULES = ("callbacks", "compression", "data", "elastic", "embedding", "errors", "layers", "ops")
+_MODULES = (
+    "callbacks",
+    "compression",
+    "data",
+    "elastic",
+    "embedding",
+    "errors",
+    "layers",
+    "ops",
+    "rules",
+)
 
 __all__ = [
     "CentralStorageStrategy",
@@ -108,6 +122,7 @@ __all__ = [
     "DistributedOptimizer",
     "Elastic",
     "EmbeddingTable",
+    "LocalUpdateStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
@@ -140,6 +155,7 @@ __all__ = [
     "ops",
     "rank",
     "rank_op",
+    "rules",
     "size",
     "size_op",
     "stop_requested",

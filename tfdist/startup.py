@@ -23,7 +23,8 @@ def init(cluster: Cluster | None = None, *, checkpoint_dir: str | None = None) -
     not need.
 
     Args:
-      cluster: the job, by default that of `TF_CONFIG`.
+      cluster: the job, by default the one that `TF_CONFIG` or the launcher describes
+        (`Cluster.from_environment`).
       checkpoint_dir: the snapshot directory of a `ps` task, by default `TFDIST_CHECKPOINT_DIR`;
         without either it keeps none. It must be the strategy's, which a `ps` task that serves here
         never makes.

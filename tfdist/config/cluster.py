@@ -1,6 +1,7 @@
 """The tasks of a job, and this process's own task.
 
-`Cluster` is the frozen form of `TF_CONFIG` or of a `tf.distribute` resolver. This module does not
+`Cluster` is the frozen form of `TF_CONFIG`, of what a launcher says (`environments`), or of a
+`tf.distribute` resolver. This module does not
 import TensorFlow.
 
 A *rank* numbers the tasks that train. The chief is rank 0 if there is one, and the workers follow;
@@ -10,15 +11,19 @@ without a chief, worker 0 is rank 0. Parameter servers, evaluators and data task
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist import _providers
 from tfdist.config import validation
 from tfdist.config.validation import ROLES, show
 from tfdist.errors import ClusterConfigError
 
+_log = logging.getLogger("tfdist")
 # The roles of TensorFlow's data service.
 DATA_ROLES = ("data_dispatcher", "data_worker")
 # The field of `Cluster` with the addresses of a role.
@@ -86,15 +91,39 @@ class Cluster:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Cluster:
-        """Returns the cluster that `TF_CONFIG` describes.
+        """Returns the cluster that `TF_CONFIG` or the launcher of this process describes.
+
+        The variables of Slurm, MPI launchers, Kubernetes and torchrun are read; `environments` has
+        their order. If they do not name the hosts of the other processes, this call waits until
+        all processes have told theirs to rank 0; it does so once in a process.
 
         Args:
           environ: variables by name; this process's environment if None.
 
         Raises:
-          ClusterConfigError: as for `from_tf_config`.
+          ClusterConfigError: a variable is missing or unusable, or two contradict each other.
+          RendezvousTimeoutError: processes have not told their hosts in time.
+          TfdistError: rank 0 could not be asked.
         """
-        return cls.from_tf_config(tf_config_text(environ))
+        # Not above: the environments make clusters.
+        from tfdist.config import environments
+
+        environ = os.environ if environ is None else environ
+        found = environments.find(environ)
+        _log_once(f"the cluster comes from {found.source}: {'; '.join(found.notes)}", logging.INFO)
+        for warning in found.warnings:
+            _log_once(f"{warning}; this process trains alone", logging.WARNING)
+        if found.cluster is not None:
+            return found.cluster
+        assert found.meeting is not None
+        addresses = _providers.provider("exchange_addresses")(found.meeting, environ)
+        return environments.cluster_of(
+            addresses,
+            found.meeting.index,
+            found.meeting.servers,
+            bool(environ.get("TFDIST_ELASTIC", "").strip()),
+            found.source,
+        )
 
     @classmethod
     def from_tf_config(cls, text: str | None) -> Cluster:
@@ -137,7 +166,7 @@ class Cluster:
                 f'{", ".join(ROLES)}, "index": a number}} beside "cluster", received '
                 f'"task": {show(config.get("task"))}'
             )
-        return cls._build(cluster, kind, index, "TF_CONFIG")
+        return cls.from_tasks(cluster, kind, index, "TF_CONFIG")
 
     @classmethod
     def from_resolver(cls, resolver: Any) -> Cluster:
@@ -164,10 +193,21 @@ class Cluster:
                 f"{source}: expected task_type and task_id of this process, received "
                 f"task_type={kind!r} and task_id={index!r}"
             )
-        return cls._build(cluster, kind, index, source)
+        return cls.from_tasks(cluster, kind, index, source)
 
     @classmethod
-    def _build(cls, cluster: Mapping[str, Any], kind: Any, index: Any, source: str) -> Cluster:
+    def from_tasks(cls, cluster: Mapping[str, Any], kind: Any, index: Any, source: str) -> Cluster:
+        """Returns the cluster of addresses by role, as in `TF_CONFIG`.
+
+        Args:
+          cluster: lists of "host:port" by role.
+          kind: the role of this task.
+          index: its index among the tasks of that role.
+          source: the origin of the values in messages.
+
+        Raises:
+          ClusterConfigError: the values contradict each other.
+        """
         roles: dict[str, tuple[str, ...]] = {}
         for name, addresses in cluster.items():
             role = validation.role_name(name, source, "cluster")
@@ -275,6 +315,11 @@ class Cluster:
             return "{}"
         task = {"type": self.task_type, "index": self.task_index}
         return json.dumps({"cluster": self.as_dict(), "task": task})
+
+
+@functools.cache
+def _log_once(text: str, level: int) -> None:
+    _log.log(level, "%s", text)
 
 
 def tf_config_text(environ: Mapping[str, str] | None = None) -> str | None:

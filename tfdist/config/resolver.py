@@ -13,7 +13,8 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
     """Presents a `Cluster` to TensorFlow code that takes a resolver.
 
     Args:
-      cluster: the job's tasks and this process's own.
+      cluster: the job's tasks and this process's own; None means that of
+        `Cluster.from_environment`.
       num_accelerators: accelerators of this process by device type, such as {"GPU": 1}; None asks
         TensorFlow for the devices of this process, which initialises them.
 
@@ -23,7 +24,11 @@ class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
       ('worker', 1, 'a:1')
     """
 
-    def __init__(self, cluster: Cluster, num_accelerators: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster | None = None, num_accelerators: dict[str, int] | None = None
+    ) -> None:
+        if cluster is None:
+            cluster = Cluster.from_environment()
         self.cluster = cluster
         self._num_accelerators = num_accelerators
         # In TensorFlow's convention a process without a cluster has no task type.

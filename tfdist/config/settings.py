@@ -37,6 +37,8 @@ class Settings:
       restarts: how often this task was started again (`TFDIST_RESTARTS`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
+      interface: the network interface for data connections, by its name or as a network such as
+        "10.1.0.0/16" (`TFDIST_INTERFACE`); None means that of the task's address.
     """
 
     secret: bytes | None = dataclasses.field(default=None, repr=False)
@@ -50,6 +52,7 @@ class Settings:
     metrics_port: int | None = None
     restarts: int = 0
     elastic: Elastic | None = None
+    interface: str | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -77,6 +80,7 @@ class Settings:
             metrics_port=validation.port(environ, "TFDIST_METRICS_PORT", None),
             restarts=validation.count(environ, "TFDIST_RESTARTS", cls.restarts),
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
+            interface=environ.get("TFDIST_INTERFACE", "").strip() or None,
         )
 
 
@@ -102,6 +106,16 @@ def environment_with_secret() -> dict[str, str]:
     if "TFDIST_SECRET" not in environ and "TFDIST_SECRET_FILE" not in environ:
         environ["TFDIST_SECRET"] = secrets.token_hex(32)
     return environ
+
+
+def environment_without_job() -> dict[str, str]:
+    """Returns this process's environment without what makes a process a task of a job.
+
+    `tfdist plan` starts a training script with it, which must neither wait for others nor touch the
+    snapshots of the job.
+    """
+    of_a_job = ("TF_CONFIG", "TFDIST_ELASTIC", "TFDIST_CHECKPOINT_DIR", "TFDIST_DATA_SERVICE_DIR")
+    return {name: value for name, value in os.environ.items() if name not in of_a_job}
 
 
 def default_grpc_verbosity() -> None:

@@ -1,5 +1,6 @@
 """The network interface on which a task listens: that of its own address in the cluster.
 
+`TFDIST_INTERFACE` selects another one for data connections, whose address a task tells the others.
 That address may be none of this host's, as behind a NAT, or one that only this host can reach, as
 Debian's 127.0.1.1 for the host's own name. A task then listens on all addresses, but only with a
 shared secret.
@@ -13,21 +14,49 @@ import logging
 import socket
 
 from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
+from tfdist.control import network
 from tfdist.errors import ClusterConfigError
 
 _log = logging.getLogger("tfdist.control")
 EVERY = ""
 
 
-def interface(cluster: Cluster, secret: bytes | None) -> str:
+def data_interface(cluster: Cluster, settings: Settings) -> tuple[str, str]:
+    """Returns where this task listens for data connections.
+
+    Args:
+      cluster: the cluster, in which this task has an address.
+      settings: the secret, and the wanted interface.
+
+    Returns:
+      The numeric address, EVERY for all addresses, and the host that this task tells the others.
+
+    Raises:
+      ClusterConfigError: as for `interface`.
+    """
+    assert cluster.address is not None
+    named = cluster.address.rpartition(":")[0]
+    if settings.interface is None or is_loopback_name(host_of(cluster.address)):
+        return interface(cluster, settings.secret), named
+    address = network.select(settings.interface)
+    if settings.secret is None and not ipaddress.ip_address(address).is_loopback:
+        _warn_of_open_port(cluster.task_name, address)
+    return address, f"[{address}]" if ":" in address else address
+
+
+def interface(cluster: Cluster, secret: bytes | None, wanted: str | None = None) -> str:
     """Returns the numeric address on which this task listens; EVERY for all addresses.
 
     Args:
       cluster: the cluster, in which this task has an address.
       secret: the shared secret or None.
+      wanted: the interface (`TFDIST_INTERFACE`) to take instead of all addresses. The others call
+        this task at its address in the cluster: where that is one of this host's, it is taken.
 
     Raises:
-      ClusterConfigError: the task would have to listen on all addresses, without a secret.
+      ClusterConfigError: the task would have to listen on all addresses, without a secret; or the
+        wanted interface does not exist.
     """
     assert cluster.address is not None
     host = host_of(cluster.address)
@@ -43,11 +72,14 @@ def interface(cluster: Cluster, secret: bytes | None) -> str:
             if own
             else f"'{host}' is no address of this host"
         )
+    if not chosen and wanted is not None:
+        chosen = [network.select(wanted)]
     if not chosen and secret is None:
         raise ClusterConfigError(
             f"{cluster.task_name} at {cluster.address}: {problem}, so that this task would have to "
             "listen on all addresses; expected an address of this host in the cluster (see "
-            "/etc/hosts), or a shared secret (TFDIST_SECRET_FILE) on every task"
+            "/etc/hosts), its interface (TFDIST_INTERFACE), or a shared secret "
+            "(TFDIST_SECRET_FILE) on every task"
         )
     if secret is None and not all(ipaddress.ip_address(a).is_loopback for a in chosen):
         _warn_of_open_port(cluster.task_name, host)

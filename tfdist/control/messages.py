@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-PROTOCOL = 8
+PROTOCOL = 9
 SERVICE = "tfdist.Control"
 JOIN = f"/{SERVICE}/Join"
 EXIT = f"/{SERVICE}/Exit"
@@ -29,6 +29,7 @@ TASK_REPORT = f"/{SERVICE}/TaskReport"
 TASK_STATE = f"/{SERVICE}/TaskState"
 TASK_STATUS = f"/{SERVICE}/TaskStatus"
 OF_TASKS = (TASK_OPEN, TASK_BEGIN, TASK_LEASE, TASK_REPORT, TASK_STATE, TASK_STATUS)
+ADDRESS = f"/{SERVICE}/Address"
 ELASTIC_PROBE = f"/{SERVICE}/ElasticProbe"
 ELASTIC_FOUND = f"/{SERVICE}/ElasticFound"
 ELASTIC_FORM = f"/{SERVICE}/ElasticForm"
@@ -64,6 +65,20 @@ class Join:
     attempt: str
     wait: float
     final: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Process `rank` of a launcher's tells its host, and asks for those of all; see
+    `address_exchange`. `servers` of the `world_size` processes are parameter servers."""
+
+    protocol: int
+    rank: int
+    world_size: int
+    servers: int
+    host: str
+    process: str
+    wait: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,6 +347,7 @@ REQUESTS: dict[str, type[Any]] = {
     TASK_REPORT: TaskReport,
     TASK_STATE: TaskState,
     TASK_STATUS: TaskStatus,
+    ADDRESS: Address,
     ELASTIC_PROBE: ElasticProbe,
     ELASTIC_FOUND: ElasticFound,
     ELASTIC_FORM: ElasticForm,

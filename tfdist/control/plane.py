@@ -98,7 +98,9 @@ class ControlPlane:
         self._generation = 0
         self._rendezvous_id: str | None = None
         if cluster.address is not None:
-            self._server = ControlServer(cluster, settings.secret, self._handlers)
+            self._server = ControlServer(
+                cluster, settings.secret, self._handlers, interface=settings.interface
+            )
         if cluster.rank:
             self._client = ControlClient(
                 cluster, settings.secret, cluster.training_addresses[0], cluster.describe_rank(0)

@@ -124,6 +124,8 @@ class ControlServer:
         `messages.REQUESTS`.
       max_threads: the number of calls that handlers may hold at the same time; by default two for
         each training task, and some.
+      interface: the interface (`TFDIST_INTERFACE`) on which it listens if the task's address is
+        none of this host's.
 
     Raises:
       AddressInUseError: another process listens on the port.
@@ -137,6 +139,7 @@ class ControlServer:
         secret: bytes | None,
         handlers: Mapping[str, Handler],
         max_threads: int | None = None,
+        interface: str | None = None,
     ) -> None:
         self._name = f"{cluster.task_name} at {cluster.address}"
         self._cluster = cluster
@@ -151,7 +154,8 @@ class ControlServer:
         )
         self._thread.start()
         try:
-            self._server = self._in_loop(self._start(interfaces.interface(cluster, secret)))
+            address = interfaces.interface(cluster, secret, interface)
+            self._server = self._in_loop(self._start(address))
         except BaseException:
             self._end_loop()
             raise
@@ -278,6 +282,8 @@ class ControlServer:
             return f"{who}a task of an elastic job; expected TFDIST_ELASTIC on every task"
         if method in messages.OF_ELASTIC:
             return f"{who}not of an elastic job; expected TFDIST_ELASTIC on every task or on none"
+        if method == messages.ADDRESS:
+            return f"{who}not the one that collects the hosts of its job"
         if method in messages.OF_TASKS:
             return f"{who}not the one that deals out the job's data tasks"
         if method not in (messages.JOIN, messages.EXIT, messages.STOP):

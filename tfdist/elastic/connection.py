@@ -27,9 +27,11 @@ class Connection:
     Args:
       peers: the other processes.
       secret: the shared secret or None.
+      host: the host at which this process accepts data connections.
     """
 
-    def __init__(self, peers: Peers, secret: bytes | None) -> None:
+    def __init__(self, peers: Peers, secret: bytes | None, host: str) -> None:
+        self._host = host
         self._peers = peers
         self._secret = secret
 
@@ -49,8 +51,7 @@ class Connection:
             # They have called the leader a moment ago.
             self._peers.probes.heard_from(member.address)
         communicator.reconfigure(generation.rank(self._peers.me.process), len(generation.members))
-        host = self._peers.me.address.rpartition(":")[0]
-        own = f"{host}:{communicator.port}"
+        own = f"{self._host}:{communicator.port}"
         deadline = max(deadline, time.monotonic() + self._peers.timing.grace)
         if generation.members[0] == self._peers.me:
             addresses = self._collect_addresses(generation, own, deadline)

@@ -168,7 +168,7 @@ class ElasticJob:
                 0,
                 1,
                 settings.data_port,
-                interface=interfaces.interface(cluster, settings.secret),
+                interface=interfaces.data_interface(cluster, settings)[0],
                 shared_memory=settings.peer_memory,
                 resizable=True,
             )

@@ -19,7 +19,7 @@ from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.config.settings import Settings
-from tfdist.control import messages
+from tfdist.control import interfaces, messages
 from tfdist.control.client import UnreachableError
 from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
@@ -122,12 +122,19 @@ class Membership:
         self._founding = Founding(self._peers, tuple(names), start, self._last_refusal)
         joining = Joining(self._peers, self._founding)
         self._agreement = Agreement(self._peers, joining, elastic.min_workers)
-        self._connection = Connection(self._peers, settings.secret)
+        host = me.address.rpartition(":")[0]
+        if not cluster.is_local:
+            host = interfaces.data_interface(cluster, settings)[1]
+        self._connection = Connection(self._peers, settings.secret, host)
         self._founded: Generation | None = None  # but not yet connected
         self._server: ControlServer | None = None
         if not cluster.is_local:
             self._server = ControlServer(
-                cluster, settings.secret, self._state.handlers, max_threads=_MAX_THREADS
+                cluster,
+                settings.secret,
+                self._state.handlers,
+                max_threads=_MAX_THREADS,
+                interface=settings.interface,
             )
 
     def describe(self, more: Mapping[str, str], instead_of: Collection[str] = ()) -> None:

@@ -115,8 +115,8 @@ def _problem(ranks: list[Any], size: int) -> str | None:
 
 
 def _host() -> str:
-    address = process.cluster(_API_NAME).address
-    return address.rpartition(":")[0] if address else "localhost"
+    job = process.current.job
+    return "localhost" if job is None else job.data_host
 
 
 def _exchange(

@@ -41,7 +41,7 @@ class Job:
         self._open = True
         self._closing = threading.Event()
         self._groups: list[Communicator] = []
-        self._interface = interfaces.interface(cluster, settings.secret)
+        self._interface, self.data_host = interfaces.data_interface(cluster, settings)
         self._shared_memory = settings.peer_memory
         # Rank 0 deals out the job's data tasks.
         self.task_master = TaskMaster(cluster) if cluster.rank == 0 else None
@@ -70,9 +70,7 @@ class Job:
             self.stop_watch = self.control.stop_watch(self.communicator.failed)
 
     def _connect(self, settings: Settings) -> None:
-        assert self.cluster.address is not None
-        host = self.cluster.address.rpartition(":")[0]
-        result = self.control.rendezvous(f"{host}:{self.communicator.port}")
+        result = self.control.rendezvous(f"{self.data_host}:{self.communicator.port}")
         self._key = result.key
         self.communicator.connect(
             result.key,

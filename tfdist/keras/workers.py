@@ -74,6 +74,17 @@ def elastic_job_of(strategy: Any) -> ElasticJob | None:
     return getattr(strategy, "elastic_job", None)
 
 
+def local_updates_of(strategy: Any) -> Any:
+    """What trains the workers of a LocalUpdateStrategy; `None` for all other strategies."""
+    return getattr(strategy.extended, "local_updates", None) if is_ours(strategy) else None
+
+
+def local_updates() -> Any:
+    """What trains the current replica alone; `None` if it does not train alone."""
+    replica = replica_of_ours()
+    return None if replica is None else local_updates_of(replica.strategy)
+
+
 def living_replicas() -> tf.Tensor | None:
     """The number of replicas at each execution, int32[]; `None` where it is fixed.
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from tfdist._version import __version__
 from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
-from tfdist.launch import scale_command
+from tfdist.launch import env_command, scale_command
 from tfdist.launch.elastic_policy import WorkerRange
 from tfdist.metrics import command as metrics_command
+from tfdist.plan import command as plan_command
 from tfdist.ps.stats import command as stats_command
 from tfdist.tasks import command as tasks_command
 
@@ -68,15 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.subcommand is None:
         parser.print_help()
         return 2
-    if chosen.subcommand == "ps":
-        return stats_command.run(chosen)
-    if chosen.subcommand == "tasks":
-        return tasks_command.run(chosen)
-    if chosen.subcommand == "metrics":
-        return metrics_command.run(chosen)
-    if chosen.subcommand == "scale":
-        return scale_command.run(chosen)
-    return _run(chosen, run_parser)
+    if chosen.subcommand == "run":
+        return _run(chosen, run_parser)
+    code: int = chosen.command_module.run(chosen)
+    return code
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -176,6 +172,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
         (subcommands, "scale", "set the number of workers of an elastic job", scale_command),
         (subcommands, "metrics", "let Prometheus read a job's metrics", metrics_command),
+        (subcommands, "env", "show the cluster that is found here, and why", env_command),
+        (subcommands, "plan", "predict whether more machines will pay", plan_command),
     ):
         asking = commands.add_parser(
             name,
@@ -186,6 +184,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
             allow_abbrev=False,
         )
         command_module.add_arguments(asking)
+        asking.set_defaults(command_module=command_module)
     return parser, run
 
 

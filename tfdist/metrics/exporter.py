@@ -91,7 +91,7 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
     """
     assert settings.metrics_port is not None
     name = cluster.task_name
-    interface = _interface(cluster, settings.secret)
+    interface = _interface(cluster, settings)
     token = None
     if interface == interfaces.EVERY or not ipaddress.ip_address(interface).is_loopback:
         if settings.secret is None:
@@ -124,10 +124,12 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
     return exporter
 
 
-def _interface(cluster: Cluster, secret: bytes | None) -> str:
+def _interface(cluster: Cluster, settings: Settings) -> str:
     """Returns the numeric address to listen on: that of the task."""
     # A process alone, and an evaluator, need no address.
-    return _LOOPBACK if cluster.address is None else interfaces.interface(cluster, secret)
+    if cluster.address is None:
+        return _LOOPBACK
+    return interfaces.interface(cluster, settings.secret, settings.interface)
 
 
 class _HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):

@@ -100,6 +100,7 @@ class ServerTask:
                 messages.STOP: self._board.answer,
                 **(self._tasks.handlers if self._tasks is not None else {}),
             },
+            interface=settings.interface,
         )
 
     def serve(self) -> int:
@@ -252,6 +253,7 @@ class ServerTask:
         assert self._store is not None
         return {
             "status": "attached",
+            "host": interfaces.data_interface(self._cluster, self._settings)[1],
             "port": self._store.port,
             "salt": self._salt,
             "incarnation": str(self._store.incarnation),
@@ -295,7 +297,7 @@ class ServerTask:
                 self._config,
                 self._settings.data_port,
                 has_chief=bool(self._cluster.chief),
-                interface=interfaces.interface(self._cluster, self._settings.secret),
+                interface=interfaces.data_interface(self._cluster, self._settings)[0],
                 peer_memory=self._settings.peer_memory,
                 memory=self._settings.ps_memory,
             )

@@ -271,8 +271,7 @@ class PsWorker:
         )
 
     def _connect(self, server: int, answer: dict, timeout: float) -> None:
-        host = self.cluster.ps[server].rpartition(":")[0]
-        address = f"{host}:{answer['port']}"
+        address = f"{answer['host']}:{answer['port']}"
         incarnation = int(answer["incarnation"])
         key = data_key(self._settings.secret, "ps", str(server), answer["salt"])
         self.client.connect(server, address, key, incarnation, timeout)

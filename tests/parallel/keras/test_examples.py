@@ -35,6 +35,21 @@ def test_fashion_mnist_sends_less_when_it_compresses():
     assert 0.02 <= sent["topk"] / (4 * 422_154) < 0.03
 
 
+def test_local_updates_send_less():
+    sent = {}
+    for rule in ("none", "diloco"):
+        lines = tfdist_run(
+            ROOT / "keras_examples/local_updates.py",
+            *("--rule", rule, "--sync-every", "8", "--epochs", "1", "--limit", "6400"),
+        )
+        (line,) = (line for line in lines if "bytes sent a step" in line)
+        sent[rule] = int(line.rpartition(" ")[2].replace(",", ""))
+        (line,) = (line for line in lines if "test accuracy" in line)
+        assert float(re.search(r"accuracy: ([\d.]+)", line)[1]) > 0.7
+    # Fifty steps are six rounds and a short one; the first step is not counted.
+    assert sent["diloco"] / sent["none"] == pytest.approx(7 / 49, rel=0.05)
+
+
 def test_multi_worker_with_keras_saves_and_reads_back(tmp_path):
     lines = tfdist_run(
         ROOT / "keras_examples/multi_worker_with_keras.py",
@@ -85,6 +100,7 @@ def test_elastic_ends_with_the_weights_of_one_process(tmp_path):
         "README.md",
         "docs/multi_worker.md",
         "docs/compression.md",
+        "docs/local_updates.md",
         "docs/elastic.md",
         "docs/resume.md",
     ],

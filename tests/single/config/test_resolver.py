@@ -165,3 +165,14 @@ def test_a_resolver_that_fails(slurm_step):
     slurm = resolvers.SlurmClusterResolver(gpus_per_node=0, auto_set_gpu=False)
     with pytest.raises(ClusterConfigError, match="SlurmClusterResolver: cannot describe .*range"):
         Cluster.from_resolver(slurm)
+
+
+def test_without_a_cluster_it_is_that_of_the_environment(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", cluster_of("worker", 1).tf_config())
+    assert ClusterResolver().cluster == cluster_of("worker", 1)
+    monkeypatch.delenv("TF_CONFIG")
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    assert ClusterResolver().cluster_spec().as_dict() == {
+        "worker": ["127.0.0.1:29501", "127.0.0.1:29502"]
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.config.settings import Settings
+from tfdist.config.settings import Settings, environment_without_job
 from tfdist.errors import ClusterConfigError
 
 pytestmark = pytest.mark.timeout(30)
@@ -90,3 +90,11 @@ def test_settings_do_not_show_the_secret():
 def test_bad_settings(environ, message):
     with pytest.raises(ClusterConfigError, match=message):
         Settings.from_environment(environ)
+
+
+def test_an_environment_without_a_job(monkeypatch):
+    of_a_job = ("TF_CONFIG", "TFDIST_ELASTIC", "TFDIST_CHECKPOINT_DIR", "TFDIST_DATA_SERVICE_DIR")
+    for name in (*of_a_job, "TFDIST_PEER_MEMORY"):
+        monkeypatch.setenv(name, "1")
+    kept = environment_without_job()
+    assert kept["TFDIST_PEER_MEMORY"] == "1" and not kept.keys() & set(of_a_job)

@@ -306,7 +306,7 @@ def test_malformed_messages_are_refused(body, detail):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 999}, "the caller speaks control protocol 999, this task 8"),
+        ({"protocol": 999}, "the caller speaks control protocol 999, this task 9"),
         ({"world_size": 7}, "the caller counts 7 training tasks, this task counts 2"),
         ({"fingerprint": "x"}, "the caller has another cluster than this task"),
         ({"rank": 2}, r"the caller says rank 2, expected a rank in \[0, 2\)"),

@@ -104,6 +104,27 @@ def test_network_measures_separate_hosts(tmp_path):
 
 
 @pytest.mark.timeout(120)
+def test_planner_is_compared_with_measured_steps(tmp_path):
+    file = tmp_path / "planner.json"
+    finished = run("benchmarks/planner.py", "--quick", "--json", str(file))
+    need_namespaces(finished.returncode, finished.stderr)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    report = json.loads(file.read_text())
+    after, overlapped = report["rows"]
+    assert (after["kind"], overlapped["kind"]) == ("after", "overlapped")
+    # 2 x 3/4 of the bytes, at 125 MB/s, and computing for twice that time.
+    ring = 1.5 * 4 * after["parameters"] / 125e6
+    assert after["link"] - after["alone"] == pytest.approx(ring)
+    assert after["alone"] > 2 * ring and after["seconds"] > after["alone"] + 0.9 * ring
+    assert after["alone"] <= overlapped["link"] < after["link"]
+    for row in report["rows"]:
+        assert row["sockets_error"] == pytest.approx(row["sockets"] / row["seconds"] - 1)
+        shown = f"{row['seconds']:9.3f} {row['link']:8.3f} {row['link_error']:+7.1%}"
+        assert shown in finished.stdout
+    assert file.with_suffix(".png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.timeout(120)
 def test_network_leaves_no_namespace_when_it_is_interrupted():
     def namespaces(process: subprocess.Popen) -> list[str]:
         folder = Path("/run/netns")

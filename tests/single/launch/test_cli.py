@@ -22,7 +22,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"tfdist {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["run", "scale", "tasks"])
+@pytest.mark.parametrize("command", ["run", "scale", "tasks", "env", "plan"])
 def test_help_fits_the_terminal(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as ended:

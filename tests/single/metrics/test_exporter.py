@@ -155,7 +155,7 @@ def test_a_taken_port_is_an_error():
 
 def test_beyond_loopback_a_secret_is_needed(monkeypatch):
     # As on a host that has this address.
-    monkeypatch.setattr(interfaces, "interface", lambda cluster, secret: interfaces.EVERY)
+    monkeypatch.setattr(interfaces, "interface", lambda *arguments: interfaces.EVERY)
     with pytest.raises(ClusterConfigError, match="TFDIST_METRICS_PORT: worker 1 .*shared secret"):
         serve(cluster_at("127.0.0.1"), Settings(metrics_port=0))
     server = serve(cluster_at("127.0.0.1"), Settings(metrics_port=0, secret=SECRET))

@@ -47,6 +47,7 @@ from tfdist.keras.workers import (
     elastic_job_of,
     has_peers,
     living_replicas,
+    local_updates_of,
     replica_with_peers,
     trains_on_servers,
 )
@@ -296,6 +297,9 @@ def _fraction(own: tf.Tensor, name: str) -> tf.Tensor:
     replica = replica_with_peers()
     assert replica is not None  # a training step of other strategies has no weight
     own = tf.cast(own, tf.float64)
+    if local_updates_of(replica.strategy) is not None:
+        # A worker that trains alone has the mean of its own rows.
+        return tf.where(own > 0, tf.constant(1 / replica.num_replicas_in_sync, tf.float64), 0.0)
     ours = tf.stack([own, 1.0], name=name)
     total, present = tf.unstack(replica.all_reduce("SUM", ours))
     if elastic_job_of(replica.strategy) is not None:

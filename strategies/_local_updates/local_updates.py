@@ -1,0 +1,243 @@
+"""What the steps of a strategy have in common: which variables they train, and in which rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# Cond and while loops are functions of their own, which belong to one place of the outer function.
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+
+from tfdist import ops
+from tfdist.rules import Rule
+from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
+from tfdist.strategies._local_updates.group import Group, component
+from tfdist.strategies._local_updates.rounds import Round
+
+
+class _Step:
+    """One call of `strategy.run` as it is traced, or as it runs eagerly.
+
+    Args:
+      rows: the worker's rows, float64[].
+    """
+
+    def __init__(self, rows: tf.Tensor) -> None:
+        self.rows = rows
+        # Otherwise no branch is needed.
+        self.may_be_empty = tf.get_static_value(rows) is None or tf.get_static_value(rows) == 0
+        self.graph = _graph()
+        self.groups: list[Group] = []
+
+
+class _Thread(threading.local):
+    step: _Step | None = None
+    group: Group | None = None
+    has_trained = False
+
+
+class LocalUpdates:
+    """Trains this worker's variables alone, and combines them with the others' when a round ends.
+
+    A step is a call of `strategy.run` in which an optimizer is applied.
+
+    Args:
+      workers: the number of workers.
+      communicator: the workers; `None` if there is one.
+      rule: how they combine their variables.
+      sync_every: the steps of a round.
+      warmup_steps: the first steps, each of which is a round.
+      slots: what becomes of optimizers' own variables: "keep", "average" or "reset".
+      timeout: of collectives, in seconds.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        communicator: ops.Communicator | None,
+        rule: Rule,
+        sync_every: int,
+        warmup_steps: int,
+        slots: str,
+        timeout: float | None,
+    ) -> None:
+        self.workers = workers
+        self.sync_every = sync_every
+        self._communicator = communicator
+        self._rule = rule
+        self._warmup_steps = warmup_steps
+        self._slots = slots
+        self._timeout = timeout
+        # Both live as long as the optimizers.
+        self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Group]]
+        self._groups = weakref.WeakKeyDictionary()
+        self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
+        self._rounds = weakref.WeakValueDictionary()
+        # For good: garbage is collected at another time on each worker.
+        self._statistics: list[Any] = []
+        self._thread = _Thread()
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether this thread traces a step, or runs it eagerly."""
+        return self._thread.step is not None
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether an optimizer was applied in this thread's last call of `strategy.run`."""
+        return self._thread.has_trained
+
+    def average(self, variable: Any) -> None:
+        """Lets a variable that a worker updates by itself be averaged at the end of a round."""
+        self._statistics.append(variable)
+
+    @contextlib.contextmanager
+    def step(self, rows: tf.Tensor) -> Iterator[None]:
+        """Traces or runs one call of `strategy.run`, and ends the step after it."""
+        step = self._thread.step = _Step(rows)
+        try:
+            yield
+        finally:
+            self._thread.step = None
+            self._thread.has_trained = bool(step.groups)
+        if step.groups:
+            self._round(step.groups).end_step(rows)
+
+    def apply(self, optimizer: Any, variables: Sequence[Any], update: Callable[[], Any]) -> None:
+        """Applies an optimizer to this worker's variables.
+
+        A worker without rows changes nothing: its optimizer would go on by momentum.
+
+        Args:
+          optimizer: of Keras 3 or tf_keras; it has been built.
+          variables: which it trains.
+          update: applies it.
+
+        Raises:
+          ValueError: the optimizer keeps moving averages, or another one trains some of the
+            variables in the same step, or it is applied in a `tf.function` of its own.
+        """
+        step = self._thread.step
+        if step is None or not _belongs(_graph(), step.graph):
+            raise ValueError(
+                f"LocalUpdateStrategy: expected optimizer {optimizer.name!r} to be applied by the "
+                "function that strategy.run is given, but it is applied in a tf.function which "
+                "that one calls. Make the outer function the tf.function"
+            )
+        group = self._group(optimizer, [_of_tensorflow(v) for v in variables])
+        if group not in step.groups:
+            others = {id(variable) for other in step.groups for variable in other.variables}
+            shared = [v.name for v in group.variables if id(v) in others]
+            if shared:
+                raise ValueError(
+                    "LocalUpdateStrategy: expected each variable to be trained by one optimizer, "
+                    f"but {optimizer.name!r} and another one train {shared[0]!r}"
+                )
+            step.groups.append(group)
+
+        def train() -> tf.Tensor:
+            group.begin()
+            before, self._thread.group = self._thread.group, group
+            try:
+                update()
+            finally:
+                self._thread.group = before
+            return tf.constant(True)
+
+        if step.may_be_empty:
+            tf.cond(step.rows > 0, train, lambda: tf.constant(False))
+        else:
+            train()
+
+    def own_gradients(self, grads_and_vars: Sequence[tuple]) -> list[tuple]:
+        """What the optimizer takes in place of the sum of all workers' gradients.
+
+        A loss is divided by the number of workers, whose gradients are to be summed. The worker's
+        own gradient, times the number of workers, stands for that sum.
+
+        Raises:
+          ValueError: the rule changes gradients, and this is not within `apply`.
+        """
+        group = self._thread.group
+        if group is None and type(self._rule).gradient is not Rule.gradient:
+            raise ValueError(
+                "LocalUpdateStrategy: expected an optimizer that reduces gradients when it applies "
+                f"them, because {type(self._rule).__name__} changes them there, but they were "
+                "reduced before"
+            )
+        scaled = []
+        for gradient, variable in grads_and_vars:
+            if gradient is not None:
+                gradient = _times(gradient, self.workers)
+                gradient = gradient if group is None else group.gradient(variable, gradient)
+            scaled.append((gradient, variable))
+        return scaled
+
+    def synchronize(self) -> None:
+        """Ends the rounds that have begun; the variables are those of the anchors then."""
+        for running in list(self._rounds.values()):
+            running.end_early()
+
+    def residuals(self) -> dict[str, float]:
+        """The rule's residuals at the last synchronization of the last kind of step, by name."""
+        return {k: v for running in self._rounds.values() for k, v in running.residuals().items()}
+
+    def _group(self, optimizer: Any, variables: list[Any]) -> Group:
+        groups = self._groups.setdefault(optimizer, {})
+        key = tuple(id(variable) for variable in variables)
+        if key not in groups:
+            if getattr(optimizer, "use_ema", False):
+                raise ValueError(
+                    "LocalUpdateStrategy: expected an optimizer without use_ema, received "
+                    f"{optimizer.name!r}: each worker would have moving averages of its own"
+                )
+            groups[key] = Group(optimizer, variables, self._rule, self.workers, self._slots)
+        return groups[key]
+
+    def _round(self, groups: list[Group]) -> Round:
+        key = tuple(id(group) for group in groups)
+        found = self._rounds.get(key)
+        if found is None:
+            found = self._rounds[key] = Round(
+                groups,
+                self._averaged,
+                self._communicator,
+                self.sync_every,
+                self._warmup_steps,
+                self._timeout,
+                self._rule.residual_names,
+            )
+            groups[0].rounds.append(found)
+        return found
+
+    def _averaged(self) -> list[tf.Variable]:
+        return [component(variable) for variable in self._statistics]
+
+
+def _of_tensorflow(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _graph() -> tf.Graph | None:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _belongs(graph: tf.Graph | None, outer: tf.Graph | None) -> bool:
+    """Whether code in `graph` runs once in each execution of `outer`, apart from branches."""
+    while graph is not outer and isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    return graph is outer
+
+
+def _times(gradient: Any, factor: int) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = unique_slices(gradient)
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)

@@ -1,0 +1,113 @@
+"""Counts the steps that a worker has trained alone, and ends rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdist import ops
+from tfdist.strategies._local_updates.group import Group, without_strategy
+
+
+class Round:
+    """The rounds of the groups that one kind of step trains.
+
+    All workers make the same number of steps, so they end a round in the same step, and each knows
+    it without asking the others.
+
+    Args:
+      groups: what a step trains.
+      statistics: returns the variables that are averaged with them.
+      communicator: the workers; `None` if there is one.
+      sync_every: the steps of a round.
+      warmup_steps: as many first rounds have one step.
+      timeout: seconds after which a collective fails; as for `tfdist.ops.all_reduce`.
+      residual_names: those of the rule.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        statistics: Callable[[], list[tf.Variable]],
+        communicator: ops.Communicator | None,
+        sync_every: int,
+        warmup_steps: int,
+        timeout: float | None,
+        residual_names: Sequence[str],
+    ) -> None:
+        self._groups = list(groups)
+        self._statistics = statistics
+        self._communicator = communicator
+        self._sync_every = sync_every
+        self._warmup_steps = warmup_steps
+        self._timeout = timeout
+        self._residual_names = tuple(residual_names)
+        without_strategy(self._make)
+        self._end_now = tf.function(self._end_if_begun)
+
+    def _make(self) -> None:
+        self._steps = tf.Variable(0, dtype=tf.int64)  # of this round
+        self._rows = tf.Variable(0.0, dtype=tf.float64)  # of this round, on this worker
+        self._steps_in_all = tf.Variable(0, dtype=tf.int64)
+        self._residuals = tf.Variable(tf.zeros([len(self._residual_names)], tf.float64))
+
+    def end_step(self, rows: tf.Tensor) -> None:
+        """Counts a step, and ends the round if it was the last one.
+
+        Args:
+          rows: this worker's in the step, float64[].
+        """
+        steps = self._steps.assign_add(1, read_value=True)
+        self._rows.assign_add(rows)
+        in_all = self._steps_in_all.assign_add(1, read_value=True)
+        length = tf.where(in_all <= self._warmup_steps, 1, self._sync_every)
+        tf.cond(steps >= tf.cast(length, tf.int64), self._end, lambda: tf.constant(0, tf.int64))
+
+    def end_early(self) -> None:
+        """Ends the round if it has begun; the variables are those of the anchor then."""
+        with tf.init_scope():
+            self._end_now()
+
+    def residuals(self) -> dict[str, float]:
+        """The rule's residuals at the last synchronization, by name; the same on all workers."""
+        return dict(zip(self._residual_names, self._residuals.numpy().tolist(), strict=True))
+
+    def _end_if_begun(self) -> None:
+        tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
+        for group in self._groups:
+            group.go_to_anchors()
+
+    def _end(self) -> tf.Tensor:
+        rows = self._rows.read_value()
+        weight = tf.math.divide_no_nan(rows, self._sums([rows], "rows of the round")[0])
+        for group in self._groups:
+            group.begin()  # if no step of this worker had rows
+        statistics = self._statistics()
+        averaged = [*statistics, *(slot for group in self._groups for slot in group.slots)]
+        pseudo = [gradient for group in self._groups for gradient in group.pseudo_gradients()]
+        own = [*pseudo, *(variable.read_value() for variable in averaged)]
+        means = self._sums(
+            [value * tf.cast(weight, value.dtype) for value in own],
+            "synchronization of local updates",
+        )
+        in_warmup = self._steps_in_all <= self._warmup_steps if self._warmup_steps else None
+        squares = tf.zeros([len(self._residual_names)], tf.float64)
+        for group in self._groups:
+            count = len(group.variables)
+            squares += group.finish(means[:count], in_warmup)
+            means = means[count:]
+        if self._residual_names:
+            self._residuals.assign(tf.sqrt(self._sums([squares], "residuals")[0]))
+        for variable, mean in zip(averaged, means, strict=True):
+            variable.assign(mean)
+        self._rows.assign(0.0)
+        return self._steps.assign(0, read_value=True)
+
+    def _sums(self, values: list[tf.Tensor], label: str) -> list[tf.Tensor]:
+        if self._communicator is None:
+            return values
+        with tf.device("/device:CPU:0"):
+            return ops.fused_all_reduce(
+                values, self._communicator, label=label, timeout=self._timeout
+            )

@@ -1,0 +1,296 @@
+"""Training on several workers that train alone for some steps, and then combine."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+# As for MultiWorkerMirroredStrategy, this strategy's base.
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute.collective_util import CommunicationImplementation
+from tensorflow.python.distribute.distribute_utils import regroup, select_replica
+from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
+
+from tfdist import keras
+from tfdist.compression import Compression, NoCompression, method_of
+from tfdist.config.cluster import Cluster
+from tfdist.errors import ClusterConfigError
+from tfdist.job import process
+from tfdist.job.start import start
+from tfdist.rules import ModelAveraging, Rule
+from tfdist.strategies._local_updates.group import without_strategy
+from tfdist.strategies._local_updates.local_updates import LocalUpdates
+from tfdist.strategies.communication_options import CommunicationOptions, is_variable
+from tfdist.strategies.multi_worker_mirrored_strategy import (
+    MultiWorkerMirroredExtended,
+    MultiWorkerMirroredStrategy,
+    is_end_of_data_check,
+)
+
+SLOTS = ("keep", "average", "reset")
+
+
+class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
+    """Trains one model on several workers, which exchange nothing in most steps.
+
+    Every worker computes gradients on its share of each batch and applies them to its own copy of
+    the model. After `sync_every` steps, and at the end of each epoch of `fit`, the workers combine
+    their variables by a rule, and go on from the same ones.
+
+    For `fit` of Keras 3 and tf_keras, and custom loops with their optimizers. Every worker has one
+    device.
+
+    Args:
+      sync_every: the steps from one synchronization to the next, at least 1.
+      rule: how the workers combine, of `tfdist.rules`; `None` means `ModelAveraging()`.
+      warmup_steps: after each of the first `warmup_steps` steps the workers average their
+        variables, whatever the rule.
+      slots: what becomes of the optimizer's own variables, such as momentum, at a synchronization:
+        each worker's stay ("keep"), they become the workers' mean ("average"), or they become what
+        they were at first ("reset").
+      compression: of what is sent at a synchronization. Not yet supported: `None` or "none".
+      min_contributors: how many workers a synchronization needs. Not yet supported for less than
+        all: `None`, or the number of workers.
+      cluster_resolver: as of `MultiWorkerMirroredStrategy`.
+      communication_options: a `tfdist.CommunicationOptions`; `timeout_seconds` bounds the wait for
+        the slowest worker.
+
+    Raises:
+      ValueError: an argument has an invalid value.
+      TypeError: `rule` is none of `tfdist.rules`.
+      tfdist.errors.ClusterConfigError: an invalid cluster, an elastic job, `ps` tasks, or a worker
+        with several devices.
+      Exception: as `MultiWorkerMirroredStrategy`.
+
+    Example:
+
+    ```python
+    strategy = tfdist.LocalUpdateStrategy(16, tfdist.rules.DiLoCo())
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(10)])
+        model.compile("sgd", "mse")
+    model.fit(dataset)
+    ```
+    """
+
+    def __init__(
+        self,
+        sync_every: int,
+        rule: Rule | None = None,
+        *,
+        warmup_steps: int = 0,
+        slots: str = "keep",
+        compression: str | Compression | None = None,
+        min_contributors: int | None = None,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        rule = ModelAveraging() if rule is None else rule
+        _check_arguments(sync_every, rule, warmup_steps, slots, compression)
+        cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
+        cluster = start(cluster, None, keras.apply_repairs)
+        _check_cluster(cluster)
+        options = CommunicationOptions.of(communication_options)
+        _check_options(options)
+        extended = LocalUpdateExtended(self, cluster, cluster_resolver, options)
+        workers = extended._num_workers
+        if min_contributors not in (None, workers):
+            raise ValueError(
+                f"LocalUpdateStrategy: expected min_contributors to be None or {workers}, the "
+                f"number of workers, received {min_contributors!r}: a synchronization cannot yet "
+                "end without some of them"
+            )
+        rule.outer_optimizer(workers)  # raises what it has against that number
+        extended.local_updates = LocalUpdates(
+            workers,
+            extended.communicator,
+            rule,
+            sync_every,
+            max(warmup_steps, rule.warmup),
+            slots,
+            options.timeout_seconds,
+        )
+        distribute_lib.Strategy.__init__(self, extended)
+
+    def synchronize(self) -> None:
+        """Combines the variables now, if the workers have trained since the last synchronization.
+
+        For the end of an epoch of a custom loop; `fit` does it by itself. All workers call it after
+        the same step, outside of `strategy.run` and of a `tf.function`.
+        """
+        self.extended.local_updates.synchronize()
+
+    def residuals(self) -> dict[str, float]:
+        """What the rule measured at the last synchronization, by name; `ADMM` has residuals."""
+        return self.extended.local_updates.residuals()
+
+
+class LocalUpdateExtended(MultiWorkerMirroredExtended):
+    """A strategy whose workers apply their own gradients."""
+
+    local_updates: LocalUpdates
+
+    def __init__(self, strategy: Any, *args: Any) -> None:
+        super().__init__(strategy, *args)
+        if len(self.worker_devices) != 1:
+            raise ClusterConfigError(
+                "LocalUpdateStrategy: expected one device on every worker, but this one has "
+                f"{len(self.worker_devices)}: {', '.join(self.worker_devices)}"
+            )
+        self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        # How often the workers were to ask each other for more data, since they last did.
+        self._asked = without_strategy(lambda: tf.Variable(0, dtype=tf.int64))
+
+    def _create_variable(self, next_creator, **kwargs):
+        variable = super()._create_variable(next_creator, **kwargs)
+        if _is_statistic(variable):
+            self.local_updates.average(variable)
+        return variable
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            # The step is within the function, so that a round can end in its graph.
+            if fn not in self._functions:
+                inner = fn.python_function
+                self._functions[fn] = fn._clone(
+                    python_function=lambda *a, **k: self._call_for_each_replica(inner, a, k)
+                )
+            return self._functions[fn](*args, **kwargs)
+        if not tf.executing_eagerly():
+            fn = tf.__internal__.autograph.tf_convert(fn, ag_ctx.control_status_ctx())
+        args, kwargs = select_replica(0, args), select_replica(0, kwargs)
+        if self.local_updates.is_in_step:  # an optimizer's branch
+            return self._run_replica(fn, args, kwargs)
+        with self.local_updates.step(_rows((args, kwargs))):
+            return self._run_replica(fn, args, kwargs)
+
+    def _run_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        # Not in a thread, as TensorFlow does for several replicas: they may not update variables
+        # in a branch, which a worker without rows needs.
+        replica_id = self._get_replica_id_in_sync_group(0)
+        strategy = self._container_strategy()
+        with (
+            tf.device(self._devices[0]),
+            distribute_lib.ReplicaContext(strategy, replica_id),
+        ):
+            result = fn(*args, **kwargs)
+        return regroup((result,))
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        if isinstance(value, SyncOnReadVariable):
+            # Statistics are those of all workers after a synchronization. In a step, where tf_keras
+            # reads its metrics, they are the worker's own.
+            if _is_statistic(value) or self.local_updates.is_in_step:
+                return value.values[0].read_value()
+        if self.communicator is None or not is_end_of_data_check(reduce_op, value):
+            return super()._reduce_to(reduce_op, value, destinations, options)
+        return self._has_more_data(value, destinations, options)
+
+    def _has_more_data(self, value: tf.Tensor, destinations: Any, options: Any) -> tf.Tensor:
+        """Whether any worker has more data, int64[1, 1], as of the last time they asked.
+
+        Without a known length of the data they would have to ask in each step. They ask once in a
+        round. A worker whose data has ended makes steps without rows until then.
+        """
+        reduce = super()._reduce_to
+
+        def ask() -> tf.Tensor:
+            summed = reduce(tf.distribute.ReduceOp.SUM, value, destinations, options)
+            total = self._local_results(summed)[0]
+            self._asked.assign(tf.cast(tf.reduce_any(total > 0), tf.int64))
+            return total
+
+        def go_on() -> tf.Tensor:
+            self._asked.assign_add(1)
+            return tf.maximum(value, 1)
+
+        every = self.local_updates.sync_every
+        return tf.cond(self._asked % every == 0, ask, go_on)
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        variables = [v for _, v in value_destination_pairs if is_variable(v)]
+        if self.local_updates.is_in_step and variables:
+            raise ValueError(
+                "LocalUpdateStrategy: expected an optimizer of Keras 3 or of tf_keras, not of "
+                "tf_keras.optimizers.legacy or tf.compat.v1, but such a one reduces the gradient "
+                f"of {variables[0].name!r}"
+            )
+        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+
+
+def _is_statistic(variable: Any) -> bool:
+    """Whether a worker updates a variable by itself, of which the model has the mean."""
+    return (
+        isinstance(variable, SyncOnReadVariable)
+        and variable.aggregation == tf.VariableAggregation.MEAN
+        and variable.dtype.is_floating
+    )
+
+
+def _rows(arguments: Any) -> tf.Tensor:
+    """The rows of a step, float64[]: those of the first tensor that has any dimension."""
+    for leaf in tf.nest.flatten(arguments):
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.cast(leaf.nrows(), tf.float64)
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.cast(leaf.dense_shape[0], tf.float64)
+        if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable | DistributedVariable):
+            if leaf.shape.rank is None or leaf.shape.rank > 0:
+                known = None if leaf.shape.rank is None else leaf.shape[0]
+                rows = tf.shape(leaf, tf.int64)[0] if known is None else known
+                return tf.cast(rows, tf.float64)
+    return tf.constant(1.0, tf.float64)
+
+
+def _check_arguments(
+    sync_every: Any, rule: Any, warmup_steps: Any, slots: Any, compression: Any
+) -> None:
+    def check(name: str, value: Any, expected: str, holds: bool) -> None:
+        if not holds:
+            raise ValueError(
+                f"LocalUpdateStrategy: expected {name} to be {expected}, received {value!r}"
+            )
+
+    def is_integer(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    at_least_1 = is_integer(sync_every) and sync_every >= 1
+    check("sync_every", sync_every, "an integer of at least 1", at_least_1)
+    not_negative = is_integer(warmup_steps) and warmup_steps >= 0
+    check("warmup_steps", warmup_steps, "an integer of at least 0", not_negative)
+    check("slots", slots, "'keep', 'average' or 'reset'", slots in SLOTS)
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"LocalUpdateStrategy: expected rule to be one of tfdist.rules, received {rule!r}"
+        )
+    sends_all = isinstance(method_of(compression), NoCompression | None)
+    check("compression", compression, "None: it is not yet supported", sends_all)
+
+
+def _check_options(options: CommunicationOptions) -> None:
+    if options.implementation == CommunicationImplementation.NCCL:
+        raise ValueError(
+            "LocalUpdateStrategy: expected implementation AUTO or RING, received NCCL, whose "
+            "collectives are TensorFlow's"
+        )
+    if not isinstance(options.compression, NoCompression | None):
+        raise ValueError(
+            "LocalUpdateStrategy: expected communication_options without a compression, received "
+            f"{options.compression}: no gradients are sent"
+        )
+
+
+def _check_cluster(cluster: Cluster) -> None:
+    if cluster.ps:
+        raise ClusterConfigError(
+            "LocalUpdateStrategy: expected no ps tasks in the cluster, received "
+            f"{len(cluster.ps)}: workers have their own copies of all variables"
+        )
+    if process.current.settings.elastic is not None:
+        raise ClusterConfigError(
+            "LocalUpdateStrategy: expected a job with a fixed number of workers, received an "
+            "elastic one (TFDIST_ELASTIC)"
+        )

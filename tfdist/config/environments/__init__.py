@@ -1,0 +1,188 @@
+"""The cluster as the launcher of this process describes it.
+
+Each module reads one environment. They are asked in this order, and the first in which this process
+is one of several wins:
+
+1. `TF_CONFIG`, which describes a job completely.
+2. `slurm`: the tasks of a step.
+3. `mpi`: the ranks of an MPI launcher.
+4. `kubernetes`: the pods of an indexed Job or of a JobSet.
+5. `torchrun`: `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
+
+A launcher's job of one process says nothing, because such a process often starts others: a shell
+of `srun --pty`, from which `mpirun` is called. If another environment contradicts the winner,
+that is an error, since nobody can know which of the two is right. `TF_CONFIG` needs no other
+variable, and others that are set with it are ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+from tfdist.config.cluster import Cluster
+from tfdist.config.environments import kubernetes, meeting, mpi, slurm, torchrun
+from tfdist.config.environments.place import Found, Meeting, Place, Remark, shown, whole
+from tfdist.errors import ClusterConfigError
+
+TF_CONFIG = "TF_CONFIG"
+NOTHING = "nothing"
+
+
+class _Environment(Protocol):
+    """A module of this package."""
+
+    LAUNCHER: str
+
+    def place(self, environ: Mapping[str, str]) -> Place | None: ...
+
+    def remark(self, environ: Mapping[str, str]) -> Remark | None: ...
+
+
+_ENVIRONMENTS: tuple[_Environment, ...] = (slurm, mpi, kubernetes, torchrun)
+
+
+def find(environ: Mapping[str, str] | None = None) -> Found:
+    """Returns the cluster that an environment describes, without asking any other process.
+
+    Args:
+      environ: variables by name; this process's environment if None.
+
+    Raises:
+      ClusterConfigError: a variable is missing or unusable, or two launchers contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    text = environ.get(TF_CONFIG, "")
+    if text.strip():
+        return _given(environ, text)
+    chosen: tuple[_Environment, Place] | None = None
+    alone: Place | None = None
+    notes: list[str] = []
+    warnings: list[str] = []
+    for environment in _ENVIRONMENTS:
+        try:
+            place = environment.place(environ)
+        except ClusterConfigError as error:
+            if chosen is None and alone is None:
+                raise
+            notes.append(f"ignored: {error}")
+            continue
+        remark = environment.remark(environ) if place is None else None
+        if remark is not None:
+            (warnings if remark.is_warning else notes).append(remark.text)
+        if place is None:
+            continue
+        if chosen is not None:
+            _compare(chosen[1], place)
+            notes.append(f"{_described(place)}: says the same")
+        elif place.size > 1:
+            chosen = environment, place
+        else:
+            alone = alone or place
+            notes.append(f"{_described(place)}: a job of one process")
+    if chosen is None:
+        if alone is None and environ.get("TFDIST_PS", "0").strip() not in ("", "0"):
+            warnings.append(f"{shown(environ, ('TFDIST_PS',))} ignored: no launcher was found")
+        source = NOTHING if alone is None else alone.launcher
+        # A process that is known to be the only one has nothing to be warned of.
+        if alone is not None:
+            notes, warnings = [*notes, *warnings], []
+        return Found(Cluster.local(), None, source, tuple(notes), tuple(warnings))
+    environment, place = chosen
+    servers = _servers(environ, place)
+    if environment is slurm or environment is kubernetes:
+        addresses, origin = environment.addresses(environ, place)
+    else:
+        assert environment is mpi or environment is torchrun
+        addresses, origin = meeting.addresses(environ, place, environment, servers)
+    notes = [_described(place), origin, *notes, *warnings]
+    if isinstance(addresses, Meeting):
+        return Found(None, addresses, place.launcher, tuple(notes))
+    is_elastic = bool(environ.get("TFDIST_ELASTIC", "").strip())
+    cluster = cluster_of(addresses, place.index, servers, is_elastic, place.launcher)
+    return Found(cluster, None, place.launcher, tuple(notes))
+
+
+def cluster_of(
+    addresses: list[str], index: int, servers: int, is_elastic: bool, source: str
+) -> Cluster:
+    """Returns the cluster of processes that a launcher numbers.
+
+    The last ones are parameter servers. With any, the first one is the chief, which Estimators and
+    training with parameter servers require; an elastic job has none.
+
+    Args:
+      addresses: "host:port" of each process.
+      index: of this process.
+      servers: the number of parameter servers.
+      is_elastic: whether the job is elastic.
+      source: the launcher, for messages.
+
+    Raises:
+      ClusterConfigError: the addresses form no cluster.
+    """
+    training = len(addresses) - servers
+    chiefs = 1 if servers and not is_elastic else 0
+    tasks = {
+        "chief": addresses[:chiefs],
+        "worker": addresses[chiefs:training],
+        "ps": addresses[training:],
+    }
+    if index < chiefs:
+        role, number = "chief", index
+    elif index < training:
+        role, number = "worker", index - chiefs
+    else:
+        role, number = "ps", index - training
+    return Cluster.from_tasks(tasks, role, number, source)
+
+
+def _given(environ: Mapping[str, str], text: str) -> Found:
+    """Returns the cluster of `TF_CONFIG`."""
+    ignored = []
+    for environment in _ENVIRONMENTS:
+        try:
+            place = environment.place(environ)
+        except ClusterConfigError as error:
+            ignored.append(f"ignored: {error}")
+        else:
+            if place is not None:
+                ignored.append(f"{_described(place)}: ignored, since TF_CONFIG is set")
+    cluster = Cluster.from_tf_config(text)
+    return Found(cluster, None, TF_CONFIG, ("TF_CONFIG is set", *ignored))
+
+
+def _servers(environ: Mapping[str, str], place: Place) -> int:
+    servers = whole(environ, "TFDIST_PS") or 0
+    size = f"{place.size_variable}={place.size}"
+    if servers >= place.size:
+        raise ClusterConfigError(
+            f"TFDIST_PS: expected fewer parameter servers than processes, received {servers} of "
+            f"{place.size} ({size}): nobody would train"
+        )
+    workers = whole(environ, "TFDIST_WORKERS")
+    if workers is not None and workers + servers != place.size:
+        raise ClusterConfigError(
+            f"{place.launcher}: {size}, but TFDIST_WORKERS={workers} and TFDIST_PS={servers}; "
+            "expected TFDIST_WORKERS + TFDIST_PS to be the number of processes"
+        )
+    return servers
+
+
+def _compare(winner: Place, other: Place) -> None:
+    for own, variable, value, other_variable in (
+        (winner.size, winner.size_variable, other.size, other.size_variable),
+        (winner.index, winner.index_variable, other.index, other.index_variable),
+    ):
+        if own != value:
+            raise ClusterConfigError(
+                f"{winner.launcher} and {other.launcher} contradict each other: {variable}={own}, "
+                f"but {other_variable}={value}; expected one launcher to start this process, or "
+                "equal values. Unset the variables of the other one, or set TF_CONFIG"
+            )
+
+
+def _described(place: Place) -> str:
+    index, size = place.index_variable, place.size_variable
+    return f"{place.launcher}: {index}={place.index}, {size}={place.size}"

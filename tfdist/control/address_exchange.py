@@ -1,0 +1,290 @@
+"""The exchange of hosts between processes that know the host of process 0 only.
+
+A `Cluster` has the addresses of all tasks. MPI launchers and torchrun name at most the host of
+process 0, `MASTER_ADDR`. The other processes tell it their hosts, and receive all of them:
+
+    process 1 --- "my host is b" --->  process 0  <--- "my host is c" --- process 2
+              <----- [a, b, c] ------             ------ [a, b, c] ---->
+
+Their ports follow from the indices (`Meeting`). The exchange has a port of its own: process 0
+still answers the last of the others there while the first ones already call its control server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.config import validation
+from tfdist.config.cluster import Cluster
+from tfdist.config.environments.place import Meeting
+from tfdist.config.settings import Settings
+from tfdist.control import interfaces, messages, network
+from tfdist.control.client import ControlClient, UnreachableError
+from tfdist.control.rendezvous import ClientContext
+from tfdist.control.server import ControlServer
+from tfdist.errors import RendezvousTimeoutError
+
+_log = logging.getLogger("tfdist.control")
+# Seconds for which process 0 may hold one call.
+_LONG_POLL = 5.0
+# Seconds between two calls that fail at once.
+_RETRY_PAUSE = 0.2
+_LOG_INTERVAL = 10.0
+# Seconds for which process 0 answers repeated calls, after all have been answered.
+_LINGER = 5.0
+_lock = threading.Lock()
+_known: dict[Meeting, list[str]] = {}
+
+
+def exchange_addresses(meeting: Meeting, environ: Mapping[str, str]) -> list[str]:
+    """Returns "host:port" of each process, once all have told their hosts to process 0.
+
+    Later calls of this process return the same addresses at once.
+
+    Args:
+      meeting: where to meet.
+      environ: variables by name, for the settings.
+
+    Raises:
+      RendezvousTimeoutError: processes were missing at the deadline.
+      AuthenticationError: this process and process 0 do not hold the same secret.
+      ClusterConfigError: process 0 refuses this process, or a setting is unusable.
+      AddressInUseError: another process listens on the port of the exchange.
+    """
+    with _lock:
+        if meeting not in _known:
+            _known[meeting] = meet(meeting, Settings.from_environment(environ))
+        return _known[meeting]
+
+
+def meet(meeting: Meeting, settings: Settings) -> list[str]:
+    """Returns "host:port" of each process, once all have told their hosts to process 0.
+
+    Args:
+      meeting: where to meet.
+      settings: the secret, the timeout and the wanted interface.
+
+    Raises:
+      Exception: as for `exchange_addresses`.
+    """
+    hosts = (_collect if meeting.index == 0 else _ask)(meeting, settings)
+    return [f"{host}:{meeting.port(index)}" for index, host in enumerate(hosts)]
+
+
+class AddressBook:
+    """The hosts that process 0 knows. Without networking.
+
+    Args:
+      meeting: the exchange.
+    """
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._changed = threading.Condition()
+        self._hosts: dict[int, str] = {0: meeting.host}
+        self._process: dict[int, str] = {}
+        self._unanswered = set(range(1, meeting.size))
+
+    def add(self, request: messages.Address, context: ClientContext) -> dict[str, Any]:
+        """Records a process's host, and waits for those of the others.
+
+        Args:
+          request: the request.
+          context: ends the wait if the connection breaks.
+
+        Returns:
+          {"status": "complete", "hosts"}, {"status": "waiting", "missing": [indices]} or
+          {"status": "refused", "reason"}.
+        """
+        context.on_disconnect = self._wake
+        with self._changed:
+            reason = self._reason_to_refuse(request)
+            if reason:
+                return {"status": "refused", "reason": reason}
+            self._hosts[request.rank] = request.host
+            self._process[request.rank] = request.process
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: not self._missing() or context.disconnected, min(request.wait, _LONG_POLL)
+            )
+            missing = self._missing()
+            if missing:
+                return {"status": "waiting", "missing": missing}
+            if not context.disconnected:
+                self._unanswered.discard(request.rank)
+                self._changed.notify_all()
+            return {"status": "complete", "hosts": self._all()}
+
+    def wait(self, timeout: float) -> list[str] | list[int]:
+        """Returns all hosts, in order; or after `timeout` seconds the indices of the missing."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._missing(), timeout)
+            return self._missing() or self._all()
+
+    def wait_until_answered(self, timeout: float) -> None:
+        """Waits until every other process has had its answer, for `timeout` seconds at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unanswered, timeout)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _missing(self) -> list[int]:
+        return [index for index in range(self._meeting.size) if index not in self._hosts]
+
+    def _all(self) -> list[str]:
+        return [self._hosts[index] for index in range(self._meeting.size)]
+
+    def _reason_to_refuse(self, request: messages.Address) -> str | None:
+        own = self._meeting
+        reason = messages.reason_to_refuse(request, ranks=own.size)
+        if reason:
+            return reason
+        if (request.world_size, request.servers) != (own.size, own.servers):
+            return (
+                f"the caller counts {request.world_size} processes with TFDIST_PS="
+                f"{request.servers}, this task counts {own.size} with TFDIST_PS={own.servers}"
+            )
+        if request.rank == 0:
+            return "the caller says rank 0, which this task is; expected another index"
+        problem = validation.address_problem(f"{request.host}:1")
+        if problem:
+            return f"expected a host, received {validation.show(request.host)}: {problem}"
+        known = self._process.get(request.rank)
+        if known not in (None, request.process) and not self._missing():
+            return f"another process is rank {request.rank} of this job already"
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Caller:
+    """This process in messages, before it has a cluster."""
+
+    task_name: str
+    address: str | None
+    training_addresses: Sequence[str] = ()
+
+
+def _collect(meeting: Meeting, settings: Settings) -> list[str]:
+    """Returns all hosts, on process 0."""
+    book = AddressBook(meeting)
+    # The other hosts are not known yet; no name in ".invalid" exists (RFC 2606).
+    port = meeting.first_port + meeting.size
+    others = (f"rank-{index}.invalid:{port}" for index in range(1, meeting.size))
+    server = ControlServer(
+        Cluster(workers=(meeting.address, *others)),
+        settings.secret,
+        {messages.ADDRESS: book.add},
+        interface=settings.interface,
+    )
+    atexit.register(server.close)
+    deadline = time.monotonic() + settings.rendezvous_timeout
+    while True:
+        now = time.monotonic()
+        found = book.wait(max(0.0, min(_LOG_INTERVAL, deadline - now)))
+        hosts = [host for host in found if isinstance(host, str)]
+        if len(hosts) == meeting.size:
+            break
+        who = f"rank 0 of {meeting.size} at {meeting.address}"
+        missing = ", ".join(map(str, found))
+        if time.monotonic() >= deadline:
+            refusal = server.last_refusal
+            server.close()
+            raise RendezvousTimeoutError(
+                f"{who}: expected the host of every rank within {settings.rendezvous_timeout:g} s, "
+                f"still missing: rank {missing}" + (f"; {refusal}" if refusal else "")
+            )
+        _log.warning("%s: waiting for the host of rank %s", who, missing)
+
+    def close_later() -> None:
+        book.wait_until_answered(settings.rendezvous_timeout)
+        threading.Event().wait(_LINGER)
+        server.close()
+
+    threading.Thread(target=close_later, name="tfdist-addresses", daemon=True).start()
+    return hosts
+
+
+def _ask(meeting: Meeting, settings: Settings) -> list[str]:
+    """Returns all hosts, on another process than 0."""
+    who = f"rank {meeting.index} of {meeting.size}"
+    deadline = time.monotonic() + settings.rendezvous_timeout
+    next_log = time.monotonic() + _LOG_INTERVAL
+    process, pause = uuid.uuid4().hex, threading.Event()
+    waiting_for = f"rank 0 at {meeting.address}"
+    with contextlib.ExitStack() as opened:
+        control: ControlClient | None = None
+        host: str | None = None
+        while True:
+            now = time.monotonic()
+            if now >= deadline:
+                raise RendezvousTimeoutError(
+                    f"{who}: expected the hosts of all ranks within "
+                    f"{settings.rendezvous_timeout:g} s, still missing: {waiting_for}"
+                )
+            if now >= next_log:
+                _log.warning("%s: waiting for %s", who, waiting_for)
+                next_log = now + _LOG_INTERVAL
+            host = host or _own_host(meeting.host, settings)
+            if host is None:
+                waiting_for = f"an address of {meeting.host}, the host of rank 0 (MASTER_ADDR)"
+                pause.wait(min(_RETRY_PAUSE, deadline - now))
+                continue
+            if control is None:
+                caller = _Caller(who, f"{host}:{meeting.port(meeting.index)}")
+                name = f"rank 0 at {meeting.address}"
+                control = ControlClient(caller, settings.secret, meeting.address, name)
+                opened.callback(control.close)
+            wait = min(_LONG_POLL, deadline - now, next_log - now)
+            request = messages.Address(
+                protocol=messages.PROTOCOL,
+                rank=meeting.index,
+                world_size=meeting.size,
+                servers=meeting.servers,
+                host=host,
+                process=process,
+                wait=wait,
+            )
+            try:
+                answer = control.call(messages.ADDRESS, request, wait, patient=True)
+            except UnreachableError as error:
+                waiting_for = f"rank 0 at {meeting.address} ({error})"
+                pause.wait(min(_RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
+                continue
+            if answer["status"] == "complete":
+                return [str(known) for known in answer["hosts"]]
+            waiting_for = f"the host of rank {', '.join(map(str, answer['missing']))}"
+
+
+def _own_host(host_of_rank_0: str, settings: Settings) -> str | None:
+    """Returns the host that this process tells; None while that of rank 0 has no address."""
+    if settings.interface is not None:
+        address = network.select(settings.interface)
+        return f"[{address}]" if ":" in address else address
+    found = interfaces.resolve(host_of_rank_0.strip("[]"))
+    if not found:
+        return None
+    if all(interfaces.is_of_this_host(address) for address in found):
+        # In the same words on all of its tasks, so that they know that they share a host.
+        return host_of_rank_0
+    for address in found:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            # Sends nothing: the kernel chooses the route, and with it this host's address.
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))
+                own = str(probe.getsockname()[0]).partition("%")[0]
+        except OSError:
+            continue
+        return f"[{own}]" if ":" in own else own
+    return None

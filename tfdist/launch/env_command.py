@@ -1,0 +1,112 @@
+"""The command `tfdist env`: the cluster that this process's environment describes, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfdist.config.environments.place import Found
+
+DESCRIPTION = """\
+Prints the cluster that 'python train.py' would find here: which variables describe it, which ones
+are ignored and why, this process's task, and the TF_CONFIG that says the same. It asks no other
+process."""
+EPILOG = """\
+examples:
+  tfdist env
+      in a shell
+  srun -n 2 --label tfdist env
+      in each task of a Slurm step; 'mpirun -np 2 tfdist env' for those of MPI
+  export TF_CONFIG=$(tfdist env --json | jq -r .tf_config)
+      for a program that reads TF_CONFIG only
+
+exit code:
+  0; 1 if the variables are unusable or contradict each other; 2 for a wrong command line.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Prints the cluster; returns the exit code."""
+    # Not above: --help does not need them.
+    from tfdist.config import environments
+    from tfdist.config.settings import Settings
+    from tfdist.control import network
+    from tfdist.errors import ClusterConfigError
+
+    try:
+        found = environments.find()
+        wanted = Settings.from_environment().interface
+        interface = None if wanted is None else f"{wanted} ({network.select(wanted)})"
+    except ClusterConfigError as error:
+        print(f"tfdist env: error: {error}", file=sys.stderr)
+        return 1
+    fields = _fields(found, interface)
+    print(json.dumps(fields, indent=2) if chosen.json else _text(fields))
+    return 0
+
+
+def _fields(found: Found, interface: str | None) -> dict[str, Any]:
+    cluster, meeting = found.cluster, found.meeting
+    fields: dict[str, Any] = {
+        "source": found.source,
+        "notes": list(found.notes),
+        "warnings": list(found.warnings),
+        "task": None,
+        "rank": None,
+        "world_size": None,
+        "address": None,
+        "tf_config": None,
+        "meeting": None,
+        "interface": interface,
+    }
+    if cluster is not None:
+        fields |= {
+            "task": cluster.task_name,
+            "rank": cluster.rank,
+            "world_size": cluster.world_size,
+            "address": cluster.address,
+            "tf_config": cluster.tf_config(),
+        }
+    if meeting is not None:
+        fields["meeting"] = {
+            "index": meeting.index,
+            "size": meeting.size,
+            "servers": meeting.servers,
+            "address": meeting.address,
+        }
+    return fields
+
+
+def _text(fields: dict[str, Any]) -> str:
+    lines = [f"found: {fields['source']}"]
+    lines += [f"  {note}" for note in fields["notes"]]
+    lines += [f"  warning: {warning}" for warning in fields["warnings"]]
+    if fields["interface"]:
+        lines.append(f"interface: TFDIST_INTERFACE={fields['interface']}")
+    meeting = fields["meeting"]
+    if meeting is not None:
+        lines += [
+            f"task: process {meeting['index']} of {meeting['size']}, {meeting['servers']} of them "
+            "parameter servers",
+            f"TF_CONFIG: known at the start, when all processes have told their hosts to rank 0 at "
+            f"{meeting['address']}",
+        ]
+    elif fields["address"] is None and fields["tf_config"] == "{}":
+        lines.append("task: trains alone")
+    else:
+        rank = "" if fields["rank"] is None else f" (rank {fields['rank']} of "
+        rank += f"{fields['world_size']})" if rank else ""
+        where = f" at {fields['address']}" if fields["address"] else ""
+        lines.append(f"task: {fields['task']}{rank}{where}")
+    if meeting is None:
+        lines.append(f"TF_CONFIG={shlex.quote(fields['tf_config'])}")
+    return "\n".join(lines)
