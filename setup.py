@@ -161,6 +161,8 @@ setup(
         "numpy",
         "grpcio",
         "absl-py",
+        # Pure Python, without dependencies: writes Prometheus's text format. Imported for it alone.
+        "prometheus_client>=0.20",
     ],
     extras_require={
         # Pinned: what it misses in current TensorFlow is supplied for this release alone. It names

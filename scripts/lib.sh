@@ -131,6 +131,16 @@ want_images() {
   fi
 }
 
+# want_prometheus: reads a running job in one test, which is left out without it.
+want_prometheus() {
+  command -v prometheus >/dev/null && return 0
+  if ! can_use_apt; then
+    say "to test with Prometheus, type: sudo apt-get install -y prometheus"
+  elif ! apt_install prometheus; then
+    say "apt-get could not install prometheus"
+  fi
+}
+
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.
 RATINGS_PACKAGE="recbole==1.2.1"
 

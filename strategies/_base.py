@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import keras
 from tfdist.data.iterators import positioned
+from tfdist.job import process
+from tfdist.metrics.counters import StepCounter
 
 
 class StrategyBase(tf.distribute.Strategy):
@@ -19,11 +22,25 @@ class StrategyBase(tf.distribute.Strategy):
 
     # For tfdist.keras, which cannot import this class.
     is_of_tfdist = True
+    _step_counter: StepCounter | None = None
 
     def scope(self) -> Any:
         """Returns a context manager in which variables and models are made for this strategy."""
         keras.repair_tf_keras()  # it may have been imported since
         return super().scope()
+
+    def run(
+        self, fn: Callable, args: Sequence = (), kwargs: dict | None = None, options: Any = None
+    ) -> Any:
+        """As `tf.distribute.Strategy.run`; counts training steps if this task serves metrics."""
+        if not process.current.counts_steps:
+            return super().run(fn, args, kwargs, options)
+        if self._step_counter is None:
+            self._step_counter = StepCounter()
+        run = super().run
+        return self._step_counter.run(
+            self, fn, args, kwargs or {}, lambda: run(fn, args, kwargs, options)
+        )
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         """Reduces `value`, which may be nested, as `tf.distribute.Strategy.reduce` does.

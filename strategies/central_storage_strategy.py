@@ -23,6 +23,7 @@ from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device, check_devices, is_cpu
 from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, completed_pairs
+from tfdist.strategies._noted_updates import NotedUpdates
 from tfdist.strategies._variables.central_variable import CentralVariable
 from tfdist.strategies._variables.graphs import unlist_components
 from tfdist.strategies.communication_options import check_clip
@@ -93,7 +94,7 @@ class CentralStorageStrategy(StrategyBase, tf.distribute.experimental.CentralSto
 
 
 class CentralStorageExtended(
-    BackgroundRelease, parameter_server_strategy.ParameterServerStrategyExtended
+    NotedUpdates, BackgroundRelease, parameter_server_strategy.ParameterServerStrategyExtended
 ):
     """How the strategy creates variables, reduces and updates."""
 

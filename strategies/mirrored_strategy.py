@@ -15,6 +15,7 @@ from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_devices, is_cpu
 from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._local_reduce.local_all_reduce import LocalAllReduce, completed_pairs
+from tfdist.strategies._noted_updates import NotedUpdates
 from tfdist.strategies._variables.graphs import unlist_components
 from tfdist.strategies.communication_options import check_clip
 
@@ -66,7 +67,7 @@ class MirroredStrategy(StrategyBase, tf.distribute.MirroredStrategy):
         self.extended.clip = clip
 
 
-class MirroredExtended(BackgroundRelease, mirrored_strategy.MirroredExtended):
+class MirroredExtended(NotedUpdates, BackgroundRelease, mirrored_strategy.MirroredExtended):
     """The strategy's reductions; with GPUs they are TensorFlow's own."""
 
     def _create_variable(self, next_creator, **kwargs):

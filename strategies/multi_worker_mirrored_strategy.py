@@ -39,6 +39,7 @@ from tfdist.strategies._local_reduce.local_all_reduce import (
     completed_pairs,
     resolved_destination,
 )
+from tfdist.strategies._noted_updates import NotedUpdates
 from tfdist.strategies._variables.graphs import unlist_components
 from tfdist.strategies._variables.remote_tables import RemoteTables
 from tfdist.strategies._variables.roles import is_table
@@ -182,7 +183,7 @@ def is_end_of_data_check(reduce_op: ReduceOp, value: Any) -> bool:
 
 
 class MultiWorkerMirroredExtended(
-    SingleDeviceInput, BackgroundRelease, tf_strategy.CollectiveAllReduceExtended
+    NotedUpdates, SingleDeviceInput, BackgroundRelease, tf_strategy.CollectiveAllReduceExtended
 ):
     """The strategy's variables, reductions and gathers."""
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+# See mirrored_strategy.py for why these.
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
+
 from tfdist import keras
 from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._devices import check_device
+from tfdist.strategies._noted_updates import NotedUpdates
 
 
 class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):
@@ -24,4 +29,10 @@ class OneDeviceStrategy(StrategyBase, tf.distribute.OneDeviceStrategy):
 
     def __init__(self, device: str) -> None:
         keras.apply_repairs()
-        super().__init__(check_device("OneDeviceStrategy", device))
+        # Skips the parent's constructor, which would make its own extended object.
+        extended = _Extended(self, check_device("OneDeviceStrategy", device))
+        distribute_lib.Strategy.__init__(self, extended)
+
+
+class _Extended(NotedUpdates, OneDeviceExtended):
+    """TensorFlow's own, whose training steps are counted."""

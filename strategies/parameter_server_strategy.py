@@ -22,6 +22,7 @@ from tfdist.strategies._base import StrategyBase
 from tfdist.strategies._input.background_release import BackgroundRelease
 from tfdist.strategies._input.single_device_input import SingleDeviceInput
 from tfdist.strategies._input.worker_input import SharedInput
+from tfdist.strategies._noted_updates import NotedUpdates
 from tfdist.strategies._variables.graphs import in_graph_of_tensorflow_1
 from tfdist.strategies._variables.parameters import Parameters
 from tfdist.strategies._variables.placement import Placement
@@ -184,7 +185,9 @@ class ParameterServerStrategy(StrategyBase):
         return self
 
 
-class ParameterServerExtended(SharedInput, SingleDeviceInput, BackgroundRelease, OneDeviceExtended):
+class ParameterServerExtended(
+    NotedUpdates, SharedInput, SingleDeviceInput, BackgroundRelease, OneDeviceExtended
+):
     """The strategy's variables, steps, reductions and datasets.
 
     Variables are on the CPU, which receives values and sends gradients. Steps run on the first GPU

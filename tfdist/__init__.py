@@ -91,6 +91,8 @@ _MODULE_OF = {
 }
 # What `tfdist.ops` calls of the packages above it.
 _providers.register("default_communicator", "tfdist.job.process", "communicator")
+# What `tfdist.job` and the servers call of a package above them.
+_providers.register("serve_metrics", "tfdist.metrics.exporter", "serve")
 # What `tfdist.config` calls of a package above it.
 _providers.register("exchange_addresses", "tfdist.control.address_exchange")
 # What `tfdist.data` calls of a package above it.

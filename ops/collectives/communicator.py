@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +67,7 @@ _C = library.CFunctions(
         "close": [Handle],
         "waiting": [Handle, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],
         "stats": [Handle, ctypes.POINTER(_Stats)],
+        "waits": [Handle, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int],
     },
 )
 
@@ -152,6 +154,10 @@ class Communicator:
         self.port = bound_port.value
         self.closed = False
         self._former = CommunicationStats()
+        self._names = tuple(f"rank {other}" for other in range(size))
+        self._former_waits: dict[str, float] = {}
+        # Held while the ranks change, in which counters would go back for a moment.
+        self._changes = threading.Lock()
         _by_handle[self.handle] = self
 
     @staticmethod
@@ -191,14 +197,24 @@ class Communicator:
             raise tf.errors.FailedPreconditionError(
                 None, None, f"rank {self.rank} of {self.size}: this communicator is not resizable"
             )
-        former = self.stats()
+        with self._changes:
+            self._reconfigure(rank, size)
+
+    def _reconfigure(self, rank: int, size: int) -> None:
+        former, former_waits = self._stats(), self._waits()
         bound_port = ctypes.c_int()
         _C.reconfigure(self.handle, rank, size, *self._listens_on, ctypes.byref(bound_port))
         self.rank, self.size, self.port = rank, size, bound_port.value
-        self._former = former
+        self._former, self._former_waits = former, former_waits
+        self._names = tuple(f"rank {other}" for other in range(size))
 
     def connect(
-        self, key: bytes, generation: int, addresses: Sequence[str], timeout: float
+        self,
+        key: bytes,
+        generation: int,
+        addresses: Sequence[str],
+        timeout: float,
+        names: Sequence[str] | None = None,
     ) -> None:
         """Connects to every other rank.
 
@@ -207,14 +223,19 @@ class Communicator:
           generation: number of this set of processes, the same on every rank.
           addresses: "host:port" of every rank's data port, in rank order.
           timeout: seconds.
+          names: what `waits` calls the ranks, in rank order; `None` means "rank 0" and so on.
 
         Raises:
-          ValueError: the key has another length.
+          ValueError: the key has another length, or `names` another number of names.
           tf.errors.DeadlineExceededError: some ranks did not connect in time; names them.
           tf.errors.UnavailableError: a peer refused the connection.
         """
         if len(key) != 32:
             raise ValueError(f"expected a key of 32 bytes, received {len(key)}")
+        if names is not None:
+            if len(names) != self.size:
+                raise ValueError(f"expected {self.size} names, received {len(names)}")
+            self._names = tuple(names)
         texts = (ctypes.c_char_p * len(addresses))(*(a.encode() for a in addresses))
         _C.connect(self.handle, key, generation, texts, len(addresses), timeout)
 
@@ -270,6 +291,10 @@ class Communicator:
 
     def stats(self) -> CommunicationStats:
         """Returns the counters since the constructor; collectives may be running."""
+        with self._changes:
+            return self._stats()
+
+    def _stats(self) -> CommunicationStats:
         raw = _Stats()
         _C.stats(self.handle, ctypes.byref(raw))
         former = self._former
@@ -283,6 +308,26 @@ class Communicator:
             bytes_sent_to_other_hosts=former.bytes_sent_to_other_hosts
             + raw.bytes_sent_to_other_hosts,
         )
+
+    def waits(self) -> dict[str, float]:
+        """Returns how long this rank has waited for each other rank to start, by its name.
+
+        That is the wall time in seconds, since the constructor, during which a collective was
+        pending here that the other rank takes part in and had not started. It grows while the
+        collective waits. A rank exchanges data with some of the others only, and knows nothing of
+        those that it does not hear from: the sum over all ranks names the late one.
+        """
+        with self._changes:
+            return self._waits()
+
+    def _waits(self) -> dict[str, float]:
+        waits = dict(self._former_waits)
+        nanoseconds = (ctypes.c_uint64 * self.size)()
+        _C.waits(self.handle, nanoseconds, self.size)
+        for rank, name in enumerate(self._names):
+            if rank != self.rank:
+                waits[name] = waits.get(name, 0.0) + nanoseconds[rank] / 1e9
+        return waits
 
     def __enter__(self) -> "Communicator":
         return self

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.metrics import counters
 from tfdist.strategies._variables.graphs import graph_of, in_graph_of_tensorflow_1, outermost_graph
 from tfdist.strategies._variables.lookup_groups import LookupGroups
 from tfdist.strategies._variables.placement import Placement, renamed
@@ -352,6 +353,7 @@ class Parameters:
         Returns:
           The operation, in a graph.
         """
+        counters.note_update()
         staged = self.client.stage(variables, gradients, learning_rate, step)
         self.has_staged(variables)
         return staged
@@ -366,6 +368,7 @@ class Parameters:
 
     def stage_rows(self, tables: Sequence, *gradients: Any) -> tf.Operation | None:
         """Holds gradients of rows for the push that ends the step; as `client.stage_rows`."""
+        counters.note_update()
         self._groups.cut()
         return self.client.stage_rows(tables, *gradients)
 

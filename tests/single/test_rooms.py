@@ -66,6 +66,7 @@ PYTHON_ROOMS = [
     ["job"],
     ["preemption", "data"],
     ["elastic"],
+    ["metrics"],
     ["keras"],
     ["strategies._base", "strategies._devices"],
     ["strategies._input", "strategies._local_reduce", "strategies._variables"],

@@ -263,6 +263,23 @@ class Cluster:
         return addresses[self.task_index] if self.task_index < len(addresses) else None
 
     @property
+    def place(self) -> int:
+        """This task's number among all tasks, from 0: chief, workers, ps, data tasks, evaluators.
+
+        The evaluators come last, because the cluster need not name them.
+        """
+        place = 0
+        for role, addresses in self._in_order():
+            if role == self.task_type:
+                break
+            place += len(addresses)
+        return place + self.task_index
+
+    def _in_order(self) -> list[tuple[str, tuple[str, ...]]]:
+        roles = ("chief", "worker", "ps", "data_dispatcher", "data_worker", "evaluator")
+        return [(role, getattr(self, _FIELD_OF_ROLE[role])) for role in roles]
+
+    @property
     def task_name(self) -> str:
         """This task's name in messages: "chief", "worker 1", "ps 0"."""
         has_index = self.task_type not in ("chief", "data_dispatcher")

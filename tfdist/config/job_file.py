@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tfdist.config import validation
 from tfdist.errors import ClusterConfigError
 
 
@@ -29,12 +30,14 @@ class JobFile:
       scale_socket: the path at which the launcher of an elastic job answers `tfdist scale`; `None`
         for other jobs.
       debug_dir: the directory of the tasks' dumps, for `tfdist debug dump`.
+      metrics: the address of each task's metrics, "host:port", by its name, such as "worker 0".
     """
 
     cluster: str
     secret: str | None = dataclasses.field(default=None, repr=False)
     scale_socket: str | None = None
     debug_dir: str | None = None
+    metrics: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def written(self, path: Path | None = None) -> Iterator[Path]:
@@ -110,11 +113,21 @@ def _difference(fields: Any) -> str:
     for name, value in fields.items():
         if name not in names:
             return f"a JSON object with {name!a}, which no job file has"
+        if name == "metrics":
+            if not _are_addresses(value):
+                return "'metrics' that are no addresses by name"
+            continue
         if not (isinstance(value, str) or (value is None and name != "cluster")):
             return f"{name!r} of another kind ({type(value).__name__})"
         if value is not None and not _is_usable(name, value):
             return f"{name!r} with characters that it cannot have"
     return ""
+
+
+def _are_addresses(value: Any) -> bool:
+    return isinstance(value, dict) and not any(
+        validation.address_problem(address) for address in value.values()
+    )
 
 
 def _is_usable(name: str, text: str) -> bool:

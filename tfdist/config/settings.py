@@ -33,6 +33,9 @@ class Settings:
       data_service_dir: the directory of the `data_dispatcher`'s journal, or None
         (`TFDIST_DATA_SERVICE_DIR`).
       debug_dir: the directory of the flight recorder's dumps, or None (`TFDIST_DEBUG_DIR`).
+      metrics_port: the port of the metrics of the job's first task, the others' follow; 0 for any
+        free one; None serves none (`TFDIST_METRICS_PORT`).
+      restarts: how often this task was started again (`TFDIST_RESTARTS`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
       interface: the network interface for data connections, by its name or as a network such as
@@ -48,6 +51,8 @@ class Settings:
     ps_memory: int = 0
     data_service_dir: str | None = None
     debug_dir: str | None = None
+    metrics_port: int | None = None
+    restarts: int = 0
     elastic: Elastic | None = None
     interface: str | None = None
 
@@ -75,6 +80,8 @@ class Settings:
             ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
             data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
             debug_dir=environ.get("TFDIST_DEBUG_DIR", "").strip() or None,
+            metrics_port=validation.port(environ, "TFDIST_METRICS_PORT", None),
+            restarts=validation.count(environ, "TFDIST_RESTARTS", cls.restarts),
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
             interface=environ.get("TFDIST_INTERFACE", "").strip() or None,
         )

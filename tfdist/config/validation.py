@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tfdist.errors import ClusterConfigError
 
@@ -23,6 +23,7 @@ MIN_SECRET_BYTES = 16
 _LEGACY_ROLES = {"master": "chief"}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d+)")
 _MAX_SHOWN = 200
+_Default = TypeVar("_Default", int, None)
 
 
 def show(value: Any) -> str:
@@ -159,7 +160,7 @@ def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     raise ClusterConfigError(f"{name}: expected a positive number of seconds, received {text!r}")
 
 
-def port(environ: Mapping[str, str], name: str, default: int) -> int:
+def port(environ: Mapping[str, str], name: str, default: _Default) -> int | _Default:
     """Returns the port number in variable `name` (0 means any free port), or `default`."""
     text = environ.get(name, "").strip()
     if not text:
@@ -167,6 +168,16 @@ def port(environ: Mapping[str, str], name: str, default: int) -> int:
     if re.fullmatch("[0-9]{1,5}", text) and int(text) <= 65535:
         return int(text)
     raise ClusterConfigError(f"{name}: expected a port number in 0..65535, received {text!r}")
+
+
+def count(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Returns the whole number, 0 or more, in variable `name`, or `default`."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if re.fullmatch("[0-9]{1,9}", text):
+        return int(text)
+    raise ClusterConfigError(f"{name}: expected a whole number, 0 or more, received {text!r}")
 
 
 def size(environ: Mapping[str, str], name: str, default: int) -> int:

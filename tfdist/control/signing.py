@@ -52,6 +52,17 @@ def data_key(secret: bytes | None, *context: str) -> bytes:
     return _mac(secret or b"", "data key", *context, body=b"").digest()
 
 
+def metrics_token(secret: bytes) -> str:
+    """Returns the token with which the tasks of a job let a program read their metrics.
+
+    The secret cannot be derived from it.
+
+    Args:
+      secret: the shared secret.
+    """
+    return _mac(secret, "metrics token", body=b"").hexdigest()
+
+
 class Challenges:
     """The challenges of one server: each is valid for one request, and expires.
 

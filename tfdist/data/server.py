@@ -9,6 +9,7 @@ them from the network where it can, and ends them with the job.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tfdist import _providers
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control.interfaces import host_of, is_loopback_name
@@ -164,7 +166,12 @@ def serve(cluster: Cluster, settings: Settings) -> NoReturn:
     Raises:
       SystemExit: always; see `DataTask.serve` for its code.
     """
-    raise SystemExit(DataTask(cluster, settings).serve())
+    task = DataTask(cluster, settings)
+    with contextlib.ExitStack() as stack:
+        if settings.metrics_port is not None:
+            serve_metrics = _providers.provider("serve_metrics")
+            stack.enter_context(contextlib.closing(serve_metrics(cluster, settings)))
+        raise SystemExit(task.serve())
 
 
 def wait_for(role: str, cluster: Cluster, timeout: float) -> None:

@@ -39,6 +39,8 @@ _INPUT_OPS = {"IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIterat
 # variables that have no values.
 _SERVER_OPS = {"TfdistPsPull", "TfdistPsStage", "TfdistPsStageRows", "TfdistPsPush"}
 _COMMIT = "TfdistPsCommit"
+# What has an effect outside of variables, once the step has succeeded.
+_AFTER_GATE = {_COMMIT, "TfdistCountStep"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +176,7 @@ def _hold_back_writes(graph: Any, step: AtomicStep) -> list[tf.Operation]:
     early: list[tuple[tf.Operation, tf.Tensor]] = []
     late: list[tf.Tensor] = []
     for op in operations:
-        if op.type == _COMMIT:
+        if op.type in _AFTER_GATE:
             op._add_control_input(gate)
         for resource in written(op):
             if op in needed:

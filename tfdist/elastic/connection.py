@@ -65,6 +65,7 @@ class Connection:
                     generation.number,
                     addresses,
                     max(1.0, deadline - time.monotonic()),
+                    [member.name for member in generation.members],
                 )
             except tf.errors.OpError as error:
                 raise Again(

@@ -196,6 +196,12 @@ class ElasticJob:
         return self.communicator.size
 
     @property
+    def generation(self) -> int:
+        """The number of the members' generation; 0 for a newcomer."""
+        world = self._membership.world
+        return 0 if world is None or self.is_newcomer else world.generation
+
+    @property
     def fits(self) -> int:
         """How many calls of `fit` the members have ended."""
         return len(self._histories)

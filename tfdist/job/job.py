@@ -25,6 +25,9 @@ class Job:
       cluster: the job; this process must be a chief or a worker.
       settings: timeouts, ports and the secret.
 
+    Attributes:
+      generation: 1 for the first complete set of ranks, 2 for the next one, and so on.
+
     Raises:
       RendezvousTimeoutError: ranks were missing at the deadline.
       AuthenticationError: the tasks do not hold the same secret.
@@ -72,8 +75,13 @@ class Job:
             result = self.control.rendezvous(f"{self.data_host}:{self.communicator.port}")
             self._key = result.key
             self.communicator.connect(
-                result.key, result.generation, result.addresses, settings.rendezvous_timeout
+                result.key,
+                result.generation,
+                result.addresses,
+                settings.rendezvous_timeout,
+                [self.cluster.name_of_rank(rank) for rank in range(self.cluster.world_size)],
             )
+        self.generation = result.generation
 
     def _log_missing_ranks(self) -> None:
         while not self._closing.wait(_LOG_INTERVAL):

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from tfdist import _providers
 from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
@@ -44,6 +45,10 @@ class Members(Protocol):
         """The number of ranks now."""
 
     @property
+    def generation(self) -> int:
+        """The number of the set of ranks: 1 for the first; 0 before this process is a member."""
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """The addresses of the ranks."""
 
@@ -53,6 +58,13 @@ class Members(Protocol):
 
     def leave(self, failure: str | None = None) -> None:
         """Leaves the job; `failure` says why this process ends before its work is done."""
+
+
+class Exporter(Protocol):
+    """The server of this task's metrics; `tfdist.metrics` has it."""
+
+    def close(self) -> None:
+        """Stops serving."""
 
 
 Joined = TypeVar("Joined", bound=Members)
@@ -81,6 +93,9 @@ class Process:
         # it had done its work, with any exit code.
         self.is_preempted = False
         self._before_leaving: list[Callable[[bool], None]] = []
+        self._exporter: Exporter | None = None
+        # Whether strategies count training steps; to be set before steps are traced.
+        self.counts_steps = False
 
     def enter(self, cluster: Cluster, settings: Settings | None = None) -> None:
         """Records that this process belongs to the job of `cluster`; the latest call counts.
@@ -109,6 +124,22 @@ class Process:
     def _follow_failures(self) -> None:
         if self._recorder is not None:
             self._recorder.follow_failures()
+
+    def serve_metrics(self, cluster: Cluster) -> None:
+        """Serves the metrics of this process's task, if `TFDIST_METRICS_PORT` is set; once.
+
+        Args:
+          cluster: the job.
+
+        Raises:
+          ClusterConfigError: a setting has an unusable value, or other hosts could reach the
+            metrics without a secret.
+          AddressInUseError: the port is taken.
+        """
+        if self.settings.metrics_port is None or self._exporter is not None:
+            return
+        self._exporter = _providers.provider("serve_metrics")(cluster, self.settings)
+        self.counts_steps = True
 
     @property
     def is_initialized(self) -> bool:
@@ -393,8 +424,11 @@ class Process:
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
+        if self._exporter is not None:
+            self._exporter.close()
+            self._exporter = None
         self._cluster = self._settings = None
-        self.is_preempted = False
+        self.is_preempted = self.counts_steps = False
         self._has_server_variables = False
 
     def disconnect(self) -> None:

@@ -36,5 +36,6 @@ def start(
 
         serve_data(cluster, process.current.settings)
     process.current.enter(cluster)
+    process.current.serve_metrics(cluster)
     adapt_keras()
     return cluster

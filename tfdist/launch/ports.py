@@ -77,6 +77,38 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
     return ports
 
 
+def free_range(count: int, firsts: Iterable[int] | None = None) -> int:
+    """Chooses `count` unused ports that follow each other.
+
+    They are released on return, as those of `free_ports`.
+
+    Args:
+      count: the number of ports, 1 or more.
+      firsts: candidates for the first port, in this order; by default those of `free_ports`.
+
+    Returns:
+      The first port.
+
+    Raises:
+      OSError: there are no such candidates.
+    """
+    if firsts is None:
+        first, last = ephemeral_range()
+        outside = [
+            port
+            for low, high in ((_LOWEST, first - 1), (last + 1, _HIGHEST))
+            for port in range(low, high - count + 2)
+        ]
+        firsts = outside or list(range(_LOWEST, _HIGHEST - count + 2))
+        random.SystemRandom().shuffle(firsts)
+    for candidate in firsts:
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(candidate, candidate + count):
+                held.enter_context(_bound(port))
+            return candidate
+    raise OSError(f"expected {count} free ports that follow each other, found none")
+
+
 def _bound(port: int) -> socket.socket:
     """Returns a socket that is bound to `port` on every interface, for IPv4 and, if any, IPv6."""
     dualstack = socket.has_dualstack_ipv6()

@@ -23,7 +23,7 @@ from tfdist.errors import ClusterConfigError
 from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.output import output_streams
-from tfdist.launch.ports import free_ports
+from tfdist.launch.ports import free_ports, free_range
 from tfdist.launch.private_directory import private_directory
 from tfdist.launch.scale_channel import scale_listener
 from tfdist.launch.supervisor import Supervisor, TaskSpec
@@ -173,8 +173,9 @@ def run(options: LaunchOptions) -> int:
       SIGHUP.
 
     Raises:
-      OSError: the log directory cannot be made, the job file exists, or a process does not start.
-      ClusterConfigError: the secret in the environment is unusable.
+      OSError: the log directory cannot be made, the job file exists, a process does not start, or
+        too few ports are free.
+      ClusterConfigError: the secret or the port for metrics in the environment is unusable.
     """
     if options.log_dir is not None:
         options.log_dir.mkdir(parents=True, exist_ok=True)
@@ -200,10 +201,16 @@ def run(options: LaunchOptions) -> int:
         if isinstance(options.workers, WorkerRange):
             listener, socket_path = stack.enter_context(scale_listener())
             file = dataclasses.replace(file, scale_socket=str(socket_path))
+        if settings.metrics_port is not None:
+            port = settings.metrics_port or free_range(len(tasks))
+            environment["TFDIST_METRICS_PORT"] = str(port)
+            file = dataclasses.replace(file, metrics=_metrics(tasks, port))
         supervisor = _supervisor(options, tasks, environment, listener)
         path = stack.enter_context(file.written(options.job_file))
         asks = "tfdist scale" if isinstance(options.workers, WorkerRange) else "tfdist ps stats"
-        if (options.ps or file.scale_socket) and options.job_file is None:
+        if not options.ps and not file.scale_socket:
+            asks = "tfdist metrics targets"
+        if (options.ps or file.scale_socket or file.metrics) and options.job_file is None:
             print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
         return supervisor.run()
 
@@ -230,6 +237,21 @@ def _remove_without_dumps(directory: Path) -> None:
             if path.suffix == ".sock" or path.name.startswith(".") or not path.stat().st_size:
                 path.unlink()
         directory.rmdir()
+
+
+def _metrics(tasks: Sequence[TaskSpec], port: int) -> dict[str, str]:
+    """Returns where each task serves its metrics; `port` is that of the first one.
+
+    Raises:
+      ClusterConfigError: there are not as many ports above it.
+    """
+    places = {task.name: Cluster.from_tf_config(task.tf_config).place for task in tasks}
+    if port + max(places.values()) > 65535:
+        raise ClusterConfigError(
+            f"TFDIST_METRICS_PORT: expected {len(tasks)} ports from {port} on, one for each task, "
+            "but the last port is 65535"
+        )
+    return {name: f"127.0.0.1:{port + place}" for name, place in places.items()}
 
 
 def _supervisor(

@@ -78,7 +78,7 @@ class Task:
       spec: the task.
       index: its index among the tasks; 0 is rank 0.
       command: the program and its arguments.
-      environment: the variables it inherits, without TF_CONFIG.
+      environment: the variables it inherits, without TF_CONFIG and TFDIST_RESTARTS.
       streams: receive its stdout and its stderr.
       log_dir: the directory of its log, or None.
       guard: the pipe to the launcher's guard.
@@ -101,6 +101,7 @@ class Task:
     ) -> None:
         self.spec = spec
         self.index = index
+        self._restarts: int = 0 if replaces is None else replaces._restarts + 1
         self.started_at = time.monotonic()
         # None or one exit, see `check`.
         self._exits: dict[str, Exit] = {}
@@ -169,7 +170,11 @@ class Task:
             stdin=subprocess.DEVNULL,
             stdout=ends[0],
             stderr=ends[1],
-            env={**environment, "TF_CONFIG": self.spec.tf_config},
+            env={
+                **environment,
+                "TF_CONFIG": self.spec.tf_config,
+                "TFDIST_RESTARTS": str(self._restarts),
+            },
             start_new_session=True,
             # Safe: the launcher has one thread.
             preexec_fn=before_exec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import secrets
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tfdist import ops
+from tfdist import _providers, ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages
@@ -150,6 +151,20 @@ class ServerTask:
         self._waits.close()
         if self._store is not None:
             self._store.close()
+
+    def reading(self) -> rates.Reading | None:
+        """Returns the server's statistics; `None` before the first worker has attached."""
+        return None if self._store is None else rates.reading(self._store)
+
+    @property
+    def latest_snapshot(self) -> tuple[int, float] | None:
+        """The number of the latest snapshot, and its time in seconds since 1970; else `None`."""
+        return None if self._checkpoints is None else self._checkpoints.latest
+
+    @property
+    def task_master(self) -> TaskMaster | None:
+        """What deals out the job's data tasks; only ps 0 has it."""
+        return self._tasks
 
     def _serve(self) -> int | None:
         """Serves; returns the exit code, or `None` if this task or the job was told to end."""
@@ -436,4 +451,10 @@ def serve(cluster: Cluster, settings: Settings, checkpoint_dir: str | None = Non
     Raises:
       SystemExit: always; see `ServerTask.serve` for its code.
     """
-    raise SystemExit(ServerTask(cluster, settings, checkpoint_dir).serve())
+    task = ServerTask(cluster, settings, checkpoint_dir)
+    with contextlib.ExitStack() as stack:
+        stack.callback(task.close)
+        if settings.metrics_port is not None:
+            serve_metrics = _providers.provider("serve_metrics")
+            stack.enter_context(contextlib.closing(serve_metrics(cluster, settings, task)))
+        raise SystemExit(task.serve())

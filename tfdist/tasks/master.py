@@ -458,6 +458,10 @@ class TaskMaster:
         reason = messages.reason_to_refuse(request)
         if reason:
             return _refusal(reason)
+        return {"status": "tasks", "queues": self.queues()}
+
+    def queues(self) -> list[dict[str, Any]]:
+        """Returns the queues as `tfdist tasks` shows them."""
         with self._changed:
             now = self._clock()
             queues = [self._shown(name, x, now) for name, x in sorted(self._queues.items())]
@@ -465,7 +469,7 @@ class TaskMaster:
                 by = self._cluster.name_of_rank(counting.rank)
                 queues.append({"name": name, "counted_by": by})
             self._tell()
-            return {"status": "tasks", "queues": queues}
+            return queues
 
     def _shown(self, name: str, served: _Served, now: float) -> dict[str, Any]:
         queue, name_of = served.queue, served.description.name

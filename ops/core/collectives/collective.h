@@ -155,9 +155,10 @@ class Collective {
   TimePoint next_check = TimePoint::max();  // time of the next stall check
   size_t unsent_chunks = 0;
   std::vector<int> opened_by;
-  bool awaits_opens = false;  // see AwaitsOpens
-  int cut_off_by = -1;        // a peer that closed its connection before all was sent to it
-  EventId event = 0;          // 0 also once it has ended
+  std::vector<int> waits_for;  // peers that had not opened it when it began, and have not yet
+  bool awaits_opens = false;   // see AwaitsOpens
+  int cut_off_by = -1;         // a peer that closed its connection before all was sent to it
+  EventId event = 0;           // 0 also once it has ended
 
  private:
   // The first peer that has not opened it, or -1.

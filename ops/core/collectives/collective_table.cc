@@ -57,7 +57,7 @@ Event EventOf(const Collective& collective, const Group& group) {
 }  // namespace
 
 CollectiveTable::CollectiveTable(const Group* group, Connections* connections)
-    : group_(group), connections_(connections), left_(group->size, false) {}
+    : group_(group), connections_(connections), left_(group->size, false), waits_(group->size) {}
 
 uint64_t CollectiveTable::NextSequence(uint64_t key) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -73,7 +73,7 @@ void CollectiveTable::AddTo(CommunicatorStats* stats) const {
   stats->collectives = finished_.load(std::memory_order_relaxed);
   stats->bytes_sent = bytes_sent_.load(std::memory_order_relaxed);
   stats->bytes_received = bytes_received_.load(std::memory_order_relaxed);
-  stats->busy_nanoseconds = busy_nanoseconds_.load(std::memory_order_relaxed);
+  stats->busy_nanoseconds = busy_.nanoseconds();
   stats->chunks_sent = chunks_sent_.load(std::memory_order_relaxed);
   stats->bytes_sent_to_other_hosts = far_bytes_sent_.load(std::memory_order_relaxed);
 }
@@ -105,7 +105,7 @@ void CollectiveTable::Begin(std::unique_ptr<Collective> owned) {
   const CollectiveId id = collective->id();
   collective->awaits_opens = AwaitsOpens(collective->signature(), group_->rank);
   if (id.key != kJoinKey) ++begun_;
-  if (pending_.empty()) busy_since_ = collective->started;
+  busy_.Begin(collective->started);
   pending_.push_back(std::move(owned));
   history_.MarkStarted(id);
   if (history_.TakeCancelled(id)) return GiveUp(*collective);
@@ -114,12 +114,31 @@ void CollectiveTable::Begin(std::unique_ptr<Collective> owned) {
   collective->Start(*this);
   Replay(collective);
   if (failed_) return;
+  if (Find(id) != nullptr) NoteWaits(collective);
   for (const int peer : collective->Peers()) {
     if (left_[peer] && Find(id) != nullptr) OnGoodbye(peer);
     if (failed_) return;
   }
   if (Collective* still = Find(id)) FinishIfComplete(still);
   if (join_ != nullptr && join_ == collective) StandInForUnexpected();
+}
+
+// Begins to measure how long peers let this rank wait for their start.
+void CollectiveTable::NoteWaits(Collective* collective) {
+  for (const int peer : collective->Peers()) {
+    const auto& opened = collective->opened_by;
+    if (std::find(opened.begin(), opened.end(), peer) != opened.end()) continue;
+    waits_[peer].Begin(collective->started);
+    collective->waits_for.push_back(peer);
+  }
+}
+
+// Ends that for one peer.
+void CollectiveTable::NoteOpened(Collective* collective, int peer) {
+  const auto found = std::find(collective->waits_for.begin(), collective->waits_for.end(), peer);
+  if (found == collective->waits_for.end()) return;
+  waits_[peer].End();
+  collective->waits_for.erase(found);
 }
 
 void CollectiveTable::EndAlone(std::unique_ptr<Collective> collective) {
@@ -156,6 +175,7 @@ void CollectiveTable::Replay(Collective* collective) {
 Status CollectiveTable::CheckOpen(Collective* collective, int peer, const Signature& theirs) {
   if (const Status s = Compare(collective->signature(), peer, theirs); !s.ok()) return s;
   collective->opened_by.push_back(peer);
+  NoteOpened(collective, peer);
   collective->PeerOpened(*this, peer);
   return Status();
 }
@@ -198,11 +218,10 @@ void CollectiveTable::Finish(Collective* collective, const Status& status) {
     finished_.fetch_add(1, std::memory_order_relaxed);
     history_.MarkEnded(owned->id(), owned->signature());
   }
-  if (pending_.empty()) {
-    const auto busy =
-        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - busy_since_);
-    busy_nanoseconds_.fetch_add(static_cast<uint64_t>(busy.count()), std::memory_order_relaxed);
-  }
+  busy_.End();
+  // What it has not needed from a peer, as a root does of the others.
+  for (const int peer : owned->waits_for) waits_[peer].End();
+  owned->waits_for.clear();
   if (owned.get() == join_) {
     join_ = nullptr;
     if (status.ok()) ++joins_;

@@ -19,6 +19,7 @@
 #include "core/collectives/collective.h"
 #include "core/collectives/group.h"
 #include "core/collectives/history.h"
+#include "core/collectives/pending_time.h"
 #include "core/collectives/stall_check.h"
 #include "core/collectives/unexpected_messages.h"
 
@@ -68,6 +69,9 @@ class CollectiveTable : private ChunkSender {
   // How many joins have ended.
   uint32_t joins() const { return joins_; }
   void AddTo(CommunicatorStats* stats) const;
+  // The wall time, in nanoseconds, during which a collective was pending here that `peer`, which
+  // takes part, had not started.
+  uint64_t WaitedFor(int peer) const { return waits_[peer].nanoseconds(); }
 
   // Sets the times of a collective that is about to begin, and records it in the flight recorder;
   // on the thread that starts it.
@@ -129,6 +133,8 @@ class CollectiveTable : private ChunkSender {
   Status CheckOpen(Collective* collective, int peer, const Signature& theirs);
   Status Compare(const Signature& ours, int peer, const Signature& theirs) const;
   void GiveUp(const Collective& collective);
+  void NoteWaits(Collective* collective);
+  void NoteOpened(Collective* collective, int peer);
   void FinishIfComplete(Collective* collective);
   void Finish(Collective* collective, const Status& status);
   void OpenStallCheck(const Collective& collective);
@@ -145,7 +151,8 @@ class CollectiveTable : private ChunkSender {
   bool gone_ = false;       // some peer has left and closed its connection
   bool failed_ = false;
   uint64_t begun_ = 0;
-  TimePoint busy_since_{};
+  PendingTime busy_;                // at least one collective
+  std::vector<PendingTime> waits_;  // by rank
 
   Collective* join_ = nullptr;      // the pending one
   CollectiveId join_named_;         // as its caller knows it
@@ -155,7 +162,7 @@ class CollectiveTable : private ChunkSender {
   std::unordered_map<uint64_t, uint64_t> sequences_;  // guarded by mutex_
   Status failure_;                                    // guarded by mutex_
 
-  std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, bytes_received_{0}, busy_nanoseconds_{0};
+  std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, bytes_received_{0};
   std::atomic<uint64_t> chunks_sent_{0}, far_bytes_sent_{0};
 };
 

@@ -96,6 +96,8 @@ class Communicator {
   // The failure that ended this communicator, or OK.
   Status status() const;
   CommunicatorStats stats() const;
+  // See CollectiveTable::WaitedFor.
+  uint64_t WaitedFor(int peer) const { return engine_.table().WaitedFor(peer); }
 
  private:
   Communicator(int rank, int size, Listener listener, bool shared_memory);

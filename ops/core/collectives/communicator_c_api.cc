@@ -108,4 +108,13 @@ void tfdist_communicator_stats(int64_t handle, tfdist::CommunicatorStats* stats)
   *stats = communicator == nullptr ? tfdist::CommunicatorStats() : communicator->stats();
 }
 
+// Writes how long this rank has waited for each rank, in nanoseconds; `size` is their number.
+void tfdist_communicator_waits(int64_t handle, uint64_t* nanoseconds, int size) {
+  const auto communicator = Communicators::Get().Find(handle);
+  for (int rank = 0; rank < size; ++rank) {
+    const bool exists = communicator != nullptr && rank < communicator->size();
+    nanoseconds[rank] = exists ? communicator->WaitedFor(rank) : 0;
+  }
+}
+
 }  // extern "C"

@@ -52,6 +52,15 @@ REGISTER_OP("TfdistHold")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
+// Counts a training step of so many rows in this process, see step_counter_kernel.cc.
+REGISTER_OP("TfdistCountStep")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows;
+      return c->WithRank(c->input(0), 0, &rows);
+    });
+
 // Adds rows of equal ids.
 REGISTER_OP("TfdistSumRows")
     .Input("ids: int64")

@@ -22,7 +22,8 @@ with JobFile("{}", "a secret of sixteen").written() as path:
 
 
 def test_what_is_written_is_read_and_removed(tmp_path):
-    file = JobFile("{}", "a secret of sixteen")
+    metrics = {"worker 0": "127.0.0.1:9000"}
+    file = JobFile("{}", "a secret of sixteen", metrics=metrics)
     with file.written(tmp_path / "job.json") as path:
         assert path.stat().st_mode & 0o777 == 0o600
         assert JobFile.read(path) == file
@@ -45,7 +46,17 @@ def test_those_of_killed_launchers_are_removed(tmp_path, monkeypatch):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "content",
-    [None, "", "[" * 100_000, "{}", '{"cluster": 1}', '{"cluster": "", "secret": "\u20ac"}'],
+    [
+        None,
+        "",
+        "[" * 100_000,
+        "{}",
+        '{"cluster": 1}',
+        '{"cluster": "", "secret": "\u20ac"}',
+        '{"cluster": "", "metrics": ["host:1"]}',
+        '{"cluster": "", "metrics": {"worker 0": 1}}',
+        '{"cluster": "", "metrics": {"worker 0": "host"}}',
+    ],
 )
 def test_what_is_no_job_file(tmp_path, content):
     path = tmp_path / "job.json"

@@ -21,9 +21,11 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_CHECKPOINT_DIR": "/snapshots",
         "TFDIST_PS_MEMORY": "8G",
         "TFDIST_DATA_SERVICE_DIR": "/journal",
+        "TFDIST_METRICS_PORT": "0",
+        "TFDIST_RESTARTS": "2",
     }
     expected = Settings(
-        b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30, "/journal"
+        b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30, "/journal", 0, 2
     )
     assert Settings.from_environment(given) == expected
     file = tmp_path / "secret"
@@ -52,6 +54,15 @@ def test_size(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(ClusterConfigError, match="TFDIST_PS_MEMORY: expected .* 8G .* received"):
         Settings.from_environment({"TFDIST_PS_MEMORY": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("METRICS_PORT", "65536"), ("METRICS_PORT", "-1"), ("RESTARTS", "-1"), ("RESTARTS", "often")],
+)
+def test_numbers_of_the_metrics(name, text):
+    with pytest.raises(ClusterConfigError, match=f"TFDIST_{name}: expected .* received '{text}'"):
+        Settings.from_environment({f"TFDIST_{name}": text})
 
 
 def test_settings_do_not_show_the_secret():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class Checkpoints:
         self._lock = threading.Lock()  # guards the following attributes
         self._chain: list[tuple[int, int, int]] = []  # number, checksum, rows
         self._latest = 0
+        self._saved_at = 0.0
         self._log_number = 0
         self._saved_changes = 0
         try:
@@ -91,6 +93,8 @@ class Checkpoints:
         if latest is None:
             return f"{replayed} pushes of rows in {self._folder}" if replayed else None
         self._latest = latest.number
+        path = layout.path(self._folder, latest.number, "npz")
+        self._saved_at = tf.io.gfile.stat(path).mtime_nsec / 1e9
         more = f", and {replayed} pushes of rows since" if replayed else ""
         return f"snapshot {latest.number} in {self._folder}{more}"
 
@@ -123,6 +127,11 @@ class Checkpoints:
         with self._lock:
             number = snapshot.next_number(self._root, self._servers)
             return self._save(number, full=False)
+
+    @property
+    def latest(self) -> tuple[int, float] | None:
+        """The number of the latest snapshot, and its time in seconds since 1970; else `None`."""
+        return (self._latest, self._saved_at) if self._latest else None
 
     def unsaved(self) -> bool:
         """Whether the store has changed since the latest snapshot."""
@@ -175,6 +184,7 @@ class Checkpoints:
         if self._tasks is not None:
             self._tasks.saved()
         self._latest = number
+        self._saved_at = time.time()
         self._saved_changes = changes
         return result
 

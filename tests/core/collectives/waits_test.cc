@@ -1,0 +1,64 @@
+// WaitedFor tells for how long a rank has had a collective that a peer had not started.
+#include "collectives/calls.h"
+
+namespace tfdist::testing::waits_test {
+namespace {
+
+constexpr double kLate = 0.3;  // s
+
+double Waited(const Communicator& comm, int peer) {
+  return 1e-9 * static_cast<double>(comm.WaitedFor(peer));
+}
+
+// Rank 2 is late for two collectives at once, which are one wait; a third is not over yet.
+void TestNamesTheLateRank() {
+  Ranks comms = Connected(3);
+  std::vector<std::vector<float>> values(9, std::vector<float>(10, 1));
+  // In a ring of three every rank is a peer of the others.
+  const What calls[] = {{1, "a", "", 20, Algorithm::kRing},
+                        {2, "b", "", 20, Algorithm::kRing},
+                        {3, "c", "", 20, Algorithm::kRing}};
+  const TimePoint begun = Clock::now();
+  std::vector<Ending> endings;
+  for (int rank : {0, 1}) {
+    for (int i = 0; i < 2; ++i) {
+      endings.push_back(AllReduce(*comms[rank], values[3 * rank + i], calls[i]));
+    }
+  }
+  // It grows while the collectives wait.
+  EXPECT(Eventually([&] { return Waited(*comms[0], 2) > kLate; }));
+  EXPECT(Waited(*comms[0], 2) <= SecondsSince(begun));
+  for (int i = 0; i < 2; ++i) endings.push_back(AllReduce(*comms[2], values[6 + i], calls[i]));
+  for (Ending& ending : endings) EXPECT_OK(Wait(ending));
+  const double elapsed = SecondsSince(begun);
+  for (int rank : {0, 1}) {
+    EXPECT(Waited(*comms[rank], 2) > kLate);
+    EXPECT(Waited(*comms[rank], 2) <= elapsed);
+    EXPECT(Waited(*comms[rank], rank) == 0);
+  }
+  // The others had started before it: it has waited for none.
+  EXPECT(Waited(*comms[2], 0) < kLate / 2);
+  EXPECT(Waited(*comms[2], 1) < kLate / 2);
+  // What has ended does not grow, and what fails ends.
+  const uint64_t before = comms[0]->WaitedFor(2);
+  EXPECT(Eventually([&] { return SecondsSince(begun) > elapsed + 0.02; }));
+  EXPECT(comms[0]->WaitedFor(2) == before);
+  Ending third = AllReduce(*comms[0], values[2], calls[2]);
+  EXPECT(Eventually([&] { return comms[0]->WaitedFor(2) > before; }));
+  comms[2]->Abort(Status(StatusCode::kUnavailable, "the end"));
+  EXPECT(!Wait(third).ok());
+  const uint64_t after = comms[0]->WaitedFor(2);
+  const TimePoint ended = Clock::now();
+  EXPECT(Eventually([&] { return SecondsSince(ended) > 0.02; }));
+  EXPECT(comms[0]->WaitedFor(2) == after);
+}
+
+void Main() {
+  TestNamesTheLateRank();
+  std::puts("waits: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::waits_test

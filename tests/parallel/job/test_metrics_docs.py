@@ -1,0 +1,81 @@
+"""The commands of docs/metrics.md run as they are written, and its table has every metric."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+from example_runs import ROOT
+from launching import PACKAGE
+from prometheus_client.parser import text_string_to_metric_families
+from warm_python import interpreter
+
+from tfdist.config.cluster import Cluster
+from tfdist.config.settings import Settings
+from tfdist.metrics.collector import describe
+from tfdist.ops import ServerStats, TableStats
+from tfdist.tasks.master import TaskMaster
+
+pytestmark = pytest.mark.timeout(180)
+PAGE = (ROOT / "docs/metrics.md").read_text()
+
+
+def test_the_first_commands(tmp_path):
+    (commands, *_) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    launch = (ROOT / "docs/launch.md").read_text()
+    (tmp_path / "train.py").write_text(re.search(r"```python\n(.*?)```", launch, re.DOTALL)[1])
+    # In place of the installed command.
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "tfdist"
+    command.write_text(f'#!/bin/sh\nexec {interpreter()} -m tfdist "$@"\n')
+    command.chmod(0o700)
+    path = os.pathsep.join([PACKAGE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = {
+        **os.environ,
+        "PATH": f"{command.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": path,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    done = subprocess.run(
+        ["bash", "-ec", commands],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert 'tfdist_world_size{task="worker 1"} 2.0' in (tmp_path / "worker-1.txt").read_text()
+    (group,) = json.loads((tmp_path / "targets.json").read_text())
+    assert len(group["targets"]) == 2
+    assert list(text_string_to_metric_families((tmp_path / "worker-1.txt").read_text()))
+
+
+class Server:
+    """A parameter server with a table, a snapshot and a queue."""
+
+    latest_snapshot = (1, 2.0)
+
+    def __init__(self):
+        self.task_master = TaskMaster(Cluster())
+
+    def reading(self):
+        fields = ServerStats.__dataclass_fields__, TableStats.__dataclass_fields__
+        of_server, of_table = (dict.fromkeys(names, 0) for names in fields)
+        return {"seconds": 0.0, "incarnation": "1", "server": of_server, "tables": {"t": of_table}}
+
+
+def test_the_table_has_every_metric():
+    shown = set(re.findall(r"`(_?[a-z_]+)`", PAGE))
+    names = set()
+    for server in (None, Server()):
+        for family in describe(Cluster(), Settings(), server):
+            names.add(family.name + "_total" * family.is_counter)
+    short = {f"tfdist_ps_client{name}" for name in shown if name.startswith("_")}
+    assert names - shown - short == set()
+    dashboard = (ROOT / "docs/observability/tfdist-dashboard.json").read_text()
+    assert set(re.findall(r"tfdist_[a-z_]+", dashboard)) <= shown

@@ -1,0 +1,133 @@
+"""`tfdist run` with TFDIST_METRICS_PORT: ports, the job file, restarts, and `tfdist metrics`."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+from launching import Launcher
+
+from tfdist.config.cluster import Cluster
+from tfdist.config.job_file import JobFile
+from tfdist.control.signing import metrics_token
+from tfdist.launch.cli import main
+from tfdist.launch.ports import free_ports, free_range
+
+SECRET = "a secret of sixteen"
+TELL = """
+say(json.dumps([me, os.environ.get("TFDIST_METRICS_PORT"), os.environ["TF_CONFIG"]]))
+wait_for_file("go on")
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.close()
+
+
+def told(lines):
+    """What the tasks have printed, by their names."""
+    return {task[0]: task[1:] for task in (json.loads(line.partition("] ")[2]) for line in lines)}
+
+
+def test_the_job_file_has_the_address_of_each_task(launch, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFDIST_METRICS_PORT", "0")
+    monkeypatch.setenv("TFDIST_SECRET", SECRET)
+    path = tmp_path / "job.json"
+    options = ("--workers", "2", "--ps", "1", "--evaluator", "--data-workers", "1")
+    running = launch(TELL, *options, "--job-file", str(path))
+    tasks = told(running.read_lines(6))
+    ports = {int(port) for port, _ in tasks.values()}
+    assert len(ports) == 1
+    (first,) = ports
+    places = {}
+    for _, config in tasks.values():
+        cluster = Cluster.from_tf_config(config)
+        places[cluster.task_name] = f"127.0.0.1:{first + cluster.place}"
+    assert JobFile.read(path).metrics == places
+    names = {"chief", "worker 0", "ps 0", "evaluator 0", "data_dispatcher", "data_worker 0"}
+    assert places.keys() == names
+    assert main(["metrics", "targets", "--job", str(path)]) == 0
+    (group,) = json.loads(capsys.readouterr().out)
+    assert sorted(group["targets"]) == sorted(places.values()) and len(set(group["targets"])) == 6
+    assert main(["metrics", "token", "--job", str(path)]) == 0
+    token = capsys.readouterr().out
+    assert main(["metrics", "token"]) == 0
+    assert token == capsys.readouterr().out == metrics_token(SECRET.encode()) + "\n"
+    (tmp_path / "go on").touch()
+    assert running.finish()[0] == 0
+
+
+def test_a_port_of_ones_own(launch, tmp_path, monkeypatch):
+    port = free_range(2)
+    monkeypatch.setenv("TFDIST_METRICS_PORT", str(port))
+    running = launch(TELL, "--workers", "2", "--job-file", str(tmp_path / "job.json"))
+    assert {found for found, _ in told(running.read_lines(2)).values()} == {str(port)}
+    expected = {"worker 0": f"127.0.0.1:{port}", "worker 1": f"127.0.0.1:{port + 1}"}
+    assert JobFile.read(tmp_path / "job.json").metrics == expected
+    (tmp_path / "go on").touch()
+    code, _, err = running.finish()
+    assert code == 0 and not err
+
+
+def test_the_path_of_the_job_file_is_told(launch, tmp_path, monkeypatch):
+    (tmp_path / "go on").touch()
+    monkeypatch.setenv("TFDIST_METRICS_PORT", "0")
+    _, _, err = launch(TELL).finish()
+    assert any("for 'tfdist metrics targets --job': " in line for line in err)
+    monkeypatch.delenv("TFDIST_METRICS_PORT")
+    assert launch(TELL).finish()[2] == []
+
+
+@pytest.mark.parametrize(
+    "port, problem",
+    [("65535", "expected 2 ports from 65535 on"), ("70000", "expected a port number in 0..65535")],
+)
+def test_ports_that_do_not_exist(launch, monkeypatch, port, problem):
+    monkeypatch.setenv("TFDIST_METRICS_PORT", port)
+    code, _, err = launch(TELL, "--workers", "2").finish()
+    assert code == 1
+    assert any("TFDIST_METRICS_PORT" in line and problem in line for line in err)
+
+
+def test_tasks_are_told_how_often_they_were_restarted(launch):
+    body = """
+    number = os.environ["TFDIST_RESTARTS"]
+    say(f"{me} {number}")
+    (here / f"told {me} {number}").touch()
+    wait_for_file(f"told worker * {number}", 2)
+    sys.exit(me == "worker 1" and number < "2")
+    """
+    options = {"ps": 0, "workers": 2, "restarts": 3}
+    code, out, _ = launch(body, **options).finish()
+    told = [line.partition("] ")[2] for line in out]
+    assert code == 0
+    assert sorted(told) == [f"worker {i} {n}" for i in range(2) for n in range(3)]
+
+
+def test_of_a_job_without_metrics(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("TFDIST_SECRET", raising=False)
+    with JobFile("{}").written(tmp_path / "job.json") as path:
+        for arguments, problem in (
+            (["targets"], "expected --job"),
+            (["targets", "--job", str(path)], "serves no metrics"),
+            (["targets", "--job", str(tmp_path / "none")], "expected a job file"),
+            (["token"], "received no secret"),
+            (["token", "--job", str(path)], "received no secret"),
+        ):
+            assert main(["metrics", *arguments]) == 2
+            assert problem in capsys.readouterr().err
+
+
+def test_free_ranges():
+    port = free_range(3)
+    assert port not in range(32768, 61000)
+    (taken,) = free_ports(1)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", taken))
+        with pytest.raises(OSError, match="expected 3 free ports that follow each other"):
+            free_range(3, [taken - 2, taken - 1, taken])
+        assert free_range(3, [taken - 1, port]) == port

@@ -1,0 +1,1 @@
+"""Numbers of this process's task for Prometheus and TensorBoard; see docs/metrics.md."""
