@@ -21,11 +21,22 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_CHECKPOINT_DIR": "/snapshots",
         "TFDIST_PS_MEMORY": "8G",
         "TFDIST_DATA_SERVICE_DIR": "/journal",
+        "TFDIST_DEBUG_DIR": "/dumps",
         "TFDIST_METRICS_PORT": "0",
         "TFDIST_RESTARTS": "2",
     }
     expected = Settings(
-        b"s3cret of 16 byte", 2.5, 4711, 7.0, False, "/snapshots", 8 << 30, "/journal", 0, 2
+        secret=b"s3cret of 16 byte",
+        rendezvous_timeout=2.5,
+        data_port=4711,
+        exit_timeout=7.0,
+        peer_memory=False,
+        checkpoint_dir="/snapshots",
+        ps_memory=8 << 30,
+        data_service_dir="/journal",
+        debug_dir="/dumps",
+        metrics_port=0,
+        restarts=2,
     )
     assert Settings.from_environment(given) == expected
     file = tmp_path / "secret"
