@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -49,6 +48,8 @@ class Group:
         without_strategy(lambda: self._make(optimizer, workers))
 
     def _make(self, optimizer: Any, workers: int) -> None:
+        import keras  # tf_keras's users may not have imported it
+
         self._anchors = [
             keras.Variable(np.zeros(v.shape, v.dtype.as_numpy_dtype), trainable=True)
             for v in self._values
@@ -143,9 +144,14 @@ class Group:
         return self._has_begun.assign(False, read_value=True)
 
 
+def of_tensorflow(variable: Any) -> tf.Variable:
+    """The variable of TensorFlow that a variable of Keras 3 has."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
 def component(variable: Any) -> tf.Variable:
     """This worker's copy of a variable."""
-    variable = variable.value if isinstance(variable, keras.Variable) else variable
+    variable = of_tensorflow(variable)
     return variable.values[0] if isinstance(variable, DistributedVariable) else variable
 
 

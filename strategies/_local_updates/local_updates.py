@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 # Cond and while loops are functions of their own, which belong to one place of the outer function.
@@ -17,7 +16,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from tfdist import ops
 from tfdist.rules import Rule
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
-from tfdist.strategies._local_updates.group import Group, component
+from tfdist.strategies._local_updates.group import Group, component, of_tensorflow
 from tfdist.strategies._local_updates.rounds import Round
 
 
@@ -130,7 +129,7 @@ class LocalUpdates:
                 "function that strategy.run is given, but it is applied in a tf.function which "
                 "that one calls. Make the outer function the tf.function"
             )
-        group = self._group(optimizer, [_of_tensorflow(v) for v in variables])
+        group = self._group(optimizer, [of_tensorflow(v) for v in variables])
         if group not in step.groups:
             others = {id(variable) for other in step.groups for variable in other.variables}
             shared = [v.name for v in group.variables if id(v) in others]
@@ -218,10 +217,6 @@ class LocalUpdates:
 
     def _averaged(self) -> list[tf.Variable]:
         return [component(variable) for variable in self._statistics]
-
-
-def _of_tensorflow(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _graph() -> tf.Graph | None:

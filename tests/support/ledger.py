@@ -74,8 +74,9 @@ def batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     return dataset.batch(size).map(lambda records: (records, records))
 
 
-def counts(trained: keras.Model) -> list[int]:
-    """Returns how often each record was trained."""
+def counts(trained: keras.Model, records: int | None = None) -> list[int]:
+    """Returns how often each record was trained, of the first `records` if given."""
     (counters,) = trained.get_layer("counters").get_weights()
-    assert all(count == int(count) for count in counters.tolist()), counters
-    return [int(count) for count in counters.tolist()]
+    found = counters[:records].tolist()
+    assert all(count == int(count) for count in found), counters
+    return [int(count) for count in found]

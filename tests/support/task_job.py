@@ -124,7 +124,7 @@ def train_async(
         keep_company(ctx, model, RECORDS)
     ctx.wait_for("end", timeout=240)
     return {
-        "counts": ledger.counts(model)[:RECORDS],
+        "counts": ledger.counts(model, RECORDS),
         "rows": ledger.counts_of_rows(model) if with_rows else None,
         "epochs": fitted.epoch,
         "batches": pause.batches,
@@ -187,7 +187,7 @@ def keep_ledger(ctx: Any, epochs: int, lease: float, folder: str, mode: str) -> 
     if mode == "sync":
         keep_company(ctx, model, LEDGER_RECORDS)
     ctx.wait_for("end", timeout=240)
-    counts, is_home = ledger.counts(model)[:LEDGER_RECORDS], []
+    counts, is_home = ledger.counts(model, LEDGER_RECORDS), []
     parameters = strategy.extended.parameters
     parameter = parameters[model.trainable_variables[0].value.parameter]
     placement = Placement(servers=2, max_shard_bytes=32)
