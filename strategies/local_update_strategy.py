@@ -47,7 +47,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
       sync_every: the steps from one synchronization to the next, at least 1.
       rule: how the workers combine, of `tfdist.rules`; `None` means `ModelAveraging()`.
       warmup_steps: after each of the first `warmup_steps` steps the workers average their
-        variables, whatever the rule.
+        variables, with any rule.
       slots: what becomes of the optimizer's own variables, such as momentum, at a synchronization:
         each worker's stay ("keep"), they become the workers' mean ("average"), or they become what
         they were at first ("reset").

@@ -80,7 +80,7 @@ _SCALAR.data_class = 1  # DATA_CLASS_SCALAR
 
 
 class _Scalars(Callback):
-    """Writes scalars for TensorBoard, every so many steps.
+    """Writes scalars for TensorBoard, after a number of steps.
 
     Args:
       log_dir: the directory that TensorBoard reads.

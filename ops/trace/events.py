@@ -130,7 +130,7 @@ def span(name: str, detail: str = "") -> Iterator[None]:
     event = _C.begin(name.encode(), detail.encode())
     try:
         yield
-    except GeneratorExit:  # the body yields, and nobody wants more
+    except GeneratorExit:  # the body yields, and the caller has stopped
         _C.end(event, b"")
         raise
     except BaseException as error:

@@ -78,7 +78,7 @@ class LocalUpdates:
         self._groups = weakref.WeakKeyDictionary()
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
         self._rounds = weakref.WeakValueDictionary()
-        # For good: garbage is collected at another time on each worker.
+        # Strong references: garbage is collected at another time on each worker.
         self._statistics: list[Any] = []
         self._thread = _Thread()
 

@@ -196,7 +196,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             try:
                 text = self.server.exposition.text()
-            except Exception:  # whatever it is, training goes on
+            except Exception:  # training goes on after any error
                 _log.exception("the metrics of this task cannot be read")
                 self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log of the task\n")
             else:

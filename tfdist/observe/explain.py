@@ -1,7 +1,7 @@
 """Explains the flight recorder's files of a job: which task and which collective are the cause.
 
-A pure function over the dumps. Collectives are compared by communicator, key and number: what all
-ranks must start alike has the same three on each. The findings, the likely cause first:
+A pure function over the dumps. Collectives are compared by communicator, key and number: what
+all ranks must start has the same three on each. The findings, the likely cause first:
 
 1. Tasks that are dead: a fatal signal, an exception, or no dump at all.
 2. Collectives that the ranks started differently: another name at the same place (the order

@@ -189,7 +189,7 @@ class Recorder:
         ]
 
     def end(self) -> NoReturn:
-        """Writes the result and ends the process, from any thread and whatever the script holds."""
+        """Writes the result and ends the process, from any thread, even if locks are held."""
         self.write()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -212,7 +212,7 @@ class _Clock(Callback):
         self._next = 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # Not the evaluation, and whatever else stands between two epochs.
+        # An epoch's first step: evaluation and other work between epochs does not count.
         if self._next == 0:
             self._recorder.restart_clock()
 

@@ -1,6 +1,6 @@
 """Step time, efficiency and needed bandwidth: pure formulas.
 
-Every worker computes on a batch of its own, of the same size whatever the number of workers. With T
+Every worker computes on a batch of its own, of the same size for any number of workers. With T
 for the step time of N workers and Ts for that of one alone, the efficiency is Ts / T, and the
 speedup, in samples per second, N x Ts / T.
 

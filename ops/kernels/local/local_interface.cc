@@ -52,7 +52,7 @@ REGISTER_OP("TfdistHold")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// Counts a training step of so many rows in this process, see step_counter_kernel.cc.
+// Counts a training step and its rows in this process, see step_counter_kernel.cc.
 REGISTER_OP("TfdistCountStep")
     .Input("rows: int64")
     .SetIsStateful()

@@ -77,7 +77,7 @@ void TestOverwritten() {
     EXPECT(read.events[i].sequence == 14 + i && read.events[i].number == 13 + i);
     EXPECT(read.events[i].state == EventState::kSubmitted);
   }
-  // A cursor goes on where it was, at most so many at once.
+  // A cursor goes on where it was, and reads a limited number at once.
   read = ring.Read(15, 3);
   EXPECT(read.lost == 0 && read.events.size() == 3 && read.next == 18);
   EXPECT(ring.Read(read.next, 100).events.size() == 4);
