@@ -21,7 +21,6 @@ from tfdist._version import __version__
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control.clock import ClockClient, Offset, domain
-from tfdist.observe.timeline import parts
 from tfdist.observe.timeline.merge import merge_after_last
 from tfdist.observe.timeline.parts import Header, PartWriter
 

@@ -77,12 +77,10 @@ def on_tracks(slices: Iterable[Slice]) -> Iterator[tuple[str, int, Slice]]:
     ends: dict[str, list[int]] = {}
     for one in slices:
         busy_until = ends.setdefault(one.track, [])
-        for number, end in enumerate(busy_until):
-            if end <= one.begin:
-                break
-        else:
-            number = len(busy_until)
-            busy_until.append(0)
+        free = (number for number, end in enumerate(busy_until) if end <= one.begin)
+        number = next(free, len(busy_until))
+        if number == len(busy_until):
+            busy_until.append(one.end)
         busy_until[number] = one.end
         yield one.track, number, one
 
