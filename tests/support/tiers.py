@@ -104,6 +104,9 @@ LONG_CASES = {
     # Shapes, a rank that is late and the page's example in the default tier; the exception of a
     # script in test_recorder.py.
     "test_hangs.py": r"\[(other_dtype|missing_rank|exception)\]",
+    # It imports TensorFlow in each of three time namespaces; test_clock_namespaces.py measures there.
+    # Parameter servers record with the same code.
+    "test_timeline_jobs.py": r"test_(clocks_of_time_namespaces|parameter_servers)",
     # Keras 3 in the default tier; a killed dispatcher in another mode.
     "test_data_service.py": r"test_tf_keras|begins_again\[data_dispatcher 0\]",
     # LSTM, and classifiers and regressors of each kind.

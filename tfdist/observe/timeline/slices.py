@@ -160,6 +160,6 @@ def _phases(step: Slice, inside: Sequence[Slice]) -> tuple[Slice, ...]:
         names[2:] = ["push", "end of step"]
     return tuple(
         Slice(step.track, name, "phase", first, last, {})
-        for name, first, last in zip(names, times, times[1:], strict=True)
+        for name, first, last in zip(names, times[:-1], times[1:], strict=True)
         if last > first
     )
