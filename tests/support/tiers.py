@@ -104,7 +104,7 @@ LONG_CASES = {
     # Shapes, a rank that is late and the page's example in the default tier; the exception of a
     # script in test_recorder.py.
     "test_hangs.py": r"\[(other_dtype|missing_rank|exception)\]",
-    # It imports TensorFlow in each of three time namespaces; test_clock_namespaces.py measures there.
+    # It imports TensorFlow in three time namespaces; test_clock_namespaces.py measures in one.
     # Parameter servers record with the same code.
     "test_timeline_jobs.py": r"test_(clocks_of_time_namespaces|parameter_servers)",
     # Keras 3 in the default tier; a killed dispatcher in another mode.

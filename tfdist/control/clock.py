@@ -123,19 +123,28 @@ def estimate(probes: Iterable[Probe], reference: str) -> Offset:
 class ClockClient:
     """Measures the offset of this task's clock to that of a reference.
 
-    The reference is the first task of a list that answers: the others' clocks are then compared
-    with the same one.
+    The reference is the first task of a list, which all tasks ask. If it has been silent for a
+    while, the next one of the list is asked, whose own offset may be known.
 
     Args:
       caller: this task.
       secret: the shared secret or None.
       addresses: of the tasks that may be the reference, the preferred one first.
+      patience: seconds of silence of the preferred one after which others are asked.
     """
 
-    def __init__(self, caller: Caller, secret: bytes | None, addresses: Sequence[str]) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        secret: bytes | None,
+        addresses: Sequence[str],
+        patience: float = 30.0,
+    ) -> None:
         self._caller = caller
         self._secret = secret
         self._addresses = list(addresses)
+        self._patience = patience
+        self._asks_others_at = time.monotonic() + patience
         self._clients: dict[str, ControlClient] = {}
 
     def measure(self, is_wanted: Callable[[], bool] = lambda: True) -> Offset | None:
@@ -146,16 +155,21 @@ class ClockClient:
         Args:
           is_wanted: the call ends early, with `None`, when this returns False.
         """
-        for address in self._addresses:
+        if not self._addresses or self._caller.address == self._addresses[0]:
+            return _same_clock()
+        for number, address in enumerate(self._addresses):
+            if number and (time.monotonic() < self._asks_others_at or not is_wanted()):
+                return None
             if address == self._caller.address:
-                return _same_clock()
+                continue
             try:
-                return self._ask(address, is_wanted)
+                found = self._ask(address, is_wanted)
+                if not number:
+                    self._asks_others_at = time.monotonic() + self._patience
+                return found
             except (UnreachableError, TfdistError):
                 # It has not started yet, or has ended, or is none of this job: ask the next one.
                 self._forget(address)
-            if not is_wanted():
-                return None
         return None
 
     def close(self) -> None:

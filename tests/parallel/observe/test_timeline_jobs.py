@@ -25,7 +25,8 @@ buckets = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=16384)
 strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=buckets)
 keras.utils.set_random_seed(1)
 with strategy.scope():
-    model = keras.Sequential([keras.layers.Dense(64, "relu") for _ in range(4)] + [keras.layers.Dense(1)])
+    layers = [keras.layers.Dense(units) for units in (64, 64, 64, 64, 1)]
+    model = keras.Sequential(layers)
     model.compile("sgd", "mse")
 x = np.random.rand(60, 32).astype("float32")
 backup = keras.callbacks.BackupAndRestore(here / f"backup-{tfdist.rank()}", delete_checkpoint=False)

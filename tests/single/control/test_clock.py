@@ -83,16 +83,17 @@ def test_another_clock_is_measured(two_tasks, monkeypatch):
 
 
 def test_a_reference_that_does_not_answer(two_tasks):
-    _, caller = two_tasks
-    away = Cluster(workers=("127.0.0.1:1", caller.workers[1], "127.0.0.1:2"), task_index=2)
-    for client in (
-        ClockClient(away, SECRET, away.workers[:2]),
-        client_of(caller, b"another secret of it"),
-        client_of(caller, None),
-    ):
-        try:
-            assert client.measure() is None
-        finally:
+    reference, caller = two_tasks
+    nobody = Cluster(workers=("127.0.0.1:1", *reference.workers), task_index=2)
+    patient = ClockClient(nobody, SECRET, nobody.workers)
+    impatient = ClockClient(nobody, SECRET, nobody.workers, patience=0.0)
+    strangers = [client_of(caller, b"another secret of it"), client_of(caller, None)]
+    try:
+        assert patient.measure() is None
+        assert impatient.measure().reference == domain()  # of worker 1
+        assert [client.measure() for client in strangers] == [None, None]
+    finally:
+        for client in (patient, impatient, *strangers):
             client.close()
 
 

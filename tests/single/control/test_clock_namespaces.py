@@ -33,8 +33,7 @@ def test_the_offset_of_a_time_namespace():
         found = subprocess.run(
             [*away, "--fork", "--kill-child", sys.executable, "-c", CALLER, *workers],
             env={"PYTHONPATH": PACKAGE},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=50,
         )

@@ -98,10 +98,10 @@ def test_a_full_disk_ends_the_recording(tmp_path, caplog, monkeypatch):
     settings = Settings(timeline=str(tmp_path / "out.json"))
     made = recording.start(CLUSTER, settings)
 
-    def full(self, *, whole=True):
+    def full(self, fields):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(parts.PartWriter, "close", full)
+    monkeypatch.setattr(parts.PartWriter, "_line", full)
     with pytest.raises(OSError, match="No space left on device"):
         made.stop()
     assert "its timeline ends here" in caplog.text

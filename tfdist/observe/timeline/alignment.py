@@ -14,8 +14,9 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from tfdist.control.clock import Offset
 from tfdist.observe.timeline.parts import Part
 
 
@@ -68,7 +69,8 @@ def align(parts: Sequence[Part]) -> Clocks:
     """Returns how the times of each part become those of one reference.
 
     The reference is the clock that most parts have asked for; it may be that of a task without a
-    part.
+    part. Parts that share a clock share its alignment. A clock that was compared with another one
+    than the reference is aligned through that one.
 
     Args:
       parts: at least one.
@@ -77,33 +79,45 @@ def align(parts: Sequence[Part]) -> Clocks:
         domain for part in parts for domain in {offset.reference for offset in part.offsets}
     )
     reference = asked.most_common(1)[0][0] if asked else parts[0].header.domain
-    known = [_measured(part, reference) for part in parts]
-    first = next(index for index, alignment in enumerate(known) if alignment is not None)
-    wall = _wall(parts[first], known[first])
+    known = {reference: Alignment("same clock", 0, [0], [0])}
+    while news := {
+        part.header.domain: _measured(_best(part.header.domain, parts, known), known)
+        for part in parts
+        if part.header.domain not in known and _best(part.header.domain, parts, known)
+    }:
+        known |= news
+    aligned = next(part for part in parts if part.header.domain in known)
+    wall = _wall(aligned, known[aligned.header.domain])
     return Clocks(
         reference,
         [
-            alignment or Alignment("wall clock", None, [0], [_wall(part, None) - wall])
-            for part, alignment in zip(parts, known, strict=True)
+            known.get(part.header.domain)
+            or Alignment("wall clock", None, [0], [_wall(part, None) - wall])
+            for part in parts
         ],
         wall,
     )
 
 
-def _measured(part: Part, reference: str) -> Alignment | None:
-    if part.header.domain == reference:
-        return Alignment("same clock", 0, [0], [0])
-    found = sorted(
-        (offset for offset in part.offsets if offset.reference == reference),
-        key=lambda offset: offset.at,
+def _best(domain: str, parts: Sequence[Part], known: Mapping[str, Alignment]) -> list[Offset]:
+    """Returns the measurements of a clock by one part, of that which has most; maybe none."""
+    usable = (
+        [offset for offset in part.offsets if offset.reference in known]
+        for part in parts
+        if part.header.domain == domain
     )
-    if not found:
-        return None
+    # Of one part: those of two, a moment apart, may differ by more than that moment.
+    return max(usable, key=len)
+
+
+def _measured(offsets: list[Offset], known: Mapping[str, Alignment]) -> Alignment:
+    ordered = sorted(offsets, key=lambda offset: offset.at)
+    errors = [offset.error + (known[offset.reference].error or 0) for offset in ordered]
     return Alignment(
         "measured",
-        max(offset.error for offset in found),
-        [offset.at for offset in found],
-        [offset.offset for offset in found],
+        max(errors),
+        [offset.at for offset in ordered],
+        [known[each.reference].convert(each.at + each.offset) - each.at for each in ordered],
     )
 
 
