@@ -50,13 +50,14 @@ class _Event(ctypes.Structure):
     ]
 
 
+_FORMATS = {ctypes.c_uint64: "Q", ctypes.c_int32: "i", ctypes.c_uint8: "B"}
+
+
 def _format(kind: Any) -> str:
-    """Returns the format of a field of `_Event`, as in Python's `struct`."""
-    length = getattr(kind, "_length_", 0)
-    if not length:
-        code: str = kind._type_
-        return code
-    return f"{length}{'s' if kind._type_ is ctypes.c_char else 'x'}"
+    """Returns the format of a field of `_Event`, as in Python's `struct` with standard sizes."""
+    if kind in _FORMATS:
+        return _FORMATS[kind]
+    return f"{kind._length_}{'s' if kind._type_ is ctypes.c_char else 'x'}"
 
 
 _NAMES = [name for name, *_ in _Event._fields_ if name != "unused"]
@@ -119,18 +120,19 @@ class RecordReader:
       most: the number of events that one call reads at most.
 
     Attributes:
-      layout: the fields of a record in their order, each with its format as in Python's `struct`.
+      layout: the fields of a record in their order, each with its format as in Python's `struct`
+        with standard sizes.
       record_bytes: the size of a record.
     """
 
-    layout = [(name, _format(kind)) for name, kind in _Event._fields_]
+    layout = [(field[0], _format(field[1])) for field in _Event._fields_]
     record_bytes = ctypes.sizeof(_Event)
 
     def __init__(self, most: int = RING_EVENTS) -> None:
         self._most = most
-        self._raw = (_Event * most)()
+        self._bytes = np.zeros((most, self.record_bytes), np.uint8)
+        self._raw = self._bytes.ctypes.data_as(ctypes.POINTER(_Event))
         self._next, self._lost = ctypes.c_uint64(), ctypes.c_uint64()
-        self._bytes = np.frombuffer(self._raw, np.uint8).reshape(most, self.record_bytes)
         self._sequences = self._column("sequence", np.uint64)
         self._states = self._column("state", np.uint8)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tfdist.ops.trace.events import RecordReader, Records
 
 _log = logging.getLogger("tfdist")
+_EVENTS = "tfdist.ops.trace.events"
 # Seconds between two readings, and after one of `_BURST` events, a quarter of the ring.
 _PERIOD, _BURST_PERIOD = 0.1, 0.01
 _BURST = 1024
@@ -76,6 +77,13 @@ class Recording:
             wall_ns=time.time_ns(),
         )
         self._part = PartWriter(timeline, header)
+        try:
+            if self._open_ring():
+                # What was before is history.
+                self._next = sys.modules[_EVENTS].last() + 1
+        except BaseException:
+            self._part.close(whole=False)
+            raise
         # Parameter servers listen for the whole job; without any, a task that trains.
         self._clock = ClockClient(
             cluster, settings.secret, [*cluster.ps, *cluster.training_addresses]
@@ -122,13 +130,9 @@ class Recording:
         """Writes what has happened since the last time; returns the number of new events."""
         while self._measured:
             self._part.clock(self._measured.pop(0))
-        if self._reader is None:
-            # To import TensorFlow here would take seconds, and there are no events before.
-            events = sys.modules.get("tfdist.ops.trace.events")
-            if events is None or not events.is_loaded():
-                return 0
-            self._reader = events.RecordReader()
-            self._part.layout(self._reader.layout)
+        if self._reader is None and not self._open_ring():
+            return 0
+        assert self._reader is not None
         ended = self._ended_records(self._reader)
         found = self._reader.read(self._next)
         self._next = found.next
@@ -139,6 +143,16 @@ class Recording:
         if found.lost:
             self._part.lost(found.lost)
         return len(found.records)
+
+    def _open_ring(self) -> bool:
+        """Whether the ring can be read; opens it."""
+        # To import TensorFlow here would take seconds, and there are no events before.
+        events = sys.modules.get(_EVENTS)
+        if events is None or not events.is_loaded():
+            return False
+        self._reader = events.RecordReader()
+        self._part.layout(self._reader.layout)
+        return True
 
     def _ended_records(self, reader: RecordReader) -> list[bytes]:
         """Returns the events that were written before their ends, and have ended since."""
