@@ -15,7 +15,7 @@ from tfdist.ops.trace import events
 v1 = tf.compat.v1
 
 
-class RecordedSaves(v1.train.CheckpointSaverListener):
+class RecordedSaves(tf.compat.v1.train.CheckpointSaverListener):
     """Records each checkpoint of a saving hook as a span."""
 
     def __init__(self) -> None:
