@@ -164,12 +164,15 @@ class ClockClient:
                 continue
             try:
                 found = self._ask(address, is_wanted)
-                if not number:
-                    self._asks_others_at = time.monotonic() + self._patience
-                return found
             except (UnreachableError, TfdistError):
                 # It has not started yet, or has ended, or is none of this job: ask the next one.
                 self._forget(address)
+                continue
+            if not number:
+                self._asks_others_at = time.monotonic() + self._patience
+            # That another task shares this clock tells nothing about the reference's.
+            if not number or found is None or found.reference != domain():
+                return found
         return None
 
     def close(self) -> None:

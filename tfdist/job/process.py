@@ -120,7 +120,8 @@ class Process:
         """
         if self._timeline is None and (not cluster.is_local or self.settings.timeline is not None):
             self._timeline = recording.start(cluster, self.settings)
-            self._watch_script()
+            if self.settings.timeline is not None:
+                self._watch_script()
         if cluster.is_local or self._recorder is not None:
             return
         self._recorder = recorder.start(cluster, self.settings, self._timeline)

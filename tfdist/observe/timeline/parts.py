@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.config.local_sockets import opened
 from tfdist.control.clock import Offset
 from tfdist.observe.dumps import slug
 
@@ -205,12 +206,16 @@ def make_directory(timeline: Path) -> Path:
     """Makes the directory of the parts, with mode 0700; returns it.
 
     Raises:
-      OSError: it cannot be made, or the timeline's own path is a directory.
+      OSError: it cannot be made, another user has made it, or the timeline's own path is a
+        directory.
     """
     if timeline.is_dir():
         raise IsADirectoryError(f"expected a file for the timeline, but {timeline} is a directory")
     folder = directory_of(timeline)
     folder.mkdir(mode=0o700, exist_ok=True)
+    with opened(folder) as descriptor:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{folder} belongs to another user")
     return folder
 
 

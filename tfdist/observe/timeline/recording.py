@@ -169,6 +169,10 @@ class Recording:
         return ended
 
     def _measure(self) -> None:
+        with contextlib.closing(self._clock):
+            self._measure_until_closing()
+
+    def _measure_until_closing(self) -> None:
         wait = 0.0
         while not self._closing.wait(wait):
             offset = self._clock.measure(lambda: not self._closing.is_set())
