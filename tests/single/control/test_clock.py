@@ -8,7 +8,8 @@ import pytest
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import clock, messages
-from tfdist.control.clock import ClockClient, Probe, domain, estimate
+from tfdist.control.clock import Probe, domain, estimate
+from tfdist.control.clock_client import ClockClient
 from tfdist.control.server import ControlServer
 from tfdist.launch.ports import free_ports
 

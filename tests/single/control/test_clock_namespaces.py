@@ -17,7 +17,7 @@ SECONDS = 1234
 CALLER = """
 import json, sys
 from tfdist.config.cluster import Cluster
-from tfdist.control.clock import ClockClient
+from tfdist.control.clock_client import ClockClient
 cluster = Cluster(workers=tuple(sys.argv[1:]), task_index=1)
 found = ClockClient(cluster, None, cluster.workers).measure()
 print(json.dumps([found.reference, found.offset, found.error]))

@@ -31,7 +31,7 @@ WALL = 1_700_000_000 * 10**9
 def record(sequence, kind, begin, started, end, name="", operation="", state=DONE, **fields):
     """An event; times in ms."""
     values = dict.fromkeys((field for field, form in LAYOUT if form in "Qi"), 0)
-    values |= dict.fromkeys(("dtype", "detail", "error"), b"") | fields
+    values |= dict.fromkeys(("dtype", "detail", "error"), b"") | {"peer": -1} | fields
     values |= {"sequence": sequence, "kind": kind, "state": state}
     times = (("submitted", begin), ("started", started), ("ended", end))
     values |= {field: int(time * MS) for field, time in times}
@@ -216,6 +216,26 @@ def test_a_clock_that_was_compared_with_another_one_than_the_reference(tmp_path)
     clocks = align(sorted(map(parts.read_part, parts.paths(path)), key=lambda p: p.header.task))
     assert [a.convert(1000 * MS) // MS for a in clocks.alignments] == [1000, 1010, 1020, 1025, 1025]
     assert [a.error for a in clocks.alignments] == [0, 100, 100, 200, 200]
+
+
+def test_a_collective_waits_for_the_last_rank(tmp_path):
+    path = tmp_path / "out.json"
+    for rank, begin in enumerate((1, 6, 2)):
+        made = writer(path, f"worker {rank}")
+        made.records(record(1, COLLECTIVE, begin, begin, 9, "a", "all_reduce", size=3))
+        times = (begin + 10, begin + 10, 19)
+        made.records(record(2, COLLECTIVE, *times, "b", "broadcast", size=3, key=7, peer=0))
+        made.close()
+    merge(path)
+    timeline = Timeline(path)
+    (early,), (late,) = (timeline.slices(f"worker {rank}", "collective", "a") for rank in (0, 1))
+    assert early["args"]["last rank"] == "worker 1" and "last rank" not in late["args"]
+    (waiting,) = timeline.inside(early, "waiting")
+    assert (waiting["ts"], waiting["dur"]) == (1000, 5000)
+    assert timeline.inside(late, "waiting") == []
+    # The ranks of a broadcast do not wait for each other.
+    (broadcast,) = timeline.slices("worker 0", "collective", "b")
+    assert timeline.inside(broadcast, "waiting") == []
 
 
 def test_the_last_task_merges(tmp_path):

@@ -21,7 +21,7 @@ from tfdist._version import __version__
 from tfdist.observe.timeline import alignment, parts
 from tfdist.observe.timeline.alignment import Alignment
 from tfdist.observe.timeline.parts import Part
-from tfdist.observe.timeline.slices import TRACKS, Slice, on_tracks, slices_of
+from tfdist.observe.timeline.slices import TRACKS, Slice, on_tracks, slices_of, wait_for_late_ranks
 
 # Between the numbers of two kinds of tracks: more slices never overlap.
 _KIND = 10_000
@@ -139,6 +139,7 @@ def _file(found: Sequence[Part], notes: Sequence[str]) -> Iterator[str]:
         _Task(index, part, clocks.alignments[index], _name(index, found))
         for index, part in enumerate(found)
     ]
+    slices = wait_for_late_ranks({task.name: task.slices for task in tasks})
     begin = min(task.begin for task in tasks)
     began = datetime.datetime.fromtimestamp((begin + clocks.wall_ns) / 1e9, datetime.timezone.utc)
     about = {
@@ -151,7 +152,7 @@ def _file(found: Sequence[Part], notes: Sequence[str]) -> Iterator[str]:
     yield f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(about)},\n"traceEvents": [\n'
     separator = ""
     for task in tasks:
-        for event in task.trace_events(begin):
+        for event in task.trace_events(slices[task.name], begin):
             yield separator + json.dumps(event)
             separator = ",\n"
     yield "\n]}\n"
@@ -174,6 +175,8 @@ class _Task:
       name: what a viewer shows.
 
     Attributes:
+      name: as above.
+      slices: in the order of their beginning.
       begin: its first instant, in ns of the reference's clock.
     """
 
@@ -181,12 +184,12 @@ class _Task:
         self._process = process
         self._part = part
         self._clock = clock
-        self._name = name
+        self.name = name
         times = [event[at] for event in part.events for at in ("submitted", "started", "ended")]
         until = max([part.header.steady_ns, *times])
-        self._slices = slices_of(part.events, clock.convert, until)
+        self.slices = slices_of(part.events, clock.convert, until)
         first = clock.convert(part.header.steady_ns)
-        self.begin = min([first, *(one.begin for one in self._slices)])
+        self.begin = min([first, *(one.begin for one in self.slices)])
 
     @property
     def about(self) -> dict[str, Any]:
@@ -211,15 +214,20 @@ class _Task:
             "closed": self._part.is_closed,
         }
 
-    def trace_events(self, zero: int) -> Iterator[dict[str, Any]]:
-        """Yields its events in Chrome's format, whose times are us from `zero`."""
+    def trace_events(self, slices: Sequence[Slice], zero: int) -> Iterator[dict[str, Any]]:
+        """Yields its events in Chrome's format.
+
+        Args:
+          slices: those of this task, which may wait for others'.
+          zero: the beginning of the timeline; times are us from there.
+        """
         header = self._part.header
-        yield self._metadata("process_name", 0, name=self._name)
+        yield self._metadata("process_name", 0, name=self.name)
         yield self._metadata("process_sort_index", 0, sort_index=self._process)
         yield self._metadata("process_labels", 0, labels=f"{header.host}, pid {header.pid}")
         threads: dict[tuple[str, int], int] = {}
         kinds = list(TRACKS)
-        for track, number, one in on_tracks(self._slices):
+        for track, number, one in on_tracks(slices):
             if (track, number) not in threads:
                 if track not in kinds:
                     kinds.append(track)

@@ -110,11 +110,13 @@ class PartWriter:
         self._line({"lost": count})
 
     def close(self, *, whole: bool = True) -> None:
-        """Ends the part.
+        """Ends the part; may be called again.
 
         Args:
           whole: whether everything until now is in it.
         """
+        if self._file.closed:
+            return
         try:
             if whole:
                 self._line({"closed": True})

@@ -9,13 +9,14 @@ inside another. Collectives overlap, so that each takes the first of several tra
                        |wai.|travel|  |waiting|trav.|
     collectives 2         |bucket 2     |
 
-A collective or request *waits* until its first byte moves, and *travels* until it has ended.
+A collective *waits* until all ranks have submitted it, as far as all are recorded, and its first
+byte has moved here; then it *travels* until it has ended. A request waits until it is sent.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # As in core/trace/event.h.
@@ -101,6 +102,8 @@ def _slice(event: dict[str, Any], convert: Callable[[int], int], until: int) -> 
         # The same on all ranks: with it a query finds the other sides of a collective.
         arguments["id"] = f"{event['communicator']:x}/{event['key']:x}/{event['number']}"
         arguments |= {"dtype": event["dtype"], "rank": event["rank"], "ranks": event["size"]}
+        if event["peer"] >= 0:
+            arguments["root"] = event["peer"]
         track, category, name = "collectives", "collective", event["name"] or event["operation"]
     else:
         arguments["server"] = f"ps {event['peer']}"
@@ -108,11 +111,51 @@ def _slice(event: dict[str, Any], convert: Callable[[int], int], until: int) -> 
         if event["name"]:
             arguments["of"] = event["name"]
     started = convert(event["started"]) if event["started"] else end
-    parts = [Slice(track, "waiting", "waiting", begin, started, {})]
-    if event["started"]:
-        parts.append(Slice(track, "travelling", "travelling", started, end, {}))
-    parts = [part for part in parts if part.end > part.begin]
-    return Slice(track, name, category, begin, end, arguments, tuple(parts))
+    return Slice(track, name, category, begin, end, arguments, _waiting(track, begin, started, end))
+
+
+def _waiting(track: str, begin: int, started: int, end: int) -> tuple[Slice, ...]:
+    parts = (
+        Slice(track, "waiting", "waiting", begin, started, {}),
+        Slice(track, "travelling", "travelling", started, end, {}),
+    )
+    return tuple(part for part in parts if part.end > part.begin)
+
+
+def wait_for_late_ranks(tasks: Mapping[str, Sequence[Slice]]) -> dict[str, list[Slice]]:
+    """Lets collectives wait until the last rank has submitted them, which they name.
+
+    Collectives with a root do not wait for all ranks, and stay as they are.
+
+    Args:
+      tasks: the slices of each task, by its name.
+    """
+    submitted: dict[str, list[tuple[int, str]]] = {}
+    for task, slices in tasks.items():
+        for one in slices:
+            if one.category == "collective" and "root" not in one.arguments:
+                submitted.setdefault(one.arguments["id"], []).append((one.begin, task))
+    return {
+        task: [_wait_for_late_rank(one, task, submitted) for one in slices]
+        for task, slices in tasks.items()
+    }
+
+
+def _wait_for_late_rank(
+    one: Slice, task: str, submitted: Mapping[str, Sequence[tuple[int, str]]]
+) -> Slice:
+    times = submitted.get(one.arguments.get("id", ""), ())
+    if not times or len(times) != one.arguments["ranks"]:
+        return one
+    last, by = max(times)
+    if by == task:
+        return one
+    started = max([last, *(part.begin for part in one.parts if part.category == "travelling")])
+    return dataclasses.replace(
+        one,
+        arguments={**one.arguments, "last rank": by},
+        parts=_waiting(one.track, one.begin, min(started, one.end), one.end),
+    )
 
 
 def _with_phases(slices: Sequence[Slice]) -> Iterator[Slice]:
