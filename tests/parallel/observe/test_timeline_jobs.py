@@ -216,7 +216,8 @@ def test_what_a_killed_worker_has_done_is_there(jobs, tmp_path):
     labels = [one["name"] for one in timeline.slices("worker 1", "collective")]
     assert labels == [f"step {step}" for step in range(4)]
     (hangs,) = timeline.slices("worker 0", "collective", "never ends")
-    assert "worker 1" in hangs["args"]["error"] or hangs["args"]["unfinished"]
+    # The launcher may end worker 0 before it has noticed.
+    assert hangs["args"].get("unfinished") or "lost rank 1" in hangs["args"]["error"]
 
 
 def test_parameter_servers(jobs, tmp_path):
