@@ -56,7 +56,7 @@ from tfdist.layers import Embedding
 strategy = tfdist.ParameterServerStrategy()
 with strategy.scope():
     ids = keras.Input((2,), dtype="int64")
-    rows = keras.layers.Flatten()(Embedding(4)(ids))
+    rows = keras.layers.Flatten()(Embedding(output_dim=4, name="rows")(ids))
     model = keras.Model(ids, keras.layers.Dense(1)(rows))
     model.compile("sgd", "mse")
 ids = np.arange(64).reshape(32, 2)
