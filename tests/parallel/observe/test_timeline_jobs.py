@@ -226,12 +226,12 @@ def test_parameter_servers(jobs, tmp_path):
     code, _, errors = jobs.start(SERVED, *options).finish(120)
     assert code == 0, errors
     timeline = Timeline(out)
-    assert sorted(timeline.processes) == ["chief 0", "ps 0"]
+    assert sorted(timeline.processes) == ["chief", "ps 0"]
     for operation in ("pull", "push", "lookup"):
-        assert len(timeline.slices("chief 0", "request", operation)) >= 8
+        assert len(timeline.slices("chief", "request", operation)) >= 8
     names = {
         phase["name"]
-        for step in timeline.slices("chief 0", "step")
+        for step in timeline.slices("chief", "step")
         for phase in timeline.inside(step, "phase")
     }
     assert names >= {"wait for variables", "forward and backward"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 
@@ -75,6 +76,21 @@ def test_what_happens_while_it_records(tmp_path):
     assert step["args"] == {"error": "RuntimeError: no such row"}
     assert not parts.directory_of(out).exists()
     made.close()
+
+
+def test_the_tasks_of_a_job_are_named_as_they_name_themselves(tmp_path):
+    out = tmp_path / "out.json"
+    roles = ("chief", "worker", "ps")
+    addresses = {"chief": ("127.0.0.1:1",), "workers": ("127.0.0.1:2",), "ps": ("127.0.0.1:3",)}
+    cluster = Cluster(**addresses, task_type="chief")
+    made = []
+    for role in roles:
+        task = dataclasses.replace(cluster, task_type=role)
+        made.append(recording.start(task, Settings(timeline=str(out))))
+    for each in made:
+        assert not out.exists()
+        each.close()
+    assert list(Timeline(out).processes) == ["chief", "worker 0", "ps 0"]
 
 
 def test_every_event_is_written_or_counted_as_lost(recorded):

@@ -8,6 +8,7 @@ they are, without a Python object for each event. A job that is not recorded has
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -188,12 +189,12 @@ class Recording:
 
 def _tasks_of(cluster: Cluster) -> list[str]:
     """Returns the names of the tasks of a job that have an address."""
-    return [
-        f"{role} {index}"
+    tasks = [
+        dataclasses.replace(cluster, task_type=role, task_index=index).task_name
         for role, addresses in cluster.as_dict().items()
-        if role != "evaluator"
         for index in range(len(addresses))
-    ] or [cluster.task_name]
+    ]
+    return tasks or [cluster.task_name]
 
 
 class TaskTimeline:
