@@ -121,7 +121,8 @@ LONG_CASES = {
     # test_data_service.py, of elastic jobs test_elastic_faults.py.
     "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|tasks)"
     r"|test_elastic_(compares|measures)|test_epochs",
-    "test_communication_benchmarks.py": r"test_(network|planner|training_step|sizes_of_buckets)",
+    "test_communication_benchmarks.py": r"test_(network|planner|training_step|timeline"
+    r"|sizes_of_buckets)",
 }
 
 
