@@ -104,7 +104,7 @@ class Job:
         if trace["otherData"]["notes"]:
             raise AssertionError(f"{model}: {trace['otherData']['notes']}")
         found = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-        counts = set()
+        counts: set[int] = set()
         for process in range(WORKERS):
             own = [event for event in found if event["pid"] == process]
             steps = [event for event in own if event["cat"] == "step"]
@@ -113,15 +113,16 @@ class Job:
                     f"{model}: expected {STEPS.value} steps of worker {process}, received "
                     f"{len(steps)}"
                 )
-            for step in steps:
+            steps.sort(key=lambda step: step["ts"])
+            # The first and the last step of a `fit` may have collectives of their own.
+            for step in steps[1:-1]:
                 end = step["ts"] + step["dur"]
                 counts.add(
                     sum(e["cat"] == "collective" and step["ts"] <= e["ts"] <= end for e in own)
                 )
-        # The first step of a `fit` may begin with collectives of its own.
-        if max(counts) == 0 or len(counts) > 2:
+        if len(counts) != 1 or counts == {0}:
             raise AssertionError(f"{model}: collectives of the steps: {sorted(counts)}")
-        return min(counts), self._file.stat().st_size // (WORKERS * STEPS.value)
+        return counts.pop(), self._file.stat().st_size // (WORKERS * STEPS.value)
 
 
 def measure(job: Job, model: str) -> dict[str, Any]:
