@@ -27,8 +27,6 @@ from tfdist.launch.ports import free_ports, free_range
 from tfdist.launch.private_directory import private_directory
 from tfdist.launch.scale_channel import scale_listener
 from tfdist.launch.supervisor import Supervisor, TaskSpec
-from tfdist.observe.timeline import parts
-from tfdist.observe.timeline.merge import merge
 
 __all__ = ["LaunchOptions", "plan", "run"]
 
@@ -257,6 +255,10 @@ def _merged_timeline(timeline: Path) -> Iterator[None]:
     Raises:
       OSError: it cannot be written, or another job writes it.
     """
+    # Not above: they import gRPC, which other jobs' launchers do not need.
+    from tfdist.observe.timeline import parts
+    from tfdist.observe.timeline.merge import merge
+
     try:
         if parts.living(timeline):
             raise FileExistsError("another job is recorded there")
