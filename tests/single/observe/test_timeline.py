@@ -181,6 +181,19 @@ def test_a_measured_clock_that_drifts(tmp_path):
     }
 
 
+def test_a_delayed_measurement_of_a_clock_is_left_out(tmp_path):
+    path = tmp_path / "out.json"
+    made = writer(path, domain="there")
+    # 100 us of drift in a second are possible; the second one may be wrong by more.
+    for at, offset, error in ((0, 50, 0.2), (1000, 57, 8), (2000, 51, 0.3), (3000, 50.5, 0.35)):
+        made.clock(Offset("here", at * MS, int(offset * MS), int(error * MS)))
+    made.close()
+    (path,) = parts.paths(path)
+    (found,) = align([parts.read_part(path)]).alignments
+    assert [at // MS for at in found.at] == [0, 2000, 3000] and found.error == 350_000
+    assert found.convert(1000 * MS) == 1050.5 * MS
+
+
 def test_a_clock_that_was_never_measured_is_compared_by_the_time_of_day(tmp_path):
     path = tmp_path / "out.json"
     writer(path, domain="here", began=100, wall=0).close()

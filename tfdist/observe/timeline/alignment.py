@@ -1,7 +1,8 @@
 """The clocks of a timeline's parts, on the clock of one reference.
 
 A task has measured the offset of its clock again and again, so that drift is followed: between two
-measurements the offset is interpolated, before the first and after the last it stays.
+measurements the offset is interpolated, before the first and after the last it stays. One that was
+delayed is left out, if an earlier or later one tells more.
 
     offset   |      *----____
              |   __/         *------ ...
@@ -18,6 +19,9 @@ from collections.abc import Mapping, Sequence
 
 from tfdist.control.clock import Offset
 from tfdist.observe.timeline.parts import Part
+
+# By how much the clocks of two machines drift apart, at most: 100 us in a second.
+_DRIFT = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +115,11 @@ def _best(domain: str, parts: Sequence[Part], known: Mapping[str, Alignment]) ->
 
 
 def _measured(offsets: list[Offset], known: Mapping[str, Alignment]) -> Alignment:
-    ordered = sorted(offsets, key=lambda offset: offset.at)
+    ordered = [
+        one
+        for one in sorted(offsets, key=lambda offset: offset.at)
+        if not any(each.error + _DRIFT * abs(each.at - one.at) < one.error for each in offsets)
+    ]
     errors = [offset.error + (known[offset.reference].error or 0) for offset in ordered]
     return Alignment(
         "measured",
