@@ -162,7 +162,7 @@ def test_a_measured_clock_that_drifts(tmp_path):
     writer(path, domain="here", began=100, wall=0).close()
     away = writer(path, "worker 1", "there", began=5000, wall=7)
     # Behind by 4,900 ms, and 2 ms more 100 ms later.
-    away.clock(Offset("here", 5000 * MS, -4900 * MS, 30_000))
+    away.clock(Offset("here", 5000 * MS, -4900 * MS, 45_000))
     away.clock(Offset("here", 5100 * MS, -4902 * MS, 50_000))
     for sequence, begin in enumerate((4990, 5050, 5200), 1):
         away.records(record(sequence, SPAN, begin, begin, begin + 1, "step", "span"))
