@@ -105,12 +105,12 @@ class Job:
             raise AssertionError(f"{model}: {trace['otherData']['notes']}")
         found = [event for event in trace["traceEvents"] if event["ph"] == "X"]
         counts: set[int] = set()
-        for process in range(WORKERS):
+        for process in range(1, 1 + WORKERS):
             own = [event for event in found if event["pid"] == process]
             steps = [event for event in own if event["cat"] == "step"]
             if len(steps) != STEPS.value:
                 raise AssertionError(
-                    f"{model}: expected {STEPS.value} steps of worker {process}, received "
+                    f"{model}: expected {STEPS.value} steps of process {process}, received "
                     f"{len(steps)}"
                 )
             steps.sort(key=lambda step: step["ts"])

@@ -136,7 +136,8 @@ def _file(found: Sequence[Part], notes: Sequence[str]) -> Iterator[str]:
     """Yields the text of the file, event by event."""
     clocks = alignment.align(found)
     tasks = [
-        _Task(index, part, clocks.alignments[index], _name(index, found))
+        # From 1: Perfetto takes process 0 for the kernel's.
+        _Task(1 + index, part, clocks.alignments[index], _name(index, found))
         for index, part in enumerate(found)
     ]
     slices = wait_for_late_ranks({task.name: task.slices for task in tasks})
