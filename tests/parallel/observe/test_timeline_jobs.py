@@ -46,8 +46,9 @@ import tensorflow as tf, tfdist
 tfdist.init()
 for step in range(4):
     tfdist.ops.all_reduce(tf.ones(4), label=f"step {step}")
-time.sleep(0.5)
-if tfdist.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
+if tfdist.rank() == 1:
+    time.sleep(1)  # until worker 0 waits
+    os.kill(os.getpid(), signal.SIGKILL)
 tfdist.ops.all_reduce(tf.ones(4), label="never ends")
 """
 SERVED = """
