@@ -268,7 +268,12 @@ def _merged_timeline(timeline: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(f"--timeline: cannot write {timeline}: {error}") from error
     with stack:
-        yield
+        try:
+            yield
+        except BaseException:
+            if not parts.paths(timeline):
+                parts.remove(timeline)
+            raise
         # Without any, 'tfdist timeline stop' has merged them.
         if not parts.directory_of(timeline).exists():
             return
