@@ -99,6 +99,7 @@ class Job:
         Raises:
           AssertionError: the file lacks something.
         """
+        self.step(model)  # the workers listen when this has ended, and the step is traced
         self.recorded_step(model)
         trace = json.loads(self._file.read_text())
         if trace["otherData"]["notes"]:
