@@ -123,10 +123,12 @@ class RecordReader:
       layout: the fields of a record in their order, each with its format as in Python's `struct`
         with standard sizes.
       record_bytes: the size of a record.
+      ring_events: the number of events that the ring holds.
     """
 
     layout = [(field[0], _format(field[1])) for field in _Event._fields_]
     record_bytes = ctypes.sizeof(_Event)
+    ring_events = RING_EVENTS
 
     def __init__(self, most: int = RING_EVENTS) -> None:
         self._most = most

@@ -104,6 +104,34 @@ def test_every_event_is_written_or_counted_as_lost(recorded):
     assert about["events"] + about["lost"] == count
 
 
+def test_an_event_that_another_thread_is_writing_is_read_again(tmp_path, monkeypatch):
+    class Interrupted(events.RecordReader):
+        """Does not see the last event of its first reading."""
+
+        hides = True
+
+        def read(self, cursor, most=None):
+            found = super().read(cursor, most)
+            if not len(found.records) or not self.hides:
+                return found
+            self.hides = False
+            seen = (part[:-1] for part in (found.records, found.sequences, found.has_ended))
+            return events.Records(*seen, found.next, found.lost + 1)
+
+    monkeypatch.setattr(events, "RecordReader", Interrupted)
+    out = tmp_path / "out.json"
+    made = recording.start(Cluster.local(), Settings(timeline=str(out)))
+    for _ in range(3):
+        with events.span("step"):
+            pass
+    (path,) = parts.paths(out)
+    while len(parts.read_part(path).events) < 3:
+        pass
+    made.close()
+    (about,) = Timeline(out).about["tasks"]
+    assert (about["events"], about["lost"]) == (3, 0)
+
+
 def test_without_the_setting_nothing_runs(tmp_path):
     made = recording.start(Cluster.local(), Settings())
     with pytest.raises(ValueError, match="worker 0 is not recorded"):

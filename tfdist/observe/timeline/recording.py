@@ -61,9 +61,11 @@ class Recording:
         self._closing = threading.Event()
         self._failure: OSError | None = None
         self._reader: RecordReader | None = None
-        # The first event that was not read, and those before it that had not ended.
+        # The first event that was not read; those before it that had not ended; and those that
+        # another thread was just writing.
         self._next = 1
         self._pending: list[int] = []
+        self._unseen: set[int] = set()
         # Of the clock, not written yet. Appending to a list, and popping, are atomic.
         self._measured: list[Offset] = []
         header = Header(
@@ -116,6 +118,7 @@ class Recording:
             while not self._closing.wait(period):
                 period = _BURST_PERIOD if self._write_news() >= _BURST else _PERIOD
             self._write_news()
+            self._note_lost(len(self._unseen))
             self._part.close()
         except OSError as error:
             self._failure = error
@@ -135,16 +138,22 @@ class Recording:
         if self._reader is None and not self._open_ring():
             return 0
         assert self._reader is not None
-        ended = self._ended_records(self._reader)
+        news = self._ended_records(self._reader) + self._unseen_records(self._reader)
         found = self._reader.read(self._next)
+        if found.lost:
+            oldest = max(self._next, found.next - self._reader.ring_events)
+            self._note_lost(oldest - self._next)
+            self._unseen |= set(range(oldest, found.next)).difference(found.sequences.tolist())
         self._next = found.next
         self._pending += found.sequences[~found.has_ended].tolist()
-        content = b"".join(ended) + found.records.tobytes()
-        if content:
-            self._part.records(content)
-        if found.lost:
-            self._part.lost(found.lost)
+        news.append(found.records.tobytes())
+        if any(news):
+            self._part.records(b"".join(news))
         return len(found.records)
+
+    def _note_lost(self, count: int) -> None:
+        if count:
+            self._part.lost(count)
 
     def _open_ring(self) -> bool:
         """Whether the ring can be read; opens it."""
@@ -160,15 +169,39 @@ class Recording:
         """Returns the events that were written before their ends, and have ended since."""
         ended, pending = [], []
         for sequence in self._pending:
-            found: Records = reader.read(sequence, 1)
-            if not len(found.records) or found.sequences[0] != sequence:
-                continue  # overwritten: the timeline shows it without an end
-            if found.has_ended[0]:
+            found = self._read_again(reader, sequence)
+            if found is not None and found.has_ended[0]:
                 ended.append(found.records.tobytes())
-            else:
+            elif not self._is_overwritten(reader, sequence):  # else it is shown without an end
                 pending.append(sequence)
         self._pending = pending
         return ended
+
+    def _unseen_records(self, reader: RecordReader) -> list[bytes]:
+        """Returns the events that another thread was writing when they were to be read."""
+        written, unseen, lost = [], set(), 0
+        for sequence in sorted(self._unseen):
+            found = self._read_again(reader, sequence)
+            if found is not None:
+                written.append(found.records.tobytes())
+                self._pending += found.sequences[~found.has_ended].tolist()
+            elif self._is_overwritten(reader, sequence):
+                lost += 1
+            else:
+                unseen.add(sequence)
+        self._unseen = unseen
+        self._note_lost(lost)
+        return written
+
+    def _read_again(self, reader: RecordReader, sequence: int) -> Records | None:
+        """Reads one event; `None` if it is being written now, or was overwritten."""
+        found = reader.read(sequence, 1)
+        # Else it is the next one that can be read.
+        is_it = len(found.records) and found.sequences[0] == sequence
+        return found if is_it else None
+
+    def _is_overwritten(self, reader: RecordReader, sequence: int) -> bool:
+        return sequence + reader.ring_events < self._next
 
     def _measure(self) -> None:
         with contextlib.closing(self._clock):
