@@ -104,6 +104,9 @@ LONG_CASES = {
     # Shapes, a rank that is late and the page's example in the default tier; the exception of a
     # script in test_recorder.py.
     "test_hangs.py": r"\[(other_dtype|missing_rank|exception)\]",
+    # It imports TensorFlow in three time namespaces; test_clock_namespaces.py measures in one.
+    # Parameter servers record with the same code.
+    "test_timeline_jobs.py": r"test_(clocks_of_time_namespaces|parameter_servers)",
     # Keras 3 in the default tier; a killed dispatcher in another mode.
     "test_data_service.py": r"test_tf_keras|begins_again\[data_dispatcher 0\]",
     # LSTM, and classifiers and regressors of each kind.
@@ -118,7 +121,8 @@ LONG_CASES = {
     # test_data_service.py, of elastic jobs test_elastic_faults.py.
     "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|tasks)"
     r"|test_elastic_(compares|measures)|test_epochs",
-    "test_communication_benchmarks.py": r"test_(network|planner|training_step|sizes_of_buckets)",
+    "test_communication_benchmarks.py": r"test_(network|planner|training_step|timeline"
+    r"|sizes_of_buckets)",
 }
 
 

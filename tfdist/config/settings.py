@@ -33,6 +33,7 @@ class Settings:
       data_service_dir: the directory of the `data_dispatcher`'s journal, or None
         (`TFDIST_DATA_SERVICE_DIR`).
       debug_dir: the directory of the flight recorder's dumps, or None (`TFDIST_DEBUG_DIR`).
+      timeline: the file of the job's timeline, or None (`TFDIST_TIMELINE`).
       metrics_port: the port of the metrics of the job's first task, the others' follow; 0 for any
         free one; None serves none (`TFDIST_METRICS_PORT`).
       restarts: how often this task was started again (`TFDIST_RESTARTS`).
@@ -51,6 +52,7 @@ class Settings:
     ps_memory: int = 0
     data_service_dir: str | None = None
     debug_dir: str | None = None
+    timeline: str | None = None
     metrics_port: int | None = None
     restarts: int = 0
     elastic: Elastic | None = None
@@ -80,6 +82,7 @@ class Settings:
             ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
             data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
             debug_dir=environ.get("TFDIST_DEBUG_DIR", "").strip() or None,
+            timeline=environ.get("TFDIST_TIMELINE", "").strip() or None,
             metrics_port=validation.port(environ, "TFDIST_METRICS_PORT", None),
             restarts=validation.count(environ, "TFDIST_RESTARTS", cls.restarts),
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,

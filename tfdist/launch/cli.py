@@ -15,6 +15,7 @@ from tfdist.launch import env_command, scale_command
 from tfdist.launch.elastic_policy import WorkerRange
 from tfdist.metrics import command as metrics_command
 from tfdist.observe import command as debug_command
+from tfdist.observe.timeline import command as timeline_command
 from tfdist.plan import command as plan_command
 from tfdist.ps.stats import command as stats_command
 from tfdist.tasks import command as tasks_command
@@ -128,6 +129,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="also keep each task's whole output here, in worker-1.log etc.",
     )
     run.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write what all tasks do, step by step, in Chrome's trace format "
+        "(default: TFDIST_TIMELINE, if it is set)",
+    )
+    run.add_argument(
         "--timeout",
         type=seconds,
         metavar="S",
@@ -161,8 +169,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=Path,
         metavar="FILE",
         help="keep the job's addresses and secret here while it runs, for --job of "
-        "'tfdist ps stats', 'tfdist tasks', 'tfdist scale', 'tfdist debug dump' and "
-        "'tfdist metrics' (default: a new file of mode 600)",
+        "'tfdist ps stats', 'tfdist tasks', 'tfdist scale', 'tfdist debug dump', "
+        "'tfdist timeline' and 'tfdist metrics' (default: a new file of mode 600)",
     )
     # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -195,6 +203,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     debug_command.add_commands(debug)
     debug.set_defaults(command_module=debug_command)
+    timeline = subcommands.add_parser(
+        "timeline",
+        help="record what all tasks of a running job do",
+        description=timeline_command.DESCRIPTION,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    timeline_command.add_commands(timeline)
+    timeline.set_defaults(command_module=timeline_command)
     return parser, run
 
 
@@ -236,6 +253,7 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             evaluator=chosen.evaluator,
             data_workers=chosen.data_workers,
             log_dir=chosen.log_dir,
+            timeline=chosen.timeline,
             timeout=chosen.timeout,
             restarts=chosen.restarts,
             max_restarts=chosen.max_restarts,

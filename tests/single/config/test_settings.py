@@ -22,6 +22,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_PS_MEMORY": "8G",
         "TFDIST_DATA_SERVICE_DIR": "/journal",
         "TFDIST_DEBUG_DIR": "/dumps",
+        "TFDIST_TIMELINE": "/shared/job.json",
         "TFDIST_METRICS_PORT": "0",
         "TFDIST_RESTARTS": "2",
     }
@@ -35,6 +36,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         ps_memory=8 << 30,
         data_service_dir="/journal",
         debug_dir="/dumps",
+        timeline="/shared/job.json",
         metrics_port=0,
         restarts=2,
     )
