@@ -11,11 +11,12 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.errors import Preempted
 from tfdist.launch.elastic_policy import Decision, ElasticPolicy, ScaleError, SlotState, Verdict
+from tfdist.launch.hosts.pool import HostPool
 from tfdist.launch.output import OutputStream
 from tfdist.launch.scale_channel import ScaleRequest, ScaleServer
 from tfdist.launch.supervisor import Supervisor
@@ -31,10 +32,9 @@ class ElasticSupervisor(Supervisor):
     Args:
       specs: the workers, by slot; the policy says which of them run. Then the parameter servers,
         which run as long as there are workers.
-      command: the command line of each.
+      pool: starts each of them on its host.
       policy: decides which workers run.
       listener: the socket at which `tfdist scale` is answered, see `scale_listener`.
-      environment: the variables that the workers inherit.
       streams: receive the workers' stdout and stderr; our own messages go to the second.
       log_dir: the directory of the workers' logs, or None.
       timeout: seconds the job may take, restarts included, or None.
@@ -45,11 +45,10 @@ class ElasticSupervisor(Supervisor):
     def __init__(
         self,
         specs: Sequence[TaskSpec],
-        command: Sequence[str],
+        pool: HostPool,
         *,
         policy: ElasticPolicy,
         listener: socket.socket,
-        environment: Mapping[str, str],
         streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None = None,
         timeout: float | None = None,
@@ -58,8 +57,7 @@ class ElasticSupervisor(Supervisor):
     ) -> None:
         super().__init__(
             specs,
-            command,
-            environment=environment,
+            pool,
             streams=streams,
             log_dir=log_dir,
             timeout=timeout,
@@ -146,9 +144,9 @@ class ElasticSupervisor(Supervisor):
         if not self._policy.take_restart():
             self._fail(task, "; no restarts left")
             return
-        self._survived.append(f"{task.spec.name} ({task.exit})")
+        self._survived.append(f"{task.spec.title} ({task.exit})")
         left = f"restarts left: {self._policy.restarts_left}"
-        self._say(f"{task.spec.name} failed: {task.exit}; starting it again ({left})")
+        self._say(f"{task.spec.title} failed: {task.exit}; starting it again ({left})")
         self._replace(task)
 
     def _worker_failed(self, task: Task, decision: Decision) -> None:
@@ -157,7 +155,7 @@ class ElasticSupervisor(Supervisor):
             return
         # First, so that its last output precedes the message.
         self._remove(task)
-        what = f"{task.spec.name} failed: {task.exit}"
+        what = f"{task.spec.title} failed: {task.exit}"
         if decision.verdict is Verdict.TOO_LATE:
             self._say(f"{task.spec.name} came too late: {task.exit}; {decision.reason}")
         elif decision.verdict is Verdict.FAIL_AT_END:
@@ -165,7 +163,7 @@ class ElasticSupervisor(Supervisor):
             self._code = self._first_failure.end.shell_code
             self._say(f"{what}; {decision.reason}, so the others end by themselves")
         else:
-            self._survived.append(f"{task.spec.name} ({task.exit})")
+            self._survived.append(f"{task.spec.title} ({task.exit})")
             self._start_later_or_never(task.index, what, decision)
 
     def _start_later_or_never(self, slot: int, what: str, decision: Decision) -> None:
@@ -292,7 +290,7 @@ class ElasticSupervisor(Supervisor):
     def _cause(self, failed: Task, life: float) -> str:
         """The reason of the job's failure, after which it did not go on, and what it survived."""
         cause = (
-            f"the job failed because of {failed.spec.name}: {failed.exit}, {life:.1f} s after its "
+            f"the job failed because of {failed.spec.title}: {failed.exit}, {life:.1f} s after its "
             "start"
         )
         if not self._survived:
