@@ -175,8 +175,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--hosts",
         type=_hosts,
         metavar="A:N,B:N",
-        help="run the tasks on these hosts, over ssh; N is the number of training tasks that a host "
-        "takes (default: 1)",
+        help="run the tasks on these hosts, over ssh; N is the number of training tasks that a "
+        "host takes (default: 1)",
     )
     hosts.add_argument(
         "--hostfile",
@@ -208,7 +208,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--bind",
         choices=[binding.value for binding in Binding],
         default=Binding.NONE.value,
-        help="bind each task to its share of its host's cores, or of its NUMA nodes (default: none)",
+        help="bind each task to its share of its host's cores, or of its NUMA nodes "
+        "(default: none)",
     )
     run.add_argument(
         "--job-file",
@@ -299,7 +300,8 @@ def _command(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected a command, received {text!r}: {error}") from None
+        message = f"expected a command, received {text!r}: {error}"
+        raise argparse.ArgumentTypeError(message) from None
     if not words:
         raise argparse.ArgumentTypeError("expected a command, received none")
     return words

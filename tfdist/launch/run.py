@@ -72,7 +72,7 @@ class LaunchOptions:
 
     Raises:
       ClusterConfigError: an elastic job has tasks or an option that it cannot have, or another job
-        has an option of elastic ones.
+        has an option of elastic ones; or the hosts have too few slots.
     """
 
     script: Path
@@ -99,6 +99,8 @@ class LaunchOptions:
     evaluator_grace: float = 60.0
 
     def __post_init__(self) -> None:
+        if self.hosts:
+            place([role for role, _ in _roles(self)], self.hosts)
         if not isinstance(self.workers, WorkerRange):
             if self.max_restarts is not None:
                 raise ClusterConfigError(
@@ -163,12 +165,13 @@ def plan(
     if places is None:
         places = [this_machine()] * len(roles)
     # An evaluator has no address.
-    listening = [place for place, (role, _) in zip(places, roles, strict=True) if role != "evaluator"]
+    tasks = list(zip(places, roles, strict=True))
+    listening = [site for site, (role, _) in tasks if role != "evaluator"]
     free = iter(_free_ports(listening) if ports is None else ports)
     addresses: dict[str, list[str]] = {}
-    for place, (role, _) in zip(places, roles, strict=True):
+    for site, (role, _) in tasks:
         if role != "evaluator":
-            addresses.setdefault(role, []).append(place.host.listens_at(next(free)))
+            addresses.setdefault(role, []).append(site.host.listens_at(next(free)))
     cluster = Cluster(
         chief=tuple(addresses.get("chief", ())),
         workers=tuple(addresses.get("worker", ())),
@@ -179,10 +182,10 @@ def plan(
         task_index=0,
     )
     graces = {"ps": options.ps_grace, "evaluator": options.evaluator_grace}
-    tasks = []
-    for place, (role, index) in zip(places, roles, strict=True):
+    specs = []
+    for site, (role, index) in tasks:
         task = dataclasses.replace(cluster, task_type=role, task_index=index)
-        tasks.append(
+        specs.append(
             TaskSpec(
                 name=task.task_name,
                 trains=task.rank is not None,
@@ -190,10 +193,10 @@ def plan(
                 prepares_data=task.is_data_task,
                 tf_config=task.tf_config(),
                 grace=graces.get(role, 0.0),
-                host=place.host.name if options.hosts else "",
+                host=site.host.name if options.hosts else "",
             )
         )
-    return tasks
+    return specs
 
 
 def _free_ports(sites: Sequence[Site]) -> list[int]:
@@ -206,13 +209,13 @@ def _places(options: LaunchOptions, sites: Sequence[Site]) -> list[Site]:
     """Returns the site of each task.
 
     Raises:
-      ClusterConfigError: there are too few slots, or other hosts cannot reach one of the sites.
+      ClusterConfigError: the hosts cannot reach one of them.
     """
     if len(sites) > 1:
         for site in sites:
             if site.host.is_loopback:
                 raise ClusterConfigError(
-                    "--hosts: expected this machine by a name that the other hosts can reach, "
+                    "--hosts: expected this machine by a name at which the other hosts can reach it, "
                     f"received {site.host.name}"
                 )
     by_name = {site.host.name: site for site in sites}

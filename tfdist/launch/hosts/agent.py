@@ -215,7 +215,8 @@ def main() -> int:
 
         def directory(variable: str) -> str:
             if variable == "TFDIST_DEBUG_DIR":
-                return str(stack.enter_context(debug_directory("tfdist agent", socket.gethostname())))
+                folder = debug_directory("tfdist agent", socket.gethostname())
+                return str(stack.enter_context(folder))
             return stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
 
         agent = Agent(source, stream, stack.enter_context(guarded()), directory)

@@ -58,6 +58,10 @@ _LOST_CODE = 255
 class HostError(OSError):
     """A host cannot be used; the message names it, and has ssh's own words."""
 
+    def __str__(self) -> str:
+        # The number says nothing about ssh.
+        return str(self.strerror)
+
 
 @dataclasses.dataclass(frozen=True)
 class AgentCommand:
@@ -184,7 +188,7 @@ class HostConnection:
         except (records.RecordError, LookupError, TypeError, ValueError) as error:
             # As a login script that prints something.
             self.lose(f"expected records of tfdist, received {error}")
-        return self._state is not _State.LOST
+        return not self.is_lost
 
     def ask(self, kind: str, answers: Sequence[str], **fields: Any) -> records.Record:
         """Sends a record, and waits for the first that answers it.

@@ -17,7 +17,8 @@ from tfdist.errors import ClusterConfigError
 MAX_SLOTS = 4096
 # A name or an IPv4 address, after an optional user; or an IPv6 address in brackets. No name begins
 # with a dash: ssh would take it for an option.
-_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?(?:[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9a-fA-F:.]+\])")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_NAME = re.compile(rf"(?:{_WORD}@)?(?:{_WORD}|\[[0-9a-fA-F:.]+\])")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
