@@ -1,4 +1,4 @@
-"""A program in place of ssh: it runs the command on this machine, as a login of another one would."""
+"""A program in place of ssh: it runs commands on this machine, as a login of another one would."""
 
 from __future__ import annotations
 

@@ -185,6 +185,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         metavar="FILE",
         help="as --hosts, with 'HOST slots=N' on each line",
     )
+    hosts.add_argument(
+        "--host-discovery-script",
+        type=Path,
+        metavar="FILE",
+        help="of an elastic job: a program that prints the hosts, 'HOST:SLOTS' on each line; it is "
+        "asked every few seconds",
+    )
     run.add_argument(
         "--ssh",
         type=_command,
@@ -335,6 +342,7 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             restarts=chosen.restarts,
             max_restarts=chosen.max_restarts,
             hosts=chosen.hosts or (),
+            discovery_script=chosen.host_discovery_script,
             ssh=chosen.ssh,
             python=chosen.python,
             env=chosen.env,

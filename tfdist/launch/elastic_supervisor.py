@@ -11,11 +11,15 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist.errors import Preempted
 from tfdist.launch.elastic_policy import Decision, ElasticPolicy, ScaleError, SlotState, Verdict
+from tfdist.launch.hosts.connection import HostConnection
+from tfdist.launch.hosts.discovery import INTERVAL, Discovery
+from tfdist.launch.hosts.elastic_hosts import ElasticHosts
+from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.hosts.pool import HostPool
 from tfdist.launch.output import OutputStream
 from tfdist.launch.scale_channel import ScaleRequest, ScaleServer
@@ -35,6 +39,8 @@ class ElasticSupervisor(Supervisor):
       pool: starts each of them on its host.
       policy: decides which workers run.
       listener: the socket at which `tfdist scale` is answered, see `scale_listener`.
+      connect: begins to connect to a host that the script names; None if it needs none.
+      discovery_script: names the job's hosts while it runs, or None.
       streams: receive the workers' stdout and stderr; our own messages go to the second.
       log_dir: the directory of the workers' logs, or None.
       timeout: seconds the job may take, restarts included, or None.
@@ -49,6 +55,8 @@ class ElasticSupervisor(Supervisor):
         *,
         policy: ElasticPolicy,
         listener: socket.socket,
+        connect: Callable[[Host], HostConnection | None],
+        discovery_script: Path | None = None,
         streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None = None,
         timeout: float | None = None,
@@ -66,6 +74,8 @@ class ElasticSupervisor(Supervisor):
         )
         self._policy = policy
         self._listener = listener
+        self._hosts = ElasticHosts(pool, specs, lambda host: self._watched(connect(host)))
+        self._discovery_script = discovery_script
         self._requests: list[ScaleRequest] = []
         # The last task of each slot that has ended, which the next one replaces.
         self._former: dict[int, Task] = {}
@@ -78,8 +88,48 @@ class ElasticSupervisor(Supervisor):
         with contextlib.ExitStack() as stack:
             server = ScaleServer(self._readers, self._requests.append, self._listener)
             stack.callback(server.close)
+            if self._discovery_script is not None:
+                discovery = Discovery(
+                    self._discovery_script, self._readers, self._take_hosts, self._say
+                )
+                stack.callback(discovery.close)
+                self._ask_for_hosts(discovery)
             stack.callback(self._refuse_requests)
             return super().run()
+
+    def _watched(self, connection: HostConnection | None) -> HostConnection | None:
+        if connection is not None:
+            self._watch(connection)
+        return connection
+
+    def _ask_for_hosts(self, discovery: Discovery) -> None:
+        discovery.ask()
+        at = time.monotonic() + INTERVAL
+        self._due["hosts"] = (at, lambda: self._ask_for_hosts(discovery))
+
+    def _take_hosts(self, hosts: Sequence[Host]) -> None:
+        """Lets the workers of hosts that are gone leave; connects to new hosts."""
+        if self._stopping or self._policy.finished:
+            return
+        running = [task.index for task in self._tasks if self._is_running(task)]
+        changes = self._hosts.update(hosts, running)
+        for line in changes.lines:
+            self._say(line)
+        for slot in self._policy.release(changes.leave):
+            self._say(f"{self._specs[slot].name}: told to leave its host (SIGTERM)")
+            self._ask_to_leave(slot)
+        if changes.lines:
+            self._fill_hosts()
+
+    def _is_running(self, task: Task) -> bool:
+        return task.spec.trains and self._policy.state(task.index) is SlotState.RUNNING
+
+    def _fill_hosts(self) -> None:
+        """Starts workers in the free slots of the hosts, as many as the job may have."""
+        workers = self._policy.workers
+        count = min(workers.maximum, self._hosts.capacity())
+        if count > self._count() and count >= workers.minimum:
+            self._scale(count)
 
     def _start(self) -> None:
         for slot in self._policy.begin():
@@ -96,6 +146,11 @@ class ElasticSupervisor(Supervisor):
 
     def _decide(self) -> None:
         super()._decide()
+        come = self._hosts.take_connected()
+        for line in come:
+            self._say(line)
+        if come and not self._stopping and not self._policy.finished:
+            self._fill_hosts()
         for slot in self._policy.latecomers:
             self._give_latecomer_time(slot)
         if self._policy.has_ended and not self._stopping:
@@ -217,6 +272,13 @@ class ElasticSupervisor(Supervisor):
         return True
 
     def _start_slot(self, slot: int) -> None:
+        if self._pool.connections:
+            occupied = [task.index for task in self._tasks if task.exit is None]
+            try:
+                self._specs[slot] = self._hosts.place(slot, occupied)
+            except OSError as error:
+                name = self._specs[slot].name
+                raise OSError(error.errno, f"cannot start {name}: {error}") from error
         task = self._new_task(slot, self._former.get(slot))
         self._former.pop(slot, None)
         # In one step: the handler of SIGCHLD goes through the list.

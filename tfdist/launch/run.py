@@ -13,6 +13,7 @@ import dataclasses
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,9 +26,10 @@ from tfdist.launch.binding import Binding
 from tfdist.launch.debug_directory import debug_directory
 from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.elastic_supervisor import ElasticSupervisor
+from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import AgentCommand
 from tfdist.launch.hosts.host_list import Host, place
-from tfdist.launch.hosts.pool import HostPool, JobCommand, Site, connected, this_machine
+from tfdist.launch.hosts.pool import Connector, HostPool, JobCommand, Site, this_machine
 from tfdist.launch.output import OutputStream, output_streams
 from tfdist.launch.ports import free_range
 from tfdist.launch.scale_channel import scale_listener
@@ -57,6 +59,7 @@ class LaunchOptions:
       max_restarts: the number of restarts of single tasks of an elastic job; 10 if None.
       backoff: when they are restarted.
       hosts: the hosts, with ssh; none means this machine.
+      discovery_script: a program that names the hosts of an elastic job while it runs.
       ssh: the program that connects to them, with its options.
       python: the path of Python on them; None means that of this process.
       env: further variables of this environment that tasks on other hosts get.
@@ -88,6 +91,7 @@ class LaunchOptions:
     max_restarts: int | None = None
     backoff: Backoff = Backoff()
     hosts: Sequence[Host] = ()
+    discovery_script: Path | None = None
     ssh: Sequence[str] = ("ssh",)
     python: str | None = None
     env: Sequence[str] = ()
@@ -107,7 +111,17 @@ class LaunchOptions:
                     "--max-restarts: expected an elastic job (--workers MIN:MAX), received "
                     f"--workers {self.workers}; --restarts is for other jobs"
                 )
+            if self.discovery_script is not None:
+                raise ClusterConfigError(
+                    "--host-discovery-script: expected an elastic job (--workers MIN:MAX), "
+                    f"received --workers {self.workers}; --hosts is for other jobs"
+                )
             return
+        if self.binding is not Binding.NONE:
+            raise ClusterConfigError(
+                "--bind: expected none with --workers MIN:MAX, since the workers of an elastic job "
+                f"come and go; received --bind {self.binding.value}"
+            )
         for option, value, why in (
             ("--evaluator", self.evaluator, "has workers and parameter servers only"),
             ("--data-workers", self.data_workers, "has workers and parameter servers only"),
@@ -193,7 +207,7 @@ def plan(
                 prepares_data=task.is_data_task,
                 tf_config=task.tf_config(),
                 grace=graces.get(role, 0.0),
-                host=site.host.name if options.hosts else "",
+                host=site.host.name if options.hosts or options.discovery_script else "",
             )
         )
     return specs
@@ -215,12 +229,47 @@ def _places(options: LaunchOptions, sites: Sequence[Site]) -> list[Site]:
         for site in sites:
             if site.host.is_loopback:
                 raise ClusterConfigError(
-                    "--hosts: expected this machine by a name at which the other hosts can reach it, "
-                    f"received {site.host.name}"
+                    "--hosts: expected this machine by a name at which the other hosts can reach "
+                    f"it, received {site.host.name}"
                 )
+    roles = [role for role, _ in _roles(options)]
+    if not options.hosts and options.discovery_script is None:
+        return [sites[0]] * len(roles)
     by_name = {site.host.name: site for site in sites}
-    chosen = place([role for role, _ in _roles(options)], [site.host for site in sites])
-    return [by_name[host.name] for host in chosen]
+    # Of an elastic job, slots that no host has yet. Their workers get a place when they start.
+    open_slots = 0
+    if options.discovery_script is not None:
+        open_slots = max(0, options.slots - sum(site.host.slots for site in sites))
+    chosen = place(roles[open_slots:], [site.host for site in sites])
+    placed = [by_name[host.name] for host in chosen]
+    workers = options.slots - open_slots
+    return [*placed[:workers], *[sites[0]] * open_slots, *placed[workers:]]
+
+
+def _discovered(options: LaunchOptions, timeout: float) -> tuple[Host, ...]:
+    """Asks the script for hosts until they have a slot for each worker of the beginning.
+
+    Raises:
+      ClusterConfigError: the script fails, or the hosts have too few slots for `timeout` seconds.
+    """
+    assert isinstance(options.workers, WorkerRange) and options.discovery_script is not None
+    needed = options.workers.start
+    deadline = time.monotonic() + timeout
+    last = -1
+    while True:
+        hosts = discovery.ask(options.discovery_script)
+        slots = sum(host.slots for host in hosts)
+        if slots >= needed:
+            return hosts
+        if time.monotonic() > deadline:
+            raise ClusterConfigError(
+                f"--host-discovery-script: expected hosts with {needed} slots within "
+                f"{timeout:g} s, received {slots} slots"
+            )
+        if slots != last:
+            print(f"tfdist run: waiting for {needed} slots; there are {slots}", file=sys.stderr)
+            last = slots
+        time.sleep(discovery.INTERVAL)
 
 
 def run(options: LaunchOptions) -> int:
@@ -249,11 +298,14 @@ def run(options: LaunchOptions) -> int:
     secret = settings.secret.decode("latin-1")
     streams = output_streams()
     with contextlib.ExitStack() as stack:
-        places = None
-        if options.hosts:
-            agents = AgentCommand(options.ssh, options.python or sys.executable)
-            sites = connected(options.hosts, _own_names(), agents, streams[1])
-            places = _places(options, stack.enter_context(sites))
+        agents = AgentCommand(options.ssh, options.python or sys.executable)
+        hosts = options.hosts
+        if options.discovery_script is not None:
+            hosts = _discovered(options, settings.rendezvous_timeout)
+        connector = Connector(_own_names(), agents, streams[1])
+        stack.callback(connector.close)
+        sites = connector.connect_all(hosts) if hosts else [this_machine()]
+        places = _places(options, sites)
         tasks = plan(options, places=places)
         file = JobFile(tasks[0].tf_config, secret)
         passed = passed_environment(environment, secret, options.env)
@@ -286,8 +338,8 @@ def run(options: LaunchOptions) -> int:
             file = dataclasses.replace(file, metrics=_metrics(tasks, port))
         arguments = [str(options.script), *options.arguments]
         command = JobCommand(sys.executable, arguments, environment, passed, directories)
-        pool = HostPool(command, places or [this_machine()] * len(tasks), options.binding)
-        supervisor = _supervisor(options, tasks, pool, streams, listener)
+        pool = HostPool(command, sites, places, options.binding)
+        supervisor = _supervisor(options, tasks, pool, connector, streams, listener)
         path = stack.enter_context(file.written(options.job_file))
         asks = "tfdist scale" if isinstance(options.workers, WorkerRange) else "tfdist ps stats"
         if not options.ps and not file.scale_socket:
@@ -366,6 +418,7 @@ def _supervisor(
     options: LaunchOptions,
     tasks: Sequence[TaskSpec],
     pool: HostPool,
+    connector: Connector,
     streams: tuple[OutputStream, OutputStream],
     listener: socket.socket | None,
 ) -> Supervisor:
@@ -378,6 +431,8 @@ def _supervisor(
             pool,
             policy=ElasticPolicy(options.workers, max_restarts, options.backoff),
             listener=listener,
+            connect=connector.connect,
+            discovery_script=options.discovery_script,
             streams=streams,
             log_dir=options.log_dir,
             timeout=options.timeout,

@@ -66,7 +66,7 @@ class Supervisor:
         stop_grace: float = 10.0,
         signal_grace: float = 30.0,
     ) -> None:
-        self._specs = specs
+        self._specs = list(specs)
         self._pool = pool
         self._streams = streams
         self._log_dir = log_dir

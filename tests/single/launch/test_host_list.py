@@ -1,4 +1,4 @@
-"""The hosts of `tfdist run --hosts` and `--hostfile`, and which task runs on which. No processes."""
+"""The hosts of `tfdist run --hosts` and `--hostfile`, and which task runs on which."""
 
 from __future__ import annotations
 
@@ -72,11 +72,8 @@ def test_a_file_that_is_none(text, message):
 
 def test_own_names_and_loopback_need_no_ssh():
     own = {"node1.example.org", "node1"}
-    needs_none = [
-        name
-        for name in ("localhost", "127.0.0.1", "[::1]", "node1", "node2", "me@node1", "me@localhost")
-        if Host(name).is_this_machine(own)
-    ]
+    names = ("localhost", "127.0.0.1", "[::1]", "node1", "node2", "me@node1", "me@localhost")
+    needs_none = [name for name in names if Host(name).is_this_machine(own)]
     assert needs_none == ["localhost", "127.0.0.1", "[::1]", "node1"]
     assert Host("me@node1").listens_at(4) == "node1:4"
     assert Host("localhost").listens_at(4) == "127.0.0.1:4"
@@ -96,7 +93,7 @@ def test_more_training_tasks_than_slots():
 
 
 # Two nodes, two cores each, two threads of each core, numbered as Linux numbers them.
-CPUS = sorted(Cpu(core // 2, core // 2, core % 2, core + 4 * t) for core in range(4) for t in (0, 1))
+CPUS = sorted(Cpu(cpu % 4 // 2, cpu % 4 // 2, cpu % 2, cpu) for cpu in range(8))
 
 
 @pytest.mark.parametrize(

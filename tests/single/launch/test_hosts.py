@@ -1,4 +1,4 @@
-"""`tfdist run --hosts`: agents that a program in place of ssh starts, here on loopback addresses."""
+"""`tfdist run --hosts`: agents on loopback addresses, which a program in place of ssh starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The launcher's side of a host: the connection to its agent, and the processes there.
 
     CONNECTING --hello--> READY --end of the stream, or a task that is not closed in time--> LOST
-        \--ssh ends without it, or too late---------------------------------------------------^
+        \\--ssh ends without it, or too late---------------------------------------------------^
 
 ssh has a session of its own, so that Ctrl-C ends the tasks in order and not the connection. Nothing
 of the job is on its command line: the folders of modules, the secret and the environment are in the
@@ -228,6 +228,16 @@ class HostConnection:
                     self.read_some()
                 else:
                     self.out.flush_some()
+
+    def wait_until_ready(self) -> None:
+        """Waits until tasks can be started there.
+
+        Raises:
+          HostError: it cannot be reached.
+        """
+        self.pump(lambda: self.is_ready, _CONNECT_TIMEOUT, "its agent did not answer")
+        if not self.is_ready:
+            raise self.error()
 
     def start(self, task: int, spec: ProcessSpec, sinks: Sequence[Sink]) -> RemoteProcess:
         """Starts the process of a task.

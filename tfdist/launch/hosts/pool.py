@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tfdist.launch.binding import Binding, Cpu, shares, usable_cpus
 from tfdist.launch.hosts.connection import AgentCommand, HostConnection
@@ -12,8 +11,6 @@ from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.output import OutputStream, Sink
 from tfdist.launch.ports import free_ports
 from tfdist.launch.process import LocalProcess, Process, ProcessSpec
-
-_CONNECT_TIMEOUT = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,32 +70,39 @@ class HostPool:
 
     Args:
       command: what the tasks have in common.
+      sites: the hosts.
       places: the site of each task, by the task's index.
       binding: what each task is bound to, of the CPUs of its host.
+
+    Attributes:
+      sites: the hosts, also lost ones.
     """
 
     def __init__(
         self,
         command: JobCommand,
+        sites: Sequence[Site],
         places: Sequence[Site],
         binding: Binding = Binding.NONE,
     ) -> None:
         self._command = command
+        self.sites: list[Site] = []
         self._places = list(places)
         self._binding = binding
-        for connection in self.connections:
-            self.settle(connection)
+        for site in sites:
+            self.add(site)
 
     @property
     def connections(self) -> list[HostConnection]:
-        """The connections to other hosts that tasks run on."""
-        found = dict.fromkeys(site.connection for site in self._places)
-        return [connection for connection in found if connection is not None]
+        """The connections to other hosts."""
+        return [site.connection for site in self.sites if site.connection is not None]
 
-    def settle(self, connection: HostConnection) -> None:
-        """Gives an agent what the tasks have in common."""
-        command = self._command
-        connection.settle(command.arguments, command.passed, command.directories)
+    def add(self, site: Site) -> None:
+        """Takes a connected host, and gives its agent what the tasks have in common."""
+        self.sites.append(site)
+        if site.connection is not None:
+            command = self._command
+            site.connection.settle(command.arguments, command.passed, command.directories)
 
     def site(self, task: int) -> Site:
         """Returns the site of a task."""
@@ -140,43 +144,48 @@ def this_machine() -> Site:
     return Site(Host("localhost"), None)
 
 
-@contextlib.contextmanager
-def connected(
-    hosts: Sequence[Host],
-    own_names: Collection[str],
-    command: AgentCommand,
-    stream: OutputStream,
-) -> Iterator[list[Site]]:
-    """Connects to all hosts at once; ends the agents at the end.
+class Connector:
+    """Connects to hosts, and ends their agents.
 
     Args:
-      hosts: the hosts.
       own_names: the names of this machine, which needs no connection.
       command: how agents are started.
       stream: receives what ssh and the agents say.
-
-    Yields:
-      Their sites, in order.
-
-    Raises:
-      HostError: a host cannot be reached.
     """
-    sites: list[Site] = []
-    with contextlib.ExitStack() as stack:
-        for host in hosts:
-            connection = None
-            if not host.is_this_machine(own_names):
-                connection = HostConnection(host, command, stream)
-                stack.callback(connection.close)
-            sites.append(Site(host, connection))
+
+    def __init__(
+        self, own_names: Collection[str], command: AgentCommand, stream: OutputStream
+    ) -> None:
+        self._own_names = own_names
+        self._command = command
+        self._stream = stream
+        self._opened: list[HostConnection] = []
+
+    def connect(self, host: Host) -> HostConnection | None:
+        """Begins to connect to a host; returns None if it is this machine.
+
+        Raises:
+          HostError: ssh cannot be started.
+        """
+        if host.is_this_machine(self._own_names):
+            return None
+        connection = HostConnection(host, self._command, self._stream)
+        self._opened.append(connection)
+        return connection
+
+    def connect_all(self, hosts: Sequence[Host]) -> list[Site]:
+        """Connects to all hosts at once; returns their sites, in order.
+
+        Raises:
+          HostError: one of them cannot be reached.
+        """
+        sites = [Site(host, self.connect(host)) for host in hosts]
         for site in sites:
-            found = site.connection
-            if found is not None:
-                found.pump(
-                    lambda found=found: found.is_ready,  # type: ignore[misc]
-                    _CONNECT_TIMEOUT,
-                    "its agent did not answer",
-                )
-                if not found.is_ready:
-                    raise found.error()
-        yield sites
+            if site.connection is not None:
+                site.connection.wait_until_ready()
+        return sites
+
+    def close(self) -> None:
+        """Ends all agents, which kill what is left of their tasks."""
+        for connection in self._opened:
+            connection.close()
