@@ -141,6 +141,17 @@ want_prometheus() {
   fi
 }
 
+# want_sshd: hosts that tests reach with ssh; they are left out without it. As a package of the system it would
+# start a server on all addresses: only the program is wanted.
+want_sshd() {
+  [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null && return 0
+  if ! can_use_apt; then
+    say "to test several hosts, type: sudo apt-get install -y openssh-server openssh-client"
+  elif ! RUNLEVEL=1 apt_install openssh-server openssh-client; then
+    say "apt-get could not install openssh-server"
+  fi
+}
+
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.
 RATINGS_PACKAGE="recbole==1.2.1"
 

@@ -89,6 +89,8 @@ LONG_CASES = {
     "test_lost_machine.py": r"test_both_sides",
     # The same; test_membership.py has partitions without a network.
     "test_elastic_partition.py": r".",
+    # They need a Debian package and root; test_hosts.py has the same without ssh.
+    "test_hosts_over_ssh.py": r".",
     # It needs a Debian package; test_metrics.py has what Prometheus reads.
     "test_prometheus.py": r".",
     "test_ps_front_ends.py": r"test_tf_keras_in_sync\[3-ranks-adam\]"
