@@ -141,15 +141,23 @@ want_prometheus() {
   fi
 }
 
-# want_sshd: hosts that tests reach with ssh; they are left out without it. As a package of the system it would
-# start a server on all addresses: only the program is wanted.
+# want_sshd: the program of an ssh server, for tests with several hosts, which are left out without it. The package
+# also starts a server on all addresses of this machine: that is prevented.
 want_sshd() {
+  local policy=/usr/sbin/policy-rc.d
   [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null && return 0
   if ! can_use_apt; then
     say "to test several hosts, type: sudo apt-get install -y openssh-server openssh-client"
-  elif ! RUNLEVEL=1 apt_install openssh-server openssh-client; then
-    say "apt-get could not install openssh-server"
+    return 0
   fi
+  if [ -e "$policy" ]; then
+    policy=""
+  else
+    printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
+  fi
+  apt_install openssh-server openssh-client || say "apt-get could not install openssh-server"
+  [ -z "$policy" ] || rm -f "$policy"
+  ! command -v systemctl >/dev/null || systemctl disable --quiet ssh 2>/dev/null || true
 }
 
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.
