@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tfdist.errors import Preempted
 from tfdist.launch.elastic_policy import Decision, ElasticPolicy, ScaleError, SlotState, Verdict
+from tfdist.launch.hosts import discovery
 from tfdist.launch.hosts.connection import HostConnection
-from tfdist.launch.hosts.discovery import INTERVAL, Discovery
 from tfdist.launch.hosts.elastic_hosts import ElasticHosts
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.hosts.pool import HostPool
@@ -89,11 +89,11 @@ class ElasticSupervisor(Supervisor):
             server = ScaleServer(self._readers, self._requests.append, self._listener)
             stack.callback(server.close)
             if self._discovery_script is not None:
-                discovery = Discovery(
+                script = discovery.Discovery(
                     self._discovery_script, self._readers, self._take_hosts, self._say
                 )
-                stack.callback(discovery.close)
-                self._ask_for_hosts(discovery)
+                stack.callback(script.close)
+                self._ask_for_hosts(script)
             stack.callback(self._refuse_requests)
             return super().run()
 
@@ -102,10 +102,10 @@ class ElasticSupervisor(Supervisor):
             self._watch(connection)
         return connection
 
-    def _ask_for_hosts(self, discovery: Discovery) -> None:
-        discovery.ask()
-        at = time.monotonic() + INTERVAL
-        self._due["hosts"] = (at, lambda: self._ask_for_hosts(discovery))
+    def _ask_for_hosts(self, script: discovery.Discovery) -> None:
+        script.ask()
+        at = time.monotonic() + discovery.INTERVAL
+        self._due["hosts"] = (at, lambda: self._ask_for_hosts(script))
 
     def _take_hosts(self, hosts: Sequence[Host]) -> None:
         """Lets the workers of hosts that are gone leave; connects to new hosts."""
