@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import time
 from collections.abc import Callable, Collection, Sequence
 
 from tfdist.config.cluster import Cluster
@@ -16,6 +17,10 @@ from tfdist.launch.hosts.connection import HostConnection, HostError
 from tfdist.launch.hosts.host_list import Host
 from tfdist.launch.hosts.pool import HostPool, Site
 from tfdist.launch.task import TaskSpec
+
+# Seconds until a host that could not be reached is tried again, doubled each time.
+_FIRST_RETRY = 5.0
+_LONGEST_RETRY = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +58,8 @@ class ElasticHosts:
         # The hosts that there are, by name; sites of others take no worker.
         self._named: dict[str, Host] = {site.host.name: site.host for site in pool.sites}
         self._connecting: list[Site] = []
+        # Of hosts that could not be reached: when to try again, and the wait after that.
+        self._retries: dict[str, tuple[float, float]] = {}
 
     def place(self, slot: int, occupied: Collection[int]) -> TaskSpec:
         """Chooses the host of a task that is about to start.
@@ -109,10 +116,12 @@ class ElasticHosts:
                     lines.append(f"host {name} is back")
                 site.host = host
                 continue
+            if time.monotonic() < self._retries.get(name, (0.0, 0.0))[0]:
+                continue
             try:
                 self._connecting.append(Site(host, self._connect(host)))
             except HostError as error:
-                lines.append(str(error))
+                lines.append(self._not_reached(host, error))
         return HostChanges(self._excess(running), lines)
 
     def take_connected(self) -> list[str]:
@@ -121,13 +130,19 @@ class ElasticHosts:
         for site in list(self._connecting):
             found = site.connection
             if found is not None and found.is_lost:
-                lines.append(str(found.error()))
+                lines.append(self._not_reached(site.host, found.error()))
                 self._connecting.remove(site)
             elif site.is_usable:
                 self._connecting.remove(site)
                 self._pool.add(site)
+                self._retries.pop(site.host.name, None)
                 lines.append(f"host {site.host.name} has come, with {site.host.slots} slots")
         return lines
+
+    def _not_reached(self, host: Host, error: HostError) -> str:
+        _, wait = self._retries.get(host.name, (0.0, _FIRST_RETRY))
+        self._retries[host.name] = (time.monotonic() + wait, min(2 * wait, _LONGEST_RETRY))
+        return f"{error}; trying again in {wait:g} s"
 
     def _excess(self, running: Collection[int]) -> list[int]:
         """Returns the workers beyond their hosts' slots."""
