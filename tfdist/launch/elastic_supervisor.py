@@ -272,7 +272,7 @@ class ElasticSupervisor(Supervisor):
         return True
 
     def _start_slot(self, slot: int) -> None:
-        if self._pool.connections:
+        if self._specs[slot].host:
             occupied = [task.index for task in self._tasks if task.exit is None]
             try:
                 self._specs[slot] = self._hosts.place(slot, occupied)

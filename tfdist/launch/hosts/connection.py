@@ -332,21 +332,22 @@ class HostConnection:
         why = self._problem or "not connected yet"
         return HostError(errno.EHOSTUNREACH, f"host {self.host.name}: {why}")
 
+    def hang_up(self) -> None:
+        """Lets the agent end, which kills what is left of its tasks. Then call `close`."""
+        self._state = _State.LOST
+        self._problem = self._problem or "the connection was closed"
+        assert self._ssh.stdin is not None
+        # Nothing is in its buffer.
+        self._ssh.stdin.close()
+
     def close(self) -> None:
-        """Ends the agent, which kills what is left of its tasks, and waits for ssh."""
-        if self._state is not _State.LOST:
-            self._state = _State.LOST
-            self._problem = "the connection was closed"
-            assert self._ssh.stdin is not None
-            self._ssh.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._ssh.wait(_END_TIMEOUT)
-            self._kill()
+        """Waits for the end of the agent and of ssh, and takes their last words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._ssh.wait(_END_TIMEOUT)
+        self._kill()
         self.words.drain()
-        for stream in (self._ssh.stdin, self._ssh.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):
-                stream.close()
+        assert self._ssh.stdout is not None
+        self._ssh.stdout.close()
 
     def _kill(self) -> None:
         # Its group: a program in place of ssh may have children.

@@ -188,4 +188,9 @@ class Connector:
     def close(self) -> None:
         """Ends all agents, which kill what is left of their tasks."""
         for connection in self._opened:
+            connection.hang_up()
+        for connection in self._opened:
             connection.close()
+        # Their last words, which nobody else writes any more.
+        while self._stream.pending:
+            self._stream.flush_some()
