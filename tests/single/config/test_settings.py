@@ -23,6 +23,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_DATA_SERVICE_DIR": "/journal",
         "TFDIST_DEBUG_DIR": "/dumps",
         "TFDIST_METRICS_PORT": "0",
+        "TFDIST_STRAGGLER_PERIOD": "60",
         "TFDIST_RESTARTS": "2",
     }
     expected = Settings(
@@ -36,6 +37,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         data_service_dir="/journal",
         debug_dir="/dumps",
         metrics_port=0,
+        straggler_period=60,
         restarts=2,
     )
     assert Settings.from_environment(given) == expected

@@ -15,7 +15,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import interfaces
 from tfdist.control.signing import metrics_token
 from tfdist.errors import AddressInUseError, ClusterConfigError
-from tfdist.metrics import exporter
+from tfdist.metrics import http_server
 from tfdist.metrics.exporter import Exporter, serve
 
 SECRET = b"a secret of sixteen"
@@ -104,7 +104,7 @@ def is_closed(connection):
 
 
 def test_strangers_are_dropped(monkeypatch):
-    monkeypatch.setattr(exporter, "_TIMEOUT", 1.0)
+    monkeypatch.setattr(http_server, "_TIMEOUT", 1.0)
     with serving() as server, contextlib.ExitStack() as stack:
 
         def connect(text=b""):
@@ -132,7 +132,7 @@ def test_strangers_are_dropped(monkeypatch):
         # Garbage.
         assert b"400" in connect(b"\xff\xfe\r\n\r\n").recv(4096)
         # Too many at once; the first ones end soon, and then there is room again.
-        idle = [connect() for _ in range(exporter._MAX_CONNECTIONS)]
+        idle = [connect() for _ in range(http_server._MAX_CONNECTIONS)]
         assert is_closed(connect(b"GET /metrics HTTP/1.1\r\n\r\n"))
         assert all(is_closed(connection) for connection in idle)
         assert ask(server)[0] == 200
