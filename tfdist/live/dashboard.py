@@ -16,6 +16,7 @@ import hmac
 import http.cookies
 import ipaddress
 import json
+import re
 import secrets
 import sys
 import threading
@@ -164,8 +165,8 @@ class _Handler(BoundedHandler):
     server: Dashboard
 
     def do_GET(self) -> None:
-        url = urllib.parse.urlsplit(self.path)
-        by_token = _same(_token_of(url.query), self.server.token)
+        path, _, query = self.path.partition("?")
+        by_token = _same(_token_of(query), self.server.token)
         if not _is_address(self.headers.get("Host", "")) or not (by_token or self._has_cookie()):
             self.answer(HTTPStatus.FORBIDDEN, b"", headers=_HEADERS)
             return
@@ -174,10 +175,10 @@ class _Handler(BoundedHandler):
             headers["Set-Cookie"] = (
                 f"{self.server.cookie}={self.server.session}; HttpOnly; SameSite=Strict; Path=/"
             )
-        if url.path == "/job.json":
+        if path == "/job.json":
             self.answer(HTTPStatus.OK, self.server.view.json(), "application/json", headers)
-        elif url.path in _FILES:
-            name, kind = _FILES[url.path]
+        elif path in _FILES:
+            name, kind = _FILES[path]
             self.answer(HTTPStatus.OK, (_PAGE / name).read_bytes(), kind, headers)
         else:
             self.answer(HTTPStatus.NOT_FOUND, b"", headers=headers)
@@ -213,18 +214,14 @@ def _same(given: str, expected: str) -> bool:
 
 def _is_address(host: str) -> bool:
     """Whether a Host header names an address, which no DNS server can lead elsewhere."""
-    name = urllib.parse.urlsplit(f"//{host}").hostname if _is_plain(host) else None
-    if name is None:
-        return False
+    name = re.sub(r":[0-9]*$", "", host)
+    if name.lower() == "localhost":
+        return True
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(name[1:-1] if name.startswith("[") else name)
     except ValueError:
-        return name == "localhost"
+        return False
     return True
-
-
-def _is_plain(host: str) -> bool:
-    return bool(host) and not set(host) & set("/?#@\\")
 
 
 def run(job: Path | None, addresses: str | None, host: str, port: int) -> int:
