@@ -86,9 +86,12 @@ class StragglerReport:
     def _line(self) -> str:
         """Returns the report; empty if there was little waiting."""
         now, before, since = time.monotonic(), self._before, self._since
-        sources = [(name, source) for source in self._sources for name in source.waits()]
-        after = {name: waited for s in self._sources for name, waited in s.waits().items()}
-        causes = {name: source.take_longest_wait(name) for name, source in sources}
+        after: dict[str, float] = {}
+        causes: dict[str, str] = {}
+        for source in self._sources:
+            waits = source.waits()
+            after |= waits
+            causes |= {name: source.take_longest_wait(name) for name in waits}
         step, self._step = self._step, self._steps()
         self._before, self._since = after, now
         elapsed = now - since

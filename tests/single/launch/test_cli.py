@@ -23,7 +23,8 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "scale", "tasks", "env", "plan", "debug dump", "debug explain"]
+    "command",
+    ["run", "scale", "tasks", "top", "dashboard", "env", "plan", "debug dump", "debug explain"],
 )
 def test_help_fits_the_terminal(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "100")
