@@ -225,11 +225,7 @@ def activity(before: Sequence[Answer], after: Sequence[Answer]) -> JobActivity:
     return JobActivity(
         seconds,
         tasks,
-        [
-            queue
-            for then, now in zip(before, after, strict=True)
-            for queue in _queues(then, now)
-        ],
+        [queue for then, now in zip(before, after, strict=True) for queue in _queues(then, now)],
         waited_for,
     )
 

@@ -1,4 +1,4 @@
-"""Asks all tasks of a job at once what they do; a task that does not answer costs its time alone."""
+"""Asks all tasks of a job at once what they do; one that does not answer delays no other one."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ class Sampler:
 
     def _request(self, address: str, events: float) -> State:
         host, _, port = address.rpartition(":")
-        connection = http.client.HTTPConnection(
-            host.strip("[]"), int(port), timeout=self._timeout
-        )
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=self._timeout)
         try:
             connection.request(
                 "GET",

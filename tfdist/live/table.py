@@ -40,7 +40,9 @@ def describe(job: JobActivity) -> str:
             f"queue {queue.name}: {queue.done} of {total} data tasks done, {queue.pending} "
             f"pending, {queue.parked} parked{rate}"
         )
-    parts += [f"{task.name} at {task.address}: {task.problem}" for task in job.tasks if task.problem]
+    for task in job.tasks:
+        if task.problem:
+            parts.append(f"{task.name} at {task.address}: {task.problem}")
     # Names and answers came from other processes: they must not control the terminal.
     return "\n".join(printable(part) for part in parts)
 

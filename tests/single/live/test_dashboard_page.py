@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import html.parser
 import json
 import shutil
@@ -26,9 +27,10 @@ pytestmark = [
         reason="Chromium is not installed: apt-get install chromium",
     ),
 ]
-TOKEN = "the token of the test"
+TOKEN = "the-token-of-the-test"
 # As HTML, as an attribute, as a script, and as an entity.
-HOSTILE = "<img src=x onerror=\"document.title='owned'\"> '\"><script>document.title='owned'</script> &lt;b"
+OWNED = "document.title='owned'"
+HOSTILE = f'<img src=x onerror="{OWNED}"> \'"><script>{OWNED}</script> &lt;b'
 
 
 def event(kind, operation, name, begin, start, end, **fields):
@@ -64,7 +66,10 @@ def told(rank, seconds, name="gradients"):
             event("collective", "all_reduce", name, age / 2, age / 2 - 0.2, age / 2 - 0.3)
             for age in range(19, 1, -1)
         ]
-        + [event("request", "pull", name, 1.0, None, None), event("collective", "a", "b", 3, 2, 1, failed=True)],
+        + [
+            event("request", "pull", name, 1.0, None, None),
+            event("collective", "a", "b", 3, 2, 1, failed=True),
+        ],
     )
 
 
@@ -82,7 +87,7 @@ def dashboard(*tasks) -> Iterator[Dashboard]:
             addresses[f"worker {place}"] = stack.enter_context(serving(answer))
         sampler = Sampler(Targets(addresses, b"a secret of sixteen"))
         stack.callback(sampler.close)
-        server = Dashboard(JobView(sampler, "job.json"), TOKEN.replace(" ", "-"), "127.0.0.1", 0)
+        server = Dashboard(JobView(sampler, "job.json"), TOKEN, "127.0.0.1", 0)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         stack.callback(server.server_close)
@@ -138,11 +143,9 @@ class Elements(html.parser.HTMLParser):
 
 
 def test_shows_the_job(tmp_path):
-    with dashboard(*(lambda seconds, rank=rank: told(rank, seconds) for rank in range(3))) as server:
+    workers = [functools.partial(told, rank) for rank in range(3)]
+    with dashboard(*workers) as server:
         text, console = browse(server.url, tmp_path, "--dump-dom")
-        picture, _ = browse(
-            server.url, tmp_path, "--window-size=1280,1700", f"--screenshot={tmp_path}/page.png"
-        )
     page = Elements(text)
     assert not console, console
     assert "worker 2 is late: the others wait for it, 1" in page.text
@@ -155,7 +158,6 @@ def test_shows_the_job(tmp_path):
     assert sum(one.startswith("collective") for one in classes) >= 3 * 18
     assert "loss" in classes and "failed" in classes
     assert "4.0 KB: " in page.text and "not over yet" in page.text
-    assert (tmp_path / "page.png").stat().st_size > 10_000
 
 
 def test_hostile_names(tmp_path):

@@ -14,10 +14,10 @@ from tfdist.config.job_file import JobFile
 from tfdist.control.signing import metrics_token
 from tfdist.launch.cli import main
 from tfdist.live import sampler
+from tfdist.live.records import activity
 from tfdist.live.sampler import Sampler
 from tfdist.live.table import describe, number, size
 from tfdist.live.targets import Targets
-from tfdist.live.records import activity
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = "a secret of sixteen"
@@ -156,7 +156,8 @@ def test_names_do_not_control_the_terminal():
 
 
 def test_units():
-    assert [number(value) for value in (None, 1.234, 12.34, 1234.5)] == ["-", "1.23", "12.3", "1234"]
+    rates = [number(value) for value in (None, 1.234, 12.34, 1234.5)]
+    assert rates == ["-", "1.23", "12.3", "1234"]
     assert [size(value) for value in (None, 12, 1200, 3_400_000, 5.6e9)] == [
         *("-", "12 B", "1.2 KB", "3.4 MB", "5.6 GB"),
     ]
