@@ -2,7 +2,7 @@
 
 import {bytes, chart, html, svg} from "./dom.js";
 
-const WIDTH = 460, HEIGHT = 340, RADIUS = 118, NODE = 9;
+const WIDTH = 460, HEIGHT = 300, RADIUS = 112, NODE = 9;
 const MAX_LABELS = 40;
 
 // Returns [from, to, bytes per second] for each pair, the largest first. A pair is known from both of
