@@ -150,14 +150,14 @@ class Dashboard(BoundedServer):
         # Of this process alone, since browsers send cookies to all ports of a host.
         self.session = secrets.token_urlsafe(32)
         super().__init__(host, port, _Handler)
+        self._host = host
         self.port: int = self.server_address[1]
         self.cookie = f"tfdist_{self.port}"
 
     @property
     def url(self) -> str:
         """The address of the page, with the token."""
-        host = self.server_address[0]
-        name = f"[{host}]" if ":" in str(host) else host
+        name = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{name}:{self.port}/?token={self.token}"
 
 

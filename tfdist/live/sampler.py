@@ -34,8 +34,10 @@ class Sampler:
         Args:
           events: seconds of which the tasks tell their events and the loss; 0: neither.
         """
-        items = list(self._targets.addresses.items())
-        return list(self._pool.map(lambda item: self._ask(*item, events), items))
+        def ask(target: tuple[str, str]) -> Answer:
+            return self._ask(target[0], target[1], events)
+
+        return list(self._pool.map(ask, self._targets.addresses.items()))
 
     def close(self) -> None:
         """Ends the threads."""

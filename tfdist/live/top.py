@@ -55,7 +55,7 @@ def run(job: Path | None, addresses: str | None, interval: float, once: bool) ->
         return 130
     except BrokenPipeError:
         # `tfdist top | head` has seen enough; what is left must not be flushed at exit.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 0
     finally:
         sampler.close()
