@@ -14,7 +14,7 @@ started with TFDIST_METRICS_PORT."""
 EPILOG = """\
 examples:
   tfdist top --job job.json
-      a job that 'TFDIST_METRICS_PORT=0 tfdist run --job-file job.json ...' has started
+      a job that 'TFDIST_METRICS_PORT=0 tfdist run --job-file job.json ...' has started, to its end
   tfdist top --job job.json --once
       one table, for scripts
   TFDIST_SECRET_FILE=job.secret tfdist top --targets host1:9100,host2:9101
