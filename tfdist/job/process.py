@@ -439,7 +439,8 @@ class Process:
             return None
         from tfdist.ops.local.step_counter import counted  # imports TensorFlow
 
-        return counted()[0]
+        # A loop without `strategy.run` has none.
+        return counted()[0] or None
 
     def report_stragglers(self) -> None:
         """Logs for whom this task has waited since the last report, if there was much of it."""
