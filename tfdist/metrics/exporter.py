@@ -175,7 +175,7 @@ class _Handler(BoundedHandler):
                 headers={"WWW-Authenticate": "Bearer"},
             )
         elif path == "/metrics":
-            self._answer_with(lambda: self.server.exposition.text(), CONTENT_TYPE)
+            self._answer_with(self.server.exposition.text, CONTENT_TYPE)
         elif path == STATE_PATH and self.server.state is not None:
             self._answer_with(lambda: self._state(query), "application/json")
         else:
