@@ -1,7 +1,8 @@
 """Which processes form the next generation of an elastic job. Without networking.
 
 Every process of the job holds one `Generations`, since any process may have to lead. Generation 1
-is the *founding*. Each later one is formed when members die or leave, or newcomers wait:
+is the *founding* (see founders.py). Each later one is formed when members die or leave, or
+newcomers wait:
 
 ```
   member 1        member 2 = leader       member 3         newcomer
@@ -54,7 +55,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import secrets
 import threading
 import time
@@ -64,12 +64,12 @@ from typing import Any
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.control import messages
+from tfdist.control.arrivals import Arrival, Arrivals
+from tfdist.control.founders import Founders
 from tfdist.control.members import Generation, Member, problem_with_member
 from tfdist.control.messages import MessageError
 from tfdist.control.rendezvous import ClientContext
 
-# A process that receives "waiting" calls again at once; without a call for so long (s) it is gone.
-_LEASE = 5.0
 _MAX_WAIT = 30.0
 
 
@@ -93,16 +93,6 @@ class Decision:
     gone: tuple[Member, ...] = ()
     lacks: str = ""
     workers: int = 0
-
-
-@dataclasses.dataclass(eq=False)
-class _Arrival:
-    """A process that wants to be in the next generation."""
-
-    member: Member
-    holds_state: bool
-    expires: float = math.inf  # monotonic; infinite while its call is held
-    request: messages.ElasticForm | None = None
 
 
 class Generations:
@@ -130,14 +120,12 @@ class Generations:
     ) -> None:
         self.me = me
         self._elastic = elastic
-        self._addresses = tuple(addresses)
-        self._start = start
         self._description = dict(description)
         self._required = frozenset(description)
         self._changed = threading.Condition()
         self._changes = 0
         self._closed = False
-        self._founders: dict[str, _Arrival] = {}
+        self._founders = Founders(me, addresses, start)
         self._base: Generation | None = None
         self._reference: Generation | None = None
         self._entered: Generation | None = None
@@ -149,7 +137,7 @@ class Generations:
         self._forming = False
         self._described = False
         self._leader: Member | None = None
-        self._arrived: dict[str, _Arrival] = {}
+        self._arrived = Arrivals()
         self._round: Generation | None = None
         self._data_addresses: dict[str, str] = {}
         self._news = ""
@@ -229,7 +217,7 @@ class Generations:
             self._base = self._reference = self._entered = self._outside = self._round = None
             self._forming = False
             self._leader = None
-            self._arrived = {}
+            self._arrived.clear()
             self._notify()
 
     def begin_forming(self, founded: Generation | None = None) -> None:
@@ -288,7 +276,7 @@ class Generations:
             most = self._elastic.max_workers
             if present.members[0] != self.me or (most and len(present.members) >= most):
                 return False
-            self._expire()
+            self._arrived.expire()
             return any(process not in present for process in self._arrived)
 
     def hear(self, generation: Generation) -> None:
@@ -310,15 +298,8 @@ class Generations:
     def missing(self) -> list[Member]:
         """Returns the members of the reference that have not come and are not proven dead."""
         with self._changed:
-            self._expire()
+            self._arrived.expire()
             return self._missing()
-
-    def missing_founders(self) -> list[str]:
-        """Returns the known addresses from which no founder has come, in order."""
-        with self._changed:
-            self._expire()
-            come = {arrival.member.address for arrival in self._founders.values()}
-            return [address for address in self._addresses if address not in come]
 
     def decide(
         self, given_up: Collection[str], *, asked_all: bool, admits: bool = True
@@ -335,11 +316,11 @@ class Generations:
           The decision; with a generation, round 2 has begun.
         """
         with self._changed:
-            self._expire()
+            self._arrived.expire()
             reference = self._reference
             # A newcomer has no reference, so that the leader holds the job's state.
             assert reference is not None and self._leader == self.me
-            me = _Arrival(self.me, self._base is not None)
+            me = Arrival(self.me, self._base is not None)
             come = {self.me.process: me, **self._arrived}
             present = [come[m.process] for m in reference.members if m.process in come]
             # A member that was new in a generation that it has not established is still new.
@@ -468,16 +449,10 @@ class Generations:
             answer = self._founded_answer(request.process)
             if answer is not None:
                 return answer
-            arrival = _Arrival(Member(request.process, request.name, request.address), True)
-            self._founders = {
-                process: other
-                for process, other in self._founders.items()
-                if process == request.process or other.member.address != request.address
-            }
-            self._founders[request.process] = arrival
-            self._expire()
-            if self.me.process in self._founders and len(self._founders) >= self._start:
-                self._found()
+            founder = self._founders.add(Member(request.process, request.name, request.address))
+            if self._founders.are_complete():
+                self._base = self._reference = self._founders.found()
+                self._begin_round(self._reference)
             self._notify()
             self._wait(
                 request.wait,
@@ -486,14 +461,12 @@ class Generations:
             answer = self._founded_answer(request.process)
             if answer is not None:
                 return answer
-            if context.disconnected and self._founders.get(request.process) is arrival:
-                del self._founders[request.process]
-            arrival.expires = time.monotonic() + _LEASE
-            self._expire()
-            come = {other.member.address for other in self._founders.values()}
+            if context.disconnected:
+                self._founders.remove(founder)
+            founder.await_next_call()
             return {
                 "status": "closed" if self._closed else "waiting",
-                "missing": [address for address in self._addresses if address not in come],
+                "missing": self._founders.missing(),
             }
 
     def form(self, request: messages.ElasticForm, context: ClientContext) -> dict[str, Any]:
@@ -522,7 +495,7 @@ class Generations:
                 self._arrived.pop(caller, None)
                 return answer
             member = Member(caller, request.name, request.address)
-            arrival = _Arrival(member, request.holds_state, request=request)
+            arrival = Arrival(member, request.holds_state, request=request)
             former = self._arrived.get(caller)
             self._arrived[caller] = arrival
             if former is None or former.holds_state != arrival.holds_state:
@@ -542,7 +515,7 @@ class Generations:
                     del self._arrived[caller]
                     self._notify()
                 else:
-                    arrival.expires = time.monotonic() + _LEASE
+                    arrival.await_next_call()
             if answer is not None:
                 return answer
             return {
@@ -649,7 +622,7 @@ class Generations:
             return {"status": "redirect", "leader": dataclasses.asdict(leader)}
         return None
 
-    def _differs(self, arrival: _Arrival) -> bool:
+    def _differs(self, arrival: Arrival) -> bool:
         """Whether a waiting process is to be refused, since this one has described more since."""
         request = arrival.request
         return request is not None and self._described and self._difference(request) is not None
@@ -732,14 +705,8 @@ class Generations:
     def _bury(self, process: str, why: str) -> None:
         self._dead[process] = why
         self._arrived.pop(process, None)
-        self._founders.pop(process, None)
+        self._founders.forget(process)
         self._notify()
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for waiting in (self._arrived, self._founders):
-            for process in [p for p, arrival in waiting.items() if arrival.expires < now]:
-                del waiting[process]
 
     def _founded_answer(self, process: str) -> dict[str, Any] | None:
         if self._reference is None:
@@ -748,37 +715,12 @@ class Generations:
             return {"status": "complete", "generation": self._reference.to_text()}
         return {"status": "newcomer"}
 
-    def _found(self) -> None:
-        place = {address: index for index, address in enumerate(self._addresses)}
-        others = [a.member for a in self._founders.values() if a.member != self.me]
-        founders = [self.me, *others[: self._start - 1]]
-        founders.sort(key=lambda member: place.get(member.address, len(place)))
-        generation = Generation(
-            number=1,
-            members=tuple(founders),
-            newcomers=frozenset(),
-            job=secrets.token_hex(8),
-            salt=secrets.token_hex(16),
-        )
-        self._founders = {}
-        self._base = self._reference = generation
-        self._begin_round(generation)
-
     def _reason_not_to_found(self, request: messages.ElasticFound) -> str | None:
-        reason = _problem_with_caller(request) or self._difference(request)
-        if reason:
-            return reason
-        if self.me.address != self._addresses[0]:
-            return (
-                f"this is {self.me}, but founders meet at the first training address, "
-                f"{self._addresses[0]}"
-            )
-        if request.start != self._start:
-            return (
-                f"the caller expects a job of {request.start} founders, this task one of "
-                f"{self._start}"
-            )
-        return None
+        return (
+            _problem_with_caller(request)
+            or self._difference(request)
+            or self._founders.reason_to_refuse(request.start)
+        )
 
     def _difference(
         self,

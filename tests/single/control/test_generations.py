@@ -26,8 +26,8 @@ def machine(index, start, elastic=None, **description):
     return Generations(member, elastic or Elastic(), ADDRESSES, start, description)
 
 
-def found(caller, leader, wait=0.0, start=None):
-    """Calls `found` of the leader."""
+def found(caller, leader, start, wait=0.0):
+    """Calls `found` of the leader as a founder of a job of `start`."""
     me = caller.me
     request = messages.ElasticFound(
         messages.PROTOCOL,
@@ -35,7 +35,7 @@ def found(caller, leader, wait=0.0, start=None):
         me.name,
         me.address,
         caller.description,
-        leader._start if start is None else start,
+        start,
         wait,
     )
     return leader.found(request, ClientContext())
@@ -94,10 +94,10 @@ def job(size, elastic=None):
     """The founders of a job, which have established generation 1."""
     processes = [machine(index, size, elastic) for index in range(size)]
     for process in processes[1:]:
-        assert found(process, processes[0])["status"] == "waiting"
-    generation = Generation.from_text(found(processes[0], processes[0])["generation"])
+        assert found(process, processes[0], size)["status"] == "waiting"
+    generation = Generation.from_text(found(processes[0], processes[0], size)["generation"])
     for process in processes[1:]:
-        answer = found(process, processes[0])
+        answer = found(process, processes[0], size)
         assert answer == {"status": "complete", "generation": generation.to_text()}
         process.adopt(generation)
     connect(generation, processes)
@@ -138,42 +138,15 @@ def names(generation):
     return [member.name for member in generation.members]
 
 
-def test_the_founders_ranks_follow_the_addresses():
-    assert names(job(4)[2].reference) == [f"worker {index}" for index in range(4)]
-
-
-def test_the_first_to_come_found_the_job_with_the_leader():
+def test_a_job_is_founded_by_calls():
     processes = [machine(index, 3) for index in range(5)]
     for index in (4, 2, 3):
-        assert found(processes[index], processes[0])["status"] == "waiting"
-    generation = Generation.from_text(found(processes[0], processes[0])["generation"])
+        assert found(processes[index], processes[0], 3)["status"] == "waiting"
+    generation = Generation.from_text(found(processes[0], processes[0], 3)["generation"])
     assert names(generation) == ["worker 0", "worker 2", "worker 4"]
     for index in (1, 3):
-        assert found(processes[index], processes[0]) == {"status": "newcomer"}
-
-
-def test_founders_that_were_restarted_count_once():
-    processes = [machine(index, 3) for index in range(3)]
-    found(processes[1], processes[0])
-    former = Member("former", "worker 1", ADDRESSES[1])
-    again = Generations(former, Elastic(), ADDRESSES, 3, {})
-    found(again, processes[0])
-    assert found(processes[0], processes[0])["missing"] == list(ADDRESSES[2:])
-    found(processes[2], processes[0])
-    assert "former" in processes[0].reference
-
-
-def test_only_the_first_address_is_a_meeting_place_of_founders():
-    processes = [machine(index, 2) for index in range(2)]
-    reason = found(processes[0], processes[1])["reason"]
-    assert reason == (
-        "this is worker 1 at host1:1000, but founders meet at the first training address, "
-        "host0:1000"
-    )
-    assert (
-        "job of 3 founders, this task one of 2"
-        in (found(processes[1], processes[0], start=3)["reason"])
-    )
+        assert found(processes[index], processes[0], 3) == {"status": "newcomer"}
+    assert "of 2 founders, this task one of 3" in found(processes[1], machine(0, 3), 2)["reason"]
 
 
 # What may have become of each other member.
@@ -490,7 +463,7 @@ def test_closing_releases_all_calls():
     founding = machine(0, 2)
     calls = [
         Background(form, processes[1], processes[0], wait=20.0),
-        Background(found, machine(1, 2), founding, wait=20.0),
+        Background(found, machine(1, 2), founding, 2, wait=20.0),
     ]
     processes[0].close()
     founding.close()
