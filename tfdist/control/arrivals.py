@@ -29,6 +29,11 @@ class Arrival:
     request: messages.ElasticForm | None = None
     expires: float = math.inf
 
+    @property
+    def is_held(self) -> bool:
+        """Whether its call is held just now: it lives."""
+        return self.expires == math.inf
+
     def await_next_call(self) -> None:
         """Lets it be gone unless it calls again soon: its call has been answered."""
         self.expires = time.monotonic() + _LEASE

@@ -46,9 +46,7 @@ class Founders:
                 f"{self._addresses[0]}"
             )
         if start != self._start:
-            return (
-                f"the caller expects a job of {start} founders, this task one of {self._start}"
-            )
+            return f"the caller expects a job of {start} founders, this task one of {self._start}"
         return None
 
     def add(self, member: Member) -> Arrival:

@@ -277,7 +277,12 @@ class Generations:
             if present.members[0] != self.me or (most and len(present.members) >= most):
                 return False
             self._arrived.expire()
-            return any(process not in present for process in self._arrived)
+            # A task that was started again waits until its former process is known to be dead.
+            taken = {m.address for m in present.members if m.process not in self._dead}
+            return any(
+                process not in present and arrival.member.address not in taken
+                for process, arrival in self._arrived.items()
+            )
 
     def hear(self, generation: Generation) -> None:
         """Learns of an established generation from another process's answer."""
@@ -328,10 +333,13 @@ class Generations:
             absent = self._missing()
             missing = tuple(member for member in absent if member.process not in given_up)
             gone = tuple(member for member in absent if member.process in given_up)
+            taken = {arrival.member.address for arrival in present}
             newcomers = [
-                come[process]
-                for process in come
-                if process not in reference and not self._differs(come[process])
+                arrival
+                for process, arrival in come.items()
+                if process not in reference
+                and arrival.member.address not in taken
+                and not self._differs(arrival)
             ]
             most = self._elastic.max_workers or MAX_WORKERS
             taken_in = newcomers[: max(0, most - len(present))] if admits else []
@@ -614,12 +622,30 @@ class Generations:
             return {"status": "elsewhere", "reference": known}
         if request.reference and caller not in reference:
             return {"status": "out", "reference": reference.to_text()}
+        living = self._living_member_at(request.address)
+        if living is not None and caller not in reference:
+            reason = (
+                f"{living} lives, and is another process than the caller: expected the caller to "
+                "have an address of its own"
+            )
+            return {"status": "refused", "reason": reason}
         leader = self._leader
         if leader is None and not self._forming and caller not in reference:
             # A newcomer, while the members train.
             leader = self._first_member()
         if leader is not None and leader != self.me:
             return {"status": "redirect", "leader": dataclasses.asdict(leader)}
+        return None
+
+    def _living_member_at(self, address: str) -> Member | None:
+        """The member of the reference that has this address, if its call is held just now."""
+        assert self._reference is not None
+        if address == self.me.address and self.me.process in self._reference:
+            return self.me
+        for arrival in self._arrived.values():
+            member = arrival.member
+            if member.address == address and member.process in self._reference and arrival.is_held:
+                return member
         return None
 
     def _differs(self, arrival: Arrival) -> bool:
@@ -630,11 +656,16 @@ class Generations:
     def _learn(self, request: messages.ElasticForm) -> None:
         self._highest = max(self._highest, min(request.highest, 2**62))
         self._dead.pop(request.process, None)
-        for process in _processes(request.dead):
-            if process not in (self.me.process, request.process) and process not in self._dead:
-                self._bury(process, "another member has seen its end")
+        dead = _processes(request.dead)
         if request.reference:
             self._hear(Generation.from_packed(request.reference))
+        reference = self._reference
+        # A process that the job went on without, or a newcomer, has no say in who lives.
+        if reference is not None and request.process in reference:
+            for process in dead:
+                if process in reference and process not in (self.me.process, request.process):
+                    if process not in self._dead:
+                        self._bury(process, "another member has seen its end")
         formed = self._round
         if (
             formed is not None

@@ -545,3 +545,62 @@ def test_without_admission_no_newcomer_is_taken_in_and_few_members_go_on():
     assert form(newcomer, processes[0])["status"] == "waiting"
     decision = processes[0].decide(set(), asked_all=True, admits=False)
     assert names(decision.generation) == ["worker 0"]
+
+
+def test_a_newcomer_or_an_excluded_member_has_no_say_in_who_lives():
+    processes = job(4)
+    others = json.dumps([process.me.process for process in processes])
+    stale = processes.pop()
+    decision = lead(processes[0], processes[1:], given_up=[stale])
+    connect(decision.generation, processes)
+    for process in processes:
+        process.establish()
+    newcomer = machine(5, 4)
+    assert form(newcomer, processes[0], dead=others)["status"] == "waiting"
+    assert form(stale, processes[0], dead=others)["status"] == "out"
+    assert not processes[0].dead
+    # A member has; but not about processes that are none.
+    mine = json.dumps([processes[2].me.process, "nobody"])
+    processes[0].begin_forming()
+    assert form(processes[1], processes[0], dead=mine)["status"] == "waiting"
+    assert list(processes[0].dead) == [processes[2].me.process]
+
+
+def second(index):
+    """Another process with the address of an index, a newcomer."""
+    member = Member(f"second {index}", f"worker {index}", ADDRESSES[index])
+    return Generations(member, Elastic(), ADDRESSES, 3, {})
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_newcomer_with_the_address_of_a_member_that_lives_is_refused(index):
+    processes = job(3)
+    reason = (
+        f"worker {index} at host{index}:1000 lives, and is another process than the caller: "
+        "expected the caller to have an address of its own"
+    )
+    if index:
+        # While the members train nothing is known about the one with this address.
+        assert form(second(index), processes[0])["status"] == "waiting"
+        assert not processes[0].newcomers_wait()
+    processes[0].begin_forming()
+    processes[0].lead()
+    call = Background(form, processes[1], processes[0], wait=20.0)
+    while processes[1].me in processes[0].missing():
+        pass
+    assert form(second(index), processes[0]) == {"status": "refused", "reason": reason}
+    assert form(processes[2], processes[0])["status"] == "waiting"
+    decision = processes[0].decide(set(), asked_all=True)
+    assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
+    assert call.result()["status"] == "complete"
+
+
+def test_a_task_that_was_started_again_is_taken_in_once_its_former_process_is_dead():
+    processes = job(3)
+    assert form(second(2), processes[0])["status"] == "waiting"
+    assert not processes[0].newcomers_wait()
+    processes[0].declare_dead(processes[2].me.process, "nothing listens at its address")
+    assert processes[0].newcomers_wait()
+    decision = lead(processes[0], processes[1:2])
+    assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
+    assert "second 2" in decision.generation.newcomers
