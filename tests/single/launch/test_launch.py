@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import resource
 import struct
 import subprocess
 import termios
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from launching import Launcher
 
+from tfdist.launch.output import LogFile
 from tfdist.launch.run import LaunchOptions, plan
 
 
@@ -153,6 +156,19 @@ def peak_memory(pid):
     """The most memory a process has had so far, in KiB."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0])
+
+
+def test_a_log_that_the_disk_takes_in_part_is_incomplete(tmp_path):
+    log = LogFile(tmp_path / "worker-0.log")
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        log.write(b"x" * 1500)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        log.close()
+    assert log.path.stat().st_size == 1000
+    assert log.error is not None and log.error.errno == errno.EFBIG
 
 
 def test_a_full_stream_holds_its_limit_and_a_closed_one_nothing():
