@@ -118,6 +118,10 @@ class ElasticSupervisor(Supervisor):
         # After the ended tasks: a request is about the workers that there are.
         while self._requests and not self._stopping and not self._all_ended():
             request = self._requests.pop(0)
+            if not request.is_awaited:
+                self._say(f"scale: {request.workers} workers: not done, since the asker has gone")
+                request.refuse("the asker has gone")
+                continue
             try:
                 request.done(self._scale(request.workers))
             except ScaleError as error:

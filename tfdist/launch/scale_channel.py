@@ -7,7 +7,8 @@ the other's user. TCP on loopback would need a secret, and a signal cannot carry
 
 A packet (SOCK_SEQPACKET) is a whole message: the launcher never waits for the rest of one. A client
 asks once, {"workers": 4}, and gets one answer, {"done": ["worker 3 starts", ...]} or
-{"refused": "..."}.
+{"refused": "..."}. What a client asked that has gone since is not done: it has told its user that
+there was no answer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import stat
 import struct
@@ -43,6 +45,13 @@ class ScaleRequest:
     def __init__(self, workers: int, client: socket.socket) -> None:
         self.workers = workers
         self._client = client
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client still waits for the answer; one that has given up has said so."""
+        gone = select.poll()
+        gone.register(self._client, 0)  # poll always reports the other side's end
+        return not gone.poll(0)
 
     def done(self, lines: list[str]) -> None:
         """Answers with what was done."""

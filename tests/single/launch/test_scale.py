@@ -368,6 +368,20 @@ def test_a_job_whose_last_output_nobody_reads_has_ended(start, tmp_path):
     assert job.finish() == (0, [])
 
 
+def test_what_a_client_asked_that_has_given_up_is_not_done(start, tmp_path):
+    job = start(LEAVES, *("--workers", "1:4:2"))
+    job.ready(0, 1)
+    path = Path(JobFile.read(job.file).scale_socket)
+    launcher = job.launched.process
+    launcher.send_signal(signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        scale_channel.request_scale(path, 4, timeout=0.2)
+    launcher.send_signal(signal.SIGCONT)
+    assert job.read_errors(1) == ["scale: 4 workers: not done, since the asker has gone"]
+    assert job.finish() == (0, [])
+    assert not list(tmp_path.glob("start worker 2 *"))
+
+
 def test_a_job_of_fixed_size_is_refused(start):
     job = start(LEAVES, *("--workers", "2"))
     job.ready(0, 1)
@@ -574,10 +588,11 @@ def test_clients_that_say_nothing_or_go_are_forgotten(served):
     # One that sends its request and goes gets no answer; that is no error.
     client = served.connect()
     client.send(b'{"workers": 3}')
-    client.close()
     served.handle()
     (request,) = served.asked
-    assert request.workers == 3
+    assert request.workers == 3 and request.is_awaited
+    client.close()
+    assert not request.is_awaited
     request.done(["worker 2: started"])
 
 
