@@ -64,6 +64,7 @@ from typing import Any
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.control import messages
+from tfdist.control.address_round import AddressRound
 from tfdist.control.arrivals import Arrival, Arrivals
 from tfdist.control.founders import Founders
 from tfdist.control.members import Generation, Member, problem_with_member
@@ -138,8 +139,7 @@ class Generations:
         self._described = False
         self._leader: Member | None = None
         self._arrived = Arrivals()
-        self._round: Generation | None = None
-        self._data_addresses: dict[str, str] = {}
+        self._round: AddressRound | None = None
         self._news = ""
 
     # This process's own view.
@@ -325,24 +325,11 @@ class Generations:
             reference = self._reference
             # A newcomer has no reference, so that the leader holds the job's state.
             assert reference is not None and self._leader == self.me
-            me = Arrival(self.me, self._base is not None)
-            come = {self.me.process: me, **self._arrived}
-            present = [come[m.process] for m in reference.members if m.process in come]
-            # A member that was new in a generation that it has not established is still new.
-            present.sort(key=lambda arrival: not arrival.holds_state)
+            present = self._present(reference)
+            taken_in = self._admissible(reference, present) if admits else []
             absent = self._missing()
             missing = tuple(member for member in absent if member.process not in given_up)
             gone = tuple(member for member in absent if member.process in given_up)
-            taken = {arrival.member.address for arrival in present}
-            newcomers = [
-                arrival
-                for process, arrival in come.items()
-                if process not in reference
-                and arrival.member.address not in taken
-                and not self._differs(arrival)
-            ]
-            most = self._elastic.max_workers or MAX_WORKERS
-            taken_in = newcomers[: max(0, most - len(present))] if admits else []
             workers = len(present) + len(taken_in)
 
             def lacking(what: str) -> Decision:
@@ -352,7 +339,7 @@ class Generations:
                 return lacking("")
             if 2 * len(present) <= len(present) + len(absent):
                 return lacking("majority")
-            if present[0] is not me:
+            if present[0].member != self.me:
                 return lacking("rank")
             left = sum(member.process in self._left for member in reference.members)
             if 2 * (len(present) + left) <= len(reference.members) and not asked_all:
@@ -379,22 +366,21 @@ class Generations:
           None while some are missing.
         """
         with self._changed:
-            if self._round != generation or not self._all_have_addresses():
-                return None
-            return self._ordered_addresses()
+            found = self._round_of(generation)
+            return found.addresses if found is not None and found.is_complete else None
 
     def missing_addresses(self, generation: Generation) -> list[Member] | None:
         """Returns the members whose data addresses are missing; None if round 2 has failed."""
         with self._changed:
-            if self._round != generation:
-                return None
-            return [m for m in generation.members if m.process not in self._data_addresses]
+            found = self._round_of(generation)
+            return None if found is None else found.missing
 
     def set_address(self, generation: Generation, data_address: str) -> None:
         """Records this process's own data address in a generation that it leads."""
         with self._changed:
-            if self._round == generation:
-                self._data_addresses[self.me.process] = data_address
+            found = self._round_of(generation)
+            if found is not None:
+                found.add(self.me.process, data_address)
                 self._notify()
 
     def wait(self, seconds: float, changes: int) -> None:
@@ -494,7 +480,7 @@ class Generations:
                 return {"status": "closed"}
             if request.protocol == messages.PROTOCOL and request.to not in ("", self.me.process):
                 return {"status": "other", "process": self.me.process}
-            reason = _problem_with_caller(request)
+            reason = _problem_with_caller(request) or self._contradiction(request)
             if reason:
                 return {"status": "refused", "reason": reason}
             self._learn(request)
@@ -551,36 +537,34 @@ class Generations:
                 )
             if reason:
                 return {"status": "refused", "reason": reason}
-            generation = self._round
+            found = self._round
             if (
-                generation is None
-                or request.salt != generation.salt
-                or request.process not in generation
+                found is None
+                or request.salt != found.generation.salt
+                or request.process not in found.generation
             ):
                 return {"status": "again"}
 
             def over() -> bool:
-                return context.disconnected or self._round is not generation
+                return context.disconnected or self._round is not found
 
             # A founder's description may grow until it calls this itself.
             self._wait(request.wait, lambda: over() or self._described)
             reason = self._difference(request) if self._described else None
             if reason:
                 return {"status": "refused", "reason": reason}
-            if self._described and self._round is generation:
-                if self._data_addresses.get(request.process) != request.data_address:
-                    self._data_addresses[request.process] = request.data_address
+            if self._described and self._round is found:
+                if found.add(request.process, request.data_address):
                     self._notify()
                 remaining = request.wait - (time.monotonic() - began)
-                self._wait(remaining, lambda: over() or self._all_have_addresses())
-            if self._round is not generation:
+                self._wait(remaining, lambda: over() or found.is_complete)
+            if self._round is not found:
                 return {"status": "again"}
-            if self._all_have_addresses():
-                return {"status": "complete", "addresses": self._ordered_addresses()}
-            missing = [m for m in generation.members if m.process not in self._data_addresses]
+            if found.is_complete:
+                return {"status": "complete", "addresses": found.addresses}
             return {
                 "status": "closed" if self._closed else "waiting",
-                "missing": [str(member) for member in missing],
+                "missing": [str(member) for member in found.missing],
             }
 
     def leave(self, request: messages.ElasticLeave, context: ClientContext) -> dict[str, Any]:
@@ -610,7 +594,7 @@ class Generations:
     def _form_answer(self, request: messages.ElasticForm) -> dict[str, Any] | None:
         """The answer to a member or newcomer, or None while it is to wait."""
         caller = request.process
-        formed = self._round
+        formed = self._round.generation if self._round is not None else None
         if formed is not None and caller in formed and request.highest < formed.number:
             return {"status": "complete", "generation": formed.to_text()}
         reason = self._difference(request) if self._described else None
@@ -637,6 +621,19 @@ class Generations:
             return {"status": "redirect", "leader": dataclasses.asdict(leader)}
         return None
 
+    def _contradiction(self, request: messages.ElasticForm) -> str | None:
+        """Why a caller cannot be the process that it says it is, or None."""
+        if self._reference is None:
+            # A newcomer may call itself: at the address of its task's former process.
+            return None
+        if request.process == self.me.process:
+            return f"the caller has the id of this process, {self.me}"
+        caller = Member(request.process, request.name, request.address)
+        for member in self._reference.members:
+            if member.process == caller.process and member != caller:
+                return f"the caller has the id of {member}, and says that it is {caller}"
+        return None
+
     def _living_member_at(self, address: str) -> Member | None:
         """The member of the reference that has this address, if its call is held just now."""
         assert self._reference is not None
@@ -656,6 +653,7 @@ class Generations:
     def _learn(self, request: messages.ElasticForm) -> None:
         self._highest = max(self._highest, min(request.highest, 2**62))
         self._dead.pop(request.process, None)
+        self._left.discard(request.process)
         dead = _processes(request.dead)
         if request.reference:
             self._hear(Generation.from_packed(request.reference))
@@ -669,9 +667,9 @@ class Generations:
         formed = self._round
         if (
             formed is not None
-            and request.process in formed
-            and request.highest >= formed.number
-            and not self._all_have_addresses()
+            and request.process in formed.generation
+            and request.highest >= formed.generation.number
+            and not formed.is_complete
         ):
             # It has given the generation up.
             self._give_up()
@@ -688,25 +686,22 @@ class Generations:
         self._notify()
 
     def _give_up(self) -> None:
-        for generation in (self._round, self._entered):
+        in_round = self._round.generation if self._round is not None else None
+        for generation in (in_round, self._entered):
             if generation is not None:
                 self._ended = max(self._ended, generation.number)
         self._round = None
-        self._data_addresses = {}
         self._notify()
 
     def _begin_round(self, generation: Generation) -> None:
         self._highest = max(self._highest, generation.number)
-        self._round = generation
-        self._data_addresses = {}
+        self._round = AddressRound(generation)
         self._notify()
 
-    def _all_have_addresses(self) -> bool:
-        return self._round is not None and len(self._data_addresses) == len(self._round.members)
-
-    def _ordered_addresses(self) -> list[str]:
-        assert self._round is not None
-        return [self._data_addresses[member.process] for member in self._round.members]
+    def _round_of(self, generation: Generation) -> AddressRound | None:
+        """Round 2 of a generation; None if it has failed."""
+        found = self._round
+        return found if found is not None and found.generation == generation else None
 
     def _set_leader(self, leader: Member | None) -> None:
         with self._changed:
@@ -724,6 +719,26 @@ class Generations:
             and member.process not in self._dead
             and member != self.me
         ]
+
+    def _present(self, reference: Generation) -> list[Arrival]:
+        """The members of the reference that have come, in the order of their next ranks."""
+        come = {self.me.process: Arrival(self.me, self._base is not None), **self._arrived}
+        present = [come[m.process] for m in reference.members if m.process in come]
+        # A member that was new in a generation that it has not established is still new.
+        return sorted(present, key=lambda arrival: not arrival.holds_state)
+
+    def _admissible(self, reference: Generation, present: Sequence[Arrival]) -> list[Arrival]:
+        """The newcomers that can be taken in beside the members that are present."""
+        taken = {arrival.member.address for arrival in present}
+        newcomers = [
+            arrival
+            for process, arrival in self._arrived.items()
+            if process not in reference
+            and arrival.member.address not in taken
+            and not self._differs(arrival)
+        ]
+        most = self._elastic.max_workers or MAX_WORKERS
+        return newcomers[: max(0, most - len(present))]
 
     def _first_member(self) -> Member | None:
         """The member that newcomers are sent to."""

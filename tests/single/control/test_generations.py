@@ -604,3 +604,28 @@ def test_a_task_that_was_started_again_is_taken_in_once_its_former_process_is_de
     decision = lead(processes[0], processes[1:2])
     assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
     assert "second 2" in decision.generation.newcomers
+
+
+def test_a_newcomer_that_calls_itself_is_sent_elsewhere():
+    # Others still name its task's former process, at the same address, as the leader.
+    newcomer = second(0)
+    newcomer.become_newcomer()
+    assert form(newcomer, newcomer) == {"status": "elsewhere", "reference": ""}
+
+
+def test_a_caller_with_the_id_of_another_process_is_refused():
+    processes = job(2)
+    processes[0].begin_forming()
+    processes[0].lead()
+    me, other = processes[0].me, processes[1].me
+    for changes, reason in (
+        ({"process": me.process}, f"the caller has the id of this process, {me}"),
+        (
+            {"address": ADDRESSES[5]},
+            f"the caller has the id of {other}, and says that it is worker 1 at {ADDRESSES[5]}",
+        ),
+    ):
+        answer = form(processes[1], processes[0], **changes)
+        assert answer == {"status": "refused", "reason": reason}
+    assert processes[0].missing() == [other]
+    assert names(lead(processes[0], processes[1:]).generation) == ["worker 0", "worker 1"]
