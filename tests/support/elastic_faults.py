@@ -258,10 +258,14 @@ class Course:
         def have_ended_or_pause() -> bool:
             return all(not self.ranks[slot].alive or self._pauses(slot) for slot in slots)
 
+        deadline = time.monotonic() + TIMEOUT
         while True:
             self._wait(have_ended_or_pause, f"{faults}: the end")
-            if not any(self.ranks[slot].alive for slot in slots):
+            alive = [slot for slot in slots if self.ranks[slot].alive]
+            if not alive:
                 return
+            if time.monotonic() > deadline:
+                self.ranks.fail(range(len(self._slots)), f"{faults}: workers {alive} did not end")
             self.epochs += 1
             for slot in members:
                 self._go(slot)
