@@ -9,13 +9,20 @@ import pytest
 from control_tasks import Background
 
 from tfdist.config.elastic import Elastic
-from tfdist.control import messages
+from tfdist.control import arrivals, messages
 from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
 from tfdist.control.rendezvous import ClientContext
 
 pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A process that came counts as alive, however slowly a busy machine runs a test."""
+    monkeypatch.setattr(arrivals, "_LEASE", 1000.0)
+
 
 ADDRESSES = tuple(f"host{index}:1000" for index in range(8))
 
