@@ -7,14 +7,18 @@ import fcntl
 import json
 import os
 import resource
+import signal
 import struct
 import subprocess
 import termios
+import time
 from pathlib import Path
 
 import pytest
 from launching import Launcher
 
+from tfdist.launch.cli import main
+from tfdist.launch.elastic_supervisor import ElasticSupervisor
 from tfdist.launch.output import LogFile
 from tfdist.launch.run import LaunchOptions, plan
 
@@ -281,3 +285,29 @@ def test_what_cannot_be_written_is_said(launch, tmp_path):
     code, _, err = launch("say('never')", "--log-dir", str(tmp_path / "file" / "logs")).finish()
     assert code == 1
     assert err == [f"tfdist run: error: [Errno 20] Not a directory: '{tmp_path}/file/logs'"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_before_the_first_task_leaves_no_file(tmp_path, monkeypatch, number):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (tmp_path / "script.py").touch()
+    job_file = tmp_path / "job.json"
+
+    def run_supervisor(supervisor):
+        assert job_file.exists() and list(folder.iterdir())
+        os.kill(os.getpid(), number)
+        time.sleep(5)  # until the signal is handled
+
+    monkeypatch.setattr(ElasticSupervisor, "run", run_supervisor)
+    words = ["run", "--workers", "1:2", "--job-file", str(job_file), str(tmp_path / "script.py")]
+    before = signal.getsignal(number)
+    if number == signal.SIGINT:
+        assert main(words) == 130
+    else:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 128 + number
+    assert signal.getsignal(number) == before
+    assert not job_file.exists() and not list(folder.iterdir())
