@@ -71,9 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.subcommand is None:
         parser.print_help()
         return 2
-    if chosen.subcommand == "run":
-        return _run(chosen, run_parser)
-    code: int = chosen.command_module.run(chosen)
+    try:
+        if chosen.subcommand == "run":
+            return _run(chosen, run_parser)
+        code: int = chosen.command_module.run(chosen)
+    except KeyboardInterrupt:
+        return 130
     return code
 
 
@@ -264,8 +267,6 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(str(error))
     try:
         return launch.run(options)
-    except KeyboardInterrupt:
-        return 130
     except (OSError, ClusterConfigError) as error:
         print(f"tfdist run: error: {error}", file=sys.stderr)
         return 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import socket
 import sys
 import tempfile
@@ -189,6 +190,7 @@ def run(options: LaunchOptions) -> int:
     assert settings.secret is not None
     file = JobFile(tasks[0].tf_config, settings.secret.decode("latin-1"))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_ended_by_signals())
         if options.data_workers and settings.data_service_dir is None:
             # With a journal, a dispatcher that is started again knows the datasets and their state.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
@@ -219,6 +221,29 @@ def run(options: LaunchOptions) -> int:
         if (options.ps or file.scale_socket or file.metrics) and options.job_file is None:
             print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
         return supervisor.run()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Before the supervisor takes signals, and after it, they end this process as an exception.
+
+    So it removes what it has made for the job, such as the file with the secret. Ctrl-C is an
+    exception anyway.
+    """
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup and background jobs ignore some signals on purpose.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
