@@ -7,6 +7,7 @@ until the job has ended. Its exit code is that of `tfdist.ps.server.ServerTask.s
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 
@@ -15,6 +16,7 @@ from tfdist.config.settings import Settings
 from tfdist.data.server import serve as serve_data
 from tfdist.errors import TfdistError
 from tfdist.observe import recorder
+from tfdist.observe.timeline import recording
 from tfdist.ps.server import serve
 
 
@@ -23,7 +25,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     try:
         cluster, settings = Cluster.from_environment(), Settings.from_environment()
-        recorder.start(cluster, settings)
+        timeline = recording.start(cluster, settings)
+        atexit.register(timeline.close)
+        recorder.start(cluster, settings, timeline)
         if cluster.is_data_task:
             serve_data(cluster, settings)
         serve(cluster, settings)

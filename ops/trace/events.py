@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tfdist.ops import library
 from tfdist.ops.library import c_structure
 
@@ -46,6 +48,16 @@ class _Event(ctypes.Structure):
         ("detail", ctypes.c_char * 64),
         ("error", ctypes.c_char * 64),
     ]
+
+
+_FORMATS = {ctypes.c_uint64: "Q", ctypes.c_int32: "i", ctypes.c_uint8: "B"}
+
+
+def _format(kind: Any) -> str:
+    """Returns the format of a field of `_Event`, as in Python's `struct` with standard sizes."""
+    if kind in _FORMATS:
+        return _FORMATS[kind]
+    return f"{kind._length_}{'s' if kind._type_ is ctypes.c_char else 'x'}"
 
 
 _NAMES = [name for name, *_ in _Event._fields_ if name != "unused"]
@@ -99,6 +111,72 @@ def read(cursor: int = 1, most: int = RING_EVENTS) -> Reading:
     after, lost = ctypes.c_uint64(), ctypes.c_uint64()
     count = _C.read(cursor, raw, most, ctypes.byref(after), ctypes.byref(lost))
     return Reading([_as_dict(event) for event in raw[:count]], after.value, lost.value)
+
+
+class RecordReader:
+    """Reads events as the records that the ring holds, without an object for each.
+
+    Args:
+      most: the number of events that one call reads at most.
+
+    Attributes:
+      layout: the fields of a record in their order, each with its format as in Python's `struct`
+        with standard sizes.
+      record_bytes: the size of a record.
+      ring_events: the number of events that the ring holds.
+    """
+
+    layout = [(field[0], _format(field[1])) for field in _Event._fields_]
+    record_bytes = ctypes.sizeof(_Event)
+    ring_events = RING_EVENTS
+
+    def __init__(self, most: int = RING_EVENTS) -> None:
+        self._most = most
+        self._bytes = np.zeros((most, self.record_bytes), np.uint8)
+        self._raw = self._bytes.ctypes.data_as(ctypes.POINTER(_Event))
+        self._next, self._lost = ctypes.c_uint64(), ctypes.c_uint64()
+        self._sequences = self._column("sequence", np.uint64)
+        self._states = self._column("state", np.uint8)
+
+    def read(self, cursor: int, most: int | None = None) -> Records:
+        """Reads events of this process; the next call overwrites the result.
+
+        Args:
+          cursor, most: as for the function `read`.
+        """
+        most = self._most if most is None else min(most, self._most)
+        after, lost = ctypes.byref(self._next), ctypes.byref(self._lost)
+        count = _C.read(cursor, self._raw, most, after, lost)
+        has_ended = self._states[:count] >= _STATES.index("done")
+        return Records(
+            self._bytes[:count],
+            self._sequences[:count],
+            has_ended,
+            self._next.value,
+            self._lost.value,
+        )
+
+    def _column(self, name: str, kind: type[np.generic]) -> np.ndarray:
+        start = getattr(_Event, name).offset
+        return self._bytes[:, start : start + np.dtype(kind).itemsize].view(kind)[:, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Events of the ring as records.
+
+    Attributes:
+      records: uint8[events, record_bytes], in the order of their submission.
+      sequences: uint64[events], the events' sequence numbers.
+      has_ended: bool[events], whether the event has ended; another one is to be read again.
+      next, lost: as of `Reading`.
+    """
+
+    records: np.ndarray
+    sequences: np.ndarray
+    has_ended: np.ndarray
+    next: int
+    lost: int
 
 
 def last() -> int:

@@ -72,7 +72,8 @@ LONG_CASES = {
     r"|test_on_the_worker\[2-ranks-(lamb|adafactor|adadelta|nadam)\]"
     r"|test_known_ones\w+\[2-ranks-momentum\]",
     # The collectives that find a stopped worker, and those that clip, are those without tables.
-    "test_elastic_tables.py": r"test_parity\[True\]|test_stopped",
+    # Servers that are killed between two steps, and a worker in a step.
+    "test_elastic_tables.py": r"test_parity\[True\]|test_stopped|test_servers_and",
     # An optimizer with slots, one with a step count, and each kind of gradient once.
     "test_embedding_parity.py": r"test_of_rows\[3-ranks-(sgd|momentum|rmsprop"
     r"|group_ftrl)\]|test_of_model\[3-ranks-(clipnorm|clipvalue|accumulation|loss_scale_factor|schedule)\]"
@@ -108,6 +109,9 @@ LONG_CASES = {
     # Shapes, a rank that is late and the page's example in the default tier; the exception of a
     # script in test_recorder.py.
     "test_hangs.py": r"\[(other_dtype|missing_rank|exception)\]",
+    # It imports TensorFlow in three time namespaces; test_clock_namespaces.py measures in one.
+    # Parameter servers record with the same code.
+    "test_timeline_jobs.py": r"test_(clocks_of_time_namespaces|parameter_servers)",
     # Keras 3 in the default tier; a killed dispatcher in another mode.
     "test_data_service.py": r"test_tf_keras|begins_again\[data_dispatcher 0\]",
     # LSTM, and classifiers and regressors of each kind.
@@ -122,7 +126,8 @@ LONG_CASES = {
     # test_data_service.py, of elastic jobs test_elastic_faults.py.
     "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|tasks)"
     r"|test_elastic_(compares|measures)|test_epochs",
-    "test_communication_benchmarks.py": r"test_(network|planner|training_step|sizes_of_buckets)",
+    "test_communication_benchmarks.py": r"test_(network|planner|training_step|timeline"
+    r"|sizes_of_buckets)",
 }
 
 

@@ -33,6 +33,7 @@ class Settings:
       data_service_dir: the directory of the `data_dispatcher`'s journal, or None
         (`TFDIST_DATA_SERVICE_DIR`).
       debug_dir: the directory of the flight recorder's dumps, or None (`TFDIST_DEBUG_DIR`).
+      timeline: the file of the job's timeline, or None (`TFDIST_TIMELINE`).
       metrics_port: the port of the metrics of the job's first task, the others' follow; 0 for any
         free one; None serves none (`TFDIST_METRICS_PORT`).
       straggler_period: seconds between two straggler reports, 0 for none
@@ -53,6 +54,7 @@ class Settings:
     ps_memory: int = 0
     data_service_dir: str | None = None
     debug_dir: str | None = None
+    timeline: str | None = None
     metrics_port: int | None = None
     straggler_period: int = 300
     restarts: int = 0
@@ -83,6 +85,7 @@ class Settings:
             ps_memory=validation.size(environ, "TFDIST_PS_MEMORY", cls.ps_memory),
             data_service_dir=environ.get("TFDIST_DATA_SERVICE_DIR", "").strip() or None,
             debug_dir=environ.get("TFDIST_DEBUG_DIR", "").strip() or None,
+            timeline=environ.get("TFDIST_TIMELINE", "").strip() or None,
             metrics_port=validation.port(environ, "TFDIST_METRICS_PORT", None),
             straggler_period=validation.count(
                 environ, "TFDIST_STRAGGLER_PERIOD", cls.straggler_period

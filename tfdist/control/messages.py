@@ -36,6 +36,7 @@ ELASTIC_FORM = f"/{SERVICE}/ElasticForm"
 ELASTIC_ADDRESS = f"/{SERVICE}/ElasticAddress"
 ELASTIC_LEAVE = f"/{SERVICE}/ElasticLeave"
 OF_ELASTIC = (ELASTIC_PROBE, ELASTIC_FOUND, ELASTIC_FORM, ELASTIC_ADDRESS, ELASTIC_LEAVE)
+CLOCK = f"/{SERVICE}/Clock"
 CHALLENGE = f"/{SERVICE}/Challenge"  # empty; the answer has "challenge", see `signing`
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -273,7 +274,7 @@ class ElasticProbe:
 
 @dataclasses.dataclass(frozen=True)
 class ElasticFound:
-    """A process takes part in the founding of an elastic job; see generations.py.
+    """A process takes part in the founding of an elastic job; see founders.py.
 
     `description` is a JSON object of texts, on which all members must agree; `start` is the number
     of founders that the caller expects.
@@ -332,7 +333,16 @@ class ElasticLeave:
     wait: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """A task asks any other one for its clock; see `clock`."""
+
+    protocol: int
+    wait: float
+
+
 REQUESTS: dict[str, type[Any]] = {
+    CLOCK: Clock,
     JOIN: Join,
     EXIT: Exit,
     ATTACH: Attach,

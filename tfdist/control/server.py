@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 
 from tfdist.config.cluster import Cluster
-from tfdist.control import interfaces, messages
+from tfdist.control import clock, interfaces, messages
 from tfdist.control.rendezvous import ClientContext
 from tfdist.control.signing import Signer
 from tfdist.errors import AddressInUseError, TfdistError
@@ -240,6 +240,7 @@ class ControlServer:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without a body")
             except asyncio.TimeoutError:
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its body did not come")
+            received = time.monotonic_ns()
             if method == messages.CHALLENGE:
                 return messages.encode({"challenge": self._signer.new_challenge()})
             metadata = context.invocation_metadata()
@@ -248,7 +249,10 @@ class ControlServer:
                 self._warn(f"refused {self._who(body, context)}: {problem}")
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             try:
-                answer = await self._handle(method, body)
+                if method == messages.CLOCK:
+                    answer = clock.answer(messages.decode(messages.Clock, body), received)
+                else:
+                    answer = await self._handle(method, body)
             except messages.MessageError as error:
                 self._warn(f"refused a message from {_host(context)}: {error}")
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

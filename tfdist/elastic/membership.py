@@ -32,6 +32,7 @@ from tfdist.elastic.joining import Joining
 from tfdist.elastic.peers import Again, Peers, Timing
 from tfdist.errors import ClusterConfigError, TfdistError
 from tfdist.ops import Communicator
+from tfdist.ops.trace import events
 
 __all__ = ["Member", "Membership", "Timing", "World"]
 
@@ -200,6 +201,16 @@ class Membership:
           TfdistError: `leave` was called meanwhile.
           Outside: the job went on without this process; a later call joins it as a newcomer.
         """
+        with events.span("rendezvous", self._peers.me.name):
+            return self._form(communicator, admits, rejoins, on_too_few)
+
+    def _form(
+        self,
+        communicator: Communicator,
+        admits: bool,
+        rejoins: bool,
+        on_too_few: Callable[[], None] | None,
+    ) -> World:
         communicator.leave()
         generation, self._founded = self._founded, None
         deadline = time.monotonic() + self._peers.timeout

@@ -19,10 +19,12 @@ from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError, NotInitializedError
 from tfdist.observe import recorder, stragglers
+from tfdist.observe.timeline import recording
 
 if TYPE_CHECKING:
     from tfdist.job.job import Job
     from tfdist.observe.recorder import Recorder
+    from tfdist.observe.timeline.recording import TaskTimeline
     from tfdist.ops import Communicator
     from tfdist.ps.config import PsConfig
     from tfdist.ps.stats.rates import Reading
@@ -90,6 +92,7 @@ class Process:
         self._script: _Script | None = None
         self._recorder: Recorder | None = None
         self._stragglers: stragglers.StragglerReport | None = None
+        self._timeline: TaskTimeline | None = None
         # Whether the job was told to end and this process stops training: it leaves the job as if
         # it had done its work, with any exit code.
         self.is_preempted = False
@@ -108,7 +111,7 @@ class Process:
         self._cluster, self._settings = cluster, settings
 
     def record(self, cluster: Cluster) -> None:
-        """Starts the flight recorder of this process's task, once.
+        """Starts the flight recorder and the timeline of this process's task, once.
 
         Args:
           cluster: the job; a local one has no recorder.
@@ -116,9 +119,13 @@ class Process:
         Raises:
           ClusterConfigError: a setting has an unusable value.
         """
+        if self._timeline is None and (not cluster.is_local or self.settings.timeline is not None):
+            self._timeline = recording.start(cluster, self.settings)
+            if self.settings.timeline is not None:
+                self._watch_script()
         if cluster.is_local or self._recorder is not None:
             return
-        self._recorder = recorder.start(cluster, self.settings)
+        self._recorder = recorder.start(cluster, self.settings, self._timeline)
         if self._recorder is not None:
             self._watch_script()
 
@@ -457,6 +464,9 @@ class Process:
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
+        if self._timeline is not None:
+            self._timeline.close()
+            self._timeline = None
         if self._exporter is not None:
             self._exporter.close()
             self._exporter = None
@@ -503,16 +513,19 @@ class Process:
         if self._script is None:
             self._script = _Script(self._note_exception)
             # Called after `disconnect`, which waits for the others and may fail.
-            atexit.register(self._close_recorder)
+            atexit.register(self._close_records)
             atexit.register(self.disconnect)
 
     def _note_exception(self, error: BaseException) -> None:
         if self._recorder is not None:
             self._recorder.note_exception(error)
 
-    def _close_recorder(self) -> None:
+    def _close_records(self) -> None:
+        # The recorder first: its thread may start a timeline.
         if self._recorder is not None:
             self._recorder.close()
+        if self._timeline is not None:
+            self._timeline.close()
 
 
 class _Script:

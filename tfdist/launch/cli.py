@@ -16,6 +16,7 @@ from tfdist.launch.elastic_policy import WorkerRange
 from tfdist.live import dashboard_command, top_command
 from tfdist.metrics import command as metrics_command
 from tfdist.observe import command as debug_command
+from tfdist.observe.timeline import command as timeline_command
 from tfdist.plan import command as plan_command
 from tfdist.ps.stats import command as stats_command
 from tfdist.tasks import command as tasks_command
@@ -71,9 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.subcommand is None:
         parser.print_help()
         return 2
-    if chosen.subcommand == "run":
-        return _run(chosen, run_parser)
-    code: int = chosen.command_module.run(chosen)
+    try:
+        if chosen.subcommand == "run":
+            return _run(chosen, run_parser)
+        code: int = chosen.command_module.run(chosen)
+    except KeyboardInterrupt:
+        return 130
     return code
 
 
@@ -129,6 +133,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="also keep each task's whole output here, in worker-1.log etc.",
     )
     run.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write what all tasks do, step by step, in Chrome's trace format "
+        "(default: TFDIST_TIMELINE, if it is set)",
+    )
+    run.add_argument(
         "--timeout",
         type=seconds,
         metavar="S",
@@ -163,7 +174,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         metavar="FILE",
         help="keep the job's addresses and secret here while it runs, for --job of "
         "'tfdist top', 'tfdist dashboard', 'tfdist ps stats', 'tfdist tasks', 'tfdist scale', "
-        "'tfdist debug dump' and 'tfdist metrics' (default: a new file of mode 600)",
+        "'tfdist debug dump', 'tfdist timeline' and 'tfdist metrics' (default: a new file of mode "
+        "600)",
     )
     # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -198,6 +210,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     debug_command.add_commands(debug)
     debug.set_defaults(command_module=debug_command)
+    timeline = subcommands.add_parser(
+        "timeline",
+        help="record what all tasks of a running job do",
+        description=timeline_command.DESCRIPTION,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    timeline_command.add_commands(timeline)
+    timeline.set_defaults(command_module=timeline_command)
     return parser, run
 
 
@@ -239,6 +260,7 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             evaluator=chosen.evaluator,
             data_workers=chosen.data_workers,
             log_dir=chosen.log_dir,
+            timeline=chosen.timeline,
             timeout=chosen.timeout,
             restarts=chosen.restarts,
             max_restarts=chosen.max_restarts,
@@ -249,8 +271,6 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(str(error))
     try:
         return launch.run(options)
-    except KeyboardInterrupt:
-        return 130
     except (OSError, ClusterConfigError) as error:
         print(f"tfdist run: error: {error}", file=sys.stderr)
         return 1

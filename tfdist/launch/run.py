@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import socket
 import sys
 import tempfile
@@ -45,6 +46,7 @@ class LaunchOptions:
       data_workers: number of workers of TensorFlow's data service; if any, its dispatcher is
         started, too.
       log_dir: the directory of the tasks' logs; None keeps none.
+      timeline: the file of the job's timeline; None means that of `TFDIST_TIMELINE`, if any.
       timeout: seconds the job may take; None is no limit.
       restarts: the number of failures that lead to a restart: of all tasks, or of the failed task
         alone if the job has parameter servers or the task does not train. Not of elastic jobs.
@@ -71,6 +73,7 @@ class LaunchOptions:
     evaluator: bool = False
     data_workers: int = 0
     log_dir: Path | None = None
+    timeline: Path | None = None
     timeout: float | None = None
     restarts: int = 0
     max_restarts: int | None = None
@@ -173,8 +176,8 @@ def run(options: LaunchOptions) -> int:
       SIGHUP.
 
     Raises:
-      OSError: the log directory cannot be made, the job file exists, a process does not start, or
-        too few ports are free.
+      OSError: the log directory cannot be made, the timeline cannot be written, the job file
+        exists, a process does not start, or too few ports are free.
       ClusterConfigError: the secret or the port for metrics in the environment is unusable.
     """
     if options.log_dir is not None:
@@ -187,6 +190,7 @@ def run(options: LaunchOptions) -> int:
     assert settings.secret is not None
     file = JobFile(tasks[0].tf_config, settings.secret.decode("latin-1"))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_ended_by_signals())
         if options.data_workers and settings.data_service_dir is None:
             # With a journal, a dispatcher that is started again knows the datasets and their state.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
@@ -197,6 +201,10 @@ def run(options: LaunchOptions) -> int:
             # The tasks have the same working directory, other programs have not.
             environment["TFDIST_DEBUG_DIR"] = str(Path(settings.debug_dir).absolute())
         file = dataclasses.replace(file, debug_dir=environment["TFDIST_DEBUG_DIR"])
+        if options.timeline is not None or settings.timeline is not None:
+            timeline = (options.timeline or Path(settings.timeline or "")).absolute()
+            environment["TFDIST_TIMELINE"] = str(timeline)
+            stack.enter_context(_merged_timeline(timeline))
         listener = None
         if isinstance(options.workers, WorkerRange):
             listener, socket_path = stack.enter_context(scale_listener())
@@ -213,6 +221,29 @@ def run(options: LaunchOptions) -> int:
         if (options.ps or file.scale_socket or file.metrics) and options.job_file is None:
             print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
         return supervisor.run()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Before the supervisor takes signals, and after it, they end this process as an exception.
+
+    So it removes what it has made for the job, such as the file with the secret. Ctrl-C is an
+    exception anyway.
+    """
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup and background jobs ignore some signals on purpose.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -237,6 +268,46 @@ def _remove_without_dumps(directory: Path) -> None:
             if path.suffix == ".sock" or path.name.startswith(".") or not path.stat().st_size:
                 path.unlink()
         directory.rmdir()
+
+
+@contextlib.contextmanager
+def _merged_timeline(timeline: Path) -> Iterator[None]:
+    """Merges what the tasks have written of their timeline, at the end of the job.
+
+    Args:
+      timeline: the file.
+
+    Raises:
+      OSError: it cannot be written, or another job writes it.
+    """
+    # Not above: they import gRPC, which other jobs' launchers do not need.
+    from tfdist.observe.timeline import parts
+    from tfdist.observe.timeline.merge import merge
+
+    try:
+        if parts.living(timeline):
+            raise FileExistsError("another job is recorded there")
+        parts.remove(timeline)  # of a launcher that was killed
+        stack = contextlib.ExitStack()
+        stack.enter_context(parts.claimed(timeline))
+    except OSError as error:
+        raise OSError(f"--timeline: cannot write {timeline}: {error}") from error
+    with stack:
+        try:
+            yield
+        except BaseException:
+            if not parts.paths(timeline):
+                parts.remove(timeline)
+            raise
+        # Without any, 'tfdist timeline stop' has merged them.
+        if not parts.directory_of(timeline).exists():
+            return
+        try:
+            print(f"tfdist run: the job's timeline: {merge(timeline)}", file=sys.stderr)
+        except (OSError, ValueError) as error:
+            print(f"tfdist run: the job's timeline: {error}", file=sys.stderr)
+            if not parts.paths(timeline):
+                parts.remove(timeline)
 
 
 def _metrics(tasks: Sequence[TaskSpec], port: int) -> dict[str, str]:

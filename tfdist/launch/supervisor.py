@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.errors import Preempted
+from tfdist.launch.guarded import Guard, guarded
 from tfdist.launch.output import OutputStream, TaskOutput
-from tfdist.launch.task import Task, TaskSpec, guarded
+from tfdist.launch.task import Task, TaskSpec
 
 __all__ = ["Supervisor", "TaskSpec"]
 
@@ -90,9 +91,9 @@ class Supervisor:
         # Time and action of each deadline, by name.
         self._due: dict[str, tuple[float, Callable[[], None]]] = {}
         self._reading: list[TaskOutput] = []
+        self._guard: Guard | None = None
         # Further descriptors to read from, each with what handles its input.
         self._readers: dict[int, Callable[[], None]] = {}
-        self._guard = -1
 
     def run(self) -> int:
         """Runs the job to its end, when none of its processes is left; returns the exit code."""
@@ -125,6 +126,7 @@ class Supervisor:
 
     def _new_task(self, index: int, replaces: Task | None = None) -> Task:
         spec = self._specs[index]
+        assert self._guard is not None
         try:
             task = Task(
                 spec,
@@ -133,7 +135,7 @@ class Supervisor:
                 self._environment,
                 self._streams,
                 self._log_dir,
-                self._guard,
+                self._guard.pipe,
                 replaces,
             )
         except OSError as error:
@@ -196,6 +198,7 @@ class Supervisor:
 
     def _decide(self) -> None:
         """Handles the ended tasks and the signals since the last call."""
+        self._revive_guard()
         ended, self._ended = self._ended, []
         for task in self._in_order(ended):
             if not self._stopping:
@@ -207,6 +210,12 @@ class Supervisor:
             self._linger()
         if self._code is not None and not self._stopping:
             self._retire_data_tasks()
+
+    def _revive_guard(self) -> None:
+        assert self._guard is not None
+        if self._guard.revive(task.process.pid for task in self._tasks if not task.closed):
+            left = f"starts left: {self._guard.starts_left}"
+            self._say(f"the guard of the tasks had ended; it is started again ({left})")
 
     def _in_order(self, ended: list[Task]) -> list[Task]:
         """Returns the tasks that have ended since the last time, the likely cause first."""
@@ -383,7 +392,8 @@ class Supervisor:
     def _end(self, task: Task) -> None:
         """Ends the processes of a task and reads its last output."""
         self._reading = [output for output in self._reading if output not in task.outputs]
-        task.close(self._guard)
+        assert self._guard is not None
+        task.close(self._guard.pipe)
 
     def _report(self) -> None:
         """Prints the launcher's last lines: the reason for the job's end."""

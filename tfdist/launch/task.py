@@ -12,18 +12,16 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.launch import guard as launch_guard
 from tfdist.launch.output import TAIL_LINES, LogFile, OutputStream, TaskOutput, terminal_size
 
 _PR_SET_PDEATHSIG = 1
-_GUARD_TIMEOUT = 10.0
 _GROUP_TIMEOUT = 5.0
 
 
@@ -84,6 +82,9 @@ class Task:
       guard: the pipe to the launcher's guard.
       replaces: the ended task that this one replaces.
 
+    Attributes:
+      closed: none of its processes is left, and its id is free for others.
+
     Raises:
       OSError: the log cannot be written or the process cannot be started.
     """
@@ -106,7 +107,7 @@ class Task:
         # None or one exit, see `check`.
         self._exits: dict[str, Exit] = {}
         self.told_to_stop = False
-        self._closed = False
+        self.closed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         path = log_dir / f"{spec.name.replace(' ', '-')}.log" if log_dir is not None else None
         self.log = LogFile(path, append=replaces is not None) if path is not None else None
@@ -160,7 +161,8 @@ class Task:
         prctl = ctypes.CDLL(None).prctl
 
         def before_exec() -> None:
-            os.write(guard, launch_guard.STARTED % os.getpid())
+            with contextlib.suppress(OSError):
+                os.write(guard, launch_guard.STARTED % os.getpid())
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != launcher:
                 os._exit(1)
@@ -234,16 +236,16 @@ class Task:
 
     def close(self, guard: int) -> None:
         """Kills the task's remaining processes, reads its last output and reaps it, once."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self.signal(signal.SIGKILL)
         # Before a replacement starts, their ports must be free, and they must have left the job.
         _wait_for_group(self.process.pid, _GROUP_TIMEOUT)
         for output in self.outputs:
             output.drain()
         self._record(Exit(self.process.wait(), time.monotonic()))
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             os.write(guard, launch_guard.ENDED % self.process.pid)
         if self.log is not None:
             self.log.close()
@@ -276,26 +278,3 @@ def _members(group: int) -> list[int]:
         if int(of) == group and state not in "ZX":
             members.append(int(path.parent.name))
     return members
-
-
-@contextlib.contextmanager
-def guarded() -> Iterator[int]:
-    """Runs the process that kills the tasks if the launcher dies; yields the pipe to it."""
-    readable, writable = os.pipe()
-    guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", launch_guard.__file__],
-        stdin=readable,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    os.close(readable)
-    try:
-        yield writable
-    finally:
-        os.close(writable)
-        try:
-            guard.wait(_GUARD_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            guard.kill()
-            guard.wait()

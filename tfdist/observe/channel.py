@@ -1,9 +1,13 @@
-"""The channel by which a program asks the tasks of one machine to write what they did last.
+"""The channel by which a program asks the tasks of one machine for a dump, or for a timeline.
 
 Each task listens at a Unix socket, `<task>.sock` in the directory of its dumps: a thread of its own
 answers, also while the main thread waits in C++ or runs an endless loop. The kernel tells the user
-at the other side; others are not answered. A packet (SOCK_SEQPACKET) is a whole message: the
-request is the reason, the answer "written <path>" or "failed <why>".
+at the other side; others are not answered. A packet (SOCK_SEQPACKET) is a whole message:
+
+    request                     answer
+    timeline start <path>       "recording <path>", or "failed: <why>"
+    timeline stop               "stopped <path>", or the same
+    the reason of a dump        "written <path>", or the same
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from pathlib import Path
 from tfdist.config.local_sockets import short, user_of
 
 _SUFFIX = ".sock"
-_MAX_BYTES = 4096
+# Of a request, and of an answer.
+MAX_BYTES = 4096
+START_TIMELINE, STOP_TIMELINE = "timeline start ", "timeline stop"
 _BACKLOG = 16
 # Seconds in which a client that has connected must ask.
 _REQUEST_TIMEOUT = 1.0
@@ -68,14 +74,14 @@ def request(listener: socket.socket) -> Iterator[tuple[str, socket.socket] | Non
         if user_of(client) in (os.geteuid(), 0):
             client.settimeout(_REQUEST_TIMEOUT)
             with contextlib.suppress(OSError):
-                text = client.recv(_MAX_BYTES).decode(errors="replace")
+                text = client.recv(MAX_BYTES).decode(errors="replace")
         yield (text, client) if text else None
 
 
 def answer(client: socket.socket, text: str) -> None:
     """Answers a request; a client that has gone gets nothing."""
     with contextlib.suppress(OSError):
-        client.send(text.encode()[:_MAX_BYTES])
+        client.send(text.encode()[:MAX_BYTES])
 
 
 def tell_others(directory: Path, name: str, reason: str) -> None:
@@ -86,16 +92,16 @@ def tell_others(directory: Path, name: str, reason: str) -> None:
                 pass
 
 
-def ask_all(directory: Path, reason: str, timeout: float) -> dict[str, str]:
-    """Asks all tasks of a directory to write what they did last, and waits for the answers.
+def ask_all(directory: Path, request: str, timeout: float) -> dict[str, str]:
+    """Asks all tasks of a directory, and waits for the answers.
 
     Args:
       directory: of the dumps.
-      reason: is written into each.
+      request: see above.
       timeout: seconds to wait for all.
 
     Returns:
-      By the task's name in file names: "written <path>", or what went wrong.
+      The answers by the tasks' names in file names; "failed: <why>" of one that has not answered.
 
     Raises:
       OSError: the directory cannot be read.
@@ -108,7 +114,7 @@ def ask_all(directory: Path, reason: str, timeout: float) -> dict[str, str]:
         for path in sorted(p for p in directory.iterdir() if p.suffix == _SUFFIX):
             name = path.name.removesuffix(_SUFFIX)
             try:
-                server = stack.enter_context(_asked(path, reason, timeout))
+                server = stack.enter_context(_asked(path, request, timeout))
             except OSError as error:
                 # Of a process that was killed the socket is left, and refuses.
                 answers[name] = f"failed: its process has ended ({error.strerror or error})"
@@ -120,7 +126,7 @@ def ask_all(directory: Path, reason: str, timeout: float) -> dict[str, str]:
                 poll.unregister(descriptor)
                 name, server = waiting.pop(descriptor)
                 try:
-                    text = server.recv(_MAX_BYTES).decode(errors="replace")
+                    text = server.recv(MAX_BYTES).decode(errors="replace")
                 except OSError as error:
                     text = f"failed: {error.strerror}"
                 answers[name] = text or "failed: its process ended meanwhile"
@@ -133,7 +139,7 @@ def ask_all(directory: Path, reason: str, timeout: float) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _asked(path: Path, reason: str, timeout: float) -> Iterator[socket.socket]:
+def _asked(path: Path, request: str, timeout: float) -> Iterator[socket.socket]:
     """Connects to a task and asks it; yields the connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.settimeout(timeout)
@@ -141,5 +147,5 @@ def _asked(path: Path, reason: str, timeout: float) -> Iterator[socket.socket]:
             server.connect(address)
         if user_of(server) not in (os.geteuid(), 0):
             raise PermissionError(f"another user listens at {path}")
-        server.send(reason.encode()[:_MAX_BYTES])
+        server.send(request.encode()[:MAX_BYTES])
         yield server

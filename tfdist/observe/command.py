@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tfdist.config.arguments import seconds
+from tfdist.observe.job_options import add_job_options
 
 DESCRIPTION = """\
 Looks at a job that hangs, or has failed: what its tasks did last, and which task and collective are
@@ -50,18 +50,7 @@ def add_commands(debug: argparse.ArgumentParser) -> None:
         formatter_class=style,
         allow_abbrev=False,
     )
-    where = dump.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--job", type=Path, metavar="FILE", help="the job file, which 'tfdist run' writes"
-    )
-    where.add_argument("--dir", type=Path, metavar="DIR", help="the tasks' TFDIST_DEBUG_DIR")
-    dump.add_argument(
-        "--timeout",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="seconds to wait for the tasks (default: 10)",
-    )
+    add_job_options(dump)
     explain = commands.add_parser(
         "explain",
         help="say in words what hangs, and why",
@@ -83,30 +72,13 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _dump(chosen: argparse.Namespace) -> int:
     # Not above: --help does not need it.
-    from tfdist.config.job_file import JobFile
-    from tfdist.errors import ClusterConfigError
-    from tfdist.observe import channel
+    from tfdist.observe import asking
 
-    directory: Path | None = chosen.dir
-    if directory is None:
-        try:
-            chosen.job.stat()
-            found = JobFile.read(chosen.job).debug_dir
-        except FileNotFoundError:
-            return _refused("dump", f"{chosen.job}: no such file; has the job ended?")
-        except OSError as error:
-            return _refused("dump", f"{chosen.job}: expected a job file: {error.strerror}")
-        except ClusterConfigError as error:
-            return _refused("dump", str(error))
-        if found is None:
-            return _refused("dump", f"{chosen.job}: this job has no directory of dumps")
-        directory = Path(found)
     try:
-        answers = channel.ask_all(directory, "tfdist debug dump", chosen.timeout)
-    except OSError as error:
-        return _refused("dump", f"{directory}: expected a directory of dumps: {error.strerror}")
-    if not answers:
-        return _refused("dump", f"{directory}: no task of a running job listens here")
+        directory = asking.directory(chosen.job, chosen.dir)
+        answers = asking.answers(directory, "tfdist debug dump", chosen.timeout)
+    except asking.NobodyError as error:
+        return _refused("dump", str(error))
     for name, answer in answers.items():
         print(f"{name}: {answer}")
     print(f"'tfdist debug explain {directory}' says what they tell")

@@ -29,6 +29,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.observe import channel, dumps
 from tfdist.observe.dumps import Dump
+from tfdist.observe.timeline.recording import TaskTimeline
 
 _log = logging.getLogger("tfdist")
 _MAX_REASONS = 8
@@ -48,15 +49,24 @@ class Recorder:
       directory: where the files are; made with mode 0700 if it does not exist.
       elastic: whether the job is elastic: its members survive the loss of others, so that this is
         no reason to write.
+      timeline: what `tfdist timeline` starts and stops; by default a new one.
 
     Raises:
       OSError: the directory cannot be used.
     """
 
-    def __init__(self, cluster: Cluster, directory: Path, *, elastic: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        directory: Path,
+        *,
+        elastic: bool = False,
+        timeline: TaskTimeline | None = None,
+    ) -> None:
         self._cluster = cluster
         self._directory = directory
         self._elastic = elastic
+        self._timeline = timeline or TaskTimeline(cluster, Settings())
         self._name = dumps.slug(cluster.task_name)
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -188,6 +198,9 @@ class Recorder:
             if asked is None:
                 return
             reason, client = asked
+            if reason.startswith((channel.START_TIMELINE, channel.STOP_TIMELINE)):
+                channel.answer(client, self._switch_timeline(reason))
+                return
             young = time.monotonic() - self._written_at < _YOUNG
             if reason.startswith(_FROM_TASK) and young:
                 return
@@ -197,6 +210,17 @@ class Recorder:
                 channel.answer(client, f"failed: {type(error).__name__}: {error}")
                 raise
             channel.answer(client, "failed: see its log" if path is None else f"written {path}")
+
+    def _switch_timeline(self, request: str) -> str:
+        """Starts or stops the timeline of this task; returns the answer."""
+        try:
+            if request == channel.STOP_TIMELINE:
+                return f"stopped {self._timeline.stop()}"
+            path = Path(request.removeprefix(channel.START_TIMELINE))
+            self._timeline.start(path)
+            return f"recording {path}"
+        except (OSError, ValueError) as error:
+            return f"failed: {error}"
 
     def _note_failures(self) -> None:
         from tfdist.ops.trace import events
@@ -245,8 +269,14 @@ class Recorder:
         )
 
 
-def start(cluster: Cluster, settings: Settings) -> Recorder | None:
+def start(
+    cluster: Cluster, settings: Settings, timeline: TaskTimeline | None = None
+) -> Recorder | None:
     """Starts the flight recorder of this process's task.
+
+    Args:
+      cluster, timeline: as for `Recorder`.
+      settings: of this process.
 
     Returns:
       The recorder; `None` without `TFDIST_DEBUG_DIR`, or if that cannot be used, which is logged.
@@ -254,7 +284,12 @@ def start(cluster: Cluster, settings: Settings) -> Recorder | None:
     if settings.debug_dir is None:
         return None
     try:
-        return Recorder(cluster, Path(settings.debug_dir), elastic=settings.elastic is not None)
+        return Recorder(
+            cluster,
+            Path(settings.debug_dir),
+            elastic=settings.elastic is not None,
+            timeline=timeline,
+        )
     except OSError as error:
         _log.warning(
             "%s: TFDIST_DEBUG_DIR: cannot use %s: %s; the flight recorder writes no dumps",

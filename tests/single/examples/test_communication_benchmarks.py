@@ -184,6 +184,17 @@ def test_training_step_compares_with_stock(tmp_path):
 
 
 @pytest.mark.timeout(120)
+def test_timeline_compares_recorded_steps(tmp_path):
+    options = ("--rounds", "2", "--steps", "4", "--scale", "0.05")
+    report, printed = measure(tmp_path, "timeline.py", *options)
+    assert [row["model"] for row in report["rows"]] == ["dense", "cnn"]
+    for row in report["rows"]:
+        assert row["collectives"] >= 1 and row["bytes"] > 500
+        assert row["with"] > 0 and row["quartiles"][0] <= row["overhead"] <= row["quartiles"][1]
+        assert re.search(rf"{row['model']} .* {1e3 * row['with']:.2f} ", printed)
+
+
+@pytest.mark.timeout(120)
 def test_sizes_of_buckets_are_compared(tmp_path):
     options = ("--rounds", "3", "--steps", "2", "--models", "cnn", "--sizes", "64 KB,one bucket")
     report, printed = measure(tmp_path, "bucket_size.py", *options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Sequence
@@ -9,7 +10,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.ops.trace import events
+
 v1 = tf.compat.v1
+
+
+class RecordedSaves(tf.compat.v1.train.CheckpointSaverListener):
+    """Records each checkpoint of a saving hook as a span."""
+
+    def __init__(self) -> None:
+        self._span = contextlib.ExitStack()
+
+    def before_save(self, session: Any, global_step_value: int) -> None:
+        """Begins the span."""
+        self._span.enter_context(events.span("checkpoint", f"global step {global_step_value}"))
+
+    def after_save(self, session: Any, global_step_value: int) -> None:
+        """Ends the span."""
+        self._span.close()
 
 
 def is_saver(hook: Any) -> bool:

@@ -13,11 +13,12 @@ import tensorflow as tf
 from tensorflow.python.training.monitored_session import _MonitoredSession
 
 from tfdist.estimator.training.all_reduce import AllReduceWorker
-from tfdist.estimator.training.chief_hooks import is_saver
+from tfdist.estimator.training.chief_hooks import RecordedSaves, is_saver
 from tfdist.estimator.training.model_dir import check_writable, note_end_of_training
 from tfdist.estimator.training.parameter_servers import ParameterServerWorker
 from tfdist.estimator.training.preemption import end_if_preempted, until_notice
 from tfdist.estimator.training.sessions import brief_failures
+from tfdist.ops.trace import events
 from tfdist.strategies import ParameterServerStrategy
 
 v1 = tf.compat.v1
@@ -105,7 +106,8 @@ def _run(
     loss = None
     with _MonitoredSession(creator, hooks, should_recover=False) as session:
         while not session.should_stop():
-            _, loss = session.run([spec.train_op, spec.loss])
+            with events.span("step"):
+                _, loss = session.run([spec.train_op, spec.loss])
     end_if_preempted(worker.training, hooks, mine.model_dir if saves else None)
     if loss is None:
         v1.logging.warning("Training made no step: the input may be empty.")
@@ -119,6 +121,9 @@ def _add_listeners(hooks: Sequence[Any], listeners: Sequence[Any] | None) -> Non
             "saving_listeners: expected checkpoints to be saved, received a RunConfig whose "
             "save_checkpoints_steps and save_checkpoints_secs are None"
         )
+    for saver in savers:
+        if not any(isinstance(listener, RecordedSaves) for listener in saver._listeners):
+            saver._listeners.append(RecordedSaves())
     for listener in listeners or ():
         if listener not in savers[0]._listeners:
             savers[0]._listeners.append(listener)

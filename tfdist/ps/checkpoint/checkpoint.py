@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.errors import CheckpointError
+from tfdist.ops.trace import events
 from tfdist.ps.checkpoint import files, layout, row_chain, snapshot
 from tfdist.tasks.master import TaskMaster
 
@@ -153,6 +154,10 @@ class Checkpoints:
         return size > sum(table.bytes for table in self._store.table_stats().values())
 
     def _save(self, number: int, full: bool) -> dict[str, Any]:
+        with events.span("checkpoint", f"snapshot {number} in {self._folder}"):
+            return self._write(number, full)
+
+    def _write(self, number: int, full: bool) -> dict[str, Any]:
         changes = self._changes()
         # Before the values and the positions, which may then be further, never behind.
         tasks = self._tasks.state() if self._tasks is not None else ""
