@@ -67,6 +67,7 @@ PYTHON_ROOMS = [
     ["preemption", "data"],
     ["elastic"],
     ["metrics"],
+    ["live"],
     ["keras"],
     ["strategies._base", "strategies._devices"],
     ["strategies._input", "strategies._local_reduce", "strategies._variables"],

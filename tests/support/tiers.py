@@ -92,6 +92,10 @@ LONG_CASES = {
     "test_elastic_partition.py": r".",
     # It needs a Debian package; test_metrics.py has what Prometheus reads.
     "test_prometheus.py": r".",
+    # test_stragglers.py has what its commands show.
+    "test_dashboard_docs.py": r".",
+    # It needs a Debian package; test_dashboard.py has what the server answers.
+    "test_dashboard_page.py": r".",
     "test_ps_front_ends.py": r"test_tf_keras_in_sync\[3-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-(sgd|momentum)\]|test_embedding_in_sync\[3-ranks-(Adam|SGD)\]"
     r"|test_an_optimizer_that\w+\[3-ranks-Nadam\]|test_custom_loop\[2-ranks-(sgd|momentum)\]",

@@ -56,6 +56,7 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.server_training",
     f"{_HOOKS}.epoch_metrics",
     f"{_HOOKS}.preemption",
+    f"{_HOOKS}.progress",
     f"{_HOOKS}.epoch_lengths",
     f"{_HOOKS}.data_tasks",
     f"{_ELASTIC}.accumulation",

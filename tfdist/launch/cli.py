@@ -13,6 +13,7 @@ from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
 from tfdist.launch import env_command, scale_command
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.live import dashboard_command, top_command
 from tfdist.metrics import command as metrics_command
 from tfdist.observe import command as debug_command
 from tfdist.observe.timeline import command as timeline_command
@@ -172,8 +173,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=Path,
         metavar="FILE",
         help="keep the job's addresses and secret here while it runs, for --job of "
-        "'tfdist ps stats', 'tfdist tasks', 'tfdist scale', 'tfdist debug dump', "
-        "'tfdist timeline' and 'tfdist metrics' (default: a new file of mode 600)",
+        "'tfdist top', 'tfdist dashboard', 'tfdist ps stats', 'tfdist tasks', 'tfdist scale', "
+        "'tfdist debug dump', 'tfdist timeline' and 'tfdist metrics' (default: a new file of mode "
+        "600)",
     )
     # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -183,6 +185,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         (of_ps, "stats", "what they hold and do", stats_command),
         (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
         (subcommands, "scale", "set the number of workers of an elastic job", scale_command),
+        (subcommands, "top", "show what the tasks of a job do", top_command),
+        (subcommands, "dashboard", "serve a web page about a running job", dashboard_command),
         (subcommands, "metrics", "let Prometheus read a job's metrics", metrics_command),
         (subcommands, "env", "show the cluster that is found here, and why", env_command),
         (subcommands, "plan", "predict whether more machines will pay", plan_command),
