@@ -145,7 +145,8 @@ def check_bytes_per_pack(owner: str, bytes_per_pack: object, minimum: int = 1) -
     Raises:
       ValueError: it is neither "auto" nor a number of at least `minimum`; names the `owner`.
     """
-    is_number = isinstance(bytes_per_pack, numbers.Integral) and not isinstance(bytes_per_pack, bool)
+    is_number = isinstance(bytes_per_pack, numbers.Integral)
+    is_number = is_number and not isinstance(bytes_per_pack, bool)
     if bytes_per_pack != AUTO and not (is_number and bytes_per_pack >= minimum):
         raise ValueError(
             f"{owner}: expected a positive bytes_per_pack{' or 0' if minimum == 0 else ''}, or "

@@ -169,7 +169,7 @@ def _slow(
     slow = {rank for rank, value in best.items() if is_slow(value, usual)}
     advice = "Look at its cable, its port of the switch, and what else uses the network there"
     found = [
-        Finding(True, names[rank], f"all its links are slow: {describe(best[rank], usual)}. {advice}")
+        Finding(True, names[rank], f"its links are slow: {describe(best[rank], usual)}. {advice}")
         for rank in sorted(slow)
     ]
     return found + [

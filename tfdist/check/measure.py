@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tfdist import ops
 from tfdist.check.rounds import rounds
-from tfdist.job import allgather_object, new_group
+from tfdist.job.groups import new_group
+from tfdist.job.objects import all_gather_object
 
 _MATRIX = 1024
 _MULTIPLICATIONS = 9
@@ -82,7 +83,7 @@ def speeds(communicator: ops.Communicator, hosts: Sequence[str]) -> list[float]:
         ops.barrier(communicator, label=f"turn {now} of the hosts' ranks")
         if now == turn:
             own = speed()
-    return allgather_object(own, communicator=communicator)
+    return all_gather_object(own, communicator=communicator)
 
 
 def links(
@@ -114,7 +115,7 @@ def links(
                 own.append(link)
             mine.close()
         ops.barrier(communicator, label="end of a round of pairs")
-    every = allgather_object((own, clocks), communicator=communicator)
+    every = all_gather_object((own, clocks), communicator=communicator)
     found = sorted((link for links, _ in every for link in links), key=lambda link: link.ranks)
     return found, every[0][1]
 

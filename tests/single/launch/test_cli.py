@@ -24,7 +24,8 @@ def test_version(capsys):
 
 @pytest.mark.parametrize(
     "command",
-    ["run", "scale", "tasks", "env", "plan", "debug dump", "debug explain", "timeline start"],
+    ["run", "scale", "tasks", "env", "check", "plan", "debug dump", "debug explain"]
+    + ["timeline start"],
 )
 def test_help_fits_the_terminal(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "100")
@@ -150,3 +151,25 @@ def test_the_launcher_does_not_import_tensorflow(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[worker 0] hello\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--parameters", "1M", "--compute", "1", "--workers", "2", "--bandwidth", "1MB/s"),
+        ("env",),
+    ],
+)
+def test_a_reader_that_ends_before_the_output(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tfdist", *arguments],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": PACKAGE},
+        )
+    assert (ended.returncode, ended.stderr) == (141, "")
