@@ -115,7 +115,8 @@ class BucketSizeKernel : public CollectiveKernel {
         const std::lock_guard<std::mutex> lock(mutex_);
         search->tuner.Decide(search->seconds);
         *size = search->tuner.size();
-        Announcements::Get().Add(Announcement(*search, rank));
+        // All ranks have chosen the same.
+        if (rank == 0) Announcements::Get().Add(Announcement(*search));
       }
       end(status);
     };
@@ -123,10 +124,10 @@ class BucketSizeKernel : public CollectiveKernel {
                            DType::kFloat64, ReduceOp::kMax);
   }
 
-  std::string Announcement(const Search& search, int rank) const {
+  std::string Announcement(const Search& search) const {
     std::string text =
-        StrCat("rank ", rank, ": bytes_per_pack \"auto\" has chosen ", sizes_[search.tuner.size()],
-               " for '", label(), "'; seconds of a step:");
+        StrCat("rank 0: bytes_per_pack \"auto\" has chosen ", sizes_[search.tuner.size()], " for '",
+               label(), "'; seconds of a step:");
     for (size_t i = 0; i < sizes_.size(); ++i) {
       char seconds[32];
       std::snprintf(seconds, sizeof(seconds), "%.4g", search.seconds[i]);

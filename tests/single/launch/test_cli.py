@@ -153,6 +153,14 @@ def test_the_launcher_does_not_import_tensorflow(tmp_path):
     assert done.stdout == "[worker 0] hello\n"
 
 
+def test_a_module(monkeypatch):
+    received = []
+    monkeypatch.setattr("tfdist.launch.run.run", lambda options: received.append(options) or 0)
+    assert tfdist.launch.cli.main(["run", "--workers", "2", "-m", "my.module", "-m", "1"]) == 0
+    (options,) = received
+    assert (options.script, options.module, options.arguments) == (None, "my.module", ["-m", "1"])
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
