@@ -111,8 +111,9 @@ def count_samples(batch: Any) -> None:
     @tf.function
     def step(x, y):
         tfdist.count_samples(x)
-        with tfdist.DistributedGradientTape() as tape:
+        with tf.GradientTape() as tape:
             loss = loss_of(model(x), y)
+        tape = tfdist.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
     ```

@@ -188,7 +188,7 @@ class AllReduceBlockKernel : public CollectiveKernel {
       OP_REQUIRES_OK_ASYNC(context, ForwardOrAllocate(context, i, i, &output), done);
       block.output.push_back(Memory(*output));
     }
-    bucket.key = Key(context) ^ ((size * kMaxBlocks + firsts_[size] + 1) * 0x9e3779b97f4a7c15);
+    bucket.key = KeyOfBucket(Key(context), size, firsts_[size]);
     bucket.begin = static_cast<uint64_t>(begins_[size]);
     bucket.blocks = static_cast<size_t>(counts_[size]);
     bucket.dtype = dtype_;
@@ -199,7 +199,12 @@ class AllReduceBlockKernel : public CollectiveKernel {
   }
 
  private:
-  static constexpr uint64_t kMaxBlocks = uint64_t{1} << 32;
+  // Not the multiplier of `Phase`: eager collectives share a key, and some have a second phase.
+  static uint64_t KeyOfBucket(uint64_t key, int64_t size, int64_t first_block) {
+    constexpr uint64_t kMaxBlocks = uint64_t{1} << 32;
+    const uint64_t bucket = static_cast<uint64_t>(size) * kMaxBlocks + first_block + 1;
+    return key ^ (bucket * 0xd6e8feb86659fd93);
+  }
 
   void Add(OpKernelContext* context, const BucketGroup::Shape& bucket, size_t position,
            WaitingBlock block, DoneCallback done) const {

@@ -211,9 +211,9 @@ def test_the_horovod_interface(ctx):
     @tf.function
     def step(x):
         tfdist.count_samples(x)
-        with tfdist.DistributedGradientTape() as tape:
+        with tf.GradientTape() as tape:
             loss = tf.reduce_mean(built(x) ** 2)
-        return tape.gradient(loss, built.trainable_variables)
+        return tfdist.DistributedGradientTape(tape).gradient(loss, built.trainable_variables)
 
     for _ in range(3):
         step(tf.ones([5, 4]))
