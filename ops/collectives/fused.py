@@ -123,7 +123,7 @@ def fused_all_reduce(
         results: list = [None] * len(values)
         with independent_collectives():
             tuned = reduce_in_tuned_buckets(
-                values, communicator, reduce_op, lambda v: label or name_of(v), timeout
+                values, communicator, reduce_op, lambda v: label or name_of(list(v)), timeout
             )
         for i, value in tuned.items():
             results[i] = value
@@ -145,9 +145,12 @@ def check_bytes_per_pack(owner: str, bytes_per_pack: object, minimum: int = 1) -
     Raises:
       ValueError: it is neither "auto" nor a number of at least `minimum`; names the `owner`.
     """
-    is_number = isinstance(bytes_per_pack, numbers.Integral)
-    is_number = is_number and not isinstance(bytes_per_pack, bool)
-    if bytes_per_pack != AUTO and not (is_number and bytes_per_pack >= minimum):
+    is_bool = isinstance(bytes_per_pack, bool)
+    if isinstance(bytes_per_pack, numbers.Integral) and not is_bool:
+        is_valid = int(bytes_per_pack) >= minimum
+    else:
+        is_valid = bytes_per_pack == AUTO
+    if not is_valid:
         raise ValueError(
             f"{owner}: expected a positive bytes_per_pack{' or 0' if minimum == 0 else ''}, or "
             f"'{AUTO}', received {bytes_per_pack!r}"

@@ -89,7 +89,7 @@ class Report:
         return "\n\n".join("\n".join(lines) for lines in sections)
 
     def _versions(self) -> list[str]:
-        versions = [machine.versions | {"op library": machine.library} for machine in self.machines]
+        versions = [m.versions | {"op library": str(m.library)} for m in self.machines]
         return [
             f"{what}: {', '.join(sorted({str(version[what]) for version in versions}))}"
             for what in versions[0]

@@ -102,4 +102,5 @@ def test_a_slow_link_is_named(tmp_path):
         ((who, text),) = findings
         assert who == "worker 1" and "its links are slow" in text
         rates = {link.ranks: link.bandwidth * 8 / 1e9 for link in links}
-        assert 0.02 < rates[0, 1] < 0.07 and 0.02 < rates[1, 2] < 0.07 < 0.15 < rates[0, 2] < 0.5
+        # No faster than the links, and on a busy machine slower.
+        assert rates[0, 2] < 0.5 and max(rates[0, 1], rates[1, 2]) < min(0.07, rates[0, 2] / 2)

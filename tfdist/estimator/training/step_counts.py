@@ -9,10 +9,8 @@ import tensorflow as tf
 
 from tfdist.ops.local.step_counter import count_step_now
 
-v1 = tf.compat.v1
 
-
-class StepCounts(v1.train.SessionRunHook):
+class StepCounts(tf.compat.v1.train.SessionRunHook):
     """Counts each step that a session has made."""
 
     def __init__(self) -> None:
@@ -40,8 +38,8 @@ class StepCounts(v1.train.SessionRunHook):
     def begin(self) -> None:
         self._total = tf.add_n(self._rows) if self._rows else tf.constant(0, tf.int64)
 
-    def before_run(self, run_context: Any) -> v1.train.SessionRunArgs:
-        return v1.train.SessionRunArgs(self._total)
+    def before_run(self, run_context: Any) -> tf.compat.v1.train.SessionRunArgs:
+        return tf.compat.v1.train.SessionRunArgs(self._total)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         count_step_now(int(run_values.results))
