@@ -81,7 +81,8 @@ def _on_hosts(ctx, hosts, addresses):
     workers = [f"{address}:{namespaces.PORT}" for address in addresses]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     report = _report()
-    return [(f.who, f.text) for f in report.findings if "link" in f.text], report.links
+    # Latencies depend on how busy this machine is.
+    return [(f.who, f.text) for f in report.findings if "MB/s" in f.text], report.links
 
 
 @pytest.mark.timeout(240)
