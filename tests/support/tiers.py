@@ -90,6 +90,8 @@ LONG_CASES = {
     "test_lost_machine.py": r"test_both_sides",
     # The same; test_membership.py has partitions without a network.
     "test_elastic_partition.py": r".",
+    # Three processes that import TensorFlow, and three hosts; its other cases have what they print.
+    "test_check.py": r"test_(the_command|a_slow_link)",
     # It needs a Debian package; test_metrics.py has what Prometheus reads.
     "test_prometheus.py": r".",
     # test_stragglers.py has what its commands show.
