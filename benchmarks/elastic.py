@@ -1,8 +1,8 @@
 """Elastic training: what a killed, a leaving and a joining worker cost, and what elasticity costs.
 
-    python benchmarks/elastic.py [--parts recovery,restart,torchrun,steady,network] [--kills 20]
-                                 [--leaves 5] [--restarts 3] [--workers 4] [--width 1024]
-                                 [--pairs 3] [--rounds 3] [--steps 10] [--scale 1]
+    python benchmarks/elastic.py [--parts recovery,restart,torchrun,steady,table,network]
+                                 [--kills 20] [--leaves 5] [--restarts 3] [--workers 4]
+                                 [--width 1024] [--pairs 3] [--rounds 3] [--steps 10] [--scale 1]
                                  [--network_pairs 2] [--gigabits 1]
                                  [--torch_python .venv-torch/bin/python] [--json FILE]
 
@@ -33,12 +33,15 @@ Steady state: steps of the models of training_step.py in two workers, elastic an
 jobs is started, verified to reach the same weights, and timed in turns; then comes the next pair.
 A round is a `fit` and counts as the median of its steps, of the slower worker. The table shows the
 median of the ratios of rounds side by side, and its 95 % interval by bootstrap over the pairs. The
-part "network" has the workers in two network namespaces with 1 Gbit/s links, which needs root.
+part "table" is the same of a model with an embedding table on a parameter server, of whose 100,000
+rows each example uses 26, with Adagrad; the rows are verified, too. The part "network" has the
+workers in two network namespaces with 1 Gbit/s links, which needs root.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import random
@@ -55,7 +58,7 @@ from typing import Any
 from absl import app, flags
 from baselines import elastic_fit, namespaces, programs
 from baselines.elastic_jobs import ElasticJob, LaunchedJob, ends_of_logs
-from baselines.elastic_workers import PairWorker
+from baselines.elastic_workers import TABLE, PairServer, PairWorker, TableWorker
 from baselines.fit_workers import SKIPPED
 from baselines.processes import Remote, call
 from baselines.step_reports import Inbox, Report
@@ -64,7 +67,7 @@ from reporting import elastic_report, results
 from tfdist.config.cluster import Cluster
 from tfdist.launch.ports import free_ports
 
-PARTS = ("recovery", "restart", "torchrun", "steady", "network")
+PARTS = ("recovery", "restart", "torchrun", "steady", "table", "network")
 WANTED = flags.DEFINE_list("parts", list(PARTS), f"of {', '.join(PARTS)}")
 WORKERS = flags.DEFINE_integer("workers", 4, "of the jobs with faults", lower_bound=2)
 WIDTH = flags.DEFINE_integer("width", 1024, "of their network's hidden layers", lower_bound=1)
@@ -319,9 +322,9 @@ def torchrun(folder: Path) -> list[str]:
 
 
 def start_pair(
-    stack: contextlib.ExitStack, network: namespaces.Network | None
+    stack: contextlib.ExitStack, network: namespaces.Network | None, servers: int
 ) -> dict[str, list[Remote]]:
-    """Starts two workers of an elastic job, and two of another one."""
+    """Starts two workers of an elastic job, and two of another one; with `servers`, for tables."""
     pair: dict[str, list[Remote]] = {}
     secret = secrets.token_hex(32)
     for i, (name, elastic) in enumerate((("elastic", "1:2:2"), ("other", ""))):
@@ -329,10 +332,16 @@ def start_pair(
             addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
         else:
             addresses = tuple(f"{host}:{PORT + i}" for host in network.addresses)
+        serving = tuple(f"127.0.0.1:{port}" for port in free_ports(servers))
+        cluster = Cluster(workers=addresses, ps=serving)
+        for index in range(servers):
+            task = dataclasses.replace(cluster, task_type="ps", task_index=index)
+            stack.callback(Remote(PairServer, task.tf_config(), elastic, secret).stop)
         pair[name] = []
         for rank in range(2):
-            tf_config = Cluster(workers=addresses, task_index=rank).tf_config()
-            make: tuple = (PairWorker, rank, SCALE.value, BATCH, tf_config, elastic, secret)
+            tf_config = dataclasses.replace(cluster, task_index=rank).tf_config()
+            worker = TableWorker if servers else PairWorker
+            make: tuple = (worker, rank, SCALE.value, BATCH, tf_config, elastic, secret)
             if network is not None:
                 make = (namespaces.inside, network.hosts[rank], *make)
             pair[name].append(Remote(*make))
@@ -360,13 +369,16 @@ def measure_pair(pair: dict[str, list[Remote]], model: str) -> list[dict[str, fl
 
 
 def measure_steady(
-    models: tuple[str, ...], pairs: int, network: namespaces.Network | None = None
+    models: tuple[str, ...],
+    pairs: int,
+    network: namespaces.Network | None = None,
+    servers: int = 0,
 ) -> list[dict[str, Any]]:
     """A row for each model."""
     rounds: dict[str, list[list[dict[str, float]]]] = {model: [] for model in models}
     for _ in range(pairs):
         with contextlib.ExitStack() as stack:
-            pair = start_pair(stack, network)
+            pair = start_pair(stack, network, servers)
             for model in models:
                 rounds[model].append(measure_pair(pair, model))
     rows = []
@@ -407,6 +419,8 @@ def measure() -> dict[str, Any]:
     figures["steady"] = []
     if "steady" in WANTED.value:
         figures["steady"] += measure_steady(("dense, SGD", "cnn, SGD", "dense, AdamW"), PAIRS.value)
+    if "table" in WANTED.value:
+        figures["steady"] += measure_steady((TABLE,), PAIRS.value, servers=1)
     if "network" in WANTED.value:
         try:
             network = namespaces.Network(2, GIGABITS.value)

@@ -160,6 +160,16 @@ want_sshd() {
   ! command -v systemctl >/dev/null || systemctl disable --quiet ssh 2>/dev/null || true
 }
 
+# want_chromium: shows the dashboard in one test, which is left out without it.
+want_chromium() {
+  command -v chromium >/dev/null && return 0
+  if ! can_use_apt; then
+    say "to test with a browser, type: sudo apt-get install -y chromium"
+  elif ! apt_install chromium; then
+    say "apt-get could not install chromium"
+  fi
+}
+
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.
 RATINGS_PACKAGE="recbole==1.2.1"
 

@@ -77,7 +77,7 @@ class Worker:
 
         model = self._models[name]
         random = np.random.default_rng(2)
-        x = random.normal(size=(EXAMPLES, *model.input_shape[1:])).astype(np.float32)
+        x = self._inputs(random, (EXAMPLES, *model.input_shape[1:]))
         y = random.integers(10, size=EXAMPLES)
         batch = self._batch * self._strategy.num_replicas_in_sync
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(batch)
@@ -97,6 +97,9 @@ class Worker:
         )
         took = [after - before for before, after in zip(ends, ends[1:], strict=False)]
         return statistics.median(took[SKIPPED:])
+
+    def _inputs(self, random: Any, shape: tuple[int, ...]) -> Any:
+        return random.normal(size=shape).astype("float32")
 
     def progress(self, name: str) -> list[float]:
         """The absolute change of each variable since the start."""

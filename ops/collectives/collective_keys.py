@@ -46,6 +46,15 @@ def next_key(among: Hashable) -> int:
     return _hash(f"{name}/{position}")
 
 
+def named_key(name: str) -> int:
+    """Returns the 63-bit key of an eager collective that has executions of its own.
+
+    Args:
+      name: the same on all ranks, and of no other collective.
+    """
+    return _hash(f"{_EAGER}/{name}")
+
+
 def _hash(text: str) -> int:
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -32,7 +32,7 @@ class Fault:
     """One fault of one worker.
 
     Args:
-      kind: "kill", "stop" or "leave".
+      kind: "kill", "kill with servers", which are started again at once, "stop" or "leave".
       rank: the worker's rank when the epochs begin.
       place: where it comes from inside; "" for one from outside, at any moment since the job was
         founded; "founding" for one from outside, at any moment since the process was started.
@@ -207,6 +207,10 @@ class Course:
             self._strike(fault, slot, reported[slot])
             for fault, slot in zip(faults.faults, targets, strict=True)
         ]
+        if any(fault.kind == "kill with servers" for fault in faults.faults):
+            for server in range(len(self._slots), len(self.ranks)):
+                self._wait(lambda rank=server: not self.ranks[rank].alive, "the server's end")
+                self.ranks.restart(server)
         stopped = [
             slot for fault, slot in zip(faults.faults, targets, strict=True) if fault.kind == "stop"
         ]
@@ -258,10 +262,14 @@ class Course:
         def have_ended_or_pause() -> bool:
             return all(not self.ranks[slot].alive or self._pauses(slot) for slot in slots)
 
+        deadline = time.monotonic() + TIMEOUT
         while True:
             self._wait(have_ended_or_pause, f"{faults}: the end")
-            if not any(self.ranks[slot].alive for slot in slots):
+            alive = [slot for slot in slots if self.ranks[slot].alive]
+            if not alive:
                 return
+            if time.monotonic() > deadline:
+                self.ranks.fail(range(len(self._slots)), f"{faults}: workers {alive} did not end")
             self.epochs += 1
             for slot in members:
                 self._go(slot)

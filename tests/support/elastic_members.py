@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -95,11 +96,15 @@ class Process:
 def closing() -> Iterator[list[Process]]:
     """A list; the processes that are put into it are closed at the end."""
     processes: list[Process] = []
+    # The garbage of earlier tests stays: the destructor of a tf.data iterator may wait for a minute
+    # (see strategies/_input/background_release.py), in whichever thread happens to collect it.
+    gc.freeze()
     try:
         yield processes
     finally:
         for process in processes:
             process.crash()
+        gc.unfreeze()
 
 
 def together(calls: Sequence) -> list:

@@ -31,7 +31,12 @@ STEPS = -(-ROWS // BATCH)
 VALIDATION_ROWS, VALIDATION_STEPS = 20, 2
 # Seconds that a worker waits for the test.
 PATIENCE = 300.0
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "kill with servers": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "leave": signal.SIGTERM,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,7 @@ class SelfFault:
     """A fault from inside.
 
     Args:
-      kind: "kill", "stop" or "leave".
+      kind: "kill", "kill with servers" (all of them, at once), "stop" or "leave".
       place: where, such as "batch end".
       epoch: from 0, or `None` for any.
       batch: of the epoch, from 0, or `None` for any.
@@ -261,6 +266,9 @@ class SelfFaults:
             ):
                 self._waiting.remove(fault)
                 self._ctx.report("fault", (fault, time.monotonic()))
+                if fault.kind == "kill with servers":
+                    for path in self._ctx.tmp_path.glob("server *"):
+                        os.kill(int(path.read_text()), signal.SIGKILL)
                 os.kill(os.getpid(), SIGNALS[fault.kind])
 
     def around(self, owner: Any, name: str, before: str = "", after: str = "") -> None:
@@ -360,6 +368,7 @@ def train(ctx: Any, fit: Fit) -> Result:
     if fit.servers and fit.saves:
         of_servers = {"checkpoint_dir": str(ctx.tmp_path / "rows"), "checkpoint_every": 0.5}
     if ctx.rank >= ctx.size - fit.servers:
+        (ctx.tmp_path / f"server {ctx.rank}").write_text(str(os.getpid()))
         tfdist.MultiWorkerMirroredStrategy(**of_servers)  # serves
     go = ctx.wait_for("go", PATIENCE)
     faults = SelfFaults(ctx)

@@ -72,7 +72,8 @@ LONG_CASES = {
     r"|test_on_the_worker\[2-ranks-(lamb|adafactor|adadelta|nadam)\]"
     r"|test_known_ones\w+\[2-ranks-momentum\]",
     # The collectives that find a stopped worker, and those that clip, are those without tables.
-    "test_elastic_tables.py": r"test_parity\[True\]|test_stopped",
+    # Servers that are killed between two steps, and a worker in a step.
+    "test_elastic_tables.py": r"test_parity\[True\]|test_stopped|test_servers_and",
     # An optimizer with slots, one with a step count, and each kind of gradient once.
     "test_embedding_parity.py": r"test_of_rows\[3-ranks-(sgd|momentum|rmsprop"
     r"|group_ftrl)\]|test_of_model\[3-ranks-(clipnorm|clipvalue|accumulation|loss_scale_factor|schedule)\]"
@@ -91,8 +92,14 @@ LONG_CASES = {
     "test_elastic_partition.py": r".",
     # They need a Debian package and root; test_hosts.py has the same without ssh.
     "test_hosts_over_ssh.py": r".",
+    # Three processes that import TensorFlow, and three hosts; its other cases have what they print.
+    "test_check.py": r"test_(the_command|a_slow_link)",
     # It needs a Debian package; test_metrics.py has what Prometheus reads.
     "test_prometheus.py": r".",
+    # test_stragglers.py has what its commands show.
+    "test_dashboard_docs.py": r".",
+    # It needs a Debian package; test_dashboard.py has what the server answers.
+    "test_dashboard_page.py": r".",
     "test_ps_front_ends.py": r"test_tf_keras_in_sync\[3-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-(sgd|momentum)\]|test_embedding_in_sync\[3-ranks-(Adam|SGD)\]"
     r"|test_an_optimizer_that\w+\[3-ranks-Nadam\]|test_custom_loop\[2-ranks-(sgd|momentum)\]",

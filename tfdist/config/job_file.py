@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -18,6 +19,8 @@ from typing import Any
 
 from tfdist.config import validation
 from tfdist.errors import ClusterConfigError
+
+_log = logging.getLogger("tfdist.config")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +55,21 @@ class JobFile:
         Raises:
           OSError: the file cannot be written, or exists already.
         """
-        if path is None:
+        if path is not None:
+            created = path
+        else:
             directory = _own_directory()
             _remove_stale_files(directory)
             path = directory / f"{os.getpid()}.json"
-            path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            # Another launcher must not find it before it is locked: it would remove it.
+            created = directory / f".{os.getpid()}.json"
+            created.unlink(missing_ok=True)
+        descriptor = os.open(created, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             with open(descriptor, "w") as file:
                 # Held while the job runs: see _remove_stale_files.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
+                created.rename(path)
                 json.dump(dataclasses.asdict(self), file)
                 file.flush()
                 yield path
@@ -73,7 +81,8 @@ class JobFile:
         """Returns the content of a file.
 
         Raises:
-          ClusterConfigError: it cannot be read, is no job file, or belongs to another user.
+          ClusterConfigError: it cannot be read, is no job file, belongs to another user, or can be
+            written by others.
         """
         received = ""
         fields: Any = None
@@ -86,7 +95,17 @@ class JobFile:
                     received = "no regular file"
                 elif about.st_uid not in (os.geteuid(), 0):
                     received = "another user's"
+                elif about.st_mode & 0o022:
+                    mode = stat.S_IMODE(about.st_mode)
+                    received = f"one that other users can write (mode {mode:03o})"
                 else:
+                    if about.st_mode & 0o077:
+                        _log.warning(
+                            "other users can read %s, and with it the job's secret (mode %03o); "
+                            "expected mode 600",
+                            path,
+                            stat.S_IMODE(about.st_mode),
+                        )
                     content = file.read()
                     received = f"{len(content)} bytes that are no JSON"
                     fields = json.loads(content)

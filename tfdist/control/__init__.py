@@ -19,9 +19,10 @@ Messages are small JSON objects (`messages`) on generic gRPC handlers. With a sh
 requests and answers are signed (`signing`). `rendezvous` is rank 0's state, without networking;
 `server` and `client` carry it over the network; `plane` is the interface for the rest of tfdist.
 `stop_board` and `stop_watch` are the two sides of the agreement on the last step of a job that is
-told to end. An elastic job, whose tasks may die and join, has no fixed rank 0: `generations` is
-what each of its processes knows and decides, `members` what they say of each other, and `probes`
-how they tell the living from the dead; `tfdist.elastic` carries it over the network.
+told to end. An elastic job, whose tasks may die and join, has no fixed rank 0: `founders` begin it,
+`generations` is what each of its processes knows and decides, `members` what they say of each
+other, and `probes` how they tell the living from the dead; `tfdist.elastic` carries it over the
+network.
 """
 
 from tfdist.config import settings

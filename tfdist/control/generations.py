@@ -1,7 +1,8 @@
 """Which processes form the next generation of an elastic job. Without networking.
 
 Every process of the job holds one `Generations`, since any process may have to lead. Generation 1
-is the *founding*. Each later one is formed when members die or leave, or newcomers wait:
+is the *founding* (see founders.py). Each later one is formed when members die or leave, or
+newcomers wait:
 
 ```
   member 1        member 2 = leader       member 3         newcomer
@@ -54,7 +55,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import secrets
 import threading
 import time
@@ -64,12 +64,13 @@ from typing import Any
 from tfdist.config import validation
 from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.control import messages
+from tfdist.control.address_round import AddressRound
+from tfdist.control.arrivals import Arrival, Arrivals
+from tfdist.control.founders import Founders
 from tfdist.control.members import Generation, Member, problem_with_member
 from tfdist.control.messages import MessageError
 from tfdist.control.rendezvous import ClientContext
 
-# A process that receives "waiting" calls again at once; without a call for so long (s) it is gone.
-_LEASE = 5.0
 _MAX_WAIT = 30.0
 
 
@@ -93,16 +94,6 @@ class Decision:
     gone: tuple[Member, ...] = ()
     lacks: str = ""
     workers: int = 0
-
-
-@dataclasses.dataclass(eq=False)
-class _Arrival:
-    """A process that wants to be in the next generation."""
-
-    member: Member
-    holds_state: bool
-    expires: float = math.inf  # monotonic; infinite while its call is held
-    request: messages.ElasticForm | None = None
 
 
 class Generations:
@@ -130,14 +121,12 @@ class Generations:
     ) -> None:
         self.me = me
         self._elastic = elastic
-        self._addresses = tuple(addresses)
-        self._start = start
         self._description = dict(description)
         self._required = frozenset(description)
         self._changed = threading.Condition()
         self._changes = 0
         self._closed = False
-        self._founders: dict[str, _Arrival] = {}
+        self._founders = Founders(me, addresses, start)
         self._base: Generation | None = None
         self._reference: Generation | None = None
         self._entered: Generation | None = None
@@ -149,9 +138,8 @@ class Generations:
         self._forming = False
         self._described = False
         self._leader: Member | None = None
-        self._arrived: dict[str, _Arrival] = {}
-        self._round: Generation | None = None
-        self._data_addresses: dict[str, str] = {}
+        self._arrived = Arrivals()
+        self._round: AddressRound | None = None
         self._news = ""
 
     # This process's own view.
@@ -229,7 +217,7 @@ class Generations:
             self._base = self._reference = self._entered = self._outside = self._round = None
             self._forming = False
             self._leader = None
-            self._arrived = {}
+            self._arrived.clear()
             self._notify()
 
     def begin_forming(self, founded: Generation | None = None) -> None:
@@ -288,8 +276,13 @@ class Generations:
             most = self._elastic.max_workers
             if present.members[0] != self.me or (most and len(present.members) >= most):
                 return False
-            self._expire()
-            return any(process not in present for process in self._arrived)
+            self._arrived.expire()
+            # A task that was started again waits until its former process is known to be dead.
+            taken = {m.address for m in present.members if m.process not in self._dead}
+            return any(
+                process not in present and arrival.member.address not in taken
+                for process, arrival in self._arrived.items()
+            )
 
     def hear(self, generation: Generation) -> None:
         """Learns of an established generation from another process's answer."""
@@ -310,15 +303,8 @@ class Generations:
     def missing(self) -> list[Member]:
         """Returns the members of the reference that have not come and are not proven dead."""
         with self._changed:
-            self._expire()
+            self._arrived.expire()
             return self._missing()
-
-    def missing_founders(self) -> list[str]:
-        """Returns the known addresses from which no founder has come, in order."""
-        with self._changed:
-            self._expire()
-            come = {arrival.member.address for arrival in self._founders.values()}
-            return [address for address in self._addresses if address not in come]
 
     def decide(
         self, given_up: Collection[str], *, asked_all: bool, admits: bool = True
@@ -335,25 +321,15 @@ class Generations:
           The decision; with a generation, round 2 has begun.
         """
         with self._changed:
-            self._expire()
+            self._arrived.expire()
             reference = self._reference
             # A newcomer has no reference, so that the leader holds the job's state.
             assert reference is not None and self._leader == self.me
-            me = _Arrival(self.me, self._base is not None)
-            come = {self.me.process: me, **self._arrived}
-            present = [come[m.process] for m in reference.members if m.process in come]
-            # A member that was new in a generation that it has not established is still new.
-            present.sort(key=lambda arrival: not arrival.holds_state)
+            present = self._present(reference)
+            taken_in = self._admissible(reference, present) if admits else []
             absent = self._missing()
             missing = tuple(member for member in absent if member.process not in given_up)
             gone = tuple(member for member in absent if member.process in given_up)
-            newcomers = [
-                come[process]
-                for process in come
-                if process not in reference and not self._differs(come[process])
-            ]
-            most = self._elastic.max_workers or MAX_WORKERS
-            taken_in = newcomers[: max(0, most - len(present))] if admits else []
             workers = len(present) + len(taken_in)
 
             def lacking(what: str) -> Decision:
@@ -363,7 +339,7 @@ class Generations:
                 return lacking("")
             if 2 * len(present) <= len(present) + len(absent):
                 return lacking("majority")
-            if present[0] is not me:
+            if present[0].member != self.me:
                 return lacking("rank")
             left = sum(member.process in self._left for member in reference.members)
             if 2 * (len(present) + left) <= len(reference.members) and not asked_all:
@@ -390,22 +366,21 @@ class Generations:
           None while some are missing.
         """
         with self._changed:
-            if self._round != generation or not self._all_have_addresses():
-                return None
-            return self._ordered_addresses()
+            found = self._round_of(generation)
+            return found.addresses if found is not None and found.is_complete else None
 
     def missing_addresses(self, generation: Generation) -> list[Member] | None:
         """Returns the members whose data addresses are missing; None if round 2 has failed."""
         with self._changed:
-            if self._round != generation:
-                return None
-            return [m for m in generation.members if m.process not in self._data_addresses]
+            found = self._round_of(generation)
+            return None if found is None else found.missing
 
     def set_address(self, generation: Generation, data_address: str) -> None:
         """Records this process's own data address in a generation that it leads."""
         with self._changed:
-            if self._round == generation:
-                self._data_addresses[self.me.process] = data_address
+            found = self._round_of(generation)
+            if found is not None:
+                found.add(self.me.process, data_address)
                 self._notify()
 
     def wait(self, seconds: float, changes: int) -> None:
@@ -468,16 +443,10 @@ class Generations:
             answer = self._founded_answer(request.process)
             if answer is not None:
                 return answer
-            arrival = _Arrival(Member(request.process, request.name, request.address), True)
-            self._founders = {
-                process: other
-                for process, other in self._founders.items()
-                if process == request.process or other.member.address != request.address
-            }
-            self._founders[request.process] = arrival
-            self._expire()
-            if self.me.process in self._founders and len(self._founders) >= self._start:
-                self._found()
+            founder = self._founders.add(Member(request.process, request.name, request.address))
+            if self._founders.are_complete():
+                self._base = self._reference = self._founders.found()
+                self._begin_round(self._reference)
             self._notify()
             self._wait(
                 request.wait,
@@ -486,14 +455,12 @@ class Generations:
             answer = self._founded_answer(request.process)
             if answer is not None:
                 return answer
-            if context.disconnected and self._founders.get(request.process) is arrival:
-                del self._founders[request.process]
-            arrival.expires = time.monotonic() + _LEASE
-            self._expire()
-            come = {other.member.address for other in self._founders.values()}
+            if context.disconnected:
+                self._founders.remove(founder)
+            founder.await_next_call()
             return {
                 "status": "closed" if self._closed else "waiting",
-                "missing": [address for address in self._addresses if address not in come],
+                "missing": self._founders.missing(),
             }
 
     def form(self, request: messages.ElasticForm, context: ClientContext) -> dict[str, Any]:
@@ -513,7 +480,7 @@ class Generations:
                 return {"status": "closed"}
             if request.protocol == messages.PROTOCOL and request.to not in ("", self.me.process):
                 return {"status": "other", "process": self.me.process}
-            reason = _problem_with_caller(request)
+            reason = _problem_with_caller(request) or self._contradiction(request)
             if reason:
                 return {"status": "refused", "reason": reason}
             self._learn(request)
@@ -522,7 +489,7 @@ class Generations:
                 self._arrived.pop(caller, None)
                 return answer
             member = Member(caller, request.name, request.address)
-            arrival = _Arrival(member, request.holds_state, request=request)
+            arrival = Arrival(member, request.holds_state, request=request)
             former = self._arrived.get(caller)
             self._arrived[caller] = arrival
             if former is None or former.holds_state != arrival.holds_state:
@@ -542,7 +509,7 @@ class Generations:
                     del self._arrived[caller]
                     self._notify()
                 else:
-                    arrival.expires = time.monotonic() + _LEASE
+                    arrival.await_next_call()
             if answer is not None:
                 return answer
             return {
@@ -570,36 +537,34 @@ class Generations:
                 )
             if reason:
                 return {"status": "refused", "reason": reason}
-            generation = self._round
+            found = self._round
             if (
-                generation is None
-                or request.salt != generation.salt
-                or request.process not in generation
+                found is None
+                or request.salt != found.generation.salt
+                or request.process not in found.generation
             ):
                 return {"status": "again"}
 
             def over() -> bool:
-                return context.disconnected or self._round is not generation
+                return context.disconnected or self._round is not found
 
             # A founder's description may grow until it calls this itself.
             self._wait(request.wait, lambda: over() or self._described)
             reason = self._difference(request) if self._described else None
             if reason:
                 return {"status": "refused", "reason": reason}
-            if self._described and self._round is generation:
-                if self._data_addresses.get(request.process) != request.data_address:
-                    self._data_addresses[request.process] = request.data_address
+            if self._described and self._round is found:
+                if found.add(request.process, request.data_address):
                     self._notify()
                 remaining = request.wait - (time.monotonic() - began)
-                self._wait(remaining, lambda: over() or self._all_have_addresses())
-            if self._round is not generation:
+                self._wait(remaining, lambda: over() or found.is_complete)
+            if self._round is not found:
                 return {"status": "again"}
-            if self._all_have_addresses():
-                return {"status": "complete", "addresses": self._ordered_addresses()}
-            missing = [m for m in generation.members if m.process not in self._data_addresses]
+            if found.is_complete:
+                return {"status": "complete", "addresses": found.addresses}
             return {
                 "status": "closed" if self._closed else "waiting",
-                "missing": [str(member) for member in missing],
+                "missing": [str(member) for member in found.missing],
             }
 
     def leave(self, request: messages.ElasticLeave, context: ClientContext) -> dict[str, Any]:
@@ -629,7 +594,7 @@ class Generations:
     def _form_answer(self, request: messages.ElasticForm) -> dict[str, Any] | None:
         """The answer to a member or newcomer, or None while it is to wait."""
         caller = request.process
-        formed = self._round
+        formed = self._round.generation if self._round is not None else None
         if formed is not None and caller in formed and request.highest < formed.number:
             return {"status": "complete", "generation": formed.to_text()}
         reason = self._difference(request) if self._described else None
@@ -641,6 +606,13 @@ class Generations:
             return {"status": "elsewhere", "reference": known}
         if request.reference and caller not in reference:
             return {"status": "out", "reference": reference.to_text()}
+        living = self._living_member_at(request.address)
+        if living is not None and caller not in reference:
+            reason = (
+                f"{living} lives, and is another process than the caller: expected the caller to "
+                "have an address of its own"
+            )
+            return {"status": "refused", "reason": reason}
         leader = self._leader
         if leader is None and not self._forming and caller not in reference:
             # A newcomer, while the members train.
@@ -649,7 +621,31 @@ class Generations:
             return {"status": "redirect", "leader": dataclasses.asdict(leader)}
         return None
 
-    def _differs(self, arrival: _Arrival) -> bool:
+    def _contradiction(self, request: messages.ElasticForm) -> str | None:
+        """Why a caller cannot be the process that it says it is, or None."""
+        if self._reference is None:
+            # A newcomer may call itself: at the address of its task's former process.
+            return None
+        if request.process == self.me.process:
+            return f"the caller has the id of this process, {self.me}"
+        caller = Member(request.process, request.name, request.address)
+        for member in self._reference.members:
+            if member.process == caller.process and member != caller:
+                return f"the caller has the id of {member}, and says that it is {caller}"
+        return None
+
+    def _living_member_at(self, address: str) -> Member | None:
+        """The member of the reference that has this address, if its call is held just now."""
+        assert self._reference is not None
+        if address == self.me.address and self.me.process in self._reference:
+            return self.me
+        for arrival in self._arrived.values():
+            member = arrival.member
+            if member.address == address and member.process in self._reference and arrival.is_held:
+                return member
+        return None
+
+    def _differs(self, arrival: Arrival) -> bool:
         """Whether a waiting process is to be refused, since this one has described more since."""
         request = arrival.request
         return request is not None and self._described and self._difference(request) is not None
@@ -657,17 +653,23 @@ class Generations:
     def _learn(self, request: messages.ElasticForm) -> None:
         self._highest = max(self._highest, min(request.highest, 2**62))
         self._dead.pop(request.process, None)
-        for process in _processes(request.dead):
-            if process not in (self.me.process, request.process) and process not in self._dead:
-                self._bury(process, "another member has seen its end")
+        self._left.discard(request.process)
+        dead = _processes(request.dead)
         if request.reference:
             self._hear(Generation.from_packed(request.reference))
+        reference = self._reference
+        # A process that the job went on without, or a newcomer, has no say in who lives.
+        if reference is not None and request.process in reference:
+            for process in dead:
+                if process in reference and process not in (self.me.process, request.process):
+                    if process not in self._dead:
+                        self._bury(process, "another member has seen its end")
         formed = self._round
         if (
             formed is not None
-            and request.process in formed
-            and request.highest >= formed.number
-            and not self._all_have_addresses()
+            and request.process in formed.generation
+            and request.highest >= formed.generation.number
+            and not formed.is_complete
         ):
             # It has given the generation up.
             self._give_up()
@@ -684,25 +686,22 @@ class Generations:
         self._notify()
 
     def _give_up(self) -> None:
-        for generation in (self._round, self._entered):
+        in_round = self._round.generation if self._round is not None else None
+        for generation in (in_round, self._entered):
             if generation is not None:
                 self._ended = max(self._ended, generation.number)
         self._round = None
-        self._data_addresses = {}
         self._notify()
 
     def _begin_round(self, generation: Generation) -> None:
         self._highest = max(self._highest, generation.number)
-        self._round = generation
-        self._data_addresses = {}
+        self._round = AddressRound(generation)
         self._notify()
 
-    def _all_have_addresses(self) -> bool:
-        return self._round is not None and len(self._data_addresses) == len(self._round.members)
-
-    def _ordered_addresses(self) -> list[str]:
-        assert self._round is not None
-        return [self._data_addresses[member.process] for member in self._round.members]
+    def _round_of(self, generation: Generation) -> AddressRound | None:
+        """Round 2 of a generation; None if it has failed."""
+        found = self._round
+        return found if found is not None and found.generation == generation else None
 
     def _set_leader(self, leader: Member | None) -> None:
         with self._changed:
@@ -721,6 +720,26 @@ class Generations:
             and member != self.me
         ]
 
+    def _present(self, reference: Generation) -> list[Arrival]:
+        """The members of the reference that have come, in the order of their next ranks."""
+        come = {self.me.process: Arrival(self.me, self._base is not None), **self._arrived}
+        present = [come[m.process] for m in reference.members if m.process in come]
+        # A member that was new in a generation that it has not established is still new.
+        return sorted(present, key=lambda arrival: not arrival.holds_state)
+
+    def _admissible(self, reference: Generation, present: Sequence[Arrival]) -> list[Arrival]:
+        """The newcomers that can be taken in beside the members that are present."""
+        taken = {arrival.member.address for arrival in present}
+        newcomers = [
+            arrival
+            for process, arrival in self._arrived.items()
+            if process not in reference
+            and arrival.member.address not in taken
+            and not self._differs(arrival)
+        ]
+        most = self._elastic.max_workers or MAX_WORKERS
+        return newcomers[: max(0, most - len(present))]
+
     def _first_member(self) -> Member | None:
         """The member that newcomers are sent to."""
         generation = self._entered or self._reference
@@ -732,14 +751,8 @@ class Generations:
     def _bury(self, process: str, why: str) -> None:
         self._dead[process] = why
         self._arrived.pop(process, None)
-        self._founders.pop(process, None)
+        self._founders.forget(process)
         self._notify()
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for waiting in (self._arrived, self._founders):
-            for process in [p for p, arrival in waiting.items() if arrival.expires < now]:
-                del waiting[process]
 
     def _founded_answer(self, process: str) -> dict[str, Any] | None:
         if self._reference is None:
@@ -748,37 +761,12 @@ class Generations:
             return {"status": "complete", "generation": self._reference.to_text()}
         return {"status": "newcomer"}
 
-    def _found(self) -> None:
-        place = {address: index for index, address in enumerate(self._addresses)}
-        others = [a.member for a in self._founders.values() if a.member != self.me]
-        founders = [self.me, *others[: self._start - 1]]
-        founders.sort(key=lambda member: place.get(member.address, len(place)))
-        generation = Generation(
-            number=1,
-            members=tuple(founders),
-            newcomers=frozenset(),
-            job=secrets.token_hex(8),
-            salt=secrets.token_hex(16),
-        )
-        self._founders = {}
-        self._base = self._reference = generation
-        self._begin_round(generation)
-
     def _reason_not_to_found(self, request: messages.ElasticFound) -> str | None:
-        reason = _problem_with_caller(request) or self._difference(request)
-        if reason:
-            return reason
-        if self.me.address != self._addresses[0]:
-            return (
-                f"this is {self.me}, but founders meet at the first training address, "
-                f"{self._addresses[0]}"
-            )
-        if request.start != self._start:
-            return (
-                f"the caller expects a job of {request.start} founders, this task one of "
-                f"{self._start}"
-            )
-        return None
+        return (
+            _problem_with_caller(request)
+            or self._difference(request)
+            or self._founders.reason_to_refuse(request.start)
+        )
 
     def _difference(
         self,

@@ -274,7 +274,7 @@ class ElasticProbe:
 
 @dataclasses.dataclass(frozen=True)
 class ElasticFound:
-    """A process takes part in the founding of an elastic job; see generations.py.
+    """A process takes part in the founding of an elastic job; see founders.py.
 
     `description` is a JSON object of texts, on which all members must agree; `start` is the number
     of founders that the caller expects.

@@ -207,11 +207,21 @@ class Probes:
 
     def _client(self, address: str, name: str) -> ControlClient:
         with self._lock:
-            if self._closed:
-                raise UnreachableError("this process has left the job")
-            if address not in self._clients:
-                self._clients[address] = ControlClient(self._caller, self._secret, address, name)
-            return self._clients[address]
+            client, is_closed = self._clients.get(address), self._closed
+        if client is not None:
+            return client
+        if is_closed:
+            raise UnreachableError("this process has left the job")
+        # Without the lock: gRPC has locks of its own, and others ask here who is silent.
+        made = ControlClient(self._caller, self._secret, address, name)
+        with self._lock:
+            if not self._closed:
+                client = self._clients.setdefault(address, made)
+        if client is not made:
+            made.close()
+        if client is None:
+            raise UnreachableError("this process has left the job meanwhile")
+        return client
 
     def _asked(self, address: str, now: float) -> None:
         with self._lock:

@@ -80,13 +80,14 @@ class ElasticSupervisor(Supervisor):
         # The last task of each slot that has ended, which the next one replaces.
         self._former: dict[int, Task] = {}
         self._lingers = False
+        self._has_reported = False
         # What the job went on after, in the order of the time.
         self._survived: list[str] = []
 
     def run(self) -> int:
         """Runs the job to its end, when none of its processes is left; returns the exit code."""
         with contextlib.ExitStack() as stack:
-            server = ScaleServer(self._readers, self._requests.append, self._listener)
+            server = ScaleServer(self._readers, self._take_request, self._listener)
             stack.callback(server.close)
             if self._discovery_script is not None:
                 script = discovery.Discovery(
@@ -131,6 +132,18 @@ class ElasticSupervisor(Supervisor):
         if count > self._count() and count >= workers.minimum:
             self._scale(count)
 
+    def _take_request(self, request: ScaleRequest) -> None:
+        if self._has_reported:
+            request.refuse("the job has ended")
+        else:
+            self._requests.append(request)
+
+    def _report(self) -> None:
+        # From here on the loop only writes what is left of the output, for as long as that takes.
+        self._has_reported = True
+        self._refuse_requests()
+        super()._report()
+
     def _start(self) -> None:
         for slot in self._policy.begin():
             self._start_slot(slot)
@@ -158,6 +171,10 @@ class ElasticSupervisor(Supervisor):
         # After the ended tasks: a request is about the workers that there are.
         while self._requests and not self._stopping and not self._all_ended():
             request = self._requests.pop(0)
+            if not request.is_awaited:
+                self._say(f"scale: {request.workers} workers: not done, since the asker has gone")
+                request.refuse("the asker has gone")
+                continue
             try:
                 request.done(self._scale(request.workers))
             except ScaleError as error:

@@ -274,9 +274,11 @@ class LogFile:
 
     def write(self, data: bytes) -> None:
         """Appends data; after an error it does nothing."""
-        if self.error is None:
+        left = memoryview(data)
+        while left and self.error is None:
             try:
-                self._file.write(data)
+                # A disk with little space takes a part, and fails at the next one.
+                left = left[self._file.write(left) :]
             except OSError as error:
                 self.error = error
 

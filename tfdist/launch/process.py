@@ -12,10 +12,9 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +22,6 @@ from tfdist.launch import guard as launch_guard
 from tfdist.launch.output import Sink, TaskOutput
 
 _PR_SET_PDEATHSIG = 1
-_GUARD_TIMEOUT = 10.0
 _GROUP_TIMEOUT = 5.0
 
 
@@ -73,6 +71,10 @@ class ProcessSpec:
 
 class Process(Protocol):
     """A process of a job, on this machine or another one."""
+
+    @property
+    def group(self) -> int | None:
+        """Its process group on this machine; None if it runs elsewhere."""
 
     @property
     def outputs(self) -> Sequence[TaskOutput]:
@@ -132,6 +134,7 @@ class LocalProcess:
             for descriptor in set(theirs):
                 os.close(descriptor)
         self.pid = self._process.pid
+        self.group: int | None = self.pid
         self.outputs: Sequence[TaskOutput] = [
             TaskOutput(source, sink) for source, sink in zip(sources, sinks, strict=True)
         ]
@@ -167,7 +170,8 @@ class LocalProcess:
         prctl = ctypes.CDLL(None).prctl
 
         def before_exec() -> None:
-            os.write(self._guard, launch_guard.STARTED % os.getpid())
+            with contextlib.suppress(OSError):
+                os.write(self._guard, launch_guard.STARTED % os.getpid())
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != launcher:
                 os._exit(1)
@@ -224,7 +228,7 @@ class LocalProcess:
         for output in self.outputs:
             output.drain()
         end = Exit(self._process.wait(), time.monotonic())
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             os.write(self._guard, launch_guard.ENDED % self.pid)
         return end
 
@@ -256,26 +260,3 @@ def _members(group: int) -> list[int]:
         if int(of) == group and state not in "ZX":
             members.append(int(path.parent.name))
     return members
-
-
-@contextlib.contextmanager
-def guarded() -> Iterator[int]:
-    """Runs the process that kills the tasks if the launcher dies; yields the pipe to it."""
-    readable, writable = os.pipe()
-    guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", launch_guard.__file__],
-        stdin=readable,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    os.close(readable)
-    try:
-        yield writable
-    finally:
-        os.close(writable)
-        try:
-            guard.wait(_GUARD_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            guard.kill()
-            guard.wait()

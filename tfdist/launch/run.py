@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import socket
 import sys
 import tempfile
@@ -43,8 +44,8 @@ class LaunchOptions:
     """The tasks to start, and their time limits.
 
     Attributes:
-      script: the Python script that every task runs.
-      arguments: the script's own arguments.
+      script: the Python script that every task runs; `None` with a module.
+      arguments: the script's or the module's own arguments.
       workers: number of training tasks, 1 or more. With `ps` or `evaluator` the first is the chief.
         A range makes the job elastic: its workers come and go while it runs, and none is the chief.
       ps: number of parameter servers.
@@ -71,14 +72,16 @@ class LaunchOptions:
         save.
       ps_grace: seconds in which the parameter servers may end by themselves after the training
         tasks.
+      module: the module that every task runs, as `python -m` does.
       evaluator_grace: the same for the evaluator, which may have a last checkpoint to evaluate.
 
     Raises:
+      ValueError: there is neither a script nor a module, or both.
       ClusterConfigError: an elastic job has tasks or an option that it cannot have, or another job
         has an option of elastic ones; or the hosts have too few slots.
     """
 
-    script: Path
+    script: Path | None = None
     arguments: Sequence[str] = ()
     workers: int | WorkerRange = 1
     ps: int = 0
@@ -101,8 +104,13 @@ class LaunchOptions:
     signal_grace: float = 30.0
     ps_grace: float = 5.0
     evaluator_grace: float = 60.0
+    module: str | None = None
 
     def __post_init__(self) -> None:
+        if (self.script is None) == (self.module is None):
+            raise ValueError(
+                f"expected a script or a module, received {self.script} and {self.module}"
+            )
         if self.hosts:
             place([role for role, _ in _roles(self)], self.hosts)
         if not isinstance(self.workers, WorkerRange):
@@ -298,6 +306,7 @@ def run(options: LaunchOptions) -> int:
     secret = settings.secret.decode("latin-1")
     streams = output_streams()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_ended_by_signals())
         agents = AgentCommand(options.ssh, options.python or sys.executable)
         hosts = options.hosts
         if options.discovery_script is not None:
@@ -336,7 +345,8 @@ def run(options: LaunchOptions) -> int:
             port = settings.metrics_port or free_range(len(tasks))
             environment["TFDIST_METRICS_PORT"] = passed["TFDIST_METRICS_PORT"] = str(port)
             file = dataclasses.replace(file, metrics=_metrics(tasks, port))
-        arguments = [str(options.script), *options.arguments]
+        program = [str(options.script)] if options.module is None else ["-m", options.module]
+        arguments = [*program, *options.arguments]
         command = JobCommand(sys.executable, arguments, environment, passed, directories)
         pool = HostPool(command, sites, places, options.binding)
         supervisor = _supervisor(options, tasks, pool, connector, streams, listener)
@@ -353,6 +363,29 @@ def _own_names() -> set[str]:
     """Returns the names of this machine: "node1.example.org" and "node1"."""
     name = socket.gethostname()
     return {name, name.partition(".")[0]}
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Before the supervisor takes signals, and after it, they end this process as an exception.
+
+    So it removes what it has made for the job, such as the file with the secret. Ctrl-C is an
+    exception anyway.
+    """
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup and background jobs ignore some signals on purpose.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ the other's user. TCP on loopback would need a secret, and a signal cannot carry
 
 A packet (SOCK_SEQPACKET) is a whole message: the launcher never waits for the rest of one. A client
 asks once, {"workers": 4}, and gets one answer, {"done": ["worker 3 starts", ...]} or
-{"refused": "..."}.
+{"refused": "..."}. What a client asked that has gone since is not done: it has told its user that
+there was no answer.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import stat
+import struct
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
@@ -27,7 +30,7 @@ from tfdist.launch.private_directory import private_directory
 # Bytes of a request, and of an answer: a line for each slot.
 _MAX_REQUEST = 1024
 _MAX_ANSWER = 64 * 1024
-# A further client replaces the one that has been silent for longest.
+# A further client takes the place of the one that has been silent for longest.
 _MAX_CLIENTS = 8
 _PREFIX = "tfdist-job-"
 
@@ -42,6 +45,13 @@ class ScaleRequest:
     def __init__(self, workers: int, client: socket.socket) -> None:
         self.workers = workers
         self._client = client
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client still waits for the answer; one that has given up has said so."""
+        gone = select.poll()
+        gone.register(self._client, 0)  # poll always reports the other side's end
+        return not gone.poll(0)
 
     def done(self, lines: list[str]) -> None:
         """Answers with what was done."""
@@ -98,7 +108,7 @@ class ScaleServer:
         if len(self._clients) == _MAX_CLIENTS:
             silent = self._clients[0]
             self._forget(silent)
-            silent.close()
+            ScaleRequest(0, silent).refuse("too many others ask at the same time")
         self._clients.append(client)
         self._readers[client.fileno()] = lambda: self._read(client)
 
@@ -166,11 +176,16 @@ def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
       ValueError: the answer is none of a launcher.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.settimeout(timeout)
+        # Not `settimeout`, with which `connect` fails at once while others wait for the launcher.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout))
         with short(path) as address:
             if not stat.S_ISSOCK(os.stat(address).st_mode):
                 raise FileNotFoundError(f"{path} is no socket")
-            server.connect(address)
+            try:
+                server.connect(address)
+            except BlockingIOError:
+                raise TimeoutError from None
+        server.settimeout(timeout)
         if user_of(server) not in (os.geteuid(), 0):
             raise PermissionError(f"another user listens at {path}")
         server.send(json.dumps({"workers": workers}).encode())
@@ -183,6 +198,12 @@ def request_scale(path: Path, workers: int, timeout: float) -> list[str]:
     if "refused" in fields:
         raise ScaleError(str(fields["refused"]))
     return [str(line) for line in fields.get("done", ())]
+
+
+def _timeval(seconds: float) -> bytes:
+    """Returns a time as `struct timeval`."""
+    whole = int(seconds)
+    return struct.pack("@ll", whole, int((seconds - whole) * 1e6))
 
 
 def _number_in(data: bytes) -> int:

@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfdist.errors import Preempted
+from tfdist.launch.guarded import Guard, guarded
 from tfdist.launch.hosts.connection import HostConnection
 from tfdist.launch.hosts.pool import HostPool
 from tfdist.launch.output import OutputStream, TaskOutput
-from tfdist.launch.process import guarded
 from tfdist.launch.task import Task, TaskSpec
 
 __all__ = ["Supervisor", "TaskSpec"]
@@ -91,9 +91,9 @@ class Supervisor:
         self._due: dict[str, tuple[float, Callable[[], None]]] = {}
         self._connections: list[HostConnection] = []
         self._reading: list[TaskOutput | HostConnection] = []
+        self._guard: Guard | None = None
         # Further descriptors to read from, each with what handles its input.
         self._readers: dict[int, Callable[[], None]] = {}
-        self._guard = -1
 
     def run(self) -> int:
         """Runs the job to its end, when none of its processes is left; returns the exit code."""
@@ -133,11 +133,13 @@ class Supervisor:
 
     def _new_task(self, index: int, replaces: Task | None = None) -> Task:
         spec = self._specs[index]
+        assert self._guard is not None
+        guard = self._guard.pipe
         try:
             task = Task(
                 spec,
                 index,
-                lambda process, sinks: self._pool.start(index, process, sinks, self._guard),
+                lambda process, sinks: self._pool.start(index, process, sinks, guard),
                 self._streams,
                 self._log_dir,
                 self._pool.cpus(index),
@@ -211,6 +213,7 @@ class Supervisor:
 
     def _decide(self) -> None:
         """Handles the ended tasks and the signals since the last call."""
+        self._revive_guard()
         ended, self._ended = self._ended, []
         for task in self._in_order(ended):
             if not self._stopping:
@@ -222,6 +225,13 @@ class Supervisor:
             self._linger()
         if self._code is not None and not self._stopping:
             self._retire_data_tasks()
+
+    def _revive_guard(self) -> None:
+        assert self._guard is not None
+        processes = [task.process for task in self._tasks if not task.closed]
+        if self._guard.revive(found.group for found in processes if found.group is not None):
+            left = f"starts left: {self._guard.starts_left}"
+            self._say(f"the guard of the tasks had ended; it is started again ({left})")
 
     def _in_order(self, ended: list[Task]) -> list[Task]:
         """Returns the tasks that have ended since the last time, the likely cause first."""

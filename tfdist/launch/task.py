@@ -64,6 +64,9 @@ class Task:
       cpus: the CPUs it may use; None means those of its parent.
       replaces: the ended task that this one replaces.
 
+    Attributes:
+      closed: none of its processes is left, and its id is free for others.
+
     Raises:
       OSError: the log cannot be written or the process cannot be started.
     """
@@ -85,7 +88,7 @@ class Task:
         # None or one exit, see `check`.
         self._exits: dict[str, Exit] = {}
         self.told_to_stop = False
-        self._closed = False
+        self.closed = False
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         path = log_dir / f"{spec.name.replace(' ', '-')}.log" if log_dir is not None else None
         self.log = LogFile(path, append=replaces is not None) if path is not None else None
@@ -151,9 +154,9 @@ class Task:
 
     def close(self) -> None:
         """Kills the task's remaining processes, reads its last output and reaps it, once."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self.signal(signal.SIGKILL)
         self._record(self.process.close())
         if self.log is not None:

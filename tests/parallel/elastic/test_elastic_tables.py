@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 import tiers
 from elastic_faults import Fault, Faults, check, running, suffer, undisturbed
-from elastic_training import Fit
+from elastic_training import BATCH, Fit
 from ranks import start_ranks
 
 import tfdist
@@ -94,6 +94,23 @@ def test_a_server_is_killed_between_two_steps(tmp_path):
             course.permit(Faults(Fault("kill", 1, "pushed", epoch=0, batch=2)))
         results = course.end()
     check_ledger(course, results, fit)
+
+
+@pytest.mark.parametrize("place", ["pushed", "committing", "epoch end", "checkpoint"])
+def test_servers_and_a_worker_are_killed_at_once(place, tmp_path):
+    """A server may lose the step that was being made, and nothing else."""
+    fit = Fit("ledger of tables", "arrays", "float32", saves=True, servers=2)
+    batch = 2 if place in ("pushed", "committing") else None
+    epoch = None if place == "checkpoint" else 1
+    rank = 0 if place == "checkpoint" else 1  # rank 0 saves
+    fault = Fault("kill with servers", rank, place, epoch=epoch, batch=batch)
+    course, results = suffer(fit, [Faults(epochs=1), Faults(fault)], tmp_path, WORKERS)
+    assert len(results) == WORKERS
+    for result in results.values():
+        weights, rows = result.weights
+        assert np.all(weights == course.epochs), weights
+        lost = course.epochs - rows.ravel()
+        assert set(lost) <= {0.0, 1.0} and sum(lost) <= BATCH, lost
 
 
 def refuse(ctx):

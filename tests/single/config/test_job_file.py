@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 from launching import PACKAGE
 
+from tfdist.config import job_file
 from tfdist.config.job_file import JobFile
 from tfdist.errors import ClusterConfigError
 
@@ -41,6 +43,40 @@ def test_those_of_killed_launchers_are_removed(tmp_path, monkeypatch):
         # Another launcher leaves it alone.
         with JobFile("{}").written(tmp_path / "other.json"):
             assert path.exists()
+
+
+def test_another_launcher_leaves_one_alone_that_is_not_yet_locked(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    lock = fcntl.flock
+
+    def lock_late(descriptor, how):
+        monkeypatch.setattr(job_file.fcntl, "flock", lock)
+        with JobFile("{}").written(tmp_path / "other.json"):
+            job_file._remove_stale_files(tmp_path / f"tfdist-{os.getuid()}")
+        lock(descriptor, how)
+
+    monkeypatch.setattr(job_file.fcntl, "flock", lock_late)
+    with JobFile("{}").written() as path:
+        assert JobFile.read(path) == JobFile("{}")
+    assert not os.listdir(path.parent)
+
+
+def test_one_that_others_can_write_is_refused(tmp_path):
+    with JobFile("{}").written(tmp_path / "job.json") as path:
+        for mode in (0o620, 0o602, 0o666):
+            path.chmod(mode)
+            with pytest.raises(ClusterConfigError, match=rf"can write \(mode {mode:03o}\)"):
+                JobFile.read(path)
+
+
+def test_one_that_others_can_read_is_said(tmp_path, caplog):
+    with JobFile("{}").written(tmp_path / "job.json") as path:
+        path.chmod(0o644)
+        assert JobFile.read(path) == JobFile("{}")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"other users can read {path}, and with it the job's secret (mode 644); expected mode 600"
+    )
 
 
 @pytest.mark.timeout(20)

@@ -9,13 +9,20 @@ import pytest
 from control_tasks import Background
 
 from tfdist.config.elastic import Elastic
-from tfdist.control import messages
+from tfdist.control import arrivals, messages
 from tfdist.control.generations import Generations
 from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
 from tfdist.control.rendezvous import ClientContext
 
 pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A process that came counts as alive, however slowly a busy machine runs a test."""
+    monkeypatch.setattr(arrivals, "_LEASE", 1000.0)
+
 
 ADDRESSES = tuple(f"host{index}:1000" for index in range(8))
 
@@ -26,8 +33,8 @@ def machine(index, start, elastic=None, **description):
     return Generations(member, elastic or Elastic(), ADDRESSES, start, description)
 
 
-def found(caller, leader, wait=0.0, start=None):
-    """Calls `found` of the leader."""
+def found(caller, leader, start, wait=0.0):
+    """Calls `found` of the leader as a founder of a job of `start`."""
     me = caller.me
     request = messages.ElasticFound(
         messages.PROTOCOL,
@@ -35,7 +42,7 @@ def found(caller, leader, wait=0.0, start=None):
         me.name,
         me.address,
         caller.description,
-        leader._start if start is None else start,
+        start,
         wait,
     )
     return leader.found(request, ClientContext())
@@ -94,10 +101,10 @@ def job(size, elastic=None):
     """The founders of a job, which have established generation 1."""
     processes = [machine(index, size, elastic) for index in range(size)]
     for process in processes[1:]:
-        assert found(process, processes[0])["status"] == "waiting"
-    generation = Generation.from_text(found(processes[0], processes[0])["generation"])
+        assert found(process, processes[0], size)["status"] == "waiting"
+    generation = Generation.from_text(found(processes[0], processes[0], size)["generation"])
     for process in processes[1:]:
-        answer = found(process, processes[0])
+        answer = found(process, processes[0], size)
         assert answer == {"status": "complete", "generation": generation.to_text()}
         process.adopt(generation)
     connect(generation, processes)
@@ -138,42 +145,15 @@ def names(generation):
     return [member.name for member in generation.members]
 
 
-def test_the_founders_ranks_follow_the_addresses():
-    assert names(job(4)[2].reference) == [f"worker {index}" for index in range(4)]
-
-
-def test_the_first_to_come_found_the_job_with_the_leader():
+def test_a_job_is_founded_by_calls():
     processes = [machine(index, 3) for index in range(5)]
     for index in (4, 2, 3):
-        assert found(processes[index], processes[0])["status"] == "waiting"
-    generation = Generation.from_text(found(processes[0], processes[0])["generation"])
+        assert found(processes[index], processes[0], 3)["status"] == "waiting"
+    generation = Generation.from_text(found(processes[0], processes[0], 3)["generation"])
     assert names(generation) == ["worker 0", "worker 2", "worker 4"]
     for index in (1, 3):
-        assert found(processes[index], processes[0]) == {"status": "newcomer"}
-
-
-def test_founders_that_were_restarted_count_once():
-    processes = [machine(index, 3) for index in range(3)]
-    found(processes[1], processes[0])
-    former = Member("former", "worker 1", ADDRESSES[1])
-    again = Generations(former, Elastic(), ADDRESSES, 3, {})
-    found(again, processes[0])
-    assert found(processes[0], processes[0])["missing"] == list(ADDRESSES[2:])
-    found(processes[2], processes[0])
-    assert "former" in processes[0].reference
-
-
-def test_only_the_first_address_is_a_meeting_place_of_founders():
-    processes = [machine(index, 2) for index in range(2)]
-    reason = found(processes[0], processes[1])["reason"]
-    assert reason == (
-        "this is worker 1 at host1:1000, but founders meet at the first training address, "
-        "host0:1000"
-    )
-    assert (
-        "job of 3 founders, this task one of 2"
-        in (found(processes[1], processes[0], start=3)["reason"])
-    )
+        assert found(processes[index], processes[0], 3) == {"status": "newcomer"}
+    assert "of 2 founders, this task one of 3" in found(processes[1], machine(0, 3), 2)["reason"]
 
 
 # What may have become of each other member.
@@ -490,7 +470,7 @@ def test_closing_releases_all_calls():
     founding = machine(0, 2)
     calls = [
         Background(form, processes[1], processes[0], wait=20.0),
-        Background(found, machine(1, 2), founding, wait=20.0),
+        Background(found, machine(1, 2), founding, 2, wait=20.0),
     ]
     processes[0].close()
     founding.close()
@@ -572,3 +552,87 @@ def test_without_admission_no_newcomer_is_taken_in_and_few_members_go_on():
     assert form(newcomer, processes[0])["status"] == "waiting"
     decision = processes[0].decide(set(), asked_all=True, admits=False)
     assert names(decision.generation) == ["worker 0"]
+
+
+def test_a_newcomer_or_an_excluded_member_has_no_say_in_who_lives():
+    processes = job(4)
+    others = json.dumps([process.me.process for process in processes])
+    stale = processes.pop()
+    decision = lead(processes[0], processes[1:], given_up=[stale])
+    connect(decision.generation, processes)
+    for process in processes:
+        process.establish()
+    newcomer = machine(5, 4)
+    assert form(newcomer, processes[0], dead=others)["status"] == "waiting"
+    assert form(stale, processes[0], dead=others)["status"] == "out"
+    assert not processes[0].dead
+    # A member has; but not about processes that are none.
+    mine = json.dumps([processes[2].me.process, "nobody"])
+    processes[0].begin_forming()
+    assert form(processes[1], processes[0], dead=mine)["status"] == "waiting"
+    assert list(processes[0].dead) == [processes[2].me.process]
+
+
+def second(index):
+    """Another process with the address of an index, a newcomer."""
+    member = Member(f"second {index}", f"worker {index}", ADDRESSES[index])
+    return Generations(member, Elastic(), ADDRESSES, 3, {})
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_newcomer_with_the_address_of_a_member_that_lives_is_refused(index):
+    processes = job(3)
+    reason = (
+        f"worker {index} at host{index}:1000 lives, and is another process than the caller: "
+        "expected the caller to have an address of its own"
+    )
+    if index:
+        # While the members train nothing is known about the one with this address.
+        assert form(second(index), processes[0])["status"] == "waiting"
+        assert not processes[0].newcomers_wait()
+    processes[0].begin_forming()
+    processes[0].lead()
+    call = Background(form, processes[1], processes[0], wait=20.0)
+    while processes[1].me in processes[0].missing():
+        pass
+    assert form(second(index), processes[0]) == {"status": "refused", "reason": reason}
+    assert form(processes[2], processes[0])["status"] == "waiting"
+    decision = processes[0].decide(set(), asked_all=True)
+    assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
+    assert call.result()["status"] == "complete"
+
+
+def test_a_task_that_was_started_again_is_taken_in_once_its_former_process_is_dead():
+    processes = job(3)
+    assert form(second(2), processes[0])["status"] == "waiting"
+    assert not processes[0].newcomers_wait()
+    processes[0].declare_dead(processes[2].me.process, "nothing listens at its address")
+    assert processes[0].newcomers_wait()
+    decision = lead(processes[0], processes[1:2])
+    assert names(decision.generation) == ["worker 0", "worker 1", "worker 2"]
+    assert "second 2" in decision.generation.newcomers
+
+
+def test_a_newcomer_that_calls_itself_is_sent_elsewhere():
+    # Others still name its task's former process, at the same address, as the leader.
+    newcomer = second(0)
+    newcomer.become_newcomer()
+    assert form(newcomer, newcomer) == {"status": "elsewhere", "reference": ""}
+
+
+def test_a_caller_with_the_id_of_another_process_is_refused():
+    processes = job(2)
+    processes[0].begin_forming()
+    processes[0].lead()
+    me, other = processes[0].me, processes[1].me
+    for changes, reason in (
+        ({"process": me.process}, f"the caller has the id of this process, {me}"),
+        (
+            {"address": ADDRESSES[5]},
+            f"the caller has the id of {other}, and says that it is worker 1 at {ADDRESSES[5]}",
+        ),
+    ):
+        answer = form(processes[1], processes[0], **changes)
+        assert answer == {"status": "refused", "reason": reason}
+    assert processes[0].missing() == [other]
+    assert names(lead(processes[0], processes[1:]).generation) == ["worker 0", "worker 1"]

@@ -194,3 +194,28 @@ def test_messages_that_make_no_sense():
             with pytest.raises(ClusterConfigError, match=message):
                 client.call(known[0], "worker 0", messages.ELASTIC_FORM, request)
         formed(processes)
+
+
+def test_impostors_who_know_the_secret():
+    with closing() as processes:
+        known = founded(processes, 3, secret=SECRET)
+        client, me = processes[1].probes, processes[1].membership
+        fields = dict(vars(me._peers.form_request("", 0.0)))
+        living = {"reference": "", "holds_state": False}
+        for changes, message in (
+            # Beside the one that lives, with its address.
+            ({"process": "twin", "address": known[0], **living}, "worker 0 at .* lives, and is"),
+            ({"process": processes[0].membership.process}, "has the id of this process, worker 0"),
+            ({"process": processes[2].membership.process}, "has the id of worker 2 at .* is work"),
+        ):
+            request = messages.ElasticForm(**{**fields, **changes})
+            with pytest.raises(ClusterConfigError, match=message):
+                client.call(known[0], "worker 0", messages.ELASTIC_FORM, request)
+        # Of a generation that is over, or of none.
+        request = messages.ElasticAddress(
+            messages.PROTOCOL, me.process, "salt", fields["description"], "127.0.0.1:1", 0.0
+        )
+        answer = client.call(known[0], "worker 0", messages.ELASTIC_ADDRESS, request)
+        assert answer == {"status": "again"}
+        assert not processes[0].membership.newcomers_wait()
+        assert formed(processes)[0].generation == 2

@@ -268,12 +268,13 @@ def test_elastic_compares_with_a_restart_of_all(tmp_path):
 def test_elastic_compares_steps_of_two_kinds_of_jobs(tmp_path):
     file = tmp_path / "elastic.json"
     finished = run(
-        *(sys.executable, "benchmarks/elastic.py", "--parts", "steady", "--pairs", "1"),
+        *(sys.executable, "benchmarks/elastic.py", "--parts", "steady,table", "--pairs", "1"),
         *("--rounds", "2", "--steps", "4", "--scale", "0.02", "--json", str(file)),
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     rows = json.loads(file.read_text())["steady"]
-    assert [row["model"] for row in rows] == ["dense, SGD", "cnn, SGD", "dense, AdamW"]
+    models = ["dense, SGD", "cnn, SGD", "dense, AdamW", "table, Adagrad"]
+    assert [row["model"] for row in rows] == models
     for row in rows:
         assert [len(ratios) for ratios in row["ratios"]] == [2]
         assert 0 < row["low"] <= row["ratio"] <= row["high"]

@@ -541,3 +541,33 @@ def test_a_server_without_restarts_ends_the_job(launch):
     assert said(err)[0] == (
         "ps 0 failed: exit code 3; no restarts left; stopping worker 0, worker 1"
     )
+
+
+def test_a_guard_that_was_killed_is_started_again_and_guards(launch, tmp_path):
+    launched = launch(
+        """
+        if me == "worker 1" and tries == 1:
+            wait_for_file("go")
+            sys.exit(3)
+        if me == "worker 0" and os.fork() == 0:
+            (here / "child").write_text(str(os.getpid()))
+        wait_for_ever()
+        """,
+        workers=WorkerRange(1, 2, 2),
+        backoff=QUICK,
+    )
+    launched.process.stderr.readline()  # the path of the job file
+    pid = launched.process.pid
+    while not (child := tmp_path / "child").exists() or not child.read_text():
+        time.sleep(0.01)
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (guard,) = (one for one in children if b"guard.py" in Path(f"/proc/{one}/cmdline").read_bytes())
+    os.kill(int(guard), signal.SIGKILL)
+    assert b"the guard of the tasks had ended" in launched.process.stderr.readline()
+    (tmp_path / "go").touch()
+    assert b"worker 1 failed: exit code 3; starting it again" in launched.process.stderr.readline()
+    while starts(tmp_path).get(1) != 2:
+        time.sleep(0.01)
+    launched.process.kill()
+    # PR_SET_PDEATHSIG ends the workers, but not their children.
+    wait_until_gone(int(child.read_text()))

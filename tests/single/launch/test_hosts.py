@@ -11,6 +11,7 @@ import pytest
 from fake_ssh import make_fake_ssh
 from launching import Launcher, wait_until_gone
 
+from tfdist.launch.guarded import guarded
 from tfdist.launch.hosts import agent as host_agent
 from tfdist.launch.hosts import records
 from tfdist.launch.output import OutputStream
@@ -212,12 +213,13 @@ def test_an_agent_that_hears_nothing_ends(monkeypatch, capsys):
     ours, theirs = os.pipe()
     answers, out = os.pipe()
     wake, waker = os.pipe()
-    agent = host_agent.Agent(ours, OutputStream(out), guard=waker, directories=str)
-    thread = threading.Thread(target=agent.run, args=[wake])
-    thread.start()
-    os.write(theirs, records.line("beat") + b"\n")
-    thread.join(timeout=10)
-    assert not thread.is_alive()
+    with guarded() as guard:
+        agent = host_agent.Agent(ours, OutputStream(out), guard, directories=str)
+        thread = threading.Thread(target=agent.run, args=[wake])
+        thread.start()
+        os.write(theirs, records.line("beat") + b"\n")
+        thread.join(timeout=10)
+        assert not thread.is_alive()
     assert "nothing heard from the launcher for 0.2 s" in capsys.readouterr().err
     for descriptor in (ours, theirs, answers, out, wake, waker):
         os.close(descriptor)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import resource
+import signal
 import struct
 import subprocess
 import termios
+import time
 from pathlib import Path
 
 import pytest
 from launching import Launcher
 
+from tfdist.launch.cli import main
+from tfdist.launch.elastic_supervisor import ElasticSupervisor
+from tfdist.launch.output import LogFile
 from tfdist.launch.run import LaunchOptions, plan
 
 
@@ -155,6 +162,19 @@ def peak_memory(pid):
     return int(text.partition("VmHWM:")[2].split()[0])
 
 
+def test_a_log_that_the_disk_takes_in_part_is_incomplete(tmp_path):
+    log = LogFile(tmp_path / "worker-0.log")
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        log.write(b"x" * 1500)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        log.close()
+    assert log.path.stat().st_size == 1000
+    assert log.error is not None and log.error.errno == errno.EFBIG
+
+
 def test_a_full_stream_holds_its_limit_and_a_closed_one_nothing():
     from tfdist.launch.output import OutputStream
 
@@ -265,3 +285,29 @@ def test_what_cannot_be_written_is_said(launch, tmp_path):
     code, _, err = launch("say('never')", "--log-dir", str(tmp_path / "file" / "logs")).finish()
     assert code == 1
     assert err == [f"tfdist run: error: [Errno 20] Not a directory: '{tmp_path}/file/logs'"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_before_the_first_task_leaves_no_file(tmp_path, monkeypatch, number):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (tmp_path / "script.py").touch()
+    job_file = tmp_path / "job.json"
+
+    def run_supervisor(supervisor):
+        assert job_file.exists() and list(folder.iterdir())
+        os.kill(os.getpid(), number)
+        time.sleep(5)  # until the signal is handled
+
+    monkeypatch.setattr(ElasticSupervisor, "run", run_supervisor)
+    words = ["run", "--workers", "1:2", "--job-file", str(job_file), str(tmp_path / "script.py")]
+    before = signal.getsignal(number)
+    if number == signal.SIGINT:
+        assert main(words) == 130
+    else:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 128 + number
+    assert signal.getsignal(number) == before
+    assert not job_file.exists() and not list(folder.iterdir())

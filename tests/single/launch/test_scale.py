@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import tiers
+from control_tasks import Background
 from launching import PACKAGE, Launcher, wait_until_gone
 
 import tfdist.launch.cli
@@ -347,6 +348,40 @@ def test_a_job_that_is_ending_is_not_changed(start, tmp_path):
     assert job.finish()[0] == 143
 
 
+def test_a_job_whose_last_output_nobody_reads_has_ended(start, tmp_path):
+    job = start(
+        """
+        say("ready")
+        wait_for_file("finish")
+        for _ in range(200): say("x" * 1000)
+        """,
+        *("--workers", "1:2"),
+    )
+    job.ready(0)
+    pid = job.pid(0)
+    (tmp_path / "finish").touch()
+    wait_until_gone(pid)
+    # It is reaped at the end; the launcher then waits for its reader.
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
+    assert job.scale(2) == (2, [], ["tfdist scale: error: the job has ended"])
+    assert job.finish() == (0, [])
+
+
+def test_what_a_client_asked_that_has_given_up_is_not_done(start, tmp_path):
+    job = start(LEAVES, *("--workers", "1:4:2"))
+    job.ready(0, 1)
+    path = Path(JobFile.read(job.file).scale_socket)
+    launcher = job.launched.process
+    launcher.send_signal(signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        scale_channel.request_scale(path, 4, timeout=0.2)
+    launcher.send_signal(signal.SIGCONT)
+    assert job.read_errors(1) == ["scale: 4 workers: not done, since the asker has gone"]
+    assert job.finish() == (0, [])
+    assert not list(tmp_path.glob("start worker 2 *"))
+
+
 def test_a_job_of_fixed_size_is_refused(start):
     job = start(LEAVES, *("--workers", "2"))
     job.ready(0, 1)
@@ -430,6 +465,7 @@ def scaled(capsys, *arguments):
 def test_what_is_no_job_file_is_refused(capsys, tmp_path, content, received):
     path = tmp_path / "job.json"
     path.write_bytes(content)
+    path.chmod(0o600)
     expected = f"{path}: expected a job file of your own, as 'tfdist run' writes"
     assert scaled(capsys, 2, "--job", path) == (
         2,
@@ -542,6 +578,8 @@ def test_clients_that_say_nothing_or_go_are_forgotten(served):
     for _ in range(30):
         served.connect()
     assert len(served.readers) == 1 + 8
+    refused = {"refused": "too many others ask at the same time"}
+    assert json.loads(served.clients[0].recv(100)) == refused
     assert served.clients[0].recv(100) == b""
     for client in served.clients:
         client.close()
@@ -550,11 +588,29 @@ def test_clients_that_say_nothing_or_go_are_forgotten(served):
     # One that sends its request and goes gets no answer; that is no error.
     client = served.connect()
     client.send(b'{"workers": 3}')
-    client.close()
     served.handle()
     (request,) = served.asked
-    assert request.workers == 3
+    assert request.workers == 3 and request.is_awaited
+    client.close()
+    assert not request.is_awaited
     request.done(["worker 2: started"])
+
+
+def test_a_client_waits_while_others_wait_for_the_launcher(served):
+    # The launcher accepts nobody just now; they are as many as the kernel queues.
+    with contextlib.suppress(BlockingIOError):
+        while len(served.clients) < 1000:
+            served.clients.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            served.clients[-1].setblocking(False)
+            served.clients[-1].connect(str(served.path))
+    assert 8 < len(served.clients) < 1000
+    with pytest.raises(TimeoutError):
+        scale_channel.request_scale(served.path, 2, timeout=0.2)
+    call = Background(scale_channel.request_scale, served.path, 2, timeout=20)
+    while not served.asked:
+        served.handle()
+    served.asked[0].done(["workers: 1 before, 2 now"])
+    assert call.result() == ["workers: 1 before, 2 now"]
 
 
 def test_another_user_is_not_served(served, monkeypatch):

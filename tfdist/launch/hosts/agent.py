@@ -24,10 +24,11 @@ from tfdist._version import __version__
 from tfdist.config.host_environment import login_environment
 from tfdist.launch.binding import usable_cpus
 from tfdist.launch.debug_directory import debug_directory
+from tfdist.launch.guarded import Guard, guarded
 from tfdist.launch.hosts import records
 from tfdist.launch.output import OutputStream, TaskOutput
 from tfdist.launch.ports import free_ports
-from tfdist.launch.process import LocalProcess, ProcessSpec, guarded
+from tfdist.launch.process import LocalProcess, ProcessSpec
 
 _READ_SIZE = 64 * 1024
 
@@ -64,7 +65,7 @@ class Agent:
     Args:
       source: the descriptor that the launcher's records arrive at.
       out: the stream to the launcher.
-      guard: the pipe to the guard, see `guarded`.
+      guard: ends the tasks if this process is killed.
       directories: makes directories that end with the agent, for variables that name one.
     """
 
@@ -72,7 +73,7 @@ class Agent:
         self,
         source: int,
         out: OutputStream,
-        guard: int,
+        guard: Guard,
         directories: Callable[[str], str],
     ) -> None:
         self._source = source
@@ -135,6 +136,7 @@ class Agent:
             elif not reading[descriptor].read_some():
                 self._reading.remove(reading[descriptor])
         self._tell_ends()
+        self._guard.revive(process.pid for process in self._processes.values())
 
     def _receive(self) -> None:
         data = os.read(self._source, _READ_SIZE)
@@ -165,7 +167,7 @@ class Agent:
         spec = ProcessSpec(record["variables"], record["terminal"], record["cpus"])
         sinks = [RecordSink(task, stream, self._out) for stream in range(record["streams"])]
         try:
-            process = LocalProcess(self._command, self._environment, spec, sinks, self._guard)
+            process = LocalProcess(self._command, self._environment, spec, sinks, self._guard.pipe)
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or errno.EINVAL
             self._out.line(records.line("failed", task=task, errno=number, error=str(error)))

@@ -398,6 +398,7 @@ class RemoteProcess:
         self._exit: Exit | None = None
         # Its output arrives by the connection.
         self.outputs: Sequence[TaskOutput] = ()
+        self.group: int | None = None
 
     @property
     def full(self) -> bool:

@@ -1,0 +1,93 @@
+"""The founding of an elastic job, from a full starting number and no living member.
+
+All founders come to the task of the first address, and wait. When as many have come as the job
+starts with, that task forms generation 1 of itself and those that came first:
+
+    founder 2       founder 0 (start = 3)      founder 1        founder 3
+        |--- Found ----->|                         |                |
+        |                |<------- Found ----------|                |
+        |          comes itself: 3 of 3            |                |
+        |<-- complete ---|------- complete ------->|                |
+        |                |<---------------- Found ------------------|
+        |                |---------------- newcomer --------------->|
+
+Ranks follow the order of the addresses, so that a job that is started again has the same ones.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from tfdist.control.arrivals import Arrival, Arrivals
+from tfdist.control.members import Generation, Member
+
+
+class Founders:
+    """The founders that have come to this process. It has no lock: its owner holds one.
+
+    Args:
+      me: this process.
+      addresses: of the training tasks that this process knows, in the order of their ranks.
+      start: the number of founders.
+    """
+
+    def __init__(self, me: Member, addresses: Sequence[str], start: int) -> None:
+        self._me = me
+        self._addresses = tuple(addresses)
+        self._start = start
+        self._come = Arrivals()
+
+    def reason_to_refuse(self, start: int) -> str | None:
+        """Returns why no founder of a job of `start` founders can come here, or None."""
+        if self._me.address != self._addresses[0]:
+            return (
+                f"this is {self._me}, but founders meet at the first training address, "
+                f"{self._addresses[0]}"
+            )
+        if start != self._start:
+            return f"the caller expects a job of {start} founders, this task one of {self._start}"
+        return None
+
+    def add(self, member: Member) -> Arrival:
+        """Records that a founder has come; it replaces an earlier one of the same address."""
+        for process, other in list(self._come.items()):
+            if process != member.process and other.member.address == member.address:
+                del self._come[process]
+        arrival = self._come[member.process] = Arrival(member, holds_state=True)
+        self._come.expire()
+        return arrival
+
+    def remove(self, arrival: Arrival) -> None:
+        """Records that a founder has gone, unless it has come again since."""
+        if self._come.get(arrival.member.process) is arrival:
+            del self._come[arrival.member.process]
+
+    def forget(self, process: str) -> None:
+        """Records that a process is dead."""
+        self._come.pop(process, None)
+
+    def missing(self) -> list[str]:
+        """Returns the known addresses from which no founder has come, in order."""
+        self._come.expire()
+        come = {arrival.member.address for arrival in self._come.values()}
+        return [address for address in self._addresses if address not in come]
+
+    def are_complete(self) -> bool:
+        """Whether as many have come as found a job, this process among them."""
+        return self._me.process in self._come and len(self._come) >= self._start
+
+    def found(self) -> Generation:
+        """Returns generation 1: this process and those that have come first."""
+        place = {address: index for index, address in enumerate(self._addresses)}
+        others = [a.member for a in self._come.values() if a.member != self._me]
+        members = [self._me, *others[: self._start - 1]]
+        members.sort(key=lambda member: place.get(member.address, len(place)))
+        self._come.clear()
+        return Generation(
+            number=1,
+            members=tuple(members),
+            newcomers=frozenset(),
+            job=secrets.token_hex(8),
+            salt=secrets.token_hex(16),
+        )
