@@ -26,10 +26,12 @@ SLEEP = PRELUDE + "leave_pid()\nwait_for_ever()\n"
 @pytest.fixture
 def hosts(tmp_path):
     found = ssh_hosts.SshHosts(3, tmp_path)
-    yield found
-    for index in range(3):
-        found.wait_until_empty(index)
-    found.close()
+    try:
+        yield found
+        for index in range(3):
+            found.wait_until_empty(index)
+    finally:
+        found.close()
 
 
 def listed(hosts, *slots):
@@ -40,10 +42,12 @@ def accuracies(out):
     return [float(text) for line in out for text in re.findall(r"test accuracy: ([0-9.]+)", line)]
 
 
-def wait_for(condition, timeout=100):
+def wait_for(condition, job, timeout=200):
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline
+        if job.process.poll() is not None or time.monotonic() > deadline:
+            job.process.terminate()
+            raise AssertionError(job.finish())
         time.sleep(0.02)
 
 
@@ -73,7 +77,7 @@ def test_a_killed_worker_is_restarted_then_reported(hosts, tmp_path):
     job = hosts.run("--restarts", 1, "--hosts", listed(hosts, 0, 1, 1), script)
     killed = tmp_path / "pid worker 1"
     for _ in range(2):
-        wait_for(killed.exists)
+        wait_for(killed.exists, job)
         pid = int(killed.read_text())
         assert pid in hosts.processes(2)
         killed.unlink()
@@ -89,7 +93,7 @@ def test_a_killed_launcher_leaves_nothing(hosts, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SLEEP)
     job = hosts.run("--hosts", listed(hosts, 1, 1, 1), script)
-    wait_for(lambda: len(list(tmp_path.glob("pid *"))) == 3)
+    wait_for(lambda: len(list(tmp_path.glob("pid *"))) == 3, job)
     job.process.kill()  # `ip netns exec` has become the launcher
     for index in range(3):
         hosts.wait_until_empty(index)
@@ -104,8 +108,12 @@ def test_a_preempted_job_saves_and_goes_on(hosts, tmp_path):
     epochs = []
     for _ in range(2):
         before = metadata.stat().st_mtime_ns if metadata.exists() else 0
+
+        def is_saved(before=before):
+            return metadata.exists() and metadata.stat().st_mtime_ns > before
+
         job = hosts.run("--hosts", listed(hosts, 0, 1, 1), script)
-        wait_for(lambda: metadata.exists() and metadata.stat().st_mtime_ns > before)  # noqa: B023
+        wait_for(is_saved, job)
         job.process.send_signal(signal.SIGTERM)
         code, _, err = job.finish(100)
         assert code == 143, err
@@ -120,7 +128,7 @@ def test_a_host_that_is_cut_off_is_named(hosts, tmp_path):
     script.write_text(SLEEP)
     ssh = f"{hosts.ssh} -o ServerAliveInterval=1 -o ServerAliveCountMax=2"
     job = hosts.run("--ssh", ssh, "--hosts", listed(hosts, 0, 1, 1), script)
-    wait_for(lambda: len(list(tmp_path.glob("pid *"))) == 2)
+    wait_for(lambda: len(list(tmp_path.glob("pid *"))) == 2, job)
     hosts.network.set_link(2, "down")
     code, _, err = job.finish()
     assert code == 255
@@ -160,12 +168,12 @@ model.fit(x, x[:, 0], batch_size=16, epochs=100, verbose=0, callbacks=[Pace()])
 """
     )
     job = hosts.run("--workers", "1:2", "--host-discovery-script", script, program)
-    wait_for((tmp_path / "members-1").exists)
+    wait_for((tmp_path / "members-1").exists, job)
     named.write_text(f"{hosts.addresses[1]}:1\n{hosts.addresses[2]}:1\n")
-    wait_for((tmp_path / "members-2").exists)
+    wait_for((tmp_path / "members-2").exists, job)
     (tmp_path / "members-1").unlink()
     named.write_text(f"{hosts.addresses[2]}:1\n")
-    wait_for((tmp_path / "members-1").exists)
+    wait_for((tmp_path / "members-1").exists, job)
     code, _, err = job.finish(200)
     assert code == 0, err
     assert any(f"host {hosts.addresses[2]} has come, with 1 slots" in line for line in err), err

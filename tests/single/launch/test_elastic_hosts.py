@@ -30,7 +30,7 @@ wait_for_file("end")
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 50
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
