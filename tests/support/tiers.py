@@ -92,6 +92,10 @@ LONG_CASES = {
     "test_elastic_partition.py": r".",
     # They need a Debian package and root; test_hosts.py has the same without ssh.
     "test_hosts_over_ssh.py": r".",
+    # test_launch_restarts.py and test_launch.py have the same on one machine.
+    "test_hosts.py": r"test_restarts_and_more",
+    # The parsing is in test_host_list.py.
+    "test_elastic_hosts.py": r"test_bad_answers",
     # Three processes that import TensorFlow, and three hosts; its other cases have what they print.
     "test_check.py": r"test_(the_command|a_slow_link)",
     # It needs a Debian package; test_metrics.py has what Prometheus reads.
