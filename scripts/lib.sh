@@ -120,25 +120,19 @@ has_images() {
   [ -e "$DATA_FOLDER/train-images-idx3-ubyte.gz" ]
 }
 
-# want_images: the Debian package of Fashion-MNIST, if it can be installed. Otherwise keras_examples/data.py lets
-# Keras download the images, and as the last resort reads scikit-learn's digits.
-want_images() {
-  has_images && return 0
+# want_package PACKAGE: a Debian package that can be done without, if it can be installed.
+want_package() {
   if ! can_use_apt; then
-    say "to install the images from Debian, type: sudo apt-get install -y $DATA_PACKAGE"
-  elif ! apt_install "$DATA_PACKAGE"; then
-    say "apt-get could not install $DATA_PACKAGE"
+    say "to install $1 from Debian, type: sudo apt-get install -y $1"
+  elif ! apt_install "$1"; then
+    say "apt-get could not install $1"
   fi
 }
 
-# want_prometheus: reads a running job in one test, which is left out without it.
-want_prometheus() {
-  command -v prometheus >/dev/null && return 0
-  if ! can_use_apt; then
-    say "to test with Prometheus, type: sudo apt-get install -y prometheus"
-  elif ! apt_install prometheus; then
-    say "apt-get could not install prometheus"
-  fi
+# want_images: Fashion-MNIST. Without it keras_examples/data.py lets Keras download the images, and as the last resort
+# reads scikit-learn's digits.
+want_images() {
+  has_images || want_package "$DATA_PACKAGE"
 }
 
 # want_sshd: the program of an ssh server, for tests with several hosts, which are left out without it. The package
@@ -146,28 +140,21 @@ want_prometheus() {
 want_sshd() {
   local policy=/usr/sbin/policy-rc.d
   [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null && return 0
-  if ! can_use_apt; then
-    say "to test several hosts, type: sudo apt-get install -y openssh-server openssh-client"
-    return 0
-  fi
-  if [ -e "$policy" ]; then
-    policy=""
-  else
+  if can_use_apt && [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
+  else
+    policy=""
   fi
-  apt_install openssh-server openssh-client || say "apt-get could not install openssh-server"
+  want_package openssh-server
   [ -z "$policy" ] || rm -f "$policy"
-  ! command -v systemctl >/dev/null || systemctl disable --quiet ssh 2>/dev/null || true
+  if can_use_apt && command -v systemctl >/dev/null; then
+    systemctl disable --quiet ssh 2>/dev/null || true
+  fi
 }
 
-# want_chromium: shows the dashboard in one test, which is left out without it.
-want_chromium() {
-  command -v chromium >/dev/null && return 0
-  if ! can_use_apt; then
-    say "to test with a browser, type: sudo apt-get install -y chromium"
-  elif ! apt_install chromium; then
-    say "apt-get could not install chromium"
-  fi
+# want_program NAME: a program of the Debian package of that name.
+want_program() {
+  command -v "$1" >/dev/null || want_package "$1"
 }
 
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from baselines import namespaces
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
-IS_MISSING = not os.path.exists(SSHD) or os.geteuid() != 0
+IS_MISSING = os.geteuid() != 0 or not all(map(shutil.which, (SSHD, "ssh", "ip", "tc")))
 _CONFIG = """
 ListenAddress {address}
 HostKey {folder}/host-key

@@ -1,9 +1,9 @@
-// Finds the fastest size of buckets while a job trains: tries each size in turn, and keeps the
-// best.
+// Finds the fastest size of buckets while a job trains: tries each size in turn, in three rounds,
+// and keeps the best.
 //
-//     steps    3          4          4               4          4
-//     size     default | size 0 | size 1 | ... | size 0 | size 1 | ...   three rounds; then the
-//     best counted  none       3 of 4     3 of 4          3 of 4     3 of 4
+//     steps      3          4        4             4        4
+//     size     initial | size 0 | size 1 | ... | size 0 | size 1 | ...
+//     counted  none      3 of 4   3 of 4         3 of 4   3 of 4
 //
 // The time of a step is the time between two calls of Begin. The median leaves out the pauses of
 // evaluation and checkpoints, and rounds make a slow change of the machine's load hit all sizes
