@@ -135,6 +135,23 @@ want_images() {
   has_images || want_package "$DATA_PACKAGE"
 }
 
+# want_sshd: the program of an ssh server, for tests with several hosts, which are left out without it. The package
+# also starts a server on all addresses of this machine: that is prevented.
+want_sshd() {
+  local policy=/usr/sbin/policy-rc.d
+  [ -x /usr/sbin/sshd ] && command -v ssh >/dev/null && return 0
+  if can_use_apt && [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
+  else
+    policy=""
+  fi
+  want_package openssh-server
+  [ -z "$policy" ] || rm -f "$policy"
+  if can_use_apt && command -v systemctl >/dev/null; then
+    systemctl disable --quiet ssh 2>/dev/null || true
+  fi
+}
+
 # want_program NAME: a program of the Debian package of that name.
 want_program() {
   command -v "$1" >/dev/null || want_package "$1"

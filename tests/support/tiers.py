@@ -96,6 +96,12 @@ LONG_CASES = {
     "test_lost_machine.py": r"test_both_sides",
     # The same; test_membership.py has partitions without a network.
     "test_elastic_partition.py": r".",
+    # They need a Debian package and root; test_hosts.py has the same without ssh.
+    "test_hosts_over_ssh.py": r".",
+    # test_launch_restarts.py and test_launch.py have the same on one machine.
+    "test_hosts.py": r"test_restarts_and_more",
+    # The parsing is in test_host_list.py.
+    "test_elastic_hosts.py": r"test_bad_answers",
     # Three processes that import TensorFlow, and three hosts; its other cases have what they print.
     "test_check.py": r"test_(the_command|a_slow_link)",
     # It needs a Debian package; test_metrics.py has what Prometheus reads.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ from tfdist._version import __version__
 from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
 from tfdist.launch import check_command, env_command, scale_command
+from tfdist.launch.binding import Binding
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.launch.hosts.host_list import Host, parse_host_lines, parse_hosts
 from tfdist.live import dashboard_command, top_command
 from tfdist.metrics import command as metrics_command
 from tfdist.observe import command as debug_command
@@ -30,7 +33,8 @@ example:
 'tfdist run --help' explains the options.
 """
 _RUN_DESCRIPTION = """\
-Starts the tasks of a training job on this machine: each runs the script with its own TF_CONFIG.
+Starts the tasks of a training job on this machine, or with --hosts on several over ssh: each runs
+the script with its own TF_CONFIG.
 Their output is shown with a prefix such as "[worker 1]". When one task fails, the others are
 stopped and the first failure is reported, or with --restarts the job goes on. The workers of an
 elastic job (--workers MIN:MAX) fail, leave and join while the others go on."""
@@ -44,6 +48,8 @@ examples:
       three workers, for an hour at most; logs/worker-0.log etc. keep all output
   tfdist run --workers 2 --restarts 3 train.py
       when a worker fails, all start again, three times at most
+  tfdist run --hosts node1:2,node2:2 train.py
+      four workers, two on each host
   tfdist run --workers 2:8:4 train.py
       an elastic job: four workers at first; what fails is started again alone, and
       'tfdist scale' starts and ends workers; with fewer than two the job fails
@@ -112,7 +118,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     subcommands = parser.add_subparsers(dest="subcommand", title="commands", metavar="COMMAND")
     run = subcommands.add_parser(
         "run",
-        help="start all tasks of a job on this machine",
+        help="start all tasks of a job, here or on several hosts",
         usage="tfdist run [options] (script.py | -m module) [its own arguments]",
         description=_RUN_DESCRIPTION,
         epilog=_RUN_EPILOG,
@@ -123,9 +129,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run.add_argument(
         "--workers",
         type=_workers,
-        default=1,
         metavar="N",
-        help="training tasks; with --ps or --evaluator the first is the chief (default: 1). "
+        help="training tasks; with --ps or --evaluator the first is the chief (default: 1, or "
+        "with hosts all their slots). "
         "MIN:MAX or MIN:MAX:START makes an elastic job without a chief, which begins with START "
         "workers (default: MIN)",
     )
@@ -185,6 +191,54 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         metavar="S",
         help="after Ctrl-C, SIGTERM or SIGHUP, the tasks have this many seconds to end their step "
         "and save, before they are killed (default: 30)",
+    )
+    hosts = run.add_mutually_exclusive_group()
+    hosts.add_argument(
+        "--hosts",
+        type=_hosts,
+        metavar="A:N,B:N",
+        help="run the tasks on these hosts, over ssh; N is the number of training tasks that a "
+        "host takes (default: 1)",
+    )
+    hosts.add_argument(
+        "--hostfile",
+        type=_host_file,
+        dest="hosts",
+        metavar="FILE",
+        help="as --hosts, with 'HOST slots=N' on each line",
+    )
+    hosts.add_argument(
+        "--host-discovery-script",
+        type=Path,
+        metavar="FILE",
+        help="of an elastic job: a program that prints the hosts, 'HOST:SLOTS' on each line; it is "
+        "asked every few seconds",
+    )
+    run.add_argument(
+        "--ssh",
+        type=_command,
+        default=("ssh",),
+        metavar="COMMAND",
+        help="what connects to a host, with its options, as in 'ssh -p 2222 -i key' (default: ssh)",
+    )
+    run.add_argument(
+        "--python",
+        metavar="PATH",
+        help="Python on the other hosts (default: the path of this one's)",
+    )
+    run.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also give this variable to tasks on other hosts; more than once for several",
+    )
+    run.add_argument(
+        "--bind",
+        choices=[binding.value for binding in Binding],
+        default=Binding.NONE.value,
+        help="bind each task to its share of its host's cores, or of its NUMA nodes "
+        "(default: none)",
     )
     run.add_argument(
         "--job-file",
@@ -262,6 +316,36 @@ def _workers(text: str) -> int | WorkerRange:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _hosts(text: str) -> tuple[Host, ...]:
+    """Parses the value of --hosts; an argparse type."""
+    try:
+        return parse_hosts(text)
+    except ClusterConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _host_file(text: str) -> tuple[Host, ...]:
+    """Reads the file that --hostfile names; an argparse type."""
+    try:
+        return parse_host_lines(Path(text).read_text(), text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error}") from None
+    except ClusterConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _command(text: str) -> list[str]:
+    """Splits the value of --ssh into words, as a shell does; an argparse type."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        message = f"expected a command, received {text!r}: {error}"
+        raise argparse.ArgumentTypeError(message) from None
+    if not words:
+        raise argparse.ArgumentTypeError("expected a command, received none")
+    return words
+
+
 def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     command = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
     if not command:
@@ -281,7 +365,7 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             script=script,
             module=module,
             arguments=command[1:],
-            workers=chosen.workers,
+            workers=chosen.workers or sum(host.slots for host in chosen.hosts or ()) or 1,
             ps=chosen.ps,
             evaluator=chosen.evaluator,
             data_workers=chosen.data_workers,
@@ -290,6 +374,12 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             timeout=chosen.timeout,
             restarts=chosen.restarts,
             max_restarts=chosen.max_restarts,
+            hosts=chosen.hosts or (),
+            discovery_script=chosen.host_discovery_script,
+            ssh=chosen.ssh,
+            python=chosen.python,
+            env=chosen.env,
+            binding=Binding(chosen.bind),
             job_file=chosen.job_file,
             signal_grace=chosen.grace,
         )

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 from tfdist.config.elastic import Elastic
 
@@ -281,6 +282,13 @@ class ElasticPolicy:
         returning = self.state(slot) is SlotState.RETURNING
         self._slots[slot] = _Slot(SlotState.RUNNING, late=True) if returning else _Slot()
         return returning
+
+    def release(self, slots: Sequence[int]) -> list[int]:
+        """Lets workers leave, whose hosts are gone; returns those that are to be told so."""
+        leave = [slot for slot in slots if self.state(slot) is SlotState.RUNNING]
+        for slot in leave:
+            self._slots[slot].state = SlotState.LEAVING
+        return leave
 
     def end(self, slot: int) -> list[int]:
         """Notes that a worker has finished; returns the slots that are not started any more."""

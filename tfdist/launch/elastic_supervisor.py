@@ -11,11 +11,16 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist.errors import Preempted
 from tfdist.launch.elastic_policy import Decision, ElasticPolicy, ScaleError, SlotState, Verdict
+from tfdist.launch.hosts import discovery
+from tfdist.launch.hosts.connection import HostConnection
+from tfdist.launch.hosts.elastic_hosts import ElasticHosts
+from tfdist.launch.hosts.host_list import Host
+from tfdist.launch.hosts.pool import HostPool
 from tfdist.launch.output import OutputStream
 from tfdist.launch.scale_channel import ScaleRequest, ScaleServer
 from tfdist.launch.supervisor import Supervisor
@@ -31,10 +36,11 @@ class ElasticSupervisor(Supervisor):
     Args:
       specs: the workers, by slot; the policy says which of them run. Then the parameter servers,
         which run as long as there are workers.
-      command: the command line of each.
+      pool: starts each of them on its host.
       policy: decides which workers run.
       listener: the socket at which `tfdist scale` is answered, see `scale_listener`.
-      environment: the variables that the workers inherit.
+      connect: begins to connect to a host that the script names; None if it needs none.
+      discovery_script: names the job's hosts while it runs, or None.
       streams: receive the workers' stdout and stderr; our own messages go to the second.
       log_dir: the directory of the workers' logs, or None.
       timeout: seconds the job may take, restarts included, or None.
@@ -45,11 +51,12 @@ class ElasticSupervisor(Supervisor):
     def __init__(
         self,
         specs: Sequence[TaskSpec],
-        command: Sequence[str],
+        pool: HostPool,
         *,
         policy: ElasticPolicy,
         listener: socket.socket,
-        environment: Mapping[str, str],
+        connect: Callable[[Host], HostConnection | None],
+        discovery_script: Path | None = None,
         streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None = None,
         timeout: float | None = None,
@@ -58,8 +65,7 @@ class ElasticSupervisor(Supervisor):
     ) -> None:
         super().__init__(
             specs,
-            command,
-            environment=environment,
+            pool,
             streams=streams,
             log_dir=log_dir,
             timeout=timeout,
@@ -68,6 +74,8 @@ class ElasticSupervisor(Supervisor):
         )
         self._policy = policy
         self._listener = listener
+        self._hosts = ElasticHosts(pool, specs, lambda host: self._watched(connect(host)))
+        self._discovery_script = discovery_script
         self._requests: list[ScaleRequest] = []
         # The last task of each slot that has ended, which the next one replaces.
         self._former: dict[int, Task] = {}
@@ -81,8 +89,48 @@ class ElasticSupervisor(Supervisor):
         with contextlib.ExitStack() as stack:
             server = ScaleServer(self._readers, self._take_request, self._listener)
             stack.callback(server.close)
+            if self._discovery_script is not None:
+                script = discovery.Discovery(
+                    self._discovery_script, self._readers, self._take_hosts, self._say
+                )
+                stack.callback(script.close)
+                self._ask_for_hosts(script)
             stack.callback(self._refuse_requests)
             return super().run()
+
+    def _watched(self, connection: HostConnection | None) -> HostConnection | None:
+        if connection is not None:
+            self._watch(connection)
+        return connection
+
+    def _ask_for_hosts(self, script: discovery.Discovery) -> None:
+        script.ask()
+        at = time.monotonic() + discovery.INTERVAL
+        self._due["hosts"] = (at, lambda: self._ask_for_hosts(script))
+
+    def _take_hosts(self, hosts: Sequence[Host]) -> None:
+        """Lets the workers of hosts that are gone leave; connects to new hosts."""
+        if self._stopping or self._policy.finished:
+            return
+        running = [task.index for task in self._tasks if self._is_running(task)]
+        changes = self._hosts.update(hosts, running)
+        for line in changes.lines:
+            self._say(line)
+        for slot in self._policy.release(changes.leave):
+            self._say(f"{self._specs[slot].name}: told to leave its host (SIGTERM)")
+            self._ask_to_leave(slot)
+        if changes.lines:
+            self._fill_hosts()
+
+    def _is_running(self, task: Task) -> bool:
+        return task.spec.trains and self._policy.state(task.index) is SlotState.RUNNING
+
+    def _fill_hosts(self) -> None:
+        """Starts workers in the free slots of the hosts, as many as the job may have."""
+        workers = self._policy.workers
+        count = min(workers.maximum, self._hosts.capacity())
+        if count > self._count() and count >= workers.minimum:
+            self._scale(count)
 
     def _take_request(self, request: ScaleRequest) -> None:
         if self._has_reported:
@@ -111,6 +159,11 @@ class ElasticSupervisor(Supervisor):
 
     def _decide(self) -> None:
         super()._decide()
+        come = self._hosts.take_connected()
+        for line in come:
+            self._say(line)
+        if come and not self._stopping and not self._policy.finished:
+            self._fill_hosts()
         for slot in self._policy.latecomers:
             self._give_latecomer_time(slot)
         if self._policy.has_ended and not self._stopping:
@@ -163,9 +216,9 @@ class ElasticSupervisor(Supervisor):
         if not self._policy.take_restart():
             self._fail(task, "; no restarts left")
             return
-        self._survived.append(f"{task.spec.name} ({task.exit})")
+        self._survived.append(f"{task.spec.title} ({task.exit})")
         left = f"restarts left: {self._policy.restarts_left}"
-        self._say(f"{task.spec.name} failed: {task.exit}; starting it again ({left})")
+        self._say(f"{task.spec.title} failed: {task.exit}; starting it again ({left})")
         self._replace(task)
 
     def _worker_failed(self, task: Task, decision: Decision) -> None:
@@ -174,7 +227,7 @@ class ElasticSupervisor(Supervisor):
             return
         # First, so that its last output precedes the message.
         self._remove(task)
-        what = f"{task.spec.name} failed: {task.exit}"
+        what = f"{task.spec.title} failed: {task.exit}"
         if decision.verdict is Verdict.TOO_LATE:
             self._say(f"{task.spec.name} came too late: {task.exit}; {decision.reason}")
         elif decision.verdict is Verdict.FAIL_AT_END:
@@ -182,7 +235,7 @@ class ElasticSupervisor(Supervisor):
             self._code = self._first_failure.end.shell_code
             self._say(f"{what}; {decision.reason}, so the others end by themselves")
         else:
-            self._survived.append(f"{task.spec.name} ({task.exit})")
+            self._survived.append(f"{task.spec.title} ({task.exit})")
             self._start_later_or_never(task.index, what, decision)
 
     def _start_later_or_never(self, slot: int, what: str, decision: Decision) -> None:
@@ -236,6 +289,13 @@ class ElasticSupervisor(Supervisor):
         return True
 
     def _start_slot(self, slot: int) -> None:
+        if self._specs[slot].host:
+            occupied = [task.index for task in self._tasks if task.exit is None]
+            try:
+                self._specs[slot] = self._hosts.place(slot, occupied)
+            except OSError as error:
+                name = self._specs[slot].name
+                raise OSError(error.errno, f"cannot start {name}: {error}") from error
         task = self._new_task(slot, self._former.get(slot))
         self._former.pop(slot, None)
         # In one step: the handler of SIGCHLD goes through the list.
@@ -309,7 +369,7 @@ class ElasticSupervisor(Supervisor):
     def _cause(self, failed: Task, life: float) -> str:
         """The reason of the job's failure, after which it did not go on, and what it survived."""
         cause = (
-            f"the job failed because of {failed.spec.name}: {failed.exit}, {life:.1f} s after its "
+            f"the job failed because of {failed.spec.title}: {failed.exit}, {life:.1f} s after its "
             "start"
         )
         if not self._survived:

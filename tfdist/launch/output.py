@@ -1,9 +1,9 @@
 """The output of a launched job's tasks, on its way to the terminal and to the logs.
 
-A `TaskOutput` reads a task's bytes, and its `LineAssembler` cuts them into lines. The lines get a
-prefix and wait in an `OutputStream`; there is one for each file that the launcher writes to. While
-a stream is full the launcher stops reading, the pipes fill, and the tasks wait: memory stays
-bounded for any amount of output and any speed of the reader.
+A `TaskOutput` reads a process's bytes. `TaskLines` cuts them into lines with a prefix, which wait
+in an `OutputStream`; there is one for each file that the launcher writes to. While a stream is full
+the launcher stops reading, the pipes fill, and the tasks wait: memory stays bounded for any amount
+of output and any speed of the reader.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import stat
 from collections import deque
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 # Bytes; a longer line is shown in pieces.
 MAX_LINE = 64 * 1024
@@ -129,38 +129,38 @@ class OutputStream:
             self._closed = True
 
 
+class Sink(Protocol):
+    """Takes the bytes of one stream of a task."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the source must wait."""
+
+    def take(self, data: bytes) -> None:
+        """Takes more bytes."""
+
+    def end(self) -> None:
+        """Notes that no more bytes come."""
+
+
 class TaskOutput:
-    """One stream (stdout or stderr) of one task.
+    """Reads one stream (stdout or stderr) of one process.
 
     Args:
-      name: the task's name, for the prefix.
-      index: the task's index, for the prefix's colour.
       source: the descriptor to read from; made non-blocking.
-      stream: receives the lines.
-      tail: receives the task's last lines.
-      log: receives the bytes unchanged, or None.
-      live: also show the incomplete last line on a terminal (progress bars).
+      sink: takes the bytes.
     """
 
-    def __init__(
-        self,
-        name: str,
-        index: int,
-        source: int,
-        stream: OutputStream,
-        tail: deque[str],
-        log: LogFile | None,
-        live: bool,
-    ) -> None:
+    def __init__(self, source: int, sink: Sink) -> None:
         self.source = source
-        self.stream = stream
-        self.prefix = prefix(name, index, stream.is_terminal)
-        self._lines = LineAssembler()
-        self._tail = tail
-        self._log = log
-        self._live = live and stream.is_terminal
+        self._sink = sink
         self._closed = False
         os.set_blocking(source, False)
+
+    @property
+    def full(self) -> bool:
+        """Whether it must not be read now, so that memory stays bounded."""
+        return self._sink.full
 
     def read_some(self) -> bool:
         """Reads up to `MAX_LINE` bytes; returns False at the end of the output."""
@@ -176,9 +176,7 @@ class TaskOutput:
         if not data:
             self.close()
             return False
-        if self._log is not None:
-            self._log.write(data)
-        self._show(self._lines.feed(data))
+        self._sink.take(data)
         return True
 
     def drain(self) -> None:
@@ -192,26 +190,66 @@ class TaskOutput:
                 break
             if not data:
                 break
-            if self._log is not None:
-                self._log.write(data)
-            self._show(self._lines.feed(data))
+            self._sink.take(data)
         self.close()
 
     def close(self) -> None:
-        """Shows the incomplete last line and closes the descriptor."""
+        """Ends the sink and closes the descriptor."""
         if not self._closed:
             self._closed = True
-            self._show(self._lines.finish())
+            self._sink.end()
             os.close(self.source)
+
+
+class TaskLines:
+    """Shows one stream (stdout or stderr) of one task as lines with a prefix: a `Sink`.
+
+    Args:
+      name: the task's name, for the prefix.
+      index: the task's index, for the prefix's colour.
+      stream: receives the lines.
+      tail: receives the task's last lines.
+      log: receives the bytes unchanged, or None.
+      live: also show the incomplete last line on a terminal (progress bars).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        stream: OutputStream,
+        tail: deque[str],
+        log: LogFile | None,
+        live: bool,
+    ) -> None:
+        self._stream = stream
+        self.prefix = prefix(name, index, stream.is_terminal)
+        self._lines = LineAssembler()
+        self._tail = tail
+        self._log = log
+        self._live = live and stream.is_terminal
+
+    @property
+    def full(self) -> bool:
+        return self._stream.full
+
+    def take(self, data: bytes) -> None:
+        if self._log is not None:
+            self._log.write(data)
+        self._show(self._lines.feed(data))
+
+    def end(self) -> None:
+        """Shows the incomplete last line."""
+        self._show(self._lines.finish())
 
     def _show(self, lines: list[bytes]) -> None:
         for line in lines:
             text = line.replace(b"\b", b"").decode("utf-8", "replace")
             self._tail.append(text[:_TAIL_WIDTH])
-            self.stream.line(self.prefix + text.encode())
+            self._stream.line(self.prefix + text.encode())
         if self._live:
             partial = self._lines.partial.replace(b"\b", b"").decode("utf-8", "replace")
-            self.stream.live(self.prefix + partial.encode() if partial else b"")
+            self._stream.live(self.prefix + partial.encode() if partial else b"")
 
 
 class LogFile:

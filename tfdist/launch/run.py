@@ -1,9 +1,9 @@
-"""`tfdist run`: all tasks of a job on one machine.
+"""`tfdist run`: all tasks of a job, on this machine or on several hosts over ssh.
 
-The launcher gives every task a free loopback port and its `TF_CONFIG`, shows their output with a
-prefix, and ends all of them when one fails, at a time limit, or on Ctrl-C. With restarts it starts
-failed tasks again. It starts and ends the workers of an elastic job one by one. All processes are
-on this machine; on many machines a scheduler sets `TF_CONFIG` instead.
+The launcher gives every task a free port and its `TF_CONFIG`, shows their output with a prefix, and
+ends all of them when one fails, at a time limit, or on Ctrl-C. With restarts it starts failed tasks
+again. It starts and ends the workers of an elastic job one by one. On other hosts an agent does so
+for it; everything else is the same.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfdist.config.cluster import Cluster
+from tfdist.config.host_environment import passed_environment
 from tfdist.config.job_file import JobFile
 from tfdist.config.settings import Settings, environment_with_secret
 from tfdist.errors import ClusterConfigError
+from tfdist.launch.binding import Binding
+from tfdist.launch.debug_directory import debug_directory
 from tfdist.launch.elastic_policy import Backoff, ElasticPolicy, WorkerRange
 from tfdist.launch.elastic_supervisor import ElasticSupervisor
-from tfdist.launch.output import output_streams
-from tfdist.launch.ports import free_ports, free_range
-from tfdist.launch.private_directory import private_directory
+from tfdist.launch.hosts import discovery
+from tfdist.launch.hosts.connection import AgentCommand
+from tfdist.launch.hosts.host_list import Host, place
+from tfdist.launch.hosts.pool import Connector, HostPool, JobCommand, Site, this_machine
+from tfdist.launch.output import OutputStream, output_streams
+from tfdist.launch.ports import free_range
 from tfdist.launch.scale_channel import scale_listener
 from tfdist.launch.supervisor import Supervisor, TaskSpec
 
@@ -52,6 +59,12 @@ class LaunchOptions:
         alone if the job has parameter servers or the task does not train. Not of elastic jobs.
       max_restarts: the number of restarts of single tasks of an elastic job; 10 if None.
       backoff: when they are restarted.
+      hosts: the hosts, with ssh; none means this machine.
+      discovery_script: a program that names the hosts of an elastic job while it runs.
+      ssh: the program that connects to them, with its options.
+      python: the path of Python on them; None means that of this process.
+      env: further variables of this environment that tasks on other hosts get.
+      binding: the CPUs that each task is bound to.
       job_file: the file with the job's addresses and secret while it runs; by default a new one,
         whose path is printed if there are parameter servers, or the job is elastic.
       stop_grace: seconds from SIGTERM to SIGKILL after a failure or at the time limit.
@@ -65,7 +78,7 @@ class LaunchOptions:
     Raises:
       ValueError: there is neither a script nor a module, or both.
       ClusterConfigError: an elastic job has tasks or an option that it cannot have, or another job
-        has an option of elastic ones.
+        has an option of elastic ones; or the hosts have too few slots.
     """
 
     script: Path | None = None
@@ -80,6 +93,12 @@ class LaunchOptions:
     restarts: int = 0
     max_restarts: int | None = None
     backoff: Backoff = Backoff()
+    hosts: Sequence[Host] = ()
+    discovery_script: Path | None = None
+    ssh: Sequence[str] = ("ssh",)
+    python: str | None = None
+    env: Sequence[str] = ()
+    binding: Binding = Binding.NONE
     job_file: Path | None = None
     stop_grace: float = 10.0
     signal_grace: float = 30.0
@@ -92,13 +111,25 @@ class LaunchOptions:
             raise ValueError(
                 f"expected a script or a module, received {self.script} and {self.module}"
             )
+        if self.hosts:
+            place([role for role, _ in _roles(self)], self.hosts)
         if not isinstance(self.workers, WorkerRange):
             if self.max_restarts is not None:
                 raise ClusterConfigError(
                     "--max-restarts: expected an elastic job (--workers MIN:MAX), received "
                     f"--workers {self.workers}; --restarts is for other jobs"
                 )
+            if self.discovery_script is not None:
+                raise ClusterConfigError(
+                    "--host-discovery-script: expected an elastic job (--workers MIN:MAX), "
+                    f"received --workers {self.workers}; --hosts is for other jobs"
+                )
             return
+        if self.binding is not Binding.NONE:
+            raise ClusterConfigError(
+                "--bind: expected none with --workers MIN:MAX, since the workers of an elastic job "
+                f"come and go; received --bind {self.binding.value}"
+            )
         for option, value, why in (
             ("--evaluator", self.evaluator, "has workers and parameter servers only"),
             ("--data-workers", self.data_workers, "has workers and parameter servers only"),
@@ -117,48 +148,66 @@ class LaunchOptions:
         return workers.maximum if isinstance(workers, WorkerRange) else workers
 
 
-def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[TaskSpec]:
+def _roles(options: LaunchOptions) -> list[tuple[str, int]]:
+    """Returns the role and index of each task, in the order of `plan`."""
+    # Estimator and parameter-server training require a task called chief; an elastic job has none.
+    is_elastic = isinstance(options.workers, WorkerRange)
+    chiefs = 1 if (options.ps and not is_elastic) or options.evaluator else 0
+    return [
+        *(("chief", index) for index in range(chiefs)),
+        *(("worker", index) for index in range(options.slots - chiefs)),
+        *(("ps", index) for index in range(options.ps)),
+        *(("evaluator", index) for index in range(int(options.evaluator))),
+        *(("data_dispatcher", index) for index in range(1 if options.data_workers else 0)),
+        *(("data_worker", index) for index in range(options.data_workers)),
+    ]
+
+
+def plan(
+    options: LaunchOptions,
+    ports: Sequence[int] | None = None,
+    places: Sequence[Site] | None = None,
+) -> list[TaskSpec]:
     """Returns the tasks of a job, with the TF_CONFIG of each.
 
     Args:
       options: the number of tasks of each kind; of an elastic job all that there may be.
       ports: one port for each training task and parameter server, and if there are data workers,
         for their dispatcher and for each of them; free ones by default.
+      places: the site of each task; this machine by default.
 
     Returns:
       The tasks, in the order chief, workers, parameter servers, evaluator, data tasks; the first
       is rank 0.
+
+    Raises:
+      OSError: too few ports are free, or a host is lost.
     """
-    dispatchers = 1 if options.data_workers else 0
-    servers_end = options.slots + options.ps
-    if ports is None:
-        ports = free_ports(servers_end + dispatchers + options.data_workers)
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    # Estimator and parameter-server training require a task called chief; an elastic job has none.
-    is_elastic = isinstance(options.workers, WorkerRange)
-    chiefs = 1 if (options.ps and not is_elastic) or options.evaluator else 0
+    roles = _roles(options)
+    if places is None:
+        places = [this_machine()] * len(roles)
+    # An evaluator has no address.
+    tasks = list(zip(places, roles, strict=True))
+    listening = [site for site, (role, _) in tasks if role != "evaluator"]
+    free = iter(_free_ports(listening) if ports is None else ports)
+    addresses: dict[str, list[str]] = {}
+    for site, (role, _) in tasks:
+        if role != "evaluator":
+            addresses.setdefault(role, []).append(site.host.listens_at(next(free)))
     cluster = Cluster(
-        chief=tuple(addresses[:chiefs]),
-        workers=tuple(addresses[chiefs : options.slots]),
-        ps=tuple(addresses[options.slots : servers_end]),
-        data_dispatcher=tuple(addresses[servers_end : servers_end + dispatchers]),
-        data_workers=tuple(addresses[servers_end + dispatchers :]),
-        task_type="chief" if chiefs else "worker",
+        chief=tuple(addresses.get("chief", ())),
+        workers=tuple(addresses.get("worker", ())),
+        ps=tuple(addresses.get("ps", ())),
+        data_dispatcher=tuple(addresses.get("data_dispatcher", ())),
+        data_workers=tuple(addresses.get("data_worker", ())),
+        task_type=roles[0][0],
         task_index=0,
     )
-    roles = [
-        *(("chief", index) for index in range(chiefs)),
-        *(("worker", index) for index in range(options.slots - chiefs)),
-        *(("ps", index) for index in range(options.ps)),
-        *(("evaluator", index) for index in range(int(options.evaluator))),
-        *(("data_dispatcher", index) for index in range(dispatchers)),
-        *(("data_worker", index) for index in range(options.data_workers)),
-    ]
     graces = {"ps": options.ps_grace, "evaluator": options.evaluator_grace}
-    tasks = []
-    for role, index in roles:
+    specs = []
+    for site, (role, index) in tasks:
         task = dataclasses.replace(cluster, task_type=role, task_index=index)
-        tasks.append(
+        specs.append(
             TaskSpec(
                 name=task.task_name,
                 trains=task.rank is not None,
@@ -166,9 +215,69 @@ def plan(options: LaunchOptions, ports: Sequence[int] | None = None) -> list[Tas
                 prepares_data=task.is_data_task,
                 tf_config=task.tf_config(),
                 grace=graces.get(role, 0.0),
+                host=site.host.name if options.hosts or options.discovery_script else "",
             )
         )
-    return tasks
+    return specs
+
+
+def _free_ports(sites: Sequence[Site]) -> list[int]:
+    """Returns a free port of each site, in order; sites that are the same have different ones."""
+    found = {id(site): iter(site.free_ports(sites.count(site))) for site in dict.fromkeys(sites)}
+    return [next(found[id(site)]) for site in sites]
+
+
+def _places(options: LaunchOptions, sites: Sequence[Site]) -> list[Site]:
+    """Returns the site of each task.
+
+    Raises:
+      ClusterConfigError: the hosts cannot reach one of them.
+    """
+    if len(sites) > 1:
+        for site in sites:
+            if site.host.is_loopback:
+                raise ClusterConfigError(
+                    "--hosts: expected this machine by a name at which the other hosts can reach "
+                    f"it, received {site.host.name}"
+                )
+    roles = [role for role, _ in _roles(options)]
+    if not options.hosts and options.discovery_script is None:
+        return [sites[0]] * len(roles)
+    by_name = {site.host.name: site for site in sites}
+    # Of an elastic job, slots that no host has yet. Their workers get a place when they start.
+    open_slots = 0
+    if options.discovery_script is not None:
+        open_slots = max(0, options.slots - sum(site.host.slots for site in sites))
+    chosen = place(roles[open_slots:], [site.host for site in sites])
+    placed = [by_name[host.name] for host in chosen]
+    workers = options.slots - open_slots
+    return [*placed[:workers], *[sites[0]] * open_slots, *placed[workers:]]
+
+
+def _discovered(options: LaunchOptions, timeout: float) -> tuple[Host, ...]:
+    """Asks the script for hosts until they have a slot for each worker of the beginning.
+
+    Raises:
+      ClusterConfigError: the script fails, or the hosts have too few slots for `timeout` seconds.
+    """
+    assert isinstance(options.workers, WorkerRange) and options.discovery_script is not None
+    needed = options.workers.start
+    deadline = time.monotonic() + timeout
+    last = -1
+    while True:
+        hosts = discovery.ask(options.discovery_script)
+        slots = sum(host.slots for host in hosts)
+        if slots >= needed:
+            return hosts
+        if time.monotonic() > deadline:
+            raise ClusterConfigError(
+                f"--host-discovery-script: expected hosts with {needed} slots within "
+                f"{timeout:g} s, received {slots} slots"
+            )
+        if slots != last:
+            print(f"tfdist run: waiting for {needed} slots; there are {slots}", file=sys.stderr)
+            last = slots
+        time.sleep(discovery.INTERVAL)
 
 
 def run(options: LaunchOptions) -> int:
@@ -189,28 +298,44 @@ def run(options: LaunchOptions) -> int:
     """
     if options.log_dir is not None:
         options.log_dir.mkdir(parents=True, exist_ok=True)
-    tasks = plan(options)
     environment = environment_with_secret()
     if isinstance(options.workers, WorkerRange):
         environment["TFDIST_ELASTIC"] = str(options.workers)
     settings = Settings.from_environment(environment)
     assert settings.secret is not None
-    file = JobFile(tasks[0].tf_config, settings.secret.decode("latin-1"))
+    secret = settings.secret.decode("latin-1")
+    streams = output_streams()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ended_by_signals())
+        agents = AgentCommand(options.ssh, options.python or sys.executable)
+        hosts = options.hosts
+        if options.discovery_script is not None:
+            hosts = _discovered(options, settings.rendezvous_timeout)
+        connector = Connector(_own_names(), agents, streams[1])
+        stack.callback(connector.close)
+        sites = connector.connect_all(hosts) if hosts else [this_machine()]
+        places = _places(options, sites)
+        tasks = plan(options, places=places)
+        file = JobFile(tasks[0].tf_config, secret)
+        passed = passed_environment(environment, secret, options.env)
+        directories = []
         if options.data_workers and settings.data_service_dir is None:
             # With a journal, a dispatcher that is started again knows the datasets and their state.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-data-"))
             environment["TFDIST_DATA_SERVICE_DIR"] = folder
+            directories.append("TFDIST_DATA_SERVICE_DIR")
         if settings.debug_dir is None:
-            environment["TFDIST_DEBUG_DIR"] = str(stack.enter_context(_dump_directory()))
+            folder = str(stack.enter_context(debug_directory("tfdist run")))
+            environment["TFDIST_DEBUG_DIR"] = folder
+            directories.append("TFDIST_DEBUG_DIR")
         else:
             # The tasks have the same working directory, other programs have not.
-            environment["TFDIST_DEBUG_DIR"] = str(Path(settings.debug_dir).absolute())
-        file = dataclasses.replace(file, debug_dir=environment["TFDIST_DEBUG_DIR"])
+            folder = str(Path(settings.debug_dir).absolute())
+            environment["TFDIST_DEBUG_DIR"] = passed["TFDIST_DEBUG_DIR"] = folder
+        file = dataclasses.replace(file, debug_dir=folder)
         if options.timeline is not None or settings.timeline is not None:
             timeline = (options.timeline or Path(settings.timeline or "")).absolute()
-            environment["TFDIST_TIMELINE"] = str(timeline)
+            environment["TFDIST_TIMELINE"] = passed["TFDIST_TIMELINE"] = str(timeline)
             stack.enter_context(_merged_timeline(timeline))
         listener = None
         if isinstance(options.workers, WorkerRange):
@@ -218,9 +343,13 @@ def run(options: LaunchOptions) -> int:
             file = dataclasses.replace(file, scale_socket=str(socket_path))
         if settings.metrics_port is not None:
             port = settings.metrics_port or free_range(len(tasks))
-            environment["TFDIST_METRICS_PORT"] = str(port)
+            environment["TFDIST_METRICS_PORT"] = passed["TFDIST_METRICS_PORT"] = str(port)
             file = dataclasses.replace(file, metrics=_metrics(tasks, port))
-        supervisor = _supervisor(options, tasks, environment, listener)
+        program = [str(options.script)] if options.module is None else ["-m", options.module]
+        arguments = [*program, *options.arguments]
+        command = JobCommand(sys.executable, arguments, environment, passed, directories)
+        pool = HostPool(command, sites, places, options.binding)
+        supervisor = _supervisor(options, tasks, pool, connector, streams, listener)
         path = stack.enter_context(file.written(options.job_file))
         asks = "tfdist scale" if isinstance(options.workers, WorkerRange) else "tfdist ps stats"
         if not options.ps and not file.scale_socket:
@@ -228,6 +357,12 @@ def run(options: LaunchOptions) -> int:
         if (options.ps or file.scale_socket or file.metrics) and options.job_file is None:
             print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
         return supervisor.run()
+
+
+def _own_names() -> set[str]:
+    """Returns the names of this machine: "node1.example.org" and "node1"."""
+    name = socket.gethostname()
+    return {name, name.partition(".")[0]}
 
 
 @contextlib.contextmanager
@@ -251,30 +386,6 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _dump_directory() -> Iterator[Path]:
-    """Makes a directory of mode 0700 for what the tasks write when something fails.
-
-    At the end it is removed if no task has written anything; else its path is printed.
-    """
-    with private_directory("tfdist-debug-", _remove_without_dumps) as directory:
-        yield directory
-    if directory.exists():
-        print(
-            f"tfdist run: what the tasks did last: 'tfdist debug explain {directory}'",
-            file=sys.stderr,
-        )
-
-
-def _remove_without_dumps(directory: Path) -> None:
-    """Removes what killed tasks have left, and the directory if nothing else is in it."""
-    with contextlib.suppress(OSError):
-        for path in directory.iterdir():
-            if path.suffix == ".sock" or path.name.startswith(".") or not path.stat().st_size:
-                path.unlink()
-        directory.rmdir()
 
 
 @contextlib.contextmanager
@@ -329,28 +440,33 @@ def _metrics(tasks: Sequence[TaskSpec], port: int) -> dict[str, str]:
             f"TFDIST_METRICS_PORT: expected {len(tasks)} ports from {port} on, one for each task, "
             "but the last port is 65535"
         )
-    return {name: f"127.0.0.1:{port + place}" for name, place in places.items()}
+    hosts = {task.name: task.host for task in tasks}
+    return {
+        name: Host(hosts[name] or "127.0.0.1").listens_at(port + place)
+        for name, place in places.items()
+    }
 
 
 def _supervisor(
     options: LaunchOptions,
     tasks: Sequence[TaskSpec],
-    environment: Mapping[str, str],
+    pool: HostPool,
+    connector: Connector,
+    streams: tuple[OutputStream, OutputStream],
     listener: socket.socket | None,
 ) -> Supervisor:
     """Returns the supervisor of the tasks; `listener` is for `tfdist scale` of an elastic job."""
-    program = [str(options.script)] if options.module is None else ["-m", options.module]
-    command = [sys.executable, "-u", *program, *options.arguments]
     if isinstance(options.workers, WorkerRange):
         assert listener is not None
         max_restarts = 10 if options.max_restarts is None else options.max_restarts
         return ElasticSupervisor(
             tasks,
-            command,
+            pool,
             policy=ElasticPolicy(options.workers, max_restarts, options.backoff),
             listener=listener,
-            environment=environment,
-            streams=output_streams(),
+            connect=connector.connect,
+            discovery_script=options.discovery_script,
+            streams=streams,
             log_dir=options.log_dir,
             timeout=options.timeout,
             stop_grace=options.stop_grace,
@@ -358,9 +474,8 @@ def _supervisor(
         )
     return Supervisor(
         tasks,
-        command,
-        environment=environment,
-        streams=output_streams(),
+        pool,
+        streams=streams,
         log_dir=options.log_dir,
         timeout=options.timeout,
         restarts=options.restarts,

@@ -21,11 +21,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfdist.errors import Preempted
 from tfdist.launch.guarded import Guard, guarded
+from tfdist.launch.hosts.connection import HostConnection
+from tfdist.launch.hosts.pool import HostPool
 from tfdist.launch.output import OutputStream, TaskOutput
 from tfdist.launch.task import Task, TaskSpec
 
@@ -42,8 +44,7 @@ class Supervisor:
 
     Args:
       specs: the tasks; the first is rank 0.
-      command: the command line of each task.
-      environment: the variables that the tasks inherit.
+      pool: starts each task on its host.
       streams: receive the tasks' stdout and stderr; our own messages go to the second.
       log_dir: the directory of the tasks' logs, or None.
       timeout: seconds the job may take, restarts included, or None.
@@ -56,9 +57,8 @@ class Supervisor:
     def __init__(
         self,
         specs: Sequence[TaskSpec],
-        command: Sequence[str],
+        pool: HostPool,
         *,
-        environment: Mapping[str, str],
         streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None = None,
         timeout: float | None = None,
@@ -66,9 +66,8 @@ class Supervisor:
         stop_grace: float = 10.0,
         signal_grace: float = 30.0,
     ) -> None:
-        self._specs = specs
-        self._command = command
-        self._environment = environment
+        self._specs = list(specs)
+        self._pool = pool
         self._streams = streams
         self._log_dir = log_dir
         self._timeout = timeout
@@ -90,7 +89,8 @@ class Supervisor:
         self._signals: list[int] = []
         # Time and action of each deadline, by name.
         self._due: dict[str, tuple[float, Callable[[], None]]] = {}
-        self._reading: list[TaskOutput] = []
+        self._connections: list[HostConnection] = []
+        self._reading: list[TaskOutput | HostConnection] = []
         self._guard: Guard | None = None
         # Further descriptors to read from, each with what handles its input.
         self._readers: dict[int, Callable[[], None]] = {}
@@ -101,6 +101,8 @@ class Supervisor:
             wake = stack.enter_context(self._signals_handled())
             self._guard = stack.enter_context(guarded())
             stack.callback(self._end_all)
+            for connection in self._pool.connections:
+                self._watch(connection)
             if self._timeout is not None:
                 self._due["limit"] = (time.monotonic() + self._timeout, self._time_is_up)
             self._start()
@@ -115,6 +117,11 @@ class Supervisor:
             self._flush(wake)
         return self._code or 0
 
+    def _watch(self, connection: HostConnection) -> None:
+        """Reads and writes a host's connection from now on."""
+        self._connections.append(connection)
+        self._reading.extend([connection, connection.words])
+
     def _all_ended(self) -> bool:
         return all(task.exit is not None for task in self._tasks)
 
@@ -127,19 +134,19 @@ class Supervisor:
     def _new_task(self, index: int, replaces: Task | None = None) -> Task:
         spec = self._specs[index]
         assert self._guard is not None
+        guard = self._guard.pipe
         try:
             task = Task(
                 spec,
                 index,
-                self._command,
-                self._environment,
+                lambda process, sinks: self._pool.start(index, process, sinks, guard),
                 self._streams,
                 self._log_dir,
-                self._guard.pipe,
+                self._pool.cpus(index),
                 replaces,
             )
         except OSError as error:
-            raise OSError(error.errno, f"cannot start {spec.name}: {error}") from error
+            raise OSError(error.errno, f"cannot start {spec.title}: {error}") from error
         self._reading.extend(task.outputs)
         return task
 
@@ -164,8 +171,15 @@ class Supervisor:
 
     def _step(self, wake: int) -> None:
         """Waits for the next event or deadline and handles it."""
-        soonest = min((when for when, _ in self._due.values()), default=None)
-        self._wait(wake, soonest)
+        beats = [found.next_beat for found in self._connections if not found.is_lost]
+        soonest = min([*(when for when, _ in self._due.values()), *beats], default=None)
+        # A host may have told an end while something else was waited for.
+        self._note_ends()
+        if not self._ended:
+            self._wait(wake, soonest)
+        for connection in self._connections:
+            connection.beat()
+        self._note_ends()
         # Before the deadlines: a job that has just ended is not at its time limit.
         self._decide()
         for name, (when, action) in list(self._due.items()):
@@ -178,8 +192,9 @@ class Supervisor:
         ready = select.poll()
         ready.register(wake, select.POLLIN)
         # A task whose stream is full must wait, so that memory does not grow.
-        reading = {out.source: out for out in self._reading if not out.stream.full}
-        writing = {out.descriptor: out for out in self._streams if out.pending}
+        reading = {out.source: out for out in self._reading if not out.full}
+        to_hosts = (found.out for found in self._connections if not found.is_lost)
+        writing = {out.descriptor: out for out in (*self._streams, *to_hosts) if out.pending}
         for descriptor in (*reading, *self._readers):
             ready.register(descriptor, select.POLLIN)
         for descriptor in writing:
@@ -213,7 +228,8 @@ class Supervisor:
 
     def _revive_guard(self) -> None:
         assert self._guard is not None
-        if self._guard.revive(task.process.pid for task in self._tasks if not task.closed):
+        processes = [task.process for task in self._tasks if not task.closed]
+        if self._guard.revive(found.group for found in processes if found.group is not None):
             left = f"starts left: {self._guard.starts_left}"
             self._say(f"the guard of the tasks had ended; it is started again ({left})")
 
@@ -253,7 +269,7 @@ class Supervisor:
         self._first_failure = self._first_failure or task
         self._code = self._first_failure.end.shell_code
         stopping = f"; stopping {_listed(self._running())}" if self._running() else ""
-        self._say(f"{task.spec.name} failed: {task.exit}{reason}{stopping}")
+        self._say(f"{task.spec.title} failed: {task.exit}{reason}{stopping}")
         self._stop(signal.SIGTERM, self._stop_grace)
 
     def _wait_for_notice(self, task: Task) -> None:
@@ -267,10 +283,10 @@ class Supervisor:
         The tasks that train tell each other. A second SIGTERM would end them while they save.
         """
         self._code = Preempted.EXIT_CODE
-        self._verdict = f"stopped by SIGTERM to {task.spec.name}"
+        self._verdict = f"stopped by SIGTERM to {task.spec.title}"
         running = self._running()
         wait = f"; waiting {self._signal_grace:g} s for {_listed(running)} to end, too"
-        self._say(f"{task.spec.name} was told to end: {task.exit}{wait if running else ''}")
+        self._say(f"{task.spec.title} was told to end: {task.exit}{wait if running else ''}")
         self._stopping = self._ends_by_notice = True
         for other in self._tasks:
             if other.exit is None and not (other.spec.trains or other.spec.serves):
@@ -285,7 +301,7 @@ class Supervisor:
 
     def _restart(self, task: Task) -> None:
         left = f"restarts left: {self._restarts_left}"
-        self._say(f"{task.spec.name} failed: {task.exit}; starting it again ({left})")
+        self._say(f"{task.spec.title} failed: {task.exit}; starting it again ({left})")
         new = self._replace(task)
         if self._code is not None:
             self._give_time(new)
@@ -294,7 +310,7 @@ class Supervisor:
         running = self._running()
         first = f"stopping {_listed(running)}, then " if running else ""
         left = f"restarts left: {self._restarts_left}"
-        self._say(f"{task.spec.name} failed: {task.exit}; {first}starting all again ({left})")
+        self._say(f"{task.spec.title} failed: {task.exit}; {first}starting all again ({left})")
         limit = self._due.get("limit")
         self._stop(signal.SIGTERM, self._stop_grace)
         if limit is not None:
@@ -392,8 +408,7 @@ class Supervisor:
     def _end(self, task: Task) -> None:
         """Ends the processes of a task and reads its last output."""
         self._reading = [output for output in self._reading if output not in task.outputs]
-        assert self._guard is not None
-        task.close(self._guard.pipe)
+        task.close()
 
     def _report(self) -> None:
         """Prints the launcher's last lines: the reason for the job's end."""
@@ -412,7 +427,7 @@ class Supervisor:
 
     def _cause(self, failed: Task, life: float) -> str:
         """The reason of the job's failure in one line; `life` is the task's, in seconds."""
-        return f"{failed.spec.name} failed first: {failed.exit}, after {life:.1f} s"
+        return f"{failed.spec.title} failed first: {failed.exit}, after {life:.1f} s"
 
     def _report_log(self, task: Task) -> None:
         if task.log is not None and task.log.error is not None:

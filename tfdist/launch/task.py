@@ -1,28 +1,27 @@
-"""One process of a launched job: its start, its end and its output."""
+"""One task of a launched job: its process, its end and its output."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
-import fcntl
-import os
-import pty
-import select
 import signal
-import struct
-import subprocess
-import termios
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tfdist.launch import guard as launch_guard
-from tfdist.launch.output import TAIL_LINES, LogFile, OutputStream, TaskOutput, terminal_size
+from tfdist.launch.output import (
+    TAIL_LINES,
+    LogFile,
+    OutputStream,
+    Sink,
+    TaskLines,
+    TaskOutput,
+    terminal_size,
+)
+from tfdist.launch.process import Exit, Process, ProcessSpec
 
-_PR_SET_PDEATHSIG = 1
-_GROUP_TIMEOUT = 5.0
+# Starts a process whose stdout and stderr the sinks receive.
+Start = Callable[[ProcessSpec, Sequence[Sink]], Process]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +35,7 @@ class TaskSpec:
       prepares_data: it is a data task, which the training tasks alone need.
       tf_config: its TF_CONFIG.
       grace: seconds in which it may end by itself after the training tasks.
+      host: the host it runs on, if the job has several.
     """
 
     name: str
@@ -44,42 +44,24 @@ class TaskSpec:
     tf_config: str
     grace: float
     prepares_data: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Exit:
-    """The end of a task: the exit code, or minus the signal's number, and the time."""
-
-    code: int
-    at: float
+    host: str = ""
 
     @property
-    def shell_code(self) -> int:
-        """The code a shell would report: 128 + the signal's number for a signal."""
-        return self.code if self.code >= 0 else 128 - self.code
-
-    def __str__(self) -> str:
-        if self.code >= 0:
-            return f"exit code {self.code}"
-        with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(-self.code).name}"
-        return f"killed by signal {-self.code}"
+    def title(self) -> str:
+        """Its name, and its host in a job of several: "worker 1 on node2"."""
+        return f"{self.name} on {self.host}" if self.host else self.name
 
 
 class Task:
-    """A running task in its own process group.
-
-    Only `close` reaps its process: until then the kernel cannot reuse the ids of the process and
-    its group, so signals never reach another program.
+    """A running task.
 
     Args:
       spec: the task.
       index: its index among the tasks; 0 is rank 0.
-      command: the program and its arguments.
-      environment: the variables it inherits, without TF_CONFIG and TFDIST_RESTARTS.
+      start: starts its process.
       streams: receive its stdout and its stderr.
       log_dir: the directory of its log, or None.
-      guard: the pipe to the launcher's guard.
+      cpus: the CPUs it may use; None means those of its parent.
       replaces: the ended task that this one replaces.
 
     Attributes:
@@ -93,11 +75,10 @@ class Task:
         self,
         spec: TaskSpec,
         index: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        start: Start,
         streams: tuple[OutputStream, OutputStream],
         log_dir: Path | None,
-        guard: int,
+        cpus: Sequence[int] | None = None,
         replaces: Task | None = None,
     ) -> None:
         self.spec = spec
@@ -115,72 +96,23 @@ class Task:
             self.log.write(f"tfdist run: {spec.name}: {replaces.exit}; restarted\n".encode())
         # Programs draw progress bars only on terminals: rank 0 gets one if we have one.
         self._terminal = index == 0 and streams[0].is_terminal
-        sources, theirs = self._open_pipes(streams)
-        try:
-            self.process = self._start(command, environment, theirs, guard)
-        except BaseException:
-            for source in sources:
-                os.close(source)
-            raise
-        finally:
-            for descriptor in set(theirs):
-                os.close(descriptor)
-        self.outputs = [
-            TaskOutput(spec.name, index, source, stream, self.tail, self.log, self._terminal)
-            for source, stream in zip(sources, streams, strict=False)
-        ]
-
-    def _open_pipes(
-        self, streams: tuple[OutputStream, OutputStream]
-    ) -> tuple[list[int], tuple[int, int]]:
-        """Returns our ends of the task's stdout and stderr, and the task's two ends."""
-        if self._terminal:
-            master, slave = pty.openpty()
-            settings = termios.tcgetattr(slave)
-            # Line ends pass unchanged, as through a pipe.
-            settings[1] &= ~termios.OPOST
-            termios.tcsetattr(slave, termios.TCSANOW, settings)
-            self._master = master
-            self.resize()
-            if streams[0] is streams[1]:
-                return [master], (slave, slave)
-            ours, theirs = os.pipe()
-            return [master, ours], (slave, theirs)
-        out, their_out = os.pipe()
-        err, their_err = os.pipe()
-        return [out, err], (their_out, their_err)
-
-    def _start(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        ends: tuple[int, int],
-        guard: int,
-    ) -> subprocess.Popen[bytes]:
-        launcher = os.getpid()
-        prctl = ctypes.CDLL(None).prctl
-
-        def before_exec() -> None:
-            with contextlib.suppress(OSError):
-                os.write(guard, launch_guard.STARTED % os.getpid())
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != launcher:
-                os._exit(1)
-
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=ends[0],
-            stderr=ends[1],
-            env={
-                **environment,
-                "TF_CONFIG": self.spec.tf_config,
-                "TFDIST_RESTARTS": str(self._restarts),
-            },
-            start_new_session=True,
-            # Safe: the launcher has one thread.
-            preexec_fn=before_exec,
+        shown = streams[:1] if self._terminal and streams[0] is streams[1] else streams
+        self.process = start(
+            ProcessSpec(
+                variables={"TF_CONFIG": spec.tf_config, "TFDIST_RESTARTS": str(self._restarts)},
+                terminal=terminal_size(spec.name) if self._terminal else None,
+                cpus=cpus,
+            ),
+            [
+                TaskLines(spec.name, index, stream, self.tail, self.log, self._terminal)
+                for stream in shown
+            ],
         )
+
+    @property
+    def outputs(self) -> Sequence[TaskOutput]:
+        """What its output is read from."""
+        return self.process.outputs
 
     @property
     def exit(self) -> Exit | None:
@@ -196,24 +128,14 @@ class Task:
     def resize(self) -> None:
         """Gives the task's terminal, if it has one, the size of ours."""
         if self._terminal:
-            size = struct.pack("HHHH", *terminal_size(self.spec.name), 0, 0)
-            with contextlib.suppress(OSError):
-                fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+            self.process.resize(*terminal_size(self.spec.name))
 
     def check(self) -> bool:
         """Records the process's end without reaping it; returns True the first time."""
         if self.exit is not None:
             return False
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        try:
-            ended = os.waitid(os.P_PID, self.process.pid, flags)
-        except ChildProcessError:
-            return False  # `close` has just reaped it
-        if ended is None:
-            return False
-        by_itself = ended.si_code == os.CLD_EXITED
-        code = ended.si_status if by_itself else -ended.si_status
-        return self._record(Exit(code, time.monotonic()))
+        found = self.process.find_exit()
+        return found is not None and self._record(found)
 
     def _record(self, found: Exit) -> bool:
         """Keeps the first exit; returns whether this is it."""
@@ -223,58 +145,19 @@ class Task:
     def signal(self, number: int) -> None:
         """Sends a signal to the task and its children, and continues stopped ones."""
         self.told_to_stop = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-            os.killpg(self.process.pid, signal.SIGCONT)
+        self.process.signal(number)
 
     def notify(self) -> None:
         """Sends SIGTERM to the task alone: its children, such as readers of its input, go on."""
         self.told_to_stop = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.process.pid, signal.SIGTERM)
-            os.killpg(self.process.pid, signal.SIGCONT)
+        self.process.notify()
 
-    def close(self, guard: int) -> None:
+    def close(self) -> None:
         """Kills the task's remaining processes, reads its last output and reaps it, once."""
         if self.closed:
             return
         self.closed = True
         self.signal(signal.SIGKILL)
-        # Before a replacement starts, their ports must be free, and they must have left the job.
-        _wait_for_group(self.process.pid, _GROUP_TIMEOUT)
-        for output in self.outputs:
-            output.drain()
-        self._record(Exit(self.process.wait(), time.monotonic()))
-        with contextlib.suppress(OSError):
-            os.write(guard, launch_guard.ENDED % self.process.pid)
+        self._record(self.process.close())
         if self.log is not None:
             self.log.close()
-
-
-def _wait_for_group(group: int, timeout: float) -> None:
-    """Waits until all processes of a killed group have ended, reaped or not."""
-    deadline = time.monotonic() + timeout
-    for pid in _members(group):
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            continue  # the process has ended, or the kernel has no pidfds
-        try:
-            ended = select.poll()
-            ended.register(descriptor, select.POLLIN)
-            ended.poll(1000 * max(0.0, deadline - time.monotonic()))
-        finally:
-            os.close(descriptor)
-
-
-def _members(group: int) -> list[int]:
-    """Returns the processes of a group that have not ended and that /proc shows."""
-    members = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, of = path.read_text("latin-1").rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
-            continue
-        if int(of) == group and state not in "ZX":
-            members.append(int(path.parent.name))
-    return members

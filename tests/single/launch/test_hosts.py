@@ -1,0 +1,225 @@
+"""`tfdist run --hosts`: agents on loopback addresses, which a program in place of ssh starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from fake_ssh import make_fake_ssh
+from launching import Launcher, wait_until_gone
+
+from tfdist.launch.guarded import guarded
+from tfdist.launch.hosts import agent as host_agent
+from tfdist.launch.hosts import records
+from tfdist.launch.output import OutputStream
+
+TWO = "127.0.0.2:1,127.0.0.3:2"
+
+
+@pytest.fixture
+def launch(tmp_path):
+    launcher = Launcher(tmp_path)
+    program = make_fake_ssh(tmp_path)
+
+    def start(body, hosts, *options, **keywords):
+        return launcher(body, "--ssh", str(program), "--hosts", hosts, *options, **keywords)
+
+    yield start
+    launcher.close()
+
+
+def pids(folder, count):
+    """Waits for the tasks' files of `leave_pid`; returns the ids of the processes."""
+    deadline = time.monotonic() + 30
+    while len(files := list(folder.glob("pid *"))) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return [int(file.read_text()) for file in files]
+
+
+def test_tasks_get_their_environment_by_the_connection_alone(launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_SECRET", secret := "0123456789abcdef" * 4)
+    monkeypatch.setenv("TF_MINE", "of the job")
+    monkeypatch.setenv("OTHER", "of the launcher")
+    monkeypatch.setenv("CHOSEN", "an 'odd'\nvalue")
+    code, out, err = launch(
+        """
+        import socket
+        ports = [address.split(":") for address in config["cluster"]["worker"]]
+        host, port = ports[config["task"]["index"]]
+        socket.create_server((host, int(port))).close()
+        names = ("TFDIST_SECRET", "TF_MINE", "OTHER", "CHOSEN", "TFDIST_SECRET_FILE")
+        say(repr([os.environ.get(name) for name in names]))
+        say(f"{[host for host, _ in ports]} {Path.cwd()} {len(os.sched_getaffinity(0))}")
+        os.write(2, b"half a line")
+        """,
+        TWO,
+        "--env",
+        "CHOSEN",
+        "--bind",
+        "core",
+        "--log-dir",
+        str(tmp_path / "logs"),
+    ).finish()
+    assert code == 0, err
+    values = [secret, "of the job", None, "an 'odd'\nvalue", None]
+    hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.3"]
+    cpus = len(os.sched_getaffinity(0))
+    for worker, share in enumerate((cpus, max(1, cpus // 2), max(1, (cpus + 1) // 2))):
+        assert f"[worker {worker}] {values}" in out
+        assert f"[worker {worker}] {hosts} {os.getcwd()} {share}" in out
+        assert f"[worker {worker}] half a line" in err
+        assert (tmp_path / "logs" / f"worker-{worker}.log").read_text().endswith("half a line")
+    arguments = (tmp_path / "ssh-arguments").read_text()
+    assert "BatchMode=yes" in arguments
+    assert not any(text in arguments for text in (secret, "of the job", "odd", "TF_CONFIG"))
+
+
+def test_the_first_failure_ends_all_hosts_and_is_reported(launch, tmp_path):
+    code, out, err = launch(
+        """
+        leave_pid()
+        if me == "worker 2":
+            wait_for_file("pid*", 3)
+            say("no such data set")
+            os.kill(os.getpid(), signal.SIGSEGV)
+        wait_for_ever()
+        """,
+        TWO,
+    ).finish()
+    assert code == 128 + signal.SIGSEGV
+    assert out == ["[worker 2] no such data set"]
+    failed = "tfdist run: worker 2 on 127.0.0.3 failed"
+    assert err[0] == f"{failed}: killed by SIGSEGV; stopping worker 0, worker 1"
+    assert err[1].startswith(f"{failed} first: killed by SIGSEGV, after ")
+    assert err[-1] == "    no such data set"
+    for pid in pids(tmp_path, 3):
+        wait_until_gone(pid)
+
+
+def test_restarts_and_more_output_than_pipes_hold(launch):
+    code, out, err = launch(
+        """
+        again = int(os.environ["TFDIST_RESTARTS"])
+        if not again:
+            if me == "worker 1": sys.exit(3)
+            wait_for_ever()
+        for number in range(10000): say(f"{number:060}")
+        """,
+        TWO,
+        "--restarts",
+        "1",
+    ).finish()
+    assert code == 0, err
+    restart = "exit code 3; stopping worker 0, worker 2, then starting all again (restarts left: 0)"
+    assert err == [f"tfdist run: worker 1 on 127.0.0.3 failed: {restart}"]
+    for worker in range(3):
+        lines = [line for line in out if line.startswith(f"[worker {worker}]")]
+        assert lines == [f"[worker {worker}] {number:060}" for number in range(10000)]
+
+
+def test_sigterm_reaches_the_tasks_alone_and_they_end_with_143(launch, tmp_path):
+    job = launch(
+        """
+        child = subprocess.Popen(["sleep", "60"])
+        def notice(number, frame):
+            say(f"saved, and the child is there: {child.poll() is None}")
+            os._exit(143)
+        signal.signal(signal.SIGTERM, notice)
+        leave_pid()
+        wait_for_ever()
+        """,
+        TWO,
+    )
+    started = pids(tmp_path, 3)
+    job.process.send_signal(signal.SIGTERM)
+    code, out, err = job.finish()
+    assert code == 143, err
+    assert sorted(out) == [f"[worker {i}] saved, and the child is there: True" for i in range(3)]
+    for pid in started:
+        wait_until_gone(pid)
+
+
+def test_a_killed_launcher_leaves_nothing(launch, tmp_path):
+    body = """
+    (here / "agents" / str(os.getppid())).touch()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_pid()
+    wait_for_ever()
+    """
+    (tmp_path / "agents").mkdir()
+    job = launch(body, TWO)
+    left = pids(tmp_path, 3)
+    left += [int(path.name) for path in (tmp_path / "agents").iterdir()]
+    assert len(left) == 5
+    job.process.kill()
+    for pid in left:
+        wait_until_gone(pid)
+    assert not list(tmp_path.glob("tfdist-*"))
+
+
+def test_a_lost_host_is_the_first_failure_and_its_tasks_end(launch, tmp_path):
+    job = launch(
+        """
+        leave_pid()
+        if me == "worker 1":
+            wait_for_file("pid*", 3)
+            os.kill(os.getppid(), signal.SIGKILL)
+        wait_for_ever()
+        """,
+        TWO,
+    )
+    started = pids(tmp_path, 3)
+    code, _, err = job.finish()
+    assert code == 255
+    lost = "its host 127.0.0.3 was lost: the connection ended"
+    assert err[0].startswith("tfdist run: worker 1 on 127.0.0.3 failed: " + lost)
+    assert "stopping worker 0" in err[0]
+    for pid in started:
+        wait_until_gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        (
+            "127.0.0.9",
+            "its agent did not start (exit code 255): ssh: connect to host 127.0.0.9 port 22: "
+            "No route to host",
+        ),
+        ("127.0.0.8", "expected records of tfdist, received Welcome to node 8"),
+    ],
+)
+def test_a_host_without_an_agent_is_named(launch, host, message):
+    code, out, err = launch("say(me)", f"127.0.0.2,{host}").finish()
+    assert code == 1 and not out
+    assert err[-1] == f"tfdist run: error: host {host}: {message}"
+
+
+def test_this_machine_needs_no_ssh_and_others_need_its_name(launch, tmp_path):
+    code, out, err = launch("say(me)", "localhost:2").finish()
+    assert code == 0 and sorted(out) == ["[worker 0] worker 0", "[worker 1] worker 1"], err
+    assert not (tmp_path / "ssh-arguments").exists()
+    code, _, err = launch("say(me)", "127.0.0.2,localhost").finish()
+    expected = "expected this machine by a name at which the other hosts can reach it, received"
+    assert code == 1 and err == [f"tfdist run: error: --hosts: {expected} localhost"]
+
+
+def test_an_agent_that_hears_nothing_ends(monkeypatch, capsys):
+    monkeypatch.setattr(records, "SILENCE", 0.2)
+    ours, theirs = os.pipe()
+    answers, out = os.pipe()
+    wake, waker = os.pipe()
+    with guarded() as guard:
+        agent = host_agent.Agent(ours, OutputStream(out), guard, directories=str)
+        thread = threading.Thread(target=agent.run, args=[wake])
+        thread.start()
+        os.write(theirs, records.line("beat") + b"\n")
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert "nothing heard from the launcher for 0.2 s" in capsys.readouterr().err
+    for descriptor in (ours, theirs, answers, out, wake, waker):
+        os.close(descriptor)

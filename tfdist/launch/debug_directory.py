@@ -1,0 +1,39 @@
+"""The directory for what the tasks of one host write when something fails."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdist.launch.private_directory import private_directory
+
+
+@contextlib.contextmanager
+def debug_directory(program: str, host: str = "") -> Iterator[Path]:
+    """Makes a directory of mode 0700 for what the tasks write when something fails.
+
+    At the end it is removed if no task has written anything; else its path is printed.
+
+    Args:
+      program: what prints it.
+      host: the name of this machine, if the reader is at another one.
+    """
+    with private_directory("tfdist-debug-", _remove_without_dumps) as directory:
+        yield directory
+    if directory.exists():
+        where = f" on {host}" if host else ""
+        print(
+            f"{program}: what the tasks did last{where}: 'tfdist debug explain {directory}'",
+            file=sys.stderr,
+        )
+
+
+def _remove_without_dumps(directory: Path) -> None:
+    """Removes what killed tasks have left, and the directory if nothing else is in it."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.suffix == ".sock" or path.name.startswith(".") or not path.stat().st_size:
+                path.unlink()
+        directory.rmdir()
