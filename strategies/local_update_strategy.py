@@ -51,7 +51,8 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
       slots: what becomes of the optimizer's own variables, such as momentum, at a synchronization:
         each worker's stay ("keep"), they become the workers' mean ("average"), or they become what
         they were at first ("reset").
-      compression: of what is sent at a synchronization. Not yet supported: `None` or "none".
+      compression: of the pseudo-gradients, the anchor minus what a worker gives to the mean: a name
+        or a method of `tfdist.compression`; `None` sends them as they are.
       min_contributors: how many workers a synchronization needs. Not yet supported for less than
         all: `None`, or the number of workers.
       cluster_resolver: as of `MultiWorkerMirroredStrategy`.
@@ -89,7 +90,8 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         communication_options: CommunicationOptions | None = None,
     ) -> None:
         rule = ModelAveraging() if rule is None else rule
-        _check_arguments(sync_every, rule, warmup_steps, slots, compression)
+        _check_arguments(sync_every, rule, warmup_steps, slots)
+        method = method_of(compression)
         cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
         cluster = start(cluster, None, keras.apply_repairs)
         _check_cluster(cluster)
@@ -112,6 +114,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
             max(warmup_steps, rule.warmup),
             slots,
             options.timeout_seconds,
+            None if isinstance(method, NoCompression) else method,
         )
         distribute_lib.Strategy.__init__(self, extended)
 
@@ -245,9 +248,7 @@ def _rows(arguments: Any) -> tf.Tensor:
     return tf.constant(1.0, tf.float64)
 
 
-def _check_arguments(
-    sync_every: Any, rule: Any, warmup_steps: Any, slots: Any, compression: Any
-) -> None:
+def _check_arguments(sync_every: Any, rule: Any, warmup_steps: Any, slots: Any) -> None:
     def check(name: str, value: Any, expected: str, holds: bool) -> None:
         if not holds:
             raise ValueError(
@@ -266,8 +267,6 @@ def _check_arguments(
         raise TypeError(
             f"LocalUpdateStrategy: expected rule to be one of tfdist.rules, received {rule!r}"
         )
-    sends_all = isinstance(method_of(compression), NoCompression | None)
-    check("compression", compression, "None: it is not yet supported", sends_all)
 
 
 def _check_options(options: CommunicationOptions) -> None:
@@ -279,7 +278,8 @@ def _check_options(options: CommunicationOptions) -> None:
     if not isinstance(options.compression, NoCompression | None):
         raise ValueError(
             "LocalUpdateStrategy: expected communication_options without a compression, received "
-            f"{options.compression}: no gradients are sent"
+            f"{options.compression}: no gradients are sent. Pseudo-gradients are compressed by "
+            "LocalUpdateStrategy(compression=)"
         )
 
 

@@ -67,6 +67,11 @@ class Group:
             new.build(self._anchors if is_keras_3 else [a.value for a in self._anchors])
             self._initial = [v.numpy() for v in _slots(new)]
 
+    @property
+    def anchors(self) -> list[tf.Variable]:
+        """The anchor of each variable."""
+        return [anchor.value for anchor in self._anchors]
+
     def begin(self) -> None:
         """Begins a round, unless one has begun: the anchor becomes the variables' values."""
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tfdist import ops
+from tfdist.compression import Compression
 from tfdist.rules import Rule
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
 from tfdist.strategies._local_updates.group import Group, component, of_tensorflow
@@ -54,6 +55,7 @@ class LocalUpdates:
       warmup_steps: the first steps, each of which is a round.
       slots: what becomes of optimizers' own variables: "keep", "average" or "reset".
       timeout: of collectives, in seconds.
+      compression: of pseudo-gradients; `None` sends them as they are.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class LocalUpdates:
         warmup_steps: int,
         slots: str,
         timeout: float | None,
+        compression: Compression | None,
     ) -> None:
         self.workers = workers
         self.sync_every = sync_every
@@ -73,6 +76,7 @@ class LocalUpdates:
         self._warmup_steps = warmup_steps
         self._slots = slots
         self._timeout = timeout
+        self._compressor = None if compression is None else compression.compressor()
         # Both live as long as the optimizers.
         self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Group]]
         self._groups = weakref.WeakKeyDictionary()
@@ -211,6 +215,7 @@ class LocalUpdates:
                 self._warmup_steps,
                 self._timeout,
                 self._rule.residual_names,
+                self._compressor,
             )
             groups[0].rounds.append(found)
         return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.compression import Compressor
 from tfdist.strategies._local_updates.group import Group, without_strategy
 
 
@@ -24,6 +25,7 @@ class Round:
       warmup_steps: as many first rounds have one step.
       timeout: seconds after which a collective fails; as for `tfdist.ops.all_reduce`.
       residual_names: those of the rule.
+      compressor: compresses pseudo-gradients; the rest is sent as it is.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Round:
         warmup_steps: int,
         timeout: float | None,
         residual_names: Sequence[str],
+        compressor: Compressor | None,
     ) -> None:
         self._groups = list(groups)
         self._statistics = statistics
@@ -43,6 +46,7 @@ class Round:
         self._warmup_steps = warmup_steps
         self._timeout = timeout
         self._residual_names = tuple(residual_names)
+        self._compressor = compressor
         without_strategy(self._make)
         self._end_now = tf.function(self._end_if_begun)
 
@@ -87,10 +91,7 @@ class Round:
         averaged = [*statistics, *(slot for group in self._groups for slot in group.slots)]
         pseudo = [gradient for group in self._groups for gradient in group.pseudo_gradients()]
         own = [*pseudo, *(variable.read_value() for variable in averaged)]
-        means = self._sums(
-            [value * tf.cast(weight, value.dtype) for value in own],
-            "synchronization of local updates",
-        )
+        means = self._means([value * tf.cast(weight, value.dtype) for value in own], len(pseudo))
         in_warmup = self._steps_in_all <= self._warmup_steps if self._warmup_steps else None
         squares = tf.zeros([len(self._residual_names)], tf.float64)
         for group in self._groups:
@@ -104,8 +105,26 @@ class Round:
         self._rows.assign(0.0)
         return self._steps.assign(0, read_value=True)
 
+    def _means(self, parts: list[tf.Tensor], pseudo: int) -> list[tf.Tensor]:
+        """Sums the workers' weighted parts, of which the first `pseudo` are of pseudo-gradients."""
+        label = "synchronization of local updates"
+        if self._communicator is None or self._compressor is None:
+            return self._sums(parts, label)
+        # An anchor identifies the residual of its pseudo-gradient.
+        anchors = [anchor for group in self._groups for anchor in group.anchors]
+        with tf.device("/device:CPU:0"):
+            reduced = ops.fused_all_reduce(
+                parts[:pseudo],
+                self._communicator,
+                label=label,
+                timeout=self._timeout,
+                compressor=self._compressor,
+                variables=anchors,
+            )
+        return [*reduced, *self._sums(parts[pseudo:], label)]
+
     def _sums(self, values: list[tf.Tensor], label: str) -> list[tf.Tensor]:
-        if self._communicator is None:
+        if self._communicator is None or not values:
             return values
         with tf.device("/device:CPU:0"):
             return ops.fused_all_reduce(
