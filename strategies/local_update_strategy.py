@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ from tfdist.job.start import start
 from tfdist.rules import ModelAveraging, Rule
 from tfdist.strategies._local_updates.group import without_strategy
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
+from tfdist.strategies._local_updates.saved_state import LocalState
 from tfdist.strategies.communication_options import CommunicationOptions, is_variable
 from tfdist.strategies.multi_worker_mirrored_strategy import (
     MultiWorkerMirroredExtended,
@@ -125,6 +127,37 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         the same step, outside of `strategy.run` and of a `tf.function`.
         """
         self.extended.local_updates.synchronize()
+
+    def training_state(self, variables: Sequence[tf.Variable]) -> LocalState:
+        """What a `tf.train.Checkpoint` of a custom loop needs besides the model and the optimizer.
+
+        It holds all workers' copies of the variables and of the optimizer's, anchors, the outer
+        optimizer's variables, dual variables, residuals of error feedback, and the step within the
+        round. Checkpoints of Keras 3's callbacks hold the same. All workers save together. Make it,
+        and restore, before the first step.
+
+        Args:
+          variables: the model's `trainable_variables`.
+
+        Example:
+
+        ```python
+        local = strategy.training_state(model.trainable_variables)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, local=local)
+        ```
+        """
+        local, kept = self.extended.local_updates, list(variables)
+
+        def restore(values: Any) -> None:
+            if local.is_trained(kept):
+                # The checkpoint restores the model's variables after this.
+                raise ValueError(
+                    "LocalUpdateStrategy.training_state: expected a checkpoint to be restored "
+                    "before the first step, but an optimizer has been applied"
+                )
+            local.restore(kept, values)
+
+        return LocalState(lambda: local.saved(kept), restore)
 
     def residuals(self) -> dict[str, float]:
         """What the rule measured at the last synchronization, by name; `ADMM` has residuals."""

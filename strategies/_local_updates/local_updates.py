@@ -15,10 +15,17 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from tfdist import ops
 from tfdist.compression import Compression
+from tfdist.compression.states import GradientState
 from tfdist.rules import Rule
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
-from tfdist.strategies._local_updates.group import Group, component, of_tensorflow
+from tfdist.strategies._local_updates.group import (
+    Group,
+    component,
+    of_tensorflow,
+    without_strategy,
+)
 from tfdist.strategies._local_updates.rounds import Round
+from tfdist.strategies._local_updates.saved_state import Values, values_of_all, values_of_one
 
 
 class _Step:
@@ -82,6 +89,9 @@ class LocalUpdates:
         self._groups = weakref.WeakKeyDictionary()
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
         self._rounds = weakref.WeakValueDictionary()
+        # Restored values of groups that have not been made, by the first variable that they train.
+        self._restored: weakref.WeakKeyDictionary[Any, dict[str, Any]]
+        self._restored = weakref.WeakKeyDictionary()
         # Strong references: garbage is collected at another time on each worker.
         self._statistics: list[Any] = []
         self._thread = _Thread()
@@ -191,6 +201,75 @@ class LocalUpdates:
         """The rule's residuals at the last synchronization of the last kind of step, by name."""
         return {k: v for running in self._rounds.values() for k, v in running.residuals().items()}
 
+    def is_trained(self, variables: Sequence[Any]) -> bool:
+        """Whether an optimizer has been applied to some of the variables."""
+        return bool(self._by_position(variables))
+
+    def saved(self, variables: Sequence[Any], of_all: bool = True) -> Values:
+        """What another process needs to go on with the training of variables.
+
+        Args:
+          variables: those of a model, in its order.
+          of_all: with the values of all workers, which all call this; else this worker's.
+        """
+        found: dict[str, tf.Variable] = {}
+        for position, group in self._by_position(variables).items():
+            group.copy_anchor()
+            found |= _below(str(position), self._saved_of(group))
+        return values_of_all(found, self._communicator if of_all else None)
+
+    def restore(self, variables: Sequence[Any], values: Values) -> None:
+        """Lets the training of variables go on from what `saved` has returned.
+
+        A group takes its values when it is made, if its optimizer has not been applied before.
+        """
+        rank = 0 if self._communicator is None else self._communicator.rank
+        mine = values_of_one(values, rank, self.workers)
+        existing = self._by_position(variables)
+        for position, variable in enumerate(variables):
+            of_group = _without(str(position), mine)
+            if of_group:
+                first = of_tensorflow(variable)
+                self._restored[id(first)] = weakref.ref(first), of_group
+                if position in existing:
+                    self._restore_group(existing[position])
+
+    def _by_position(self, variables: Sequence[Any]) -> dict[int, Group]:
+        """The newest groups of variables, by the position of the first one that a group trains."""
+        positions = {id(of_tensorflow(v)): i for i, v in enumerate(variables)}
+        groups = [group for of_one in self._groups.values() for group in of_one.values()]
+        firsts = [(id(group.variables[0]), group) for group in groups]
+        return {positions[first]: group for first, group in firsts if first in positions}
+
+    def _saved_of(self, group: Group) -> dict[str, tf.Variable]:
+        found = group.saved()
+        for i, running in enumerate(group.rounds):
+            found |= _below(f"round/{i}", running.saved())
+        for i, state in enumerate(self._feedback(group)):
+            found |= _below(f"feedback/{i}", state.variables)
+        return found
+
+    def _feedback(self, group: Group) -> list[GradientState]:
+        states = [self._compressor and self._compressor.state_of(a) for a in group.anchors]
+        return [state for state in states if state is not None]
+
+    def _restore_group(self, group: Group) -> None:
+        first, values = self._restored.get(id(group.variables[0]), (lambda: None, {}))
+        if first() is not group.variables[0]:
+            return
+        for i, state in enumerate(self._feedback(group)):
+            state.restore(_without(f"feedback/{i}", values))
+        for running in group.rounds:
+            self._restore_round(running)
+        without_strategy(lambda: _assign(group.saved(), values))
+
+    def _restore_round(self, running: Round) -> None:
+        group = running.groups[0]
+        first, values = self._restored.get(id(group.variables[0]), (lambda: None, {}))
+        if first() is group.variables[0]:
+            of_round = _without(f"round/{group.rounds.index(running)}", values)
+            without_strategy(lambda: _assign(running.saved(), of_round))
+
     def _group(self, optimizer: Any, variables: list[Any]) -> Group:
         groups = self._groups.setdefault(optimizer, {})
         key = tuple(id(variable) for variable in variables)
@@ -201,6 +280,7 @@ class LocalUpdates:
                     f"{optimizer.name!r}: each worker would have moving averages of its own"
                 )
             groups[key] = Group(optimizer, variables, self._rule, self.workers, self._slots)
+            self._restore_group(groups[key])
         return groups[key]
 
     def _round(self, groups: list[Group]) -> Round:
@@ -218,10 +298,26 @@ class LocalUpdates:
                 self._compressor,
             )
             groups[0].rounds.append(found)
+            self._restore_round(found)
         return found
 
     def _averaged(self) -> list[tf.Variable]:
         return [component(variable) for variable in self._statistics]
+
+
+def _below(prefix: str, found: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
+    return {f"{prefix}/{name}": variable for name, variable in found.items()}
+
+
+def _without(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    prefix += "/"
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+
+
+def _assign(variables: dict[str, tf.Variable], values: dict[str, Any]) -> None:
+    for name, variable in variables.items():
+        if name in values and values[name].shape == tuple(variable.shape):
+            variable.assign(values[name])
 
 
 def _graph() -> tf.Graph | None:

@@ -39,7 +39,7 @@ class Round:
         residual_names: Sequence[str],
         compressor: Compressor | None,
     ) -> None:
-        self._groups = list(groups)
+        self.groups = list(groups)
         self._statistics = statistics
         self._communicator = communicator
         self._sync_every = sync_every
@@ -55,6 +55,15 @@ class Round:
         self._rows = tf.Variable(0.0, dtype=tf.float64)  # of this round, on this worker
         self._steps_in_all = tf.Variable(0, dtype=tf.int64)
         self._residuals = tf.Variable(tf.zeros([len(self._residual_names)], tf.float64))
+
+    def saved(self) -> dict[str, tf.Variable]:
+        """The variables that another process needs to go on, by the names of `saved_state`."""
+        return {
+            "steps": self._steps,
+            "steps_in_all": self._steps_in_all,
+            "norms": self._residuals,
+            "rows": self._rows,
+        }
 
     def end_step(self, rows: tf.Tensor) -> None:
         """Counts a step, and ends the round if it was the last one.
@@ -79,22 +88,22 @@ class Round:
 
     def _end_if_begun(self) -> None:
         tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
-        for group in self._groups:
+        for group in self.groups:
             group.go_to_anchors()
 
     def _end(self) -> tf.Tensor:
         rows = self._rows.read_value()
         weight = tf.math.divide_no_nan(rows, self._sums([rows], "rows of the round")[0])
-        for group in self._groups:
+        for group in self.groups:
             group.begin()  # if no step of this worker had rows
         statistics = self._statistics()
-        averaged = [*statistics, *(slot for group in self._groups for slot in group.slots)]
-        pseudo = [gradient for group in self._groups for gradient in group.pseudo_gradients()]
+        averaged = [*statistics, *(slot for group in self.groups for slot in group.slots)]
+        pseudo = [gradient for group in self.groups for gradient in group.pseudo_gradients()]
         own = [*pseudo, *(variable.read_value() for variable in averaged)]
         means = self._means([value * tf.cast(weight, value.dtype) for value in own], len(pseudo))
         in_warmup = self._steps_in_all <= self._warmup_steps if self._warmup_steps else None
         squares = tf.zeros([len(self._residual_names)], tf.float64)
-        for group in self._groups:
+        for group in self.groups:
             count = len(group.variables)
             squares += group.finish(means[:count], in_warmup)
             means = means[count:]
@@ -111,7 +120,7 @@ class Round:
         if self._communicator is None or self._compressor is None:
             return self._sums(parts, label)
         # An anchor identifies the residual of its pseudo-gradient.
-        anchors = [anchor for group in self._groups for anchor in group.anchors]
+        anchors = [anchor for group in self.groups for anchor in group.anchors]
         with tf.device("/device:CPU:0"):
             reduced = ops.fused_all_reduce(
                 parts[:pseudo],
