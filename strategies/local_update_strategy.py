@@ -21,7 +21,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
 from tfdist.job.start import start
-from tfdist.rules import ModelAveraging, Rule
+from tfdist.rules import ModelAveraging, Rule, StreamingDiLoCo
 from tfdist.strategies._local_updates.group import without_strategy
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
 from tfdist.strategies._local_updates.saved_state import LocalState
@@ -300,6 +300,11 @@ def _check_arguments(sync_every: Any, rule: Any, warmup_steps: Any, slots: Any) 
         raise TypeError(
             f"LocalUpdateStrategy: expected rule to be one of tfdist.rules, received {rule!r}"
         )
+    if isinstance(rule, StreamingDiLoCo):
+        rule.check_round(sync_every)
+        # A step has no end of a round, in which all variables are those of one time.
+        check("slots", slots, "'keep' with StreamingDiLoCo", slots == "keep")
+        check("warmup_steps", warmup_steps, "0 with StreamingDiLoCo", warmup_steps == 0)
 
 
 def _check_options(options: CommunicationOptions) -> None:

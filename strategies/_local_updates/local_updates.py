@@ -16,8 +16,9 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from tfdist import ops
 from tfdist.compression import Compression
 from tfdist.compression.states import GradientState
-from tfdist.rules import Rule
+from tfdist.rules import Rule, StreamingDiLoCo
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
+from tfdist.strategies._local_updates.fragmented_group import FragmentedGroup
 from tfdist.strategies._local_updates.group import (
     Group,
     component,
@@ -26,6 +27,9 @@ from tfdist.strategies._local_updates.group import (
 )
 from tfdist.strategies._local_updates.rounds import Round
 from tfdist.strategies._local_updates.saved_state import Values, values_of_all, values_of_one
+from tfdist.strategies._local_updates.streaming_round import StreamingRound
+
+AnyGroup = Group | FragmentedGroup
 
 
 class _Step:
@@ -40,12 +44,12 @@ class _Step:
         # Otherwise no branch is needed.
         self.may_be_empty = tf.get_static_value(rows) is None or tf.get_static_value(rows) == 0
         self.graph = _graph()
-        self.groups: list[Group] = []
+        self.groups: list[AnyGroup] = []
 
 
 class _Thread(threading.local):
     step: _Step | None = None
-    group: Group | None = None
+    group: AnyGroup | None = None
     has_trained = False
 
 
@@ -85,7 +89,7 @@ class LocalUpdates:
         self._timeout = timeout
         self._compressor = None if compression is None else compression.compressor()
         # Both live as long as the optimizers.
-        self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Group]]
+        self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], AnyGroup]]
         self._groups = weakref.WeakKeyDictionary()
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
         self._rounds = weakref.WeakValueDictionary()
@@ -214,6 +218,8 @@ class LocalUpdates:
         """
         found: dict[str, tf.Variable] = {}
         for position, group in self._by_position(variables).items():
+            for running in group.rounds:
+                running.settle()
             group.copy_anchor()
             found |= _below(str(position), self._saved_of(group))
         return values_of_all(found, self._communicator if of_all else None)
@@ -234,14 +240,14 @@ class LocalUpdates:
                 if position in existing:
                     self._restore_group(existing[position])
 
-    def _by_position(self, variables: Sequence[Any]) -> dict[int, Group]:
+    def _by_position(self, variables: Sequence[Any]) -> dict[int, AnyGroup]:
         """The newest groups of variables, by the position of the first one that a group trains."""
         positions = {id(of_tensorflow(v)): i for i, v in enumerate(variables)}
         groups = [group for of_one in self._groups.values() for group in of_one.values()]
         firsts = [(id(group.variables[0]), group) for group in groups]
         return {positions[first]: group for first, group in firsts if first in positions}
 
-    def _saved_of(self, group: Group) -> dict[str, tf.Variable]:
+    def _saved_of(self, group: AnyGroup) -> dict[str, tf.Variable]:
         found = group.saved()
         for i, running in enumerate(group.rounds):
             found |= _below(f"round/{i}", running.saved())
@@ -249,11 +255,11 @@ class LocalUpdates:
             found |= _below(f"feedback/{i}", state.variables)
         return found
 
-    def _feedback(self, group: Group) -> list[GradientState]:
+    def _feedback(self, group: AnyGroup) -> list[GradientState]:
         states = [self._compressor and self._compressor.state_of(a) for a in group.anchors]
         return [state for state in states if state is not None]
 
-    def _restore_group(self, group: Group) -> None:
+    def _restore_group(self, group: AnyGroup) -> None:
         first, values = self._restored.get(id(group.variables[0]), (lambda: None, {}))
         if first() is not group.variables[0]:
             return
@@ -270,7 +276,7 @@ class LocalUpdates:
             of_round = _without(f"round/{group.rounds.index(running)}", values)
             without_strategy(lambda: _assign(running.saved(), of_round))
 
-    def _group(self, optimizer: Any, variables: list[Any]) -> Group:
+    def _group(self, optimizer: Any, variables: list[Any]) -> AnyGroup:
         groups = self._groups.setdefault(optimizer, {})
         key = tuple(id(variable) for variable in variables)
         if key not in groups:
@@ -279,27 +285,40 @@ class LocalUpdates:
                     "LocalUpdateStrategy: expected an optimizer without use_ema, received "
                     f"{optimizer.name!r}: each worker would have moving averages of its own"
                 )
-            groups[key] = Group(optimizer, variables, self._rule, self.workers, self._slots)
+            groups[key] = self._new_group(optimizer, variables)
             self._restore_group(groups[key])
         return groups[key]
 
-    def _round(self, groups: list[Group]) -> Round:
+    def _round(self, groups: list[AnyGroup]) -> Round:
         key = tuple(id(group) for group in groups)
         found = self._rounds.get(key)
         if found is None:
-            found = self._rounds[key] = Round(
-                groups,
-                self._averaged,
-                self._communicator,
-                self.sync_every,
-                self._warmup_steps,
-                self._timeout,
-                self._rule.residual_names,
-                self._compressor,
-            )
+            found = self._rounds[key] = self._new_round(groups)
             groups[0].rounds.append(found)
             self._restore_round(found)
         return found
+
+    def _new_group(self, optimizer: Any, variables: list[Any]) -> AnyGroup:
+        rule = self._rule
+        if isinstance(rule, StreamingDiLoCo):
+            return FragmentedGroup(optimizer, variables, rule, self.workers, rule.fragments)
+        return Group(optimizer, variables, rule, self.workers, self._slots)
+
+    def _new_round(self, groups: list[AnyGroup]) -> Round:
+        arguments = (
+            groups,
+            self._averaged,
+            self._communicator,
+            self.sync_every,
+            self._warmup_steps,
+            self._timeout,
+            self._rule.residual_names,
+            self._compressor,
+        )
+        rule = self._rule
+        if isinstance(rule, StreamingDiLoCo):
+            return StreamingRound(rule.fragments, rule.delay, *arguments)
+        return Round(*arguments)
 
     def _averaged(self) -> list[tf.Variable]:
         return [component(variable) for variable in self._statistics]

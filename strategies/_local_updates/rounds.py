@@ -65,6 +65,9 @@ class Round:
             "rows": self._rows,
         }
 
+    def settle(self) -> None:
+        """Ends what is under way between steps: nothing."""
+
     def end_step(self, rows: tf.Tensor) -> None:
         """Counts a step, and ends the round if it was the last one.
 
@@ -93,14 +96,13 @@ class Round:
 
     def _end(self) -> tf.Tensor:
         rows = self._rows.read_value()
-        weight = tf.math.divide_no_nan(rows, self._sums([rows], "rows of the round")[0])
         for group in self.groups:
             group.begin()  # if no step of this worker had rows
-        statistics = self._statistics()
-        averaged = [*statistics, *(slot for group in self.groups for slot in group.slots)]
+        averaged = [*self._statistics(), *(slot for group in self.groups for slot in group.slots)]
         pseudo = [gradient for group in self.groups for gradient in group.pseudo_gradients()]
         own = [*pseudo, *(variable.read_value() for variable in averaged)]
-        means = self._means([value * tf.cast(weight, value.dtype) for value in own], len(pseudo))
+        anchors = [anchor for group in self.groups for anchor in group.anchors]
+        means = self._weighted_means(rows, own, anchors)
         in_warmup = self._steps_in_all <= self._warmup_steps if self._warmup_steps else None
         squares = tf.zeros([len(self._residual_names)], tf.float64)
         for group in self.groups:
@@ -114,23 +116,31 @@ class Round:
         self._rows.assign(0.0)
         return self._steps.assign(0, read_value=True)
 
-    def _means(self, parts: list[tf.Tensor], pseudo: int) -> list[tf.Tensor]:
-        """Sums the workers' weighted parts, of which the first `pseudo` are of pseudo-gradients."""
+    def _weighted_means(
+        self, rows: tf.Tensor, own: list[tf.Tensor], anchors: list[tf.Variable]
+    ) -> list[tf.Tensor]:
+        """The workers' means, weighted by rows.
+
+        Args:
+          rows: this worker's, float64[].
+          own: this worker's values; the pseudo-gradient of each anchor first.
+          anchors: by which the compressor recognizes pseudo-gradients.
+        """
+        weight = tf.math.divide_no_nan(rows, self._sums([rows], "rows of the round")[0])
+        parts = [value * tf.cast(weight, value.dtype) for value in own]
         label = "synchronization of local updates"
         if self._communicator is None or self._compressor is None:
             return self._sums(parts, label)
-        # An anchor identifies the residual of its pseudo-gradient.
-        anchors = [anchor for group in self.groups for anchor in group.anchors]
         with tf.device("/device:CPU:0"):
             reduced = ops.fused_all_reduce(
-                parts[:pseudo],
+                parts[: len(anchors)],
                 self._communicator,
                 label=label,
                 timeout=self._timeout,
                 compressor=self._compressor,
                 variables=anchors,
             )
-        return [*reduced, *self._sums(parts[pseudo:], label)]
+        return [*reduced, *self._sums(parts[len(anchors) :], label)]
 
     def _sums(self, values: list[tf.Tensor], label: str) -> list[tf.Tensor]:
         if self._communicator is None or not values:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.rules import ADMM, BMUF, EASGD, DiLoCo, PostLocalSGD
+from tfdist.rules import ADMM, BMUF, EASGD, DiLoCo, PostLocalSGD, StreamingDiLoCo
 from tfdist.rules.easgd import largest_stable_alpha
+from tfdist.strategies._local_updates.fragmented_group import fragment_bounds
 
 
 def growth(rate: float, alpha: float, workers: int) -> float:
@@ -49,6 +50,17 @@ def test_asynchronous_easgd_is_stable_up_to_this_alpha(rate, workers):
         (lambda: EASGD(0), "EASGD: expected 0 < alpha <= 1 / workers, received alpha=0"),
         (lambda: ADMM(-1), "ADMM: expected rho > 0, received rho=-1"),
         (lambda: PostLocalSGD(0), "to be a positive integer, received 0"),
+        (lambda: StreamingDiLoCo(fragments=0), "to be an integer of at least 1, received 0"),
+        (lambda: StreamingDiLoCo(delay=-1), "to be an integer of at least 0, received -1"),
+        (lambda: StreamingDiLoCo(mixing=1), "expected 0 <= mixing < 1, received mixing=1"),
+        (
+            lambda: tfdist.LocalUpdateStrategy(4, StreamingDiLoCo(delay=4)),
+            "expected delay of at most 3 with sync_every=4, received 4",
+        ),
+        (
+            lambda: tfdist.LocalUpdateStrategy(4, StreamingDiLoCo(), slots="reset"),
+            "expected slots to be 'keep' with StreamingDiLoCo, received 'reset'",
+        ),
         (lambda: largest_stable_alpha(2.1), "expected 0 <= rate <= 2, received 2.1"),
         (lambda: tfdist.LocalUpdateStrategy(0), "sync_every to be an integer of at least 1, rec"),
         (lambda: tfdist.LocalUpdateStrategy(2, warmup_steps=-1), "warmup_steps to be an integer"),
@@ -72,3 +84,17 @@ def test_outer_optimizers_are_copied():
     outer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.3, 10), beta_1=0.5)
     copy = DiLoCo(outer).outer_optimizer(2)
     assert copy is not outer and copy.get_config() == outer.get_config()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fragments", "bounds"),
+    [
+        ([5, 5, 5, 5], 2, [2]),
+        ([1, 1, 98], 3, [1, 2]),
+        ([98, 1, 1], 3, [1, 2]),
+        ([10, 1, 10, 1, 10, 1], 3, [2, 4]),
+        ([7], 1, []),
+    ],
+)
+def test_fragments_have_about_as_many_elements(sizes, fragments, bounds):
+    assert fragment_bounds(sizes, fragments) == bounds
