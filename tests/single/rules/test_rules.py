@@ -7,6 +7,7 @@ import re
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.rules import ADMM, BMUF, EASGD, DiLoCo, PostLocalSGD, StreamingDiLoCo
@@ -98,3 +99,27 @@ def test_outer_optimizers_are_copied():
 )
 def test_fragments_have_about_as_many_elements(sizes, fragments, bounds):
     assert fragment_bounds(sizes, fragments) == bounds
+
+
+def test_elastic_average_optimizer_of_tensorflow_1():
+    """The case of its own test with two workers, which take turns: a step of 1, and elasticity 1/2.
+
+    Each turn is a synchronization of one worker by the rule. In a `LocalUpdateStrategy` both would
+    meet the centre at 0, and move it to 1.
+    """
+    rule = EASGD(0.5)
+    centre, workers = keras.Variable(0.0), [0.0, 0.0]
+    outer = rule.outer_optimizer(1)
+    outer.build([centre])
+    for rank in (0, 1):
+        x, before = tf.constant(workers[rank] + 1.0), tf.convert_to_tensor(centre.value)
+        outer.apply([centre.value - rule.contribution(x, before, {})], [centre])
+        workers[rank] = float(rule.next_value(x, before, centre.value, {}))
+    assert (*workers, float(centre)) == (0.5, 0.75, 0.75)
+
+
+def test_estimators_refuse_local_updates():
+    strategy = tfdist.LocalUpdateStrategy(2)
+    for name in ("train_distribute", "eval_distribute"):
+        with pytest.raises(ValueError, match=f"RunConfig: expected {name} to be a strategy that"):
+            tfdist.estimator.RunConfig(**{name: strategy})
