@@ -57,11 +57,12 @@ class FragmentedGroup:
         return gradient
 
     def saved(self) -> dict[str, tf.Variable]:
-        """As `Group.saved`, of each fragment."""
+        """As `Group.saved`, of each fragment; the optimizer's variables once."""
         return {
             f"fragment/{i}/{name}": variable
             for i, fragment in enumerate(self.fragments)
             for name, variable in fragment.saved().items()
+            if i == 0 or not name.startswith("slot/")
         }
 
     def copy_anchor(self) -> None:

@@ -93,9 +93,9 @@ class LocalUpdates:
         self._groups = weakref.WeakKeyDictionary()
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
         self._rounds = weakref.WeakValueDictionary()
-        # Restored values of groups that have not been made, by the first variable that they train.
-        self._restored: weakref.WeakKeyDictionary[Any, dict[str, Any]]
-        self._restored = weakref.WeakKeyDictionary()
+        # Restored values of groups that have not been made, by the id of the first variable that
+        # they train, with that variable.
+        self._restored: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
         # Strong references: garbage is collected at another time on each worker.
         self._statistics: list[Any] = []
         self._thread = _Thread()
@@ -260,8 +260,8 @@ class LocalUpdates:
         return [state for state in states if state is not None]
 
     def _restore_group(self, group: AnyGroup) -> None:
-        first, values = self._restored.get(id(group.variables[0]), (lambda: None, {}))
-        if first() is not group.variables[0]:
+        values = self._restored_of(group)
+        if not values:
             return
         for i, state in enumerate(self._feedback(group)):
             state.restore(_without(f"feedback/{i}", values))
@@ -269,11 +269,15 @@ class LocalUpdates:
             self._restore_round(running)
         without_strategy(lambda: _assign(group.saved(), values))
 
+    def _restored_of(self, group: AnyGroup) -> dict[str, Any]:
+        first = group.variables[0]
+        variable, values = self._restored.get(id(first), (None, {}))
+        return values if variable is not None and variable() is first else {}
+
     def _restore_round(self, running: Round) -> None:
         group = running.groups[0]
-        first, values = self._restored.get(id(group.variables[0]), (lambda: None, {}))
-        if first() is group.variables[0]:
-            of_round = _without(f"round/{group.rounds.index(running)}", values)
+        of_round = _without(f"round/{group.rounds.index(running)}", self._restored_of(group))
+        if of_round:
             without_strategy(lambda: _assign(running.saved(), of_round))
 
     def _group(self, optimizer: Any, variables: list[Any]) -> AnyGroup:

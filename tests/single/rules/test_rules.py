@@ -116,10 +116,3 @@ def test_elastic_average_optimizer_of_tensorflow_1():
         outer.apply([centre.value - rule.contribution(x, before, {})], [centre])
         workers[rank] = float(rule.next_value(x, before, centre.value, {}))
     assert (*workers, float(centre)) == (0.5, 0.75, 0.75)
-
-
-def test_estimators_refuse_local_updates():
-    strategy = tfdist.LocalUpdateStrategy(2)
-    for name in ("train_distribute", "eval_distribute"):
-        with pytest.raises(ValueError, match=f"RunConfig: expected {name} to be a strategy that"):
-            tfdist.estimator.RunConfig(**{name: strategy})
