@@ -256,7 +256,9 @@ class LocalUpdates:
         return found
 
     def _feedback(self, group: AnyGroup) -> list[GradientState]:
-        states = [self._compressor and self._compressor.state_of(a) for a in group.anchors]
+        if self._compressor is None:
+            return []
+        states = [self._compressor.state_of(anchor) for anchor in group.anchors]
         return [state for state in states if state is not None]
 
     def _restore_group(self, group: AnyGroup) -> None:

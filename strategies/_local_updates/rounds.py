@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
 from tfdist.compression import Compressor
-from tfdist.strategies._local_updates.group import Group, without_strategy
+from tfdist.strategies._local_updates.group import without_strategy
 
 
 class Round:
@@ -18,7 +19,7 @@ class Round:
     it without asking the others.
 
     Args:
-      groups: what a step trains.
+      groups: the `Group`s that a step trains; a subclass has others.
       statistics: returns the variables that are averaged with them.
       communicator: the workers; `None` if there is one.
       sync_every: the steps of a round.
@@ -30,7 +31,7 @@ class Round:
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Any],
         statistics: Callable[[], list[tf.Variable]],
         communicator: ops.Communicator | None,
         sync_every: int,
@@ -39,7 +40,7 @@ class Round:
         residual_names: Sequence[str],
         compressor: Compressor | None,
     ) -> None:
-        self.groups = list(groups)
+        self.groups: list[Any] = list(groups)
         self._statistics = statistics
         self._communicator = communicator
         self._sync_every = sync_every

@@ -14,7 +14,7 @@ from ranks import on_ranks
 
 import tfdist
 from tfdist.compression import PowerSGD, TopK
-from tfdist.rules import ADMM, EASGD, DiLoCo
+from tfdist.rules import ADMM, EASGD, DiLoCo, StreamingDiLoCo
 
 H = 4
 CASES = {
@@ -22,6 +22,7 @@ CASES = {
     "DiLoCo with PowerSGD": {"rule": DiLoCo(), "compression": PowerSGD(1, min_elements=4)},
     "ADMM": {"rule": ADMM(0.5)},
     "EASGD": {"rule": EASGD(0.3), "warmup_steps": 2},
+    "streaming": {"rule": StreamingDiLoCo(fragments=2, delay=1, mixing=0.25)},
 }
 
 
@@ -49,16 +50,24 @@ def made(case):
         return strategy, models.built_classifier(optimizer)
 
 
+def backup_in(folder):
+    return keras.callbacks.BackupAndRestore(str(folder), save_freq=3)
+
+
 @pytest.mark.parametrize("case", CASES)
 @on_ranks(2, check=identical)
 def test_fit_goes_on_within_a_round(ctx, tmp_path, case):
-    """Interrupted after 9 of 14 steps; the backup is of the eighth one: the first of a round."""
+    """Interrupted after 10 of 14 steps; the backup is of the ninth one: the second of a round.
+
+    A fragment is under way then. A backup merges it, so the other training makes backups, too.
+    """
     data = models.dataset(7 * 16, 16)
     _, whole = made(case)
-    whole.fit(data, epochs=2, verbose=0)
-    for end in ([End(1, 1)], []):
+    other = [backup_in(tmp_path / "other")] if case == "streaming" else []
+    whole.fit(data, epochs=2, verbose=0, callbacks=other)
+    for end in ([End(1, 2)], []):
         _, model = made(case)
-        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=4)
+        backup = backup_in(tmp_path / "backup")
         with contextlib.suppress(KeyboardInterrupt):
             model.fit(data, epochs=2, verbose=0, callbacks=[backup, *end])
     assert difference(model.get_weights(), whole.get_weights()) <= EXACT
