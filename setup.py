@@ -152,7 +152,7 @@ setup(
     package_dir=FOLDERS,
     packages=[name for top, folder in FOLDERS.items() for name in packages_in(top, ROOT / folder)],
     # Says that the annotations are meant for type checkers (PEP 561).
-    package_data={package: ["py.typed"] for package in FOLDERS},
+    package_data={package: ["py.typed"] for package in FOLDERS} | {"tfdist.live": ["page/*"]},
     # BuildOpLibrary puts the library beside tfdist.ops; a stale one of the tree must not follow.
     include_package_data=False,
     install_requires=[

@@ -7,7 +7,8 @@ Two workers on this machine train a dense network of 13 M parameters in twelve l
 convolutional one, with Keras 3 under `tfdist.MultiWorkerMirroredStrategy`, once for each size. The
 sizes are timed in turn, round by round, in the same processes. A step's time is the median of a
 round and of the slower worker; the table shows medians over the rounds. Before the timing all
-workers must hold the same weights, bit for bit, with every size.
+workers must hold the same weights, bit for bit, with every size. "auto" has ended its search before
+it is timed.
 
 With `--gigabits` each worker has its own host, a network namespace, and a link of that speed
 (baselines/namespaces.py). This needs root and the commands ip and tc.
@@ -34,7 +35,16 @@ GIGABITS = flags.DEFINE_float("gigabits", 0, "per second, of links; 0: none", lo
 JSON = flags.DEFINE_string("json", None, "file to write the figures to; a chart beside it")
 
 KB, MB = 1 << 10, 1 << 20
-SIZES = {"64 KB": 64 * KB, "1 MB": MB, "4 MB": 4 * MB, "16 MB": 16 * MB, "one bucket": 1 << 40}
+SIZES: dict[str, int | str] = {
+    "64 KB": 64 * KB,
+    "1 MB": MB,
+    "4 MB": 4 * MB,
+    "16 MB": 16 * MB,
+    "one bucket": 1 << 40,
+    "auto": "auto",
+}
+# Steps of a search among four sizes, and some more.
+SEARCH = 60
 CHOSEN = flags.DEFINE_list("sizes", list(SIZES), f"any of: {', '.join(SIZES)}")
 
 
@@ -63,6 +73,8 @@ def measure(ranks: list[Remote], kind: str) -> dict[str, float]:
         call(ranks, "add", kind, size)
         call(ranks, "train", kind, size, 3)
         digests.update(call(ranks, "digest", kind, size))
+        if size == "auto":
+            call(ranks, "train", kind, size, SEARCH)
     if len(digests) > 1:
         raise AssertionError(f"{kind}: the weights depend on the worker or the size of buckets")
     seconds: dict[str, list[float]] = {name: [] for name in sizes}

@@ -120,25 +120,24 @@ has_images() {
   [ -e "$DATA_FOLDER/train-images-idx3-ubyte.gz" ]
 }
 
-# want_images: the Debian package of Fashion-MNIST, if it can be installed. Otherwise keras_examples/data.py lets
-# Keras download the images, and as the last resort reads scikit-learn's digits.
-want_images() {
-  has_images && return 0
+# want_package PACKAGE: a Debian package that can be done without, if it can be installed.
+want_package() {
   if ! can_use_apt; then
-    say "to install the images from Debian, type: sudo apt-get install -y $DATA_PACKAGE"
-  elif ! apt_install "$DATA_PACKAGE"; then
-    say "apt-get could not install $DATA_PACKAGE"
+    say "to install $1 from Debian, type: sudo apt-get install -y $1"
+  elif ! apt_install "$1"; then
+    say "apt-get could not install $1"
   fi
 }
 
-# want_prometheus: reads a running job in one test, which is left out without it.
-want_prometheus() {
-  command -v prometheus >/dev/null && return 0
-  if ! can_use_apt; then
-    say "to test with Prometheus, type: sudo apt-get install -y prometheus"
-  elif ! apt_install prometheus; then
-    say "apt-get could not install prometheus"
-  fi
+# want_images: Fashion-MNIST. Without it keras_examples/data.py lets Keras download the images, and as the last resort
+# reads scikit-learn's digits.
+want_images() {
+  has_images || want_package "$DATA_PACKAGE"
+}
+
+# want_program NAME: a program of the Debian package of that name.
+want_program() {
+  command -v "$1" >/dev/null || want_package "$1"
 }
 
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.

@@ -11,7 +11,7 @@ from tensorflow.python.distribute import cross_device_ops, cross_device_utils, d
 from tensorflow.python.distribute.values import Mirrored
 
 from tfdist import ops
-from tfdist.compression import Compression, Compressor
+from tfdist.compression import Compression, Compressor, NoCompression
 from tfdist.ops.collectives.fused import DEFAULT_BYTES_PER_PACK, name_of
 from tfdist.ops.collectives.world import world
 from tfdist.strategies._local_reduce.local_all_reduce import mirror, reduce_replicas
@@ -112,7 +112,7 @@ class CollectiveAllReduce(cross_device_ops.CollectiveAllReduce):
         return tf.cast(value, dtype) / tf.cast(replicas, dtype)
 
     def _compressor(self, compression: Compression | None) -> Compressor | None:
-        if compression is None:
+        if isinstance(compression, NoCompression | None):
             return None
         if compression not in self._compressors:
             self._compressors[compression] = compression.compressor()

@@ -10,6 +10,8 @@ from tensorflow.python.distribute.collective_util import CommunicationImplementa
 from tensorflow.python.distribute.values import DistributedVariable
 
 from tfdist.compression import Compression, NoCompression, method_of
+from tfdist.ops.collectives.fused import NO_COMPRESSION, check_bytes_per_pack
+from tfdist.ops.collectives.tuned_buckets import AUTO
 from tfdist.ps.config import CLIPS
 
 
@@ -17,7 +19,9 @@ class CommunicationOptions(collective_util.Options):
     """Options of collectives. A drop-in for `tf.distribute.experimental.CommunicationOptions`.
 
     Args:
-      bytes_per_pack: approximate bytes of gradients in a bucket; 0 means tfdist's default.
+      bytes_per_pack: approximate bytes of gradients in a bucket; 0 means tfdist's default. "auto"
+        tries some sizes during the first steps and keeps the fastest, the same on all workers;
+        the sums of gradients do not depend on the size.
       timeout_seconds: seconds after which a collective fails; `None` means 600, 0 means never.
       implementation: a `tf.distribute.experimental.CommunicationImplementation` or its name. "AUTO"
         and "RING" mean tfdist's collectives, "NCCL" TensorFlow's own.
@@ -30,7 +34,8 @@ class CommunicationOptions(collective_util.Options):
         itself. Only the strategy's options use it.
 
     Raises:
-      ValueError: an argument has an invalid value, or NCCL is combined with a compression.
+      ValueError: an argument has an invalid value; or NCCL is combined with a compression or
+        "auto", or a compression with "auto".
 
     Example:
 
@@ -42,16 +47,18 @@ class CommunicationOptions(collective_util.Options):
 
     def __init__(
         self,
-        bytes_per_pack: int = 0,
+        bytes_per_pack: int | str = 0,
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
         compression: str | Compression | None = None,
         clip: str = "sum",
     ) -> None:
-        super().__init__(bytes_per_pack, timeout_seconds, implementation)
+        check_bytes_per_pack("CommunicationOptions", bytes_per_pack, minimum=0)
+        super().__init__(0, timeout_seconds, implementation)
+        self.bytes_per_pack = bytes_per_pack
         self.clip = check_clip("CommunicationOptions", clip)
         self.compression = method_of(compression)
-        self._refuse_compressed_nccl()
+        self._refuse_combinations()
 
     @classmethod
     def of(cls, options: collective_util.Options | None) -> CommunicationOptions:
@@ -65,11 +72,19 @@ class CommunicationOptions(collective_util.Options):
         if compression is not None:
             merged.compression = compression
         merged.clip = getattr(options, "clip", merged.clip)
-        merged._refuse_compressed_nccl()
+        merged._refuse_combinations()
         return merged
 
-    def _refuse_compressed_nccl(self) -> None:
+    def _refuse_combinations(self) -> None:
         compresses = not isinstance(self.compression, NoCompression | None)
+        is_tuned = self.bytes_per_pack == AUTO
+        if is_tuned and compresses:
+            raise ValueError(f"CommunicationOptions: {NO_COMPRESSION}")
+        if self.implementation == CommunicationImplementation.NCCL and is_tuned:
+            raise ValueError(
+                "CommunicationOptions: expected implementation AUTO or RING with bytes_per_pack "
+                "'auto', received NCCL: TensorFlow's own collectives have fixed buckets"
+            )
         if self.implementation == CommunicationImplementation.NCCL and compresses:
             raise ValueError(
                 "CommunicationOptions: expected implementation AUTO or RING with a compression, "

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tfdist.job.process import is_initialized, local_rank, local_size, rank, size
     from tfdist.job.rank_ops import local_rank_op, local_size_op, rank_op, size_op
     from tfdist.job.variables import broadcast_variables
+    from tfdist.metrics.counters import count_samples
     from tfdist.ops import join
     from tfdist.preemption.training import stop_requested
     from tfdist.startup import init
@@ -73,6 +74,7 @@ _MODULE_OF = {
     "all_gather_object": "tfdist.job.objects",
     "broadcast_object": "tfdist.job.objects",
     "broadcast_variables": "tfdist.job.variables",
+    "count_samples": "tfdist.metrics.counters",
     "export_for_serving": "tfdist.embedding.export",
     "init": "tfdist.startup",
     "is_initialized": "tfdist.job.process",
@@ -137,6 +139,7 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "compression",
+    "count_samples",
     "data",
     "elastic",
     "embedding",

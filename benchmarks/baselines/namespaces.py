@@ -99,6 +99,15 @@ class Network:
         """Disconnects ("down") or connects ("up") a host's link at the switch."""
         _run("ip", "-n", self._switch, "link", "set", f"port{host}", state)
 
+    def set_rate(self, host: int, gigabits: float) -> None:
+        """Changes the speed of a host's link, in both directions."""
+        rate = f"{round(gigabits * 1e6)}kbit"
+        for namespace, device in ((self.hosts[host], "eth0"), (self._switch, f"port{host}")):
+            _run(
+                *("tc", "-n", namespace, "qdisc", "change", "dev", device, "root"),
+                *("tbf", "rate", rate, "burst", BURST, "latency", QUEUE),
+            )
+
     def close(self) -> None:
         """Removes the namespaces. Processes inside must have ended."""
         while self._made:

@@ -35,9 +35,9 @@ class TrainingRank:
         import tfdist
 
         self._keras, self._tfdist = keras, tfdist
-        self._models: dict[tuple[str, int], Any] = {}
+        self._models: dict[tuple[str, int | str], Any] = {}
 
-    def add(self, kind: str, bytes_per_pack: int = 0) -> int:
+    def add(self, kind: str, bytes_per_pack: int | str = 0) -> int:
         """Makes a model with buckets of this size; returns its number of parameters."""
         self._keras.utils.set_random_seed(1)
         options = self._tfdist.CommunicationOptions(bytes_per_pack=bytes_per_pack)
@@ -46,7 +46,7 @@ class TrainingRank:
             model = self._models[kind, bytes_per_pack] = self._make(kind)
         return model.count_params()
 
-    def train(self, kind: str, bytes_per_pack: int, steps: int) -> float:
+    def train(self, kind: str, bytes_per_pack: int | str, steps: int) -> float:
         """Median seconds of a step of `fit`, without the first one."""
         clock = _make_clock(self._keras)
         self._models[kind, bytes_per_pack].fit(
@@ -54,7 +54,7 @@ class TrainingRank:
         )
         return statistics.median(clock.seconds[1:])
 
-    def digest(self, kind: str, bytes_per_pack: int = 0) -> str:
+    def digest(self, kind: str, bytes_per_pack: int | str = 0) -> str:
         """A hash of all weights."""
         digest = hashlib.sha256()
         for weight in self._models[kind, bytes_per_pack].get_weights():

@@ -55,11 +55,20 @@ def eager_scope(name: str) -> Iterator[None]:
     For a thread beside the program's: each rank mixes the eager collectives of both in another
     order. In the scope of one name they must have the same order on all ranks.
     """
-    _thread.scope = f"{_EAGER} {name}"
+    _thread.scope = f"{_EAGER}/{name}"
     try:
         yield
     finally:
         del _thread.scope
+
+
+def named_key(name: str) -> int:
+    """Returns the 63-bit key of an eager collective that has executions of its own.
+
+    Args:
+      name: the same on all ranks, and of no other collective.
+    """
+    return _hash(f"{_EAGER}/{name}")
 
 
 def _hash(text: str) -> int:

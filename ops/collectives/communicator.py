@@ -68,6 +68,13 @@ _C = library.CFunctions(
         "waiting": [Handle, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t],
         "stats": [Handle, ctypes.POINTER(_Stats)],
         "waits": [Handle, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int],
+        "take_longest_wait": [Handle, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t],
+        "traffic": [
+            Handle,
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_int,
+        ],
     },
 )
 
@@ -156,6 +163,7 @@ class Communicator:
         self._former = CommunicationStats()
         self._names = tuple(f"rank {other}" for other in range(size))
         self._former_waits: dict[str, float] = {}
+        self._former_traffic: dict[str, tuple[int, int]] = {}
         # Held while the ranks change, in which counters would go back for a moment.
         self._changes = threading.Lock()
         _by_handle[self.handle] = self
@@ -201,11 +209,12 @@ class Communicator:
             self._reconfigure(rank, size)
 
     def _reconfigure(self, rank: int, size: int) -> None:
-        former, former_waits = self._stats(), self._waits()
+        former, former_waits, former_traffic = self._stats(), self._waits(), self._traffic()
         bound_port = ctypes.c_int()
         _C.reconfigure(self.handle, rank, size, *self._listens_on, ctypes.byref(bound_port))
         self.rank, self.size, self.port = rank, size, bound_port.value
         self._former, self._former_waits = former, former_waits
+        self._former_traffic = former_traffic
         self._names = tuple(f"rank {other}" for other in range(size))
 
     def connect(
@@ -328,6 +337,44 @@ class Communicator:
             if rank != self.rank:
                 waits[name] = waits.get(name, 0.0) + nanoseconds[rank] / 1e9
         return waits
+
+    def take_longest_wait(self, name: str) -> str:
+        """Returns in which collective this rank has waited longest for another one.
+
+        Waits shorter than 1 ms do not count, nor do those from before the last call for this rank,
+        nor one that has not ended.
+
+        Args:
+          name: the other rank's, as `waits` calls it.
+
+        Returns:
+          The collective, such as "all_reduce 'dense/kernel'"; empty without such a wait.
+        """
+        with self._changes:
+            if name not in self._names:
+                return ""  # a rank that has left
+            text = ctypes.create_string_buffer(_TEXT_BYTES)
+            _C.take_longest_wait(self.handle, self._names.index(name), text, _TEXT_BYTES)
+            return text.value.decode(errors="replace")
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Returns the bytes of tensors sent to and received from each other rank, by its name.
+
+        They count from the constructor on, without headers; a chunk counts as sent once it is
+        queued.
+        """
+        with self._changes:
+            return self._traffic()
+
+    def _traffic(self) -> dict[str, tuple[int, int]]:
+        found = dict(self._former_traffic)
+        sent, received = (ctypes.c_uint64 * self.size)(), (ctypes.c_uint64 * self.size)()
+        _C.traffic(self.handle, sent, received, self.size)
+        for rank, name in enumerate(self._names):
+            if rank != self.rank:
+                before = found.get(name, (0, 0))
+                found[name] = before[0] + sent[rank], before[1] + received[rank]
+        return found
 
     def __enter__(self) -> "Communicator":
         return self

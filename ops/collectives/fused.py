@@ -15,6 +15,7 @@ Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Train
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -25,9 +26,14 @@ from tfdist.ops.collectives.communicator import Communicator
 from tfdist.ops.collectives.reductions import all_reduce
 from tfdist.ops.collectives.rows import all_reduce_rows, check_rows
 from tfdist.ops.collectives.scaling import check_factor, scaled
+from tfdist.ops.collectives.tuned_buckets import AUTO, reduce_in_tuned_buckets
 
 # Measured: docs/multi_worker.md, "How gradients travel".
 DEFAULT_BYTES_PER_PACK = 4 << 20
+NO_COMPRESSION = (
+    "expected a size in bytes as bytes_per_pack with a compression, received 'auto': what a "
+    "compression loses depends on the bucket"
+)
 
 
 class Compressor(Protocol):
@@ -53,7 +59,7 @@ def fused_all_reduce(
     *,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    bytes_per_pack: int = DEFAULT_BYTES_PER_PACK,
+    bytes_per_pack: int | str = DEFAULT_BYTES_PER_PACK,
     label: str | None = None,
     timeout: float | None = None,
     compressor: Compressor | None = None,
@@ -73,7 +79,8 @@ def fused_all_reduce(
       prescale_factor: as for `all_reduce`; applied before a compressor sees the tensors.
       postscale_factor: as for `all_reduce`.
       bytes_per_pack: a bucket is closed once it holds this number of bytes. Each dtype has buckets
-        of its own.
+        of its own. "auto" tries some sizes in the first executions of this call, and keeps the
+        fastest; the results do not depend on the size.
       label: the collectives' name in error messages; `None` names each bucket by its tensors.
       timeout: seconds after which a collective fails; `None` means 600, 0 means never.
       compressor: from `tfdist.compression`; compresses dense tensors.
@@ -85,15 +92,16 @@ def fused_all_reduce(
       Slices have each index once.
 
     Raises:
-      ValueError: `bytes_per_pack` is not positive.
+      ValueError: `bytes_per_pack` is neither positive nor "auto", or "auto" with a compressor.
       As `all_reduce`.
 
     Example:
       `fused_all_reduce(tape.gradient(loss, model.trainable_variables), reduce_op="mean")`
     """
-    if bytes_per_pack <= 0:
-        raise ValueError(f"expected a positive bytes_per_pack, received {bytes_per_pack}")
     api_name = "fused_all_reduce"
+    check_bytes_per_pack(api_name, bytes_per_pack)
+    if bytes_per_pack == AUTO and compressor is not None:
+        raise ValueError(f"{api_name}: {NO_COMPRESSION}")
     communicator = resolve(communicator, api_name)
     check_factor(prescale_factor, "prescale_factor", api_name)
     check_factor(postscale_factor, "postscale_factor", api_name)
@@ -111,7 +119,16 @@ def fused_all_reduce(
         options["variables"] = variables and [variables[i] for i in bucket]
         return compressor.all_reduce(inputs, communicator, reduce_op, **options)
 
-    results = _reduce_in_buckets(values, bytes_per_pack, reduce)
+    if isinstance(bytes_per_pack, str):
+        results: list = [None] * len(values)
+        with independent_collectives():
+            tuned = reduce_in_tuned_buckets(
+                values, communicator, reduce_op, lambda v: label or name_of(list(v)), timeout
+            )
+        for i, value in tuned.items():
+            results[i] = value
+    else:
+        results = _reduce_in_buckets(values, bytes_per_pack, reduce)
     with independent_collectives():
         for i, value in enumerate(values):
             if isinstance(value, tf.IndexedSlices):
@@ -120,6 +137,24 @@ def fused_all_reduce(
                     value, communicator, reduce_op, label=name, timeout=timeout
                 )
     return scaled(results, postscale_factor, api_name)
+
+
+def check_bytes_per_pack(owner: str, bytes_per_pack: object, minimum: int = 1) -> None:
+    """Checks a size of buckets.
+
+    Raises:
+      ValueError: it is neither "auto" nor a number of at least `minimum`; names the `owner`.
+    """
+    is_bool = isinstance(bytes_per_pack, bool)
+    if isinstance(bytes_per_pack, numbers.Integral) and not is_bool:
+        is_valid = int(bytes_per_pack) >= minimum
+    else:
+        is_valid = bytes_per_pack == AUTO
+    if not is_valid:
+        raise ValueError(
+            f"{owner}: expected a positive bytes_per_pack{' or 0' if minimum == 0 else ''}, or "
+            f"'{AUTO}', received {bytes_per_pack!r}"
+        )
 
 
 def _reduce_in_buckets(

@@ -43,6 +43,11 @@ def _all_reduce(op, *grads):
     return list(upstream) if linear else _selected(op, reduce_op, upstream, op.outputs)
 
 
+@tf.RegisterGradient("TfdistAllReduceBlock")
+def _all_reduce_block(op, *grads):
+    return [*_all_reduce(op, *grads), None]
+
+
 @tf.RegisterGradient("TfdistAllReduceRows")
 def _all_reduce_rows(op, _, grad):
     """All ranks have the same rows in the same order, so their gradients add up as they are."""
@@ -146,7 +151,13 @@ def _all_to_all(op, *grads):
     return [*_by_dtype(op, grads[:-1], back), None]
 
 
-for _name in ("TfdistBarrier", "TfdistJoin", "TfdistPackStrings", "TfdistUnpackStrings"):
+for _name in (
+    "TfdistBarrier",
+    "TfdistBucketSize",
+    "TfdistJoin",
+    "TfdistPackStrings",
+    "TfdistUnpackStrings",
+):
     tf.no_gradient(_name)
 
 

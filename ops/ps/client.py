@@ -544,6 +544,24 @@ class ParameterClient:
         """Waits as `flush`, then tells the servers that this worker has finished its program."""
         CLIENT.leave(self.handle, timeout)
 
+    def waits(self) -> dict[str, float]:
+        """Returns the seconds during which pulls were pending, by whom it waited for.
+
+        A pull that begins a step waits for the servers' schedule: with `sync`, for the pushes of
+        the other workers. Lookups do not count: they may run ahead of the step.
+        """
+        return {"the parameter servers": self.stats().pull_seconds}
+
+    def take_longest_wait(self, name: str) -> str:
+        """Returns in what this worker waits for the servers: in pulls."""
+        return "pulls"
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Returns the bytes of values sent to and received from each server, by its name."""
+        sent, received = (ctypes.c_uint64 * self.servers)(), (ctypes.c_uint64 * self.servers)()
+        CLIENT.traffic(self.handle, sent, received, self.servers)
+        return {f"ps {server}": (sent[server], received[server]) for server in range(self.servers)}
+
     def stats(self) -> ParameterClientStats:
         """Returns the counters; requests may be in progress."""
         raw = ClientStats()

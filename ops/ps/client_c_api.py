@@ -120,6 +120,12 @@ CLIENT = library.CFunctions(
         "exclude": [Handle, ctypes.c_int],
         "set_lookup_group": [Handle, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64],
         "stats": [Handle, ctypes.POINTER(ClientStats)],
+        "traffic": [
+            Handle,
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_int,
+        ],
         "lookup_stats": [Handle, ctypes.POINTER(LookupStats)],
         "add_batch": [Handle, ctypes.c_uint64, _Longs, ctypes.c_uint64],
         "forget_stream": [Handle, ctypes.c_uint64],

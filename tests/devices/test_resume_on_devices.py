@@ -37,4 +37,5 @@ def test_goes_on(strategy, tmp_path, data):
         lambda: BackupAndRestore(str(tmp_path / "backup"), save_freq=4),
         at=(1, 3),
         goes_on_at=(1, 2),
+        counts_steps=data != "dataset_of_unknown_size",
     )

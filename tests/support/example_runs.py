@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from launching import PACKAGE
 from warm_python import interpreter
@@ -38,14 +39,34 @@ def documented_command(example: str) -> list[str]:
     return words
 
 
-def _run(*arguments: str) -> str:
-    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
-    finished = subprocess.run(
-        [interpreter(), *arguments],
-        env=dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3"),
-        capture_output=True,
-        text=True,
-        timeout=170,
+def shell(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the shell commands of a page in a folder, with `tfdist` in place of the installed one.
+
+    Returns:
+      The finished process, which was successful.
+    """
+    (folder / "bin").mkdir()
+    command = folder / "bin" / "tfdist"
+    command.write_text(f'#!/bin/sh\nexec {interpreter()} -m tfdist "$@"\n')
+    command.chmod(0o700)
+    return _finished(
+        ["bash", "-ec", commands],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        env=dict(_environment(), PATH=f"{command.parent}:{os.environ['PATH']}"),
     )
+
+
+def _run(*arguments: str) -> str:
+    return _finished([interpreter(), *arguments], env=_environment()).stdout
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+    return dict(os.environ, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="3")
+
+
+def _finished(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=170, **options)
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
-    return finished.stdout
+    return finished

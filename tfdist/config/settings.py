@@ -36,6 +36,8 @@ class Settings:
       timeline: the file of the job's timeline, or None (`TFDIST_TIMELINE`).
       metrics_port: the port of the metrics of the job's first task, the others' follow; 0 for any
         free one; None serves none (`TFDIST_METRICS_PORT`).
+      straggler_period: seconds between two straggler reports, 0 for none
+        (`TFDIST_STRAGGLER_PERIOD`).
       restarts: how often this task was started again (`TFDIST_RESTARTS`).
       elastic: the limits of an elastic job (`TFDIST_ELASTIC`: "min:max" or "min:max:start"); None
         means a job of fixed size.
@@ -54,6 +56,7 @@ class Settings:
     debug_dir: str | None = None
     timeline: str | None = None
     metrics_port: int | None = None
+    straggler_period: int = 300
     restarts: int = 0
     elastic: Elastic | None = None
     interface: str | None = None
@@ -84,6 +87,9 @@ class Settings:
             debug_dir=environ.get("TFDIST_DEBUG_DIR", "").strip() or None,
             timeline=environ.get("TFDIST_TIMELINE", "").strip() or None,
             metrics_port=validation.port(environ, "TFDIST_METRICS_PORT", None),
+            straggler_period=validation.count(
+                environ, "TFDIST_STRAGGLER_PERIOD", cls.straggler_period
+            ),
             restarts=validation.count(environ, "TFDIST_RESTARTS", cls.restarts),
             elastic=Elastic.from_text(elastic, "TFDIST_ELASTIC") if elastic else None,
             interface=environ.get("TFDIST_INTERFACE", "").strip() or None,

@@ -63,6 +63,18 @@ def metrics_token(secret: bytes) -> str:
     return _mac(secret, "metrics token", body=b"").hexdigest()
 
 
+def dashboard_token(secret: bytes) -> str:
+    """Returns the token with which `tfdist dashboard` shows a job's page to a browser.
+
+    The secret cannot be derived from it, nor can the metrics' token: the browser's history keeps
+    it.
+
+    Args:
+      secret: the job's.
+    """
+    return _mac(secret, "dashboard token", body=b"").hexdigest()
+
+
 class Challenges:
     """The challenges of one server: each is valid for one request, and expires.
 

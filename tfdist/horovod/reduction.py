@@ -12,6 +12,7 @@ from tfdist.compression import Compressor, compressor
 from tfdist.compression.feedback import FeedbackCompressor
 from tfdist.horovod.local_variables import LocalVariables, variable_of
 from tfdist.job import process
+from tfdist.metrics.counters import count_reduction
 from tfdist.ops.collectives.world import world
 
 
@@ -72,6 +73,7 @@ class Reduction:
         refuse_strategy(self._api_name)
         gradients = list(gradients)
         if process.is_alone(self._api_name):
+            count_reduction(gradients)
             return gradients
         communicator = process.communicator(self._api_name)
         ranks: int | tf.Tensor = communicator.size
@@ -91,6 +93,7 @@ class Reduction:
         )
         for i, gradient in zip(present, reduced, strict=True):
             gradients[i] = gradient
+        count_reduction(reduced)
         return gradients
 
     def _refuse_feedback(self) -> None:

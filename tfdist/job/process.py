@@ -18,7 +18,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError, NotInitializedError
-from tfdist.observe import recorder
+from tfdist.observe import recorder, stragglers
 from tfdist.observe.timeline import recording
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Process:
         self._has_warned_that_alone = False
         self._script: _Script | None = None
         self._recorder: Recorder | None = None
+        self._stragglers: stragglers.StragglerReport | None = None
         self._timeline: TaskTimeline | None = None
         # Whether the job was told to end and this process stops training: it leaves the job as if
         # it had done its work, with any exit code.
@@ -147,6 +148,11 @@ class Process:
             return
         self._exporter = _providers.provider("serve_metrics")(cluster, self.settings)
         self.counts_steps = True
+
+    @property
+    def serves_metrics(self) -> bool:
+        """Whether this process serves the metrics of its task."""
+        return self._exporter is not None
 
     @property
     def is_initialized(self) -> bool:
@@ -237,6 +243,7 @@ class Process:
             self._follow_failures()
             self._job = Job(cluster, self.settings)
             self._cluster = cluster
+            self._report_waits(cluster, self._job.communicator)
             self._watch_script()
         elif self._job.cluster != cluster:
             raise ClusterConfigError(
@@ -268,6 +275,7 @@ class Process:
         self._follow_failures()
         self._members = members = make()
         self._cluster = cluster
+        self._report_waits(cluster, members.communicator)
         self._watch_script()
         return members
 
@@ -394,6 +402,8 @@ class Process:
             else:
                 worker = PsWorker(cluster, config, self.settings, self._leads)
             self._ps_worker = worker
+            if not cluster.is_local:
+                self._report_waits(cluster, worker.client)
             self._watch_script()
             worker.checkpoint_every(checkpoint_every)
         elif (worker.cluster, worker.config) != (cluster, config):
@@ -420,6 +430,29 @@ class Process:
     def has_server_variables(self) -> bool:
         """Whether servers hold this process's variables, not only embedding tables."""
         return self._has_server_variables
+
+    def _report_waits(self, cluster: Cluster, source: stragglers.Source) -> None:
+        """Reports, from now on, for whom this task waits; see `observe.stragglers`."""
+        if not self.settings.straggler_period:
+            return
+        if self._stragglers is None:
+            self._stragglers = stragglers.StragglerReport(
+                cluster.task_name, self.settings.straggler_period, self._counted_steps
+            )
+        self._stragglers.follow(source)
+
+    def _counted_steps(self) -> int | None:
+        if not self.counts_steps:
+            return None
+        from tfdist.ops.local.step_counter import counted  # imports TensorFlow
+
+        # A loop without `strategy.run` has none.
+        return counted()[0] or None
+
+    def report_stragglers(self) -> None:
+        """Logs for whom this task has waited since the last report, if there was much of it."""
+        if self._stragglers is not None:
+            self._stragglers.report()
 
     def readings(self) -> list[Reading | None]:
         """Returns each parameter server's statistics, see `stats.rates`; none before `attach`."""
@@ -448,6 +481,9 @@ class Process:
         """
         if self._recorder is not None and self._script is not None and not self._script.has_failed:
             self._recorder.note_end()
+        report, self._stragglers = self._stragglers, None
+        if report is not None:
+            report.close()  # before this task waits for the others to end
         callers, self._before_leaving = self._before_leaving, []
         for call in callers:
             assert self._script is not None  # since `before_leaving`

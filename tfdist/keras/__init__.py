@@ -56,6 +56,7 @@ FOR_STRATEGIES = (
     f"{_HOOKS}.server_training",
     f"{_HOOKS}.epoch_metrics",
     f"{_HOOKS}.preemption",
+    f"{_HOOKS}.progress",
     f"{_HOOKS}.epoch_lengths",
     f"{_HOOKS}.data_tasks",
     f"{_ELASTIC}.accumulation",
@@ -75,10 +76,20 @@ FOR_TF_KERAS = (
 # Where there is no strategy.
 FOR_INIT = (f"{_REPAIRS}.compilation",)
 FOR_DATA_TASKS = (f"{_HOOKS}.data_tasks",)
-FOR_DISTRIBUTED_OPTIMIZERS = (f"{_REPAIRS}.overflow",)
+FOR_DISTRIBUTED_OPTIMIZERS = (f"{_REPAIRS}.overflow", f"{_HOOKS}.sample_counts")
 # Of a Keras 3 that is too old for the others.
 FOR_OLD_RELEASES = (f"{_HOOKS}.refusal",)
-ALL = tuple(dict.fromkeys((*FOR_STRATEGIES, *FOR_TF_KERAS, *FOR_INIT, *FOR_OLD_RELEASES)))
+ALL = tuple(
+    dict.fromkeys(
+        (
+            *FOR_STRATEGIES,
+            *FOR_TF_KERAS,
+            *FOR_INIT,
+            *FOR_DISTRIBUTED_OPTIMIZERS,
+            *FOR_OLD_RELEASES,
+        )
+    )
+)
 
 # Packages above this one. They are imported by name so that `load_model` knows their layers.
 _LAYERS = ("tfdist.embedding.layer", "tfdist.horovod.sync_batch_normalization")

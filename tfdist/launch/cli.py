@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from pathlib import Path
 from tfdist._version import __version__
 from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
-from tfdist.launch import env_command, scale_command
+from tfdist.launch import check_command, env_command, scale_command
 from tfdist.launch.elastic_policy import WorkerRange
+from tfdist.live import dashboard_command, top_command
 from tfdist.metrics import command as metrics_command
 from tfdist.observe import command as debug_command
 from tfdist.observe.timeline import command as timeline_command
@@ -54,6 +56,10 @@ exit code:
 """
 
 
+# As a shell shows a program that SIGPIPE has ended.
+_READER_GONE = 141
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
@@ -61,11 +67,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: the words after `tfdist`; this process's own if None.
 
     Returns:
-      The exit code.
+      The exit code; 141 if the reader of the output has ended before it, as `head` does.
 
     Raises:
       SystemExit: with code 2 for a wrong command line, 0 after --help and --version.
     """
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            # Here, not at the interpreter's end, where nothing can be caught.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more, into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser, run_parser = _parsers()
     chosen = parser.parse_args(arguments)
     if chosen.subcommand is None:
@@ -94,7 +113,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run = subcommands.add_parser(
         "run",
         help="start all tasks of a job on this machine",
-        usage="tfdist run [options] script.py [script's own arguments]",
+        usage="tfdist run [options] (script.py | -m module) [its own arguments]",
         description=_RUN_DESCRIPTION,
         epilog=_RUN_EPILOG,
         formatter_class=style,
@@ -172,8 +191,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=Path,
         metavar="FILE",
         help="keep the job's addresses and secret here while it runs, for --job of "
-        "'tfdist ps stats', 'tfdist tasks', 'tfdist scale', 'tfdist debug dump', "
-        "'tfdist timeline' and 'tfdist metrics' (default: a new file of mode 600)",
+        "'tfdist top', 'tfdist dashboard', 'tfdist ps stats', 'tfdist tasks', 'tfdist scale', "
+        "'tfdist debug dump', 'tfdist timeline' and 'tfdist metrics' (default: a new file of mode "
+        "600)",
+    )
+    run.add_argument(
+        "-m",
+        action="store_true",
+        dest="module",
+        help="the script is the name of a module, as with 'python -m'",
     )
     # One list: argparse then leaves all words from the script on unchanged, "--" included.
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -183,8 +209,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         (of_ps, "stats", "what they hold and do", stats_command),
         (subcommands, "tasks", "look at the data tasks of a job", tasks_command),
         (subcommands, "scale", "set the number of workers of an elastic job", scale_command),
+        (subcommands, "top", "show what the tasks of a job do", top_command),
+        (subcommands, "dashboard", "serve a web page about a running job", dashboard_command),
         (subcommands, "metrics", "let Prometheus read a job's metrics", metrics_command),
         (subcommands, "env", "show the cluster that is found here, and why", env_command),
+        (subcommands, "check", "check the machines of a job before it trains", check_command),
         (subcommands, "plan", "predict whether more machines will pay", plan_command),
     ):
         asking = commands.add_parser(
@@ -237,10 +266,10 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     command = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
     if not command:
         parser.error("expected a script to run, received none")
-    script = Path(command[0])
-    if not script.exists():
+    script, module = (None, command[0]) if chosen.module else (Path(command[0]), None)
+    if script is not None and not script.exists():
         parser.error(f"expected a script, but {command[0]} does not exist")
-    if not script.is_file():
+    if script is not None and not script.is_file():
         parser.error(f"expected a script, but {command[0]} is not a file")
     if chosen.log_dir is not None and chosen.log_dir.exists() and not chosen.log_dir.is_dir():
         parser.error(f"--log-dir: expected a directory, but {chosen.log_dir} is a file")
@@ -250,6 +279,7 @@ def _run(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         options = launch.LaunchOptions(
             script=script,
+            module=module,
             arguments=command[1:],
             workers=chosen.workers,
             ps=chosen.ps,

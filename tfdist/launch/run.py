@@ -37,8 +37,8 @@ class LaunchOptions:
     """The tasks to start, and their time limits.
 
     Attributes:
-      script: the Python script that every task runs.
-      arguments: the script's own arguments.
+      script: the Python script that every task runs; `None` with a module.
+      arguments: the script's or the module's own arguments.
       workers: number of training tasks, 1 or more. With `ps` or `evaluator` the first is the chief.
         A range makes the job elastic: its workers come and go while it runs, and none is the chief.
       ps: number of parameter servers.
@@ -59,14 +59,16 @@ class LaunchOptions:
         save.
       ps_grace: seconds in which the parameter servers may end by themselves after the training
         tasks.
+      module: the module that every task runs, as `python -m` does.
       evaluator_grace: the same for the evaluator, which may have a last checkpoint to evaluate.
 
     Raises:
+      ValueError: there is neither a script nor a module, or both.
       ClusterConfigError: an elastic job has tasks or an option that it cannot have, or another job
         has an option of elastic ones.
     """
 
-    script: Path
+    script: Path | None = None
     arguments: Sequence[str] = ()
     workers: int | WorkerRange = 1
     ps: int = 0
@@ -83,8 +85,13 @@ class LaunchOptions:
     signal_grace: float = 30.0
     ps_grace: float = 5.0
     evaluator_grace: float = 60.0
+    module: str | None = None
 
     def __post_init__(self) -> None:
+        if (self.script is None) == (self.module is None):
+            raise ValueError(
+                f"expected a script or a module, received {self.script} and {self.module}"
+            )
         if not isinstance(self.workers, WorkerRange):
             if self.max_restarts is not None:
                 raise ClusterConfigError(
@@ -332,7 +339,8 @@ def _supervisor(
     listener: socket.socket | None,
 ) -> Supervisor:
     """Returns the supervisor of the tasks; `listener` is for `tfdist scale` of an elastic job."""
-    command = [sys.executable, "-u", str(options.script), *options.arguments]
+    program = [str(options.script)] if options.module is None else ["-m", options.module]
+    command = [sys.executable, "-u", *program, *options.arguments]
     if isinstance(options.workers, WorkerRange):
         assert listener is not None
         max_restarts = 10 if options.max_restarts is None else options.max_restarts

@@ -1,9 +1,13 @@
-"""Counts training steps and their rows, in any loop that calls `strategy.run`.
+"""Counts training steps and their rows.
 
-A run is a training step if it updates a trainable variable. That is known when the run's function
-is traced, or runs eagerly: the strategy's `extended` calls `note_update` then. An op behind the
-run counts its executions. A function that was traced before is remembered, since a later trace of
-its caller does not trace it again.
+In a loop that calls `strategy.run`, a run is a training step if it updates a trainable variable.
+That is known when the run's function is traced, or runs eagerly: the strategy's `extended` calls
+`note_update` then. An op behind the run counts its executions. A function that was traced before is
+remembered, since a later trace of its caller does not trace it again.
+
+Without a strategy a reduction of gradients by the Horovod interface is a step. Its rows are told
+apart from it: by `fit`, or by the loop. Sessions of an `Estimator` count what they have run
+(tfdist/estimator/training/step_counts.py).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import tensorflow as tf
 # There is no public way to tell whether XLA must compile the function that is being traced.
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from tfdist.job import process
 from tfdist.ops.local.step_counter import count_step
 
 _log = logging.getLogger("tfdist.metrics")
@@ -76,6 +81,45 @@ def note_update() -> None:
     updates = getattr(_thread, "updates", None)
     if updates is not None:
         _thread.updates = updates + 1
+
+
+def count_reduction(reduced: Sequence[Any]) -> None:
+    """Counts a step that has reduced its gradients; its rows are counted by `count_samples`.
+
+    Args:
+      reduced: the gradients; the step is counted once they exist.
+    """
+    if process.current.counts_steps and _can_count():
+        dense = [gradient for gradient in reduced if tf.is_tensor(gradient)]
+        with tf.control_dependencies(dense):
+            count_step(tf.constant(0, tf.int64))
+
+
+def count_samples(batch: Any) -> None:
+    """Counts the rows of a batch, for the metrics of a loop with `tfdist.DistributedGradientTape`.
+
+    Call it in each step. `fit` and `strategy.run` count rows by themselves. It does nothing in a
+    process without metrics (docs/metrics.md).
+
+    Args:
+      batch: a tensor, or a structure of tensors; the rows are those of the first one that is no
+        scalar.
+
+    Example:
+
+    ```python
+    @tf.function
+    def step(x, y):
+        tfdist.count_samples(x)
+        with tf.GradientTape() as tape:
+            loss = loss_of(model(x), y)
+        tape = tfdist.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+    ```
+    """
+    if process.current.counts_steps and _can_count():
+        count_step(_rows(tf.distribute.get_strategy(), batch), steps=0)
 
 
 def _identity(fn: Any) -> Any:

@@ -7,7 +7,7 @@
 
 namespace tfdist {
 
-Plan TwoLevelAllReduce(int rank, const std::vector<int>& hosts, size_t count, size_t width) {
+Plan TwoLevelAllReduce(int rank, const std::vector<int>& hosts, const std::vector<size_t>& bounds) {
   const int host_count = *std::max_element(hosts.begin(), hosts.end()) + 1;
   const int host = hosts[rank];
   std::vector<std::vector<int>> members(host_count);
@@ -27,12 +27,11 @@ Plan TwoLevelAllReduce(int rank, const std::vector<int>& hosts, size_t count, si
   plan.steps = 2 * local_steps + ring_steps;
   const bool finished = position == 0 && host_count == 1;
   const Span sum = AddChainReduce(0, position, local, Memory::kOutput,
-                                  finished ? Finish::kYes : Finish::kNo, count * width, &plan);
+                                  finished ? Finish::kYes : Finish::kNo, bounds.back(), &plan);
   if (position == 0) {
-    AddRingAllReduce(local_steps, host, leaders, sum.memory, EvenBounds(count, width, host_count),
-                     &plan);
+    AddRingAllReduce(local_steps, host, leaders, sum.memory, bounds, &plan);
   }
-  AddChainBroadcast(local_steps + ring_steps, position, local, count * width, &plan);
+  AddChainBroadcast(local_steps + ring_steps, position, local, bounds.back(), &plan);
   return plan;
 }
 

@@ -25,8 +25,9 @@
 
 namespace tfdist {
 
-// `hosts[r]` is the index of rank r's host: hosts count from 0 in the order of their leaders.
-Plan TwoLevelAllReduce(int rank, const std::vector<int>& hosts, size_t count, size_t width);
+// `hosts[r]` is the index of rank r's host: hosts count from 0 in the order of their leaders. In
+// the ring, segment i is [bounds[i], bounds[i + 1]); there is one for each host.
+Plan TwoLevelAllReduce(int rank, const std::vector<int>& hosts, const std::vector<size_t>& bounds);
 
 }  // namespace tfdist
 

@@ -57,7 +57,13 @@ Event EventOf(const Collective& collective, const Group& group) {
 }  // namespace
 
 CollectiveTable::CollectiveTable(const Group* group, Connections* connections)
-    : group_(group), connections_(connections), left_(group->size, false), waits_(group->size) {}
+    : group_(group),
+      connections_(connections),
+      left_(group->size, false),
+      waits_(group->size),
+      wait_causes_(group->size),
+      sent_to_(group->size),
+      received_from_(group->size) {}
 
 uint64_t CollectiveTable::NextSequence(uint64_t key) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -137,8 +143,14 @@ void CollectiveTable::NoteWaits(Collective* collective) {
 void CollectiveTable::NoteOpened(Collective* collective, int peer) {
   const auto found = std::find(collective->waits_for.begin(), collective->waits_for.end(), peer);
   if (found == collective->waits_for.end()) return;
-  waits_[peer].End();
+  EndWait(*collective, peer);
   collective->waits_for.erase(found);
+}
+
+void CollectiveTable::EndWait(const Collective& collective, int peer) {
+  waits_[peer].End();
+  const Clock::duration waited = Clock::now() - collective.started;
+  if (waited >= WaitCauses::kShortest) wait_causes_[peer].Note(collective.Title(), waited);
 }
 
 void CollectiveTable::EndAlone(std::unique_ptr<Collective> collective) {
@@ -220,7 +232,7 @@ void CollectiveTable::Finish(Collective* collective, const Status& status) {
   }
   busy_.End();
   // What it has not needed from a peer, as a root does of the others.
-  for (const int peer : owned->waits_for) waits_[peer].End();
+  for (const int peer : owned->waits_for) EndWait(*owned, peer);
   owned->waits_for.clear();
   if (owned.get() == join_) {
     join_ = nullptr;
@@ -402,6 +414,7 @@ void CollectiveTable::OnGoodbye(int peer) {
 Status CollectiveTable::PlaceChunk(int peer, const FrameHeader& header, char* scratch,
                                    std::vector<iovec>* target) {
   bytes_received_.fetch_add(header.payload_bytes, std::memory_order_relaxed);
+  received_from_[peer].fetch_add(header.payload_bytes, std::memory_order_relaxed);
   const CollectiveId id{header.key, header.sequence};
   Collective* collective = Find(id);
   if (collective != nullptr) collective->RecordStart();
@@ -457,9 +470,10 @@ void CollectiveTable::SendChunk(Collective* collective, int peer, uint16_t step,
   header.offset = offset;
   collective->RecordStart();
   chunks_sent_.fetch_add(1, std::memory_order_relaxed);
+  uint64_t bytes = 0;
+  for (const iovec& piece : pieces) bytes += piece.iov_len;
+  sent_to_[peer].fetch_add(bytes, std::memory_order_relaxed);
   if (group_->hosts[peer] != group_->hosts[group_->rank]) {
-    uint64_t bytes = 0;
-    for (const iovec& piece : pieces) bytes += piece.iov_len;
     far_bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   }
   ++collective->unsent_chunks;

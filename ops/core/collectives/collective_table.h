@@ -22,6 +22,7 @@
 #include "core/collectives/pending_time.h"
 #include "core/collectives/stall_check.h"
 #include "core/collectives/unexpected_messages.h"
+#include "core/collectives/wait_causes.h"
 
 namespace tfdist {
 
@@ -72,6 +73,14 @@ class CollectiveTable : private ChunkSender {
   // The wall time, in nanoseconds, during which a collective was pending here that `peer`, which
   // takes part, had not started.
   uint64_t WaitedFor(int peer) const { return waits_[peer].nanoseconds(); }
+  // The collective in which it has waited longest for `peer` since the last call, by its title;
+  // empty if it has not waited.
+  std::string TakeLongestWait(int peer) { return wait_causes_[peer].TakeLongest(); }
+  // The payload of chunks that were queued for `peer`, and that have come from it, in bytes.
+  uint64_t BytesSentTo(int peer) const { return sent_to_[peer].load(std::memory_order_relaxed); }
+  uint64_t BytesReceivedFrom(int peer) const {
+    return received_from_[peer].load(std::memory_order_relaxed);
+  }
 
   // Sets the times of a collective that is about to begin, and records it in the flight recorder;
   // on the thread that starts it.
@@ -135,6 +144,7 @@ class CollectiveTable : private ChunkSender {
   void GiveUp(const Collective& collective);
   void NoteWaits(Collective* collective);
   void NoteOpened(Collective* collective, int peer);
+  void EndWait(const Collective& collective, int peer);
   void FinishIfComplete(Collective* collective);
   void Finish(Collective* collective, const Status& status);
   void OpenStallCheck(const Collective& collective);
@@ -153,6 +163,8 @@ class CollectiveTable : private ChunkSender {
   uint64_t begun_ = 0;
   PendingTime busy_;                // at least one collective
   std::vector<PendingTime> waits_;  // by rank
+  std::vector<WaitCauses> wait_causes_;
+  std::vector<std::atomic<uint64_t>> sent_to_, received_from_;
 
   Collective* join_ = nullptr;      // the pending one
   CollectiveId join_named_;         // as its caller knows it

@@ -309,6 +309,10 @@ void Communicator::Start(CollectiveOptions options, int root, FlatView input, Fl
                                   : options.algorithm;
   signature.algorithm = static_cast<uint8_t>(algorithm);
   signature.joins = engine_.table().joins();
+  if (const int segments = StripedSegments(signature, group_.hosts); segments > 0) {
+    input = InOrderOfStripes(input, signature, segments);
+    output = InOrderOfStripes(output, signature, segments);
+  }
   CopyOwn(signature, group_.rank, group_.size, input, output);
   Submit(MakePlanExecutor(std::move(options), group_.rank, group_.hosts, std::move(input),
                           std::move(output), std::move(kept)));

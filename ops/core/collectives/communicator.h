@@ -98,6 +98,10 @@ class Communicator {
   CommunicatorStats stats() const;
   // See CollectiveTable::WaitedFor.
   uint64_t WaitedFor(int peer) const { return engine_.table().WaitedFor(peer); }
+  // See CollectiveTable for these, too.
+  std::string TakeLongestWait(int peer) { return engine_.table().TakeLongestWait(peer); }
+  uint64_t BytesSentTo(int peer) const { return engine_.table().BytesSentTo(peer); }
+  uint64_t BytesReceivedFrom(int peer) const { return engine_.table().BytesReceivedFrom(peer); }
 
  private:
   Communicator(int rank, int size, Listener listener, bool shared_memory);

@@ -117,4 +117,23 @@ void tfdist_communicator_waits(int64_t handle, uint64_t* nanoseconds, int size) 
   }
 }
 
+// Writes the title of the collective in which it has waited longest for `peer` since the last call,
+// cut to `size` bytes.
+void tfdist_communicator_take_longest_wait(int64_t handle, int peer, char* text, size_t size) {
+  const auto communicator = Communicators::Get().Find(handle);
+  const bool exists = communicator != nullptr && peer >= 0 && peer < communicator->size();
+  const std::string title = exists ? communicator->TakeLongestWait(peer) : "";
+  std::snprintf(text, size, "%s", title.c_str());
+}
+
+// Writes the bytes sent to, and received from, each rank; `size` is their number.
+void tfdist_communicator_traffic(int64_t handle, uint64_t* sent, uint64_t* received, int size) {
+  const auto communicator = Communicators::Get().Find(handle);
+  for (int rank = 0; rank < size; ++rank) {
+    const bool exists = communicator != nullptr && rank < communicator->size();
+    sent[rank] = exists ? communicator->BytesSentTo(rank) : 0;
+    received[rank] = exists ? communicator->BytesReceivedFrom(rank) : 0;
+  }
+}
+
 }  // extern "C"

@@ -34,6 +34,7 @@ inline constexpr size_t kChunkBytes = 256 * 1024;  // the payload of a DATA fram
 inline constexpr size_t kMaxCollectiveMeta = 8 * 1024;
 inline constexpr uint16_t kMaxTextBytes = 512;  // of a name; it is cut
 inline constexpr size_t kMaxBlocks = 800;       // an OPEN lists at most these
+inline constexpr uint64_t kNotStriped = ~uint64_t{0};
 
 bool LimitsOfCollectives(uint8_t type, FrameLimits* limits);
 
@@ -46,16 +47,19 @@ struct Signature {
   uint32_t root = 0;        // where there is one
   uint64_t elements = 0;    // 0 where ranks may differ
   uint64_t shape_hash = 0;  // of the list of shapes
-  uint32_t joins = 0;       // how many joins the rank has seen the end of; not compared
-  std::string name;         // for messages only; may differ between ranks
-  std::string shapes;       // for messages only, such as "float32[128,10], float32[10]"
+  // An all-reduce of a bucket of a list: the bucket's first element in the list; see stripes.h.
+  uint64_t stripes_from = kNotStriped;
+  uint32_t joins = 0;  // how many joins the rank has seen the end of; not compared
+  std::string name;    // for messages only; may differ between ranks
+  std::string shapes;  // for messages only, such as "float32[128,10], float32[10]"
   // Bytes of each rank's block, where there are blocks; see BlocksAgree. Too many do not travel.
   std::vector<uint64_t> blocks;
 
   // What all ranks must have alike, but for the blocks.
   template <typename Message, typename Visitor>
   static void AgreedFields(Message& m, Visitor& visit) {
-    visit(m.kind, m.dtype, m.reduce_op, m.algorithm, m.root, m.elements, m.shape_hash);
+    visit(m.kind, m.dtype, m.reduce_op, m.algorithm, m.root, m.elements, m.shape_hash,
+          m.stripes_from);
   }
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {

@@ -30,6 +30,9 @@ bool IsValid(const Signature& signature, int size) {
     return false;
   }
   if (signature.elements > kMaxClaimedBytes / ByteSize(dtype)) return false;
+  if (signature.stripes_from != kNotStriped && signature.stripes_from > kMaxClaimedBytes) {
+    return false;
+  }
   if (signature.blocks.size() != static_cast<size_t>(HasBlocks(kind) ? size : 0)) return false;
   uint64_t all = 0;
   for (const uint64_t bytes : signature.blocks) {

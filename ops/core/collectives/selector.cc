@@ -14,6 +14,7 @@
 #include "core/algorithms/dissemination.h"
 #include "core/algorithms/recursive_doubling.h"
 #include "core/algorithms/ring.h"
+#include "core/algorithms/stripes.h"
 #include "core/algorithms/tree.h"
 #include "core/algorithms/two_level.h"
 #include "core/collectives/plan_executor.h"
@@ -38,6 +39,10 @@ size_t Sum(std::vector<uint64_t>::const_iterator begin, std::vector<uint64_t>::c
   return std::accumulate(begin, end, size_t{0});
 }
 
+int HostCount(const std::vector<int>& hosts) {
+  return *std::max_element(hosts.begin(), hosts.end()) + 1;
+}
+
 size_t Bytes(const Signature& signature) {
   return signature.elements * ByteSize(static_cast<DType>(signature.dtype));
 }
@@ -59,8 +64,12 @@ Algorithm SelectAlgorithm(const Signature& signature, const std::vector<int>& ho
   const std::vector<uint64_t>& blocks = signature.blocks;
   switch (static_cast<CollectiveKind>(signature.kind)) {
     case CollectiveKind::kAllReduce: {
-      if (Bytes(signature) <= kRecursiveDoublingBytes) return Algorithm::kRecursiveDoubling;
-      const int host_count = *std::max_element(hosts.begin(), hosts.end()) + 1;
+      // The algorithm of a bucket must not depend on its size, because the sums do.
+      const bool striped = signature.stripes_from != kNotStriped;
+      if (!striped && Bytes(signature) <= kRecursiveDoublingBytes) {
+        return Algorithm::kRecursiveDoubling;
+      }
+      const int host_count = HostCount(hosts);
       const bool two_level = 1 < host_count && host_count < size;
       return two_level ? Algorithm::kTwoLevel : Algorithm::kRing;
     }
@@ -109,6 +118,22 @@ bool HasAlgorithm(CollectiveKind kind, Algorithm algorithm) {
   return false;
 }
 
+int StripedSegments(const Signature& signature, const std::vector<int>& hosts) {
+  if (signature.stripes_from == kNotStriped) return 0;
+  const bool two_level = static_cast<Algorithm>(signature.algorithm) == Algorithm::kTwoLevel;
+  const int segments = two_level ? HostCount(hosts) : static_cast<int>(hosts.size());
+  return segments > 2 ? segments : 0;
+}
+
+FlatView InOrderOfStripes(const FlatView& view, const Signature& signature, int segments) {
+  std::vector<iovec> pieces;
+  for (const Stripe& stripe : Stripes(signature.stripes_from, signature.elements,
+                                      ByteSize(static_cast<DType>(signature.dtype)), segments)) {
+    view.Slice(stripe.begin, stripe.end, &pieces);
+  }
+  return FlatView(std::move(pieces));
+}
+
 Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& hosts) {
   const int size = static_cast<int>(hosts.size());
   const int root = static_cast<int>(signature.root);
@@ -117,12 +142,16 @@ Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& host
   const std::vector<uint64_t>& blocks = signature.blocks;
   const Algorithm algorithm = static_cast<Algorithm>(signature.algorithm);
   switch (static_cast<CollectiveKind>(signature.kind)) {
-    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kAllReduce: {
       if (algorithm == Algorithm::kRecursiveDoubling) return RecursiveDoubling(rank, size, bytes);
-      if (algorithm == Algorithm::kTwoLevel) {
-        return TwoLevelAllReduce(rank, hosts, signature.elements, width);
-      }
-      return RingAllReduce(rank, size, EvenBounds(signature.elements, width, size));
+      const int segments = algorithm == Algorithm::kTwoLevel ? HostCount(hosts) : size;
+      const std::vector<size_t> bounds =
+          StripedSegments(signature, hosts) > 0
+              ? StripedBounds(signature.stripes_from, signature.elements, width, segments)
+              : EvenBounds(signature.elements, width, segments);
+      return algorithm == Algorithm::kTwoLevel ? TwoLevelAllReduce(rank, hosts, bounds)
+                                               : RingAllReduce(rank, size, bounds);
+    }
     case CollectiveKind::kBroadcast: {
       Plan plan = algorithm == Algorithm::kTree ? TreeBroadcast(rank, size, root, bytes)
                                                 : ChainBroadcast(rank, size, root, bytes);

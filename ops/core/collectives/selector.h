@@ -26,7 +26,14 @@ Algorithm SelectAlgorithm(const Signature& signature, const std::vector<int>& ho
 // Whether collectives of this kind have this algorithm.
 bool HasAlgorithm(CollectiveKind kind, Algorithm algorithm);
 
-// The signature is complete, and its kind has its algorithm.
+// The number of segments of a striped all-reduce; 0 if its buffer keeps its order.
+int StripedSegments(const Signature& signature, const std::vector<int>& hosts);
+
+// The buffer of a striped all-reduce in the order of its segments.
+FlatView InOrderOfStripes(const FlatView& view, const Signature& signature, int segments);
+
+// The signature is complete, and its kind has its algorithm. The buffer of a striped all-reduce is
+// in the order of its segments.
 Plan MakePlan(const Signature& signature, int rank, const std::vector<int>& hosts);
 
 // The collective itself, which holds `keepalive` until it ends.

@@ -6,11 +6,12 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <utility>
 
 namespace tfdist {
 namespace {
 
-constexpr size_t kMaxPiecesPerRead = 512;  // per system call
+constexpr size_t kMaxPiecesPerRead = 512;  // per system call, of IOV_MAX = 1024
 
 uint64_t Random() {
   std::random_device device;
@@ -51,14 +52,22 @@ bool PeerMemory::HasCanary() const {
          found.value == canary_.value && process_->IsAlive();
 }
 
-Status PeerMemory::Read(const std::vector<iovec>& to, const std::vector<iovec>& from) const {
+Status PeerMemory::Read(std::vector<iovec> to, std::vector<iovec> from) const {
   size_t bytes = 0;
   for (const iovec& piece : to) bytes += piece.iov_len;
+  // The kernel copies pieces in their order. With the canary as the last one, a single system call
+  // reads what was exposed, and tells that it still was.
+  CanaryInfo found;
+  to.push_back({found.value.data(), sizeof(found.value)});
+  from.push_back({reinterpret_cast<void*>(canary_.address), sizeof(found.value)});
   const ssize_t read =
       process_vm_readv(process_->id(), to.data(), to.size(), from.data(), from.size(), 0);
   const int error = read < 0 ? errno : EFAULT;
-  if (!HasCanary()) return Status(StatusCode::kUnavailable, "the peer exposes its memory no more");
-  if (read == static_cast<ssize_t>(bytes)) return Status();
+  const bool is_whole = read == static_cast<ssize_t>(bytes + sizeof(found.value));
+  if (is_whole && found.value == canary_.value && process_->IsAlive()) return Status();
+  if (is_whole || !HasCanary()) {
+    return Status(StatusCode::kUnavailable, "the peer exposes its memory no more");
+  }
   return Status(StatusCode::kFailedPrecondition,
                 StrCat("cannot read ", bytes, " bytes that process ", process_->id(),
                        " exposes: ", std::strerror(error)));
@@ -80,12 +89,12 @@ Status RemoteRead::Read(const iovec* to, size_t count) {
       }
       if (piece.iov_len == 0) ++next_;
       if (here.size() < kMaxPiecesPerRead) continue;
-      if (Status s = peer_.Read(here, there); !s.ok()) return s;
+      if (Status s = peer_.Read(std::move(here), std::move(there)); !s.ok()) return s;
       here.clear();
       there.clear();
     }
   }
-  return here.empty() ? Status() : peer_.Read(here, there);
+  return here.empty() ? Status() : peer_.Read(std::move(here), std::move(there));
 }
 
 }  // namespace tfdist

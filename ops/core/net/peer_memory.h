@@ -7,8 +7,8 @@
 // memory, and with each message the addresses of the exposed memory. A peer on the network can
 // supply neither.
 //
-// A process breaks its canary before it frees or changes exposed memory. The reader compares the
-// canary after each read: if it is intact, the memory was still exposed during the read.
+// A process breaks its canary before it frees or changes exposed memory. The reader copies the
+// canary behind what it reads: if it is intact, the memory was still exposed during the read.
 #ifndef TFDIST_OPS_CORE_NET_PEER_MEMORY_H_
 #define TFDIST_OPS_CORE_NET_PEER_MEMORY_H_
 
@@ -60,7 +60,7 @@ class PeerMemory {
   // Copies from the peer's addresses in `from` to `to`; piece i of both has the same size. After a
   // failure the content of `to` is undefined. kUnavailable if the peer no longer exposes its memory
   // or has ended, kFailedPrecondition if the kernel cannot read these addresses.
-  Status Read(const std::vector<iovec>& to, const std::vector<iovec>& from) const;
+  Status Read(std::vector<iovec> to, std::vector<iovec> from) const;
 
  private:
   bool HasCanary() const;

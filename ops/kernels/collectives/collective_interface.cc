@@ -59,6 +59,33 @@ REGISTER_COLLECTIVE("TfdistAllReduce")
     .Attr(kReduceOps)
     .SetShapeFn(SameShapes);
 
+// The index of the size of this step's buckets, the same on all ranks: it tries `sizes`, which are
+// for messages, beginning with `initial`.
+REGISTER_COLLECTIVE("TfdistBucketSize")
+    .Output("size: int32")
+    .Attr("sizes: list(string) >= 1")
+    .Attr("initial: int")
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+// Reduces block `block` of a list, together with the other blocks of its bucket. `size` selects the
+// bucket among those of the three lists: the element of the list at which it begins, its first
+// block, and its number of blocks. `key` is that of the whole list.
+REGISTER_COLLECTIVE("TfdistAllReduceBlock")
+    .Input("inputs: N * T")
+    .Input("size: int32")
+    .Output("outputs: N * T")
+    .Attr("N: int >= 1")
+    .Attr(kReducible)
+    .Attr(kReduceOps)
+    .Attr("block: int")
+    .Attr("bucket_begins: list(int) >= 1")
+    .Attr("first_blocks: list(int) >= 1")
+    .Attr("block_counts: list(int) >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    });
+
 // As TfdistAllReduce; values are sent as `wire_dtype`.
 REGISTER_COLLECTIVE("TfdistCast16AllReduce")
     .Input("inputs: N * T")

@@ -32,20 +32,30 @@ CollectiveKernel::CollectiveKernel(OpKernelConstruction* context) : AsyncOpKerne
   OP_REQUIRES_OK(context, context->GetAttr("timeout_seconds", &timeout_seconds_));
 }
 
-std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(OpKernelContext* context,
-                                                                       const DoneCallback& done,
-                                                                       size_t phases) const {
-  auto execution = std::make_shared<Execution>();
-  execution->communicator = HandleTable<Communicator>::Get().Find(communicator_);
-  if (execution->communicator == nullptr) {
+std::shared_ptr<Communicator> CollectiveKernel::Find(OpKernelContext* context,
+                                                     const DoneCallback& done) const {
+  std::shared_ptr<Communicator> communicator = HandleTable<Communicator>::Get().Find(communicator_);
+  if (communicator == nullptr) {
     context->SetStatus(absl::FailedPreconditionError(
         StrCat("'", label_,
                "': its communicator was closed; the strategy that made this graph has "
                "been shut down")));
     done();
-    return nullptr;
   }
-  execution->id.key = KeyOfIteration(static_cast<uint64_t>(key_), context->frame_iter().iter_id);
+  return communicator;
+}
+
+uint64_t CollectiveKernel::Key(OpKernelContext* context) const {
+  return KeyOfIteration(static_cast<uint64_t>(key_), context->frame_iter().iter_id);
+}
+
+std::shared_ptr<CollectiveKernel::Execution> CollectiveKernel::Prepare(OpKernelContext* context,
+                                                                       const DoneCallback& done,
+                                                                       size_t phases) const {
+  auto execution = std::make_shared<Execution>();
+  execution->communicator = Find(context, done);
+  if (execution->communicator == nullptr) return nullptr;
+  execution->id.key = Key(context);
   execution->id.sequence = execution->communicator->NextSequence(execution->id.key);
   if (tensorflow::CancellationManager* manager = context->cancellation_manager()) {
     execution->cancellation = manager->get_cancellation_token();

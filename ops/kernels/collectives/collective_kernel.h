@@ -32,6 +32,13 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     tensorflow::CancellationToken cancellation = 0;
   };
 
+  // Finds the communicator. On failure sets the context's status, calls `done`, and returns null.
+  std::shared_ptr<Communicator> Find(tensorflow::OpKernelContext* context,
+                                     const DoneCallback& done) const;
+
+  // The key of this collective in this iteration of a loop.
+  uint64_t Key(tensorflow::OpKernelContext* context) const;
+
   // Finds the communicator, numbers the execution, and registers the cancellation of all its
   // phases. On failure sets the context's status, calls `done`, and returns null.
   std::shared_ptr<Execution> Prepare(tensorflow::OpKernelContext* context, const DoneCallback& done,

@@ -52,9 +52,10 @@ REGISTER_OP("TfdistHold")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// Counts a training step and its rows in this process, see step_counter_kernel.cc.
+// Counts training steps and their rows in this process, see step_counter_kernel.cc.
 REGISTER_OP("TfdistCountStep")
     .Input("rows: int64")
+    .Attr("steps: int = 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle rows;

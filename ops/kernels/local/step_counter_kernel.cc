@@ -15,14 +15,19 @@ std::atomic<int64_t> steps_counted{0}, rows_counted{0};
 
 class CountStepKernel : public OpKernel {
  public:
-  explicit CountStepKernel(OpKernelConstruction* context) : OpKernel(context) {}
+  explicit CountStepKernel(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("steps", &steps_));
+  }
 
   void Compute(OpKernelContext* context) override {
     rows_counted.fetch_add(context->input(0).scalar<int64_t>()(), std::memory_order_relaxed);
-    steps_counted.fetch_add(1, std::memory_order_relaxed);
+    steps_counted.fetch_add(steps_, std::memory_order_relaxed);
   }
 
   bool IsExpensive() override { return false; }
+
+ private:
+  int64_t steps_ = 1;
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistCountStep").Device(tensorflow::DEVICE_CPU), CountStepKernel);

@@ -1,4 +1,5 @@
-// WaitedFor tells for how long a rank has had a collective that a peer had not started.
+// WaitedFor tells for how long a rank has had a collective that a peer had not started, and
+// TakeLongestWait which one; bytes are counted by peer.
 #include "collectives/calls.h"
 
 namespace tfdist::testing::waits_test {
@@ -26,7 +27,9 @@ void TestNamesTheLateRank() {
     }
   }
   // It grows while the collectives wait.
-  EXPECT(Eventually([&] { return Waited(*comms[0], 2) > kLate; }));
+  for (int rank : {0, 1}) {
+    EXPECT(Eventually([&] { return Waited(*comms[rank], 2) > kLate; }));
+  }
   EXPECT(Waited(*comms[0], 2) <= SecondsSince(begun));
   for (int i = 0; i < 2; ++i) endings.push_back(AllReduce(*comms[2], values[6 + i], calls[i]));
   for (Ending& ending : endings) EXPECT_OK(Wait(ending));
@@ -35,6 +38,11 @@ void TestNamesTheLateRank() {
     EXPECT(Waited(*comms[rank], 2) > kLate);
     EXPECT(Waited(*comms[rank], 2) <= elapsed);
     EXPECT(Waited(*comms[rank], rank) == 0);
+  }
+  for (int rank : {0, 1}) {
+    const std::string longest = comms[rank]->TakeLongestWait(2);
+    EXPECT(longest == "all_reduce 'a'" || longest == "all_reduce 'b'");
+    EXPECT(comms[rank]->TakeLongestWait(2).empty());
   }
   // The others had started before it: it has waited for none.
   EXPECT(Waited(*comms[2], 0) < kLate / 2);
@@ -53,8 +61,35 @@ void TestNamesTheLateRank() {
   EXPECT(comms[0]->WaitedFor(2) == after);
 }
 
+// What ranks send to each other is what the others have received, and their sum is that of all.
+void TestTrafficByPeer() {
+  constexpr int kRanks = 3;
+  Ranks comms = Connected(kRanks);
+  std::vector<std::vector<float>> values(kRanks, std::vector<float>(1000, 1));
+  const What call = {1, "a", "", 20, Algorithm::kRing};
+  std::vector<Ending> endings;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    endings.push_back(AllReduce(*comms[rank], values[rank], call));
+  }
+  for (Ending& ending : endings) EXPECT_OK(Wait(ending));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    uint64_t sent = 0, received = 0;
+    int receivers = 0;
+    for (int peer = 0; peer < kRanks; ++peer) {
+      sent += comms[rank]->BytesSentTo(peer);
+      receivers += comms[rank]->BytesSentTo(peer) > 0 ? 1 : 0;
+      received += comms[rank]->BytesReceivedFrom(peer);
+      EXPECT(comms[rank]->BytesSentTo(peer) == comms[peer]->BytesReceivedFrom(rank));
+    }
+    EXPECT(sent == comms[rank]->stats().bytes_sent && sent > 0);
+    EXPECT(received == comms[rank]->stats().bytes_received);
+    EXPECT(receivers == 1);  // in a ring
+  }
+}
+
 void Main() {
   TestNamesTheLateRank();
+  TestTrafficByPeer();
   std::puts("waits: ok");
 }
 

@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.request
 
+import estimators
 import keras
 import numpy as np
 import pytest
@@ -195,3 +196,36 @@ def test_data_tasks(ctx):
         time.sleep(0.05)
     assert states_of(found) == {"to do": 0, "pending": 0, "done": 3, "parked": 0}
     assert found["tfdist_records_total", "examples"] == 24
+
+
+@on_ranks(2, env=PORT)
+def test_the_horovod_interface(ctx):
+    """`fit` counts steps and rows by itself; a loop tells its rows."""
+    tfdist.init()
+    built = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    built.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    built.fit(data(11, 4), epochs=2, verbose=0, validation_data=data(8, 4))
+    found = scrape()
+    assert (found["tfdist_steps_total",], found["tfdist_samples_total",]) == (6, 22)
+
+    @tf.function
+    def step(x):
+        tfdist.count_samples(x)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(built(x) ** 2)
+        return tfdist.DistributedGradientTape(tape).gradient(loss, built.trainable_variables)
+
+    for _ in range(3):
+        step(tf.ones([5, 4]))
+    found = scrape()
+    assert (found["tfdist_steps_total",], found["tfdist_samples_total",]) == (9, 37)
+
+
+@on_ranks(2, env=PORT, timeout=120)
+def test_an_estimator(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    model = estimators.make(ctx.tmp_path / "model", strategy, ctx.rank, optimizer="sgd")
+    model.train(estimators.input_fn(), max_steps=4)
+    found = scrape()
+    assert found["tfdist_steps_total",] == 4
+    assert found["tfdist_samples_total",] == 4 * estimators.BATCH // ctx.size

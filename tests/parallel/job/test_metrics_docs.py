@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 
 import pytest
-from example_runs import ROOT
-from launching import PACKAGE
+from example_runs import ROOT, shell
 from prometheus_client.parser import text_string_to_metric_families
-from warm_python import interpreter
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
@@ -27,28 +23,7 @@ def test_the_first_commands(tmp_path):
     (commands, *_) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     launch = (ROOT / "docs/launch.md").read_text()
     (tmp_path / "train.py").write_text(re.search(r"```python\n(.*?)```", launch, re.DOTALL)[1])
-    # In place of the installed command.
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "tfdist"
-    command.write_text(f'#!/bin/sh\nexec {interpreter()} -m tfdist "$@"\n')
-    command.chmod(0o700)
-    path = os.pathsep.join([PACKAGE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    environment = {
-        **os.environ,
-        "PATH": f"{command.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": path,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    done = subprocess.run(
-        ["bash", "-ec", commands],
-        cwd=tmp_path,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    shell(commands, tmp_path)
     assert 'tfdist_world_size{task="worker 1"} 2.0' in (tmp_path / "worker-1.txt").read_text()
     (group,) = json.loads((tmp_path / "targets.json").read_text())
     assert len(group["targets"]) == 2

@@ -24,6 +24,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         "TFDIST_DEBUG_DIR": "/dumps",
         "TFDIST_TIMELINE": "/shared/job.json",
         "TFDIST_METRICS_PORT": "0",
+        "TFDIST_STRAGGLER_PERIOD": "60",
         "TFDIST_RESTARTS": "2",
     }
     expected = Settings(
@@ -38,6 +39,7 @@ def test_settings_defaults_and_values(tmp_path, monkeypatch, caplog):
         debug_dir="/dumps",
         timeline="/shared/job.json",
         metrics_port=0,
+        straggler_period=60,
         restarts=2,
     )
     assert Settings.from_environment(given) == expected

@@ -24,7 +24,10 @@ def test_version(capsys):
 
 @pytest.mark.parametrize(
     "command",
-    ["run", "scale", "tasks", "env", "plan", "debug dump", "debug explain", "timeline start"],
+    [
+        *("run", "scale", "tasks", "top", "dashboard", "env", "check", "plan"),
+        *("debug dump", "debug explain", "timeline start"),
+    ],
 )
 def test_help_fits_the_terminal(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "100")
@@ -150,3 +153,33 @@ def test_the_launcher_does_not_import_tensorflow(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[worker 0] hello\n"
+
+
+def test_a_module(monkeypatch):
+    received = []
+    monkeypatch.setattr("tfdist.launch.run.run", lambda options: received.append(options) or 0)
+    assert tfdist.launch.cli.main(["run", "--workers", "2", "-m", "my.module", "-m", "1"]) == 0
+    (options,) = received
+    assert (options.script, options.module, options.arguments) == (None, "my.module", ["-m", "1"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--parameters", "1M", "--compute", "1", "--workers", "2", "--bandwidth", "1MB/s"),
+        ("env",),
+    ],
+)
+def test_a_reader_that_ends_before_the_output(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tfdist", *arguments],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": PACKAGE},
+        )
+    assert (ended.returncode, ended.stderr) == (141, "")

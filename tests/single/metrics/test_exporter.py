@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.client
+import json
+import os
 import socket
 import time
 
@@ -15,7 +17,8 @@ from tfdist.config.settings import Settings
 from tfdist.control import interfaces
 from tfdist.control.signing import metrics_token
 from tfdist.errors import AddressInUseError, ClusterConfigError
-from tfdist.metrics import exporter
+from tfdist.live.records import State
+from tfdist.metrics import http_server
 from tfdist.metrics.exporter import Exporter, serve
 
 SECRET = b"a secret of sixteen"
@@ -104,7 +107,7 @@ def is_closed(connection):
 
 
 def test_strangers_are_dropped(monkeypatch):
-    monkeypatch.setattr(exporter, "_TIMEOUT", 1.0)
+    monkeypatch.setattr(http_server, "_TIMEOUT", 1.0)
     with serving() as server, contextlib.ExitStack() as stack:
 
         def connect(text=b""):
@@ -132,7 +135,7 @@ def test_strangers_are_dropped(monkeypatch):
         # Garbage.
         assert b"400" in connect(b"\xff\xfe\r\n\r\n").recv(4096)
         # Too many at once; the first ones end soon, and then there is room again.
-        idle = [connect() for _ in range(exporter._MAX_CONNECTIONS)]
+        idle = [connect() for _ in range(http_server._MAX_CONNECTIONS)]
         assert is_closed(connect(b"GET /metrics HTTP/1.1\r\n\r\n"))
         assert all(is_closed(connection) for connection in idle)
         assert ask(server)[0] == 200
@@ -163,6 +166,29 @@ def test_beyond_loopback_a_secret_is_needed(monkeypatch):
         assert ask(server)[0] == 401
         status, text, _ = ask(server, Authorization=f"Bearer {metrics_token(SECRET)}")
         assert status == 200 and 'tfdist_world_size{task="worker 1"} 2.0' in text
+    finally:
+        server.close()
+
+
+def test_the_state_always_needs_the_token():
+    authorized = {"Authorization": f"Bearer {metrics_token(SECRET)}"}
+    server = serve(cluster_at("127.0.0.1"), Settings(metrics_port=0, secret=SECRET))
+    try:
+        assert ask(server)[0] == 200
+        for headers in ({}, {"Authorization": "Bearer x"}):
+            status, text, _ = ask(server, "/state?events=10", **headers)
+            assert status == 401 and "worker" not in text
+        for path in ("/state", "/state?events=10", "/state?events=nan", "/state?events="):
+            status, text, headers = ask(server, path, **authorized)
+            assert status == 200 and headers["Content-Type"] == "application/json"
+            state = State.from_json(json.loads(text))
+            assert (state.task, state.value("tfdist_world_size")) == ("worker 1", 2)
+            assert state.memory > 1 << 20 and state.pid == os.getpid()
+    finally:
+        server.close()
+    server = serve(cluster_at("127.0.0.1"), Settings(metrics_port=0))
+    try:
+        assert ask(server)[0] == 200 and ask(server, "/state", **authorized)[0] == 401
     finally:
         server.close()
 

@@ -18,6 +18,8 @@ from tfdist.estimator.training.model_dir import check_writable, note_end_of_trai
 from tfdist.estimator.training.parameter_servers import ParameterServerWorker
 from tfdist.estimator.training.preemption import end_if_preempted, until_notice
 from tfdist.estimator.training.sessions import brief_failures
+from tfdist.estimator.training.step_counts import StepCounts
+from tfdist.job import process
 from tfdist.ops.trace import events
 from tfdist.strategies import ParameterServerStrategy
 
@@ -64,7 +66,12 @@ def train(estimator: Any, train_distributed: Callable, hooks: Sequence[Any]) -> 
     mine._get_iterator_from_input_fn = functools.partial(
         worker.iterator, reader._get_iterator_from_input_fn
     )
-    mine._call_model_fn = functools.partial(worker.call_model_fn, estimator._call_model_fn)
+    call_model_fn = estimator._call_model_fn
+    if process.current.counts_steps:
+        counts = StepCounts()
+        call_model_fn = functools.partial(counts.call_model_fn, call_model_fn)
+        hooks = [*hooks, counts]
+    mine._call_model_fn = functools.partial(worker.call_model_fn, call_model_fn)
     mine._train_with_estimator_spec = functools.partial(_prepare, mine, worker)
     mine._train_with_estimator_spec_distributed = functools.partial(_run, mine, worker)
     with until_notice(worker.training), brief_failures(), worker:

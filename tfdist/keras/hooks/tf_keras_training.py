@@ -13,7 +13,7 @@ from tf_keras.src.layers.normalization.batch_normalization import BatchNormaliza
 from tf_keras.src.saving.legacy import hdf5_format
 from tf_keras.src.utils import losses_utils
 
-from tfdist.keras.hooks import epoch_metrics, preemption, row_weights
+from tfdist.keras.hooks import epoch_metrics, preemption, progress, row_weights
 from tfdist.keras.hooks.epoch_lengths import lengths_vary
 from tfdist.keras.hooks.saving import refuse_tables
 from tfdist.keras.hooks.shuffling import common_seed, global_seed
@@ -164,6 +164,20 @@ def stop_after_step(original, self, batch, logs=None):
 def stop_at_end(original, self, logs=None):
     """Before `fit` ends, all workers may stop; see `preemption.stop_at_end`."""
     preemption.stop_at_end_of_fit(self)
+    return original(self, logs)
+
+
+@hooks(CallbackList, "on_train_batch_end")
+def note_loss(original, self, batch, logs=None):
+    """The dashboard shows the loss of each step of `fit`."""
+    progress.note_loss_of_fit(self, logs)
+    return original(self, batch, logs)
+
+
+@hooks(CallbackList, "on_train_end")
+def report_stragglers(original, self, logs=None):
+    """At the end of `fit` the log says for whom this worker has waited."""
+    progress.report_stragglers_of_fit(self)
     return original(self, logs)
 
 

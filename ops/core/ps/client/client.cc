@@ -99,6 +99,8 @@ Status Client::Connect(int server, const std::string& address, const Key& key, u
 int Client::WaitForLost(double seconds) { return thread_->WaitForLost(seconds); }
 std::string Client::Waiting(double seconds) { return thread_->Waiting(seconds); }
 
+std::vector<ServerTraffic> Client::Traffic() { return thread_->Traffic(); }
+
 void Client::GiveUp(int server, const Status& status) {
   if (server >= 0 && server < options_.servers) thread_->GiveUp(server, status);
 }

@@ -73,6 +73,8 @@ class Client {
   // A sentence about the server that has not answered for the longest time over `seconds`; or
   // empty.
   std::string Waiting(double seconds);
+  // By server; empty once closed.
+  std::vector<ServerTraffic> Traffic();
   // The server will not come back: pending and later requests to it fail with `status`.
   void GiveUp(int server, const Status& status);
 

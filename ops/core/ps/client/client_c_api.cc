@@ -244,6 +244,17 @@ void tfdist_ps_client_stats(int64_t handle, ps::ClientStats* stats) {
   *stats = client == nullptr ? ps::ClientStats() : client->stats();
 }
 
+// Writes the payload sent to, and received from, each server, in bytes; `servers` is their number.
+void tfdist_ps_client_traffic(int64_t handle, uint64_t* sent, uint64_t* received, int servers) {
+  const auto client = FindClient(handle);
+  auto traffic = client == nullptr ? std::vector<ps::ServerTraffic>() : client->Traffic();
+  traffic.resize(static_cast<size_t>(servers));
+  for (int server = 0; server < servers; ++server) {
+    sent[server] = traffic[server].bytes_sent;
+    received[server] = traffic[server].bytes_received;
+  }
+}
+
 void tfdist_ps_client_close(int64_t handle) {
   // Closed here: a pending operation may hold the last reference, and must not join its own thread.
   if (const auto client = HandleTable<Client>::Get().Remove(handle)) client->Close();

@@ -149,6 +149,21 @@ int ClientThread::WaitForLost(double seconds) {
   return server;
 }
 
+std::vector<ServerTraffic> ClientThread::Traffic() {
+  std::vector<ServerTraffic> traffic;
+  const Status asked = Ask([&] {
+    for (const Remote& remote : remotes_) {
+      traffic.push_back(remote.former);
+      if (remote.stream == nullptr) continue;
+      traffic.back().bytes_sent += remote.stream->bytes_sent();
+      traffic.back().bytes_received += remote.stream->bytes_received();
+    }
+    return Status();
+  });
+  if (!asked.ok()) traffic.clear();
+  return traffic;
+}
+
 Status ClientThread::Flush(double timeout_seconds) {
   std::string owing;
   {
@@ -243,6 +258,8 @@ void ClientThread::Drop(int server) {
   if (remote.stream == nullptr) return;
   const uint64_t received = remote.stream->payload_received();
   const uint64_t touched = remote.stream->payload_touched();
+  remote.former.bytes_sent += remote.stream->bytes_sent();
+  remote.former.bytes_received += remote.stream->bytes_received();
   remote.stream.reset();
   remote.stale = false;
   const std::map<uint64_t, RequestPtr> unanswered = remote.unanswered;

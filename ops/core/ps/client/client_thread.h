@@ -26,6 +26,10 @@
 
 namespace tfdist::ps {
 
+struct ServerTraffic {
+  uint64_t bytes_sent = 0, bytes_received = 0;
+};
+
 class ClientThread {
  public:
   static Status Create(int servers, double timeout_seconds, std::unique_ptr<ClientThread>* out);
@@ -45,6 +49,8 @@ class ClientThread {
   int WaitForLost(double seconds);
   // Which server has not answered for longer than `seconds`, to what and for how long; or empty.
   std::string Waiting(double seconds);
+  // By server, the payload that was sent to it and received from it; empty once closed.
+  std::vector<ServerTraffic> Traffic();
   // Until every push has been answered.
   Status Flush(double timeout_seconds);
   // Ends what is pending as cancelled.
@@ -65,6 +71,7 @@ class ClientThread {
     std::vector<iovec> target;                  // of the answer that is being received
     bool stale = false;                         // the stream is of no use any more
     Status given_up;
+    ServerTraffic former;  // of connections that have ended
   };
 
   ClientThread(int servers, double timeout_seconds);

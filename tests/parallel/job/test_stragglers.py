@@ -1,0 +1,121 @@
+"""A worker that is slow on purpose is named: by the log, the metrics and `tfdist top`."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from ranks import on_ranks
+
+import tfdist
+from tfdist.job import process
+from tfdist.live.records import activity
+from tfdist.live.sampler import Sampler
+from tfdist.live.targets import Targets
+
+SECRET = "a secret of the test"
+LATE = 1
+ENVIRONMENT = {
+    "TFDIST_METRICS_PORT": "0",
+    "TFDIST_SECRET": SECRET,
+    "TFDIST_STRAGGLER_PERIOD": "600",
+}
+
+
+class Lines(logging.Handler):
+    """Keeps the report's lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def emit(self, record):
+        if "waited" in record.getMessage():
+            self.found.append(record.getMessage())
+
+
+class Slow(keras.callbacks.Callback):
+    """Makes a rank late for each step."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.25)
+
+
+def sample():
+    """What this rank's own task tells, by the command's way."""
+    addresses = {"own": f"127.0.0.1:{process.current._exporter.port}"}
+    sampler = Sampler(Targets(addresses, SECRET.encode()))
+    try:
+        return sampler.sample(events=10.0)
+    finally:
+        sampler.close()
+
+
+def check_fit(results):
+    """What the ranks have logged and seen together.
+
+    A rank hears of those alone with which it exchanges data.
+    """
+    lines = [lines for lines, _ in results]
+    named = [text for text in sum(lines, []) if f" s for worker {LATE} (" in text]
+    assert named, lines
+    assert any("since step 8)" in text and "most in all_reduce" in text for text in named), lines
+    assert not any(f"for worker {LATE}" in text for text in lines[LATE])
+    waited_for = {}
+    for _, waits in results:
+        for name, share in waits.items():
+            waited_for[name] = waited_for.get(name, 0.0) + share
+    assert max(waited_for, key=waited_for.get) == f"worker {LATE}", waited_for
+
+
+@on_ranks(3, env=ENVIRONMENT, check=check_fit)
+def test_fit(ctx):
+    lines = Lines()
+    logging.getLogger("tfdist").addHandler(lines)
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="only")])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    x = np.ones([48, 4], "f4")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(6)
+    model.fit(data, epochs=1, verbose=0)
+    before = sample()
+    lines.found.clear()
+    # 8 steps of at least 0.25 s; the report comes at the end of `fit`.
+    model.fit(data, epochs=1, verbose=0, callbacks=[Slow()] if ctx.rank == LATE else [])
+    after = sample()
+    found = list(lines.found)
+    waits = activity(before, after).tasks[0].waits
+    (told,) = after
+    assert told.state.value("tfdist_steps") == 16
+    assert [number for number, _ in told.state.loss][0] == 1
+    kinds = {(event.kind, event.operation) for event in told.state.events}
+    assert ("collective", "all_reduce") in kinds and any(kind == "span" for kind, _ in kinds)
+    sent = told.state.traffic
+    assert set(sent) == {f"worker {rank}" for rank in range(3) if rank != ctx.rank}
+    stats = strategy.communication_stats()
+    assert sum(one for one, _ in sent.values()) == stats.bytes_sent
+    assert sum(other for _, other in sent.values()) == stats.bytes_received
+    return found, waits
+
+
+@on_ranks(2)
+def test_a_custom_loop(ctx):
+    lines = Lines()
+    logging.getLogger("tfdist").addHandler(lines)
+    tfdist.init()
+    for step in range(3):
+        if ctx.rank == LATE and step:
+            time.sleep(1.0)
+        tfdist.ops.all_reduce(tf.ones(4), label="gradients")
+    # As at the end of the program.
+    process.current.disconnect()
+    if ctx.rank != LATE:
+        (line,) = lines.found
+        assert f"worker {ctx.rank}: waited " in line and f" s for worker {LATE} (" in line
+        assert line.endswith("most in all_reduce 'gradients'") and "since step" not in line
+    else:
+        assert not lines.found

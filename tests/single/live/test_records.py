@@ -1,0 +1,116 @@
+"""What a job does between two looks, and what is refused of an answer."""
+
+from __future__ import annotations
+
+import pytest
+from live_states import state
+
+from tfdist.live.records import Answer, State, activity
+
+
+def answers(at, *states):
+    return [Answer(one["task"], "host:1", at, State.from_json(one)) for one in states]
+
+
+def test_rates_between_two_looks():
+    before = answers(
+        10.0,
+        state("worker 0", steps=100, waits={"worker 1": 1.0}, traffic={"worker 1": (10, 20)}),
+        state("worker 1", steps=90, waits={"worker 0": 0.0}),
+    )
+    after = answers(
+        12.0,
+        state("worker 0", steps=120, waits={"worker 1": 2.5}, traffic={"worker 1": (2010, 20)}),
+        state("worker 1", steps=100, waits={"worker 0": 0.1}),
+    )
+    job = activity(before, after)
+    first, second = job.tasks
+    assert (first.steps, first.step_rate, first.row_rate) == (120, 10.0, 320.0)
+    assert second.step_rate == 5.0
+    assert first.communication == pytest.approx(0.1)
+    assert first.waits == {"worker 1": 0.75}
+    assert first.traffic == {"worker 1": (1000.0, 0.0)}
+    assert (first.sent, first.received) == (10_000.0, 20_000.0)
+    assert job.straggler == "worker 1" and job.waited_for["worker 1"] == 0.75
+    assert job.seconds == 2.0
+    # A single look knows no rates.
+    job = activity(after, after)
+    assert job.tasks[0].steps == 120 and job.tasks[0].step_rate is None
+    assert job.straggler is None
+
+
+def test_little_waiting_makes_no_straggler():
+    before = answers(0.0, state("worker 0", waits={"worker 1": 0.0}))
+    after = answers(10.0, state("worker 0", waits={"worker 1": 0.9}))
+    assert activity(before, after).straggler is None
+
+
+def test_a_task_that_was_started_again_begins_anew():
+    before = answers(0.0, state(steps=100, traffic={"worker 1": (5000, 0)}))
+    after = answers(1.0, state(steps=3, pid=8, traffic={"worker 1": (10, 0)}))
+    (task,) = activity(before, after).tasks
+    assert task.steps == 3 and task.step_rate is None and not task.traffic
+    # The same process does not count backwards either.
+    (task,) = activity(before, answers(1.0, state(steps=3))).tasks
+    assert task.step_rate == 0.0
+
+
+def test_tasks_that_do_not_answer_or_train():
+    silent = Answer("worker 1", "host:2", 3.0, problem="does not listen")
+    server = state("ps 0")
+    server["metrics"] = [["tfdist_restarts", [], 2], ["tfdist_bytes_sent", ["workers"], 5]]
+    job = activity([silent, *answers(1.0, server)], [silent, *answers(2.0, server)])
+    assert job.tasks[0].problem == "does not listen" and job.tasks[0].steps is None
+    ps = job.tasks[1]
+    assert (ps.steps, ps.step_rate, ps.communication, ps.sent) == (None, None, None, 0.0)
+    assert ps.restarts == 2
+
+
+def test_queues():
+    def with_tasks(records, done):
+        one = state()
+        one["metrics"] += [
+            *(
+                ["tfdist_tasks", ["examples", kind], count]
+                for kind, count in (("to do", 5), ("pending", 2), ("done", done), ("parked", 1))
+            ),
+            ["tfdist_records", ["examples"], records],
+        ]
+        return one
+
+    job = activity(answers(0.0, with_tasks(100, 3)), answers(2.0, with_tasks(300, 4)))
+    (queue,) = job.queues
+    assert (queue.name, queue.to_do, queue.pending, queue.done, queue.parked) == (
+        *("examples", 5, 2, 4, 1),
+    )
+    assert queue.record_rate == 100.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"task": 3},
+        {"task": None},
+        {"pid": "x"},
+        {"memory": float("inf")},
+        {"metrics": [["tfdist_steps", [], "many"]]},
+        {"metrics": [["tfdist_steps", [], float("nan")]]},
+        {"metrics": [["tfdist_steps", [1], 2]]},
+        {"metrics": 5},
+        {"traffic": {"worker 1": [1]}},
+        {"traffic": []},
+        {"loss": [[1, float("inf")]]},
+        {"events": [{"kind": "span"}]},
+        {"events": [None]},
+    ],
+)
+def test_other_answers_are_refused(change):
+    with pytest.raises(ValueError):
+        State.from_json({**state(), **change})
+
+
+@pytest.mark.parametrize("fields", [None, [], "text", 5, {}])
+def test_what_is_no_state_is_refused(fields):
+    with pytest.raises(ValueError):
+        State.from_json(fields)

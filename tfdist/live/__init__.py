@@ -1,0 +1,12 @@
+"""Looking at a running job: `tfdist top` and `tfdist dashboard`; see docs/dashboard.md.
+
+| File | Holds |
+|---|---|
+| `records.py` | what a task tells, and what a job does between two looks at it |
+| `sampler.py` | asks all tasks of a job at once |
+| `targets.py` | where the tasks of a job are, and the token for them |
+| `table.py`, `top.py` | the terminal |
+| `dashboard.py`, `page/` | the web page |
+
+Nothing here imports TensorFlow.
+"""

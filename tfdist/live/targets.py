@@ -1,0 +1,75 @@
+"""Where the tasks of a job tell what they do, and the token for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from tfdist.config import validation
+from tfdist.config.job_file import JobFile
+from tfdist.config.settings import Settings
+from tfdist.control.signing import metrics_token
+from tfdist.errors import ClusterConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """The tasks of a job.
+
+    Args:
+      addresses: "host:port" of their metrics, by their names.
+      secret: the job's shared secret.
+    """
+
+    addresses: dict[str, str]
+    secret: bytes = dataclasses.field(repr=False)
+
+    @property
+    def token(self) -> str:
+        """What the tasks require of a request."""
+        return metrics_token(self.secret)
+
+
+def find(job: Path | None, targets: str | None) -> Targets:
+    """Returns the tasks of a job.
+
+    Args:
+      job: the job file of a `tfdist run`.
+      targets: the addresses instead, "host:port,host:port"; the secret is the environment's then.
+
+    Raises:
+      ClusterConfigError: neither or both are given, or a value is unusable; or the job serves no
+        metrics or has no secret.
+    """
+    if (job is None) == (targets is None):
+        raise ClusterConfigError("expected one of --job and --targets")
+    if job is not None:
+        file = JobFile.read(job)
+        if not file.metrics:
+            raise ClusterConfigError(
+                f"{job}: expected a job that was started with TFDIST_METRICS_PORT, such as "
+                "'TFDIST_METRICS_PORT=0 tfdist run ...', received one whose tasks tell nothing"
+            )
+        addresses = file.metrics
+        secret = None if file.secret is None else file.secret.encode("latin-1")
+    else:
+        assert targets is not None
+        listed = [address.strip() for address in targets.split(",") if address.strip()]
+        for address in listed:
+            problem = validation.address_problem(address)
+            if problem:
+                raise ClusterConfigError(
+                    f'--targets: expected "host:port,host:port", received {address!r}: {problem}'
+                )
+        if not listed:
+            raise ClusterConfigError(
+                f'--targets: expected "host:port,host:port", received {targets[:200]!r}'
+            )
+        addresses = {address: address for address in listed}
+        secret = Settings.from_environment().secret
+    if secret is None:
+        raise ClusterConfigError(
+            "expected the job's secret (TFDIST_SECRET or TFDIST_SECRET_FILE), received none: tasks "
+            "show what they do to those alone who have it"
+        )
+    return Targets(addresses, secret)
