@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,9 +21,10 @@ from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
 from tfdist.job.start import start
-from tfdist.rules import ModelAveraging, Rule
+from tfdist.rules import ModelAveraging, Rule, StreamingDiLoCo
 from tfdist.strategies._local_updates.group import without_strategy
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
+from tfdist.strategies._local_updates.saved_state import LocalState
 from tfdist.strategies.communication_options import CommunicationOptions, is_variable
 from tfdist.strategies.multi_worker_mirrored_strategy import (
     MultiWorkerMirroredExtended,
@@ -51,7 +53,8 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
       slots: what becomes of the optimizer's own variables, such as momentum, at a synchronization:
         each worker's stay ("keep"), they become the workers' mean ("average"), or they become what
         they were at first ("reset").
-      compression: of what is sent at a synchronization. Not yet supported: `None` or "none".
+      compression: of the pseudo-gradients, the anchor minus what a worker gives to the mean: a name
+        or a method of `tfdist.compression`; `None` sends them as they are.
       min_contributors: how many workers a synchronization needs. Not yet supported for less than
         all: `None`, or the number of workers.
       cluster_resolver: as of `MultiWorkerMirroredStrategy`.
@@ -89,7 +92,8 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         communication_options: CommunicationOptions | None = None,
     ) -> None:
         rule = ModelAveraging() if rule is None else rule
-        _check_arguments(sync_every, rule, warmup_steps, slots, compression)
+        _check_arguments(sync_every, rule, warmup_steps, slots)
+        method = method_of(compression)
         cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
         cluster = start(cluster, None, keras.apply_repairs)
         _check_cluster(cluster)
@@ -112,6 +116,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
             max(warmup_steps, rule.warmup),
             slots,
             options.timeout_seconds,
+            None if isinstance(method, NoCompression) else method,
         )
         distribute_lib.Strategy.__init__(self, extended)
 
@@ -122,6 +127,37 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         the same step, outside of `strategy.run` and of a `tf.function`.
         """
         self.extended.local_updates.synchronize()
+
+    def training_state(self, variables: Sequence[tf.Variable]) -> LocalState:
+        """What a `tf.train.Checkpoint` of a custom loop needs besides the model and the optimizer.
+
+        It holds all workers' copies of the variables and of the optimizer's, anchors, the outer
+        optimizer's variables, dual variables, residuals of error feedback, and the step within the
+        round. Checkpoints of Keras 3's callbacks hold the same. All workers save together. Make it,
+        and restore, before the first step.
+
+        Args:
+          variables: the model's `trainable_variables`.
+
+        Example:
+
+        ```python
+        local = strategy.training_state(model.trainable_variables)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, local=local)
+        ```
+        """
+        local, kept = self.extended.local_updates, list(variables)
+
+        def restore(values: Any) -> None:
+            if local.is_trained(kept):
+                # The checkpoint restores the model's variables after this.
+                raise ValueError(
+                    "LocalUpdateStrategy.training_state: expected a checkpoint to be restored "
+                    "before the first step, but an optimizer has been applied"
+                )
+            local.restore(kept, values)
+
+        return LocalState(lambda: local.saved(kept), restore)
 
     def residuals(self) -> dict[str, float]:
         """What the rule measured at the last synchronization, by name; `ADMM` has residuals."""
@@ -245,9 +281,7 @@ def _rows(arguments: Any) -> tf.Tensor:
     return tf.constant(1.0, tf.float64)
 
 
-def _check_arguments(
-    sync_every: Any, rule: Any, warmup_steps: Any, slots: Any, compression: Any
-) -> None:
+def _check_arguments(sync_every: Any, rule: Any, warmup_steps: Any, slots: Any) -> None:
     def check(name: str, value: Any, expected: str, holds: bool) -> None:
         if not holds:
             raise ValueError(
@@ -266,8 +300,11 @@ def _check_arguments(
         raise TypeError(
             f"LocalUpdateStrategy: expected rule to be one of tfdist.rules, received {rule!r}"
         )
-    sends_all = isinstance(method_of(compression), NoCompression | None)
-    check("compression", compression, "None: it is not yet supported", sends_all)
+    if isinstance(rule, StreamingDiLoCo):
+        rule.check_round(sync_every)
+        # A step has no end of a round, in which all variables are those of one time.
+        check("slots", slots, "'keep' with StreamingDiLoCo", slots == "keep")
+        check("warmup_steps", warmup_steps, "0 with StreamingDiLoCo", warmup_steps == 0)
 
 
 def _check_options(options: CommunicationOptions) -> None:
@@ -279,7 +316,8 @@ def _check_options(options: CommunicationOptions) -> None:
     if not isinstance(options.compression, NoCompression | None):
         raise ValueError(
             "LocalUpdateStrategy: expected communication_options without a compression, received "
-            f"{options.compression}: no gradients are sent"
+            f"{options.compression}: no gradients are sent. Pseudo-gradients are compressed by "
+            "LocalUpdateStrategy(compression=)"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ class Group:
         self.variables = list(variables)
         self._values = [component(variable) for variable in variables]
         self._rule = rule
+        self._optimizer = weakref.ref(optimizer)  # whose life ends this one's
         own = [] if slots == "keep" else _slots(optimizer)
         # Those that are averaged.
         self.slots = [component(v) for v in own] if slots == "average" else []
@@ -66,6 +68,31 @@ class Group:
             is_keras_3 = isinstance(new, keras.optimizers.Optimizer)
             new.build(self._anchors if is_keras_3 else [a.value for a in self._anchors])
             self._initial = [v.numpy() for v in _slots(new)]
+
+    @property
+    def anchors(self) -> list[tf.Variable]:
+        """The anchor of each variable."""
+        return [anchor.value for anchor in self._anchors]
+
+    def saved(self) -> dict[str, tf.Variable]:
+        """The variables that another process needs to go on, by the names of `saved_state`."""
+        optimizer = self._optimizer()
+        kinds: dict[str, Sequence[Any]] = {
+            "value": self._values,
+            "slot": [] if optimizer is None else _but_rates(optimizer),
+            "anchor": self.anchors,
+            "outer": _but_rates(self._outer),
+            "has_begun": [self._has_begun],
+        }
+        for name in self._rule.state_names:
+            kinds[name] = [state[name] for state in self._states]
+        return {f"{kind}/{i}": component(v) for kind, vs in kinds.items() for i, v in enumerate(vs)}
+
+    def copy_anchor(self) -> None:
+        """Outside of a round, gives the anchor the variables' values, as the next round would."""
+        if not self._has_begun.numpy():
+            for anchor, value in zip(self._anchors, self._values, strict=True):
+                anchor.assign(value.read_value())
 
     def begin(self) -> None:
         """Begins a round, unless one has begun: the anchor becomes the variables' values."""
@@ -190,12 +217,13 @@ def _no_strategy() -> Iterator[None]:
 
 def _slots(optimizer: Any) -> list[Any]:
     """The optimizer's variables of floating-point numbers, without its learning rate."""
+    return [v for v in _but_rates(optimizer) if tf.as_dtype(v.dtype).is_floating]
+
+
+def _but_rates(optimizer: Any) -> list[Any]:
+    """The optimizer's variables, without its learning rate."""
     # tf_keras has the second one, if the first one is a schedule.
     rates = [
         getattr(optimizer, name, None) for name in ("_learning_rate", "_current_learning_rate")
     ]
-    return [
-        variable
-        for variable in optimizer.variables
-        if all(variable is not rate for rate in rates) and tf.as_dtype(variable.dtype).is_floating
-    ]
+    return [v for v in optimizer.variables if all(v is not rate for rate in rates)]

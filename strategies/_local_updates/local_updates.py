@@ -14,10 +14,22 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tfdist import ops
-from tfdist.rules import Rule
+from tfdist.compression import Compression
+from tfdist.compression.states import GradientState
+from tfdist.rules import Rule, StreamingDiLoCo
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
-from tfdist.strategies._local_updates.group import Group, component, of_tensorflow
+from tfdist.strategies._local_updates.fragmented_group import FragmentedGroup
+from tfdist.strategies._local_updates.group import (
+    Group,
+    component,
+    of_tensorflow,
+    without_strategy,
+)
 from tfdist.strategies._local_updates.rounds import Round
+from tfdist.strategies._local_updates.saved_state import Values, values_of_all, values_of_one
+from tfdist.strategies._local_updates.streaming_round import StreamingRound
+
+AnyGroup = Group | FragmentedGroup
 
 
 class _Step:
@@ -32,12 +44,12 @@ class _Step:
         # Otherwise no branch is needed.
         self.may_be_empty = tf.get_static_value(rows) is None or tf.get_static_value(rows) == 0
         self.graph = _graph()
-        self.groups: list[Group] = []
+        self.groups: list[AnyGroup] = []
 
 
 class _Thread(threading.local):
     step: _Step | None = None
-    group: Group | None = None
+    group: AnyGroup | None = None
     has_trained = False
 
 
@@ -54,6 +66,7 @@ class LocalUpdates:
       warmup_steps: the first steps, each of which is a round.
       slots: what becomes of optimizers' own variables: "keep", "average" or "reset".
       timeout: of collectives, in seconds.
+      compression: of pseudo-gradients; `None` sends them as they are.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class LocalUpdates:
         warmup_steps: int,
         slots: str,
         timeout: float | None,
+        compression: Compression | None,
     ) -> None:
         self.workers = workers
         self.sync_every = sync_every
@@ -73,11 +87,15 @@ class LocalUpdates:
         self._warmup_steps = warmup_steps
         self._slots = slots
         self._timeout = timeout
+        self._compressor = None if compression is None else compression.compressor()
         # Both live as long as the optimizers.
-        self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Group]]
+        self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], AnyGroup]]
         self._groups = weakref.WeakKeyDictionary()
         self._rounds: weakref.WeakValueDictionary[tuple[int, ...], Round]
         self._rounds = weakref.WeakValueDictionary()
+        # Restored values of groups that have not been made, by the id of the first variable that
+        # they train, with that variable.
+        self._restored: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
         # Strong references: garbage is collected at another time on each worker.
         self._statistics: list[Any] = []
         self._thread = _Thread()
@@ -187,7 +205,84 @@ class LocalUpdates:
         """The rule's residuals at the last synchronization of the last kind of step, by name."""
         return {k: v for running in self._rounds.values() for k, v in running.residuals().items()}
 
-    def _group(self, optimizer: Any, variables: list[Any]) -> Group:
+    def is_trained(self, variables: Sequence[Any]) -> bool:
+        """Whether an optimizer has been applied to some of the variables."""
+        return bool(self._by_position(variables))
+
+    def saved(self, variables: Sequence[Any], of_all: bool = True) -> Values:
+        """What another process needs to go on with the training of variables.
+
+        Args:
+          variables: those of a model, in its order.
+          of_all: with the values of all workers, which all call this; else this worker's.
+        """
+        found: dict[str, tf.Variable] = {}
+        for position, group in self._by_position(variables).items():
+            for running in group.rounds:
+                running.settle()
+            group.copy_anchor()
+            found |= _below(str(position), self._saved_of(group))
+        return values_of_all(found, self._communicator if of_all else None)
+
+    def restore(self, variables: Sequence[Any], values: Values) -> None:
+        """Lets the training of variables go on from what `saved` has returned.
+
+        A group takes its values when it is made, if its optimizer has not been applied before.
+        """
+        rank = 0 if self._communicator is None else self._communicator.rank
+        mine = values_of_one(values, rank, self.workers)
+        existing = self._by_position(variables)
+        for position, variable in enumerate(variables):
+            of_group = _without(str(position), mine)
+            if of_group:
+                first = of_tensorflow(variable)
+                self._restored[id(first)] = weakref.ref(first), of_group
+                if position in existing:
+                    self._restore_group(existing[position])
+
+    def _by_position(self, variables: Sequence[Any]) -> dict[int, AnyGroup]:
+        """The newest groups of variables, by the position of the first one that a group trains."""
+        positions = {id(of_tensorflow(v)): i for i, v in enumerate(variables)}
+        groups = [group for of_one in self._groups.values() for group in of_one.values()]
+        firsts = [(id(group.variables[0]), group) for group in groups]
+        return {positions[first]: group for first, group in firsts if first in positions}
+
+    def _saved_of(self, group: AnyGroup) -> dict[str, tf.Variable]:
+        found = group.saved()
+        for i, running in enumerate(group.rounds):
+            found |= _below(f"round/{i}", running.saved())
+        for i, state in enumerate(self._feedback(group)):
+            found |= _below(f"feedback/{i}", state.variables)
+        return found
+
+    def _feedback(self, group: AnyGroup) -> list[GradientState]:
+        if self._compressor is None:
+            return []
+        states = [self._compressor.state_of(anchor) for anchor in group.anchors]
+        return [state for state in states if state is not None]
+
+    def _restore_group(self, group: AnyGroup) -> None:
+        values = self._restored_of(group)
+        if not values:
+            return
+        for i, state in enumerate(self._feedback(group)):
+            state.restore(_without(f"feedback/{i}", values))
+        for running in group.rounds:
+            self._restore_round(running)
+        without_strategy(lambda: _assign(group.saved(), values))
+
+    def _restored_of(self, group: AnyGroup) -> dict[str, Any]:
+        first = group.variables[0]
+        variable, values = self._restored.get(id(first), (None, {}))
+        return values if variable is not None and variable() is first else {}
+
+    def _restore_round(self, running: Round) -> None:
+        group = running.groups[0]
+        of_round = _without(f"round/{group.rounds.index(running)}", self._restored_of(group))
+        if of_round:
+            without_strategy(lambda: _assign(running.saved(), of_round))
+
+    def _group(self, optimizer: Any, variables: list[Any]) -> AnyGroup:
         groups = self._groups.setdefault(optimizer, {})
         key = tuple(id(variable) for variable in variables)
         if key not in groups:
@@ -196,27 +291,58 @@ class LocalUpdates:
                     "LocalUpdateStrategy: expected an optimizer without use_ema, received "
                     f"{optimizer.name!r}: each worker would have moving averages of its own"
                 )
-            groups[key] = Group(optimizer, variables, self._rule, self.workers, self._slots)
+            groups[key] = self._new_group(optimizer, variables)
+            self._restore_group(groups[key])
         return groups[key]
 
-    def _round(self, groups: list[Group]) -> Round:
+    def _round(self, groups: list[AnyGroup]) -> Round:
         key = tuple(id(group) for group in groups)
         found = self._rounds.get(key)
         if found is None:
-            found = self._rounds[key] = Round(
-                groups,
-                self._averaged,
-                self._communicator,
-                self.sync_every,
-                self._warmup_steps,
-                self._timeout,
-                self._rule.residual_names,
-            )
+            found = self._rounds[key] = self._new_round(groups)
             groups[0].rounds.append(found)
+            self._restore_round(found)
         return found
+
+    def _new_group(self, optimizer: Any, variables: list[Any]) -> AnyGroup:
+        rule = self._rule
+        if isinstance(rule, StreamingDiLoCo):
+            return FragmentedGroup(optimizer, variables, rule, self.workers, rule.fragments)
+        return Group(optimizer, variables, rule, self.workers, self._slots)
+
+    def _new_round(self, groups: list[AnyGroup]) -> Round:
+        arguments = (
+            groups,
+            self._averaged,
+            self._communicator,
+            self.sync_every,
+            self._warmup_steps,
+            self._timeout,
+            self._rule.residual_names,
+            self._compressor,
+        )
+        rule = self._rule
+        if isinstance(rule, StreamingDiLoCo):
+            return StreamingRound(rule.fragments, rule.delay, *arguments)
+        return Round(*arguments)
 
     def _averaged(self) -> list[tf.Variable]:
         return [component(variable) for variable in self._statistics]
+
+
+def _below(prefix: str, found: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
+    return {f"{prefix}/{name}": variable for name, variable in found.items()}
+
+
+def _without(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    prefix += "/"
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+
+
+def _assign(variables: dict[str, tf.Variable], values: dict[str, Any]) -> None:
+    for name, variable in variables.items():
+        if name in values and values[name].shape == tuple(variable.shape):
+            variable.assign(values[name])
 
 
 def _graph() -> tf.Graph | None:

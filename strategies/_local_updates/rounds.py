@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist import ops
-from tfdist.strategies._local_updates.group import Group, without_strategy
+from tfdist.compression import Compressor
+from tfdist.strategies._local_updates.group import without_strategy
 
 
 class Round:
@@ -17,32 +19,35 @@ class Round:
     it without asking the others.
 
     Args:
-      groups: what a step trains.
+      groups: the `Group`s that a step trains; a subclass has others.
       statistics: returns the variables that are averaged with them.
       communicator: the workers; `None` if there is one.
       sync_every: the steps of a round.
       warmup_steps: as many first rounds have one step.
       timeout: seconds after which a collective fails; as for `tfdist.ops.all_reduce`.
       residual_names: those of the rule.
+      compressor: compresses pseudo-gradients; the rest is sent as it is.
     """
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Any],
         statistics: Callable[[], list[tf.Variable]],
         communicator: ops.Communicator | None,
         sync_every: int,
         warmup_steps: int,
         timeout: float | None,
         residual_names: Sequence[str],
+        compressor: Compressor | None,
     ) -> None:
-        self._groups = list(groups)
+        self.groups: list[Any] = list(groups)
         self._statistics = statistics
         self._communicator = communicator
         self._sync_every = sync_every
         self._warmup_steps = warmup_steps
         self._timeout = timeout
         self._residual_names = tuple(residual_names)
+        self._compressor = compressor
         without_strategy(self._make)
         self._end_now = tf.function(self._end_if_begun)
 
@@ -51,6 +56,18 @@ class Round:
         self._rows = tf.Variable(0.0, dtype=tf.float64)  # of this round, on this worker
         self._steps_in_all = tf.Variable(0, dtype=tf.int64)
         self._residuals = tf.Variable(tf.zeros([len(self._residual_names)], tf.float64))
+
+    def saved(self) -> dict[str, tf.Variable]:
+        """The variables that another process needs to go on, by the names of `saved_state`."""
+        return {
+            "steps": self._steps,
+            "steps_in_all": self._steps_in_all,
+            "norms": self._residuals,
+            "rows": self._rows,
+        }
+
+    def settle(self) -> None:
+        """Ends what is under way between steps: nothing."""
 
     def end_step(self, rows: tf.Tensor) -> None:
         """Counts a step, and ends the round if it was the last one.
@@ -75,25 +92,21 @@ class Round:
 
     def _end_if_begun(self) -> None:
         tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
-        for group in self._groups:
+        for group in self.groups:
             group.go_to_anchors()
 
     def _end(self) -> tf.Tensor:
         rows = self._rows.read_value()
-        weight = tf.math.divide_no_nan(rows, self._sums([rows], "rows of the round")[0])
-        for group in self._groups:
+        for group in self.groups:
             group.begin()  # if no step of this worker had rows
-        statistics = self._statistics()
-        averaged = [*statistics, *(slot for group in self._groups for slot in group.slots)]
-        pseudo = [gradient for group in self._groups for gradient in group.pseudo_gradients()]
+        averaged = [*self._statistics(), *(slot for group in self.groups for slot in group.slots)]
+        pseudo = [gradient for group in self.groups for gradient in group.pseudo_gradients()]
         own = [*pseudo, *(variable.read_value() for variable in averaged)]
-        means = self._sums(
-            [value * tf.cast(weight, value.dtype) for value in own],
-            "synchronization of local updates",
-        )
+        anchors = [anchor for group in self.groups for anchor in group.anchors]
+        means = self._weighted_means(rows, own, anchors)
         in_warmup = self._steps_in_all <= self._warmup_steps if self._warmup_steps else None
         squares = tf.zeros([len(self._residual_names)], tf.float64)
-        for group in self._groups:
+        for group in self.groups:
             count = len(group.variables)
             squares += group.finish(means[:count], in_warmup)
             means = means[count:]
@@ -104,8 +117,34 @@ class Round:
         self._rows.assign(0.0)
         return self._steps.assign(0, read_value=True)
 
+    def _weighted_means(
+        self, rows: tf.Tensor, own: list[tf.Tensor], anchors: list[tf.Variable]
+    ) -> list[tf.Tensor]:
+        """The workers' means, weighted by rows.
+
+        Args:
+          rows: this worker's, float64[].
+          own: this worker's values; the pseudo-gradient of each anchor first.
+          anchors: by which the compressor recognizes pseudo-gradients.
+        """
+        weight = tf.math.divide_no_nan(rows, self._sums([rows], "rows of the round")[0])
+        parts = [value * tf.cast(weight, value.dtype) for value in own]
+        label = "synchronization of local updates"
+        if self._communicator is None or self._compressor is None:
+            return self._sums(parts, label)
+        with tf.device("/device:CPU:0"):
+            reduced = ops.fused_all_reduce(
+                parts[: len(anchors)],
+                self._communicator,
+                label=label,
+                timeout=self._timeout,
+                compressor=self._compressor,
+                variables=anchors,
+            )
+        return [*reduced, *self._sums(parts[len(anchors) :], label)]
+
     def _sums(self, values: list[tf.Tensor], label: str) -> list[tf.Tensor]:
-        if self._communicator is None:
+        if self._communicator is None or not values:
             return values
         with tf.device("/device:CPU:0"):
             return ops.fused_all_reduce(

@@ -50,6 +50,13 @@ LONG_CASES = {
     # Two ranks; with Keras 3, and tf_keras's own state of compression.
     "test_compression.py": r"test_16_bits\[3-ranks\]",
     "test_compressed_training.py": r"test_tf_keras_learns",
+    # Top-k has feedback too, and its recurrence; of each method the bytes.
+    "test_compressed_local_updates.py": r"in_the_end\[2-ranks-powersgd\]|test_bytes_of_each",
+    # The loop saves and restores the same; DiLoCo and top-k have an outer optimizer and feedback.
+    "test_resumed_local_updates.py": r"test_custom\w+\[2-ranks-DiLoCo"
+    r"|test_fit\w+\[2-ranks-(DiLoCo with PowerSGD|EASGD|ADMM|streaming)\]",
+    # Step by step, and with all delays.
+    "test_streaming_diloco.py": r"recurrence\[2-ranks-11\]",
     # A directory that the workers share.
     "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
     # With a number of epochs.

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import ops
+from tfdist.compression.states import GradientState
 from tfdist.ops.collectives.calls import resolve
 
 _REDUCE_OPS = ("sum", "mean")
@@ -56,8 +57,8 @@ class Exchange:
 class Compressor(abc.ABC):
     """All-reduces lists of tensors with compression.
 
-    It belongs to one strategy or one optimizer. Its state for the next step is never saved, and a
-    new compressor starts without state.
+    It belongs to one strategy or one optimizer. A new compressor starts without state. Only
+    `LocalUpdateStrategy` saves the state for the next step.
 
     Args:
       method: the `tfdist.compression` method whose compressor this is.
@@ -120,6 +121,10 @@ class Compressor(abc.ABC):
             plain = exchange.all_reduce(plain)
         results = dict(zip([*indices, *others], [*taken, *plain], strict=True))
         return [results[i] for i in range(len(values))]
+
+    def state_of(self, variable: tf.Variable) -> GradientState | None:
+        """What is kept for the gradient of a variable; `None` if the method keeps nothing."""
+        return None
 
     def _takes(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is compressed."""

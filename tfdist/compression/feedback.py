@@ -31,6 +31,10 @@ class FeedbackCompressor(Compressor):
         super().__init__(method)
         self._states = GradientStates()
 
+    def state_of(self, variable: tf.Variable) -> GradientState:
+        """The residual, and what else the method keeps."""
+        return self._states.of_variable(variable)
+
     def _takes(self, tensor: tf.Tensor) -> bool:
         return tensor.shape.is_fully_defined() and super()._takes(tensor)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
@@ -17,6 +19,20 @@ class GradientState:
 
     def __init__(self) -> None:
         self._variables: dict[str, ResourceVariable] = {}
+        self._restored: dict[str, Any] = {}
+
+    @property
+    def variables(self) -> dict[str, ResourceVariable]:
+        """Those that have been made, by name."""
+        return dict(self._variables)
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Gives variables their values, those that have not been made when they are."""
+        for name, value in values.items():
+            if name in self._variables:
+                self._variables[name].assign(value)
+            else:
+                self._restored[name] = value
 
     def variable(self, name: str, initial: Callable[[], tf.Tensor]) -> ResourceVariable:
         """The variable `name`, made from `initial()` on first use.
@@ -24,6 +40,8 @@ class GradientState:
         It is a local variable on the host, of no strategy and in no checkpoint.
         """
         if name not in self._variables:
+            if name in self._restored:
+                initial = functools.partial(tf.constant, self._restored.pop(name))
             # Outside the function that is being traced, since it may be traced again.
             with tf.init_scope(), tf.device("/device:CPU:0"):
                 # Not tf.Variable, which a strategy would replace by one of its own.
@@ -71,6 +89,10 @@ class GradientStates:
                 )
             states.append(self._get(_owner_of_position(), (*position, i)))
         return states
+
+    def of_variable(self, variable: tf.Variable) -> GradientState:
+        """The state of a variable's gradient."""
+        return self._get(_primary(variable), tuple(variable.shape))
 
     def _get(self, owner: object, key: Hashable) -> GradientState:
         whole = (id(owner), key)

@@ -24,7 +24,10 @@ from tfdist.keras.models import (
     optimizer_variables,
     tf_variable,
 )
-from tfdist.keras.workers import is_on_servers, rank_of
+from tfdist.keras.workers import is_on_servers, local_updates_of, rank_of
+
+# How the names of what LocalUpdateStrategy keeps begin.
+_LOCAL_UPDATES = "local_updates/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,13 @@ class OwnState:
             name: np.stack([value.numpy() for value in _replicas_of(model, variable)])
             for name, variable in _own_variables(model).items()
         }
-        return cls(_gathered(local, model) if of_all else local)
+        trains_alone = local_updates_of(model.distribute_strategy)
+        of_rounds = {}
+        if trains_alone is not None:
+            variables = [tf_variable(v) for v in model.trainable_variables]
+            found = trains_alone.saved(variables, of_all)
+            of_rounds = {f"{_LOCAL_UPDATES}{name}": value for name, value in found.items()}
+        return cls({**(_gathered(local, model) if of_all else local), **of_rounds})
 
     def restore(self, model: Any, metrics: bool) -> None:
         """Gives each replica its values.
@@ -62,6 +71,15 @@ class OwnState:
           model: of the same structure.
           metrics: whether to restore the state of metrics; else all other state.
         """
+        trains_alone = local_updates_of(model.distribute_strategy)
+        if trains_alone is not None and not metrics:
+            variables = [tf_variable(v) for v in model.trainable_variables]
+            of_rounds = {
+                name.removeprefix(_LOCAL_UPDATES): value
+                for name, value in self.values.items()
+                if name.startswith(_LOCAL_UPDATES)
+            }
+            trains_alone.restore(variables, of_rounds)
         of_metrics = {id(variable) for variable in metrics_variables(model)}
         for name, variable in _own_variables(model).items():
             saved = self.values.get(name)

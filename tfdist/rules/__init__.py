@@ -10,5 +10,15 @@ from tfdist.rules.easgd import EASGD
 from tfdist.rules.model_averaging import ModelAveraging
 from tfdist.rules.post_local_sgd import PostLocalSGD
 from tfdist.rules.rule import Rule
+from tfdist.rules.streaming_diloco import StreamingDiLoCo
 
-__all__ = ["ADMM", "BMUF", "EASGD", "DiLoCo", "ModelAveraging", "PostLocalSGD", "Rule"]
+__all__ = [
+    "ADMM",
+    "BMUF",
+    "EASGD",
+    "DiLoCo",
+    "ModelAveraging",
+    "PostLocalSGD",
+    "Rule",
+    "StreamingDiLoCo",
+]

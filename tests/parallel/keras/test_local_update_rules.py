@@ -122,3 +122,37 @@ def test_admm_solves_least_squares(ctx):
     for name in ("primal_residual", "dual_residual"):
         assert 0 <= histories["ADMM"][name][1] < 1e-3
     return [model.get_weights()[0], *histories["ADMM"].values()]
+
+
+def constant_gradients(rule, sync_every, gradient):
+    """Two variables, 0 and 1, after each of three steps with a constant gradient and rate 1."""
+    strategy = tfdist.LocalUpdateStrategy(sync_every, rule)
+    with strategy.scope():
+        variables = [keras.Variable(0.0), keras.Variable(1.0)]
+        optimizer = keras.optimizers.SGD(1.0)
+    own = gradient / strategy.num_replicas_in_sync
+    values = []
+    for _ in range(3):
+        strategy.run(lambda: optimizer.apply([tf.constant(own)] * 2, variables))
+        values.append([float(v) for v in variables])
+    strategy.synchronize()
+    return values, [float(v) for v in variables]
+
+
+@on_ranks(2)
+def test_model_average_optimizer_of_tensorflow_1(ctx):
+    """The case of its own test: gradients -1 and -2, two steps from one average to the next."""
+    values, _ = constant_gradients(ModelAveraging(), 2, -1.0 - ctx.rank)
+    first = 1.0 + ctx.rank
+    assert values == [[first, first + 1], [3, 4], [3 + first, 4 + first]]
+
+
+@on_ranks(1)
+def test_elastic_average_optimizer_of_tensorflow_1(ctx):
+    """The case of its own test with one worker: the centre is at 2 after the second step.
+
+    The end pulls the worker from 1 to the centre, and the centre to the worker.
+    """
+    values, ends = constant_gradients(EASGD(1.0), 2, -1.0)
+    assert values == [[1, 2], [0, 1], [1, 2]]
+    assert ends == [1, 2]

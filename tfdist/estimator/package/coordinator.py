@@ -16,7 +16,11 @@ import tensorflow as tf
 from tfdist.config.cluster import DATA_ROLES, Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.estimator.training import evaluation, loop
-from tfdist.strategies import MultiWorkerMirroredStrategy, ParameterServerStrategy
+from tfdist.strategies import (
+    LocalUpdateStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+)
 
 _SEVERAL_TASKS = (MultiWorkerMirroredStrategy, ParameterServerStrategy)
 
@@ -82,6 +86,14 @@ def _take_strategies(config: Any) -> None:
 
 
 def _check(config: Any, cluster: Cluster) -> None:
+    for name in ("train_distribute", "eval_distribute"):
+        if isinstance(getattr(config, f"_{name}"), LocalUpdateStrategy):
+            # Its rounds, anchors and outer optimizers are eager variables, which no session has.
+            raise ValueError(
+                f"RunConfig: expected {name} to be a strategy that trains in the session of an "
+                "Estimator, received tfdist.LocalUpdateStrategy, which trains by Keras's fit and "
+                "by custom loops only"
+            )
     strategy = config._train_distribute
     if cluster.world_size == 1 and not cluster.ps or isinstance(strategy, _SEVERAL_TASKS):
         return
