@@ -134,9 +134,9 @@ def constant_gradients(rule, sync_every, gradient):
     values = []
     for _ in range(3):
         strategy.run(lambda: optimizer.apply([tf.constant(own)] * 2, variables))
-        values.append([float(v) for v in variables])
+        values.append([float(v.numpy()) for v in variables])
     strategy.synchronize()
-    return values, [float(v) for v in variables]
+    return values, [float(v.numpy()) for v in variables]
 
 
 @on_ranks(2)
