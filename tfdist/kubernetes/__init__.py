@@ -1,4 +1,4 @@
-"""Kubernetes manifests of a job, for people who keep them in git. This package imports no TensorFlow.
+"""Kubernetes manifests of a job, for people who keep them in git. Imports no TensorFlow.
 
 `options` says what a job is and checks it, `pods` makes the pods of a role, `objects` what stands
 beside them, `engines` the kind that starts them, and `manifest` the text.

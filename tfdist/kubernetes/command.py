@@ -43,9 +43,7 @@ git."""
 
 def add_commands(k8s: argparse.ArgumentParser) -> None:
     """Adds the commands `render` and `secret`."""
-    commands = k8s.add_subparsers(
-        dest="of_k8s", title="commands", metavar="COMMAND", required=True
-    )
+    commands = k8s.add_subparsers(dest="of_k8s", title="commands", metavar="COMMAND", required=True)
     render = commands.add_parser(
         "render",
         help="what starts the job, and what stands beside it",

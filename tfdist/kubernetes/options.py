@@ -236,8 +236,8 @@ class JobOptions:
             least = self.elastic.start_workers or self.min_workers
             if not least <= self.parallelism <= self.max_workers:
                 raise ClusterConfigError(
-                    f"parallelism: expected {least} to {self.max_workers} pods, since {least} found "
-                    f"the job, received {self.parallelism}"
+                    f"parallelism: expected {least} to {self.max_workers} pods, since {least} "
+                    f"found the job, received {self.parallelism}"
                 )
         _number("ps", self.ps, 0)
         _number("restarts", self.restarts, 0)

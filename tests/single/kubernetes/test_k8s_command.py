@@ -59,7 +59,7 @@ def test_options_become_a_job(capsys):
         ("--workers x", "workers: expected a whole number, 1 or more, received 'x'; or MIN:MAX"),
         ("--env A", "env: expected NAME=VALUE, received 'A'"),
         ("--engine tfjob --workers 2:8", "engine tfjob: expected a fixed number of workers"),
-        ("--autoscale 3", "expected engine statefulset, received jobset"),
+        ("--autoscale 3", "autoscale: expected engine statefulset, received jobset"),
     ],
 )
 def test_errors(capsys, arguments, message):

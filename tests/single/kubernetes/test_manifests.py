@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 from manifests import (
@@ -22,6 +24,9 @@ from tfdist.config.elastic import Elastic
 from tfdist.config.settings import Settings
 from tfdist.errors import ClusterConfigError
 from tfdist.kubernetes import Resources, Volume, render, secret
+from tfdist.launch.cli import main
+
+ROOT = Path(__file__).parents[3]
 
 ELASTIC = Elastic.from_text("2:8")
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -102,7 +107,9 @@ def test_each_pod_finds_its_task(engine, is_elastic):
             if role != "evaluator":
                 assert cluster.address == f"train-{role}-0-{index}.train:2222"
                 assert environ.get("TFDIST_ELASTIC") == ("2:3:2" if is_elastic else None)
-    first = ["worker 0", "worker 1", "worker 2"] if is_elastic else ["chief", "worker 0", "worker 1"]
+    first = (
+        ["worker 0", "worker 1", "worker 2"] if is_elastic else ["chief", "worker 0", "worker 1"]
+    )
     last = [] if engine == "statefulset" else ["evaluator"]
     assert [name.removesuffix(" 0") if name[0] in "ce" else name for name in found] == [
         *first,
@@ -357,3 +364,24 @@ def test_no_manifest_has_a_secret_but_the_secret():
     assert one["data"] != other["data"]
     with pytest.raises(ClusterConfigError, match="name: expected"):
         secret("a b")
+
+
+def test_the_example_is_what_its_command_prints(capsys):
+    example = (ROOT / "keras_examples/clusters/kubernetes.yaml").read_text()
+    (command,) = re.findall("^# Made by: tfdist (.*)$", example, re.MULTILINE)
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == example
+
+
+def test_the_command_of_the_page(capsys):
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (command,) = re.findall(
+        r"^tfdist (k8s render .*?) > train.yaml$", page, re.DOTALL | re.MULTILINE
+    )
+    assert main(shlex.split(command.replace("\\\n", " "))) == 0
+    assert [p for document in read(capsys.readouterr().out) for p in problems(document)] == []
+
+
+def test_the_image_has_the_user_of_the_pods():
+    (user,) = re.findall("^USER (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert int(user) == options().user

@@ -29,9 +29,7 @@ def _stateful_set(job: JobOptions, role: str) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(
-            job, set_name(job, role), labels=labels(job, role) | queue
-        ),
+        "metadata": metadata(job, set_name(job, role), labels=labels(job, role) | queue),
         "spec": replicas
         | {
             "serviceName": job.name,
