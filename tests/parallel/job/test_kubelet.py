@@ -1,4 +1,4 @@
-"""Rendered pods as processes in namespaces: they meet by their names, die, and are started again."""
+"""Rendered pods as processes in namespaces: they meet by name, die, and are started again."""
 
 from __future__ import annotations
 
