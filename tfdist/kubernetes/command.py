@@ -39,6 +39,13 @@ exit code:
 SECRET_DESCRIPTION = """\
 Prints a new random secret for a job, as a manifest. Give it to kubectl at once, and keep it out of
 git."""
+SECRET_EPILOG = """\
+example:
+  tfdist k8s secret --name train | kubectl apply -f -
+
+exit code:
+  0; 2 for a wrong command line, names that cannot be used, and without PyYAML.
+"""
 
 
 def add_commands(k8s: argparse.ArgumentParser) -> None:
@@ -61,6 +68,7 @@ def add_commands(k8s: argparse.ArgumentParser) -> None:
         "secret",
         help="its shared secret",
         description=SECRET_DESCRIPTION,
+        epilog=SECRET_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -170,8 +170,8 @@ class JobOptions:
         _match("image", self.image, _IMAGE, "an image such as registry.example/train:1", 255)
         if not self.command or not all(self.command[:1]):
             raise ClusterConfigError("command: expected at least one word, received none")
-        if any("\0" in word for word in self.command):
-            raise ClusterConfigError("command: expected words without a zero byte")
+        for word in self.command:
+            _text("command", word)
         if self.namespace is not None:
             _match("namespace", self.namespace, _LABEL, "a name of RFC 1123", 63)
         self._check_numbers()
@@ -263,8 +263,7 @@ class JobOptions:
                     f"env: expected each variable once, and none that the manifest sets, received "
                     f"{name}"
                 )
-            if "\0" in value:
-                raise ClusterConfigError(f"env: expected {name} without a zero byte")
+            _text(f"env {name}", value)
             seen[name] = value
         if self.checkpoint_dir is None:
             return
@@ -351,6 +350,15 @@ def _match(what: str, value: str, pattern: str, expected: str, longest: int = 64
     if not isinstance(value, str) or not re.fullmatch(pattern, value) or len(value) > longest:
         raise ClusterConfigError(
             f"{what}: expected {expected}, at most {longest} characters, received {show(value)}"
+        )
+
+
+def _text(what: str, value: str) -> None:
+    # A process cannot be given a zero byte, nor YAML half of a character, which Python makes of a
+    # byte of the command line that is no UTF-8.
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise ClusterConfigError(
+            f"{what}: expected text of UTF-8 without a zero byte, received {show(value)}"
         )
 
 
