@@ -170,6 +170,8 @@ setup(
         "estimator": ["tensorflow-estimator==2.15.0", "tf_keras"],
         # Tables of embeddings to and from Parquet files.
         "parquet": ["pyarrow"],
+        # Manifests of `tfdist k8s`.
+        "k8s": ["PyYAML"],
         # Charts of `tfdist plan`.
         "plan": ["matplotlib"],
         # For benchmarks alone: their charts, and what TensorFlow's own strategies still work with.
@@ -178,6 +180,8 @@ setup(
             "build",
             # Pinned: another release would format the same code in another way.
             "clang-format==21.1.2",
+            # Checks manifests against the schemas in tests/support/kubernetes_schemas.
+            "jsonschema",
             "matplotlib",
             # Pinned: another release would find other errors.
             "mypy==2.4.1",
@@ -185,6 +189,7 @@ setup(
             "pytest",
             "pytest-timeout",
             "pytest-xdist",
+            "PyYAML",
             "ruff",
             "scikit-learn",
             "tensorflow-estimator==2.15.0",

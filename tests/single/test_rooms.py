@@ -79,7 +79,7 @@ PYTHON_ROOMS = [
     ["estimator.training", "estimator.keras3"],
     ["estimator.package"],
     ["estimator"],
-    ["plan", "check"],
+    ["plan", "check", "kubernetes"],
     ["launch"],
     ["__main__"],
     ["tfdist"],

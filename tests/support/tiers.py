@@ -105,6 +105,10 @@ LONG_CASES = {
     "test_elastic_partition.py": r".",
     # They need a Debian package and root; test_hosts.py has the same without ssh.
     "test_hosts_over_ssh.py": r".",
+    # Real processes, and root; test_manifests.py has what each pod finds out of its variables.
+    "test_kubelet.py": r".",
+    # They need a Debian package and root, and compile the op library once more.
+    "test_dockerfile.py": r"test_the_image",
     # test_launch_restarts.py and test_launch.py have the same on one machine.
     "test_hosts.py": r"test_restarts_and_more",
     # The parsing is in test_host_list.py.

@@ -13,6 +13,7 @@ from pathlib import Path
 from tfdist._version import __version__
 from tfdist.config.arguments import seconds, whole_number
 from tfdist.errors import ClusterConfigError
+from tfdist.kubernetes import command as kubernetes_command
 from tfdist.launch import check_command, env_command, scale_command
 from tfdist.launch.binding import Binding
 from tfdist.launch.elastic_policy import WorkerRange
@@ -298,6 +299,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     timeline_command.add_commands(timeline)
     timeline.set_defaults(command_module=timeline_command)
+    k8s = subcommands.add_parser(
+        "k8s",
+        help="write a job's Kubernetes manifests",
+        description=kubernetes_command.DESCRIPTION,
+        formatter_class=style,
+        allow_abbrev=False,
+    )
+    kubernetes_command.add_commands(k8s)
+    k8s.set_defaults(command_module=kubernetes_command)
     return parser, run
 
 

@@ -26,7 +26,7 @@ def test_version(capsys):
     "command",
     [
         *("run", "scale", "tasks", "top", "dashboard", "env", "check", "plan"),
-        *("debug dump", "debug explain", "timeline start"),
+        *("debug dump", "debug explain", "timeline start", "k8s render", "k8s secret"),
     ],
 )
 def test_help_fits_the_terminal(capsys, monkeypatch, command):

@@ -1,0 +1,53 @@
+"""Rendered pods as processes in namespaces: they meet by name, die, and are started again."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import sys
+from pathlib import Path
+
+import kubelet
+import pytest
+from manifests import of_kind, options
+
+from tfdist.config.elastic import Elastic
+
+EXAMPLE = Path(__file__).parents[3] / "keras_examples/clusters/kubernetes.py"
+SECRET = "0123456789abcdef0123456789abcdef"
+
+pytestmark = pytest.mark.skipif(kubelet.IS_MISSING, reason="needs root and iproute2")
+
+
+def weights(pod):
+    (total,) = re.findall("^the weights' sum is (.*)$", pod.text(), re.MULTILINE)
+    return float(total)
+
+
+@pytest.mark.timeout(600)
+def test_an_elastic_job_begins_with_few_and_goes_on(tmp_path):
+    command = (sys.executable, str(EXAMPLE), "--output", str(tmp_path), "--epochs", "30")
+    manifest = options("job", workers=Elastic.from_text("2:3"), command=command)
+    (document,) = of_kind(manifest, "Job")
+    with contextlib.closing(kubelet.Kubelet(8, tmp_path)) as node:
+        # Three pods are asked for, and there is room for two.
+        job = kubelet.IndexedJob(node, document, SECRET, room=2)
+        job.run_until(lambda: any("Epoch 3/" in p.text() for p in job.pods.values()), 150)
+        (first,) = (i for i, pod in job.pods.items() if "Epoch 3/" in pod.text())  # rank 0
+        killed, other = job.pods[first], job.pods[1 - first]
+        killed.process.kill()
+        # Two are needed, so the other one waits for the pod that takes the killed one's place. Then
+        # it is rank 0, and shows the epochs.
+        job.run_until(lambda: other.text().count("Epoch") >= 2, 150)
+        assert job.pods[first] is not killed
+        # A notice with which too few would be left: both save, and are started again. Now there is
+        # room for the third one, too.
+        other.process.send_signal(signal.SIGTERM)
+        job.room = 3
+        job.run_until(job.is_complete, 250)
+        assert job.ended[0] == (killed.name, 128 + signal.SIGKILL)
+        totals = [weights(pod) for pod in job.succeeded]
+    codes = [code for _, code in job.ended[1:]]
+    assert set(codes) <= {0, 143} and 143 in codes, job.ended
+    assert max(totals) - min(totals) < 1e-3, totals

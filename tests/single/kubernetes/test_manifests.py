@@ -1,0 +1,388 @@
+"""Manifests: they fit the schemas, say what the options say, and let no value out of its place."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from manifests import (
+    documents,
+    environment,
+    expand,
+    of_kind,
+    options,
+    pod_templates,
+    problems,
+    read,
+)
+
+from tfdist.config import environments
+from tfdist.config.elastic import Elastic
+from tfdist.config.settings import Settings
+from tfdist.errors import ClusterConfigError
+from tfdist.kubernetes import Resources, Volume, render, secret
+from tfdist.launch.cli import main
+
+ROOT = Path(__file__).parents[3]
+
+ELASTIC = Elastic.from_text("2:8")
+SECRET = "0123456789abcdef0123456789abcdef"
+EVERYTHING = {
+    "ps": 2,
+    "evaluator": True,
+    "namespace": "research",
+    "worker": Resources("4", "8Gi"),
+    "server": Resources("500m", "2Gi"),
+    "volumes": (Volume("checkpoints", "/checkpoints"), Volume("data", "/data", read_only=True)),
+    "checkpoint_dir": "/checkpoints/train",
+    "environment": (("MODE", "yes"), ("PRICE", "$(HOME) $5 1e3\n- x: {}")),
+    "priority": -10,
+    "metrics_port": 9400,
+}
+JOBS = {
+    **{f"{engine}-fixed": options(engine) for engine in ("job", "jobset", "trainjob", "tfjob")},
+    **{
+        f"{engine}-everything-{scheduler}": options(engine, **EVERYTHING, **{scheduler: "queue"})
+        for engine in ("job", "jobset", "trainjob", "tfjob")
+        for scheduler in ("kueue", "volcano")
+    },
+    **{
+        f"{engine}-elastic": options(engine, **EVERYTHING | {"workers": ELASTIC})
+        for engine in ("job", "jobset", "trainjob")
+    },
+    "statefulset": options(
+        "statefulset",
+        **EVERYTHING | {"workers": ELASTIC, "evaluator": False, "tasks_per_worker": 10},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_they_fit_the_schemas(name):
+    found = documents(JOBS[name])
+    assert [problem for document in found for problem in problems(document)] == []
+    assert all(value is not None for document in found for value in leaves(document))
+    places = [(d["kind"], d["metadata"]["name"]) for d in found]
+    assert len(set(places)) == len(places)
+
+
+def leaves(node):
+    if isinstance(node, dict):
+        node = list(node.values())
+    if isinstance(node, list):
+        return [leaf for one in node for leaf in leaves(one)]
+    return [node]
+
+
+def test_the_schemas_find_errors():
+    (jobset,) = of_kind(JOBS["jobset-fixed"], "JobSet")
+    jobset["spec"]["successPolicies"] = {}
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod["terminationGracePeriodSeconds"] = "30"
+    pod["containers"][0]["comand"] = []
+    assert len(problems(jobset)) == 3
+
+
+@pytest.mark.parametrize("engine", ["job", "jobset", "trainjob", "statefulset"])
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_each_pod_finds_its_task(engine, is_elastic):
+    if engine == "statefulset" and not is_elastic:
+        pytest.raises(ClusterConfigError, options, engine, workers=3)
+        return
+    workers = Elastic.from_text("2:3") if is_elastic else 3
+    job = options(engine, workers=workers, ps=2, evaluator=engine != "statefulset")
+    found = {}
+    for role, template in pod_templates(job).items():
+        for index in range({"worker": 3, "ps": 2, "evaluator": 1}[role]):
+            environ = {"HOSTNAME": f"train-{role}-0-{index}", "JOB_COMPLETION_INDEX": str(index)}
+            values = {"TFDIST_SECRET": SECRET, "JOB_COMPLETION_INDEX": str(index)}
+            environ |= environment(template, values)
+            cluster = environments.find(environ).cluster
+            settings = Settings.from_environment(environ)
+            assert settings.secret == SECRET.encode()
+            found[cluster.task_name] = cluster
+            if role != "evaluator":
+                assert cluster.address == f"train-{role}-0-{index}.train:2222"
+                assert environ.get("TFDIST_ELASTIC") == ("2:3:2" if is_elastic else None)
+    first = (
+        ["worker 0", "worker 1", "worker 2"] if is_elastic else ["chief", "worker 0", "worker 1"]
+    )
+    last = [] if engine == "statefulset" else ["evaluator"]
+    assert [name.removesuffix(" 0") if name[0] in "ce" else name for name in found] == [
+        *first,
+        "ps 0",
+        "ps 1",
+        *last,
+    ]
+    clusters = [json.loads(cluster.tf_config())["cluster"] for cluster in found.values()]
+    assert all(cluster == clusters[0] for cluster in clusters)
+
+
+def test_tfjob_has_the_roles_of_tfdist_run():
+    (tfjob,) = of_kind(options("tfjob", workers=4, ps=2, evaluator=True), "TFJob")
+    replicas = {k: v["replicas"] for k, v in tfjob["spec"]["tfReplicaSpecs"].items()}
+    assert replicas == {"Chief": 1, "Worker": 3, "PS": 2, "Evaluator": 1}
+    (tfjob,) = of_kind(options("tfjob", workers=4), "TFJob")
+    assert tfjob["spec"]["tfReplicaSpecs"].keys() == {"Worker"}
+    # The operator describes the cluster itself, and puts it into the container of this name.
+    (container,) = tfjob["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container["name"] == "tensorflow"
+    assert [v["name"] for v in container["env"]] == ["TFDIST_SECRET"]
+
+
+def test_trainjob_brings_its_runtime():
+    job = options("trainjob", workers=4, ps=1, worker=Resources("2"))
+    (runtime,) = of_kind(job, "TrainingRuntime")
+    (train_job,) = of_kind(job, "TrainJob")
+    reference = train_job["spec"]["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == (runtime["kind"], runtime["metadata"]["name"])
+    worker, server = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    step = "trainer.kubeflow.org/trainjob-ancestor-step"
+    assert worker["template"]["metadata"]["labels"] == {step: "trainer"}
+    assert "metadata" not in server["template"]
+    (container,) = worker["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == "node"
+    assert train_job["spec"]["trainer"]["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"] == 4
+    assert train_job["spec"]["trainer"]["resourcesPerNode"] == container["resources"]
+
+
+def test_an_elastic_job_asks_for_all_and_begins_with_few():
+    job = options("job", workers=Elastic.from_text("2:8:4"), ps=1, kueue="research")
+    worker, server = of_kind(job, "Job")
+    spec = worker["spec"]
+    assert spec["parallelism"] == spec["completions"] == 8
+    assert spec["successPolicy"] == {"rules": [{"succeededCount": 2}]}
+    variables = environment(spec["template"], {"TFDIST_SECRET": SECRET})
+    assert variables["TFDIST_ELASTIC"] == "2:8:4"
+    annotations = worker["metadata"]["annotations"]
+    assert annotations["kueue.x-k8s.io/job-min-parallelism"] == "2"
+    assert annotations["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
+    assert "annotations" not in server["metadata"] and server["spec"]["suspend"]
+    # Fields that a change of completions must not contradict: validated together by Kubernetes.
+    assert "maxFailedIndexes" not in spec
+    fewer = options("job", workers=Elastic.from_text("2:8:4"), parallelism=5)
+    (worker,) = of_kind(fewer, "Job")
+    assert worker["spec"]["parallelism"] == worker["spec"]["completions"] == 5
+    assert "kubectl patch job train-worker-0 --type merge" in render(fewer)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"workers": 4}, {"worker": 3}),
+        ({"workers": 1}, {}),
+        ({"workers": ELASTIC, "ps": 3, "evaluator": True}, {"worker": 2, "ps": 2}),
+        ({"workers": 1, "ps": 1}, {}),
+    ],
+)
+def test_disruption_budgets(more, expected):
+    found = {}
+    for budget in of_kind(options(**more), "PodDisruptionBudget"):
+        role = budget["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+        found[role] = budget["spec"]["minAvailable"]
+    assert found == expected
+
+
+def test_a_gang_is_what_the_job_needs_to_begin():
+    job = options("jobset", workers=Elastic.from_text("2:8:4"), ps=2, volcano="research")
+    (group,) = of_kind(job, "PodGroup")
+    assert group["spec"] == {"minMember": 6, "queue": "research"}
+    for template in pod_templates(job).values():
+        assert template["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "train"}
+        assert template["spec"]["schedulerName"] == "volcano"
+
+
+@pytest.mark.parametrize(("saving", "grace"), [(0.5, 30), (10, 30), (40, 120), (60.2, 181)])
+def test_the_grace_fits_the_checkpoint(saving, grace):
+    for template in pod_templates(options(saving=saving, ps=1)).values():
+        assert template["spec"]["terminationGracePeriodSeconds"] == grace
+
+
+@pytest.mark.parametrize("value", [-10, 0, 10])
+def test_priorities(value):
+    job = options(priority=value, namespace="research")
+    (priority,) = of_kind(job, "PriorityClass")
+    assert priority["value"] == value and "namespace" not in priority["metadata"]
+    assert priority["preemptionPolicy"] == ("PreemptLowerPriority" if value > 0 else "Never")
+    assert pod_templates(job)["worker"]["spec"]["priorityClassName"] == "train"
+    job = options(priority_class="low")
+    assert of_kind(job, "PriorityClass") == []
+    assert pod_templates(job)["worker"]["spec"]["priorityClassName"] == "low"
+
+
+def test_an_autoscaler_sets_the_workers():
+    job = JOBS["statefulset"]
+    (scaler,) = of_kind(job, "HorizontalPodAutoscaler")
+    sets = {s["metadata"]["name"]: s["spec"] for s in of_kind(job, "StatefulSet")}
+    assert scaler["spec"]["scaleTargetRef"]["name"] in sets
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (2, 8)
+    # A number in the manifest would undo the autoscaler's at each `kubectl apply`.
+    assert "replicas" not in sets["train-worker-0"] and sets["train-ps-0"]["replicas"] == 2
+
+
+def test_failures_and_notices():
+    (job,) = of_kind(options("job", workers=4, restarts=2), "Job")
+    assert job["spec"]["backoffLimit"] == 8  # each failure ends the step of all four
+    (jobset,) = of_kind(options(workers=4, restarts=2), "JobSet")
+    (worker,) = jobset["spec"]["replicatedJobs"]
+    assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 2}
+    assert worker["template"]["spec"]["backoffLimit"] == 0
+    (jobset,) = of_kind(options(workers=4, ps=1, restarts=2), "JobSet")
+    assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 0}
+    for replicated in jobset["spec"]["replicatedJobs"]:
+        assert replicated["template"]["spec"]["backoffLimit"] == 2
+    ignored = worker["template"]["spec"]["podFailurePolicy"]["rules"][0]
+    assert ignored["action"] == "Ignore" and ignored["onExitCodes"]["values"] == [143]
+
+
+HOSTILE = [
+    'x"\n- name: evil',
+    "$(TFDIST_SECRET)",
+    "$$(A)$",
+    "---\nkind: Secret",
+    "yes",
+    "1e3",
+    "0x10",
+    "1:30",
+    "null",
+    "~",
+    "*a",
+    "&a",
+    "# x",
+    "\u2028kind: Secret",
+    "\x1b[0m\x85x",
+    "é ☃",
+    "",
+]
+
+
+def test_no_value_leaves_its_place():
+    def job(texts):
+        variables = tuple((f"V{number}", text) for number, text in enumerate(texts))
+        return options(command=("python", *texts), environment=variables)
+
+    hostile, usual = job(HOSTILE), job(["x" for _ in HOSTILE])
+    found = read(render(hostile, made_by=f"tfdist {' '.join(HOSTILE)}"))
+    assert [shape(document) for document in found] == [shape(one) for one in documents(usual)]
+    template = pod_templates(hostile)["worker"]
+    (container,) = template["spec"]["containers"]
+    assert [expand(word) for word in container["command"]] == ["python", *HOSTILE]
+    variables = environment(template, {"TFDIST_SECRET": SECRET})
+    assert [variables[f"V{number}"] for number in range(len(HOSTILE))] == HOSTILE
+
+
+def shape(node):
+    if isinstance(node, dict):
+        return {key: shape(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [shape(value) for value in node]
+    return type(node)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"name": "Train"}, "name: expected a name of RFC 1123"),
+        ({"name": "a" * 41}, "at most 40 characters"),
+        ({"name": "train\n"}, "name: expected"),
+        ({"image": "a b"}, "image: expected an image"),
+        ({"image": "$(X)"}, "image: expected an image"),
+        ({"command": ()}, "command: expected at least one word"),
+        ({"command": ("a\0",)}, "command: expected text of UTF-8 without a zero byte"),
+        ({"environment": (("A", "\udc80"),)}, "env A: expected text of UTF-8"),
+        ({"namespace": "a/b"}, "namespace: expected"),
+        ({"workers": 0}, "workers: expected a whole number, 1 or more, received 0"),
+        ({"workers": Elastic(2)}, "received no MAX"),
+        ({"parallelism": 2}, "expected an elastic job"),
+        ({"workers": Elastic(2, 8, 4), "parallelism": 3}, "expected 4 to 8 pods"),
+        ({"ps": -1}, "ps: expected a whole number, 0 or more"),
+        ({"user": 0}, "user: expected a whole number, 1 or more"),
+        ({"saving": 0}, "saving: expected seconds"),
+        ({"metrics_port": 80}, "metrics_port: expected 1024 to 65535"),
+        ({"checkpoint_dir": "/c"}, "expected a path in a volume that can be written"),
+        (
+            {"checkpoint_dir": "/c", "volumes": (Volume("c", "/c", read_only=True),)},
+            "expected a path in a volume that can be written",
+        ),
+        ({"volumes": (Volume("a", "/c"), Volume("b", "/c"))}, "expected different paths"),
+        ({"environment": (("A=B", ""),)}, "env: expected the name of a variable"),
+        ({"environment": (("TFDIST_PS", "1"),)}, "none that the manifest sets"),
+        ({"environment": (("A", "1"), ("A", "2"))}, "each variable once"),
+        ({"kueue": "a", "volcano": "b"}, "one of kueue and volcano"),
+        ({"priority": 1, "priority_class": "a"}, "one of priority and priority_class"),
+        ({"priority": 2_000_000_000}, "priority: expected"),
+        ({"engine": "tfjob", "workers": ELASTIC}, "expected a fixed number of workers"),
+        ({"engine": "statefulset"}, "expected an elastic job"),
+        (
+            {"engine": "statefulset", "workers": ELASTIC, "evaluator": True},
+            "expected no evaluator",
+        ),
+        ({"tasks_per_worker": 3}, "no scale subresource"),
+        (
+            {"engine": "statefulset", "workers": ELASTIC, "tasks_per_worker": 3},
+            "expected a metrics_port",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused(more, message):
+    with pytest.raises(ClusterConfigError, match=re.escape(message)):
+        options(**more)
+
+
+@pytest.mark.parametrize("text", ["a", "a:b", "A:/b", "a:/b:rw", "a:/b/../c", "a:/", "a:/b\n"])
+def test_volumes_that_cannot_be_used(text):
+    with pytest.raises(ClusterConfigError, match="volume: expected"):
+        Volume.from_text(text)
+
+
+@pytest.mark.parametrize("value", ["4 cores", "-1", "8GB", "1e9", "", "²"])
+def test_quantities_that_cannot_be_used(value):
+    with pytest.raises(ClusterConfigError, match="memory: expected bytes"):
+        Resources(memory=value)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_pods_are_restricted(name):
+    """As the security standard "restricted" of Kubernetes wants it."""
+    for template in pod_templates(JOBS[name]).values():
+        pod, (container,) = template["spec"]["securityContext"], template["spec"]["containers"]
+        assert pod["runAsNonRoot"] and pod["runAsUser"] > 0
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_no_manifest_has_a_secret_but_the_secret():
+    for job in JOBS.values():
+        assert "Secret" not in [document["kind"] for document in documents(job)]
+    (one,), (other,) = (read(secret("train", "research")) for _ in range(2))
+    assert problems(one) == [] and one["metadata"]["name"] == "train-secret"
+    assert one["data"] != other["data"]
+    with pytest.raises(ClusterConfigError, match="name: expected"):
+        secret("a b")
+
+
+def test_the_example_is_what_its_command_prints(capsys):
+    example = (ROOT / "keras_examples/clusters/kubernetes.yaml").read_text()
+    (command,) = re.findall("^# Made by: tfdist (.*)$", example, re.MULTILINE)
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == example
+
+
+def test_the_command_of_the_page(capsys):
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (command,) = re.findall(
+        r"^tfdist (k8s render .*?) > train.yaml$", page, re.DOTALL | re.MULTILINE
+    )
+    assert main(shlex.split(command.replace("\\\n", " "))) == 0
+    assert [p for document in read(capsys.readouterr().out) for p in problems(document)] == []
+
+
+def test_the_image_has_the_user_of_the_pods():
+    (user,) = re.findall("^USER (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert int(user) == options().user

@@ -1,0 +1,131 @@
+"""The text of the manifests: YAML with a comment above each object, made for git."""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+from typing import Any
+
+from tfdist.errors import ClusterConfigError
+from tfdist.kubernetes import engines, objects
+from tfdist.kubernetes.options import JobOptions
+from tfdist.kubernetes.pods import Object, metadata
+
+_SECRET_BYTES = 32
+# Words that no reader of YAML takes for something else than text. Others are quoted: Kubernetes'
+# own reader, for instance, takes 1e3 for a number where PyYAML does not.
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]+")
+_NOT_WORDS = frozenset({"yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
+
+
+def render(job: JobOptions, made_by: str | None = None) -> str:
+    """Returns the manifests of a job, for `kubectl apply -f`.
+
+    The secret is not among them, since a manifest is kept where many can read it; see `secret`.
+
+    Args:
+      job: the job.
+      made_by: the command that makes the same text again, for the comment at the top.
+
+    Returns:
+      YAML documents.
+
+    Raises:
+      ClusterConfigError: PyYAML is not installed.
+
+    Example:
+      >>> from tfdist import kubernetes
+      >>> options = kubernetes.JobOptions("train", "example/train:1", ("python", "train.py"))
+      >>> print(kubernetes.render(options))
+    """
+    documents: list[tuple[str, Object]] = []
+    if job.priority is not None:
+        documents.append(
+            ("Whose pods give way to whose. Of the whole cluster.", objects.priority_class(job))
+        )
+    if job.engine not in engines.HAVE_A_SERVICE:
+        documents.append(("Gives each pod a name.", objects.service(job)))
+    documents += [
+        ("Pods that must stay when nodes are drained.", budget)
+        for budget in objects.disruption_budgets(job)
+    ]
+    if job.volcano is not None:
+        documents.append(
+            ("The pods that Volcano starts together, or not at all.", objects.pod_group(job))
+        )
+    documents += engines.objects(job)
+    if job.tasks_per_worker is not None:
+        documents.append(
+            ("Sets the number of workers by the data tasks that wait.", objects.autoscaler(job))
+        )
+    namespace = "" if job.namespace is None else f" --namespace {job.namespace}"
+    head = [] if made_by is None else [f"Made by: {made_by}"]
+    head.append("The secret, which does not belong in git:")
+    head.append(f"  tfdist k8s secret --name {job.name}{namespace} | kubectl apply -f -")
+    top = _comment("\n".join(head))
+    return top + "---\n".join(f"{_comment(comment)}{_yaml(o)}" for comment, o in documents)
+
+
+def secret(name: str, namespace: str | None = None) -> str:
+    """Returns the manifest of a new random secret, for the job of this name.
+
+    Args:
+      name: the job's.
+      namespace: the job's.
+
+    Returns:
+      A YAML document.
+
+    Raises:
+      ClusterConfigError: a name cannot be used, or PyYAML is not installed.
+    """
+    # Checks the names.
+    job = JobOptions(name, "none", ("none",), namespace=namespace)
+    value = secrets.token_hex(_SECRET_BYTES).encode()
+    return _yaml(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": metadata(job, f"{name}-secret"),
+            "type": "Opaque",
+            # Another value would shut a running job's new pods out of it.
+            "immutable": True,
+            "data": {"secret": base64.b64encode(value).decode()},
+        }
+    )
+
+
+def _comment(text: str) -> str:
+    # A word of the user's may hold a line break, of which YAML knows several, or a control
+    # character, which YAML forbids in comments too.
+    lines = ("".join(c if c.isprintable() else "?" for c in line) for line in text.split("\n"))
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _yaml(document: Object) -> str:
+    try:
+        import yaml
+    except ImportError:
+        raise ClusterConfigError(
+            "manifests need PyYAML, which is not installed: pip install 'tfdist[k8s]'"
+        ) from None
+
+    class Dumper(yaml.SafeDumper):
+        """Indents lists, repeats equal parts, and quotes what could be something else than text."""
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+            return super().increase_indent(flow, False)
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        is_plain = _PLAIN.fullmatch(value) and value.lower() not in _NOT_WORDS
+        return dumper.represent_scalar(
+            "tag:yaml.org,2002:str", value, style=None if is_plain else '"'
+        )
+
+    Dumper.add_representer(str, text)
+    dumped: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, width=10**9)
+    return dumped
