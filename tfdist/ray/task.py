@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -50,11 +51,11 @@ class TaskActor:
 
     def place(self) -> Place:
         """Returns where this process runs, with a port that is free now."""
-        context = ray.get_runtime_context()
+        node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
         host = f"[{host}]" if ":" in host else host
         (port,) = ports.free_ports(1)
-        return Place(f"{host}:{port}", context.get_node_id(), context.get_worker_process_pid())
+        return Place(f"{host}:{port}", node, os.getpid())
 
     def train(
         self,
@@ -132,7 +133,9 @@ class TaskHandle:
         try:
             self.found = ray.get(self.placed, timeout=timeout)
         except ray.exceptions.RayError as error:
-            raise RayJobError(f"{self.name}: its actor did not start: {first_line(error)}") from error
+            raise RayJobError(
+                f"{self.name}: its process did not start: {first_line(error)}"
+            ) from error
         return self.found
 
     def train(self, *arguments: Any) -> Any:
