@@ -151,6 +151,33 @@ want_chromium() {
   fi
 }
 
+# want_slurm: runs jobs on two nodes of this machine in tests, which are left out without it.
+want_slurm() {
+  command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null && return 0
+  if ! can_use_apt; then
+    say "to test with Slurm, type: sudo apt-get install -y slurmctld slurmd slurm-client munge"
+  elif ! apt_install slurmctld slurmd slurm-client munge; then
+    say "apt-get could not install Slurm"
+  fi
+}
+
+# want_mpi: starts jobs with Open MPI in tests, which are left out without it.
+want_mpi() {
+  command -v mpirun >/dev/null && return 0
+  if ! can_use_apt; then
+    say "to test with Open MPI, type: sudo apt-get install -y openmpi-bin"
+  elif ! apt_install openmpi-bin; then
+    say "apt-get could not install openmpi-bin"
+  fi
+}
+
+# want_ray: runs jobs on a Ray cluster in tests, which are left out without it. It adds a few pure Python packages, and
+# changes none of TensorFlow's.
+want_ray() {
+  "$PYTHON" -c 'import ray, sys; sys.exit(not hasattr(ray, "init"))' 2>/dev/null && return 0
+  "$PYTHON" -m pip install -q "ray>=2.40" || say "pip could not install ray"
+}
+
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.
 RATINGS_PACKAGE="recbole==1.2.1"
 

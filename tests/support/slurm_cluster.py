@@ -37,7 +37,6 @@ class SlurmCluster:
     def __init__(self, folder: Path, cpus: int = 4) -> None:
         self._folder = folder
         self._daemons: list[subprocess.Popen] = []
-        self._munge = Path("/run/munge/munge.socket.2")
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         host = socket.gethostname().partition(".")[0]
         control, first, second = free_ports(1 + NODES)
@@ -85,16 +84,16 @@ class SlurmCluster:
                 daemon.wait()
 
     def _start(self) -> None:
-        if not self._munge.exists():
+        if not _munge_answers():
             user = pwd.getpwnam("munge")
-            self._munge.parent.mkdir(exist_ok=True)
-            os.chown(self._munge.parent, user.pw_uid, user.pw_gid)
+            _MUNGE.mkdir(exist_ok=True)
+            os.chown(_MUNGE, user.pw_uid, user.pw_gid)
             self._daemons.append(
                 subprocess.Popen(
                     ["munged", "--foreground", "--force"], user=user.pw_uid, group=user.pw_gid
                 )
             )
-            self._wait("munged", lambda: self._munge.exists())
+            self._wait("munged", _munge_answers)
         self._daemon("slurmctld", "-D", "-c")
         for node in ("n1", "n2"):
             self._daemon("slurmd", "-D", "-N", node)
@@ -120,6 +119,11 @@ class SlurmCluster:
             time.sleep(0.1)
 
 
+def _munge_answers() -> bool:
+    return subprocess.run(["munge", "-n"], capture_output=True, timeout=20).returncode == 0
+
+
+_MUNGE = Path("/run/munge")
 _FILES = {
     "StateSaveLocation": "state",
     "SlurmdSpoolDir": "spool.%n",
