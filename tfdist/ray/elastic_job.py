@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from tfdist.errors import RayJobError
 from tfdist.launch.elastic_policy import Decision, ElasticPolicy, SlotState, Verdict
 from tfdist.ray.job import RayJob, TaskFailed, failed
 from tfdist.ray.request import RayResult
@@ -45,10 +46,20 @@ class ElasticRayJob(RayJob):
                 restarts, preemptions = self._policy.restarts_left, self._preemptions
                 _log.warning("%s; starting all again (restarts left: %d)", error, restarts)
                 continue
+            if values is None:
+                restarts, preemptions = self._policy.restarts_left, self._preemptions
+                _log.warning("preempted: all workers have ended their step; starting all again")
+                continue
             used = self._request.max_failures - self._policy.restarts_left
             return RayResult(values, used, self._preemptions, self._request.checkpoint_dir)
 
-    def _attempt(self) -> tuple[Any, ...]:
+    def _attempt(self) -> tuple[Any, ...] | None:
+        """Runs the workers until none is left; returns the values, None if all were preempted.
+
+        Raises:
+          ServerFailed: a parameter server has failed.
+          RayJobError: too few workers are left.
+        """
         self._values: dict[int, Any] = {}
         # When to start the process of a slot again, and processes that wait for a node.
         self._due: dict[int, float] = {}
@@ -67,6 +78,8 @@ class ElasticRayJob(RayJob):
                 self._drop_newcomers()
             if self._first_at_end is not None:
                 raise failed(self._first_at_end, "another worker had finished before")
+            if not self._policy.finished:
+                return None
             self._let_servers_end()
             return tuple(self._values[slot] for slot in sorted(self._values))
 
@@ -126,6 +139,13 @@ class ElasticRayJob(RayJob):
                 continue
             del self._pending[slot]
             self._policy.restarted(slot)
+            try:
+                task.locate(timeout=0)
+            except RayJobError as error:
+                assert isinstance(error.__cause__, ray.exceptions.RayError)
+                decision = self._policy.failed(slot, life=0.0)
+                self._carry_out(slot, TaskFailed(task, error.__cause__), decision)
+                continue
             self._train_newcomer(slot, task)
 
     def _grow(self) -> None:
@@ -140,8 +160,14 @@ class ElasticRayJob(RayJob):
             self._newcomer = self._new(free[0], in_bundle=False)
         if self._is_placed(self._newcomer):
             task, self._newcomer = self._newcomer, None
+            try:
+                task.locate(timeout=0)
+            except RayJobError as error:
+                _log.warning("%s", error)  # its node was lost meanwhile; the next one waits
+                return
             (slot,) = policy.scale(len(policy.working) + 1).start
-            _log.warning("the cluster has room: worker %d of at most %d", slot, len(policy.working))
+            task.name = f"worker {slot}"
+            _log.warning("%s joins: the cluster has room", task)
             self._train_newcomer(slot, task)
 
     def _new(self, slot: int, in_bundle: bool) -> TaskHandle:
@@ -153,18 +179,11 @@ class ElasticRayJob(RayJob):
         return bool(ray.wait([task.placed], timeout=0)[0])
 
     def _train_newcomer(self, slot: int, task: TaskHandle) -> None:
-        task.name = f"worker {slot}"
         if slot < len(self._workers):
             self._workers[slot] = task
         else:
             assert slot == len(self._workers)
             self._workers.append(task)
-        try:
-            task.found = ray.get(task.placed)
-        except ray.exceptions.RayError as error:
-            decision = self._policy.failed(slot, life=0.0)
-            self._carry_out(slot, TaskFailed(task, error), decision)
-            return
         self._train(slot)
 
     def _drop_newcomers(self) -> None:

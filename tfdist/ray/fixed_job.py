@@ -15,10 +15,12 @@ _log = logging.getLogger("tfdist.ray")
 class FixedRayJob(RayJob):
     """Runs attempts until one succeeds; each has a new placement group and new processes."""
 
+    # Whether a worker of this attempt has ended by a preemption notice.
+    _is_preempted = False
+
     def run(self) -> RayResult:
         restarts = preemptions = 0
         while True:
-            # Set by an attempt as soon as one of its workers has ended by a preemption notice.
             self._is_preempted = False
             try:
                 values = self._attempt()

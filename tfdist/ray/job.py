@@ -69,7 +69,7 @@ class RayJob:
         with placed(request) as group:
             try:
                 for index in range(request.num_workers + request.num_ps):
-                    self._make(index, group, index)
+                    self._make(index, group)
                 # In a moment, since their bundles are reserved; a process imports Python packages.
                 deadline = time.monotonic() + request.placement_timeout
                 for task in (*self._workers, *self._servers):
@@ -82,12 +82,12 @@ class RayJob:
                     task.kill()
                 self._running, self._workers, self._servers = {}, [], []
 
-    def _make(self, index: int, group: Any, bundle: int) -> None:
+    def _make(self, index: int, group: Any) -> None:
         request = self._request
         serves = index >= request.num_workers
         name = f"ps {index - request.num_workers}" if serves else f"worker {index}"
         resources = request.ps_resources if serves else request.resources
-        task = TaskHandle(name, resources, request.variables, group, bundle)
+        task = TaskHandle(name, resources, request.variables, group, index)
         (self._servers if serves else self._workers).append(task)
 
     def _train(self, index: int) -> None:
@@ -96,8 +96,8 @@ class RayJob:
         task = tasks[index]
         serves = index >= len(self._workers)
         variables = self._request.task_variables(
-            [other.found.address for other in self._workers if other.found],
-            [other.found.address for other in self._servers if other.found],
+            [other.address for other in self._workers],
+            [other.address for other in self._servers],
             index,
             self._secret,
         )

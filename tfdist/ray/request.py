@@ -19,8 +19,8 @@ class RayResult:
     """What a job has returned.
 
     Attributes:
-      values: what `train_fn` returned, by rank; of an elastic job only the workers that were there
-        at its end.
+      values: what `train_fn` returned, by the workers' numbers; of an elastic job only the workers
+        that were there at its end.
       restarts: the restarts after failures: of the job, or of single workers of an elastic one.
       preemptions: the restarts after preemption notices, or the workers that left after one.
       checkpoint_dir: as given.

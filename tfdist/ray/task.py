@@ -124,6 +124,12 @@ class TaskHandle:
     def __str__(self) -> str:
         return f"{self.name} ({self.found or 'not placed'})"
 
+    @property
+    def address(self) -> str:
+        """Its "host:port", once `locate` has returned."""
+        assert self.found is not None
+        return self.found.address
+
     def locate(self, timeout: float) -> Place:
         """Waits until the actor runs.
 
