@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from example_runs import ROOT
 from launching import PACKAGE
 
 pytestmark = [

@@ -61,8 +61,9 @@ def test_fashion_mnist(slurm, workers) -> None:
 
 
 def test_a_parameter_server(slurm) -> None:
-    command = ("srun", "-N2", "-n3", "python", str(EXAMPLES / "parameter_server.py"))
-    text = output_of(slurm(*command, "--epochs", "1", "--limit", "1280", TFDIST_PS="1", **VARIABLES))
+    script = (str(EXAMPLES / "parameter_server.py"), "--epochs", "1", "--limit", "1280")
+    command = ("srun", "-N2", "-n3", "python", *script)
+    text = output_of(slurm(*command, TFDIST_PS="1", **VARIABLES))
     assert "2 workers, 1 ps" in text and "test accuracy" in text
 
 
