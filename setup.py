@@ -174,6 +174,8 @@ setup(
         "k8s": ["PyYAML"],
         # Charts of `tfdist plan`.
         "plan": ["matplotlib"],
+        # `tfdist.ray.run`.
+        "ray": ["ray>=2.40"],
         # For benchmarks alone: their charts, and what TensorFlow's own strategies still work with.
         "bench": ["matplotlib", "tf_keras"],
         "test": [

@@ -120,12 +120,12 @@ has_images() {
   [ -e "$DATA_FOLDER/train-images-idx3-ubyte.gz" ]
 }
 
-# want_package PACKAGE: a Debian package that can be done without, if it can be installed.
+# want_package PACKAGE...: Debian packages that can be done without, if they can be installed.
 want_package() {
   if ! can_use_apt; then
-    say "to install $1 from Debian, type: sudo apt-get install -y $1"
-  elif ! apt_install "$1"; then
-    say "apt-get could not install $1"
+    say "to install $* from Debian, type: sudo apt-get install -y $*"
+  elif ! apt_install "$@"; then
+    say "apt-get could not install $*"
   fi
 }
 
@@ -152,9 +152,22 @@ want_sshd() {
   fi
 }
 
-# want_program NAME: a program of the Debian package of that name.
+# want_program NAME [PACKAGE]: a program, of the Debian package of that name if no other one is named.
 want_program() {
-  command -v "$1" >/dev/null || want_package "$1"
+  command -v "$1" >/dev/null || want_package "${2:-$1}"
+}
+
+# want_slurm: runs jobs on two nodes of this machine in tests, which are left out without it.
+want_slurm() {
+  command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null && return 0
+  want_package slurmctld slurmd slurm-client munge
+}
+
+# want_ray: runs jobs on a Ray cluster in tests, which are left out without it. It adds a few pure Python packages, and
+# changes none of TensorFlow's.
+want_ray() {
+  "$PYTHON" -c 'import ray, sys; sys.exit(not hasattr(ray, "init"))' 2>/dev/null && return 0
+  "$PYTHON" -m pip install -q "ray>=2.40" || say "pip could not install ray"
 }
 
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.

@@ -15,7 +15,18 @@ from tfdist._version import __version__
 _compatibility.check_tensorflow()
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, compression, data, elastic, embedding, errors, layers, ops, rules
+    from tfdist import (
+        callbacks,
+        compression,
+        data,
+        elastic,
+        embedding,
+        errors,
+        layers,
+        ops,
+        ray,
+        rules,
+    )
     from tfdist.compression.casts import Compression
     from tfdist.config.cluster import Cluster
     from tfdist.config.elastic import Elastic
@@ -110,6 +121,7 @@ _MODULES = (
     "errors",
     "layers",
     "ops",
+    "ray",
     "rules",
 )
 
@@ -158,6 +170,7 @@ __all__ = [
     "ops",
     "rank",
     "rank_op",
+    "ray",
     "rules",
     "size",
     "size_op",

@@ -9,6 +9,7 @@ TfdistError
 ├── AddressInUseError            (OSError)          this task's port is taken
 ├── CheckpointError              (ValueError)       a parameter server's snapshot is damaged
 ├── ModelDirError                (OSError)          an Estimator's model_dir cannot be written
+├── RayJobError                  (RuntimeError)     a job on Ray has failed, or found no room
 ├── OpLibraryError               (ImportError)      the C++ op library cannot be loaded
 ├── UnsupportedKerasError        (ImportError)      Keras 3 is too old, or newer than tested
 └── UnsupportedTensorFlowError   (ImportError)      TensorFlow is absent or of another version
@@ -53,6 +54,10 @@ class CheckpointError(TfdistError, ValueError):
 
 class ModelDirError(TfdistError, OSError):
     """The chief cannot write an Estimator's `model_dir`; the message says why."""
+
+
+class RayJobError(TfdistError, RuntimeError):
+    """A job of `tfdist.ray.run` has failed, or the cluster has no room; names the task and node."""
 
 
 class OpLibraryError(TfdistError, ImportError):

@@ -81,6 +81,7 @@ PYTHON_ROOMS = [
     ["estimator"],
     ["plan", "check", "kubernetes"],
     ["launch"],
+    ["ray"],
     ["__main__"],
     ["tfdist"],
 ]

@@ -117,6 +117,11 @@ LONG_CASES = {
     "test_check.py": r"test_(the_command|a_slow_link)",
     # It needs a Debian package; test_metrics.py has what Prometheus reads.
     "test_prometheus.py": r".",
+    # They need the engines themselves; test_environments.py has what their variables mean, and
+    # test_ray_request.py the arguments of tfdist.ray.run.
+    "test_slurm.py": r".",
+    "test_mpi.py": r".",
+    "test_ray.py": r".",
     # test_stragglers.py has what its commands show.
     "test_dashboard_docs.py": r".",
     # It needs a Debian package; test_dashboard.py has what the server answers.

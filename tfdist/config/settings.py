@@ -120,6 +120,24 @@ def environment_with_secret() -> dict[str, str]:
     return environ
 
 
+def set_variables(values: Mapping[str, str]) -> None:
+    """Sets variables of this process, which was started before its job was known.
+
+    Call it before anything else of tfdist reads the environment.
+
+    Args:
+      values: such as `TF_CONFIG` and `TFDIST_SECRET`.
+    """
+    os.environ.update(values)
+
+
+def secret_variable() -> dict[str, str]:
+    """Returns the variable that gives this process's secret to others; a new one if it has none."""
+    environ = environment_with_secret()
+    name = "TFDIST_SECRET" if "TFDIST_SECRET" in environ else "TFDIST_SECRET_FILE"
+    return {name: environ[name]}
+
+
 def environment_without_job() -> dict[str, str]:
     """Returns this process's environment without what makes a process a task of a job.
 

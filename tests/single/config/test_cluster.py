@@ -260,6 +260,7 @@ def test_errors_derive_from_the_root_and_a_builtin():
         "AddressInUseError": OSError,
         "CheckpointError": ValueError,
         "ModelDirError": OSError,
+        "RayJobError": RuntimeError,
         "OpLibraryError": ImportError,
         "UnsupportedKerasError": ImportError,
         "UnsupportedTensorFlowError": ImportError,

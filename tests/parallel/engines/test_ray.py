@@ -1,0 +1,154 @@
+"""Jobs on a Ray cluster of two nodes on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import PACKAGE
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is missing: pip install ray"
+    ),
+]
+# Each case is a driver of its own: Ray changes the process that it is used in. `train` waits in
+# each step, so that a replacement finds the job still running.
+DRIVER = """
+import json, os, signal, subprocess, sys, threading, time
+from pathlib import Path
+import ray
+from ray.cluster_utils import Cluster
+import tfdist
+
+def train(config):
+    import keras, numpy as np, tfdist
+    folder = Path(config["folder"])
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(config.get("pause", 0))
+            done = int(self.model.optimizer.iterations.numpy())
+            if done >= 13 and tfdist.rank() == 0:
+                (folder / "has begun").touch()
+            mark = folder / "killed"
+            if done == 13 and tfdist.rank() == 1 and config.get("kill") and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    keras.utils.set_random_seed(1)
+    strategy = (tfdist.ParameterServerStrategy if config.get("ps")
+                else tfdist.MultiWorkerMirroredStrategy)()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
+    backup = [keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=5)]
+    model.fit(x, x.sum(axis=1), batch_size=64, epochs=config.get("epochs", 3), verbose=0,
+              callbacks=[Watch(), *(backup if not config.get("ps") else [])])
+    total = float(sum(weight.sum() for weight in model.get_weights()))
+    return {"sum": total, "node": ray.get_runtime_context().get_node_id(),
+            "size": tfdist.size(), "steps": int(model.optimizer.iterations.numpy())}
+
+def drain(cluster, folder):
+    while not (Path(folder) / "has begun").exists():
+        time.sleep(0.1)
+    node = cluster.worker_nodes.copy().pop().node_id
+    subprocess.run(["ray", "drain-node", "--address", cluster.address, "--node-id", node,
+                    "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test",
+                    "--deadline-remaining-seconds", "300"], check=True)
+
+config, keywords, wants_drain = json.loads(sys.argv[1])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+cluster.add_node(num_cpus=4)
+ray.init(address=cluster.address)
+if wants_drain:
+    threading.Thread(target=drain, args=(cluster, config["folder"]), daemon=True).start()
+try:
+    result = tfdist.ray.run(train, config=config, **keywords)
+    print("RESULT", json.dumps([result.values, result.restarts, result.preemptions]))
+except tfdist.ray.RayJobError as error:
+    print("ERROR", error)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def drive(folder: Path, config: dict, wants_drain: bool = False, **keywords) -> str:
+    """Runs a job in a driver of its own; returns what the driver printed."""
+    text = json.dumps([{"folder": str(folder), **config}, keywords, wants_drain])
+    (folder / "driver.py").write_text(DRIVER)
+    finished = subprocess.run(
+        [sys.executable, str(folder / "driver.py"), text],
+        env={
+            **os.environ,
+            "PYTHONPATH": PACKAGE,
+            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "RAY_raylet_start_wait_time_s": "120",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        capture_output=True,
+        text=True,
+        timeout=560,
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+    return finished.stdout
+
+
+def result_of(text: str) -> tuple[list[dict], int, int]:
+    """The values, restarts and preemptions that a driver has printed."""
+    return json.loads(re.search(r"^RESULT (.*)$", text, re.MULTILINE)[1])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> float:
+    """The sum of the weights that 30 steps end with, on two workers of two nodes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    values, restarts, _ = result_of(drive(folder, {}, num_workers=2, placement="STRICT_SPREAD"))
+    assert [value["size"] for value in values] == [2, 2] and restarts == 0
+    assert len({value["node"] for value in values}) == 2
+    assert values[0]["sum"] == values[1]["sum"]
+    return values[0]["sum"]
+
+
+def test_four_workers(tmp_path, undisturbed) -> None:
+    values, *_ = result_of(drive(tmp_path, {}, num_workers=4))
+    assert [value["sum"] for value in values] == pytest.approx([undisturbed] * 4, rel=1e-5)
+
+
+def test_a_killed_worker_restarts_the_job(tmp_path, undisturbed) -> None:
+    text = drive(tmp_path, {"kill": True}, num_workers=2, placement="SPREAD", max_failures=1)
+    values, restarts, _ = result_of(text)
+    assert restarts == 1 and values[0]["sum"] == pytest.approx(undisturbed, rel=1e-5)
+
+
+def test_no_restart_left(tmp_path) -> None:
+    text = drive(tmp_path, {"kill": True}, num_workers=2)
+    assert re.search(r"ERROR worker 1 \(pid \d+ on node \w+.*no restarts left", text), text
+
+
+def test_a_parameter_server(tmp_path) -> None:
+    values, *_ = result_of(drive(tmp_path, {"ps": True}, num_workers=2, num_ps=1))
+    assert len(values) == 2
+
+
+def test_elastic(tmp_path) -> None:
+    config = {"kill": True, "pause": 0.5, "epochs": 20}
+    values, restarts, _ = result_of(drive(tmp_path, config, num_workers=2, elastic=(1, 3)))
+    assert restarts == 1 and {value["steps"] for value in values} == {200}
+    assert {value["size"] for value in values} == {3}
+    assert len({value["sum"] for value in values}) == 1
+
+
+def test_a_drained_node_is_a_preemption(tmp_path, undisturbed) -> None:
+    text = drive(tmp_path, {"pause": 0.5}, True, num_workers=2, placement="SPREAD")
+    values, restarts, preemptions = result_of(text)
+    assert (restarts, preemptions) == (0, 1)
+    assert values[0]["sum"] == pytest.approx(undisturbed, rel=1e-5)
