@@ -113,9 +113,11 @@ class Kubelet:
         text = "127.0.0.1 localhost\n" + starting
         text += "".join(pod.host_line for pod in running)
         for host in self._network.hosts:
-            # In place: a running pod has this very file mounted.
-            with open(_NETNS / host / "hosts", "w") as file:
-                file.write(text)
+            # In place, and never empty: a running pod has this very file mounted.
+            file = os.open(_NETNS / host / "hosts", os.O_WRONLY | os.O_CREAT, 0o644)
+            os.pwrite(file, text.encode(), 0)
+            os.ftruncate(file, len(text.encode()))
+            os.close(file)
 
     def close(self) -> None:
         """Kills the pods and removes their namespaces."""

@@ -27,7 +27,7 @@ def weights(pod):
 
 @pytest.mark.timeout(600)
 def test_an_elastic_job_begins_with_few_and_goes_on(tmp_path):
-    command = (sys.executable, str(EXAMPLE), "--output", str(tmp_path), "--epochs", "30")
+    command = (sys.executable, str(EXAMPLE), "--output", str(tmp_path), "--epochs", "150")
     manifest = options("job", workers=Elastic.from_text("2:3"), command=command)
     (document,) = of_kind(manifest, "Job")
     with contextlib.closing(kubelet.Kubelet(8, tmp_path)) as node:
