@@ -113,6 +113,9 @@ class RayJob:
         Raises:
           TaskFailed: it has failed.
         """
+        if not self._running:  # all of an elastic job's workers wait for their restart
+            time.sleep(timeout or 0.0)
+            return None
         ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
         if not ready:
             return None
