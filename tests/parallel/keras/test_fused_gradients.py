@@ -55,7 +55,7 @@ def test_a_list_of_anything(ctx):
                 np.testing.assert_array_equal(tf.cast(after, tf.float64), expected)
     means = ops.fused_all_reduce(_values(ctx.rank), comm, "mean")
     np.testing.assert_allclose(means[0], np.full([100], 1 + ranks / ctx.size), rtol=1e-6)
-    with pytest.raises(ValueError, match="positive bytes_per_pack, received 0"):
+    with pytest.raises(ValueError, match="positive bytes_per_pack, or 'auto', received 0"):
         ops.fused_all_reduce([tf.constant(1.0)], comm, bytes_per_pack=0)
 
 
