@@ -5,6 +5,37 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # What `add_subparsers` returns; argparse has no public name for it.
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_command(
+    among: Commands,
+    name: str,
+    summary: str,
+    description: str | None = None,
+    epilog: str | None = None,
+) -> argparse.ArgumentParser:
+    """Adds a command, and returns its parser.
+
+    Args:
+      among: the commands that it is one of.
+      name: what the user types.
+      summary: its line in the list of commands.
+      description: the text above the options in its --help.
+      epilog: the text below them.
+    """
+    return among.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # else --work would mean --workers
+    )
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:

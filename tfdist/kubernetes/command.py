@@ -6,11 +6,12 @@ import argparse
 import shlex
 import sys
 
-from tfdist.config.arguments import seconds, whole_number
+from tfdist.config.arguments import add_command, seconds, whole_number
 
 DESCRIPTION = """\
 Writes Kubernetes manifests. They are printed, for a file in git or for 'kubectl apply -f -'. It
 asks no cluster. Needs PyYAML: pip install 'tfdist[k8s]'."""
+EPILOG = None
 RENDER_DESCRIPTION = """\
 Prints the manifests of a job: what starts its pods, a headless service, disruption budgets, and as
 asked for a priority class, a gang, volumes and an autoscaler. Everything after -- is what each
@@ -48,30 +49,18 @@ exit code:
 """
 
 
-def add_commands(k8s: argparse.ArgumentParser) -> None:
+def add_arguments(k8s: argparse.ArgumentParser) -> None:
     """Adds the commands `render` and `secret`."""
     commands = k8s.add_subparsers(dest="of_k8s", title="commands", metavar="COMMAND", required=True)
-    render = commands.add_parser(
-        "render",
-        help="what starts the job, and what stands beside it",
-        usage="tfdist k8s render [options] -- program [its own arguments]",
-        description=RENDER_DESCRIPTION,
-        epilog=RENDER_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    summary = "what starts the job, and what stands beside it"
+    render = add_command(commands, "render", summary, RENDER_DESCRIPTION, RENDER_EPILOG)
+    render.usage = "tfdist k8s render [options] -- program [its own arguments]"
     _add_tasks(render)
     _add_pods(render)
     _add_scheduling(render)
     render.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    secret = commands.add_parser(
-        "secret",
-        help="its shared secret",
-        description=SECRET_DESCRIPTION,
-        epilog=SECRET_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    summary = "its shared secret"
+    secret = add_command(commands, "secret", summary, SECRET_DESCRIPTION, SECRET_EPILOG)
     for parser in (render, secret):
         parser.add_argument("--name", required=True, help="the job's name")
         parser.add_argument("--namespace", metavar="NAME", help="default: kubectl's")

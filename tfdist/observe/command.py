@@ -6,11 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from tfdist.config.arguments import add_command
 from tfdist.observe.job_options import add_job_options
 
 DESCRIPTION = """\
 Looks at a job that hangs, or has failed: what its tasks did last, and which task and collective are
 the cause."""
+EPILOG = None
 DUMP_DESCRIPTION = """\
 Asks all tasks of a job on this machine to write what they did last, and prints where. The tasks go
 on. A task answers also while its main thread waits, or runs an endless loop."""
@@ -37,28 +39,16 @@ exit code:
 """
 
 
-def add_commands(debug: argparse.ArgumentParser) -> None:
+def add_arguments(debug: argparse.ArgumentParser) -> None:
     """Adds the commands `dump` and `explain`."""
-    style = argparse.RawDescriptionHelpFormatter
-    commands = debug.add_subparsers(dest="of_debug", title="commands", metavar="COMMAND")
-    commands.required = True
-    dump = commands.add_parser(
-        "dump",
-        help="let all tasks write what they did last",
-        description=DUMP_DESCRIPTION,
-        epilog=DUMP_EPILOG,
-        formatter_class=style,
-        allow_abbrev=False,
+    commands = debug.add_subparsers(
+        dest="of_debug", title="commands", metavar="COMMAND", required=True
     )
+    summary = "let all tasks write what they did last"
+    dump = add_command(commands, "dump", summary, DUMP_DESCRIPTION, DUMP_EPILOG)
     add_job_options(dump)
-    explain = commands.add_parser(
-        "explain",
-        help="say in words what hangs, and why",
-        description=EXPLAIN_DESCRIPTION,
-        epilog=EXPLAIN_EPILOG,
-        formatter_class=style,
-        allow_abbrev=False,
-    )
+    summary = "say in words what hangs, and why"
+    explain = add_command(commands, "explain", summary, EXPLAIN_DESCRIPTION, EXPLAIN_EPILOG)
     explain.add_argument("directory", type=Path, metavar="DIR", help="the directory of the dumps")
 
 

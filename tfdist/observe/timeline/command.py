@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 
+from tfdist.config.arguments import add_command
 from tfdist.observe.job_options import add_job_options
 
 DESCRIPTION = """\
 Records what the tasks of a job do while it runs: steps, collectives, requests to parameter servers,
 checkpoints. 'tfdist run --timeline FILE' records a whole job."""
+EPILOG = None
 START_DESCRIPTION = """\
 Lets all tasks of a job on this machine begin to record. The job goes on."""
 START_EPILOG = """\
@@ -47,21 +50,12 @@ exit code:
 """
 
 
-def add_commands(timeline: argparse.ArgumentParser) -> None:
+def add_arguments(timeline: argparse.ArgumentParser) -> None:
     """Adds the commands `start`, `stop` and `merge`."""
-    commands = timeline.add_subparsers(dest="of_timeline", title="commands", metavar="COMMAND")
-    commands.required = True
-
-    def add(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
-        return commands.add_parser(
-            name,
-            help=summary,
-            description=description,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-
+    commands = timeline.add_subparsers(
+        dest="of_timeline", title="commands", metavar="COMMAND", required=True
+    )
+    add = functools.partial(add_command, commands)
     start = add("start", "let all tasks record", START_DESCRIPTION, START_EPILOG)
     start.add_argument("file", type=Path, metavar="FILE", help="the timeline to write")
     add_job_options(start)
