@@ -263,7 +263,7 @@ def _log_choices() -> None:
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         while True:
             _FUNCTIONS.bucket_size_chosen(text, _TEXT_BYTES)
-            # Not as information, which nobody sees by default: it is told nowhere else.
+            # A warning, because information is not shown by default, and no other place tells it.
             _log.warning("%s", text.value.decode(errors="replace"))
 
     threading.Thread(target=log, name="tfdist-bucket-size", daemon=True).start()

@@ -168,7 +168,7 @@ class Records:
     Attributes:
       records: uint8[events, record_bytes], in the order of their submission.
       sequences: uint64[events], the events' sequence numbers.
-      has_ended: bool[events], whether the event has ended; another one is to be read again.
+      has_ended: bool[events], whether the event has ended; another one must be read again.
       next, lost: as of `Reading`.
     """
 

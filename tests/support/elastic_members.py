@@ -97,7 +97,7 @@ def closing() -> Iterator[list[Process]]:
     """A list; the processes that are put into it are closed at the end."""
     processes: list[Process] = []
     # The garbage of earlier tests stays: the destructor of a tf.data iterator may wait for a minute
-    # (see strategies/_input/background_release.py), in whichever thread happens to collect it.
+    # (see strategies/_input/background_release.py), in the thread that happens to collect it.
     gc.freeze()
     try:
         yield processes

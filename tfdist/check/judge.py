@@ -19,7 +19,7 @@ SLOW_LINK = 0.5  # of the median bandwidth of the ranks' fastest links
 SLOW_LATENCY = 5.0  # times the median of the ranks' shortest latencies
 MIN_LATENCY_EXCESS = 1e-3  # s; less is noise
 CLOCK_OFFSET = 1.0  # s
-# With two ranks nobody knows which one is the slow one.
+# With two ranks it is unknown which one is slow.
 _MIN_RANKS = 3
 
 
@@ -124,13 +124,13 @@ def _slow_ranks(
 def _slow_links(names: Sequence[str], links: Sequence[Link]) -> list[Finding]:
     found = []
     for is_local in (False, True):
-        alike = [link for link in links if link.is_local == is_local]
-        ranks = {rank for link in alike for rank in link.ranks}
+        comparable = [link for link in links if link.is_local == is_local]
+        ranks = {rank for link in comparable for rank in link.ranks}
         if len(ranks) < _MIN_RANKS:
             continue
         found += _slow(
             names,
-            alike,
+            comparable,
             lambda link: link.bandwidth,
             lambda value, usual: value < SLOW_LINK * usual,
             lambda value, usual: (
@@ -140,7 +140,7 @@ def _slow_links(names: Sequence[str], links: Sequence[Link]) -> list[Finding]:
         )
         found += _slow(
             names,
-            alike,
+            comparable,
             lambda link: -link.latency,
             lambda value, usual: (
                 value < SLOW_LATENCY * usual and usual - value > MIN_LATENCY_EXCESS

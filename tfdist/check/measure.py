@@ -140,7 +140,7 @@ def _link(pair: ops.Communicator) -> tuple[float, float]:
     times = [_seconds(lambda: ops.all_reduce(token, pair)) for _ in range(_EXCHANGES)]
     latency = statistics.median(times)
     seconds = _sending(pair, _SMALL_BYTES)
-    # Both must decide alike.
+    # Both must decide the same.
     slowest = float(ops.all_reduce(tf.constant(seconds), pair, "max"))
     if slowest > _SMALL_SECONDS:
         return latency, _SMALL_BYTES / slowest

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint-dir",
         metavar="DIR",
-        help="where checkpoints are to be written (default: TFDIST_CHECKPOINT_DIR)",
+        help="the directory of the checkpoints (default: TFDIST_CHECKPOINT_DIR)",
     )
     parser.add_argument(
         "--timeout",

@@ -284,7 +284,7 @@ class ElasticPolicy:
         return returning
 
     def release(self, slots: Sequence[int]) -> list[int]:
-        """Lets workers leave, whose hosts are gone; returns those that are to be told so."""
+        """Removes workers whose hosts are gone; returns those that must be told."""
         leave = [slot for slot in slots if self.state(slot) is SlotState.RUNNING]
         for slot in leave:
             self._slots[slot].state = SlotState.LEAVING

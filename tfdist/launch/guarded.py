@@ -19,7 +19,8 @@ class Guard:
     """The running guard, see guard.py; started again if it is killed itself.
 
     Attributes:
-      pipe: takes the lines of guard.py. It neither blocks nor breaks, whatever the guard does.
+      pipe: takes the lines of guard.py. Writing neither blocks nor fails if the guard is slow or
+        dead.
       starts_left: how often it can be started again.
     """
 
@@ -43,7 +44,7 @@ class Guard:
         """Starts the guard again if it has ended; returns whether it has.
 
         Args:
-          groups: the process groups that are to be ended with the launcher.
+          groups: the process groups that end with the launcher.
         """
         if not self.starts_left or self._process.poll() is None:
             return False

@@ -6,7 +6,7 @@ The server reads the job when the page asks, and changes nothing. What it requir
   here ("DNS rebinding") is refused;
 - the token of the printed address, which every job has another of; the page then gets a cookie.
 
-Whoever has neither learns nothing but that something listens.
+A client that has neither learns only that a server listens.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _HEADERS = {
 
 
 class JobView:
-    """Looks at a job when somebody asks, and keeps the last look for rates.
+    """Looks at a job when a page asks, and keeps the last look for rates.
 
     Args:
       sampler: asks the tasks.

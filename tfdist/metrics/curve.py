@@ -30,7 +30,7 @@ class Curve:
         """Notes the value after a step; the curve takes some of them.
 
         Args:
-          value: float[]; it is read when somebody asks for the curve, so that nothing waits for a
+          value: float[]; it is read when the curve is asked for, so that nothing waits for a
             device.
         """
         self._noted += 1

@@ -9,7 +9,7 @@ from tfdist.errors import ClusterConfigError
 from tfdist.observe import channel
 
 
-class NobodyError(Exception):
+class NoTasksError(Exception):
     """There is no task to ask; the text says why."""
 
 
@@ -21,7 +21,7 @@ def directory(job: Path | None, chosen: Path | None) -> Path:
       chosen: the directory itself.
 
     Raises:
-      NobodyError: the job has ended, or the file is no job file.
+      NoTasksError: the job has ended, or the file is no job file.
     """
     if chosen is not None:
         return chosen
@@ -30,13 +30,13 @@ def directory(job: Path | None, chosen: Path | None) -> Path:
         job.stat()
         found = JobFile.read(job).debug_dir
     except FileNotFoundError:
-        raise NobodyError(f"{job}: no such file; has the job ended?") from None
+        raise NoTasksError(f"{job}: no such file; has the job ended?") from None
     except OSError as error:
-        raise NobodyError(f"{job}: expected a job file: {error.strerror}") from None
+        raise NoTasksError(f"{job}: expected a job file: {error.strerror}") from None
     except ClusterConfigError as error:
-        raise NobodyError(str(error)) from None
+        raise NoTasksError(str(error)) from None
     if found is None:
-        raise NobodyError(f"{job}: this job has no directory of dumps")
+        raise NoTasksError(f"{job}: this job has no directory of dumps")
     return Path(found)
 
 
@@ -44,12 +44,12 @@ def answers(where: Path, request: str, timeout: float) -> dict[str, str]:
     """Asks all tasks; returns their answers, as `channel.ask_all`.
 
     Raises:
-      NobodyError: no task listens in the directory.
+      NoTasksError: no task listens in the directory.
     """
     try:
         found = channel.ask_all(where, request, timeout)
     except OSError as error:
-        raise NobodyError(f"{where}: expected a directory of dumps: {error.strerror}") from None
+        raise NoTasksError(f"{where}: expected a directory of dumps: {error.strerror}") from None
     if not found:
-        raise NobodyError(f"{where}: no task of a running job listens here")
+        raise NoTasksError(f"{where}: no task of a running job listens here")
     return found

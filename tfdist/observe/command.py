@@ -67,7 +67,7 @@ def _dump(chosen: argparse.Namespace) -> int:
     try:
         directory = asking.directory(chosen.job, chosen.dir)
         answers = asking.answers(directory, "tfdist debug dump", chosen.timeout)
-    except asking.NobodyError as error:
+    except asking.NoTasksError as error:
         return _refused("dump", str(error))
     for name, answer in answers.items():
         print(f"{name}: {answer}")

@@ -3,7 +3,7 @@
 // In a ring the order in which the ranks' values of an element are added depends on the segment
 // that holds the element. Even segments of a bucket would make that order, and so the last bits of
 // a sum, depend on where the bucket begins and ends. Therefore the whole list is cut into stripes
-// of kStripeElements elements, and stripe i belongs to segment i mod N of whatever bucket carries
+// of kStripeElements elements, and stripe i belongs to segment i mod N of the bucket that carries
 // it. With 3 ranks:
 //
 //     list       | 0 | 1 | 2 | 3 | 4 | 5 | 6 |     stripes

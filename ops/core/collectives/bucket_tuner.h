@@ -7,7 +7,7 @@
 //
 // The time of a step is the time between two calls of Begin. The median leaves out the pauses of
 // evaluation and checkpoints, and rounds make a slow change of the machine's load hit all sizes
-// alike. A rank cannot know how long another one takes, so the ranks must exchange their medians
+// equally. A rank cannot know how long another one takes, so the ranks must exchange their medians
 // before they decide: the caller does that, and all decide by the same numbers.
 //
 // Horovod's autotuner (HOROVOD_AUTOTUNE) also times steps during the training.

@@ -38,7 +38,7 @@ struct WaitingBlock {
 // The blocks of one bucket of one step.
 class BucketGroup {
  public:
-  // What all blocks of the bucket have alike.
+  // What all blocks of the bucket have in common.
   struct Shape {
     std::shared_ptr<Communicator> communicator;
     uint64_t key = 0;    // of the bucket's collective

@@ -152,8 +152,8 @@ class AllReduceBlockKernel : public CollectiveKernel {
     OP_REQUIRES_OK(context, context->GetAttr("bucket_begins", &begins_));
     OP_REQUIRES_OK(context, context->GetAttr("first_blocks", &firsts_));
     OP_REQUIRES_OK(context, context->GetAttr("block_counts", &counts_));
-    const bool alike = begins_.size() == firsts_.size() && firsts_.size() == counts_.size();
-    OP_REQUIRES(context, alike,
+    const bool same_sizes = begins_.size() == firsts_.size() && firsts_.size() == counts_.size();
+    OP_REQUIRES(context, same_sizes,
                 absl::InvalidArgumentError("expected as many bucket_begins as first_blocks and "
                                            "block_counts"));
     for (size_t i = 0; i < firsts_.size(); ++i) {

@@ -1,4 +1,4 @@
-"""Buckets whose size is found by trying: the sums stay the same, and all ranks choose alike."""
+"""Buckets whose size is found by trying: equal sums, and one choice of all ranks."""
 
 from __future__ import annotations
 

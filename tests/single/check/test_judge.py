@@ -35,7 +35,7 @@ def found(ranks, machines=None, speeds=None, rates=None, latencies=None, clocks=
     )
 
 
-def test_alike():
+def test_equal_tasks():
     assert found(4) == found(1) == []
     # Below the thresholds.
     assert found(3, speeds=[100e9, 71e9, 100e9], rates={(0, 1): 6e8}) == []
@@ -47,7 +47,7 @@ def test_a_slow_rank():
     assert "40.0 GFLOP/s, 40% of the median (100.0); a problem below 70%" in finding.text
 
 
-def test_two_ranks_name_nobody():
+def test_two_ranks_name_no_rank():
     assert found(2, speeds=[100e9, 10e9]) == []
 
 

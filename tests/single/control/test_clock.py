@@ -91,9 +91,9 @@ def test_another_clock_is_measured(two_tasks, shift):
 
 def test_a_reference_that_does_not_answer(two_tasks, shift):
     reference, caller = two_tasks
-    nobody = Cluster(workers=("127.0.0.1:1", *reference.workers), task_index=2)
-    patient = ClockClient(nobody, SECRET, nobody.workers)
-    impatient = ClockClient(nobody, SECRET, nobody.workers, patience=0.0)
+    unreachable = Cluster(workers=("127.0.0.1:1", *reference.workers), task_index=2)
+    patient = ClockClient(unreachable, SECRET, unreachable.workers)
+    impatient = ClockClient(unreachable, SECRET, unreachable.workers, patience=0.0)
     strangers = [client_of(caller, b"another secret of it"), client_of(caller, None)]
     try:
         assert patient.measure() is None

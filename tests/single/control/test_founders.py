@@ -45,7 +45,7 @@ def test_a_founder_of_an_unknown_address_has_the_last_rank():
     assert found.found().members == (MEMBERS[0], stranger)
 
 
-def test_nobody_founds_a_job_without_the_leader():
+def test_no_process_founds_a_job_without_the_leader():
     assert not founders(2, 1, 2, 3).are_complete()
 
 

@@ -348,7 +348,7 @@ def test_a_job_that_is_ending_is_not_changed(start, tmp_path):
     assert job.finish()[0] == 143
 
 
-def test_a_job_whose_last_output_nobody_reads_has_ended(start, tmp_path):
+def test_a_job_whose_last_output_is_not_read_has_ended(start, tmp_path):
     job = start(
         """
         say("ready")
@@ -597,7 +597,7 @@ def test_clients_that_say_nothing_or_go_are_forgotten(served):
 
 
 def test_a_client_waits_while_others_wait_for_the_launcher(served):
-    # The launcher accepts nobody just now; they are as many as the kernel queues.
+    # The launcher does not accept now: the kernel queues as many as these.
     with contextlib.suppress(BlockingIOError):
         while len(served.clients) < 1000:
             served.clients.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))

@@ -45,7 +45,7 @@ def test_little_waiting_makes_no_straggler():
     assert activity(before, after).straggler is None
 
 
-def test_a_task_that_was_started_again_begins_anew():
+def test_a_task_that_was_started_again_begins_at_zero():
     before = answers(0.0, state(steps=100, traffic={"worker 1": (5000, 0)}))
     after = answers(1.0, state(steps=3, pid=8, traffic={"worker 1": (10, 0)}))
     (task,) = activity(before, after).tasks

@@ -34,7 +34,7 @@ def test_sizes_that_make_the_same_buckets_are_one():
     assert layout(900).names == ["4 MB"] and layout(900).blocks == [[0]]
 
 
-def test_the_tail_is_alone_whatever_the_size():
+def test_the_tail_is_alone_at_any_size():
     found = layout(2000, 20, 16, 10, 6)
     assert found.blocks == [[0], [1]] and found.alone == [[2, 3, 4]]
     # All of a small model.

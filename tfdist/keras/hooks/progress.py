@@ -27,7 +27,7 @@ def report_stragglers(original, self, logs=None):
 
 
 def note_loss_of_fit(callbacks: Any, logs: Any) -> None:
-    """Notes the loss of a step, if somebody may ask for it."""
+    """Notes the loss of a step, if metrics are served."""
     if process.current.serves_metrics and current.of(callbacks) is not None and logs:
         loss = logs.get("loss")
         if loss is not None:

@@ -1,7 +1,7 @@
 """StatefulSets, for an elastic job without an end: the kind that an autoscaler can set.
 
 Their pods are started again whenever they end. So the script trains on data that go on, or waits
-for new tasks, and somebody deletes the job.
+for new tasks, and the user deletes the job.
 """
 
 from __future__ import annotations

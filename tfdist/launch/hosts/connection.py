@@ -157,7 +157,7 @@ class HostConnection:
 
     @property
     def next_beat(self) -> float:
-        """When `beat` is to be called."""
+        """When the next call of `beat` is due."""
         return self._next_beat
 
     def beat(self) -> None:

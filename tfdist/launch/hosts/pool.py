@@ -191,6 +191,6 @@ class Connector:
             connection.hang_up()
         for connection in self._opened:
             connection.close()
-        # Their last words, which nobody else writes any more.
+        # Their last output, which no other code writes any more.
         while self._stream.pending:
             self._stream.flush_some()

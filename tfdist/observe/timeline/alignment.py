@@ -32,7 +32,7 @@ class Alignment:
       method: "same clock", "measured", or "wall clock" if the reference was never reached: the
         machines' own clocks of the time of day are then compared, however wrong they are.
       error: the largest error of the measured offsets in ns; `None` for wall clocks, whose error
-        nobody knows.
+        is unknown.
       at: when the offset was measured, in ns of the part's clock, ascending; at least one.
       offsets: what to add then, in ns.
     """

@@ -86,7 +86,7 @@ def _start(chosen: argparse.Namespace) -> int:
         where = asking.directory(chosen.job, chosen.dir)
         parts.make_directory(timeline)
         answers = asking.answers(where, request, chosen.timeout)
-    except asking.NobodyError as error:
+    except asking.NoTasksError as error:
         parts.remove_empty(timeline)
         return _refused("start", str(error))
     except OSError as error:
@@ -103,7 +103,7 @@ def _stop(chosen: argparse.Namespace) -> int:
     try:
         where = asking.directory(chosen.job, chosen.dir)
         answers = asking.answers(where, channel.STOP_TIMELINE, chosen.timeout)
-    except asking.NobodyError as error:
+    except asking.NoTasksError as error:
         return _refused("stop", str(error))
     for name, answer in answers.items():
         print(f"{name}: {answer}")

@@ -136,7 +136,7 @@ class Part:
     """A part that was read.
 
     Attributes:
-      header: who has written it.
+      header: the task that has written it.
       events: the fields of each record by name, in the order of their submission.
       offsets: of its clock, in the order of the time.
       lost: the number of events that are missing.

@@ -263,7 +263,7 @@ class TaskTimeline:
             self._recording = Recording(self._cluster, self._settings, timeline)
 
     def stop(self) -> Path:
-        """Ends the recording; returns the file that the parts are to be merged to.
+        """Ends the recording; returns the file that the parts will be merged to.
 
         Raises:
           OSError: the part could not be written.
