@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from baselines import own_jobs
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 2
@@ -57,25 +56,8 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict:
     """Trains every row with every seed, in two processes that start once."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "result.json")
-        task = {
-            "epochs": arguments.epochs,
-            "seeds": arguments.seeds,
-            "limit": arguments.limit,
-            "rows": arguments.rows,
-            "result": str(result),
-        }
-        command = [sys.executable, "-m", "tfdist", "run", "--workers", str(WORKERS)]
-        command += [str(Path(__file__).resolve()), "--task", json.dumps(task)]
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
-        # Outside the sources, where -m would find tfdist without its op library.
-        finished = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True
-        )
-        if finished.returncode != 0:
-            sys.exit(finished.stdout[-3000:] + finished.stderr[-3000:])
-        return json.loads(result.read_text())
+    names = ("epochs", "seeds", "limit", "rows")
+    return own_jobs.run(__file__, WORKERS, {name: getattr(arguments, name) for name in names})
 
 
 def show(report: dict) -> None:

@@ -21,15 +21,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from baselines import namespaces
+from baselines import namespaces, own_jobs
 from baselines.hosts import Job
 from baselines.local_steps import LocalSteps
 from baselines.processes import call
@@ -123,20 +120,8 @@ def main() -> None:
 
 def measure_accuracy(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Trains every row with every seed, in processes that start once."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "result.json")
-        names = ("epochs", "seeds", "limit", "data", "rows")
-        task = {name: getattr(arguments, name) for name in names} | {"result": str(result)}
-        command = [sys.executable, "-m", "tfdist", "run", "--workers", str(WORKERS)]
-        command += [str(Path(__file__).resolve()), "--task", json.dumps(task)]
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
-        # Outside the sources, where -m would find tfdist without its op library.
-        finished = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True
-        )
-        if finished.returncode != 0:
-            sys.exit(finished.stdout[-3000:] + finished.stderr[-3000:])
-        return json.loads(result.read_text())
+    names = ("epochs", "seeds", "limit", "data", "rows")
+    return own_jobs.run(__file__, WORKERS, {name: getattr(arguments, name) for name in names})
 
 
 def train_rows(task: dict[str, Any]) -> None:

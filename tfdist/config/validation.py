@@ -83,6 +83,31 @@ def address_problem(address: Any) -> str | None:
     return None
 
 
+def addresses_in(text: str, source: str, owners: str) -> list[str]:
+    """Returns the addresses of a list "host:port,host:port".
+
+    Args:
+      text: the list.
+      source: its origin in messages, such as "--targets".
+      owners: what has these addresses, such as "tasks".
+
+    Raises:
+      ClusterConfigError: it has another form, or is empty.
+    """
+    addresses = [address.strip() for address in text.split(",") if address.strip()]
+    for address in addresses:
+        problem = address_problem(address)
+        if problem:
+            raise ClusterConfigError(
+                f'{source}: expected "host:port", received {address!r}: {problem}'
+            )
+    if not addresses:
+        raise ClusterConfigError(
+            f"{source}: expected addresses of {owners}, received {text[:200]!r}"
+        )
+    return addresses
+
+
 def check_tasks(roles: Mapping[str, Sequence[Any]], source: str) -> None:
     """Raises ClusterConfigError unless the addresses of all roles form a cluster, or are empty.
 

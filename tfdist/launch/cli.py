@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist._version import __version__
 from tfdist.config.arguments import add_command
-from tfdist.kubernetes import command as kubernetes_command
-from tfdist.launch import check_command, env_command, run_command, scale_command
+from tfdist.launch import (
+    check_command,
+    env_command,
+    kubernetes_command,
+    run_command,
+    scale_command,
+)
 from tfdist.live import dashboard_command, top_command
 from tfdist.metrics import command as metrics_command
 from tfdist.observe import command as debug_command

@@ -54,17 +54,7 @@ def find(job: Path | None, targets: str | None) -> Targets:
         secret = None if file.secret is None else file.secret.encode("latin-1")
     else:
         assert targets is not None
-        listed = [address.strip() for address in targets.split(",") if address.strip()]
-        for address in listed:
-            problem = validation.address_problem(address)
-            if problem:
-                raise ClusterConfigError(
-                    f'--targets: expected "host:port,host:port", received {address!r}: {problem}'
-                )
-        if not listed:
-            raise ClusterConfigError(
-                f'--targets: expected "host:port,host:port", received {targets[:200]!r}'
-            )
+        listed = validation.addresses_in(targets, "--targets", "tasks")
         addresses = {address: address for address in listed}
         secret = Settings.from_environment().secret
     if secret is None:

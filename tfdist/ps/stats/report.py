@@ -73,20 +73,11 @@ def servers_of(text: str | None) -> list[str]:
     source = "--cluster"
     if text is None:
         source, text = "TF_CONFIG", tf_config_text() or ""
-    if text.lstrip().startswith("{"):
-        addresses = list(observer.cluster_of(text, source).ps)
-    else:
-        addresses = [address.strip() for address in text.split(",") if address.strip()]
-    for address in addresses:
-        problem = validation.address_problem(address)
-        if problem:
-            raise ClusterConfigError(
-                f'{source}: expected "host:port", received {address!r}: {problem}'
-            )
+    if not text.lstrip().startswith("{"):
+        return validation.addresses_in(text, source, "parameter servers")
+    addresses = list(observer.cluster_of(text, source).ps)
     if not addresses:
-        raise ClusterConfigError(
-            f"{source}: expected addresses of parameter servers, received {text[:200]!r}"
-        )
+        raise ClusterConfigError(f"{source}: expected ps tasks, received {text[:200]!r}")
     return addresses
 
 
