@@ -161,9 +161,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def draw(file: Path, rows: list[dict[str, Any]]) -> None:
-    groups = {
-        row["model"]: {name: 1e3 * row[name] for name in ("without", "with")} for row in rows
-    }
+    groups = {row["model"]: {name: 1e3 * row[name] for name in ("without", "with")} for row in rows}
     charts.bars(file, "A step without and with a timeline", "milliseconds (median)", groups)
 
 

@@ -72,9 +72,7 @@ class Report:
             }
             for link in self.links
         ]
-        findings = [
-            {"problem": f.is_problem, "who": f.who, "text": f.text} for f in self.findings
-        ]
+        findings = [{"problem": f.is_problem, "who": f.who, "text": f.text} for f in self.findings]
         return json.dumps(
             {"ok": self.is_fine, "workers": workers, "links": links, "findings": findings},
             indent=2,

@@ -52,6 +52,4 @@ def _tournament(count: int) -> Iterator[list[Pair]]:
 
 def _at_once(lists: Sequence[Sequence[Pair]]) -> list[list[Pair]]:
     """Returns rounds with the next pair of each list."""
-    return [
-        [pair for pair in pairs if pair is not None] for pairs in itertools.zip_longest(*lists)
-    ]
+    return [[pair for pair in pairs if pair is not None] for pairs in itertools.zip_longest(*lists)]

@@ -34,6 +34,7 @@ class Sampler:
         Args:
           events: seconds of which the tasks tell their events and the loss; 0: neither.
         """
+
         def ask(target: tuple[str, str]) -> Answer:
             return self._ask(target[0], target[1], events)
 

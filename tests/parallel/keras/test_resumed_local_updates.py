@@ -126,10 +126,14 @@ def test_another_number_of_workers():
         "0/slot/0": np.array([7, 8]),
     }
     found = [values_of_one(saved, rank, 3) for rank in range(3)]
-    assert found[0] == found[2] == {
-        "0/anchor/0": [5.0],
-        "0/dual/0": [0.0],
-        "0/feedback/0/residual": [1.0],
-        "0/slot/0": 7,
-    }
+    assert (
+        found[0]
+        == found[2]
+        == {
+            "0/anchor/0": [5.0],
+            "0/dual/0": [0.0],
+            "0/feedback/0/residual": [1.0],
+            "0/slot/0": 7,
+        }
+    )
     assert values_of_one(saved, 1, 2)["0/dual/0"] == [-1.0]

@@ -183,9 +183,7 @@ def check_fit(timeline):
 
 def overlapped(timeline, step):
     """The time in us for which buckets travel beside a step's forward and backward pass."""
-    (computes,) = (
-        p for p in timeline.inside(step, "phase") if p["name"] == "forward and backward"
-    )
+    (computes,) = (p for p in timeline.inside(step, "phase") if p["name"] == "forward and backward")
     return sum(
         max(0.0, min(end_of(c), end_of(computes)) - max(c["ts"], computes["ts"]))
         for c in timeline.slices("worker 0", "collective")

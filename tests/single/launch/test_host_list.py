@@ -83,7 +83,7 @@ def test_training_tasks_fill_the_hosts_and_the_others_go_round():
     roles = ["chief", "worker", "worker", "ps", "ps", "evaluator", "data_dispatcher"]
     roles += ["data_worker"] * 4
     hosts = [Host("a", 2), Host("b", 1), Host("c", 1)]
-    assert [host.name for host in place(roles, hosts)] == list("aab" "ab" "b" "a" "abca")
+    assert [host.name for host in place(roles, hosts)] == list("aababbaabca")
 
 
 def test_more_training_tasks_than_slots():

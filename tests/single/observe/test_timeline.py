@@ -143,8 +143,9 @@ def test_what_is_missing_is_said(tmp_path):
     (parts.directory_of(path) / "empty.part").touch()
     found = merge(path)
     assert found.tasks == 2 and found.events == 1
-    assert found.notes[0].endswith("empty.part: expected a part of a timeline, format 1, received: "
-                                   "no format 1")
+    assert found.notes[0].endswith(
+        "empty.part: expected a part of a timeline, format 1, received: no format 1"
+    )
     assert found.notes[1:] == [
         "worker 0: 7 events are missing, which came faster than they could be written",
         "worker 1 has not ended its recording, and its last line is torn; it was killed, or goes "
@@ -288,8 +289,16 @@ def test_a_task_that_was_started_again_is_a_process_of_its_own(tmp_path):
 
 def test_the_rules_of_the_format_find_mistakes():
     def event(ts, dur):
-        return {"ph": "X", "pid": 0, "tid": 0, "name": "a", "cat": "b", "args": {}, "ts": ts,
-                "dur": dur}
+        return {
+            "ph": "X",
+            "pid": 0,
+            "tid": 0,
+            "name": "a",
+            "cat": "b",
+            "args": {},
+            "ts": ts,
+            "dur": dur,
+        }
 
     names = [
         {"ph": "M", "pid": 0, "tid": 0, "name": name, "args": {"name": "a"}}
