@@ -179,9 +179,11 @@ class CutProbes(Probes):
 
     Attributes:
       cut: those addresses.
+      distant: addresses of other hosts that can be reached.
     """
 
     cut: frozenset[str] = frozenset()
+    distant: frozenset[str] = frozenset()
 
     def call(self, address: str, name: str, method: str, request: Any) -> dict[str, Any]:
         """Calls a process that can be reached."""
@@ -195,11 +197,11 @@ class CutProbes(Probes):
 
     def refused(self, address: str) -> bool:
         """Other hosts prove nothing."""
-        return address not in self.cut and super().refused(address)
+        return address not in self.cut | self.distant and super().refused(address)
 
     def is_of_this_host(self, address: str) -> bool:
         """Other hosts prove nothing."""
-        return address not in self.cut and super().is_of_this_host(address)
+        return address not in self.cut | self.distant and super().is_of_this_host(address)
 
     def accepts(self, address: str) -> bool:
         """No route to other hosts."""

@@ -1,8 +1,9 @@
 """Which other processes of an elastic job answer, and which are proven dead.
 
 Only an answer shows that a process runs: the kernel of a stopped process still accepts its
-connections. Only a refused connection, at an address of this host, proves that no process listens
-there; a broken connection and silence prove nothing.
+connections. A process is proven dead by a refused connection, at an address of this host, since no
+process listens there; or by the answer of another process at its address, if that one is on the
+same host. A broken connection and silence prove nothing.
 """
 
 from __future__ import annotations

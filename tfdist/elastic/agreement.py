@@ -205,8 +205,8 @@ class Agreement:
             if status == "elsewhere":
                 self._peers.hear(answer["reference"])
                 self._peers.check_outside()
-            elif status == "other" and self._peers.probes.is_of_this_host(leader.address):
-                self._peers.state.declare_dead(leader.process, "another process has its address")
+            elif status == "other":
+                self._peers.found_instead(leader, answer.get("process"))
             self._pass(leader)
             return None
 

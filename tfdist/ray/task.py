@@ -119,7 +119,9 @@ class TaskHandle:
         # Set with the task's start.
         self.found: Place | None = None
         self.started_at = 0.0
-        self._actor = ray.remote(TaskActor).options(max_restarts=0, **options).remote()
+        # Ray's types describe actors in part.
+        actor: Any = ray.remote(TaskActor).options(max_restarts=0, **options).remote()
+        self._actor = actor
         self.placed = self._actor.place.remote()
 
     def __str__(self) -> str:
