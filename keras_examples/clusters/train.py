@@ -69,7 +69,7 @@ def train(output: str, epochs: int, steps_per_epoch: int) -> float:
         steps_per_epoch=steps_per_epoch,
         callbacks=[keras.callbacks.BackupAndRestore(f"{output}/backup")],
         shuffle=False,  # the dataset shuffles
-        verbose=2,  # shown by rank 0
+        verbose=2,
     )
     total = sum(float(np.sum(weight, dtype=np.float64)) for weight in model.get_weights())
     if strategy.is_chief:

@@ -1,4 +1,4 @@
-"""A Slurm cluster of two nodes on this machine, for tests. Needs root, slurmd, slurmctld, munge."""
+"""A Slurm cluster whose nodes are two network namespaces. Needs root, slurmd, slurmctld, munge."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import pwd
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from tfdist.launch.ports import free_ports
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from baselines import namespaces
 
-NODES = 2
-_PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "scontrol")
+NODES = ("n1", "n2")
+_PORTS = {"control": 6817, "node": 6818}  # Slurm's own; each node has an address of its own
+_PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "scontrol", "ip", "tc")
 
 
 def missing() -> str | None:
@@ -37,24 +40,31 @@ class SlurmCluster:
     def __init__(self, folder: Path, cpus: int = 4) -> None:
         self._folder = folder
         self._daemons: list[subprocess.Popen] = []
+        self._network = namespaces.Network(len(NODES), gigabits=1)
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         host = socket.gethostname().partition(".")[0]
-        control, first, second = free_ports(1 + NODES)
+        places = list(zip(NODES, self._network.addresses, strict=True))
         lines = [
             "ClusterName=test",
-            f"SlurmctldHost={host}(127.0.0.1)",
+            f"SlurmctldHost={host}({self._network.addresses[0]})",
             *("SlurmUser=root", "SlurmdUser=root", "AuthType=auth/munge"),
             *("ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none"),
             *("SwitchType=switch/none", "MpiDefault=none", "ReturnToService=2"),
+            "SlurmdParameters=config_overrides",  # more CPUs than this machine may have
             *("SelectType=select/cons_tres", "SelectTypeParameters=CR_Core"),
-            f"SlurmctldPort={control}",
+            f"SlurmctldPort={_PORTS['control']}",
             *(f"{key}={folder}/{name}" for key, name in _FILES.items()),
-            f"NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs={cpus}",
-            f"NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs={cpus}",
+            *(
+                f"NodeName={node} NodeHostname={host} NodeAddr={address} Port={_PORTS['node']} "
+                f"CPUs={cpus}"
+                for node, address in places
+            ),
             "PartitionName=p Nodes=n[1-2] Default=YES State=UP OverSubscribe=FORCE:4",
         ]
         (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
-        for name in ("state", "spool.n1", "spool.n2"):
+        names = ["127.0.0.1 localhost", *(f"{address} {node}" for node, address in places)]
+        (folder / "hosts").write_text("\n".join(names) + "\n")
+        for name in ("state", *(f"spool.{node}" for node in NODES)):
             (folder / name).mkdir()
         try:
             self._start()
@@ -62,10 +72,17 @@ class SlurmCluster:
             self.close()
             raise
 
+    def within(self, *command: str, node: int = 0) -> list[str]:
+        """The command that runs one on a node, where the nodes' names resolve."""
+        script = f'mount --bind {self._folder}/hosts /etc/hosts && exec "$@"'
+        # `ip netns exec` would hide the control groups, which slurmd looks for.
+        enter = ["nsenter", f"--net=/run/netns/{self._network.hosts[node]}", "unshare", "--mount"]
+        return [*enter, "sh", "-c", script, "sh", *command]
+
     def __call__(self, *command: str, timeout: float = 200.0, **variables: str):
-        """Runs a command of Slurm's to its end; returns the finished process."""
+        """Runs a command on the first node to its end; returns the finished process."""
         return subprocess.run(
-            command,
+            self.within(*command),
             env={**self.environment, **variables},
             cwd=self._folder,
             capture_output=True,
@@ -74,6 +91,9 @@ class SlurmCluster:
         )
 
     def close(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self("scancel", "--user=root", timeout=10)
+            self._wait("no job", lambda: not self("squeue", "-h", timeout=10).stdout)
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in reversed(self._daemons):
@@ -82,6 +102,7 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        self._network.close()
 
     def _start(self) -> None:
         if not _munge_answers():
@@ -94,21 +115,23 @@ class SlurmCluster:
                 )
             )
             self._wait("munged", _munge_answers)
-        self._daemon("slurmctld", "-D", "-c")
-        for node in ("n1", "n2"):
-            self._daemon("slurmd", "-D", "-N", node)
+        self._daemon(0, "slurmctld", "-D", "-c")
+        for index, node in enumerate(NODES):
+            self._daemon(index, "slurmd", "-D", "-N", node)
         self._wait("two idle nodes", self._is_idle)
 
-    def _daemon(self, *command: str) -> None:
+    def _daemon(self, node: int, *command: str) -> None:
         with open(self._folder / "daemons.log", "a") as log:
             self._daemons.append(
-                subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+                subprocess.Popen(
+                    self.within(*command, node=node), env=self.environment, stdout=log, stderr=log
+                )
             )
 
     def _is_idle(self) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
             found = self("sinfo", "-h", "-N", "-o", "%T", timeout=10)
-            return found.stdout.split() == ["idle"] * NODES
+            return found.stdout.split() == ["idle"] * len(NODES)
         return False
 
     def _wait(self, what: str, is_true) -> None:
