@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import hashlib
 import json
-import os
-import secrets
 import zlib
-from pathlib import Path
 from typing import Any
 
 from tfdist.config import validation
@@ -21,36 +17,12 @@ from tfdist.control.messages import MessageError
 _MAX_TEXT = 1024 * 1024
 
 
-def new_process_id() -> str:
-    """Returns a new id for this process, which also tells its host: see `is_on_host_of`."""
-    return f"{_host()}-{secrets.token_hex(12)}"
-
-
-def is_on_host_of(process: Any, other: str) -> bool:
-    """Whether two processes have the same kernel and network namespace, by their ids.
-
-    There a port of an address has one listener at a time.
-    """
-    host, found, _ = other.partition("-")
-    return bool(found) and isinstance(process, str) and process.startswith(f"{host}-")
-
-
-def _host() -> str:
-    """Names the kernel's start and the network namespace; random where the kernel tells neither."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        namespace = os.readlink("/proc/self/ns/net")
-    except OSError:
-        return secrets.token_hex(4)
-    return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:8]
-
-
 @dataclasses.dataclass(frozen=True)
 class Member:
     """One process of an elastic job, for its life.
 
     Attributes:
-      process: its id (`new_process_id`), so that a restarted task is another member.
+      process: unique per process, so that a restarted task is another member.
       name: its task's name in messages, such as "worker 3".
       address: its control address, "host:port".
     """

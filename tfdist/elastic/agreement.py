@@ -206,7 +206,7 @@ class Agreement:
                 self._peers.hear(answer["reference"])
                 self._peers.check_outside()
             elif status == "other":
-                self._peers.found_instead(leader, answer.get("process"))
+                self._peers.found_another_at(leader)
             self._pass(leader)
             return None
 

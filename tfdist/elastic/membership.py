@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tfdist._version import __version__
@@ -21,7 +22,7 @@ from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages
 from tfdist.control.client import UnreachableError
 from tfdist.control.generations import Generations
-from tfdist.control.members import Generation, Member, new_process_id
+from tfdist.control.members import Generation, Member
 from tfdist.control.probes import Probes
 from tfdist.control.server import ControlServer
 from tfdist.elastic.agreement import Agreement
@@ -107,7 +108,7 @@ class Membership:
             raise ClusterConfigError(
                 f"{cluster.task_name}: expected a chief or worker in an elastic job"
             )
-        self.process = new_process_id()
+        self.process = uuid.uuid4().hex
         self.world: World | None = None
         start = elastic.start(cluster)
         me = Member(self.process, cluster.task_name, cluster.address or _ALONE)

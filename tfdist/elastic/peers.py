@@ -11,7 +11,7 @@ from typing import Any
 from tfdist.control import messages
 from tfdist.control.client import ANSWER_MARGIN
 from tfdist.control.generations import Generations
-from tfdist.control.members import Generation, Member, is_on_host_of
+from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
 from tfdist.control.probes import Probes
 from tfdist.errors import ClusterConfigError, TfdistError
@@ -106,19 +106,17 @@ class Peers:
         if answer is None:
             return None
         if answer.get("process") != member.process:
-            self.found_instead(member, answer.get("process"))
+            self.found_another_at(member)
             return None
         self.hear(answer["reference"])
         return answer
 
-    def found_instead(self, member: Member, process: Any) -> None:
-        """Records that another process answers at a member's address.
+    def found_another_at(self, member: Member) -> None:
+        """Records that another process of the job answers at a member's address.
 
-        Where both are on one host the member has ended, as it does not listen any more. Otherwise
-        nothing is proven: the name may be another host's by now.
+        Its task was started again, which the scheduler does after its end alone.
         """
-        if self.probes.is_of_this_host(member.address) or is_on_host_of(process, member.process):
-            self.state.declare_dead(member.process, "another process has its address")
+        self.state.declare_dead(member.process, "another process has its address")
 
     def hear(self, text: Any) -> None:
         """Learns of the established generation in an answer, if there is one."""

@@ -9,7 +9,6 @@ from control_tasks import Background
 from elastic_members import Process, check, closing, cut, formed, founded, together
 
 from tfdist.config.elastic import Elastic
-from tfdist.control import members
 from tfdist.errors import RendezvousTimeoutError
 
 pytestmark = pytest.mark.timeout(60)
@@ -120,19 +119,3 @@ def test_a_task_that_runs_again_on_another_host_proves_the_end_of_its_former_pro
         processes.append(restarted)
         worlds = together([call.result, restarted.start])
         check([survivor, restarted], worlds, newcomers=[1])
-
-
-def test_a_process_of_another_host_at_the_same_address_proves_nothing(monkeypatch):
-    with closing() as processes:
-        known = founded(processes, 2)
-        processes[0].probes.distant = frozenset({known[1]})
-        processes[1].crash()
-        monkeypatch.setattr(members, "_host", lambda: "00000000")
-        processes.append(Process(known, 1, Elastic()))
-        assert processes[2].membership.begin() is None
-        for process in (processes[0], processes[2]):
-            process.membership._peers.timeout = 4.0
-        waiting = Background(processes[2].form)
-        with pytest.raises(RendezvousTimeoutError, match="more than half of the living members"):
-            processes[0].form()
-        assert not waiting.done() or waiting.exception()
