@@ -126,7 +126,8 @@ def test_a_preempted_job_saves_and_goes_on(hosts, tmp_path):
 def test_a_host_that_is_cut_off_is_named(hosts, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SLEEP)
-    ssh = f"{hosts.ssh} -o ServerAliveInterval=3 -o ServerAliveCountMax=3"
+    ssh = hosts.ssh.replace("LogLevel=ERROR", "LogLevel=INFO")  # it tells why it ends
+    ssh += " -o ServerAliveInterval=3 -o ServerAliveCountMax=3"
     job = hosts.run("--ssh", ssh, "--hosts", listed(hosts, 0, 1, 1), script)
     wait_for(lambda: len(list(tmp_path.glob("pid *"))) == 2, job)
     hosts.network.set_link(2, "down")
