@@ -163,11 +163,10 @@ want_slurm() {
   want_package slurmctld slurmd slurm-client munge
 }
 
-# want_ray: runs jobs on a Ray cluster in tests, which are left out without it. It adds a few pure Python packages, and
-# changes none of TensorFlow's.
+# want_ray: runs jobs on a Ray cluster in tests, which are left out without it. It changes none of TensorFlow's packages.
 want_ray() {
-  "$PYTHON" -c 'import ray, sys; sys.exit(not hasattr(ray, "init"))' 2>/dev/null && return 0
-  "$PYTHON" -m pip install -q "ray>=2.40" || say "pip could not install ray"
+  "$PYTHON" -c 'import ray.train.tensorflow' 2>/dev/null && return 0
+  "$PYTHON" -m pip install -q "ray[train]>=2.40" || say "pip could not install ray"
 }
 
 # Contains MovieLens-100K. The data need none of its dependencies, such as PyTorch.

@@ -65,6 +65,10 @@ def drain(cluster, folder):
                     "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test",
                     "--deadline-remaining-seconds", "300"], check=True)
 
+def train_in_ray_train(config):
+    rank = ray.train.get_context().get_world_rank()
+    Path(config["folder"], f"rank {rank}").write_text(json.dumps(train(config)))
+
 config, keywords, wants_drain = json.loads(sys.argv[1])
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
 cluster.add_node(num_cpus=4)
@@ -72,12 +76,22 @@ ray.init(address=cluster.address)
 if wants_drain:
     threading.Thread(target=drain, args=(cluster, config["folder"]), daemon=True).start()
 try:
+    if config.get("ray train"):
+        import ray.train.tensorflow
+        trainer = ray.train.tensorflow.TensorflowTrainer(
+            train_in_ray_train,
+            train_loop_config=config,
+            scaling_config=ray.train.ScalingConfig(num_workers=2, placement_strategy="SPREAD"),
+            run_config=ray.train.RunConfig(storage_path=config["folder"]))
+        trainer.fit()
+        sys.exit()
     result = tfdist.ray.run(train, config=config, **keywords)
     print("RESULT", json.dumps([result.values, result.restarts, result.preemptions]))
 except tfdist.ray.RayJobError as error:
     print("ERROR", error)
-ray.shutdown()
-cluster.shutdown()
+finally:
+    ray.shutdown()
+    cluster.shutdown()
 """
 
 
@@ -93,6 +107,7 @@ def drive(folder: Path, config: dict, wants_drain: bool = False, **keywords) -> 
             "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
             "RAY_raylet_start_wait_time_s": "120",
             "TF_CPP_MIN_LOG_LEVEL": "3",
+            "TFDIST_SECRET": "a secret of 24 characters",
         },
         capture_output=True,
         text=True,
@@ -152,3 +167,13 @@ def test_a_drained_node_is_a_preemption(tmp_path, undisturbed) -> None:
     values, restarts, preemptions = result_of(text)
     assert (restarts, preemptions) == (0, 1)
     assert values[0]["sum"] == pytest.approx(undisturbed, rel=1e-5)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="Ray Train is missing: ray[train]"
+)
+def test_inside_of_ray_train(tmp_path, undisturbed) -> None:
+    drive(tmp_path, {"ray train": True})
+    values = [json.loads((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
+    assert [value["sum"] for value in values] == pytest.approx([undisturbed] * 2, rel=1e-5)
+    assert [value["size"] for value in values] == [2, 2]
