@@ -306,6 +306,16 @@ class Generations:
             self._arrived.expire()
             return self._missing()
 
+    def has_successor(self, member: Member) -> bool:
+        """Whether another process of a member's task, which is no member, waits here."""
+        with self._changed:
+            self._arrived.expire()
+            reference = self._reference
+            return reference is not None and any(
+                arrival.member.name == member.name and process not in reference
+                for process, arrival in self._arrived.items()
+            )
+
     def decide(
         self, given_up: Collection[str], *, asked_all: bool, admits: bool = True
     ) -> Decision:

@@ -2,8 +2,8 @@
 
 Only an answer shows that a process runs: the kernel of a stopped process still accepts its
 connections. A process is proven dead by a refused connection, at an address of this host, since no
-process listens there; or by the answer of another process of the job at its address, which its
-scheduler has started in its place. A broken connection and silence prove nothing.
+process listens there; or by another process of its task, at its address or a new one, which the
+scheduler starts after its end alone. A broken connection and silence prove nothing.
 """
 
 from __future__ import annotations

@@ -98,6 +98,10 @@ class Peers:
         if self.probes.refused(member.address):
             self.state.declare_dead(member.process, "nothing listens at its address")
             return True
+        # Ray starts a task again at another address.
+        if self.probes.silent_for(member.address) > 0 and self.state.has_successor(member):
+            self.state.declare_dead(member.process, "its task was started again")
+            return True
         return False
 
     def answer_of(self, member: Member, since: float) -> dict[str, Any] | None:

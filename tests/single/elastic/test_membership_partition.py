@@ -6,7 +6,7 @@ import time
 
 import pytest
 from control_tasks import Background
-from elastic_members import Process, check, closing, cut, formed, founded, together
+from elastic_members import Process, addresses, check, closing, cut, formed, founded, together
 
 from tfdist.config.elastic import Elastic
 from tfdist.errors import RendezvousTimeoutError
@@ -105,16 +105,19 @@ def wait_for_newcomer(leader, call):
         time.sleep(0.005)
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["same address", "another address"])
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_task_that_runs_again_on_another_host_proves_the_end_of_its_former_process(killed):
+def test_a_task_that_runs_again_proves_the_end_of_its_process_on_another_host(killed, is_elsewhere):
     with closing() as processes:
-        known = founded(processes, 2, Elastic(min_workers=2))
+        known = list(founded(processes, 2, Elastic(min_workers=2)))
         survivor = processes[1 - killed]
         survivor.probes.distant = frozenset({known[killed]})
         processes[killed].crash()
         call = Background(survivor.form)
         with pytest.raises(TimeoutError):  # longer than the grace
             call.result(timeout=2.5)
+        if is_elsewhere:
+            (known[killed],) = addresses(1)
         restarted = Process(known, killed, Elastic(min_workers=2))
         processes.append(restarted)
         worlds = together([call.result, restarted.start])
