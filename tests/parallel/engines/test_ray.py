@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from example_runs import ROOT
 from launching import PACKAGE
 
 pytestmark = [
@@ -95,12 +96,32 @@ finally:
 """
 
 
+# Runs a command beside a cluster of two nodes, which it finds by RAY_ADDRESS.
+BESIDE_A_CLUSTER = """
+import os, subprocess, sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+cluster.add_node(num_cpus=4)
+try:
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    sys.exit(subprocess.run(sys.argv[1:], env=environment).returncode)
+finally:
+    cluster.shutdown()
+"""
+
+
 def drive(folder: Path, config: dict, wants_drain: bool = False, **keywords) -> str:
     """Runs a job in a driver of its own; returns what the driver printed."""
     text = json.dumps([{"folder": str(folder), **config}, keywords, wants_drain])
-    (folder / "driver.py").write_text(DRIVER)
+    return run(folder, DRIVER, text)
+
+
+def run(folder: Path, program: str, *arguments: str) -> str:
+    """Runs a program in a process of its own; returns what it printed."""
+    (folder / "driver.py").write_text(program)
     finished = subprocess.run(
-        [sys.executable, str(folder / "driver.py"), text],
+        [sys.executable, str(folder / "driver.py"), *arguments],
         env={
             **os.environ,
             "PYTHONPATH": PACKAGE,
@@ -131,6 +152,15 @@ def undisturbed(tmp_path_factory) -> float:
     assert len({value["node"] for value in values}) == 2
     assert values[0]["sum"] == values[1]["sum"]
     return values[0]["sum"]
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_fashion_mnist(tmp_path, workers) -> None:
+    example = (sys.executable, str(ROOT / "keras_examples" / "clusters" / "ray_job.py"))
+    options = ("--workers", str(workers), "--epochs", "2", "--output", str(tmp_path))
+    text = run(tmp_path, BESIDE_A_CLUSTER, *example, *options)
+    assert f"{workers} workers have ended, the weights' sum is" in text
+    assert "restarts: 0, preemptions: 0" in text
 
 
 def test_four_workers(tmp_path, undisturbed) -> None:
