@@ -96,8 +96,8 @@ class Updater {
   StepValues Delayed(int worker, const Shard& shard, StepValues step) const;
   // Adds the shards that the updates have changed.
   void AddChanged(const std::vector<Update>& updates, TaskRecord* tasks) const;
-  // The value that the worker pulled, if gradients are corrected by it (dc-asgd); else null.
-  const Block* PulledBy(int worker, const Shard& shard) const;
+  // What the shard keeps of the worker's pull, if `compensation` uses it; else null.
+  const Block* PulledBy(int worker, const Shard& shard, Compensation compensation) const;
 
   const StoreOptions& options_;
   Store* const store_;

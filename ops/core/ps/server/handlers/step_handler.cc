@@ -88,6 +88,9 @@ Answer StepHandler::Gather(const ClientContext& client, uint64_t id, const PullR
       Shard::Seen& seen = shard->seen[client.worker];
       seen.updates = shard->updates;
       if (state_.options.compensation == Compensation::kDcAsgd) seen.block = shard->block;
+      if (state_.options.compensation == Compensation::kAdaptiveRevision) {
+        seen.block = shard->revision.sum;
+      }
     }
     if (bytes > kMaxPayloadBytes) {
       return state_.Refuse(client, id,
