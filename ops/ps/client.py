@@ -93,6 +93,8 @@ class ParameterClient:
       timeout: seconds for a connected server to answer.
       peer_memory: whether this process and servers on the same machine read large values out of
         each other's memory.
+      n_push: the number of steps from one push to the next.
+      n_fetch: the number of steps from one fetch of the parameters to the next.
     """
 
     def __init__(
@@ -103,9 +105,13 @@ class ParameterClient:
         servers: int,
         timeout: float = 600.0,
         peer_memory: bool = True,
+        n_push: int = 1,
+        n_fetch: int = 1,
     ) -> None:
         handle = library.Handle()
-        options = ClientOptions(worker, workers, process, servers, timeout, peer_memory)
+        options = ClientOptions(
+            worker, workers, process, servers, timeout, peer_memory, n_push, n_fetch
+        )
         CLIENT.create(ctypes.byref(options), ctypes.byref(handle))
         self.handle = handle.value
         self.servers = servers
@@ -535,6 +541,14 @@ class ParameterClient:
             tables=[table.table for table in tables],
             wires=_wire_dtypes(tables),
         )
+
+    def push_accumulated(self) -> None:
+        """Pushes the steps that `n_push` has held back; does not wait for the servers.
+
+        Raises:
+          tf.errors.OpError: what is pushed is invalid.
+        """
+        CLIENT.push_accumulated(self.handle)
 
     def flush(self, timeout: float) -> None:
         """Waits until the servers have answered every push; raises an error that one answered."""

@@ -226,6 +226,8 @@ class SetKernel : public PsVariablesKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const auto client = FindClient(context);
     if (client == nullptr) return done();
+    const Status pushed = client->PushAccumulated();  // before these values change
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(pushed), done);
     // The pulled values are not those of the variables any more: the next pull transfers them
     // again.
     for (int parameter : parameters()) client->TakePulled(parameter);
