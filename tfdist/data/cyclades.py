@@ -135,9 +135,7 @@ def _components(flat: np.ndarray, ends: np.ndarray, drawn: np.ndarray) -> list[l
     return list(members.values())
 
 
-def _parts(
-    drawn: np.ndarray, components: list[list[int]], workers: int
-) -> tuple[np.ndarray, ...]:
+def _parts(drawn: np.ndarray, components: list[list[int]], workers: int) -> tuple[np.ndarray, ...]:
     """Gives each component, the largest first, to the worker with the fewest updates."""
     parts: list[list[int]] = [[] for _ in range(workers)]
     for component in sorted(components, key=len, reverse=True):

@@ -24,7 +24,7 @@ from tfdist.ps.checkpoint import snapshot
 from tfdist.ps.config import PsConfig, fingerprint
 from tfdist.ps.epochs.client import EpochClient
 from tfdist.ps.epochs.metric_states import State
-from tfdist.ps.epochs.rounds import END, Key
+from tfdist.ps.epochs.rounds import TRAINING, Key
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
 
@@ -213,17 +213,29 @@ class PsWorker:
         self.flush()
         if not self.has_others:
             return
-        # A round of its own, as if a `fit` of one epoch ended: it expects all workers.
+        # A round of its own, as of a `fit` of one epoch. It is joined again if it has ended without
+        # a worker, which may not have connected yet.
         self.fits += 1
-        answer = self.epochs.join_round(Key(self.fits, 0, END), State())
+        deadline = time.monotonic() + self.config.epoch_timeout
+        while True:
+            answer = self.epochs.join_round(Key(self.fits, 0, TRAINING), State())
+            came = set() if answer is None else set(answer.ranks)
+            absent = [rank for rank in range(self.config.workers) if rank not in came]
+            if not absent:
+                return
+            if answer is None or time.monotonic() >= deadline:
+                break
+            self.closed.wait(_RETRY_PAUSE)
         missing = {} if answer is None else answer.missing
-        if answer is None or missing:
-            reasons = [f"{self.cluster.describe_rank(r)} {why}" for r, why in missing.items()]
-            raise TfdistError(
-                f"{self.cluster.task_name}: wait_for_workers: expected all workers within the "
-                f"epoch_timeout of {self.config.epoch_timeout:g} s: "
-                f"{'; '.join(reasons) or 'ps 0 does not answer'}"
-            )
+        reasons = [
+            f"{self.cluster.describe_rank(rank)} {missing.get(rank, 'has not come')}"
+            for rank in absent
+        ]
+        raise TfdistError(
+            f"{self.cluster.task_name}: wait_for_workers: expected all workers within the "
+            f"epoch_timeout of {self.config.epoch_timeout:g} s: "
+            f"{'ps 0 does not answer' if answer is None else '; '.join(reasons)}"
+        )
 
     def readings(self) -> list[Reading | None]:
         """Returns the statistics of each server; `None` for one that does not answer."""

@@ -43,8 +43,9 @@ REGISTER_OP("TfdistScatterAddTopK")
     .Attr("divisor: int >= 1")
     .SetShapeFn(ShapesOfAttribute);
 
-// `payload` contains the encodings of core/math/one_bit.h: for each of `parts` parts of the columns,
-// those of all inputs; `splits` are the lengths of the parts. `rests` are what it does not express.
+// `payload` contains the encodings of core/math/one_bit.h: for each of `parts` parts of the
+// columns, those of all inputs; `splits` are the lengths of the parts. `rests` are what it does not
+// express.
 REGISTER_OP("TfdistOneBitEncode")
     .Input("inputs: N * float")
     .Output("payload: int32")

@@ -24,8 +24,8 @@ ColumnRange PartOf(const TensorShape& shape, int64_t part, int64_t parts) {
 
 absl::Status CheckMatrix(const TensorShape& shape, int tensor) {
   if (shape.dims() == 2) return absl::OkStatus();
-  return absl::InvalidArgumentError(StrCat("tensor ", tensor, ": expected a matrix, received ",
-                                           shape.dims(), " dimensions"));
+  return absl::InvalidArgumentError(
+      StrCat("tensor ", tensor, ": expected a matrix, received ", shape.dims(), " dimensions"));
 }
 
 class OneBitEncodeKernel : public tensorflow::OpKernel {
@@ -56,8 +56,8 @@ class OneBitEncodeKernel : public tensorflow::OpKernel {
       shapes.push_back(context->input(i).shape());
       const void* const values = context->input(i).data();
       Tensor* rest = nullptr;
-      OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({i}, 2 + i, shapes.back(),
-                                                                        &rest));
+      OP_REQUIRES_OK(context,
+                     context->forward_input_or_allocate_output({i}, 2 + i, shapes.back(), &rest));
       if (rest->data() != values) std::memcpy(rest->data(), values, rest->TotalBytes());
       rests[i] = static_cast<float*>(rest->data());
     }

@@ -40,7 +40,8 @@ void TestGradients() {
     EXPECT_OK(worker.client().Flush(kPatience));
   };
   step(1, {0, 2}, {1, 2});
-  EXPECT(!worker.allocated.empty() || worker.client().stats().pulls == 1);  // the first step fetches
+  EXPECT(!worker.allocated.empty() ||
+         worker.client().stats().pulls == 1);  // the first step fetches
   EXPECT(Seen(&other, a) == Floats({0, 0}) && worker.client().stats().pushes == 0);
   step(2, {2, 1}, {10, 20});
   EXPECT(Seen(&other, a) == Floats({-3, 3}) && Seen(&other, rows) == Floats({-1, -20, -12}));

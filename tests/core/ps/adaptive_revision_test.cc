@@ -83,7 +83,8 @@ void TestDelayedStep() {
   EXPECT(one.deficit[0] == 0);
 }
 
-// The regret of f(x) = |x - 1| from x = 0 in 4,000 steps, whose gradients arrive `delay` steps late.
+// The regret of f(x) = |x - 1| from x = 0 in 4,000 steps, whose gradients arrive `delay` steps
+// late.
 double Regret(int delay, bool revises) {
   constexpr double kRate = 1, kInitial = 0.01;
   Elements<double> one({0}, kInitial);

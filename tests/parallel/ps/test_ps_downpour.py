@@ -58,16 +58,19 @@ def test_workers_update_their_own_values_between(ctx):
 
 
 def test_each_record_counts_once_though_a_worker_is_killed():
-    options = {"epochs": 2, "pauses": [(10,), (5,)], "n_push": 3, "n_fetch": 3}
+    options = {"epochs": 4, "pauses": [(12, 30), (5,)], "n_push": 3, "n_fetch": 3}
     with start_ranks(train_async, 3, kwargs=options, roles=roles(2)) as ranks:
         ranks.wait_for(1, "paused", 5, timeout=60)
-        ranks.wait_for(0, "paused", 10, timeout=60)
+        ranks.wait_for(0, "paused", 12, timeout=60)
         ranks[1].kill()  # two of its steps are not pushed
         ranks.send(0, "go on")
-        ranks.wait_for(0, "trained", timeout=60)
+        ranks.wait_for(0, "paused", 30, timeout=60)
         ranks.restart(1)
+        ranks.wait_for(1, "paused", 5, timeout=60)
+        for rank in (0, 1):
+            ranks.send(rank, "go on")
         outcomes = end(ranks, 2)
-    assert outcomes[0].result["counts"] == [2] * RECORDS
+    assert outcomes[0].result["counts"] == [4] * RECORDS
 
 
 PAIRS = [(i * 7 % 11, 11 + i * 5 % 13) for i in range(40)]
@@ -108,9 +111,11 @@ def factorize(ctx):
 def test_cyclades_equals_the_serial_order_to_the_bit():
     """Two asynchronous workers, and one that makes all updates."""
     with start_ranks(factorize, 3, roles=roles(2)) as ranks:
-        chief, worker, _ = (outcome.result for outcome in ranks.join(timeout=90))
+        both = ranks.join(timeout=90)
     with start_ranks(factorize, 2, roles=roles(1)) as ranks:
-        alone = ranks.join(timeout=60)[0].result
+        one = ranks.join(timeout=60)
+    assert not [str(outcome) for outcome in (*both, *one) if outcome.exception]
+    chief, worker, alone = both[0].result, both[1].result, one[0].result
     assert chief.tobytes() == worker.tobytes() == alone.tobytes()
 
 

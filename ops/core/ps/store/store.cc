@@ -350,9 +350,9 @@ Status Store::CheckBind(const OptimizerConfig& config, const BindRequest::Entry&
         Describe(shard->dtype, shard->elements)));
   }
   if (revises_ && config.kind != OptimizerKind::kAdagrad) {
-    return InvalidArgument(
-        StrCat("shard '", shard->name, "': adaptive revision revises the steps of Adagrad, ",
-               "received another optimizer"));
+    return InvalidArgument(StrCat("shard '", shard->name,
+                                  "': adaptive revision revises the steps of Adagrad, ",
+                                  "received another optimizer"));
   }
   const size_t expected = SlotCount(config);
   if (entry.slots.size() != expected) {

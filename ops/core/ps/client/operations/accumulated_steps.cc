@@ -24,8 +24,8 @@ void AccumulatedSteps::Add(StepContents step) {
             std::back_inserter(rest_.row_gradients));
   for (Value& value : step.values) values_[value.parameter] = std::move(value.now);
   for (const TaskCommit& commit : step.commits) {
-    const auto same = std::find_if(
-        rest_.commits.begin(), rest_.commits.end(), [&](const TaskCommit& known) {
+    const auto same =
+        std::find_if(rest_.commits.begin(), rest_.commits.end(), [&](const TaskCommit& known) {
           return known.lease == commit.lease && known.upto == commit.from;
         });
     if (same == rest_.commits.end()) {

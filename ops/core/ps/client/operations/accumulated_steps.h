@@ -6,8 +6,8 @@
 //           fetch                        fetch
 //                   push          push
 //
-// Gradients of a parameter are added up. Of its values only the last ones matter: their change since
-// the last push is sent. Not thread-safe.
+// Gradients of a parameter are added up. Of its values only the last ones matter: their change
+// since the last push is sent. Not thread-safe.
 #ifndef TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_ACCUMULATED_STEPS_H_
 #define TFDIST_OPS_CORE_PS_CLIENT_OPERATIONS_ACCUMULATED_STEPS_H_
 
@@ -60,8 +60,8 @@ class AccumulatedSteps {
   const ParameterTable* const table_;
   BlockPool* const pool_;
   int count_ = 0;
-  std::map<int, Sum> sums_;   // by parameter
-  std::map<int, Rows> rows_;  // by parameter
+  std::map<int, Sum> sums_;       // by parameter
+  std::map<int, Rows> rows_;      // by parameter
   std::map<int, Memory> values_;  // by parameter
   StepContents rest_;             // without those
 };
