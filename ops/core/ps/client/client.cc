@@ -443,6 +443,19 @@ void Client::Set(std::vector<Value> values, Done done) {
   thread_->Submit(std::make_shared<SetOperation>(&table_, values, std::move(done)));
 }
 
+void Client::Exchange(const std::vector<Value>& values, const std::vector<Memory>& moves,
+                      double alpha, Done done) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (Status s = CheckParameter(values[i].parameter, "an exchange"); !s.ok()) return done(s);
+    const ParameterSpec& spec = table_.spec(values[i].parameter);
+    if (spec.elements > 0 && (values[i].now.data == nullptr || moves[i].data == nullptr)) {
+      return done(InvalidArgument(StrCat("parameter '", spec.name, "' cannot exchange no value")));
+    }
+  }
+  thread_->Submit(std::make_shared<ExchangeOperation>(&table_, values, moves, alpha, &exchanges_,
+                                                      std::move(done)));
+}
+
 void Client::Reduce(uint64_t key, std::vector<Tensor> tensors, Done done) {
   for (const Tensor& tensor : tensors) {
     if (tensor.dtype < DType::kFloat16 || tensor.dtype > DType::kInt64) {

@@ -25,6 +25,7 @@
 #include "core/ps/client/operations/accumulated_steps.h"
 #include "core/ps/client/operations/control_operations.h"
 #include "core/ps/client/operations/elastic_operations.h"
+#include "core/ps/client/operations/exchange_operation.h"
 #include "core/ps/client/operations/parameter_table.h"
 #include "core/ps/client/operations/push_operation.h"
 #include "core/ps/client/operations/row_transfer.h"
@@ -164,6 +165,12 @@ class Client {
   // Replaces values outside of a step. The next pull fetches them. Done when the servers have them.
   void Set(std::vector<Value> values, Done done);
 
+  // Elastic averaging: the servers' values c become c + alpha (x - c), with x in `values`; `moves`,
+  // memory of the same sizes, receives alpha (x - c). Exchanges are carried out one after the
+  // other.
+  void Exchange(const std::vector<Value>& values, const std::vector<Memory>& moves, double alpha,
+                Done done);
+
   // Adds up tensors over all active workers of a synchronous job, in place.
   void Reduce(uint64_t key, std::vector<Tensor> tensors, Done done);
 
@@ -196,6 +203,7 @@ class Client {
   std::atomic<uint64_t> pushes_{0};
   ReduceCounts reduce_counts_;          // of the client's thread
   std::vector<uint64_t> edits_;         // by server, those sent; of the client's thread
+  uint64_t exchanges_ = 0;              // of the client's thread
   std::vector<std::mutex> connecting_;  // by server
 
   mutable std::mutex mutex_;

@@ -127,6 +127,30 @@ class Optimizing {
   const Block* const pulled_sum_;
 };
 
+template <typename T>
+void ScaleDifference(double factor, void* values, const void* others, size_t count) {
+  const auto scale = static_cast<T>(factor);
+  auto* x = static_cast<T*>(values);
+  const auto* c = static_cast<const T*>(others);
+  for (size_t i = 0; i < count; ++i) x[i] = scale * (x[i] - c[i]);
+}
+
+// x = factor (x - c). 16-bit floats are computed in float32 and rounded.
+void ScaleDifference(DType dtype, double factor, char* x, const char* c, size_t count) {
+  if (dtype == DType::kFloat32) return ScaleDifference<float>(factor, x, c, count);
+  if (dtype == DType::kFloat64) return ScaleDifference<double>(factor, x, c, count);
+  constexpr size_t kSome = 256;
+  float wide_x[kSome], wide_c[kSome];
+  const size_t bytes = ByteSize(dtype);
+  for (size_t first = 0; first < count; first += kSome) {
+    const size_t some = std::min(kSome, count - first);
+    CastToFloat32(dtype, x + first * bytes, wide_x, some);
+    CastToFloat32(dtype, c + first * bytes, wide_c, some);
+    ScaleDifference<float>(factor, wide_x, wide_c, some);
+    CastFromFloat32(dtype, wide_x, x + first * bytes, some);
+  }
+}
+
 // Rows of a table as float32, from the dtype in which they were sent.
 BlockPtr Widened(BlockPtr values, DType wire, BlockPool* pool) {
   if (wire == DType::kFloat32) return values;
@@ -388,6 +412,17 @@ void Updater::AddDelta(Shard* shard, const BlockPtr& delta) {
   NextValue next(shard, options_.hogwild, /*copy=*/false, pool_);
   const Run run = next.run();
   Add(shard->dtype, run.out, run.in, delta->data(), shard->elements);
+  next.Finish();
+}
+
+void Updater::Attract(Shard* shard, double alpha, const BlockPtr& values, bool moves) {
+  std::unique_lock<std::mutex> lock(shard->mutex, std::defer_lock);
+  if (!options_.hogwild) lock.lock();
+  ScaleDifference(shard->dtype, alpha, values->data(), shard->block->data(), shard->elements);
+  if (!moves) return;
+  NextValue next(shard, options_.hogwild, /*copy=*/false, pool_);
+  const Run run = next.run();
+  Add(shard->dtype, run.out, run.in, values->data(), shard->elements);
   next.Finish();
 }
 

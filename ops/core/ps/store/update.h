@@ -85,6 +85,9 @@ class Updater {
   void ApplyRows(int worker, const Update& update);
   void AddDelta(Shard* shard, const BlockPtr& delta);
   void Assign(Shard* shard, BlockPtr value);
+  // Elastic averaging: replaces a worker's values x by alpha (x - c), with c the shard's value, and
+  // adds that to c if the shard `moves`.
+  void Attract(Shard* shard, double alpha, const BlockPtr& values, bool moves);
 
   // The whole value of a shard, for the redo log.
   ChangedShard Changed(Shard* shard) const;
