@@ -30,6 +30,7 @@ ROWS = {
     "topk, ratio 0.1": ("TopK", {"ratio": 0.1}),
     "topk, ratio 0.01": ("TopK", {"ratio": 0.01}),
     "topk, ratio 0.001": ("TopK", {"ratio": 0.001}),
+    "onebit": ("OneBit", {}),
     "powersgd, rank 4": ("PowerSGD", {"rank": 4}),
     "powersgd, rank 1": ("PowerSGD", {"rank": 1}),
 }

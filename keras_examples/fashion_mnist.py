@@ -35,7 +35,7 @@ EVALUATION_BATCH = 500
 def parse_arguments() -> argparse.Namespace:
     parser = training_parser(__doc__, epochs=3, batch_size=128, together="in all workers")
     parser.add_argument("--steps-per-epoch", type=positive, help="default: all images once")
-    parser.add_argument("--compression", help="fp16, bf16, topk or powersgd; default: none")
+    parser.add_argument("--compression", help="fp16, bf16, topk, onebit or powersgd; default: none")
     return parser.parse_args()
 
 

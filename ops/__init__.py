@@ -9,6 +9,8 @@ from tfdist.ops.collectives.communicator import CommunicationStats, Communicator
 from tfdist.ops.collectives.compressed import (
     cast16_all_reduce,
     multiply_transposed,
+    one_bit_encode,
+    one_bit_sum,
     orthonormalize,
     scatter_add_top_k,
     top_k,
@@ -76,6 +78,8 @@ __all__ = [
     "join",
     "local_reduce",
     "multiply_transposed",
+    "one_bit_encode",
+    "one_bit_sum",
     "orthonormalize",
     "prefetch_rows",
     "prefetched",

@@ -25,9 +25,9 @@ class CommunicationOptions(collective_util.Options):
       timeout_seconds: seconds after which a collective fails; `None` means 600, 0 means never.
       implementation: a `tf.distribute.experimental.CommunicationImplementation` or its name. "AUTO"
         and "RING" mean tfdist's collectives, "NCCL" TensorFlow's own.
-      compression: how gradients are compressed: "fp16", "bf16", "topk", "powersgd", or a method of
-        `tfdist.compression`. `None` means no compression; in the options of a single call `None`
-        means the strategy's compression, and "none" means no compression.
+      compression: how gradients are compressed: "fp16", "bf16", "topk", "onebit", "powersgd", or a
+        method of `tfdist.compression`. `None` means no compression; in the options of a single call
+        `None` means the strategy's compression, and "none" means no compression.
       clip: the gradients that an optimizer of Keras 3 with `clipnorm`, `global_clipnorm` or
         `clipvalue` clips: "sum", the sum over all replicas, as one process with the whole batch
         does; or "replica", each replica's gradients before they are summed, as Keras does by

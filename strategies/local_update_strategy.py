@@ -21,7 +21,8 @@ from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
 from tfdist.job.start import start
-from tfdist.rules import ModelAveraging, Rule, StreamingDiLoCo
+from tfdist.rules import EASGD, ModelAveraging, Rule, StreamingDiLoCo
+from tfdist.strategies._local_updates.centre import Centre
 from tfdist.strategies._local_updates.group import without_strategy
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
 from tfdist.strategies._local_updates.saved_state import LocalState
@@ -43,7 +44,8 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
     their variables by a rule, and go on from the same ones.
 
     For `fit` of Keras 3 and tf_keras, and custom loops with their optimizers. Every worker has one
-    device.
+    device. With `rules.EASGD(alpha, asynchronous=True)` each worker ends its rounds by itself, and
+    combines its variables with a centre on the `ps` tasks.
 
     Args:
       sync_every: the steps from one synchronization to the next, at least 1.
@@ -64,8 +66,8 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
     Raises:
       ValueError: an argument has an invalid value.
       TypeError: `rule` is none of `tfdist.rules`.
-      tfdist.errors.ClusterConfigError: an invalid cluster, an elastic job, `ps` tasks, or a worker
-        with several devices.
+      tfdist.errors.ClusterConfigError: an invalid cluster, an elastic job, a worker with several
+        devices, `ps` tasks without an asynchronous rule, or none with one.
       Exception: as `MultiWorkerMirroredStrategy`.
 
     Example:
@@ -94,9 +96,14 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         rule = ModelAveraging() if rule is None else rule
         _check_arguments(sync_every, rule, warmup_steps, slots)
         method = method_of(compression)
+        if rule.asynchronous and not isinstance(method, NoCompression | None):
+            raise ValueError(
+                "LocalUpdateStrategy: expected compression=None with an asynchronous rule, "
+                f"received {compression!r}: there are no pseudo-gradients"
+            )
         cluster = None if cluster_resolver is None else Cluster.from_resolver(cluster_resolver)
         cluster = start(cluster, None, keras.apply_repairs)
-        _check_cluster(cluster)
+        _check_cluster(cluster, rule)
         options = CommunicationOptions.of(communication_options)
         _check_options(options)
         extended = LocalUpdateExtended(self, cluster, cluster_resolver, options)
@@ -117,6 +124,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
             slots,
             options.timeout_seconds,
             None if isinstance(method, NoCompression) else method,
+            _centre(cluster, rule),
         )
         distribute_lib.Strategy.__init__(self, extended)
 
@@ -223,6 +231,8 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
                 return value.values[0].read_value()
         if self.communicator is None or not is_end_of_data_check(reduce_op, value):
             return super()._reduce_to(reduce_op, value, destinations, options)
+        if self.local_updates.is_asynchronous:  # each worker ends its epoch by itself
+            return value
         return self._has_more_data(value, destinations, options)
 
     def _has_more_data(self, value: tf.Tensor, destinations: Any, options: Any) -> tf.Tensor:
@@ -300,6 +310,10 @@ def _check_arguments(sync_every: Any, rule: Any, warmup_steps: Any, slots: Any) 
         raise TypeError(
             f"LocalUpdateStrategy: expected rule to be one of tfdist.rules, received {rule!r}"
         )
+    if rule.asynchronous:
+        # A worker exchanges its variables alone.
+        check("slots", slots, "'keep' with an asynchronous rule", slots == "keep")
+        check("warmup_steps", warmup_steps, "0 with an asynchronous rule", warmup_steps == 0)
     if isinstance(rule, StreamingDiLoCo):
         rule.check_round(sync_every)
         # A step has no end of a round, in which all variables are those of one time.
@@ -321,8 +335,20 @@ def _check_options(options: CommunicationOptions) -> None:
         )
 
 
-def _check_cluster(cluster: Cluster) -> None:
-    if cluster.ps:
+def _centre(cluster: Cluster, rule: Rule) -> Centre | None:
+    """The centre of a rule that has one on the servers; an evaluator does not train."""
+    if not isinstance(rule, EASGD) or not rule.asynchronous or cluster.rank is None:
+        return None
+    return Centre(cluster, rule.alpha)
+
+
+def _check_cluster(cluster: Cluster, rule: Rule) -> None:
+    if rule.asynchronous and not (cluster.ps or cluster.is_local):
+        raise ClusterConfigError(
+            "LocalUpdateStrategy: expected ps tasks for the centre of an asynchronous rule, "
+            f"received {cluster.as_dict()}: start the job with some (tfdist run --ps 1)"
+        )
+    if cluster.ps and not rule.asynchronous:
         raise ClusterConfigError(
             "LocalUpdateStrategy: expected no ps tasks in the cluster, received "
             f"{len(cluster.ps)}: workers have their own copies of all variables"

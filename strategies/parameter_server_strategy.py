@@ -60,9 +60,14 @@ class ParameterServerStrategy(StrategyBase):
         slower workers are dropped and counted (Chen et al. 2016). `None` means all.
       compensation: delay compensation in "async" and "ssp": "dc-asgd" corrects gradients to first
         order (Zheng et al. 2017), "adadelay" lowers the learning rate by the delay (Sra et al.
-        2016).
+        2016), "adaptive-revision" revises Adagrad's steps when later gradients show that its
+        learning rate was too large (McMahan and Streeter 2014; only for Adagrad on the servers).
       compensation_lambda: the strength of "dc-asgd".
       hogwild: servers update without locks (Niu et al. 2011).
+      n_push: with "async", a worker pushes after every `n_push` steps: the sum of their gradients,
+        or the change that its optimizer made (Downpour SGD, Dean et al. 2012).
+      n_fetch: with "async", a worker fetches the variables before every `n_fetch`-th step, a
+        multiple of `n_push`.
       ps_optimizer: where optimizers run: "server", "worker", or "auto", which is the server for
         optimizers that it supports.
       max_shard_bytes: larger variables are split by rows over the servers.
@@ -119,6 +124,8 @@ class ParameterServerStrategy(StrategyBase):
         compensation: str | None = None,
         compensation_lambda: float = 0.04,
         hogwild: bool = False,
+        n_push: int = 1,
+        n_fetch: int = 1,
         ps_optimizer: str = "auto",
         max_shard_bytes: int = 32 * 2**20,
         worker_timeout: float = 60.0,
@@ -153,6 +160,8 @@ class ParameterServerStrategy(StrategyBase):
             compensation=compensation,
             compensation_lambda=compensation_lambda,
             hogwild=hogwild,
+            n_push=n_push,
+            n_fetch=n_fetch,
             worker_timeout=worker_timeout,
             epoch_timeout=epoch_timeout,
             checkpoint_dir=checkpoint_dir,
@@ -175,6 +184,28 @@ class ParameterServerStrategy(StrategyBase):
     def is_chief(self) -> bool:
         """Whether this worker writes checkpoints and summaries: rank 0."""
         return self.extended.should_checkpoint
+
+    def wait_for_workers(self) -> None:
+        """Waits until all workers have called this, and the servers have applied all their pushes.
+
+        All workers must call it equally often, not within `fit`. It waits for `epoch_timeout`.
+
+        Raises:
+          TfdistError: a worker has not come, or is gone; names it.
+          tf.errors.OpError: a server answered with an error.
+
+        Example:
+
+        ```python
+        for part in tfdist.data.cyclades(ids, batch=256, workers=tfdist.size(), seed=1):
+            for update in part.parts[tfdist.rank()]:
+                strategy.run(step, args=(ids[update],))
+            strategy.wait_for_workers()
+        ```
+        """
+        worker = process.current.ps_worker
+        assert worker is not None  # the constructor has attached it
+        worker.wait_for_workers()
 
     def communication_stats(self) -> ops.ParameterClientStats:
         """Counters of this worker's pulls and pushes so far."""

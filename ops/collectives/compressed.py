@@ -1,4 +1,4 @@
-"""Ops for gradient compression: an all-reduce in 16 bits, top-k, and low-rank factors."""
+"""Ops for gradient compression: an all-reduce in 16 bits, top-k, one bit, low-rank factors."""
 
 from collections.abc import Sequence
 
@@ -89,6 +89,54 @@ def scatter_add_top_k(
     """
     return library.graph_ops().tfdist_scatter_add_top_k(
         gathered=gathered, shapes=list(shapes), kept=list(kept), divisor=divisor, N=len(shapes)
+    )
+
+
+def one_bit_encode(
+    matrices: Sequence[tf.Tensor], parts: int
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """Encodes matrices with one bit per value and two levels per column.
+
+    The levels of a column are the mean of its negative values and the mean of the others. Seide et
+    al., "1-bit stochastic gradient descent", 2014.
+
+    Args:
+      matrices: float32 `[rows, columns]`.
+      parts: into which the columns of each matrix are divided, as evenly as possible; the first
+        parts are larger.
+
+    Returns:
+      An int32 vector for `one_bit_sum`, ordered by parts; the int64 lengths of its parts; and the
+      values minus the encoded ones, of the shapes of `matrices`.
+
+    Raises:
+      tf.errors.InvalidArgumentError: a tensor is not a matrix.
+    """
+    payload, splits, rests = library.graph_ops().tfdist_one_bit_encode(
+        inputs=list(matrices), parts=parts
+    )
+    return payload, splits, list(rests)
+
+
+def one_bit_sum(
+    received: tf.Tensor, shapes: Sequence[Sequence[int]], parts: int, payloads: int
+) -> list[tf.Tensor]:
+    """Decodes payloads of `one_bit_encode` and sums them.
+
+    Args:
+      received: the int32 vectors, concatenated; added in this order.
+      shapes: `[rows, columns]` of the matrices.
+      parts: as for `one_bit_encode`.
+      payloads: the number of vectors.
+
+    Returns:
+      float32 tensors of these shapes.
+
+    Raises:
+      tf.errors.InvalidArgumentError: `received` does not fit the shapes.
+    """
+    return library.graph_ops().tfdist_one_bit_sum(
+        received=received, shapes=list(shapes), parts=parts, payloads=payloads, N=len(shapes)
     )
 
 

@@ -93,6 +93,8 @@ class ParameterClient:
       timeout: seconds for a connected server to answer.
       peer_memory: whether this process and servers on the same machine read large values out of
         each other's memory.
+      n_push: the number of steps from one push to the next.
+      n_fetch: the number of steps from one fetch of the parameters to the next.
     """
 
     def __init__(
@@ -103,9 +105,13 @@ class ParameterClient:
         servers: int,
         timeout: float = 600.0,
         peer_memory: bool = True,
+        n_push: int = 1,
+        n_fetch: int = 1,
     ) -> None:
         handle = library.Handle()
-        options = ClientOptions(worker, workers, process, servers, timeout, peer_memory)
+        options = ClientOptions(
+            worker, workers, process, servers, timeout, peer_memory, n_push, n_fetch
+        )
         CLIENT.create(ctypes.byref(options), ctypes.byref(handle))
         self.handle = handle.value
         self.servers = servers
@@ -359,6 +365,33 @@ class ParameterClient:
             of_rows=of_rows,
         )
 
+    def exchange(
+        self, parameters: Sequence[int], values: Sequence[tf.Tensor], alpha: float
+    ) -> list[tf.Tensor]:
+        """Lets parameters on the servers and a worker's values for them attract each other.
+
+        A server adds `alpha * (value - parameter)` to each parameter, under its lock: elastic
+        averaging (Zhang, Choromanska and LeCun 2015).
+
+        Args:
+          parameters: ids of floating-point parameters.
+          values: of the parameters' shapes and dtypes.
+          alpha: above 0 and at most 1.
+
+        Returns:
+          What has been added to each parameter; the worker subtracts it from its value.
+
+        Raises:
+          tf.errors.InvalidArgumentError: `alpha` or a shape is wrong.
+          tf.errors.OpError: a server refused or did not answer.
+        """
+        return library.graph_ops().tfdist_ps_exchange(
+            values=values,
+            alpha=tf.constant(alpha, tf.float64),
+            client=self.handle,
+            parameters=list(parameters),
+        )
+
     def reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums tensors over the workers of a synchronous job."""
         key = collective_keys.next_key(("workers of a client", self.handle))
@@ -535,6 +568,14 @@ class ParameterClient:
             tables=[table.table for table in tables],
             wires=_wire_dtypes(tables),
         )
+
+    def push_accumulated(self) -> None:
+        """Pushes the steps that `n_push` has held back; does not wait for the servers.
+
+        Raises:
+          tf.errors.OpError: what is pushed is invalid.
+        """
+        CLIENT.push_accumulated(self.handle)
 
     def flush(self, timeout: float) -> None:
         """Waits until the servers have answered every push; raises an error that one answered."""

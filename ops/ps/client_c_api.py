@@ -21,6 +21,8 @@ class ClientOptions(ctypes.Structure):
         ("servers", ctypes.c_int),
         ("timeout_seconds", ctypes.c_double),
         ("lend", ctypes.c_bool),
+        ("n_push", ctypes.c_int),
+        ("n_fetch", ctypes.c_int),
     ]
 
 
@@ -112,6 +114,7 @@ CLIENT = library.CFunctions(
             ctypes.POINTER(ctypes.c_bool),
         ],
         "repeat_commit": [Handle, ctypes.POINTER(ctypes.c_bool)],
+        "push_accumulated": [Handle],
         "flush": [Handle, ctypes.c_double],
         "leave": [Handle, ctypes.c_double],
     },

@@ -25,7 +25,7 @@ from tfdist.ops.ps.snapshot import (
 )
 
 _MODES = {"async": 1, "sync": 2, "ssp": 3}
-_COMPENSATIONS = {None: 0, "dc-asgd": 1, "adadelay": 2}
+_COMPENSATIONS = {None: 0, "dc-asgd": 1, "adadelay": 2, "adaptive-revision": 3}
 _EVENTS = {1: "came", 2: "left", 3: "lost", 4: "log"}
 _TRACE_KINDS = {1: "pull", 2: "push", 3: "drop", 4: "close", 5: "undo"}
 _TEXT_BYTES = 1024

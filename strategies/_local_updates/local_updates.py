@@ -18,6 +18,8 @@ from tfdist.compression import Compression
 from tfdist.compression.states import GradientState
 from tfdist.rules import Rule, StreamingDiLoCo
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
+from tfdist.strategies._local_updates.asynchronous import AsynchronousGroup, AsynchronousRound
+from tfdist.strategies._local_updates.centre import Centre
 from tfdist.strategies._local_updates.fragmented_group import FragmentedGroup
 from tfdist.strategies._local_updates.group import (
     Group,
@@ -67,6 +69,7 @@ class LocalUpdates:
       slots: what becomes of optimizers' own variables: "keep", "average" or "reset".
       timeout: of collectives, in seconds.
       compression: of pseudo-gradients; `None` sends them as they are.
+      centre: of an asynchronous rule; `None` for the others.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class LocalUpdates:
         slots: str,
         timeout: float | None,
         compression: Compression | None,
+        centre: Centre | None = None,
     ) -> None:
         self.workers = workers
         self.sync_every = sync_every
@@ -87,6 +91,7 @@ class LocalUpdates:
         self._warmup_steps = warmup_steps
         self._slots = slots
         self._timeout = timeout
+        self._centre = centre
         self._compressor = None if compression is None else compression.compressor()
         # Both live as long as the optimizers.
         self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], AnyGroup]]
@@ -104,6 +109,11 @@ class LocalUpdates:
     def is_in_step(self) -> bool:
         """Whether this thread traces a step, or runs it eagerly."""
         return self._thread.step is not None
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether each worker ends its rounds by itself."""
+        return self._centre is not None
 
     @property
     def has_trained(self) -> bool:
@@ -270,6 +280,8 @@ class LocalUpdates:
         for running in group.rounds:
             self._restore_round(running)
         without_strategy(lambda: _assign(group.saved(), values))
+        if isinstance(group, AsynchronousGroup):
+            group.publish()
 
     def _restored_of(self, group: AnyGroup) -> dict[str, Any]:
         first = group.variables[0]
@@ -291,8 +303,10 @@ class LocalUpdates:
                     "LocalUpdateStrategy: expected an optimizer without use_ema, received "
                     f"{optimizer.name!r}: each worker would have moving averages of its own"
                 )
-            groups[key] = self._new_group(optimizer, variables)
-            self._restore_group(groups[key])
+            group = groups[key] = self._new_group(optimizer, variables)
+            self._restore_group(group)
+            if isinstance(group, AsynchronousGroup):
+                group.join()
         return groups[key]
 
     def _round(self, groups: list[AnyGroup]) -> Round:
@@ -308,6 +322,8 @@ class LocalUpdates:
         rule = self._rule
         if isinstance(rule, StreamingDiLoCo):
             return FragmentedGroup(optimizer, variables, rule, self.workers, rule.fragments)
+        if self._centre is not None:
+            return AsynchronousGroup(optimizer, variables, rule, self.workers, self._centre)
         return Group(optimizer, variables, rule, self.workers, self._slots)
 
     def _new_round(self, groups: list[AnyGroup]) -> Round:
@@ -324,6 +340,8 @@ class LocalUpdates:
         rule = self._rule
         if isinstance(rule, StreamingDiLoCo):
             return StreamingRound(rule.fragments, rule.delay, *arguments)
+        if self._centre is not None:
+            return AsynchronousRound(*arguments)
         return Round(*arguments)
 
     def _averaged(self) -> list[tf.Variable]:

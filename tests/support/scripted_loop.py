@@ -16,14 +16,20 @@ class ScriptedLoop:
 
     Args:
       gradient: of each step of this worker.
+      optimizer: makes the optimizer; by default SGD.
       **options: of the strategy.
     """
 
-    def __init__(self, gradient: float, **options) -> None:
+    def __init__(
+        self,
+        gradient: float,
+        optimizer: Callable = lambda: keras.optimizers.SGD(1.0),
+        **options,
+    ) -> None:
         self.strategy = tfdist.ParameterServerStrategy(**options)
         with self.strategy.scope():
             self._weight = tf.Variable(0.0, dtype=tf.float64, name="weight")
-            self._optimizer = keras.optimizers.SGD(1.0)
+            self._optimizer = optimizer()
             self._optimizer.build([self._weight])
         self._gradient = tf.constant(gradient, tf.float64)
         self._steps = 0

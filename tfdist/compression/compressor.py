@@ -48,6 +48,12 @@ class Exchange:
         """Every rank's tensor, in rank order."""
         return ops.all_gather(tensor, self.communicator, label=self.label, timeout=self.timeout)
 
+    def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The parts of all ranks' tensors for this rank, in rank order, and their lengths."""
+        return ops.all_to_all(
+            tensor, self.communicator, splits, label=self.label, timeout=self.timeout
+        )
+
     @property
     def divisor(self) -> int:
         """The divisor of a sum."""

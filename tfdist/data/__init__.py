@@ -8,6 +8,7 @@
 | `stream.py` | which records are read, and which of them are trained |
 | `feed.py` | this worker's part in the queues: takes tasks, commits, renews leases |
 | `checkpoints.py` | the queues' state in a checkpoint |
+| `cyclades.py` | rounds of sparse updates without conflicts |
 | `service.py`, `server.py` | `distribute`: pipelines on data workers |
 | `position.py`, `openings.py`, `order.py`, `iterators.py` | exact resume of other data |
 
@@ -23,14 +24,17 @@ from typing import Any
 
 from tfdist.data import feed as _feeds
 from tfdist.data.checkpoints import TaskState
+from tfdist.data.cyclades import Round, cyclades
 from tfdist.data.pipeline import feed_of as _feed_of
 from tfdist.data.pipeline import tracked
 from tfdist.data.service import distribute
 from tfdist.data.sources import from_arrays, from_files, from_ranges
 
 __all__ = [
+    "Round",
     "TaskState",
     "commit",
+    "cyclades",
     "distribute",
     "from_arrays",
     "from_files",

@@ -245,6 +245,8 @@ class Feed:
                 positions = stream.positions()
                 held |= positions
                 pushed |= dict.fromkeys(positions, 0) if stream.is_pushed else {}
+            if old and not failed:
+                self._feeds.push_rest()  # before their tasks are given back
             refused = self._feeds.take_refused(held)
             released = [lease for stream in old for lease in stream.positions()]
             due = self._reported_at + self.spec.lease / _RENEWALS
@@ -301,8 +303,10 @@ class Feeds:
         self._feeds: dict[str, Feed] = {}
         self._client: TaskClient | None = None
         self._control: ControlClient | None = None
-        # Waits until the steps that are done have reached the servers.
+        # Waits until the pushes of steps have reached the servers.
         self.flush: Callable[[], None] = lambda: None
+        # Pushes the steps that the parameter servers' `n_push` has held back.
+        self.push_rest: Callable[[], None] = lambda: None
         # With parameter servers: what tells their pushes which records they commit.
         self.pushes: ops.ParameterClient | None = None
         self._refused: set[int] = set()  # leases of batches that the servers have refused
@@ -448,7 +452,7 @@ class Feeds:
             self.is_on_servers = on_servers
             if on_servers:
                 worker: Any = current.ps_worker
-                self.flush = worker.flush
+                self.flush, self.push_rest = worker.wait_for_pushes, worker.flush
                 self.can_wait = worker.config.mode == "async"
                 self.pushes = worker.client
                 master, address = f"ps 0 at {cluster.ps[0]}", cluster.ps[0]

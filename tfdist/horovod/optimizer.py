@@ -102,8 +102,8 @@ def DistributedOptimizer(  # noqa: N802, a class to its users
         rank's batch.
       backward_passes_per_step: the number of calls per step.
       average_aggregated_gradients: average the gradients of these calls instead of adding them.
-      compression: how gradients travel: "fp16", "bf16", "topk", "powersgd", a method of
-        `tfdist.compression` or one of `tfdist.Compression`; `None` means uncompressed.
+      compression: how gradients travel: "fp16", "bf16", "topk", "onebit", "powersgd", a
+        method of `tfdist.compression` or one of `tfdist.Compression`; `None` means uncompressed.
       name: the optimizer's new name.
       scale_local_gradients: divide gradients of local variables by the number of ranks, as those
         that are averaged.

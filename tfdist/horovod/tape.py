@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compression import Compression, Compressor, PowerSGD, TopK, method_of
+from tfdist.compression import Compression, Compressor, OneBit, PowerSGD, TopK, method_of
 from tfdist.horovod.reduction import Reduction
 
 
@@ -51,7 +51,7 @@ class DistributedGradientTape:
         api_name = "tfdist.DistributedGradientTape"
         if not isinstance(compression, Compressor):
             compression = method_of(compression)
-            if isinstance(compression, TopK | PowerSGD):
+            if isinstance(compression, TopK | OneBit | PowerSGD):
                 raise ValueError(
                     f"{api_name}: expected something that outlives the tape, such as "
                     f"tfdist.compression.compressor({compression}), received {compression}, which "

@@ -12,7 +12,7 @@ from tfdist.control import messages
 from tfdist.errors import ClusterConfigError
 
 MODES = ("async", "sync", "ssp")
-COMPENSATIONS = ("dc-asgd", "adadelay")
+COMPENSATIONS = ("dc-asgd", "adadelay", "adaptive-revision")
 CLIPS = ("sum", "replica")
 DURABILITIES = ("warn", "refuse")
 _MAX_STALENESS = 2**31 - 1
@@ -28,9 +28,11 @@ class PsConfig:
       mode: "async", "sync" or "ssp".
       staleness: with "ssp", the maximum number of steps that a worker may lead the slowest by.
       num_aggregate: with "sync", the number of workers' gradients in a step.
-      compensation: `None`, "dc-asgd" or "adadelay", with "async" or "ssp".
+      compensation: `None`, "dc-asgd", "adadelay" or "adaptive-revision", with "async" or "ssp".
       compensation_lambda: the strength of "dc-asgd".
       hogwild: update without locks, in place.
+      n_push: with "async", the number of steps from one push of a worker to the next.
+      n_fetch: with "async", the number of steps from one fetch to the next; a multiple of `n_push`.
       worker_timeout: seconds that workers wait for a worker that has become silent.
       start_timeout: the same, for a worker that has never connected.
       epoch_timeout: seconds that workers wait for each other at the end of an epoch; 0: not at all.
@@ -52,6 +54,8 @@ class PsConfig:
     compensation: str | None = None
     compensation_lambda: float = 0.04
     hogwild: bool = False
+    n_push: int = 1
+    n_fetch: int = 1
     worker_timeout: float = 60.0
     start_timeout: float = 300.0
     epoch_timeout: float = 60.0
@@ -147,10 +151,20 @@ class PsConfig:
         )
         _expect(not self.hogwild or delayed, "hogwild", "False with mode='sync'", self.hogwild)
         _expect(
-            not self.hogwild or self.compensation != "dc-asgd",
+            not self.hogwild or self.compensation not in ("dc-asgd", "adaptive-revision"),
             "hogwild",
-            "False with compensation='dc-asgd', which needs what a worker has pulled",
+            f"False with compensation={self.compensation!r}, which needs what a worker has pulled",
             self.hogwild,
+        )
+        for name in ("n_push", "n_fetch"):
+            value = getattr(self, name)
+            _expect(_is_whole(value) and value >= 1, name, "a number of steps, 1 or more", value)
+            _expect(value == 1 or self.mode == "async", name, "1 unless mode='async'", value)
+        _expect(
+            self.n_fetch % self.n_push == 0,
+            "n_fetch",
+            f"a multiple of n_push={self.n_push}: a worker pushes before it fetches",
+            self.n_fetch,
         )
         for name in ("compensation_lambda", "worker_timeout", "start_timeout"):
             value = getattr(self, name)

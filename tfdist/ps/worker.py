@@ -23,6 +23,8 @@ from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeout
 from tfdist.ps.checkpoint import snapshot
 from tfdist.ps.config import PsConfig, fingerprint
 from tfdist.ps.epochs.client import EpochClient
+from tfdist.ps.epochs.metric_states import State
+from tfdist.ps.epochs.rounds import TRAINING, Key
 from tfdist.ps.stats import rates
 from tfdist.ps.stats.rates import Reading
 
@@ -81,6 +83,8 @@ class PsWorker:
             identity,
             len(cluster.ps),
             peer_memory=settings.peer_memory,
+            n_push=config.n_push,
+            n_fetch=config.n_fetch,
         )
         try:
             for server in range(len(cluster.ps)):
@@ -183,12 +187,55 @@ class PsWorker:
         return snapshot.write_manifest(root, number, files)
 
     def flush(self) -> None:
+        """Pushes the steps that `n_push` has held back, and waits as `wait_for_pushes`.
+
+        Raises:
+          tf.errors.OpError: a server answered with an error.
+        """
+        self.client.push_accumulated()
+        self.wait_for_pushes()
+
+    def wait_for_pushes(self) -> None:
         """Waits until the servers have applied all pushes of this worker.
 
         Raises:
           tf.errors.OpError: a server answered with an error.
         """
         self.client.flush(self._settings.rendezvous_timeout)
+
+    def wait_for_workers(self) -> None:
+        """Waits until all workers have called this, with all their pushes applied.
+
+        Raises:
+          TfdistError: a worker has not come within the `epoch_timeout`, or is gone.
+          tf.errors.OpError: a server answered with an error.
+        """
+        self.flush()
+        if not self.has_others:
+            return
+        # A round of its own, as of a `fit` of one epoch. It is joined again if it has ended without
+        # a worker, which may not have connected yet.
+        self.fits += 1
+        deadline = time.monotonic() + self.config.epoch_timeout
+        while True:
+            answer = self.epochs.join_round(Key(self.fits, 0, TRAINING), State())
+            came = set() if answer is None else set(answer.ranks)
+            absent = [rank for rank in range(self.config.workers) if rank not in came]
+            if not absent:
+                return
+            if answer is None or time.monotonic() >= deadline:
+                break
+            self.closed.wait(_RETRY_PAUSE)
+        missing = {} if answer is None else answer.missing
+        reasons = [
+            f"{self.cluster.describe_rank(rank)} {missing.get(rank, 'has not come')}"
+            for rank in absent
+        ]
+        raise TfdistError(
+            f"{self.cluster.task_name}: wait_for_workers: expected all workers within the "
+            f"epoch_timeout of {self.config.epoch_timeout:g} s: "
+            f"{'ps 0 does not answer' if answer is None else '; '.join(reasons)}"
+        )
 
     def readings(self) -> list[Reading | None]:
         """Returns the statistics of each server; `None` for one that does not answer."""
@@ -361,9 +408,16 @@ class LocalPsWorker:
         key = secrets.token_bytes(32)
         self._store = ops.ParameterServer(0, config)
         self._store.start(key)
-        self.client = ops.ParameterClient(0, 1, secrets.randbits(63), servers=1)
+        self.client = ops.ParameterClient(
+            0, 1, secrets.randbits(63), servers=1, n_push=config.n_push, n_fetch=config.n_fetch
+        )
         address = f"127.0.0.1:{self._store.port}"
         self.client.connect(0, address, key, self._store.incarnation, _LONG_POLL)
+
+    def wait_for_workers(self) -> None:
+        """Pushes what is held back: there is no other worker."""
+        self.client.push_accumulated()
+        self.client.flush(_LONG_POLL)
 
     def readings(self) -> list[Reading | None]:
         """As `PsWorker.readings`."""

@@ -1,4 +1,4 @@
-"""Elastic averaging SGD, in its synchronous form."""
+"""Elastic averaging SGD, in its synchronous and its asynchronous form."""
 
 from __future__ import annotations
 
@@ -23,17 +23,24 @@ class EASGD(Rule):
     both with the values before. For c that is SGD with rate N alpha. Where workers have different
     numbers of rows, N times their weighted mean stands for the sum.
 
+    In the asynchronous form the centre is on parameter servers. Each worker meets it alone, after
+    its own H steps and without waiting for the others, by the same two lines for its own r. At the
+    end of an epoch the workers wait for each other, and all go on from the centre.
+
     Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", 2015. With momentum
     in the workers' optimizer it is their EAMSGD.
 
     Args:
-      alpha: the elasticity, above 0 and at most 1 / N. The paper uses 0.9 / N.
+      alpha: the elasticity, above 0 and at most 1 / N, or 1 in the asynchronous form. The paper
+        uses 0.9 / N.
+      asynchronous: whether each worker meets the centre alone; needs `ps` tasks.
 
     Raises:
       ValueError: `alpha` is out of range.
     """
 
     alpha: float
+    asynchronous: bool = False
     diverges = True
 
     def __post_init__(self) -> None:
@@ -46,7 +53,7 @@ class EASGD(Rule):
         import keras
 
         # 0.9 / N and 1 / N have rounding errors.
-        if self.alpha * workers > 1 + 1e-9:
+        if not self.asynchronous and self.alpha * workers > 1 + 1e-9:
             raise ValueError(
                 f"EASGD: expected 0 < alpha <= 1 / workers with {workers} workers, received "
                 f"alpha={self.alpha!r}"

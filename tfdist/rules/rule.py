@@ -30,6 +30,8 @@ class Rule(abc.ABC):
 
     # Whether a worker goes on from another value than the anchor.
     diverges = False
+    # Whether a worker combines its variables with a centre on the parameter servers, by itself.
+    asynchronous = False
     # The names of the rule's own variables, one for each of the worker's.
     state_names: tuple[str, ...] = ()
     # The names of the norms that are logged, whose squares are sums over variables and workers.

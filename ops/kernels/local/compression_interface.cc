@@ -43,6 +43,36 @@ REGISTER_OP("TfdistScatterAddTopK")
     .Attr("divisor: int >= 1")
     .SetShapeFn(ShapesOfAttribute);
 
+// `payload` contains the encodings of core/math/one_bit.h: for each of `parts` parts of the
+// columns, those of all inputs; `splits` are the lengths of the parts. `rests` are what it does not
+// express.
+REGISTER_OP("TfdistOneBitEncode")
+    .Input("inputs: N * float")
+    .Output("payload: int32")
+    .Output("splits: int64")
+    .Output("rests: N * float")
+    .Attr("N: int >= 1")
+    .Attr("parts: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t parts = 0;
+      TF_RETURN_IF_ERROR(c->GetAttr("parts", &parts));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(parts));
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(2 + i, c->input(i));
+      return absl::OkStatus();
+    });
+
+// `received` is a concatenation of `payloads` payloads, each in `parts` parts of matrices of
+// `shapes`. The outputs are the sums of what they express, added in this order.
+REGISTER_OP("TfdistOneBitSum")
+    .Input("received: int32")
+    .Output("sums: N * float")
+    .Attr("N: int >= 1")
+    .Attr("shapes: list(shape)")
+    .Attr("parts: int >= 1")
+    .Attr("payloads: int >= 1")
+    .SetShapeFn(ShapesOfAttribute);
+
 REGISTER_OP("TfdistOrthonormalize")
     .Input("matrix: float")
     .Output("orthonormal: float")

@@ -86,6 +86,22 @@ REGISTER_OP("TfdistPsSet")
     .SetIsDistributedCommunication()
     .SetShapeFn(NoOutputs);
 
+// Elastic averaging: the parameters' values c on the servers become c + alpha (x - c), with x in
+// `values`. Returns alpha (x - c).
+REGISTER_OP("TfdistPsExchange")
+    .Input("values: T")
+    .Input("alpha: double")
+    .Output("moves: T")
+    .Attr("T: list({half, bfloat16, float, double}) >= 1")
+    .Attr("client: int")
+    .Attr("parameters: list(int)")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i + 1 < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    });
+
 // Sums tensors over the workers of a synchronous job.
 REGISTER_OP("TfdistPsReduce")
     .Input("inputs: T")

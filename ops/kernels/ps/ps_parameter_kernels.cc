@@ -226,6 +226,8 @@ class SetKernel : public PsVariablesKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const auto client = FindClient(context);
     if (client == nullptr) return done();
+    const Status pushed = client->PushAccumulated();  // before these values change
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(pushed), done);
     // The pulled values are not those of the variables any more: the next pull transfers them
     // again.
     for (int parameter : parameters()) client->TakePulled(parameter);
@@ -239,6 +241,43 @@ class SetKernel : public PsVariablesKernel {
 
  private:
   bool write_ = false;
+};
+
+class ExchangeKernel : public PsKernel {
+ public:
+  explicit ExchangeKernel(OpKernelConstruction* context) : PsKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("parameters", &parameters_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto client = FindClient(context);
+    if (client == nullptr) return done();
+    const size_t count = parameters_.size();
+    OP_REQUIRES_ASYNC(context, context->num_inputs() == static_cast<int>(count) + 1,
+                      absl::InvalidArgumentError(StrCat("expected ", count, " values, received ",
+                                                        context->num_inputs() - 1)),
+                      done);
+    std::vector<ps::Client::Value> values(count);
+    std::vector<ps::Memory> moves(count);
+    for (size_t i = 0; i < count; ++i) {
+      const Tensor& value = context->input(i);
+      const ps::ParameterSpec& spec = client->parameter(parameters_[i]);
+      OP_REQUIRES_ASYNC(context, value.NumElements() == static_cast<int64_t>(spec.elements),
+                        absl::InvalidArgumentError(
+                            StrCat("value of '", spec.name, "': expected ", spec.elements,
+                                   " elements, received shape ", value.shape().DebugString())),
+                        done);
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(i, value.shape(), &output), done);
+      values[i] = {parameters_[i], Hold(value)};
+      moves[i] = Hold(*output);
+    }
+    const double alpha = context->input(count).scalar<double>()();
+    client->Exchange(values, moves, alpha, Ending(context, done));
+  }
+
+ private:
+  std::vector<int> parameters_;
 };
 
 // Reduces copies of its inputs, because others may hold the inputs.
@@ -275,6 +314,7 @@ REGISTER_KERNEL_BUILDER(Name("TfdistPsStage").Device(tensorflow::DEVICE_CPU), St
 REGISTER_KERNEL_BUILDER(Name("TfdistPsPush").Device(tensorflow::DEVICE_CPU), PushKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsCommit").Device(tensorflow::DEVICE_CPU), CommitKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsSet").Device(tensorflow::DEVICE_CPU), SetKernel);
+REGISTER_KERNEL_BUILDER(Name("TfdistPsExchange").Device(tensorflow::DEVICE_CPU), ExchangeKernel);
 REGISTER_KERNEL_BUILDER(Name("TfdistPsReduce").Device(tensorflow::DEVICE_CPU), PsReduceKernel);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The arithmetic of compression: casts in place, top-k, orthonormal columns.
+// The arithmetic of compression: casts in place, top-k, one bit, orthonormal columns.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "core/math/cast16.h"
 #include "core/math/low_rank.h"
+#include "core/math/one_bit.h"
 #include "core/math/top_k.h"
 #include "testing.h"
 
@@ -80,6 +81,57 @@ void TestTopK() {
   EXPECT(position == 1 && std::isnan(taken));
 }
 
+void TestOneBit() {
+  // Three columns; the encoded ones are the last two. The header's example is the first of these.
+  const std::vector<float> all = {9, 3, 0, 9, -1, -4, 9, 1, 0, 9, -5, -2, 9, 2, 3};
+  const ColumnRange range{5, 3, 1, 3};
+  EXPECT(range.words() == 5);
+  std::vector<float> rests = all, sums(all.size(), 0.5f);
+  std::vector<uint32_t> words(range.words(), ~0u);
+  EncodeOneBit(range, rests.data(), words.data());
+  const float levels[] = {-3, -3, 2, 1};
+  EXPECT(std::memcmp(words.data(), levels, sizeof(levels)) == 0);
+  EXPECT(words[4] == 0b0011001100u);
+  EXPECT((rests == std::vector<float>{9, 1, -1, 9, 2, -1, 9, -1, -1, 9, -2, 1, 9, 0, 2}));
+  AddOneBit(range, words.data(), sums.data());
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT(sums[i] == (i % 3 == 0 ? 0.5f : 0.5f + all[i] - rests[i]));
+  }
+  // Values of one sign, zeros, and sizes around a word.
+  for (const size_t rows : {1, 2, 31, 32, 33, 1000}) {
+    for (const float value : {0.0f, -3.0f, 7.0f}) {
+      const ColumnRange whole{rows, 2, 0, 2};
+      std::vector<float> values(2 * rows, value), restored(2 * rows, 0.0f);
+      words.assign(whole.words(), 0);
+      EncodeOneBit(whole, values.data(), words.data());
+      AddOneBit(whole, words.data(), restored.data());
+      EXPECT(values == std::vector<float>(2 * rows, 0.0f));
+      EXPECT(restored == std::vector<float>(2 * rows, value));
+    }
+  }
+  // A value that is not finite becomes visible in its column alone.
+  std::vector<float> broken = {1, 1, std::nanf(""), 1}, restored(4, 0.0f);
+  const ColumnRange both{2, 2, 0, 2};
+  EncodeOneBit(both, broken.data(), words.data());
+  AddOneBit(both, words.data(), restored.data());
+  EXPECT(std::isnan(restored[0]) && restored[1] == 1 && restored[3] == 1);
+}
+
+void TestPartsOfColumns() {
+  for (const size_t parts : {1, 2, 3, 7}) {
+    for (const size_t columns : {0, 1, 3, 20}) {
+      size_t next = 0;
+      for (size_t part = 0; part < parts; ++part) {
+        const ColumnRange range = PartOfColumns(4, columns, part, parts);
+        EXPECT(range.begin == next && range.rows == 4 && range.stride == columns);
+        EXPECT(range.width() == columns / parts + (part < columns % parts ? 1 : 0));
+        next = range.end;
+      }
+      EXPECT(next == columns);
+    }
+  }
+}
+
 float Length(const std::vector<float>& matrix, size_t columns, size_t a, size_t b) {
   double sum = 0;
   for (size_t i = 0; i < matrix.size() / columns; ++i) {
@@ -138,6 +190,8 @@ void Main() {
   }
   TestCastRounds();
   TestTopK();
+  TestOneBit();
+  TestPartsOfColumns();
   TestOrthonormalize();
   TestMultiplyTransposed();
   std::puts("compression: ok");

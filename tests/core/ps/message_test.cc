@@ -17,7 +17,7 @@ using Random = std::mt19937_64;
 void TestLimits() {
   for (int type = 0; type < 256; ++type) {
     FrameLimits limits;
-    const bool request = type >= 32 && type <= 46, answer = type == 64 || type == 65;
+    const bool request = type >= 32 && type <= 47, answer = type == 64 || type == 65;
     EXPECT(LimitsOfMessages(static_cast<uint8_t>(type), &limits) == (request || answer));
   }
   FrameHeader header = HeaderOf(MessageType::kPush, 7), decoded;
@@ -125,6 +125,7 @@ void TestMetas(Random& random) {
   TestMeta(TestPush(), "PUSH request", random);
   TestMeta(PushReply{true}, "PUSH answer", random);
   TestMeta(SetRequest{{1, 2, 3}}, "SET request", random);
+  TestMeta(ExchangeRequest{1, 0.5, {2, 3}}, "EXCHANGE request", random);
   TestMeta(ReduceRequest{1, 2, {DType::kFloat16, DType::kInt64}, {3, 4}}, "REDUCE request", random);
   TestMeta(ScanRowsRequest{3, 4, 5, 6, true}, "SCAN_ROWS request", random);
   TestMeta(ScanRowsReply{3, 4, true, 6}, "SCAN_ROWS answer", random);

@@ -57,7 +57,7 @@ inline Status Call(const std::function<void(ps::Done)>& call) {
 class Worker {
  public:
   explicit Worker(int rank, int workers = 1, int servers = 1, double timeout = kPatience,
-                  uint64_t process = 0, bool lend = true) {
+                  uint64_t process = 0, bool lend = true, int n_push = 1, int n_fetch = 1) {
     ps::ClientOptions options;
     options.worker = rank;
     options.workers = workers;
@@ -65,6 +65,8 @@ class Worker {
     options.servers = servers;
     options.timeout_seconds = timeout;
     options.lend = lend;
+    options.n_push = n_push;
+    options.n_fetch = n_fetch;
     EXPECT_OK(ps::Client::Create(options, &client_));
   }
 

@@ -9,7 +9,7 @@ from models import identical
 from ranks import on_ranks
 
 from tfdist import ops
-from tfdist.compression import BF16, FP16, PowerSGD, TopK, compressor
+from tfdist.compression import BF16, FP16, OneBit, PowerSGD, TopK, compressor
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
 
@@ -74,6 +74,69 @@ def test_top_k_sends_each_ranks_largest(ctx):
     return results
 
 
+def quantized(values: np.ndarray) -> np.ndarray:
+    """Each column with two values: the means of its negative values and of the others."""
+    result = np.empty_like(values)
+    for column in range(values.shape[1]):
+        for side in (values[:, column] < 0, values[:, column] >= 0):
+            if side.any():
+                mean = np.mean(values[side, column], dtype="float64")
+                result[side, column] = mean.astype("float32")
+    return result
+
+
+@on_ranks(2, 3, check=identical)
+def test_one_bit_quantizes_gradients_and_sums(ctx):
+    """Step after step as in the paper; every rank sums some of the columns, and the one vector."""
+    comm = join()
+    reduce = tf.function(compressor(OneBit(min_elements=2)).all_reduce)
+    shapes = [(3, 6, 7), (40,), (5, 1)]
+    flat = [(18, 7), (40, 1), (5, 1)]
+    rests = [[np.zeros(s, "float32") for s in flat] for _ in range(ctx.size)]
+    rests_of_sums = [np.zeros(s, "float32") for s in flat]
+    results = []
+    for step in range(4):
+        op, divisor = ("mean", ctx.size) if step % 2 else ("sum", 1)
+        expected = []
+        for i, (shape, matrix) in enumerate(zip(shapes, flat, strict=True)):
+            whole = np.zeros(matrix, "float32")
+            for rank in range(ctx.size):
+                values = gradient(rank, 10 * step + i, *shape).reshape(matrix) + rests[rank][i]
+                sent = quantized(values)
+                rests[rank][i] = values - sent
+                whole += sent
+            whole = whole / np.float32(divisor) + rests_of_sums[i]
+            expected.append(quantized(whole))
+            rests_of_sums[i] = whole - expected[i]
+        own = [gradient(ctx.rank, 10 * step + i, *s) for i, s in enumerate(shapes)]
+        values = [tf.constant(value) for value in own]
+        *sums, plain = reduce([*values, tf.constant([ctx.rank + 1])], comm, op)
+        assert plain.numpy() == [sum(range(1, ctx.size + 1)) // divisor]
+        for received, wanted, shape in zip(sums, expected, shapes, strict=True):
+            np.testing.assert_allclose(received, wanted.reshape(shape), atol=1e-5)
+        results += sums
+    return results
+
+
+@on_ranks(2, 3)
+def test_one_bit_loses_nothing(ctx):
+    """What was applied and all residuals are the sum of all gradients."""
+    comm = join()
+    one_bit = compressor(OneBit(min_elements=2))
+    variable = tf.Variable(tf.zeros([14, 11]))
+    total, applied = np.zeros([14, 11]), np.zeros([14, 11])
+    for step in range(30):
+        total += sum(gradient(r, step, 14, 11) for r in range(ctx.size))
+        value = tf.constant(gradient(ctx.rank, step, 14, 11))
+        applied += one_bit.all_reduce([value], comm, variables=[variable])[0]
+    (state,) = one_bit._states.of([variable], [variable], comm.handle)
+    columns = state.variable("residual_of_sum", None)
+    rests = ops.all_reduce(state.variable("residual", None), comm)
+    rests += tf.transpose(ops.all_gather(tf.transpose(columns), comm))
+    assert np.max(np.abs(applied - total)) > 0.1
+    np.testing.assert_allclose(applied + rests, total, atol=1e-3)
+
+
 @on_ranks(2, 3, check=identical)
 def test_power_sgd_approximates_the_sum(ctx):
     comm = join()
@@ -133,6 +196,10 @@ def test_bytes_on_the_wire(ctx):
     gathered = sent_by(lambda: ops.all_gather(tf.zeros([2 * (600 + 20)], tf.int32), comm))
     assert 8 * 620 <= gathered <= 8 * 620 + 16
     assert compressed("topk") == gathered + 4 * 24
+    # 100 of 200 columns to the other rank, of 300 bits each; the vector's column to rank 0.
+    half, vector = 100 * (2 + 300 / 32), 2 + 63
+    to_other, sums = (half, half + vector) if ctx.rank == 0 else (half + vector, half)
+    assert 4 * (to_other + sums + 24) <= compressed("onebit") <= 4 * (to_other + sums + 24) + 64
     assert compressed("powersgd") == 4 * (4 * (300 + 200) + 2024)
 
 

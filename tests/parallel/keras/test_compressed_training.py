@@ -11,7 +11,7 @@ from models import classifier, identical
 from ranks import on_ranks
 
 import tfdist
-from tfdist.compression import BF16, FP16, PowerSGD, TopK
+from tfdist.compression import BF16, FP16, OneBit, PowerSGD, TopK
 
 METHODS = {"topk": TopK(0.1, min_elements=16), "powersgd": PowerSGD(2, min_elements=16)}
 SHAPE = (20, 12)
@@ -154,7 +154,8 @@ def compare(methods: dict, library) -> list[np.ndarray]:
 
 @on_ranks(2, check=identical, timeout=120)
 def test_keras_3_learns(ctx):
-    return compare({"topk": METHODS["topk"], "bf16": BF16(min_elements=16)}, keras)
+    methods = {"topk": METHODS["topk"], "onebit": OneBit(min_elements=16)}
+    return compare({**methods, "bf16": BF16(min_elements=16)}, keras)
 
 
 @on_ranks(2, check=identical, timeout=120)

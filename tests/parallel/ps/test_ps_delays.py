@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+import keras
 import pytest
 from known_gradient import BASE, hear, tell, weight_after
 from ps_job import on_job, roles
@@ -100,6 +101,30 @@ def test_delay_alone_changes_no_gradient(ctx, mode):
 def test_dc_asgd(ctx, mode):
     """Zheng et al. 2017."""
     return interleaved(ctx, mode, compensation="dc-asgd", compensation_lambda=LAMBDA)
+
+
+def revised(results):
+    """As `interleave` says: the gradients 1, (2 around 1, 1, 1), (1 around 2, 2)."""
+    root = math.sqrt
+    first = -1 / root(2) - 1 / root(3) - 1 / root(4) - 1 / root(5)
+    # z = 5 + 2 * 2 + 2 * 2 * 3, with the backward gradient 3, whose step is revised from root 5.
+    second = first - 2 / root(21) + 3 / root(5) - 3 / root(21)
+    third = second - 2 / root(25) - 2 / root(29)
+    # z = 29 + 1 + 2 * 4.
+    fourth = third - 1 / root(38) + 4 / root(29) - 4 / root(38)
+    chief, worker, _ = results
+    seen = [a if b is None else b for a, b in zip(chief, worker, strict=True)]
+    assert seen == pytest.approx([first, second, third, fourth], rel=1e-6)
+
+
+@on_job(2, check=revised)
+def test_adaptive_revision(ctx):
+    """McMahan and Streeter 2014."""
+
+    def adagrad():
+        return keras.optimizers.Adagrad(1.0, initial_accumulator_value=1.0)
+
+    return interleaved(ctx, "async", compensation="adaptive-revision", optimizer=adagrad)
 
 
 @pytest.mark.parametrize("mode", ["async", "hogwild", "ssp"])

@@ -15,6 +15,7 @@ from tfdist.compression import (
     BF16,
     FP16,
     NoCompression,
+    OneBit,
     PowerSGD,
     TopK,
     compressor,
@@ -39,7 +40,7 @@ def gradients(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
 
 def test_names_and_methods():
     named = {"none": NoCompression(), "fp16": FP16(), "bf16": BF16(), "topk": TopK()}
-    for name, method in {**named, "powersgd": PowerSGD()}.items():
+    for name, method in {**named, "onebit": OneBit(), "powersgd": PowerSGD()}.items():
         assert method_of(name) == method == method_of(method)
         assert compressor(name).method == method
     assert method_of(None) is None
@@ -75,6 +76,7 @@ def test_names_of_horovod():
         (lambda: TopK(1.5), "received 1.5"),
         (lambda: TopK("0.1"), "received '0.1'"),
         (lambda: TopK(start_iteration=-1), "start_iteration .* at least 0, received -1"),
+        (lambda: OneBit(start_iteration=-1), "OneBit: expected start_iteration .* received -1"),
         (lambda: PowerSGD(0), "PowerSGD: expected rank .* at least 1, received 0"),
         (lambda: PowerSGD(2.0), "received 2.0"),
         (lambda: PowerSGD(True), "received True"),
@@ -153,6 +155,23 @@ def test_top_k_against_numpy(alone):
         residual = accumulated - expected.reshape(10, 12)
         (sent,) = top.all_reduce([gradient], alone)
         np.testing.assert_array_equal(sent, expected.reshape(10, 12))
+
+
+def test_one_bit_against_numpy(alone):
+    """Alone too the sum is quantized, but it has two values per column already."""
+    one_bit = compressor(OneBit(min_elements=1))
+    residual = np.zeros([10, 12], "float32")
+    for step in range(5):
+        (gradient,) = gradients(step, (2, 5, 12))
+        accumulated = gradient.reshape(10, 12) + residual
+        expected = np.empty_like(accumulated)
+        for column in range(12):
+            values = accumulated[:, column]
+            for side in (values < 0, values >= 0):
+                expected[side, column] = np.mean(values[side], dtype="float64")
+        residual = accumulated - expected
+        (sent,) = one_bit.all_reduce([gradient], alone)
+        np.testing.assert_allclose(sent, expected.reshape(2, 5, 12), atol=1e-6)
 
 
 def test_power_sgd_against_numpy(alone):
@@ -298,6 +317,10 @@ def test_ops_that_are_called_wrongly_do_not_crash():
         ops.scatter_add_top_k(payload, [one.shape], [3])
     with pytest.raises(tf.errors.InvalidArgumentError, match="position 1 in a tensor of 1 values"):
         ops.scatter_add_top_k(tf.constant([1, 0]), [tf.TensorShape([1])], [1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tensor 0: .* received 1 dimensions"):
+        ops.one_bit_encode([one], 1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2 payloads of 3 integers, received"):
+        ops.one_bit_sum(tf.zeros([3], tf.int32), [[4, 1]], 1, 2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many columns as rows"):
         ops.orthonormalize(tf.ones([2, 3]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many columns, received"):

@@ -47,7 +47,13 @@ def test_backup_workers():
         ({"num_aggregate": 2}, "num_aggregate to be none unless mode='sync', received 2"),
         ({"mode": "sync", "num_aggregate": 4}, "num_aggregate to be 1 to 3.*received 4"),
         ({"mode": "sync", "num_aggregate": 0}, "num_aggregate to be 1 to 3.*received 0"),
-        ({"compensation": "dcasgd"}, "compensation .* one of dc-asgd, adadelay"),
+        ({"compensation": "dcasgd"}, "compensation .* one of dc-asgd, adadelay, adaptive-revision"),
+        ({"n_push": 0}, "n_push to be a number of steps, 1 or more, received 0"),
+        ({"n_fetch": 1.5}, "n_fetch to be a number of steps, 1 or more, received 1.5"),
+        ({"mode": "sync", "n_push": 2}, "n_push to be 1 unless mode='async', received 2"),
+        ({"mode": "ssp", "staleness": 2, "n_fetch": 2}, "n_fetch to be 1 unless mode='async'"),
+        ({"n_push": 2}, "n_fetch to be a multiple of n_push=2: .* received 1"),
+        ({"n_push": 2, "n_fetch": 5}, "n_fetch to be a multiple of n_push=2: .* received 5"),
         ({"mode": "sync", "compensation": "dc-asgd"}, "compensation .* received 'dc-asgd'"),
         ({"compensation_lambda": 0}, "compensation_lambda to be a positive number, received 0"),
         ({"worker_timeout": -1.0}, "worker_timeout to be a positive number, received -1.0"),
@@ -55,6 +61,10 @@ def test_backup_workers():
         (
             {"hogwild": True, "compensation": "dc-asgd"},
             "hogwild to be False with compensation='dc-asgd'.*received True",
+        ),
+        (
+            {"hogwild": True, "compensation": "adaptive-revision"},
+            "hogwild to be False with compensation='adaptive-revision'.*received True",
         ),
     ],
 )

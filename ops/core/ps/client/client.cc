@@ -32,6 +32,10 @@ Status Client::Create(const ClientOptions& options, std::unique_ptr<Client>* out
     return InvalidArgument(
         StrCat("expected a timeout of more than 0 s, received ", options.timeout_seconds, " s"));
   }
+  if (options.n_push < 1 || options.n_fetch < 1) {
+    return InvalidArgument(StrCat("expected n_push and n_fetch of at least 1, received ",
+                                  options.n_push, " and ", options.n_fetch));
+  }
   std::unique_ptr<Client> made(new Client(options));
   if (Status s = ClientThread::Create(options.servers, options.timeout_seconds, &made->thread_);
       !s.ok()) {
@@ -51,7 +55,8 @@ Client::Client(const ClientOptions& options)
           },
           options.timeout_seconds),
       edits_(options.servers),
-      connecting_(options.servers) {}
+      connecting_(options.servers),
+      accumulated_(&table_, &pool_) {}
 
 Client::~Client() = default;
 
@@ -172,21 +177,34 @@ void Client::Pull(std::vector<int> parameters, bool begins_step, Allocate alloca
   for (const int parameter : parameters) {
     if (Status s = CheckParameter(parameter, "a pull"); !s.ok()) return done(s);
   }
+  bool is_due = true;
   if (begins_step) {
-    // Gradients of a step that failed before its push.
     const std::lock_guard<std::mutex> lock(mutex_);
-    staged_.clear();
-    staged_rows_.clear();
+    const bool within = std::exchange(in_step_, false);
+    // Gradients of a step that failed before its push.
+    if (!within) staged_ = {};
+    is_due = !accumulates() || (fetch_due_ && !within);
+    if (is_due) {
+      fetch_due_ = false;
+      fetched_steps_ = 0;
+    }
   }
+  if (!is_due) return done(Status());
+  // What is fetched replaces this worker's changes.
+  if (Status s = PushAccumulated(); !s.ok()) return done(s);
   const TimePoint start = Clock::now();
   thread_->Submit(std::make_shared<PullOperation>(
       &table_, parameters, begins_step, options_.servers, std::move(allocate),
-      [this, start, done = std::move(done)](const Status& status, uint64_t bytes) {
-        if (status.ok()) {
+      [this, start, begins_step, done = std::move(done)](const Status& status, uint64_t bytes) {
+        {
           const std::lock_guard<std::mutex> lock(mutex_);
-          ++stats_.pulls;
-          stats_.bytes_pulled += bytes;
-          stats_.pull_nanoseconds += NanosecondsSince(start);
+          if (status.ok()) {
+            ++stats_.pulls;
+            stats_.bytes_pulled += bytes;
+            stats_.pull_nanoseconds += NanosecondsSince(start);
+          } else if (begins_step) {
+            fetch_due_ = true;
+          }
         }
         done(status);
       }));
@@ -246,30 +264,58 @@ void Client::FindRows(int table, const std::vector<int64_t>& ids, const FoundRow
 
 void Client::Stage(const StepValues& step, std::vector<Gradient> gradients) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (Gradient& gradient : gradients) staged_.emplace_back(step, std::move(gradient));
+  for (Gradient& gradient : gradients) staged_.gradients.emplace_back(step, std::move(gradient));
 }
 
 void Client::StageRows(const StepValues& step, RowGradient gradient) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  staged_rows_.emplace_back(step, std::move(gradient));
+  staged_.row_gradients.emplace_back(step, std::move(gradient));
 }
 
 void Client::Push(std::vector<Value> now, Done done, bool ends_step, bool waits) {
   lookups_.EndStep();
-  Gradients gradients;
-  RowGradients row_gradients;
+  StepContents step;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    gradients.swap(staged_);
-    row_gradients.swap(staged_rows_);
+    in_step_ = accumulates() && !ends_step;
+    if (!in_step_) step = std::exchange(staged_, {});
   }
-  bool has_lost = false;
-  const std::vector<TaskCommit> commits =
-      ends_step ? commits_.Take(&has_lost) : std::vector<TaskCommit>();
+  if (accumulates() && !ends_step) return done(Status());  // its gradients stay staged
+  step.values = std::move(now);
+  if (ends_step) step.commits = commits_.Take(&step.has_lost);
+  Status status;
+  bool answers = false;
+  if (accumulates()) {
+    const std::lock_guard<std::mutex> pushing(pushing_);
+    accumulated_.Add(std::move(step));
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      fetch_due_ = fetch_due_ || ++fetched_steps_ >= options_.n_fetch;
+    }
+    if (accumulated_.count() >= options_.n_push) {
+      answers = Send(accumulated_.Take(), done, waits, &status);
+    }
+  } else {
+    answers = Send(std::move(step), done, waits, &status);
+  }
+  if (!answers) done(status);
+}
+
+Status Client::PushAccumulated() {
+  const std::lock_guard<std::mutex> pushing(pushing_);
+  Status status;
+  if (accumulated_.count() > 0) {
+    Send(accumulated_.Take(), nullptr, /*waits=*/false, &status);
+  }
+  return status;
+}
+
+bool Client::Send(StepContents step, const Done& done, bool waits, Status* status) {
   const TimePoint start = Clock::now();
-  const auto count = [this, start, commits](const PushOperation::Outcome& outcome) {
+  const auto count = [this, start, commits = step.commits](const PushOperation::Outcome& outcome) {
     if (outcome.refused) commits_.Refuse(commits);
     const std::lock_guard<std::mutex> lock(mutex_);
+    fetch_due_ = fetch_due_ || outcome.refused;
     ++stats_.pushes;
     stats_.dropped_pushes += outcome.dropped ? 1 : 0;
     stats_.refused_pushes += outcome.refused ? 1 : 0;
@@ -283,27 +329,33 @@ void Client::Push(std::vector<Value> now, Done done, bool ends_step, bool waits)
         if (status.ok()) count(outcome);
         if (answered != nullptr) answered(status);
       });
-  Status status;
-  if (has_lost) {
+  if (step.has_lost) {
     // Others train these records: nothing of the step is sent, and what it has changed is fetched.
-    for (const Value& value : now) TakePulled(value.parameter);
+    for (const Value& value : step.values) {
+      const Memory before = TakePulled(value.parameter);
+      // Until the fetch, changes of later steps count from here.
+      if (accumulates()) {
+        table_.With(value.parameter, [&](Parameter& known) { known.SetPulled(value.now); });
+      }
+    }
+    // Accumulated steps may have trained tasks that this worker still owns: it gives them back.
+    if (accumulates()) commits_.Refuse(step.commits);
     push->CountStep();
     const std::lock_guard<std::mutex> lock(mutex_);
     ++stats_.refused_pushes;
+    fetch_due_ = true;
   } else {
-    push->SetCommits(commits);
-    status = FillPush(gradients, row_gradients, now, push.get());
+    push->SetCommits(step.commits);
+    *status = FillPush(step, push.get());
   }
-  if (status.ok() && !push->empty()) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      unit_.pushed = true;
-      push->SetUnit(unit_.unit);
-    }
-    thread_->Submit(std::move(push));
-    if (waits) return;
+  if (!status->ok() || push->empty()) return false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    unit_.pushed = true;
+    push->SetUnit(unit_.unit);
   }
-  done(status);
+  thread_->Submit(std::move(push));
+  return waits;
 }
 
 void Client::Resolve(ResolveRequest resolve, Done done) {
@@ -356,21 +408,20 @@ void Client::Send(const CommitRequest& commit, CommitOperation::Done done) {
       }));
 }
 
-Status Client::FillPush(const Gradients& gradients, const RowGradients& row_gradients,
-                        const std::vector<Value>& now, PushOperation* push) {
-  for (const auto& [step, gradient] : gradients) {
-    if (Status s = push->AddGradient(step, gradient); !s.ok()) return s;
+Status Client::FillPush(const StepContents& step, PushOperation* push) {
+  for (const auto& [at, gradient] : step.gradients) {
+    if (Status s = push->AddGradient(at, gradient); !s.ok()) return s;
   }
   std::map<int, std::vector<const RowGradient*>> by_table;
   std::map<int, StepValues> steps;
-  for (const auto& [step, gradient] : row_gradients) {
+  for (const auto& [at, gradient] : step.row_gradients) {
     by_table[gradient.table].push_back(&gradient);
-    steps[gradient.table] = step;
+    steps[gradient.table] = at;
   }
   for (const auto& [table, all] : by_table) {
     if (Status s = push->AddTableRows(steps[table], all); !s.ok()) return s;
   }
-  for (const Value& value : now) {
+  for (const Value& value : step.values) {
     if (Status s = push->AddChange(value.parameter, value.now, options_.workers == 1); !s.ok()) {
       return s;
     }
@@ -392,6 +443,19 @@ void Client::Set(std::vector<Value> values, Done done) {
   thread_->Submit(std::make_shared<SetOperation>(&table_, values, std::move(done)));
 }
 
+void Client::Exchange(const std::vector<Value>& values, const std::vector<Memory>& moves,
+                      double alpha, Done done) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (Status s = CheckParameter(values[i].parameter, "an exchange"); !s.ok()) return done(s);
+    const ParameterSpec& spec = table_.spec(values[i].parameter);
+    if (spec.elements > 0 && (values[i].now.data == nullptr || moves[i].data == nullptr)) {
+      return done(InvalidArgument(StrCat("parameter '", spec.name, "' cannot exchange no value")));
+    }
+  }
+  thread_->Submit(std::make_shared<ExchangeOperation>(&table_, values, moves, alpha, &exchanges_,
+                                                      std::move(done)));
+}
+
 void Client::Reduce(uint64_t key, std::vector<Tensor> tensors, Done done) {
   for (const Tensor& tensor : tensors) {
     if (tensor.dtype < DType::kFloat16 || tensor.dtype > DType::kInt64) {
@@ -408,12 +472,14 @@ Status Client::Flush(double timeout_seconds) { return thread_->Flush(timeout_sec
 
 Status Client::Leave(double timeout_seconds) {
   const TimePoint start = Clock::now();
+  const Status pushed = PushAccumulated();
   const Status flushed = Flush(timeout_seconds);
   auto told = std::make_shared<std::promise<Status>>();
   std::future<Status> ended = told->get_future();
   thread_->Submit(std::make_shared<LeaveOperation>(
       options_.servers, [told](const Status& status) { told->set_value(status); }));
   const auto left = std::chrono::duration<double>(timeout_seconds) - (Clock::now() - start);
+  if (!pushed.ok()) return pushed;
   if (!flushed.ok()) return flushed;
   if (ended.wait_for(left) == std::future_status::ready) return ended.get();
   return Status(StatusCode::kDeadlineExceeded,

@@ -22,8 +22,10 @@
 #include "core/net/authenticate.h"
 #include "core/ps/client/client_thread.h"
 #include "core/ps/client/lookups/lookups.h"
+#include "core/ps/client/operations/accumulated_steps.h"
 #include "core/ps/client/operations/control_operations.h"
 #include "core/ps/client/operations/elastic_operations.h"
+#include "core/ps/client/operations/exchange_operation.h"
 #include "core/ps/client/operations/parameter_table.h"
 #include "core/ps/client/operations/push_operation.h"
 #include "core/ps/client/operations/row_transfer.h"
@@ -40,6 +42,8 @@ struct ClientOptions {
   int servers = 1;
   double timeout_seconds = 600;  // of an answer from a connected server
   bool lend = true;              // whether servers on the same machine read large values in place
+  // Of an asynchronous job: a worker pushes every n_push steps, and fetches every n_fetch steps.
+  int n_push = 1, n_fetch = 1;  // see operations/accumulated_steps.h
 };
 
 struct ClientStats {
@@ -139,8 +143,11 @@ class Client {
   // when the memory of the step is no longer needed, or is held by its owner; the next pull reports
   // a failure of the servers. No pull of these parameters may be under way. A program may push more
   // than once in a step; the push with `ends_step` commits the step's records of data tasks. With
-  // `waits`, `done` is called when the servers have answered, and gets their failure.
+  // `waits`, `done` is called when the servers have answered, and gets their failure. With n_push a
+  // step that is not pushed yet is accumulated, and pushed before a value is fetched.
   void Push(std::vector<Value> now, Done done, bool ends_step = true, bool waits = false);
+  // Pushes the accumulated steps. Fails as a push does before its values are sent.
+  Status PushAccumulated();
   TaskCommits& commits() { return commits_; }
 
   // In an elastic job; see server/elastic_schedule.h.
@@ -158,6 +165,12 @@ class Client {
   // Replaces values outside of a step. The next pull fetches them. Done when the servers have them.
   void Set(std::vector<Value> values, Done done);
 
+  // Elastic averaging: the servers' values c become c + alpha (x - c), with x in `values`; `moves`,
+  // memory of the same sizes, receives alpha (x - c). Exchanges are carried out one after the
+  // other.
+  void Exchange(const std::vector<Value>& values, const std::vector<Memory>& moves, double alpha,
+                Done done);
+
   // Adds up tensors over all active workers of a synchronous job, in place.
   void Reduce(uint64_t key, std::vector<Tensor> tensors, Done done);
 
@@ -171,16 +184,15 @@ class Client {
   void Close();
 
  private:
-  using Gradients = std::vector<std::pair<StepValues, Gradient>>;
-  using RowGradients = std::vector<std::pair<StepValues, RowGradient>>;
-
   explicit Client(const ClientOptions& options);
 
   Status CheckParameter(int id, const char* what) const;
   void Send(const CommitRequest& commit, CommitOperation::Done done);
   void CreateMissing(int parameter, const Memory& value, const Done& done);
-  Status FillPush(const Gradients& gradients, const RowGradients& row_gradients,
-                  const std::vector<Value>& now, PushOperation* push);
+  bool accumulates() const { return options_.n_push > 1 || options_.n_fetch > 1; }
+  // Sends a push. Whether `done` will be called with the servers' answers; else `status` is final.
+  bool Send(StepContents step, const Done& done, bool waits, Status* status);
+  Status FillPush(const StepContents& step, PushOperation* push);
 
   const ClientOptions options_;
   ParameterTable table_;
@@ -191,16 +203,22 @@ class Client {
   std::atomic<uint64_t> pushes_{0};
   ReduceCounts reduce_counts_;          // of the client's thread
   std::vector<uint64_t> edits_;         // by server, those sent; of the client's thread
+  uint64_t exchanges_ = 0;              // of the client's thread
   std::vector<std::mutex> connecting_;  // by server
 
   mutable std::mutex mutex_;
-  Gradients staged_;                        // guarded by mutex_
-  RowGradients staged_rows_;                // guarded by mutex_
+  StepContents staged_;                     // of this step: its gradients; guarded by mutex_
+  bool in_step_ = false;                    // it has pushed, and not ended; guarded by mutex_
+  bool fetch_due_ = true;                   // the next step begins with a fetch; the same
+  int fetched_steps_ = 0;                   // since the last fetch; the same
   std::vector<BoundOptimizer> bound_;       // guarded by mutex_
   ResolveRequest resolve_;                  // of this generation; guarded by mutex_
   CommitRequest unit_;                      // of this worker's unit of work; guarded by mutex_
   std::optional<CommitRequest> committed_;  // the last one; guarded by mutex_
   ClientStats stats_;                       // guarded by mutex_
+
+  std::mutex pushing_;            // is taken before mutex_
+  AccumulatedSteps accumulated_;  // guarded by pushing_
 
   std::unique_ptr<ClientThread> thread_;  // the last member: destroyed before those it uses
 };

@@ -229,6 +229,11 @@ int tfdist_ps_client_repeat_commit(int64_t handle, bool* open, char* error, size
   });
 }
 
+int tfdist_ps_client_push_accumulated(int64_t handle, char* error, size_t error_size) {
+  return CallClient(handle, error, error_size,
+                    [](Client& client) { return client.PushAccumulated(); });
+}
+
 int tfdist_ps_client_flush(int64_t handle, double timeout_seconds, char* error, size_t error_size) {
   return CallClient(handle, error, error_size,
                     [&](Client& client) { return client.Flush(timeout_seconds); });

@@ -9,7 +9,7 @@ bool LimitsOfMessages(uint8_t type, FrameLimits* limits) {
     return type >= static_cast<uint8_t>(first) && type <= static_cast<uint8_t>(last);
   };
   *limits = {kMaxMetaBytes, kMaxPayloadBytes};
-  return within(MessageType::kOpen, MessageType::kCommit) ||
+  return within(MessageType::kOpen, MessageType::kExchange) ||
          within(MessageType::kOk, MessageType::kError);
 }
 
@@ -47,6 +47,7 @@ TFDIST_INSTANTIATE(PullReply);
 TFDIST_INSTANTIATE(PushRequest);
 TFDIST_INSTANTIATE(PushReply);
 TFDIST_INSTANTIATE(SetRequest);
+TFDIST_INSTANTIATE(ExchangeRequest);
 TFDIST_INSTANTIATE(ReduceRequest);
 TFDIST_INSTANTIATE(TableRequest);
 TFDIST_INSTANTIATE(TableReply);
@@ -103,6 +104,8 @@ const char* Name(MessageType type) {
       return "resolve";
     case MessageType::kCommit:
       return "commit";
+    case MessageType::kExchange:
+      return "exchange";
     case MessageType::kOk:
       return "ok";
     case MessageType::kError:

@@ -11,6 +11,8 @@
 //   - PULL: the values of shards that changed since the version that the worker has
 //   - PUSH: the gradients and deltas of one step
 //   - SET: new values, outside of a step
+//   - EXCHANGE: shards and the worker's values for them attract each other (elastic averaging); the
+//     answer has what the shards have moved by
 //   - REDUCE: tensors to add up over the workers; the answer has the sum
 //   - TABLE: creates embedding tables by name; the answer gives each an id
 //   - LOOKUP: rows of tables by id
@@ -60,6 +62,7 @@ enum class MessageType : uint8_t {
   kFindRows,
   kResolve,
   kCommit,
+  kExchange,
   kOk = 64,
   kError,
 };
@@ -273,6 +276,20 @@ struct SetRequest {
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {
     visit(m.shards);
+  }
+};
+
+// The payload: the worker's values x of the shards. Each shard's value c becomes c + alpha (x - c).
+// The answer's payload: alpha (x - c).
+struct ExchangeRequest {
+  static constexpr char kName[] = "EXCHANGE request";
+  uint64_t sequence = 0;  // counts the exchanges of the worker's process from 1
+  double alpha = 0;       // above 0, at most 1
+  std::vector<uint32_t> shards;
+
+  template <typename Message, typename Visitor>
+  static void Fields(Message& m, Visitor& visit) {
+    visit(m.sequence, m.alpha, m.shards);
   }
 };
 

@@ -214,6 +214,29 @@ Status LayOut(const FrameHeader& header, const SetRequest& body, const Store& st
   return layout.Finish(header, request);
 }
 
+Status LayOut(const FrameHeader& header, const ExchangeRequest& body, const Store& store,
+              ClientRequest* request) {
+  Layout layout;
+  for (const uint32_t id : body.shards) {
+    const Shard* shard = store.Find(id);
+    if (shard == nullptr) {
+      request->refusal = NoSuchShard(id);
+      return Status();
+    }
+    if (shard->dtype > DType::kFloat64) {
+      request->refusal = InvalidArgument(
+          StrCat("shard '", shard->name, "': expected floating-point numbers to average, it has ",
+                 Describe(shard->dtype, shard->elements)));
+    }
+    layout.AddShard(*shard);
+  }
+  if (!(body.alpha > 0 && body.alpha <= 1)) {
+    request->refusal = InvalidArgument(
+        StrCat("an exchange: expected an elasticity above 0 and at most 1, received ", body.alpha));
+  }
+  return layout.Finish(header, request);
+}
+
 Status LayOut(const FrameHeader& header, const ReduceRequest& body, const Store&,
               ClientRequest* request) {
   Layout layout;
@@ -316,6 +339,10 @@ struct SubjectOf {
     for (const uint32_t shard : body.shards) names->AddShard(store, shard);
     return "new values of ";
   }
+  const char* operator()(const ExchangeRequest& body) const {
+    for (const uint32_t shard : body.shards) names->AddShard(store, shard);
+    return "an exchange of ";
+  }
   const char* operator()(const ReduceRequest& body) const {
     names->Add("key", StrCat(body.key));
     return "a reduction with ";
@@ -375,6 +402,8 @@ Status Parse(const FrameHeader& header, std::string_view meta, const Store& stor
       return ParseAs<PushRequest>(header, meta, store, request);
     case MessageType::kSet:
       return ParseAs<SetRequest>(header, meta, store, request);
+    case MessageType::kExchange:
+      return ParseAs<ExchangeRequest>(header, meta, store, request);
     case MessageType::kReduce:
       return ParseAs<ReduceRequest>(header, meta, store, request);
     case MessageType::kLeave:

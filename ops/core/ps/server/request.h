@@ -28,8 +28,8 @@ struct LeaveRequest {};
 struct ClientRequest {
   uint64_t id = 0;
   std::variant<OpenRequest, CreateRequest, BindRequest, PullRequest, PushRequest, SetRequest,
-               ReduceRequest, LeaveRequest, TableRequest, LookupRequest, ScanRowsRequest,
-               EditRowsRequest, FindRowsRequest, ResolveRequest, CommitRequest>
+               ExchangeRequest, ReduceRequest, LeaveRequest, TableRequest, LookupRequest,
+               ScanRowsRequest, EditRowsRequest, FindRowsRequest, ResolveRequest, CommitRequest>
       body;
   // The expected payload. The payload of a refused request is discarded.
   std::vector<PayloadPart> parts;

@@ -21,7 +21,7 @@ Status Check(const ServerOptions& options) {
   const ScheduleOptions& schedule = options.schedule;
   const bool sync = schedule.mode == Mode::kSync;
   if (schedule.mode < Mode::kAsync || schedule.mode > Mode::kSsp ||
-      options.compensation > Compensation::kAdaDelay) {
+      options.compensation > Compensation::kAdaptiveRevision) {
     return InvalidArgument(StrCat("unknown mode ", static_cast<int>(schedule.mode),
                                   " or compensation ", static_cast<int>(options.compensation)));
   }
@@ -53,6 +53,9 @@ Status Check(const ServerOptions& options) {
   if (options.compensation == Compensation::kDcAsgd && options.hogwild) {
     return InvalidArgument(
         "dc-asgd does not go with hogwild: what a worker has pulled is not kept");
+  }
+  if (options.compensation == Compensation::kAdaptiveRevision && options.hogwild) {
+    return InvalidArgument("adaptive revision does not go with hogwild: it needs an exact sum");
   }
   return Status();
 }

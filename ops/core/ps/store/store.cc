@@ -65,6 +65,7 @@ std::optional<uint64_t> BytesOf(DType dtype, uint64_t elements) {
 Store::Store(const StoreOptions& options, int workers)
     : tracked_workers_(options.compensation == Compensation::kNone ? 0 : workers),
       hogwild_(options.hogwild),
+      revises_(options.compensation == Compensation::kAdaptiveRevision),
       memory_(std::make_shared<MemoryBudget>(options.memory_budget)),
       pool_(memory_),
       clock_(options.time) {}
@@ -309,10 +310,34 @@ Status Store::Bind(const BindRequest& request, std::string* replaced) {
     }
   }
   if (count > 1) *replaced += StrCat(" and ", count - 1, " more");
+  if (revises_) AddRevisions(request);
   for (size_t i = 0; i < bindings.size(); ++i) {
     Find(request.entries[i].shard)->binding = std::move(bindings[i]);
   }
   return Status();
+}
+
+void Store::AddRevisions(const BindRequest& request) {
+  std::vector<Shard*> shards;
+  uint64_t bytes = 0;
+  for (const BindRequest::Entry& entry : request.entries) {
+    Shard* const shard = Find(entry.shard);
+    if (shard->revision.sum != nullptr ||
+        std::find(shards.begin(), shards.end(), shard) != shards.end()) {
+      continue;
+    }
+    shards.push_back(shard);
+    bytes += 2 * shard->bytes;
+  }
+  if (bytes > 0) memory_->CheckPersistent(bytes);
+  std::vector<Shard::Revision> revisions;
+  for (const Shard* shard : shards) {
+    revisions.push_back({pool_.Allocate(shard->bytes), pool_.Allocate(shard->bytes)});
+    std::memset(revisions.back().sum->data(), 0, shard->bytes);
+    std::memset(revisions.back().deficit->data(), 0, shard->bytes);
+  }
+  for (size_t i = 0; i < shards.size(); ++i) shards[i]->revision = std::move(revisions[i]);
+  memory_->MarkPersistent(bytes);
 }
 
 Status Store::CheckBind(const OptimizerConfig& config, const BindRequest::Entry& entry) const {
@@ -323,6 +348,11 @@ Status Store::CheckBind(const OptimizerConfig& config, const BindRequest::Entry&
     return InvalidArgument(StrCat(
         "shard '", shard->name, "': expected float32 or float64 to run an optimizer on, received ",
         Describe(shard->dtype, shard->elements)));
+  }
+  if (revises_ && config.kind != OptimizerKind::kAdagrad) {
+    return InvalidArgument(StrCat("shard '", shard->name,
+                                  "': adaptive revision revises the steps of Adagrad, ",
+                                  "received another optimizer"));
   }
   const size_t expected = SlotCount(config);
   if (entry.slots.size() != expected) {

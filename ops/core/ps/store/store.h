@@ -32,7 +32,7 @@
 namespace tfdist::ps {
 
 // How a gradient is corrected for the updates since its worker pulled (update.h).
-enum class Compensation : uint8_t { kNone = 0, kDcAsgd = 1, kAdaDelay = 2 };
+enum class Compensation : uint8_t { kNone = 0, kDcAsgd = 1, kAdaDelay = 2, kAdaptiveRevision = 3 };
 
 struct StoreOptions {
   bool hogwild = false;  // updates without locks and in place: a pull may mix old and new values
@@ -78,9 +78,15 @@ struct Shard {
   BlockPtr block;    // with Hogwild never replaced
   std::atomic<uint64_t> version{1};
   std::atomic<uint64_t> updates{0};  // by gradients
+  // Of optimizers/adaptive_revision.h; null without it. Not in snapshots: after a restart the
+  // deficits are zeros, which makes the learning rates smaller, and no worker has pulled.
+  struct Revision {
+    BlockPtr sum, deficit;
+  };
+  Revision revision;
   // By worker: the shard at the pull that began its step. Empty without delay compensation.
   struct Seen {
-    BlockPtr block;
+    BlockPtr block;  // dc-asgd: the value; adaptive revision: the sum of gradients
     uint64_t updates = 0;
   };
   std::vector<Seen> seen;
@@ -168,12 +174,14 @@ class Store {
   Status CheckCreate(const CreateRequest& request) const;
   Status CheckUnclaimed(const CreateRequest::Entry& entry) const;
   Status CheckBind(const OptimizerConfig& config, const BindRequest::Entry& entry) const;
+  // Allocates the state of adaptive revision for the bound shards that have none; all or nothing.
+  void AddRevisions(const BindRequest& request);
   Shard* Add(const std::string& name, DType dtype, uint64_t elements, BlockPtr block);
   // Removes all shards but the first `count`.
   void Remove(size_t count);
 
   const size_t tracked_workers_;  // whose last pulls are kept; 0 without delay compensation
-  const bool hogwild_;
+  const bool hogwild_, revises_;
   mutable std::mutex
       turnstile_;  // a thread that waits to exclude holds it: no other may share then
   mutable std::shared_mutex changes_;

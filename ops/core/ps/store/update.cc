@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/math/cast16.h"
+#include "core/ps/optimizers/adaptive_revision.h"
 
 namespace tfdist::ps {
 namespace {
@@ -92,6 +93,63 @@ class NextStep {
   std::array<NextValue, kMaxSlots> slots_;
   size_t count_ = 0;
 };
+
+// The steps of a shard's optimizer, which adaptive revision replaces by its own. The caller holds
+// the locks of the shard.
+class Optimizing {
+ public:
+  // `pulled_sum`: of the worker's pull; null if there is none.
+  Optimizing(Shard* shard, const StepValues& step, const Block* pulled_sum, BlockPool* pool)
+      : shard_(shard), step_(step), pulled_sum_(pulled_sum) {
+    if (shard->revision.sum == nullptr || IsSoleOwner(shard->revision.sum)) return;
+    BlockPtr sum = pool->Allocate(shard->bytes);
+    std::memcpy(sum->data(), shard->revision.sum->data(), shard->bytes);
+    shard->revision.sum = std::move(sum);  // a pull holds the former one
+  }
+
+  // One step of `count` elements, from the byte `offset` of the shard.
+  void Step(const StepRuns& runs, size_t offset, size_t count) const {
+    const Binding& binding = *shard_->binding;
+    const Shard::Revision& revision = shard_->revision;
+    if (revision.sum == nullptr) {
+      return Optimize(binding.config, step_, binding.weight_decay, shard_->dtype, count, runs);
+    }
+    RevisionRuns revised;
+    if (pulled_sum_ != nullptr) revised.pulled_sum = pulled_sum_->data() + offset;
+    revised.sum = revision.sum->data() + offset;
+    revised.deficit = revision.deficit->data() + offset;
+    ReviseAdagrad(binding.config, step_, binding.weight_decay, shard_->dtype, count, runs, revised);
+  }
+
+ private:
+  Shard* const shard_;
+  const StepValues step_;
+  const Block* const pulled_sum_;
+};
+
+template <typename T>
+void ScaleDifference(double factor, void* values, const void* others, size_t count) {
+  const auto scale = static_cast<T>(factor);
+  auto* x = static_cast<T*>(values);
+  const auto* c = static_cast<const T*>(others);
+  for (size_t i = 0; i < count; ++i) x[i] = scale * (x[i] - c[i]);
+}
+
+// x = factor (x - c). 16-bit floats are computed in float32 and rounded.
+void ScaleDifference(DType dtype, double factor, char* x, const char* c, size_t count) {
+  if (dtype == DType::kFloat32) return ScaleDifference<float>(factor, x, c, count);
+  if (dtype == DType::kFloat64) return ScaleDifference<double>(factor, x, c, count);
+  constexpr size_t kSome = 256;
+  float wide_x[kSome], wide_c[kSome];
+  const size_t bytes = ByteSize(dtype);
+  for (size_t first = 0; first < count; first += kSome) {
+    const size_t some = std::min(kSome, count - first);
+    CastToFloat32(dtype, x + first * bytes, wide_x, some);
+    CastToFloat32(dtype, c + first * bytes, wide_c, some);
+    ScaleDifference<float>(factor, wide_x, wide_c, some);
+    CastFromFloat32(dtype, wide_x, x + first * bytes, some);
+  }
+}
 
 // Rows of a table as float32, from the dtype in which they were sent.
 BlockPtr Widened(BlockPtr values, DType wire, BlockPool* pool) {
@@ -273,7 +331,11 @@ void ReserveMemory(bool replaces_blocks, BlockPool* pool, std::vector<Update>* u
   std::vector<BlockPtr> spare;
   const auto reserve_for = [&](Shard* shard) {
     const std::lock_guard<std::mutex> lock(shard->mutex);
+    const BlockPtr& sum = shard->revision.sum;
     if (!IsSoleOwner(shard->block)) spare.push_back(pool->AllocateWithinBudget(shard->bytes));
+    if (sum != nullptr && !IsSoleOwner(sum)) {
+      spare.push_back(pool->AllocateWithinBudget(shard->bytes));
+    }
   };
   for (Update& update : *updates) {
     if (update.table != nullptr) {
@@ -293,14 +355,14 @@ void ReserveMemory(bool replaces_blocks, BlockPool* pool, std::vector<Update>* u
 void Updater::ApplyGradient(int worker, Shard* shard, const StepValues& step,
                             const BlockPtr& gradient) {
   const ShardLocks locks(shard, options_.hogwild);
-  const Binding& binding = *shard->binding;
   NextStep next(shard, options_.hogwild, /*copy=*/false, pool_);
-  if (const Block* then = PulledBy(worker, *shard)) {
+  const Optimizing optimizing(shard, Delayed(worker, *shard, step),
+                              PulledBy(worker, *shard, Compensation::kAdaptiveRevision), pool_);
+  if (const Block* then = PulledBy(worker, *shard, Compensation::kDcAsgd)) {
     CompensateDelay(shard->dtype, shard->elements, options_.compensation_lambda,
                     shard->block->data(), then->data(), gradient->data());
   }
-  Optimize(binding.config, Delayed(worker, *shard, step), binding.weight_decay, shard->dtype,
-           shard->elements, next.runs(gradient->data()));
+  optimizing.Step(next.runs(gradient->data()), 0, shard->elements);
   next.Finish();
 }
 
@@ -323,9 +385,10 @@ void Updater::ApplyRows(int worker, const Update& update) {
 
   const ShardLocks locks(shard, options_.hogwild);
   const size_t row_bytes = update.width * ByteSize(shard->dtype);
-  const StepValues step = Delayed(worker, *shard, update.step);
-  const Block* const then = PulledBy(worker, *shard);
+  const Block* const then = PulledBy(worker, *shard, Compensation::kDcAsgd);
   NextStep next(shard, options_.hogwild, /*copy=*/true, pool_);
+  const Optimizing optimizing(shard, Delayed(worker, *shard, update.step),
+                              PulledBy(worker, *shard, Compensation::kAdaptiveRevision), pool_);
   for (size_t i = 0; i < order.size();) {
     char* const gradient = update.values->data() + order[i] * row_bytes;
     const int64_t index = indices[order[i]];
@@ -338,8 +401,7 @@ void Updater::ApplyRows(int worker, const Update& update) {
       CompensateDelay(shard->dtype, update.width, options_.compensation_lambda,
                       shard->block->data() + offset, then->data() + offset, gradient);
     }
-    Optimize(binding.config, step, binding.weight_decay, shard->dtype, update.width,
-             next.copied_runs(gradient, offset));
+    optimizing.Step(next.copied_runs(gradient, offset), offset, update.width);
   }
   next.Finish();
 }
@@ -350,6 +412,17 @@ void Updater::AddDelta(Shard* shard, const BlockPtr& delta) {
   NextValue next(shard, options_.hogwild, /*copy=*/false, pool_);
   const Run run = next.run();
   Add(shard->dtype, run.out, run.in, delta->data(), shard->elements);
+  next.Finish();
+}
+
+void Updater::Attract(Shard* shard, double alpha, const BlockPtr& values, bool moves) {
+  std::unique_lock<std::mutex> lock(shard->mutex, std::defer_lock);
+  if (!options_.hogwild) lock.lock();
+  ScaleDifference(shard->dtype, alpha, values->data(), shard->block->data(), shard->elements);
+  if (!moves) return;
+  NextValue next(shard, options_.hogwild, /*copy=*/false, pool_);
+  const Run run = next.run();
+  Add(shard->dtype, run.out, run.in, values->data(), shard->elements);
   next.Finish();
 }
 
@@ -372,8 +445,8 @@ StepValues Updater::Delayed(int worker, const Shard& shard, StepValues step) con
   return step;
 }
 
-const Block* Updater::PulledBy(int worker, const Shard& shard) const {
-  if (options_.compensation != Compensation::kDcAsgd || worker < 0) return nullptr;
+const Block* Updater::PulledBy(int worker, const Shard& shard, Compensation compensation) const {
+  if (options_.compensation != compensation || worker < 0) return nullptr;
   return shard.seen[worker].block.get();
 }
 

@@ -85,6 +85,9 @@ class Updater {
   void ApplyRows(int worker, const Update& update);
   void AddDelta(Shard* shard, const BlockPtr& delta);
   void Assign(Shard* shard, BlockPtr value);
+  // Elastic averaging: replaces a worker's values x by alpha (x - c), with c the shard's value, and
+  // adds that to c if the shard `moves`.
+  void Attract(Shard* shard, double alpha, const BlockPtr& values, bool moves);
 
   // The whole value of a shard, for the redo log.
   ChangedShard Changed(Shard* shard) const;
@@ -96,8 +99,8 @@ class Updater {
   StepValues Delayed(int worker, const Shard& shard, StepValues step) const;
   // Adds the shards that the updates have changed.
   void AddChanged(const std::vector<Update>& updates, TaskRecord* tasks) const;
-  // The value that the worker pulled, if gradients are corrected by it (dc-asgd); else null.
-  const Block* PulledBy(int worker, const Shard& shard) const;
+  // What the shard keeps of the worker's pull, if `compensation` uses it; else null.
+  const Block* PulledBy(int worker, const Shard& shard, Compensation compensation) const;
 
   const StoreOptions& options_;
   Store* const store_;

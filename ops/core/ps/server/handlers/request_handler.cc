@@ -33,6 +33,9 @@ struct Dispatcher {
     return steps->HandlePush(*client, push, request);
   }
   Result operator()(const SetRequest& set) const { return steps->HandleSet(set, request); }
+  Result operator()(const ExchangeRequest& exchange) const {
+    return steps->HandleExchange(*client, exchange, request);
+  }
   Result operator()(const ReduceRequest& reduce) const {
     steps->HandleReduce(*client, reduce, request);
     return std::nullopt;

@@ -38,9 +38,10 @@ struct WorkerState {
   // The last push whose rows were applied, and its process. The redo log may be ahead of the
   // snapshot, which everything else was restored from.
   uint64_t rows_process = 0, rows_sequence = 0;
-  uint64_t edit_process = 0, edit_sequence = 0;  // the same for edits of rows
-  bool came = false;                             // has connected since this server started
-  bool present = false;                          // its arrival was the last event about it
+  uint64_t edit_process = 0, edit_sequence = 0;          // the same for edits of rows
+  uint64_t exchange_process = 0, exchange_sequence = 0;  // the last exchange, and its process
+  bool came = false;                                     // has connected since this server started
+  bool present = false;                                  // its arrival was the last event about it
 };
 
 struct ServerState {

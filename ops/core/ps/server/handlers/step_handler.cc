@@ -88,6 +88,9 @@ Answer StepHandler::Gather(const ClientContext& client, uint64_t id, const PullR
       Shard::Seen& seen = shard->seen[client.worker];
       seen.updates = shard->updates;
       if (state_.options.compensation == Compensation::kDcAsgd) seen.block = shard->block;
+      if (state_.options.compensation == Compensation::kAdaptiveRevision) {
+        seen.block = shard->revision.sum;
+      }
     }
     if (bytes > kMaxPayloadBytes) {
       return state_.Refuse(client, id,
@@ -347,6 +350,46 @@ Answer StepHandler::HandleSet(const SetRequest& set, ClientRequest* request) {
     updater_.Assign(state_.store->Find(set.shards[i]), std::move(request->payload[i]));
   }
   return OkAnswer(request->id);
+}
+
+Answer StepHandler::HandleExchange(const ClientContext& client, const ExchangeRequest& exchange,
+                                   ClientRequest* request) {
+  WorkerState& worker = state_.WorkerOf(client);
+  const auto sharing = state_.store->Share();
+  std::vector<Update> updates(exchange.shards.size());
+  for (size_t i = 0; i < updates.size(); ++i) {
+    updates[i].kind = UpdateKind::kDelta;
+    updates[i].shard = state_.store->Find(exchange.shards[i]);
+    updates[i].values = std::move(request->payload[i]);
+  }
+  ReserveMemory(!state_.options.hogwild, &state_.store->pool(), &updates, &request->table);
+  bool is_repeated = false;
+  {
+    const Lock lock(state_.mutex);
+    const uint64_t process = worker.process.value_or(0);
+    is_repeated =
+        worker.exchange_process == process && exchange.sequence <= worker.exchange_sequence;
+    if (is_repeated) {
+      ++repeated_pushes_;
+    } else {
+      worker.exchange_process = process;
+      worker.exchange_sequence = exchange.sequence;
+      ++pushes_;
+    }
+  }
+  NotApplied missed;
+  std::vector<BlockPtr> moves;
+  for (Update& update : updates) {
+    // The worker sends a request again whose answer was lost. The shards have moved; it has not.
+    const bool done = state_.store->TryWithReclaim(
+        [&] { updater_.Attract(update.shard, exchange.alpha, update.values, !is_repeated); });
+    if (!done) missed.Add(update);
+    moves.push_back(std::move(update.values));
+  }
+  if (!missed.empty()) return state_.Refuse(client, request->id, missed.status());
+  Answer answer = OkAnswer(request->id);
+  answer.payload = std::move(moves);
+  return answer;
 }
 
 void StepHandler::HandleReduce(const ClientContext& client, const ReduceRequest& reduce,

@@ -35,6 +35,8 @@ class StepHandler {
   Answer HandleResolve(const ClientContext& client, uint64_t id, const ResolveRequest& resolve);
   Answer HandleCommit(const ClientContext& client, uint64_t id, const CommitRequest& commit);
   Answer HandleSet(const SetRequest& set, ClientRequest* request);
+  Answer HandleExchange(const ClientContext& client, const ExchangeRequest& exchange,
+                        ClientRequest* request);
   // The reducer answers.
   void HandleReduce(const ClientContext& client, const ReduceRequest& reduce,
                     ClientRequest* request);

@@ -1,0 +1,130 @@
+"""Rounds that a worker ends by itself, by an exchange with the centre on the parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.rules import Rule
+from tfdist.strategies._local_updates.centre import Centre
+from tfdist.strategies._local_updates.group import Group, without_strategy
+from tfdist.strategies._local_updates.rounds import Round
+
+
+class AsynchronousGroup(Group):
+    """A group whose anchor is a copy of the centre, as of the last time that the workers met.
+
+    Args:
+      optimizer: of Keras 3 or tf_keras; it has been built.
+      variables: the strategy's variables, which `optimizer` trains.
+      rule: how workers and centre combine.
+      workers: the number of workers.
+      centre: of all groups.
+    """
+
+    def __init__(
+        self, optimizer: Any, variables: Sequence[Any], rule: Rule, workers: int, centre: Centre
+    ) -> None:
+        super().__init__(optimizer, variables, rule, workers, "keep")
+        self._centre = centre
+        self._of_centre: list[Any] = []
+
+    def join(self) -> None:
+        """Connects the group to the centre, once its values have been restored."""
+        without_strategy(self._join)
+
+    def _join(self) -> None:
+        self.copy_anchor()
+        self._of_centre = [
+            self._centre.create(variable.name, anchor)
+            for variable, anchor in zip(self.variables, self.anchors, strict=True)
+        ]
+
+    def publish(self) -> None:
+        """Makes the chief's anchors the centre."""
+        if self._of_centre:
+            without_strategy(lambda: self._centre.publish(self._of_centre))
+
+    def begin(self) -> None:
+        """Begins a round, unless one has begun.
+
+        Values that a program has assigned since the workers met become the centre.
+        """
+
+        def begin() -> tf.Tensor:
+            pairs = list(zip(self._values, self.anchors, strict=True))
+            changed = [tf.reduce_any(v.read_value() != a.read_value()) for v, a in pairs]
+
+            def publish() -> tf.Tensor:
+                for value, anchor in pairs:
+                    anchor.assign(value.read_value())
+                self._centre.publish(self._of_centre)
+                return tf.constant(True)
+
+            tf.cond(tf.reduce_any(changed), publish, lambda: tf.constant(False))
+            return self._has_begun.assign(True, read_value=True)
+
+        tf.cond(self._has_begun, lambda: tf.constant(True), begin)
+
+    def exchange(self) -> None:
+        """Lets this worker and the centre attract each other."""
+        moves = self._centre.exchange(self._of_centre, [v.read_value() for v in self._values])
+        for value, move in zip(self._values, moves, strict=True):
+            value.assign_sub(move)
+
+    def fetch(self) -> None:
+        """Brings the anchors up to date."""
+        self._centre.fetch(self._of_centre)
+
+    def go_to_centre(self) -> None:
+        """Gives the anchors and the variables the centre's values."""
+        self.fetch()
+        self._go_to_anchors()
+
+
+class AsynchronousRound(Round):
+    """Rounds that each worker ends when it has made H steps; arguments as of `Round`.
+
+    The workers meet at the end of an epoch, after an exchange of each. Then all go on from the
+    centre, and average their statistics.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._settle = tf.function(self._fetch)
+
+    def settle(self) -> None:
+        """Brings the anchors up to date, for a checkpoint."""
+        with tf.init_scope():
+            self._settle()
+
+    def _fetch(self) -> None:
+        for group in self.groups:
+            group.fetch()
+
+    def _end(self) -> tf.Tensor:
+        for group in self.groups:
+            group.begin()  # if no step of this worker had rows
+            group.exchange()
+        return self._steps.assign(0, read_value=True)
+
+    def _end_if_begun(self) -> None:
+        ended = tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
+        with tf.control_dependencies([ended]):
+            rows = self._rows.read_value()  # since the workers met last
+        total = self._sums([rows], "rows since the last meeting")[0]
+
+        def meet() -> tf.Tensor:
+            statistics = self._statistics()
+            own = [variable.read_value() for variable in statistics]
+            parts = [value * tf.cast(rows / total, value.dtype) for value in own]
+            for variable, mean in zip(statistics, self._sums(parts, "statistics"), strict=True):
+                variable.assign(mean)
+            for group in self.groups:
+                group.go_to_centre()
+            self._rows.assign(0.0)
+            return tf.constant(True)
+
+        tf.cond(total > 0, meet, lambda: tf.constant(False))
