@@ -107,8 +107,6 @@ LONG_CASES = {
     # Data that is opened once, and once an epoch, in each test.
     "test_elastic_tf_keras.py": r"newcomer\w+\[(arrays in batches|generator)\]"
     r"|from_the_backup\[dataset-killed\]|test_each_mode|test_datasets_with_validation",
-    # test_elastic_faults.py has each kind of fault once.
-    "test_elastic_soak.py": r"",
     # It waits for half a minute; other tests cover the timers that end the wait.
     "test_lost_machine.py": r"test_both_sides",
     # The same; test_membership.py has partitions without a network.
