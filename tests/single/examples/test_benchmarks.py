@@ -204,18 +204,6 @@ def test_data_service_compares_numbers_of_data_workers(tmp_path):
     assert all(row["rows_per_second"] > 0 for row in rows)
 
 
-def test_scale_lets_ranks_meet_again(tmp_path):
-    file = tmp_path / "scale.json"
-    finished = run(
-        *(sys.executable, "benchmarks/scale.py", "--ranks", "21", "--processes", "2"),
-        *("--core_ranks", "10", "--rounds", "1", "--json", str(file)),
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    found = json.loads(file.read_text())
-    assert found["control"]["killed"] == 10 and found["core"]["left"] == 9
-    assert 0 < found["control"]["seconds"] and 0 < found["core"]["reconnect_seconds"]
-
-
 def test_tasks_measures_steps_and_requests(tmp_path):
     file = tmp_path / "tasks.json"
     finished = run(
