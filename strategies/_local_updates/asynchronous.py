@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.rules import Rule
-from tfdist.strategies._local_updates.centre import Centre
+from tfdist.strategies._local_updates.centre import Centre, CentreVariable
 from tfdist.strategies._local_updates.group import Group, without_strategy
 from tfdist.strategies._local_updates.rounds import Round
 
@@ -29,7 +29,7 @@ class AsynchronousGroup(Group):
     ) -> None:
         super().__init__(optimizer, variables, rule, workers, "keep")
         self._centre = centre
-        self._of_centre: list[Any] = []
+        self._of_centre: list[CentreVariable] = []
 
     def join(self) -> None:
         """Connects the group to the centre, once its values have been restored."""

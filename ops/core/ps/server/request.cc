@@ -200,10 +200,11 @@ Status LayOut(const FrameHeader& header, const PushRequest& body, const Store& s
   return layout.Finish(header, request);
 }
 
-Status LayOut(const FrameHeader& header, const SetRequest& body, const Store& store,
-              ClientRequest* request) {
+// One value for each shard. A request for a shard that does not exist is refused.
+Status LayOutShards(const FrameHeader& header, const std::vector<uint32_t>& shards,
+                    const Store& store, ClientRequest* request) {
   Layout layout;
-  for (const uint32_t id : body.shards) {
+  for (const uint32_t id : shards) {
     const Shard* shard = store.Find(id);
     if (shard == nullptr) {
       request->refusal = NoSuchShard(id);
@@ -214,27 +215,25 @@ Status LayOut(const FrameHeader& header, const SetRequest& body, const Store& st
   return layout.Finish(header, request);
 }
 
+Status LayOut(const FrameHeader& header, const SetRequest& body, const Store& store,
+              ClientRequest* request) {
+  return LayOutShards(header, body.shards, store, request);
+}
+
 Status LayOut(const FrameHeader& header, const ExchangeRequest& body, const Store& store,
               ClientRequest* request) {
-  Layout layout;
   for (const uint32_t id : body.shards) {
     const Shard* shard = store.Find(id);
-    if (shard == nullptr) {
-      request->refusal = NoSuchShard(id);
-      return Status();
-    }
-    if (shard->dtype > DType::kFloat64) {
-      request->refusal = InvalidArgument(
-          StrCat("shard '", shard->name, "': expected floating-point numbers to average, it has ",
-                 Describe(shard->dtype, shard->elements)));
-    }
-    layout.AddShard(*shard);
+    if (shard == nullptr || shard->dtype <= DType::kFloat64) continue;
+    request->refusal = InvalidArgument(
+        StrCat("shard '", shard->name, "': expected floating-point numbers to average, it has ",
+               Describe(shard->dtype, shard->elements)));
   }
   if (!(body.alpha > 0 && body.alpha <= 1)) {
     request->refusal = InvalidArgument(
         StrCat("an exchange: expected an elasticity above 0 and at most 1, received ", body.alpha));
   }
-  return layout.Finish(header, request);
+  return LayOutShards(header, body.shards, store, request);
 }
 
 Status LayOut(const FrameHeader& header, const ReduceRequest& body, const Store&,
