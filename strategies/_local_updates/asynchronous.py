@@ -117,13 +117,17 @@ class AsynchronousRound(Round):
         total = self._sums([rows], "rows since the last meeting")[0]
 
         def meet() -> tf.Tensor:
-            statistics = self._statistics()
-            own = [variable.read_value() for variable in statistics]
-            parts = [value * tf.cast(rows / total, value.dtype) for value in own]
-            for variable, mean in zip(statistics, self._sums(parts, "statistics"), strict=True):
-                variable.assign(mean)
             for group in self.groups:
                 group.go_to_centre()
+            fetched = [a.read_value() for group in self.groups for a in group.anchors]
+            # Nobody moves the centre again before all have fetched it: also without statistics.
+            with tf.control_dependencies(fetched):
+                weight = tf.identity(rows / total)
+                own = [variable.read_value() for variable in self._statistics()]
+            parts = [value * tf.cast(weight, value.dtype) for value in own]
+            means = self._sums([*parts, weight], "meeting at the end of an epoch")
+            for variable, mean in zip(self._statistics(), means[:-1], strict=True):
+                variable.assign(mean)
             self._rows.assign(0.0)
             return tf.constant(True)
 
