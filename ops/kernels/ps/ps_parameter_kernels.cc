@@ -16,6 +16,14 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
+// Fails if a tensor, which the message calls `what`, has not as many elements as the parameter.
+absl::Status CheckElements(const char* what, const ps::ParameterSpec& spec, const Tensor& tensor) {
+  if (tensor.NumElements() == static_cast<int64_t>(spec.elements)) return absl::OkStatus();
+  return absl::InvalidArgumentError(StrCat(what, " of '", spec.name, "': expected ", spec.elements,
+                                           " elements, received shape ",
+                                           tensor.shape().DebugString()));
+}
+
 class InitialValueKernel : public PsKernel {
  public:
   explicit InitialValueKernel(OpKernelConstruction* context) : PsKernel(context) {
@@ -26,12 +34,8 @@ class InitialValueKernel : public PsKernel {
     const auto client = FindClient(context);
     if (client == nullptr) return done();
     const Tensor& value = context->input(0);
-    const ps::ParameterSpec& spec = client->parameter(parameter_);
-    OP_REQUIRES_ASYNC(context, value.NumElements() == static_cast<int64_t>(spec.elements),
-                      absl::InvalidArgumentError(
-                          StrCat("initial value of '", spec.name, "': expected ", spec.elements,
-                                 " elements, received shape ", value.shape().DebugString())),
-                      done);
+    OP_REQUIRES_OK_ASYNC(
+        context, CheckElements("initial value", client->parameter(parameter_), value), done);
     const ps::Done end = Ending(context, done);
     client->Create(parameter_, Hold(value), [this, context, client, end](const Status& status) {
       if (!status.ok()) return end(status);
@@ -158,19 +162,15 @@ class StageKernel : public PsVariablesKernel {
     int input = count();
     for (int i = 0; i < count(); ++i) {
       const Tensor& values = context->input(input++);
-      const ps::ParameterSpec& spec = client->parameter(parameters()[i]);
       gradients[i].parameter = parameters()[i];
       gradients[i].values = Hold(values);
       if (of_rows_[i]) {
         gradients[i].rows = RowIndices(context->input(input++));
         gradients[i].width = RowWidth(values.shape());
+        continue;
       }
-      OP_REQUIRES_ASYNC(context,
-                        of_rows_[i] || values.NumElements() == static_cast<int64_t>(spec.elements),
-                        absl::InvalidArgumentError(
-                            StrCat("gradient of '", spec.name, "': expected ", spec.elements,
-                                   " elements, received shape ", values.shape().DebugString())),
-                        done);
+      OP_REQUIRES_OK_ASYNC(
+          context, CheckElements("gradient", client->parameter(parameters()[i]), values), done);
     }
     ps::StepValues step;
     step.learning_rate = context->input(input).scalar<double>()();
@@ -261,12 +261,8 @@ class ExchangeKernel : public PsKernel {
     std::vector<ps::Memory> moves(count);
     for (size_t i = 0; i < count; ++i) {
       const Tensor& value = context->input(i);
-      const ps::ParameterSpec& spec = client->parameter(parameters_[i]);
-      OP_REQUIRES_ASYNC(context, value.NumElements() == static_cast<int64_t>(spec.elements),
-                        absl::InvalidArgumentError(
-                            StrCat("value of '", spec.name, "': expected ", spec.elements,
-                                   " elements, received shape ", value.shape().DebugString())),
-                        done);
+      OP_REQUIRES_OK_ASYNC(context,
+                           CheckElements("value", client->parameter(parameters_[i]), value), done);
       Tensor* output = nullptr;
       OP_REQUIRES_OK_ASYNC(context, context->allocate_output(i, value.shape(), &output), done);
       values[i] = {parameters_[i], Hold(value)};
