@@ -15,7 +15,7 @@ from tensorflow.python.distribute.collective_util import CommunicationImplementa
 from tensorflow.python.distribute.distribute_utils import regroup, select_replica
 from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadVariable
 
-from tfdist import keras
+from tfdist import keras, ops
 from tfdist.compression import Compression, NoCompression, method_of
 from tfdist.config.cluster import Cluster
 from tfdist.errors import ClusterConfigError
@@ -124,7 +124,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
             slots,
             options.timeout_seconds,
             None if isinstance(method, NoCompression) else method,
-            _centre(cluster, rule),
+            _centre(cluster, rule, extended.communicator, options.timeout_seconds),
         )
         distribute_lib.Strategy.__init__(self, extended)
 
@@ -335,11 +335,13 @@ def _check_options(options: CommunicationOptions) -> None:
         )
 
 
-def _centre(cluster: Cluster, rule: Rule) -> Centre | None:
+def _centre(
+    cluster: Cluster, rule: Rule, communicator: ops.Communicator | None, timeout: float | None
+) -> Centre | None:
     """The centre of a rule that has one on the servers; an evaluator does not train."""
     if not isinstance(rule, EASGD) or not rule.asynchronous or cluster.rank is None:
         return None
-    return Centre(cluster, rule.alpha)
+    return Centre(cluster, rule.alpha, communicator, timeout)
 
 
 def _check_cluster(cluster: Cluster, rule: Rule) -> None:

@@ -50,9 +50,12 @@ class AsynchronousGroup(Group):
     def begin(self) -> None:
         """Begins a round, unless one has begun.
 
-        Values that a program has assigned since the workers met become the centre.
+        Values that a program has assigned since the workers met become the centre. All workers have
+        assigned them; they wait for each other, so that none meets the former centre.
         """
+        self._begin()
 
+    def _begin(self) -> tf.Tensor:
         def begin() -> tf.Tensor:
             pairs = list(zip(self._values, self.anchors, strict=True))
             changed = [tf.reduce_any(v.read_value() != a.read_value()) for v, a in pairs]
@@ -60,17 +63,21 @@ class AsynchronousGroup(Group):
             def publish() -> tf.Tensor:
                 for value, anchor in pairs:
                     anchor.assign(value.read_value())
-                self._centre.publish(self._of_centre)
-                return tf.constant(True)
+                published = self._centre.publish(self._of_centre)
+                with tf.control_dependencies([] if published is None else [published]):
+                    return self._centre.wait_for_workers()
 
-            tf.cond(tf.reduce_any(changed), publish, lambda: tf.constant(False))
-            return self._has_begun.assign(True, read_value=True)
+            waited = tf.cond(tf.reduce_any(changed), publish, lambda: tf.constant(0.0))
+            with tf.control_dependencies([waited]):
+                return self._has_begun.assign(True, read_value=True)
 
-        tf.cond(self._has_begun, lambda: tf.constant(True), begin)
+        return tf.cond(self._has_begun, lambda: tf.constant(True), begin)
 
     def exchange(self) -> None:
-        """Lets this worker and the centre attract each other."""
-        moves = self._centre.exchange(self._of_centre, [v.read_value() for v in self._values])
+        """Lets this worker and the centre attract each other; begins a round if none has begun."""
+        with tf.control_dependencies([self._begin()]):
+            values = [v.read_value() for v in self._values]
+        moves = self._centre.exchange(self._of_centre, values)
         for value, move in zip(self._values, moves, strict=True):
             value.assign_sub(move)
 
@@ -106,7 +113,6 @@ class AsynchronousRound(Round):
 
     def _end(self) -> tf.Tensor:
         for group in self.groups:
-            group.begin()  # if no step of this worker had rows
             group.exchange()
         return self._steps.assign(0, read_value=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.job import process
 from tfdist.ps.config import PsConfig
@@ -41,13 +42,23 @@ class Centre:
     Args:
       cluster: the job; a process without a cluster serves itself.
       alpha: the elasticity.
+      communicator: the workers; `None` if there is one.
+      timeout: of the wait for the other workers, in seconds; as for `tfdist.ops.all_reduce`.
 
     Raises:
       Exception: as `tfdist.ParameterServerStrategy`.
     """
 
-    def __init__(self, cluster: Cluster, alpha: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        alpha: float,
+        communicator: ops.Communicator | None,
+        timeout: float | None,
+    ) -> None:
         self._alpha = alpha
+        self._communicator = communicator
+        self._timeout = timeout
         config = PsConfig.make(cluster.world_size, "async")
         worker = process.current.attach(cluster, config, _CHECKPOINT_EVERY, has_variables=False)
         self._is_chief = cluster.is_chief
@@ -80,7 +91,18 @@ class Centre:
         with tf.device("/device:CPU:0"):
             self._client.pull(variables, begins_step=False)
 
-    def publish(self, variables: Sequence[CentreVariable]) -> None:
-        """Makes the chief's copies the centre."""
+    def publish(self, variables: Sequence[CentreVariable]) -> tf.Operation | None:
+        """Makes the chief's copies the centre; returns the operation, in a graph."""
         with tf.device("/device:CPU:0"):
-            self._client.set(variables, write=self._is_chief)
+            return self._client.set(variables, write=self._is_chief)
+
+    def wait_for_workers(self) -> tf.Tensor:
+        """Waits until all workers have come here; returns a zero, float32[]."""
+        zero = tf.zeros([])
+        if self._communicator is None:
+            return zero
+        with tf.device("/device:CPU:0"):
+            (total,) = ops.fused_all_reduce(
+                [zero], self._communicator, label="assigned weights", timeout=self._timeout
+            )
+        return total
