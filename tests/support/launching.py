@@ -20,7 +20,9 @@ config = json.loads(os.environ["TF_CONFIG"])
 me = f'{config["task"]["type"]} {config["task"]["index"]}'
 here = Path(sys.argv[0]).parent
 def say(text): os.write(1, (text + "\\n").encode())
-def wait_for_ever(): threading.Event().wait()
+def wait_for_ever():
+    # In short waits: a signal that comes just before a wait is handled after it.
+    while True: time.sleep(0.05)
 def wait_for_file(name, count=1):
     while len(list(here.glob(name))) < count: time.sleep(0.01)
 def wait_for_end(name):
@@ -53,9 +55,24 @@ class Launched:
         return {self.process.stdout.readline().decode().rstrip("\n") for _ in range(count)}
 
     def finish(self, timeout=30):
-        out, err = self.process.communicate(timeout=timeout)
+        try:
+            out, err = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            error.add_note(f"the launcher and its children: {self._describe_processes()}")
+            raise
         decoded = [(text or b"").decode().splitlines() for text in (out, err)]
         return self.process.returncode, *decoded
+
+    def _describe_processes(self):
+        """Returns state, signals and system call of the launcher and its children."""
+        proc = Path("/proc")
+        children = (proc / f"{self.process.pid}/task/{self.process.pid}/children").read_text()
+        found = {}
+        for pid in (self.process.pid, *children.split()):
+            lines = (proc / f"{pid}/status").read_text().splitlines()
+            told = [line for line in lines if line.startswith(("State", "Shd", "Sig"))]
+            found[pid] = [*told, (proc / f"{pid}/syscall").read_text().strip()]
+        return found
 
     def close(self):
         self.process.kill()
