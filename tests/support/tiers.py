@@ -173,8 +173,8 @@ LONG_CASES = {
     "test_tuned_buckets.py": r"test_fit_ends",
     # all_reduce, parameter_server, overlap and memory run the same parts; of data workers
     # test_data_service.py, of elastic jobs test_elastic_faults.py.
-    "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|tasks)"
-    r"|test_elastic_(compares|measures)|test_epochs",
+    "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|scale)"
+    r"|test_tasks|test_elastic_(compares|measures)|test_epochs",
     "test_communication_benchmarks.py": r"test_(network|planner|training_step|timeline"
     r"|sizes_of_buckets)",
 }

@@ -15,7 +15,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfdist import _providers
@@ -299,6 +299,10 @@ class Cluster:
         """Returns name and address of the task of `rank`: "worker 3 at host:port"."""
         address = self.address_of_rank(rank)
         return f"{self.name_of_rank(rank)} at {address}" if address else self.name_of_rank(rank)
+
+    def describe_ranks(self, ranks: Iterable[int]) -> str:
+        """Returns names and addresses of the tasks of `ranks`, shortened if there are many."""
+        return validation.show_some(map(self.describe_rank, ranks))
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tfdist.errors import ClusterConfigError
@@ -22,7 +22,8 @@ MIN_SECRET_BYTES = 16
 # TensorFlow 1's name of the chief; some schedulers still write it.
 _LEGACY_ROLES = {"master": "chief"}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d+)")
-_MAX_SHOWN = 200
+_MAX_TEXT = 200  # characters
+_MAX_LISTED = 8
 _Default = TypeVar("_Default", int, None)
 
 
@@ -34,7 +35,14 @@ def show(value: Any) -> str:
         text = repr(value)
     if isinstance(value, str):
         text = repr(text)
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
+
+
+def show_some(texts: Iterable[str]) -> str:
+    """Returns the first eight of `texts`, and how many follow: "a, b, and 991 more"."""
+    listed = list(texts)
+    more = len(listed) - _MAX_LISTED
+    return ", ".join([*listed[:_MAX_LISTED], *([f"and {more} more"] if more > 0 else [])])
 
 
 def expect_object(value: Any, source: str, what: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from tfdist.config.environments.place import Meeting
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages, network
 from tfdist.control.client import ControlClient, UnreachableError
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext, HeldCalls
 from tfdist.control.server import ControlServer
 from tfdist.errors import RendezvousTimeoutError
 
@@ -89,7 +89,9 @@ class AddressBook:
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
-        self._changed = threading.Condition()
+        self._calls = HeldCalls()
+        # For process 0 itself.
+        self._changed = threading.Condition(self._calls.lock)
         self._hosts: dict[int, str] = {0: meeting.host}
         self._process: dict[int, str] = {}
         self._unanswered = set(range(1, meeting.size))
@@ -105,23 +107,23 @@ class AddressBook:
           {"status": "complete", "hosts"}, {"status": "waiting", "missing": [indices]} or
           {"status": "refused", "reason"}.
         """
-        context.on_disconnect = self._wake
-        with self._changed:
+        with self._calls.lock:
             reason = self._reason_to_refuse(request)
             if reason:
                 return {"status": "refused", "reason": reason}
             self._hosts[request.rank] = request.host
             self._process[request.rank] = request.process
-            self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: not self._missing() or context.disconnected, min(request.wait, _LONG_POLL)
-            )
+            if not self._missing():
+                self._changed.notify_all()
+                self._calls.wake_all()
+            self._calls.hold(context, min(request.wait, _LONG_POLL), lambda: not self._missing())
             missing = self._missing()
             if missing:
                 return {"status": "waiting", "missing": missing}
             if not context.disconnected:
                 self._unanswered.discard(request.rank)
-                self._changed.notify_all()
+                if not self._unanswered:
+                    self._changed.notify_all()
             return {"status": "complete", "hosts": self._all()}
 
     def wait(self, timeout: float) -> list[str] | list[int]:
@@ -134,10 +136,6 @@ class AddressBook:
         """Waits until every other process has had its answer, for `timeout` seconds at most."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unanswered, timeout)
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _missing(self) -> list[int]:
         return [index for index in range(self._meeting.size) if index not in self._hosts]
@@ -196,7 +194,7 @@ def _collect(meeting: Meeting, settings: Settings) -> list[str]:
         if len(hosts) == meeting.size:
             break
         who = f"rank 0 of {meeting.size} at {meeting.address}"
-        missing = ", ".join(map(str, found))
+        missing = validation.show_some(map(str, found))
         if time.monotonic() >= deadline:
             refusal = server.last_refusal
             server.close()
@@ -263,7 +261,7 @@ def _ask(meeting: Meeting, settings: Settings) -> list[str]:
                 continue
             if answer["status"] == "complete":
                 return [str(known) for known in answer["hosts"]]
-            waiting_for = f"the host of rank {', '.join(map(str, answer['missing']))}"
+            waiting_for = f"the host of rank {validation.show_some(map(str, answer['missing']))}"
 
 
 def _own_host(host_of_rank_0: str, settings: Settings) -> str | None:

@@ -14,6 +14,8 @@ from tfdist.control.signing import Metadata, Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError
 
 _OPTIONS = [
+    # A connection of its own: the server limits the calls of each.
+    ("grpc.use_local_subchannel_pool", 1),
     # The control plane stays inside the cluster; an internet proxy would break it.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", messages.MAX_ANSWER_BYTES),

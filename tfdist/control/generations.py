@@ -67,9 +67,9 @@ from tfdist.control import messages
 from tfdist.control.address_round import AddressRound
 from tfdist.control.arrivals import Arrival, Arrivals
 from tfdist.control.founders import Founders
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation, Member, problem_with_member
 from tfdist.control.messages import MessageError
-from tfdist.control.rendezvous import ClientContext
 
 _MAX_WAIT = 30.0
 

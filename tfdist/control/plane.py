@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,8 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import messages
 from tfdist.control.client import ControlClient, SilentError, UnreachableError
-from tfdist.control.rendezvous import ClientContext, Rendezvous
+from tfdist.control.held_calls import ClientContext
+from tfdist.control.rendezvous import Rendezvous
 from tfdist.control.server import ControlServer, Handler
 from tfdist.control.signing import data_key
 from tfdist.control.stop_board import StopBoard
@@ -185,7 +186,7 @@ class ControlPlane:
                 if answer["status"] == "complete":
                     return self._result(answer)
                 if answer["status"] == "waiting":
-                    waiting_for = self._describe(answer["missing"])
+                    waiting_for = self._cluster.describe_ranks(answer["missing"])
                 else:
                     waiting_for = f"{self._cluster.describe_rank(0)} (it is closing)"
                     self._closed.wait(min(_RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
@@ -258,7 +259,7 @@ class ControlPlane:
             failures = 0
             if answer["status"] != "waiting":
                 return answer["status"] == "complete"
-            waiting_for = self._describe(answer["missing"])
+            waiting_for = self._cluster.describe_ranks(answer["missing"])
         return False
 
     def stop_watch(self, has_failed: Callable[[], bool]) -> StopWatch:
@@ -329,6 +330,3 @@ class ControlPlane:
         return (
             f"{self._cluster.task_name} (rank {self._cluster.rank} of {self._cluster.world_size})"
         )
-
-    def _describe(self, ranks: Iterable[int]) -> str:
-        return ", ".join(self._cluster.describe_rank(rank) for rank in ranks)

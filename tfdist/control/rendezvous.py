@@ -14,35 +14,16 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
+from tfdist.control.held_calls import ClientContext, HeldCalls
 
 # A rank that receives "waiting" calls again at once; without a call for this long (s) it is gone.
 _LEASE = 10.0
-_MAX_WAIT = 30.0
 _REMEMBERED_PROCESSES = 64
-
-
-class ClientContext:
-    """The connection of a call that waits for its answer.
-
-    Attributes:
-      disconnected: the connection has broken.
-      on_disconnect: is called when it breaks.
-    """
-
-    def __init__(self) -> None:
-        self.disconnected = False
-        self.on_disconnect: Callable[[], None] = lambda: None
-
-    def disconnect(self) -> None:
-        """Records that the connection broke."""
-        self.disconnected = True
-        self.on_disconnect()
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,6 +31,7 @@ class _JoinedRank:
     """A rank in the open set."""
 
     join: messages.Join
+    context: ClientContext
     expires: float = math.inf  # monotonic; infinite while a call of this rank waits
 
 
@@ -64,7 +46,8 @@ class Rendezvous:
         self.id = secrets.token_hex(8)
         self._cluster = cluster
         self._fingerprint = messages.fingerprint(cluster.training_addresses)
-        self._changed = threading.Condition()
+        self._calls = HeldCalls()
+        self._all_answered = threading.Condition(self._calls.lock)
         self._closed = False
         self._open: dict[int, _JoinedRank] = {}
         self._process: dict[int, str] = {}
@@ -88,16 +71,17 @@ class Rendezvous:
           {"status": "waiting", "missing": [ranks]}, {"status": "refused", "reason"} or
           {"status": "closed"}.
         """
-        context.on_disconnect = self._wake
-        with self._changed:
+        with self._calls.lock:
             reason = self._reason_to_refuse(join)
             if reason:
                 return {"status": "refused", "reason": reason}
             if self._members.get(join.rank) == join.attempt:
                 return self._answer_member(join.rank)
-            joined = self._enter(join)
-            self._wait(
-                join.wait, lambda: self._open.get(join.rank) is not joined or context.disconnected
+            joined = self._enter(join, context)
+            self._calls.hold(
+                context,
+                join.wait,
+                lambda: self._closed or self._open.get(join.rank) is not joined,
             )
             if self._members.get(join.rank) == join.attempt:
                 return self._answer_member(join.rank)
@@ -121,30 +105,30 @@ class Rendezvous:
           "by": rank}, {"status": "unknown"} (another generation or rendezvous) or
           {"status": "closed"}.
         """
-        context.on_disconnect = self._wake
-        with self._changed:
+        with self._calls.lock:
             if (request.rendezvous, request.generation) != (self.id, self._generation):
                 return {"status": "unknown"}
             if not 0 <= request.rank < self._cluster.world_size:
                 return {"status": "refused", "reason": f"there is no rank {request.rank}"}
             if request.abandon:
                 self._abandoned_by = request.rank
+                self._calls.wake_all()
             else:
                 self._finished.add(request.rank)
                 if len(self._finished) == self._cluster.world_size:
                     self._unanswered = set(self._finished)
-            self._changed.notify_all()
+                    self._calls.wake_all()
             generation = request.generation
 
             def decided() -> bool:
                 return (
-                    len(self._finished) == self._cluster.world_size
+                    self._closed
+                    or len(self._finished) == self._cluster.world_size
                     or self._abandoned_by is not None
                     or self._generation != generation
-                    or context.disconnected
                 )
 
-            self._wait(request.wait, decided)
+            self._calls.hold(context, request.wait, decided)
             if self._generation != generation:
                 return {"status": "unknown"}
             if len(self._finished) == self._cluster.world_size:
@@ -164,18 +148,10 @@ class Rendezvous:
           linger: seconds to wait first until every rank has the result of a completed rendezvous
             or exit barrier; otherwise the last one would find rank 0 gone.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._unanswered, timeout=linger)
+        with self._calls.lock:
+            self._all_answered.wait_for(lambda: not self._unanswered, timeout=linger)
             self._closed = True
-            self._changed.notify_all()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
-        seconds = max(0.0, min(seconds, _MAX_WAIT))
-        self._changed.wait_for(lambda: self._closed or done(), timeout=seconds)
+            self._calls.wake_all()
 
     def _reason_to_refuse(self, join: messages.Join) -> str | None:
         size = self._cluster.world_size
@@ -201,7 +177,7 @@ class Rendezvous:
             f"process per task: do two run as {name}?"
         )
 
-    def _enter(self, join: messages.Join) -> _JoinedRank:
+    def _enter(self, join: messages.Join, context: ClientContext) -> _JoinedRank:
         rank = join.rank
         former = self._process.get(rank)
         if former not in (None, join.process):
@@ -210,11 +186,12 @@ class Rendezvous:
             ).append(former)
             self._unanswered.discard(rank)
         self._process[rank] = join.process
-        joined = self._open[rank] = _JoinedRank(join)
+        superseded = self._open.get(rank)
+        joined = self._open[rank] = _JoinedRank(join, context)
+        if superseded is not None:
+            self._calls.wake(superseded.context)
         if not self._missing():
             self._complete()
-        # Also wakes an earlier call of this rank, which this one supersedes.
-        self._changed.notify_all()
         return joined
 
     def _missing(self) -> list[int]:
@@ -235,6 +212,7 @@ class Rendezvous:
         }
         self._unanswered = set(self._open)
         self._open = {}
+        self._calls.wake_all()
 
     def _answer_member(self, rank: int) -> dict[str, Any]:
         self._answered(rank)
@@ -243,4 +221,4 @@ class Rendezvous:
     def _answered(self, rank: int) -> None:
         self._unanswered.discard(rank)
         if not self._unanswered:
-            self._changed.notify_all()
+            self._all_answered.notify_all()

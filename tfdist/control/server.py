@@ -22,7 +22,7 @@ import grpc
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import clock, interfaces, messages
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.signing import Signer
 from tfdist.errors import AddressInUseError, TfdistError
 

@@ -24,13 +24,10 @@ step 7, or one of them would know of the other's proposal. The first proposal co
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from tfdist.control import messages
-from tfdist.control.rendezvous import ClientContext
-
-_MAX_WAIT = 30.0
+from tfdist.control.held_calls import ClientContext, HeldCalls
 
 
 class StopBoard:
@@ -44,7 +41,7 @@ class StopBoard:
     def __init__(self, ranks: int, fingerprint: str) -> None:
         self._ranks = ranks
         self._fingerprint = fingerprint
-        self._changed = threading.Condition()
+        self._calls = HeldCalls()
         self._closed = False
         self._last_step = 0
         self._proposer = -1
@@ -74,17 +71,17 @@ class StopBoard:
         reason = self._reason_to_refuse(request)
         if reason:
             return {"status": "refused", "reason": reason}
-        context.on_disconnect = self._wake
-        with self._changed:
+        with self._calls.lock:
             self._noticed = self._noticed or request.noticed or request.last_step > 0
             if request.last_step and not self._last_step:
                 self._last_step, self._proposer = request.last_step, request.rank
+                self._calls.wake_all()
             if request.stored and request.stored == self._last_step:
                 self._stored.add(request.rank)
-            self._changed.notify_all()
-            wait = max(0.0, min(request.wait, _MAX_WAIT))
-            self._changed.wait_for(
-                lambda: self._closed or context.disconnected or self._is_answered(request), wait
+                if len(self._stored) == self._ranks:
+                    self._calls.wake_all()
+            self._calls.hold(
+                context, request.wait, lambda: self._closed or self._is_answered(request)
             )
             if self._last_step:
                 missing = sorted(set(range(self._ranks)) - self._stored)
@@ -98,9 +95,9 @@ class StopBoard:
 
     def close(self) -> None:
         """Releases all waiting calls."""
-        with self._changed:
+        with self._calls.lock:
             self._closed = True
-            self._changed.notify_all()
+            self._calls.wake_all()
 
     def _is_answered(self, request: messages.Stop) -> bool:
         if request.last_step and request.stored:
@@ -114,7 +111,3 @@ class StopBoard:
         if request.last_step < 0 or request.stored < 0:
             return f"expected steps of at least 0, received {request.last_step}, {request.stored}"
         return None
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

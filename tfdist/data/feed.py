@@ -29,7 +29,7 @@ from typing import Any
 from tfdist import ops
 from tfdist.config.cluster import Cluster
 from tfdist.control.client import ControlClient
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.data.stream import Batching, Stream
 from tfdist.errors import ClusterConfigError, NotInitializedError
 from tfdist.job import process
@@ -163,7 +163,7 @@ class Feed:
                     self._feeds.task_name,
                     self.name,
                     epoch + 1,
-                    ", ".join(map(self._feeds.cluster.describe_rank, found)),
+                    self._feeds.cluster.describe_ranks(found),
                 )
             yield None
         stream.finish()

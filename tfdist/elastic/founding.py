@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from tfdist.control import messages
 from tfdist.control.client import RefusedError, UnreachableError
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation
-from tfdist.control.rendezvous import ClientContext
 from tfdist.elastic.peers import Peers, generation_of
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 

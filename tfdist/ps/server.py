@@ -16,7 +16,7 @@ from tfdist import _providers, ops
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import interfaces, messages
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import ControlServer
 from tfdist.control.signing import data_key
 from tfdist.control.stop_board import StopBoard

@@ -33,7 +33,7 @@ from typing import Any
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.server import Handler
 from tfdist.errors import CheckpointError
 from tfdist.tasks.description import Description, DescriptionError

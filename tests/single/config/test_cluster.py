@@ -64,6 +64,14 @@ def test_ranks_are_chief_first_then_workers():
             cluster.name_of_rank(rank)
 
 
+def test_descriptions_of_many_ranks_are_short():
+    cluster = Cluster(workers=tuple(f"h:{port}" for port in range(1, 1001)), task_index=0)
+    assert cluster.describe_ranks([1, 5]) == "worker 1 at h:2, worker 5 at h:6"
+    assert cluster.describe_ranks([]) == ""
+    assert cluster.describe_ranks(range(8)).endswith("worker 6 at h:7, worker 7 at h:8")
+    assert cluster.describe_ranks(range(1000)).endswith("worker 7 at h:8, and 992 more")
+
+
 @pytest.mark.parametrize(
     "text",
     [

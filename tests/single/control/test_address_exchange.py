@@ -12,7 +12,7 @@ from tfdist.config.environments.place import Meeting
 from tfdist.config.settings import Settings
 from tfdist.control import address_exchange, messages
 from tfdist.control.address_exchange import AddressBook, meet
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 from tfdist.launch.ports import free_ports
 

@@ -14,9 +14,10 @@ import grpc
 import pytest
 from control_tasks import Background, LogWatch, clusters, data_address, meet, planes, settings
 
-from tfdist.control import ControlPlane, messages, rendezvous, signing
+from tfdist.control import ControlPlane, held_calls, messages, rendezvous, signing
 from tfdist.control import server as control_server
 from tfdist.control.client import ControlClient
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.signing import Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
 
@@ -324,10 +325,10 @@ def test_well_formed_nonsense_is_refused(changes, reason):
 
 @pytest.mark.parametrize("wait", [1e300, 10**300, -1.0])
 def test_a_caller_cannot_hold_a_call_forever(wait, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_MAX_WAIT", 0.1)
+    monkeypatch.setattr(held_calls, "_MAX_WAIT", 0.1)
     cluster = clusters(2)[0]
     join = messages.decode(messages.Join, join_body(cluster, wait=wait))
-    call = Background(rendezvous.Rendezvous(cluster).join, join, rendezvous.ClientContext())
+    call = Background(rendezvous.Rendezvous(cluster).join, join, ClientContext())
     assert call.result(timeout=5) == {"status": "waiting", "missing": [0]}
 
 

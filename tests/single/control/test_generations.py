@@ -11,9 +11,9 @@ from control_tasks import Background
 from tfdist.config.elastic import Elastic
 from tfdist.control import arrivals, messages
 from tfdist.control.generations import Generations
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.members import Generation, Member
 from tfdist.control.messages import MessageError
-from tfdist.control.rendezvous import ClientContext
 
 pytestmark = pytest.mark.timeout(60)
 

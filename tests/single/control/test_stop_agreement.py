@@ -12,7 +12,7 @@ from control_tasks import Background
 
 from tfdist.control import messages
 from tfdist.control.client import UnreachableError
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.stop_board import StopBoard
 from tfdist.control.stop_watch import StopWatch
 

@@ -204,6 +204,20 @@ def test_data_service_compares_numbers_of_data_workers(tmp_path):
     assert all(row["rows_per_second"] > 0 for row in rows)
 
 
+def test_scale_lets_ranks_meet_again_after_a_kill(tmp_path):
+    file = tmp_path / "scale.json"
+    finished = run(
+        *(sys.executable, "benchmarks/scale.py", "--ranks", "21", "--processes", "2"),
+        *("--core_ranks", "10", "--rounds", "1", "--json", str(file)),
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    found = json.loads(file.read_text())
+    control, core = found["control"], found["core"]
+    assert (control["ranks"], control["killed"]) == (21, 10)
+    assert (core["ranks"], core["left"]) == (10, 5)
+    assert control["seconds"] > 0 and core["reconnect_seconds"] > 0
+
+
 def test_tasks_measures_steps_and_requests(tmp_path):
     file = tmp_path / "tasks.json"
     finished = run(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdist.control import messages
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.ps import step_waits
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import State, StateError

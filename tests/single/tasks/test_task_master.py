@@ -13,7 +13,7 @@ import pytest
 from tfdist.config.cluster import Cluster
 from tfdist.control import messages
 from tfdist.control.client import UnreachableError
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.errors import CheckpointError, ClusterConfigError, RendezvousTimeoutError
 from tfdist.tasks import client as task_client
 from tfdist.tasks.client import TaskClient

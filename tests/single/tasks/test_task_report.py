@@ -10,8 +10,8 @@ import tfdist.launch.cli
 from tfdist.config.cluster import Cluster
 from tfdist.config.job_file import JobFile
 from tfdist.config.settings import Settings
+from tfdist.control.held_calls import ClientContext
 from tfdist.control.plane import ControlPlane
-from tfdist.control.rendezvous import ClientContext
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.ports import free_ports
 from tfdist.tasks import report

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.control import messages
-from tfdist.control.rendezvous import ClientContext
+from tfdist.control.held_calls import ClientContext
 from tfdist.ps.epochs import metric_states
 from tfdist.ps.epochs.metric_states import StateError
 from tfdist.ps.epochs.rounds import FIT_END, TRAINING, Answer, EpochRounds, Key
