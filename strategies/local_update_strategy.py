@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +19,12 @@ from tensorflow.python.distribute.values import DistributedVariable, SyncOnReadV
 from tfdist import keras, ops
 from tfdist.compression import Compression, NoCompression, method_of
 from tfdist.config.cluster import Cluster
+from tfdist.config.elastic import MAX_WORKERS, Elastic
 from tfdist.errors import ClusterConfigError
 from tfdist.job import process
 from tfdist.job.start import start
 from tfdist.rules import EASGD, ModelAveraging, Rule, StreamingDiLoCo
+from tfdist.strategies._elastic_extended import ElasticExtended
 from tfdist.strategies._local_updates.centre import Centre
 from tfdist.strategies._local_updates.group import without_strategy
 from tfdist.strategies._local_updates.local_updates import LocalUpdates
@@ -57,8 +60,11 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         they were at first ("reset").
       compression: of the pseudo-gradients, the anchor minus what a worker gives to the mean: a name
         or a method of `tfdist.compression`; `None` sends them as they are.
-      min_contributors: how many workers a synchronization needs. Not yet supported for less than
-        all: `None`, or the number of workers.
+      min_contributors: how many workers a synchronization needs. With less than all, the job is
+        elastic: one that dies costs its steps since the last synchronization, and the others go on
+        without it. `None` means all, or the minimum of a job that is elastic anyway
+        (`TFDIST_ELASTIC`). For rules after whose synchronization all workers are equal, without
+        compression, in `fit` of Keras 3.
       cluster_resolver: as of `MultiWorkerMirroredStrategy`.
       communication_options: a `tfdist.CommunicationOptions`; `timeout_seconds` bounds the wait for
         the slowest worker.
@@ -66,8 +72,8 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
     Raises:
       ValueError: an argument has an invalid value.
       TypeError: `rule` is none of `tfdist.rules`.
-      tfdist.errors.ClusterConfigError: an invalid cluster, an elastic job, a worker with several
-        devices, `ps` tasks without an asynchronous rule, or none with one.
+      tfdist.errors.ClusterConfigError: an invalid cluster, a worker with several devices, `ps`
+        tasks without an asynchronous rule, or none with one.
       Exception: as `MultiWorkerMirroredStrategy`.
 
     Example:
@@ -106,14 +112,16 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         _check_cluster(cluster, rule)
         options = CommunicationOptions.of(communication_options)
         _check_options(options)
-        extended = LocalUpdateExtended(self, cluster, cluster_resolver, options)
-        workers = extended._num_workers
-        if min_contributors not in (None, workers):
-            raise ValueError(
-                f"LocalUpdateStrategy: expected min_contributors to be None or {workers}, the "
-                f"number of workers, received {min_contributors!r}: a synchronization cannot yet "
-                "end without some of them"
+        method = None if isinstance(method, NoCompression) else method
+        elastic = process.current.elastic(cluster, _limits(cluster, min_contributors))
+        if elastic is not None:
+            _check_elastic(rule, method)
+            extended: Any = ElasticLocalUpdateExtended(
+                self, cluster, cluster_resolver, options, elastic
             )
+        else:
+            extended = LocalUpdateExtended(self, cluster, cluster_resolver, options)
+        workers = extended._num_replicas_in_sync
         rule.outer_optimizer(workers)  # raises what it has against that number
         extended.local_updates = LocalUpdates(
             workers,
@@ -123,8 +131,9 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
             max(warmup_steps, rule.warmup),
             slots,
             options.timeout_seconds,
-            None if isinstance(method, NoCompression) else method,
+            method,
             _centre(cluster, rule, extended.communicator, options.timeout_seconds),
+            getattr(extended, "elastic_job", None),
         )
         distribute_lib.Strategy.__init__(self, extended)
 
@@ -267,6 +276,10 @@ class LocalUpdateExtended(MultiWorkerMirroredExtended):
         return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
 
+class ElasticLocalUpdateExtended(LocalUpdateExtended, ElasticExtended):
+    """The same in an elastic job; needs other workers for synchronizations alone."""
+
+
 def _is_statistic(variable: Any) -> bool:
     """Whether a worker updates a variable by itself, of which the model has the mean."""
     return (
@@ -355,8 +368,35 @@ def _check_cluster(cluster: Cluster, rule: Rule) -> None:
             "LocalUpdateStrategy: expected no ps tasks in the cluster, received "
             f"{len(cluster.ps)}: workers have their own copies of all variables"
         )
-    if process.current.settings.elastic is not None:
-        raise ClusterConfigError(
-            "LocalUpdateStrategy: expected a job with a fixed number of workers, received an "
-            "elastic one (TFDIST_ELASTIC)"
+
+
+def _limits(cluster: Cluster, min_contributors: int | None) -> Elastic | None:
+    """The limits of a job that goes on with fewer workers; `None` leaves them to the settings."""
+    if min_contributors is None:
+        return None
+    of_job = process.current.settings.elastic
+    most = cluster.world_size if of_job is None else of_job.max_workers or MAX_WORKERS
+    is_integer = isinstance(min_contributors, int) and not isinstance(min_contributors, bool)
+    if not is_integer or not 1 <= min_contributors <= most:
+        raise ValueError(
+            f"LocalUpdateStrategy: expected min_contributors to be None or 1 to {most}, the number "
+            f"of workers, received {min_contributors!r}"
+        )
+    if of_job is not None:
+        return dataclasses.replace(of_job, min_workers=min_contributors)
+    return None if min_contributors == most else Elastic(min_contributors, most)
+
+
+def _check_elastic(rule: Rule, compression: Compression | None) -> None:
+    what = "in a job that goes on with fewer workers (min_contributors, TFDIST_ELASTIC)"
+    if rule.asynchronous or rule.diverges or isinstance(rule, StreamingDiLoCo):
+        raise ValueError(
+            "LocalUpdateStrategy: expected a rule after whose synchronization all workers are "
+            f"equal {what}: ModelAveraging, PostLocalSGD, BMUF or DiLoCo; received "
+            f"{type(rule).__name__}"
+        )
+    if compression is not None:
+        raise ValueError(
+            f"LocalUpdateStrategy: expected compression=None {what}, received {compression}: what "
+            "a lost worker has not sent yet would be lost"
         )

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # Cond and while loops are functions of their own, which belong to one place of the outer function.
@@ -16,10 +17,12 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from tfdist import ops
 from tfdist.compression import Compression
 from tfdist.compression.states import GradientState
+from tfdist.elastic.job import ElasticJob, Unit
 from tfdist.rules import Rule, StreamingDiLoCo
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
 from tfdist.strategies._local_updates.asynchronous import AsynchronousGroup, AsynchronousRound
 from tfdist.strategies._local_updates.centre import Centre
+from tfdist.strategies._local_updates.elastic_round import ElasticRound
 from tfdist.strategies._local_updates.fragmented_group import FragmentedGroup
 from tfdist.strategies._local_updates.group import (
     Group,
@@ -51,6 +54,7 @@ class _Step:
 
 class _Thread(threading.local):
     step: _Step | None = None
+    ends_rounds = False
     group: AnyGroup | None = None
     has_trained = False
 
@@ -70,6 +74,7 @@ class LocalUpdates:
       timeout: of collectives, in seconds.
       compression: of pseudo-gradients; `None` sends them as they are.
       centre: of an asynchronous rule; `None` for the others.
+      job: the members of an elastic job; `None` of any other job.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class LocalUpdates:
         timeout: float | None,
         compression: Compression | None,
         centre: Centre | None = None,
+        job: ElasticJob | None = None,
     ) -> None:
         self.workers = workers
         self.sync_every = sync_every
@@ -92,6 +98,7 @@ class LocalUpdates:
         self._slots = slots
         self._timeout = timeout
         self._centre = centre
+        self._job = job
         self._compressor = None if compression is None else compression.compressor()
         # Both live as long as the optimizers.
         self._groups: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], AnyGroup]]
@@ -103,6 +110,8 @@ class LocalUpdates:
         self._restored: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
         # Strong references: garbage is collected at another time on each worker.
         self._statistics: list[Any] = []
+        # Of an elastic job, see `added_to`.
+        self._counters: dict[int, tuple[tf.Variable, tf.Variable]] = {}
         self._thread = _Thread()
 
     @property
@@ -123,6 +132,57 @@ class LocalUpdates:
     def average(self, variable: Any) -> None:
         """Lets a variable that a worker updates by itself be averaged at the end of a round."""
         self._statistics.append(variable)
+
+    def added_to(self, variable: tf.Variable) -> tf.Variable:
+        """What this worker has added to a variable since the last round of an elastic job.
+
+        At the end of a round all members get the sum of what each has added. The caller notes what
+        it adds.
+        """
+        if id(variable) not in self._counters:
+            zeros = np.zeros(variable.shape, variable.dtype.as_numpy_dtype)
+            added = without_strategy(lambda: tf.Variable(zeros))
+            self._counters[id(variable)] = variable, added
+        return self._counters[id(variable)][1]
+
+    @contextlib.contextmanager
+    def ending_rounds(self) -> Iterator[None]:
+        """Within it a step of an elastic job is traced, whose caller ends the rounds."""
+        self._thread.ends_rounds = True
+        try:
+            yield
+        finally:
+            self._thread.ends_rounds = False
+
+    def change_members(self, where: str, admits: bool) -> None:
+        """Lets members of an elastic job come and go, if no round has begun.
+
+        Args:
+          where: for messages.
+          admits: whether a newcomer can begin at this point.
+        """
+        job = self._job
+        if job is None or not all(running.is_between for running in self._elastic_rounds()):
+            return
+
+        def meet() -> None:
+            # So that no member is two units ahead of another one.
+            with tf.device("/device:CPU:0"):
+                ops.all_reduce(tf.constant(0.0), job.communicator, label="between rounds")
+
+        job.run(Unit(f"between rounds, {where}", meet, admits=admits))
+
+    def end_due_rounds(self, where: str) -> None:
+        """Ends the rounds of an elastic job that have all their steps."""
+        for running in self._elastic_rounds():
+            running.end_if_due(where)
+
+    def handles(self) -> list[tf.Tensor]:
+        """The resources of all variables of the rounds of an elastic job."""
+        return [handle for running in self._elastic_rounds() for handle in running.handles()]
+
+    def _elastic_rounds(self) -> list[ElasticRound]:
+        return [found for found in self._rounds.values() if isinstance(found, ElasticRound)]
 
     @contextlib.contextmanager
     def step(self, rows: tf.Tensor) -> Iterator[None]:
@@ -148,8 +208,15 @@ class LocalUpdates:
 
         Raises:
           ValueError: the optimizer keeps moving averages, or another one trains some of the
-            variables in the same step, or it is applied in a `tf.function` of its own.
+            variables in the same step, or it is applied in a `tf.function` of its own, or in a
+            custom loop of an elastic job.
         """
+        if self._job is not None and not self._thread.ends_rounds:
+            raise ValueError(
+                "LocalUpdateStrategy: expected fit of Keras 3 in a job that goes on with fewer "
+                "workers (min_contributors, TFDIST_ELASTIC), but an optimizer is applied in a "
+                "custom loop"
+            )
         step = self._thread.step
         if step is None or not _belongs(_graph(), step.graph):
             raise ValueError(
@@ -232,15 +299,19 @@ class LocalUpdates:
                 running.settle()
             group.copy_anchor()
             found |= _below(str(position), self._saved_of(group))
-        return values_of_all(found, self._communicator if of_all else None)
+        # Outside of units of work a member of an elastic job needs no other one.
+        is_alone = not of_all or self._job is not None
+        return values_of_all(found, None if is_alone else self._communicator)
 
     def restore(self, variables: Sequence[Any], values: Values) -> None:
         """Lets the training of variables go on from what `saved` has returned.
 
         A group takes its values when it is made, if its optimizer has not been applied before.
         """
-        rank = 0 if self._communicator is None else self._communicator.rank
-        mine = values_of_one(values, rank, self.workers)
+        if self._communicator is None or self._job is not None:
+            mine = values_of_one(values, 0, 1)
+        else:
+            mine = values_of_one(values, self._communicator.rank, self.workers)
         existing = self._by_position(variables)
         for position, variable in enumerate(variables):
             of_group = _without(str(position), mine)
@@ -342,6 +413,8 @@ class LocalUpdates:
             return StreamingRound(rule.fragments, rule.delay, *arguments)
         if self._centre is not None:
             return AsynchronousRound(*arguments)
+        if self._job is not None:
+            return ElasticRound(self._job, lambda: [*self._counters.values()], *arguments)
         return Round(*arguments)
 
     def _averaged(self) -> list[tf.Variable]:

@@ -96,9 +96,13 @@ class Round:
             group.go_to_anchors()
 
     def _end(self) -> tf.Tensor:
-        rows = self._rows.read_value()
         for group in self.groups:
             group.begin()  # if no step of this worker had rows
+        return self._combine()
+
+    def _combine(self) -> tf.Tensor:
+        """Combines the workers' variables, and begins to count anew."""
+        rows = self._rows.read_value()
         averaged = [*self._statistics(), *(slot for group in self.groups for slot in group.slots)]
         pseudo = [gradient for group in self.groups for gradient in group.pseudo_gradients()]
         own = [*pseudo, *(variable.read_value() for variable in averaged)]

@@ -79,7 +79,7 @@ class ElasticFit:
             )
         # Tracing makes what a step makes on first use, such as slots, and takes its time now.
         concrete = step.trace(data.element_spec)
-        self._handles = _handles(model, concrete)
+        self._handles = _handles(model, concrete, step.further_handles())
         # A newcomer that differs is refused; the members go on.
         fit = f"of fit number {job.fits + 1}"
         rows = self._running.rows
@@ -189,7 +189,7 @@ class ElasticFit:
         ]
 
 
-def _handles(model: Any, concrete: Any) -> list[tf.Tensor]:
+def _handles(model: Any, concrete: Any, further: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The resources of all variables that training reads or writes, in a fixed order."""
     of_keras = global_state.get_global_attribute("global_seed_generator")
     known = [
@@ -212,6 +212,7 @@ def _handles(model: Any, concrete: Any) -> list[tf.Tensor]:
     for handle in sorted(captured, key=lambda handle: handle._id):
         if not model.train_function.elastic_step.is_private(handle):
             found[id(handle)] = handle
+    found |= {id(handle): handle for handle in further}
     return list(found.values())
 
 

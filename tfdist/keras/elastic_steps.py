@@ -99,15 +99,13 @@ class ElasticStep:
         Raises:
           Exception: as for `ElasticJob.run`.
         """
-        leaves, structure = _leaves(batch)
-        function = self._function([tf.type_spec_from_value(leaf) for leaf in leaves], structure)
-
+        step = self.step_on(batch)
         tables = _tables_of(self._model)
 
         def call() -> Any:
             if tables is not None:
                 tables.begin_unit()
-            result, flags = function(leaves, tf.constant(self._job.flags(), tf.float64))
+            result, flags = step(self._job.flags())
             return result, flags.numpy()
 
         unit = Unit(
@@ -124,6 +122,12 @@ class ElasticStep:
             self._job.take_flags(flags)
         return result
 
+    def step_on(self, batch: Any) -> Callable[[Sequence[float]], Any]:
+        """Returns a function that takes this member's flags, and makes the step on a batch."""
+        leaves, structure = _leaves(batch)
+        function = self._function([tf.type_spec_from_value(leaf) for leaf in leaves], structure)
+        return lambda flags: function(leaves, tf.constant(flags, tf.float64))
+
     def trace(self, spec: Any) -> Any:
         """Traces the step without running it; returns the concrete function.
 
@@ -132,6 +136,10 @@ class ElasticStep:
         """
         leaves, structure = _leaves(spec)
         return self._function(leaves, structure).get_concrete_function()
+
+    def further_handles(self) -> list[tf.Tensor]:
+        """The resources of variables of the training that the traced step does not use."""
+        return []
 
     def is_private(self, handle: tf.Tensor) -> bool:
         """Whether a resource is that of a variable which only makes this step atomic."""
@@ -149,10 +157,10 @@ class ElasticStep:
         relaxed = [_with_any_rows(spec) for spec in specs]
         key = tuple(relaxed)
         if key not in self._functions:
-            before = len(_own_variables(self._model))
+            before = len(own_variables(self._model))
             function = self._new_function(relaxed, structure)
             function.get_concrete_function()
-            if len(_own_variables(self._model)) > before:
+            if len(own_variables(self._model)) > before:
                 # tf_keras makes metrics while it traces a step. That trace does not reduce them.
                 if not self._functions:
                     self._atomic = AtomicStep()
@@ -177,7 +185,7 @@ class ElasticStep:
 
     def _traced(self, batch: Any, flags: tf.Tensor) -> Any:
         strategy = self._model.distribute_strategy
-        own = [] if self._gathers else _own_variables(self._model)
+        own = [] if self._gathers else own_variables(self._model)
         before = [[part.read_value() for part in variable.values] for variable in own]
         tables = _tables_of(self._model)
         trains = self._admits
@@ -225,14 +233,8 @@ class ElasticStep:
         Returns:
           The sum of the members' flags, and the sums or the means of their numbers.
         """
-        graph = tf.compat.v1.get_default_graph()
-        changed = {resource.ref() for op in graph.get_operations() for resource in written(op)}
-        pairs = [
-            (variable, old)
-            for variable, old in zip(own, before, strict=True)
-            if any(graph.capture(part.handle).ref() in changed for part in variable.values)
-        ]
-        contributions = [_contribution(variable, old) for variable, old in pairs]
+        pairs = changed_by_step(own, before)
+        contributions = [contribution_to(variable, old) for variable, old in pairs]
         flags, *reduced = ops.fused_all_reduce(
             [flags, *numbers, *contributions],
             self._job.communicator,
@@ -359,7 +361,7 @@ def _with_any_rows(spec: Any) -> Any:
     return type(spec)(shape, spec.dtype)
 
 
-def _own_variables(model: Any) -> list[SyncOnReadVariable]:
+def own_variables(model: Any) -> list[SyncOnReadVariable]:
     """The variables of which replicas have values of their own."""
     found: dict[int, SyncOnReadVariable] = {}
     variables = [
@@ -391,7 +393,20 @@ def _numbers_but_metrics(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
     }
 
 
-def _contribution(variable: SyncOnReadVariable, before: Sequence[tf.Tensor]) -> tf.Tensor:
+def changed_by_step(
+    own: Sequence[SyncOnReadVariable], before: Sequence[Sequence]
+) -> list[tuple[SyncOnReadVariable, Sequence]]:
+    """The variables that the function that is being traced writes, with their values before."""
+    graph = tf.compat.v1.get_default_graph()
+    changed = {resource.ref() for op in graph.get_operations() for resource in written(op)}
+    return [
+        (variable, old)
+        for variable, old in zip(own, before, strict=True)
+        if any(graph.capture(part.handle).ref() in changed for part in variable.values)
+    ]
+
+
+def contribution_to(variable: SyncOnReadVariable, before: Sequence[tf.Tensor]) -> tf.Tensor:
     """What this member adds to a sum over all members."""
     after = [part.read_value() for part in variable.values]
     if variable.aggregation == tf.VariableAggregation.SUM:

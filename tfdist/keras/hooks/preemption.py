@@ -122,6 +122,14 @@ def stop_after_step_of_fit(callbacks: Any, batch: int) -> None:
             fit.stop()
 
 
+def stop_after_round_of_fit(model: Any) -> None:
+    """Leaves an elastic job after the round that has ended the steps of an epoch."""
+    fit = current.fit
+    if fit is not None and fit.model is model and isinstance(fit.training, ElasticTraining):
+        if fit.training.ends_after_step():
+            fit.stop()
+
+
 def stop_at_end_of_fit(callbacks: Any) -> None:
     """Saves and ends the program if a worker was told to end after the last step."""
     fit = current.of(callbacks)

@@ -10,10 +10,11 @@ import functools
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfdist.keras import training
+from tfdist.keras.elastic_local_steps import LocalElasticStep
 from tfdist.keras.elastic_steps import ElasticStep, execution, predicted
 from tfdist.keras.hooks.row_weights import is_weighted
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import elastic_job_of
+from tfdist.keras.workers import elastic_job_of, local_updates_of
 
 
 @hooks(TensorFlowTrainer, "_make_function")
@@ -25,7 +26,11 @@ def make_units_of_work(original, self, step_function):
     # Training steps are weighted by `row_weights`, whose hook is around this one.
     trains = is_weighted(step_function)
     name = "train_step" if trains else "test_step"
-    step = ElasticStep(self, job, name, step_function, admits=trains)
+    step: ElasticStep
+    if trains and local_updates_of(self.distribute_strategy) is not None:
+        step = LocalElasticStep(self, job, name, step_function)
+    else:
+        step = ElasticStep(self, job, name, step_function, admits=trains)
 
     def where() -> str:
         running = training.training_of(self) if trains else None

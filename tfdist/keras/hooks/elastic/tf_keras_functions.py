@@ -16,7 +16,7 @@ from tfdist.elastic.job import ElasticJob
 from tfdist.keras import training
 from tfdist.keras.elastic_steps import ElasticStep, execution, predicted
 from tfdist.keras.registry import hooks
-from tfdist.keras.workers import elastic_job_of
+from tfdist.keras.workers import elastic_job_of, local_updates_of
 
 
 @hooks(tf_keras.Model, "make_train_function")
@@ -84,6 +84,11 @@ def _step(
     Raises:
       ValueError: the model is compiled in a way that an elastic job cannot train.
     """
+    if local_updates_of(model.distribute_strategy) is not None:
+        raise ValueError(
+            f"elastic training of {model.name!r}: expected a model of Keras 3 with "
+            "LocalUpdateStrategy, received one of tf_keras"
+        )
     if model.jit_compile:
         raise ValueError(
             f"elastic training of {model.name!r}: expected jit_compile=False, received True: XLA "
