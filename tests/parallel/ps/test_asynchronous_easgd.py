@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import keras
+import models
 import numpy as np
 import pytest
 import quadratics
 import tensorflow as tf
 from known_gradient import hear, tell
-from models import identical
+from models import EXACT, difference, identical
 from ps_job import on_job, served
 from ranks import on_ranks
 
@@ -127,6 +129,58 @@ def test_alone(ctx):
         model = quadratics.quadratic()
     model.fit(quadratics.rows(H * ROUNDS), verbose=0)
     assert float(model.get_weights()[0]) == pytest.approx(centre, abs=2e-6)
+
+
+class End(keras.callbacks.Callback):
+    """Interrupts `fit` after a batch of the first epoch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self._batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self._batch:
+            raise KeyboardInterrupt
+
+
+def trained_in_two_parts(folder, data, epochs):
+    """A model whose `fit` is interrupted after 8 steps, and goes on from the backup of the 7th."""
+    for end in ([End(7)], []):
+        model = classifier()
+        backup = keras.callbacks.BackupAndRestore(str(folder), save_freq=7)
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(data, epochs=epochs, verbose=0, callbacks=[backup, *end])
+    return model
+
+
+def classifier():
+    with tfdist.LocalUpdateStrategy(H, RULE).scope():
+        keras.utils.set_random_seed(0)
+        return models.built_classifier(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+@on_ranks(1)
+def test_a_worker_goes_on_within_a_round(ctx, tmp_path):
+    """After two rounds and a step; with its own variables, and the centre as it was."""
+    del os.environ["TF_CONFIG"]
+    data = models.dataset(10 * 16, 16)
+    whole = classifier()
+    whole.fit(data, epochs=2, verbose=0)
+    model = trained_in_two_parts(tmp_path, data, 2)
+    assert difference(model.get_weights(), whole.get_weights()) <= EXACT
+    assert difference(models.slots(model), models.slots(whole)) <= EXACT
+
+
+@on_job(2, check=lambda results: identical(results[:2]))
+def test_a_job_goes_on_from_its_backup(ctx, tmp_path):
+    if served():
+        return None
+    data = models.dataset(10 * 16, 16)
+    model = trained_in_two_parts(tmp_path, data, 3)
+    first, last = classifier(), model
+    losses = [m.evaluate(data, verbose=0, return_dict=True)["loss"] for m in (first, last)]
+    assert losses[1] < 0.9 * losses[0]
+    return model.get_weights()
 
 
 @on_ranks(2)
