@@ -176,5 +176,6 @@ def check(server: Prometheus) -> None:
         'sum(rate(tfdist_wait_seconds_total{peer="worker 0"}[10s])) '
         '> 2 * sum(rate(tfdist_wait_seconds_total{peer="chief"}[10s]))'
     )
-    assert len(server.query("tfdist_info")) == 3
-    assert server.query(f"sum(tfdist_ps_rows) == {ROWS}")
+    server.wait_until("count(tfdist_info) == 3")
+    # A row is made in the step that first needs it.
+    server.wait_until(f"sum(tfdist_ps_rows) == {ROWS}")
