@@ -64,12 +64,12 @@ class ElasticExtended(MultiWorkerMirroredExtended):
         others = [role for role in cluster.as_dict() if role not in ("chief", "worker", "ps")]
         if others:
             raise ClusterConfigError(
-                "MultiWorkerMirroredStrategy: expected workers and ps tasks alone in the cluster "
+                f"{type(strategy).__name__}: expected workers and ps tasks alone in the cluster "
                 f"of an elastic job, received {', '.join(others)} tasks"
             )
         if options.implementation == CommunicationImplementation.NCCL:
             raise ClusterConfigError(
-                "MultiWorkerMirroredStrategy: expected implementation AUTO or RING for an elastic "
+                f"{type(strategy).__name__}: expected implementation AUTO or RING for an elastic "
                 "job, received NCCL, whose collectives are TensorFlow's"
             )
         self._elastic = elastic

@@ -60,7 +60,7 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         they were at first ("reset").
       compression: of the pseudo-gradients, the anchor minus what a worker gives to the mean: a name
         or a method of `tfdist.compression`; `None` sends them as they are.
-      min_contributors: how many workers a synchronization needs. With less than all, the job is
+      min_contributors: the least number of workers that train on. With less than all, the job is
         elastic: one that dies costs its steps since the last synchronization, and the others go on
         without it. `None` means all, or the minimum of a job that is elastic anyway
         (`TFDIST_ELASTIC`). For rules after whose synchronization all workers are equal, without
@@ -375,16 +375,19 @@ def _limits(cluster: Cluster, min_contributors: int | None) -> Elastic | None:
     if min_contributors is None:
         return None
     of_job = process.current.settings.elastic
-    most = cluster.world_size if of_job is None else of_job.max_workers or MAX_WORKERS
+    workers = cluster.world_size if of_job is None else of_job.start(cluster)
     is_integer = isinstance(min_contributors, int) and not isinstance(min_contributors, bool)
+    most = MAX_WORKERS if cluster.is_local else workers  # alone it trains with any number
     if not is_integer or not 1 <= min_contributors <= most:
         raise ValueError(
             f"LocalUpdateStrategy: expected min_contributors to be None or 1 to {most}, the number "
-            f"of workers, received {min_contributors!r}"
+            f"of workers that the job begins with, received {min_contributors!r}"
         )
+    if cluster.is_local or (of_job is None and min_contributors == workers):
+        return None
     if of_job is not None:
         return dataclasses.replace(of_job, min_workers=min_contributors)
-    return None if min_contributors == most else Elastic(min_contributors, most)
+    return Elastic(min_contributors, workers)
 
 
 def _check_elastic(rule: Rule, compression: Compression | None) -> None:

@@ -35,6 +35,7 @@ class FragmentedGroup:
                 f"variables that {optimizer.name!r} trains, received {fragments}"
             )
         self.rounds: list[Any] = []  # those that live as long as this group
+        self.restored: dict[str, Any] = {}  # the values that it has begun with
         self.variables = list(variables)
         bounds = fragment_bounds([int(np.prod(v.shape)) for v in variables], fragments)
         self.fragments = [

@@ -38,6 +38,7 @@ class Group:
         self, optimizer: Any, variables: Sequence[Any], rule: Rule, workers: int, slots: str
     ) -> None:
         self.rounds: list[Any] = []  # those that live as long as this group
+        self.restored: dict[str, Any] = {}  # the values that it has begun with
         self.variables = list(variables)
         self._values = [component(variable) for variable in variables]
         self._rule = rule

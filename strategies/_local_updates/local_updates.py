@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 # Cond and while loops are functions of their own, which belong to one place of the outer function.
@@ -17,11 +16,12 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from tfdist import ops
 from tfdist.compression import Compression
 from tfdist.compression.states import GradientState
-from tfdist.elastic.job import ElasticJob, Unit
+from tfdist.elastic.job import ElasticJob
 from tfdist.rules import Rule, StreamingDiLoCo
 from tfdist.strategies._local_reduce.local_all_reduce import unique_slices
 from tfdist.strategies._local_updates.asynchronous import AsynchronousGroup, AsynchronousRound
 from tfdist.strategies._local_updates.centre import Centre
+from tfdist.strategies._local_updates.counter import Counter
 from tfdist.strategies._local_updates.elastic_round import ElasticRound
 from tfdist.strategies._local_updates.fragmented_group import FragmentedGroup
 from tfdist.strategies._local_updates.group import (
@@ -30,6 +30,7 @@ from tfdist.strategies._local_updates.group import (
     of_tensorflow,
     without_strategy,
 )
+from tfdist.strategies._local_updates.round_end import RoundEnd
 from tfdist.strategies._local_updates.rounds import Round
 from tfdist.strategies._local_updates.saved_state import Values, values_of_all, values_of_one
 from tfdist.strategies._local_updates.streaming_round import StreamingRound
@@ -54,7 +55,7 @@ class _Step:
 
 class _Thread(threading.local):
     step: _Step | None = None
-    ends_rounds = False
+    rounds: list[ElasticRound] | None = None
     group: AnyGroup | None = None
     has_trained = False
 
@@ -110,8 +111,6 @@ class LocalUpdates:
         self._restored: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
         # Strong references: garbage is collected at another time on each worker.
         self._statistics: list[Any] = []
-        # Of an elastic job, see `added_to`.
-        self._counters: dict[int, tuple[tf.Variable, tf.Variable]] = {}
         self._thread = _Thread()
 
     @property
@@ -133,56 +132,29 @@ class LocalUpdates:
         """Lets a variable that a worker updates by itself be averaged at the end of a round."""
         self._statistics.append(variable)
 
-    def added_to(self, variable: tf.Variable) -> tf.Variable:
-        """What this worker has added to a variable since the last round of an elastic job.
-
-        At the end of a round all members get the sum of what each has added. The caller notes what
-        it adds.
-        """
-        if id(variable) not in self._counters:
-            zeros = np.zeros(variable.shape, variable.dtype.as_numpy_dtype)
-            added = without_strategy(lambda: tf.Variable(zeros))
-            self._counters[id(variable)] = variable, added
-        return self._counters[id(variable)][1]
-
     @contextlib.contextmanager
-    def ending_rounds(self) -> Iterator[None]:
-        """Within it a step of an elastic job is traced, whose caller ends the rounds."""
-        self._thread.ends_rounds = True
-        try:
-            yield
-        finally:
-            self._thread.ends_rounds = False
+    def ending_rounds(self) -> Iterator[list[ElasticRound]]:
+        """Within it a step of an elastic job is traced, whose caller ends the rounds.
 
-    def change_members(self, where: str, admits: bool) -> None:
-        """Lets members of an elastic job come and go, if no round has begun.
-
-        Args:
-          where: for messages.
-          admits: whether a newcomer can begin at this point.
+        Yields:
+          A list, to which the rounds of the step are added.
         """
-        job = self._job
-        if job is None or not all(running.is_between for running in self._elastic_rounds()):
-            return
+        rounds = self._thread.rounds = []
+        try:
+            yield rounds
+        finally:
+            self._thread.rounds = None
 
-        def meet() -> None:
-            # So that no member is two units ahead of another one.
-            with tf.device("/device:CPU:0"):
-                ops.all_reduce(tf.constant(0.0), job.communicator, label="between rounds")
+    def counter(self, variable: tf.Variable) -> Counter:
+        """What knows how much this worker adds to its copy of a variable."""
+        return Counter(variable)
 
-        job.run(Unit(f"between rounds, {where}", meet, admits=admits))
-
-    def end_due_rounds(self, where: str) -> None:
-        """Ends the rounds of an elastic job that have all their steps."""
-        for running in self._elastic_rounds():
-            running.end_if_due(where)
-
-    def handles(self) -> list[tf.Tensor]:
-        """The resources of all variables of the rounds of an elastic job."""
-        return [handle for running in self._elastic_rounds() for handle in running.handles()]
-
-    def _elastic_rounds(self) -> list[ElasticRound]:
-        return [found for found in self._rounds.values() if isinstance(found, ElasticRound)]
+    def round_end(
+        self, rounds: Sequence[ElasticRound], counters: Sequence[Counter]
+    ) -> RoundEnd:
+        """What ends the rounds of a step of an elastic job; arguments as of `RoundEnd`."""
+        assert self._job is not None
+        return RoundEnd(self._job, rounds, counters, self._timeout)
 
     @contextlib.contextmanager
     def step(self, rows: tf.Tensor) -> Iterator[None]:
@@ -194,7 +166,10 @@ class LocalUpdates:
             self._thread.step = None
             self._thread.has_trained = bool(step.groups)
         if step.groups:
-            self._round(step.groups).end_step(rows)
+            running = self._round(step.groups)
+            running.end_step(rows)
+            if self._thread.rounds is not None and isinstance(running, ElasticRound):
+                self._thread.rounds.append(running)
 
     def apply(self, optimizer: Any, variables: Sequence[Any], update: Callable[[], Any]) -> None:
         """Applies an optimizer to this worker's variables.
@@ -211,7 +186,7 @@ class LocalUpdates:
             variables in the same step, or it is applied in a `tf.function` of its own, or in a
             custom loop of an elastic job.
         """
-        if self._job is not None and not self._thread.ends_rounds:
+        if self._job is not None and self._thread.rounds is None:
             raise ValueError(
                 "LocalUpdateStrategy: expected fit of Keras 3 in a job that goes on with fewer "
                 "workers (min_contributors, TFDIST_ELASTIC), but an optimizer is applied in a "
@@ -274,7 +249,17 @@ class LocalUpdates:
         return scaled
 
     def synchronize(self) -> None:
-        """Ends the rounds that have begun; the variables are those of the anchors then."""
+        """Ends the rounds that have begun; the variables are those of the anchors then.
+
+        Raises:
+          ValueError: the job is elastic, where `fit` alone ends rounds.
+        """
+        if self._job is not None:
+            raise ValueError(
+                "LocalUpdateStrategy.synchronize: expected a job with a fixed number of workers; "
+                "in one that goes on with fewer (min_contributors, TFDIST_ELASTIC) fit alone ends "
+                "rounds"
+            )
         for running in list(self._rounds.values()):
             running.end_early()
 
@@ -315,11 +300,12 @@ class LocalUpdates:
         existing = self._by_position(variables)
         for position, variable in enumerate(variables):
             of_group = _without(str(position), mine)
-            if of_group:
+            if of_group and position in existing:
+                existing[position].restored = of_group
+                self._restore_group(existing[position])
+            elif of_group:
                 first = of_tensorflow(variable)
                 self._restored[id(first)] = weakref.ref(first), of_group
-                if position in existing:
-                    self._restore_group(existing[position])
 
     def _by_position(self, variables: Sequence[Any]) -> dict[int, AnyGroup]:
         """The newest groups of variables, by the position of the first one that a group trains."""
@@ -343,7 +329,7 @@ class LocalUpdates:
         return [state for state in states if state is not None]
 
     def _restore_group(self, group: AnyGroup) -> None:
-        values = self._restored_of(group)
+        values = group.restored
         if not values:
             return
         for i, state in enumerate(self._feedback(group)):
@@ -354,14 +340,16 @@ class LocalUpdates:
         if isinstance(group, AsynchronousGroup):
             group.publish()
 
-    def _restored_of(self, group: AnyGroup) -> dict[str, Any]:
+    def _take_restored(self, group: AnyGroup) -> None:
+        """Gives a new group the values that were restored for it; a later one gets none."""
         first = group.variables[0]
-        variable, values = self._restored.get(id(first), (None, {}))
-        return values if variable is not None and variable() is first else {}
+        variable, values = self._restored.pop(id(first), (None, {}))
+        if variable is not None and variable() is first:
+            group.restored = values
 
     def _restore_round(self, running: Round) -> None:
         group = running.groups[0]
-        of_round = _without(f"round/{group.rounds.index(running)}", self._restored_of(group))
+        of_round = _without(f"round/{group.rounds.index(running)}", group.restored)
         if of_round:
             without_strategy(lambda: _assign(running.saved(), of_round))
 
@@ -375,6 +363,7 @@ class LocalUpdates:
                     f"{optimizer.name!r}: each worker would have moving averages of its own"
                 )
             group = groups[key] = self._new_group(optimizer, variables)
+            self._take_restored(group)
             self._restore_group(group)
             if isinstance(group, AsynchronousGroup):
                 group.join()
@@ -414,7 +403,7 @@ class LocalUpdates:
         if self._centre is not None:
             return AsynchronousRound(*arguments)
         if self._job is not None:
-            return ElasticRound(self._job, lambda: [*self._counters.values()], *arguments)
+            return ElasticRound(*arguments)
         return Round(*arguments)
 
     def _averaged(self) -> list[tf.Variable]:

@@ -184,7 +184,7 @@ class Rendezvous:
             self._superseded.setdefault(
                 rank, collections.deque(maxlen=_REMEMBERED_PROCESSES)
             ).append(former)
-            self._unanswered.discard(rank)
+            self._answered(rank)
         self._process[rank] = join.process
         superseded = self._open.get(rank)
         joined = self._open[rank] = _JoinedRank(join, context)

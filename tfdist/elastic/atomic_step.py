@@ -169,7 +169,7 @@ func_graph.func_graph_from_py_func = _with_gates(func_graph.func_graph_from_py_f
 def _hold_back_writes(graph: Any, step: AtomicStep) -> list[tf.Operation]:
     """Returns new operations that the function must run."""
     operations = graph.get_operations()
-    collectives = [op for op in operations if _communicates(op.node_def, graph)]
+    collectives = [op for op in operations if communicates(op.node_def, graph)]
     needed = _with_ancestors(collectives)
     gate = tf.no_op("gate")
     gate._add_control_inputs(collectives)
@@ -247,13 +247,13 @@ def _with_ancestors(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return found
 
 
-def _communicates(node: Any, graph: Any) -> bool:
+def communicates(node: Any, graph: Any) -> bool:
     """Whether an operation is a collective, or a call of a function that has one."""
     if "communicator" in node.attr and "key" in node.attr:
         return True
     called = [value.func.name for value in node.attr.values() if value.HasField("func")]
     return any(
-        _communicates(inner, graph)
+        communicates(inner, graph)
         for name in called
         for inner in graph._get_function(name).cached_definition.node_def
     )

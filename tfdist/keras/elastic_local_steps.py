@@ -13,11 +13,12 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
+from tfdist.elastic.atomic_step import communicates
 from tfdist.elastic.job import ElasticJob
 from tfdist.keras.elastic_steps import (
     ElasticStep,
     changed_by_step,
-    contribution_to,
+    numbers_but_metrics,
     own_variables,
 )
 from tfdist.keras.workers import local_updates_of
@@ -36,6 +37,10 @@ class LocalElasticStep(ElasticStep):
     def __init__(self, model: Any, job: ElasticJob, name: str, step: Callable[[Any], Any]) -> None:
         super().__init__(model, job, name, step, admits=True)
         self._local = local_updates_of(model.distribute_strategy)
+        # Of all traces of the step, by identity: of rounds, and of the variables that are counted.
+        self._rounds: dict[int, Any] = {}
+        self._counters: dict[int, Any] = {}
+        self._end: Any = None
 
     def run(self, batch: Any, where: str, is_first: bool = True) -> Any:
         """Makes a step alone, and ends a round together with all members if one is due.
@@ -51,14 +56,26 @@ class LocalElasticStep(ElasticStep):
         Raises:
           Exception: as for `ElasticJob.run`.
         """
-        self._local.change_members(where, admits=is_first)
-        result, _ = self.step_on(batch)([0.0, 0.0])
-        self._local.end_due_rounds(where)
+        self._job.check_has_state("a training step")
+        step = self.step_on(batch)
+        self._round_end().change_members(where, admits=is_first)
+        result, _ = step([0.0, 0.0])
+        self._round_end().end_if_due(where)
         return result
+
+    def end_round(self) -> None:
+        """Ends a round that has begun, when an epoch ends."""
+        self._round_end().end_early("the end of an epoch")
 
     def further_handles(self) -> list[tf.Tensor]:
         """Those of the outer optimizer, among others."""
-        return self._local.handles()
+        return self._round_end().handles()
+
+    def _round_end(self) -> Any:
+        if self._end is None:
+            rounds, counters = list(self._rounds.values()), list(self._counters.values())
+            self._end = self._local.round_end(rounds, counters)
+        return self._end
 
     def _traced(self, batch: Any, flags: tf.Tensor) -> Any:
         strategy = self._model.distribute_strategy
@@ -67,13 +84,38 @@ class LocalElasticStep(ElasticStep):
             for variable in own_variables(self._model)
             if variable.aggregation == tf.VariableAggregation.SUM
         ]
-        before = [[part.read_value() for part in variable.values] for variable in sums]
-        with self._local.ending_rounds():
+        before = [variable.values[0].read_value() for variable in sums]
+        with self._local.ending_rounds() as rounds:
             outputs = strategy.run(self._step, args=(self._share(batch),))
+        self._check_is_alone()
+        self._rounds |= {id(running): running for running in rounds}
         for variable, old in changed_by_step(sums, before):
-            added = self._local.added_to(variable.values[0])
-            added.assign_add(contribution_to(variable, old))
+            own = variable.values[0]
+            if id(own) not in self._counters:
+                self._counters[id(own)] = self._local.counter(own)
+            self._counters[id(own)].note_step(old, own.read_value())
+        self._end = None  # of other rounds or counters
         first = tree.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], outputs
         )
+        metrics = strategy.run(self._model.get_metrics_result)
+        numbers = [name for name in numbers_but_metrics(self._model, first) if name not in metrics]
+        if numbers:
+            raise ValueError(
+                f"elastic training of {self._model.name!r} with LocalUpdateStrategy: expected a "
+                f"train_step that returns results of metrics, received {numbers}, too: "
+                "these would differ between workers, and callbacks could decide differently. Make "
+                "each a keras.metrics.Mean"
+            )
         return first, flags
+
+    def _check_is_alone(self) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        found = [op.name for op in graph.get_operations() if communicates(op.node_def, graph)]
+        if found:
+            raise ValueError(
+                f"elastic training of {self._model.name!r} with LocalUpdateStrategy: expected a "
+                f"step without collectives, received {found[0]!r}, as of "
+                "BatchNormalization(synchronized=True): a worker that dies would break the steps "
+                "of the others"
+            )

@@ -200,7 +200,7 @@ class ElasticStep:
         first = tree.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], outputs
         )
-        other = _numbers_but_metrics(self._model, first)
+        other = numbers_but_metrics(self._model, first)
         if self._adds_numbers:
             other = {
                 name: tf.add_n(strategy.experimental_local_results(outputs[name])) for name in other
@@ -234,7 +234,7 @@ class ElasticStep:
           The sum of the members' flags, and the sums or the means of their numbers.
         """
         pairs = changed_by_step(own, before)
-        contributions = [contribution_to(variable, old) for variable, old in pairs]
+        contributions = [_contribution(variable, old) for variable, old in pairs]
         flags, *reduced = ops.fused_all_reduce(
             [flags, *numbers, *contributions],
             self._job.communicator,
@@ -378,7 +378,7 @@ def own_variables(model: Any) -> list[SyncOnReadVariable]:
     return list(found.values())
 
 
-def _numbers_but_metrics(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
+def numbers_but_metrics(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
     """Scalars that a `train_step` of the user's returns besides the results of metrics."""
     if not isinstance(outputs, dict):
         return {}
@@ -394,9 +394,9 @@ def _numbers_but_metrics(model: Any, outputs: Any) -> dict[str, tf.Tensor]:
 
 
 def changed_by_step(
-    own: Sequence[SyncOnReadVariable], before: Sequence[Sequence]
-) -> list[tuple[SyncOnReadVariable, Sequence]]:
-    """The variables that the function that is being traced writes, with their values before."""
+    own: Sequence[SyncOnReadVariable], before: Sequence[Any]
+) -> list[tuple[SyncOnReadVariable, Any]]:
+    """The variables that the function that is being traced writes, each with its `before`."""
     graph = tf.compat.v1.get_default_graph()
     changed = {resource.ref() for op in graph.get_operations() for resource in written(op)}
     return [
@@ -406,7 +406,7 @@ def changed_by_step(
     ]
 
 
-def contribution_to(variable: SyncOnReadVariable, before: Sequence[tf.Tensor]) -> tf.Tensor:
+def _contribution(variable: SyncOnReadVariable, before: Sequence[tf.Tensor]) -> tf.Tensor:
     """What this member adds to a sum over all members."""
     after = [part.read_value() for part in variable.values]
     if variable.aggregation == tf.VariableAggregation.SUM:

@@ -88,11 +88,11 @@ def local_updates() -> Any:
 def living_replicas() -> tf.Tensor | None:
     """The number of replicas at each execution, int32[]; `None` where it is fixed.
 
-    It is not fixed in a replica of an elastic job.
+    It is not fixed in a replica of an elastic job, unless it trains alone.
     """
     replica = replica_of_ours()
     job = None if replica is None else elastic_job_of(replica.strategy)
-    if replica is None or job is None:
+    if replica is None or job is None or local_updates_of(replica.strategy) is not None:
         return None
     _, size = world(job.communicator)
     return size * len(replica.strategy.extended.worker_devices)

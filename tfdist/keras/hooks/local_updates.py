@@ -11,6 +11,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.keras.elastic_local_steps import LocalElasticStep
 from tfdist.keras.hooks.preemption import stop_after_round_of_fit
 from tfdist.keras.registry import hooks
 from tfdist.keras.workers import local_updates, local_updates_of
@@ -73,6 +74,10 @@ def synchronize_epoch(original, self, logs):
     local: Any = local_updates_of(self.distribute_strategy)
     if local is None or getattr(_thread, "evaluates", False):
         return original(self, logs)
-    local.synchronize()
-    stop_after_round_of_fit(self)
+    step = getattr(self.train_function, "elastic_step", None)
+    if isinstance(step, LocalElasticStep):
+        step.end_round()
+        stop_after_round_of_fit(self)
+    else:
+        local.synchronize()
     return {**original(self, logs), **local.residuals()}
