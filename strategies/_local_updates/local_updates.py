@@ -149,9 +149,7 @@ class LocalUpdates:
         """What knows how much this worker adds to its copy of a variable."""
         return Counter(variable)
 
-    def round_end(
-        self, rounds: Sequence[ElasticRound], counters: Sequence[Counter]
-    ) -> RoundEnd:
+    def round_end(self, rounds: Sequence[ElasticRound], counters: Sequence[Counter]) -> RoundEnd:
         """What ends the rounds of a step of an elastic job; arguments as of `RoundEnd`."""
         assert self._job is not None
         return RoundEnd(self._job, rounds, counters, self._timeout)
