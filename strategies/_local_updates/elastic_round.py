@@ -18,18 +18,10 @@ class ElasticRound(Round):
     @property
     def is_due(self) -> bool:
         """Whether the round has all its steps."""
-        in_all = int(self._steps_in_all.numpy())
-        length = 1 if in_all <= self._warmup_steps else self._sync_every
-        return int(self._steps.numpy()) >= length
+        return bool(self._is_due())
 
     def end_step(self, rows: tf.Tensor) -> None:
         """Counts a step."""
         for group in self.groups:
             group.begin()  # if no step of this worker has had rows
-        self._steps.assign_add(1)
-        self._rows.assign_add(rows)
-        self._steps_in_all.assign_add(1)
-
-    def combine(self) -> None:
-        """Combines the workers' variables, in the graph of a `RoundEnd`."""
-        self._combine()
+        self._count_step(rows)

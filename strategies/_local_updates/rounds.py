@@ -75,11 +75,8 @@ class Round:
         Args:
           rows: this worker's in the step, float64[].
         """
-        steps = self._steps.assign_add(1, read_value=True)
-        self._rows.assign_add(rows)
-        in_all = self._steps_in_all.assign_add(1, read_value=True)
-        length = tf.where(in_all <= self._warmup_steps, 1, self._sync_every)
-        tf.cond(steps >= tf.cast(length, tf.int64), self._end, lambda: tf.constant(0, tf.int64))
+        self._count_step(rows)
+        tf.cond(self._is_due(), self._end, lambda: tf.constant(0, tf.int64))
 
     def end_early(self) -> None:
         """Ends the round if it has begun; the variables are those of the anchor then."""
@@ -90,6 +87,16 @@ class Round:
         """The rule's residuals at the last synchronization, by name; the same on all workers."""
         return dict(zip(self._residual_names, self._residuals.numpy().tolist(), strict=True))
 
+    def _count_step(self, rows: tf.Tensor) -> None:
+        self._steps.assign_add(1)
+        self._rows.assign_add(rows)
+        self._steps_in_all.assign_add(1)
+
+    def _is_due(self) -> tf.Tensor:
+        """Whether the round has all its steps, bool[]."""
+        length = tf.where(self._steps_in_all <= self._warmup_steps, 1, self._sync_every)
+        return self._steps >= tf.cast(length, tf.int64)
+
     def _end_if_begun(self) -> None:
         tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
         for group in self.groups:
@@ -98,9 +105,9 @@ class Round:
     def _end(self) -> tf.Tensor:
         for group in self.groups:
             group.begin()  # if no step of this worker had rows
-        return self._combine()
+        return self.combine()
 
-    def _combine(self) -> tf.Tensor:
+    def combine(self) -> tf.Tensor:
         """Combines the workers' variables, and begins to count anew."""
         rows = self._rows.read_value()
         averaged = [*self._statistics(), *(slot for group in self.groups for slot in group.slots)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -69,9 +70,10 @@ class Launched:
         children = (proc / f"{self.process.pid}/task/{self.process.pid}/children").read_text()
         found = {}
         for pid in (self.process.pid, *children.split()):
-            lines = (proc / f"{pid}/status").read_text().splitlines()
-            told = [line for line in lines if line.startswith(("State", "Shd", "Sig"))]
-            found[pid] = [*told, (proc / f"{pid}/syscall").read_text().strip()]
+            with contextlib.suppress(OSError):  # it has just ended
+                lines = (proc / f"{pid}/status").read_text().splitlines()
+                told = [line for line in lines if line.startswith(("State", "Shd", "Sig"))]
+                found[pid] = [*told, (proc / f"{pid}/syscall").read_text().strip()]
         return found
 
     def close(self):

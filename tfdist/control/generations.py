@@ -67,11 +67,9 @@ from tfdist.control import messages
 from tfdist.control.address_round import AddressRound
 from tfdist.control.arrivals import Arrival, Arrivals
 from tfdist.control.founders import Founders
-from tfdist.control.held_calls import ClientContext
+from tfdist.control.held_calls import ClientContext, HeldCalls
 from tfdist.control.members import Generation, Member, problem_with_member
 from tfdist.control.messages import MessageError
-
-_MAX_WAIT = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +121,9 @@ class Generations:
         self._elastic = elastic
         self._description = dict(description)
         self._required = frozenset(description)
-        self._changed = threading.Condition()
+        self._calls = HeldCalls()
+        # For this process itself.
+        self._changed = threading.Condition(self._calls.lock)
         self._changes = 0
         self._closed = False
         self._founders = Founders(me, addresses, start)
@@ -445,7 +445,6 @@ class Generations:
           {"status": "newcomer"} (the job was founded without the caller), {"status": "refused",
           "reason"} or {"status": "closed"}.
         """
-        context.on_disconnect = self._wake
         with self._changed:
             reason = self._reason_not_to_found(request)
             if reason:
@@ -458,9 +457,10 @@ class Generations:
                 self._base = self._reference = self._founders.found()
                 self._begin_round(self._reference)
             self._notify()
-            self._wait(
+            self._hold(
+                context,
                 request.wait,
-                lambda: context.disconnected or self._founded_answer(request.process) is not None,
+                lambda: self._founded_answer(request.process) is not None,
             )
             answer = self._founded_answer(request.process)
             if answer is not None:
@@ -483,7 +483,6 @@ class Generations:
           itself); {"status": "other", "process"} (another process than the caller means is here);
           {"status": "refused", "reason"} or {"status": "closed"}.
         """
-        context.on_disconnect = self._wake
         caller = request.process
         with self._changed:
             if self._closed:
@@ -507,12 +506,11 @@ class Generations:
 
             def decided() -> bool:
                 return (
-                    context.disconnected
-                    or self._arrived.get(caller) is not arrival
+                    self._arrived.get(caller) is not arrival
                     or self._form_answer(request) is not None
                 )
 
-            self._wait(request.wait, decided)
+            self._hold(context, request.wait, decided)
             answer = self._form_answer(request)
             if self._arrived.get(caller) is arrival:
                 if answer is not None or context.disconnected:
@@ -535,7 +533,6 @@ class Generations:
           {"status": "again"} (the generation was given up); {"status": "refused", "reason"} or
           {"status": "closed"}.
         """
-        context.on_disconnect = self._wake
         began = time.monotonic()
         with self._changed:
             if self._closed:
@@ -556,10 +553,10 @@ class Generations:
                 return {"status": "again"}
 
             def over() -> bool:
-                return context.disconnected or self._round is not found
+                return self._round is not found
 
             # A founder's description may grow until it calls this itself.
-            self._wait(request.wait, lambda: over() or self._described)
+            self._hold(context, request.wait, lambda: over() or self._described)
             reason = self._difference(request) if self._described else None
             if reason:
                 return {"status": "refused", "reason": reason}
@@ -567,7 +564,7 @@ class Generations:
                 if found.add(request.process, request.data_address):
                     self._notify()
                 remaining = request.wait - (time.monotonic() - began)
-                self._wait(remaining, lambda: over() or found.is_complete)
+                self._hold(context, remaining, lambda: over() or found.is_complete)
             if self._round is not found:
                 return {"status": "again"}
             if found.is_complete:
@@ -794,17 +791,13 @@ class Generations:
                 return f"{what} differs: expected {expected} as on {self.me}, received {got}"
         return None
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._notify()
-
     def _notify(self) -> None:
         self._changes += 1
         self._changed.notify_all()
+        self._calls.wake_all()
 
-    def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
-        seconds = max(0.0, min(seconds, _MAX_WAIT))
-        self._changed.wait_for(lambda: self._closed or done(), timeout=seconds)
+    def _hold(self, context: ClientContext, seconds: float, done: Callable[[], bool]) -> None:
+        self._calls.hold(context, seconds, lambda: self._closed or done())
 
 
 def _problem_with_caller(request: messages.ElasticFound | messages.ElasticForm) -> str | None:

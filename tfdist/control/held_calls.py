@@ -39,7 +39,7 @@ class HeldCalls:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._held: dict[ClientContext, threading.Condition] = {}
 
     def hold(self, context: ClientContext, seconds: float, decided: Callable[[], bool]) -> None:
