@@ -58,7 +58,7 @@ inline std::map<std::string, std::function<void()>>& Tests() {
   return tests;
 }
 
-// "../tests/core/ps/client_test.cc" -> "ps_client".
+// "../tests/core/ps/client/errors_test.cc" -> "ps_client_errors".
 inline std::string TestName(std::string path) {
   const std::string folder = "tests/core/", suffix = "_test.cc";
   const size_t begin = path.rfind(folder) + folder.size();

@@ -1,0 +1,144 @@
+// Reductions over the workers of a job, by a parameter server.
+#include "ps/raw_ps_worker.h"
+
+namespace tfdist::testing::ps_server_reduce_test {
+namespace {
+
+constexpr uint64_t kKey = 77;
+
+// Which of three workers wait for which others, such as "0-2 1-2 ".
+std::string Waits(const Server& server) {
+  bool waits[9];
+  server.Waits(waits);
+  std::string text;
+  for (int i = 0; i < 9; ++i) {
+    if (waits[i]) text += StrCat(i / 3, "-", i % 3, " ");
+  }
+  return text;
+}
+
+void TestSums() {
+  auto server = StartServer(Options(Mode::kSync, 3));
+  RawPsWorker a(*server, 0), b(*server, 1), c(*server, 2);
+  // Two keys, in different orders; each of a few executions.
+  for (uint64_t execution = 1; execution < 4; ++execution) {
+    const float x = static_cast<float>(execution);
+    const uint64_t a1 = a.RequestReduce(kKey, execution, {1, x});
+    const uint64_t a2 = a.RequestReduce(kKey + 1, execution, {4});
+    const uint64_t b2 = b.RequestReduce(kKey + 1, execution, {5});
+    const uint64_t b1 = b.RequestReduce(kKey, execution, {10, x});
+    EXPECT(!a.HasAnswer(a1) && !b.HasAnswer(b1));
+    EXPECT(Waits(*server) == "0-2 1-2 ");
+    const uint64_t c1 = c.RequestReduce(kKey, execution, {100, x});
+    EXPECT(a.AwaitReduce(a1) == Floats({111, 3 * x}));
+    EXPECT(b.AwaitReduce(b1) == Floats({111, 3 * x}));
+    EXPECT(c.AwaitReduce(c1) == Floats({111, 3 * x}));
+    EXPECT(!a.HasAnswer(a2));
+    EXPECT(Waits(*server) == "0-2 1-2 ");
+    const uint64_t c2 = c.RequestReduce(kKey + 1, execution, {6});
+    EXPECT(a.AwaitReduce(a2) == Floats{15} && b.AwaitReduce(b2) == Floats{15});
+    EXPECT(c.AwaitReduce(c2) == Floats{15});
+    EXPECT(Waits(*server).empty());
+  }
+}
+
+// One reduction of several tensors of several dtypes.
+void TestTensors() {
+  auto server = StartServer(Options(Mode::kSync, 2));
+  RawPsWorker a(*server, 0), b(*server, 1);
+  const std::string meta = Encode(
+      ReduceRequest{kKey, 1, {DType::kInt64, DType::kFloat64, DType::kFloat32}, {2, 1, 600000}});
+  const auto payload = [](int64_t n, double d, float f) {
+    return Raw(std::vector<int64_t>{n, n}) + Raw(std::vector<double>{d}) + Raw(Floats(600000, f));
+  };
+  const uint64_t first = a.Request(MessageType::kReduce, meta, payload(1, 0.5, 3));
+  const RawAnswer second = b.Try(MessageType::kReduce, meta, payload(2, 0.25, 4));
+  EXPECT_OK(second.status);
+  EXPECT(second.payload == payload(3, 0.75, 7));
+  EXPECT(a.Await(first).payload == payload(3, 0.75, 7));
+}
+
+// A request that is repeated after a broken connection gets the same result, and adds nothing.
+void TestRepeatedRequest() {
+  auto server = StartServer(Options(Mode::kSync, 2));
+  auto a = std::make_unique<RawPsWorker>(*server, 0);
+  RawPsWorker b(*server, 1);
+  a->RequestReduce(kKey, 1, {1});
+  a = std::make_unique<RawPsWorker>(*server, 0);  // before the result
+  const uint64_t again = a->RequestReduce(kKey, 1, {1});
+  EXPECT(!a->HasAnswer(again));
+  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 1, {2})) == Floats{3});
+  EXPECT(a->AwaitReduce(again) == Floats{3});
+  a = std::make_unique<RawPsWorker>(*server, 0);  // after it
+  EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{3});
+  const uint64_t ahead = b.RequestReduce(kKey + 1, 2, {5});
+  EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{3});
+  EXPECT(a->AwaitReduce(a->RequestReduce(kKey + 1, 2, {6})) == Floats{11});
+  EXPECT(b.AwaitReduce(ahead) == Floats{11});
+  // All workers are further on: the old result is gone, and the worker gets its own values back.
+  EXPECT(a->AwaitReduce(a->RequestReduce(kKey, 1, {1})) == Floats{1});
+}
+
+void TestDisagreement() {
+  auto server = StartServer(Options(Mode::kSync, 2));
+  RawPsWorker a(*server, 0), b(*server, 1);
+  const uint64_t first = a.RequestReduce(kKey, 1, {1, 2});
+  EXPECT(!a.HasAnswer(first));
+  RawAnswer wrong = b.Await(b.RequestReduce(kKey, 1, {1, 2, 3}));
+  EXPECT(wrong.status.code() == StatusCode::kInvalidArgument);
+  EXPECT_CONTAINS(wrong.status.message(),
+                  "expected float32[2] for tensor 0, as from rank 0, received float32[3] from "
+                  "rank 1");
+  wrong = b.Try(MessageType::kReduce, Encode(ReduceRequest{kKey, 1, {}, {}}));
+  EXPECT_CONTAINS(wrong.status.message(),
+                  "expected 1 tensors, as from rank 0, received 0 from rank 1");
+  wrong = b.Try(MessageType::kReduce, Encode(ReduceRequest{kKey, 1, {DType::kBytes}, {2}}), "ab");
+  EXPECT_CONTAINS(wrong.status.message(), "no numbers to add up: bytes[2]");
+  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 1, {10, 20})) == Floats({11, 22}));
+  EXPECT(a.AwaitReduce(first) == Floats({11, 22}));
+}
+
+// A reduction does not wait for workers that left, were dropped, or are at a later execution.
+void TestFewerWorkers() {
+  ServerOptions options = Options(Mode::kSync, 3);
+  options.schedule.worker_timeout_seconds = 0.3;
+  auto server = StartServer(options);
+  RawPsWorker a(*server, 0), b(*server, 1), c(*server, 2);
+  uint64_t first = a.RequestReduce(kKey, 1, {1}), second = b.RequestReduce(kKey, 1, {2});
+  EXPECT(!a.HasAnswer(first));
+  c.Leave();
+  EXPECT(a.AwaitReduce(first) == Floats{3} && b.AwaitReduce(second) == Floats{3});
+  first = a.RequestReduce(kKey, 2, {1});
+  second = b.RequestReduce(kKey, 3, {2});  // will not contribute to execution 2
+  EXPECT(a.AwaitReduce(first) == Floats{1});
+  EXPECT(a.AwaitReduce(a.RequestReduce(kKey, 3, {5})) == Floats{7});
+  EXPECT(b.AwaitReduce(second) == Floats{7});
+  const TimePoint start = Clock::now();
+  EXPECT(a.AwaitReduce(a.RequestReduce(kKey, 4, {1})) == Floats{1});
+  EXPECT(SecondsSince(start) >= 0.3);
+  Server::Event event;
+  do {
+    EXPECT(server->WaitForEvent(20, &event));
+  } while (event.kind != Server::Event::Kind::kLog);
+  EXPECT_CONTAINS(event.text, "worker 1 is dropped");
+  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 4, {9})) == Floats{1});  // without b
+  b.Pull({});                                                         // b is active again
+  first = a.RequestReduce(kKey, 5, {1});
+  EXPECT(!a.HasAnswer(first));
+  EXPECT(b.AwaitReduce(b.RequestReduce(kKey, 5, {2})) == Floats{3});
+  EXPECT(a.AwaitReduce(first) == Floats{3});
+}
+
+void Main() {
+  TestSums();
+  TestTensors();
+  TestRepeatedRequest();
+  TestDisagreement();
+  TestFewerWorkers();
+  std::puts("ps reduce: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::ps_server_reduce_test
