@@ -4,7 +4,8 @@
 
 Ranks run steps, each of which reduces five tensors together, and gathers, scatters and broadcasts
 others of changing sizes; then they make, use and close communicators one after the other. The
-tables show at intervals a process's resident memory, open descriptors, threads and mappings.
+tables show at intervals a process's resident memory without pages of files, open descriptors,
+threads and mappings.
 All results are verified. "growth" is the difference over the second half, after everything that is
 made once exists.
 """

@@ -108,10 +108,13 @@ class MemoryRank:
 
 
 def held() -> dict[str, int]:
-    """Kilobytes of resident memory, open descriptors, threads and mappings of this process."""
+    """Kilobytes of resident memory, open descriptors, threads and mappings of this process.
+
+    Pages of files are left out: the kernel drops them, and reads them again, as it sees fit.
+    """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        "resident": int(status["VmRSS"].split()[0]),
+        "resident": sum(int(status[kind].split()[0]) for kind in ("RssAnon", "RssShmem")),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": int(status["Threads"]),
         "mappings": len(Path("/proc/self/maps").read_text().splitlines()),

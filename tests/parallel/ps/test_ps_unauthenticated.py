@@ -157,9 +157,9 @@ def come_and_go(door: Door) -> int:
 
 
 def held_by(pid: int) -> dict[str, int]:
-    """Counts a process's descriptors, threads and MB of memory."""
+    """Counts a process's descriptors, threads and MB of memory, without pages of files."""
     status = Path(f"/proc/{pid}/status").read_text()
-    (resident,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    (resident,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
     return {
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "threads": len(os.listdir(f"/proc/{pid}/task")),
