@@ -18,31 +18,35 @@ def rounds(usual: int, long: int) -> int:
 LONG_CASES = {
     # The same cases with Adam, which has slots; of canned ones and heads the mirrored case.
     "test_estimator_strategies.py": r"equals_no_strategy\[(\w+-sgd-"
-    r"|canned-adam-central|head-adam-(one|central))",
+    r"|(canned|head)-adam-(one|central))|test_(a_keras_model|warm_start)\[(one|central)\]",
     # Two devices for each optimizer and four for Adam; three when evaluating; tf_keras with Adam.
-    # Both strategies split input with the same code: of last batches the mirrored cases.
+    # Both strategies split and read input with the same code: of the others the mirrored cases.
     "test_parity.py": r"test_fit\[\w+-(\w+-3|(sgd|momentum)-4)\]"
-    r"|test_fit\[central-(sgd|momentum)-2\]|test_last_batch\[central-"
-    r"|test_evaluate_and_predict\[\w+-[24]\]|test_tf_keras\[\w+-(sgd|momentum)\]"
-    r"|test_custom_loop\[\w+-(sgd|momentum)\]|test_last_batch\[mirrored-uneven\]",
-    # Both strategies weigh rows with the same code.
-    # Masks and sample weights at once, or a mean by either, with the former.
-    # Class weights become sample weights; tf_keras with a mask.
-    "test_uneven_batches.py": r"test_(loss|train_on_batch|even\w+)\[central"
-    r"|logged_once\[central|test_loss\[mirrored-(mean with|mask and sample|class weights)"
-    r"|test_tf_keras\[rows\]",
-    # Both strategies count with the same code.
-    "test_step_counter.py": r"test_(fit|custom_loop)\[central-|test_fit\[mirrored-eager-tf_keras",
+    r"|test_fit\[central-((sgd|momentum)-2|adam-4)\]|test_last_batch\[central-"
+    r"|test_evaluate_and_predict\[(\w+-[24]|central-3)\]|test_tf_keras\[(\w+-(sgd|momentum)|central)"
+    r"|test_custom_loop\[\w+-(sgd|momentum)\]|test_last_batch\[mirrored-uneven\]"
+    r"|test_batch_norm\w+\[central-",
+    # Both strategies weigh rows with the same code, and so do workers: each loss in
+    # test_uneven_workers.py. Of ways the ones that count steps otherwise; tf_keras with a mask.
+    "test_uneven_batches.py": r"test_(train_on_batch|even\w+)\[central|logged_once\[central"
+    r"|test_loss\[(?!mirrored-(mask|two outputs|a train_step)\])"
+    r"|test_way\[(eagerly|mask, eagerly|scaled)\]|test_tf_keras\[rows\]",
+    # Both strategies count with the same code; tf_keras in its loop of steps.
+    "test_step_counter.py": r"test_(fit|custom_loop)\[central-"
+    r"|test_fit\[mirrored-(graph|eager)-tf_keras",
     # One device acts as no strategy; both strategies of several devices reduce with the same code.
     "test_models_on_devices.py": r"\[(OneDevice|CentralStorage)Strategy-"
     r"(?!GAN|synchronized)|\[MirroredStrategy-GRU\]",
     # Both strategies read with the same code; the mirrored cases cover it.
     "test_inputs.py": r"test_\w+\[central",
-    # Arrays, and the other datasets that are opened once, or again; one strategy of devices.
-    "test_resume.py": r"test_inputs\[2-ranks-(batches_of_arrays|dataset_longer_than_an_epoch)\]",
-    "test_resume_on_devices.py": r"\[central-dataset",
-    # Both strategies open arrays with the same code.
-    "test_repairs.py": r"test_arrays_are_opened_once_an_epoch\[central\]",
+    # Batches of arrays and shuffled datasets in test_resume_on_devices.py, and the other datasets
+    # that are opened once, or again; one strategy of devices.
+    "test_resume.py": r"test_inputs\[2-ranks-(batches_of_arrays|dataset_longer_than_an_epoch|arrays"
+    r"|dataset_shuffled_twice)\]|test_places\[2-ranks-after_an_epoch\]",
+    "test_resume_on_devices.py": r"\[central-dataset|of_unknown_size\]",
+    # Both strategies open and log with the same code, and variables know no strategy.
+    "test_repairs.py": r"test_(arrays_\w+|logs_of_a_batch\w+|replicas_cannot_meet\w+"
+    r"|an_optimizer_built_outside\w+|predict_on_batch\w+|a_replica_without_rows\w+)\[central",
     # Two ranks; sample weights, which class weights become.
     "test_keras_inputs.py": r"test_predict\w+\[3-ranks\]|test_arrays\[2-ranks-class_weight\]",
     # Two ranks.
@@ -63,20 +67,25 @@ LONG_CASES = {
     "test_tasks_async.py": r"comes_back_to_what_is_left\[endless\]",
     # One strategy with both ways of resuming.
     "test_checkpoint.py": r"test_callbacks_check_point\w+\[central\]",
-    # Both strategies reduce with the same code; "both" options at once with either.
+    # Both strategies reduce with the same code; "both" options at once with either; gradients are
+    # clipped by a global norm, and accumulated.
     "test_optimizers.py": r"test_every_step\[central-|test_clipping\[central-"
     r"|test_branching_optimizer\w+\[central-|test_(loss_scale\w+|clipping\w+)\[central\]"
-    r"|test_embedding\[(central|mirrored-sgd)",
+    r"|test_embedding\[(central|mirrored-sgd)|test_accumulators\w+\[central\]"
+    r"|test_clipping\[mirrored-(clipvalue|clipnorm)\]|test_every_step\[mirrored-(both|loss_scale)\]"
+    r"|test_branching\w+\[mirrored-options1\]",
     # One mode, strategy or optimizer of those that the other examples do not run.
     "test_estimator_examples.py": r"test_adult_(alone\[|with_parameter_servers|by_workers)",
     # All-reduce, and parameter servers in sync.
     "test_estimator_jobs.py": r"test_(no_strategy|async)$",
-    # Of examples what the tests of their strategies have: kills in test_elastic_faults.py and
-    # test_resume_after_kills.py, bytes in test_local_updates.py, tables in parallel/embedding.
+    # The README's program runs. Of examples what the tests of their strategies have: kills in
+    # test_elastic_faults.py and test_resume_after_kills.py, bytes in test_local_updates.py, tables
+    # in parallel/embedding.
     "test_examples.py": r"test_fashion_mnist_sends|test_parameter_server(_alone|\[(sync|three)\])"
     r"|test_movielens_(beside_plain_keras|alone)|test_horovod_style|test_elastic_ends|test_criteo"
     r"|goes_on_after_it_was_killed|test_local_updates_send_less"
-    r"|multi_worker_with_keras_saves|first_program\w+\[docs/(compression|multi_worker)",
+    r"|multi_worker_with_keras_saves"
+    r"|first_program\w+\[docs/(compression|multi_worker|resume|elastic|local_updates)",
     # Adam, and one of each family; test_server_optimizers.py has the optimizers themselves.
     "test_estimator_optimizers.py": r"test_one_worker\[3-ranks-(adagrad|v1_adam|v1_sgd"
     r"|sgd)\]|test_in_sync\[3-ranks-(?!adam\]|v1_ftrl\])|test_canned_in_sync\[3-ranks-optimizers1\]"
@@ -95,6 +104,9 @@ LONG_CASES = {
     r"|group_ftrl)\]|test_of_model\[3-ranks-(clipnorm|clipvalue|accumulation|loss_scale_factor|schedule)\]"
     r"|test_beside_all_reduce\[4-ranks-loss_scale\]|test_two_workers_in_sync\[4-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-global_clipnorm\]|beside_all_reduce\[3-ranks-loss_scale\]",
+    # Rank 0 dies in each kind of loop, and rank 1 where it joins again.
+    "test_run.py": r"of_a_step\[(devices|strategy|tape)-1\]|and_joins\[tape-0\]",
+    "test_membership_partition.py": r"heals\[groups1\]|a_newcomer\[2\]|another_host\[1-",
     # In float64 each kind of fault is exact. One kill at a time; test_membership_partition.py has
     # silent members that come back.
     "test_elastic_faults.py": r"test_rounding|test_stopped|test_two_at_once",
@@ -104,6 +116,8 @@ LONG_CASES = {
     "test_tasks_docs.py": r"test_movielens_tasks|test_the_loop|first_program\[all-reduce\]",
     # test_ps_sync.py has the parity of each mode.
     "test_models_on_workers.py": r"test_sync",
+    # Two workers with a hub in all-reduce, and four with servers.
+    "test_stop_agreement.py": r"same_step\[(4-\w+-all_reduce|4-(one|all)-servers|2-\w+-servers)\]",
     # Data that is opened once, and once an epoch, in each test.
     "test_elastic_tf_keras.py": r"newcomer\w+\[(arrays in batches|generator)\]"
     r"|from_the_backup\[dataset-killed\]|test_each_mode|test_datasets_with_validation",
@@ -164,19 +178,19 @@ LONG_CASES = {
     "test_estimator_keras_models.py": r"test_trains_and_evaluates\w+\[(momentum|adagrad)\]",
     # Exporters; another process reads their models.
     "test_estimator_tf_keras.py": r"\[(devices/|.*test_estimator_(canned|model_fns|export))",
-    # A notice to all tasks, and to one; one mode with each.
-    "test_preemption.py": r"after_the_same_step\[worker\]",
+    # A notice to all tasks; to one of them in test_stop_agreement.py.
+    "test_preemption.py": r"after_the_same_step\[(worker|chief)\]",
     "test_ps_preemption.py": r"\[(async-all|sync-worker)\]",
     # torchrun; what is found is the same, and tests/single/config has each environment.
     "test_found_clusters.py": r"\[open_mpi\]|test_a_parameter_server",
     # The sums, and a step that fails.
     "test_tuned_buckets.py": r"test_fit_ends",
-    # all_reduce, parameter_server, overlap and memory run the same parts; of data workers
+    # all_reduce, parameter_server and overlap run the same parts; memory is a soak; of data workers
     # test_data_service.py, of elastic jobs test_elastic_faults.py.
-    "test_benchmarks.py": r"test_(local_reduce|compression|embedding_compares|data_service|scale)"
-    r"|test_tasks|test_elastic_(compares|measures)|test_epochs",
+    "test_benchmarks.py": r"test_(local_reduce|compression|embedding|data_service|scale|task"
+    r"|elastic|epochs|preemption)",
     "test_communication_benchmarks.py": r"test_(network|planner|training_step|timeline"
-    r"|sizes_of_buckets)",
+    r"|sizes_of_buckets|memory)",
 }
 
 
