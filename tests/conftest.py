@@ -17,10 +17,11 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
-SUPPORT = str(TESTS / "support")
-
-if SUPPORT not in sys.path:
-    sys.path.insert(0, SUPPORT)
+_SUPPORT = [
+    TESTS / "support",
+    *(TESTS / "support" / name for name in ("elastic", "estimator", "processes", "training")),
+]
+sys.path[:0] = [str(folder) for folder in _SUPPORT if str(folder) not in sys.path]
 if Path.cwd() == ROOT or importlib.util.find_spec("tfdist") is None:
     sys.path.insert(0, str(ROOT))
 

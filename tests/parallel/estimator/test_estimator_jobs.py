@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import estimators
@@ -19,19 +20,20 @@ from rank_outcome import describe_all
 from ranks import start_ranks
 from warm_python import interpreter
 
-TESTS = Path(estimators.__file__).parent
+SCRIPT = Path(__file__).parent / "estimator_job.py"
 pytestmark = pytest.mark.timeout(180)
 
 
 def run(directory, kind, *arguments, ps=1):
     """Runs the job; returns the steps of each task that trained, and what all tasks printed."""
     tasks = ["--workers", "2", *(["--ps", str(ps)] if ps else []), "--evaluator"]
-    script = TESTS / "estimator_job.py"
     finished = subprocess.run(
-        [interpreter(), "-m", "tfdist", "run", *tasks, str(script), str(directory), kind]
+        [interpreter(), "-m", "tfdist", "run", *tasks, str(SCRIPT), str(directory), kind]
         + list(map(str, arguments)),
         env=dict(
-            os.environ, PYTHONPATH=os.pathsep.join([PACKAGE, str(TESTS)]), TF_CPP_MIN_LOG_LEVEL="3"
+            os.environ,
+            PYTHONPATH=os.pathsep.join([PACKAGE, *sys.path]),
+            TF_CPP_MIN_LOG_LEVEL="3",
         ),
         capture_output=True,
         text=True,

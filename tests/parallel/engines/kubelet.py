@@ -25,7 +25,7 @@ from typing import Any
 from launching import PACKAGE
 from manifests import environment, expand
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from baselines import namespaces
 
 IS_MISSING = os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare", "hostname")))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launching import PACKAGE, Launched
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from baselines import namespaces
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
