@@ -44,7 +44,7 @@ class StopBoard:
         self._calls = HeldCalls()
         self._closed = False
         self._last_step = 0
-        self._proposer = -1
+        self._told = -1
         self._stored: set[int] = set()
         self._noticed = False
 
@@ -65,16 +65,19 @@ class StopBoard:
         most for the request's `wait`.
 
         Returns:
-          {"status": "stop", "last_step", "proposer": rank, "missing": [ranks that have not stored
-          it]}, {"status": "waiting"}, {"status": "refused", "reason"} or {"status": "closed"}.
+          {"status": "stop", "last_step", "told": the first rank that was told to end, or -1 if its
+          request has not come, "missing": [ranks that have not stored the step]},
+          {"status": "waiting"}, {"status": "refused", "reason"} or {"status": "closed"}.
         """
         reason = self._reason_to_refuse(request)
         if reason:
             return {"status": "refused", "reason": reason}
         with self._calls.lock:
             self._noticed = self._noticed or request.noticed or request.last_step > 0
+            if request.noticed and self._told < 0:
+                self._told = request.rank
             if request.last_step and not self._last_step:
-                self._last_step, self._proposer = request.last_step, request.rank
+                self._last_step = request.last_step
                 self._calls.wake_all()
             if request.stored and request.stored == self._last_step:
                 self._stored.add(request.rank)
@@ -88,7 +91,7 @@ class StopBoard:
                 return {
                     "status": "stop",
                     "last_step": self._last_step,
-                    "proposer": self._proposer,
+                    "told": self._told,
                     "missing": missing,
                 }
             return {"status": "closed" if self._closed else "waiting"}

@@ -39,7 +39,7 @@ class StopWatch:
     Attributes:
       steps: the steps of this worker so far, the same on all workers.
       last_step: the step after which all workers stop; `None` until there is one.
-      proposer: the rank that has proposed it.
+      told: the rank that was told to end, if it is known.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StopWatch:
         self._closed = threading.Event()
         self.steps = 0
         self.last_step: int | None = None
-        self.proposer: int | None = None
+        self.told: int | None = None
         threading.Thread(target=self._watch, name="tfdist-stop-watch", daemon=True).start()
 
     def close(self) -> None:
@@ -175,5 +175,5 @@ class StopWatch:
         )
 
     def _store(self, answer: dict[str, Any]) -> None:
-        self.proposer = int(answer["proposer"])
+        self.told = int(answer["told"]) if answer["told"] >= 0 else None
         self.last_step = int(answer["last_step"])

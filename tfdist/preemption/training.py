@@ -85,10 +85,10 @@ class Training:
         raise Preempted from error
 
     def _asked_by(self) -> str:
-        if notice.at is not None or self._watch is None or self._watch.proposer is None:
+        if notice.at is not None or self._watch is None or self._watch.told is None:
             return "SIGTERM"
         cluster = process.cluster("the preemption notice")
-        return f"SIGTERM to {cluster.name_of_rank(self._watch.proposer)}"
+        return f"SIGTERM to {cluster.name_of_rank(self._watch.told)}"
 
 
 def stop_requested() -> bool:
@@ -148,7 +148,7 @@ def _who() -> str:
 def _tell_servers(stops: bool = False) -> None:
     worker = process.current.ps_worker
     if worker is not None:
-        worker.tell_of_notice(stops)
+        worker.tell_of_notice(notice.at is not None, stops)
 
 
 notice.on_arrival = _tell_servers

@@ -118,12 +118,13 @@ class PsWorker:
         needs_all = self.config.mode == "sync" and self.config.num_aggregate == self.config.workers
         return 1 if needs_all else None
 
-    def tell_of_notice(self, stops: bool) -> None:
-        """Tells the servers that this worker was told to end.
+    def tell_of_notice(self, told: bool, stops: bool) -> None:
+        """Tells the servers that a worker was told to end.
 
         A server that is told to end as well then serves until the workers have left.
 
         Args:
+          told: it is this worker.
           stops: the workers stop now because of it, so that the servers' work is not done.
         """
         request = messages.Stop(
@@ -132,7 +133,7 @@ class PsWorker:
             rank=self._rank,
             last_step=int(stops),
             stored=0,
-            noticed=True,
+            noticed=told,
             wait=0.0,
         )
         for server, control in enumerate(self._control):
@@ -423,7 +424,7 @@ class LocalPsWorker:
         """As `PsWorker.readings`."""
         return [rates.reading(self._store)]
 
-    def tell_of_notice(self, stops: bool) -> None:
+    def tell_of_notice(self, told: bool, stops: bool) -> None:
         """Does nothing: there is no other task."""
 
     def checkpoint_every(self, seconds: float) -> None:

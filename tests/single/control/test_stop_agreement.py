@@ -105,7 +105,7 @@ def test_without_steps_in_common_each_stops_by_itself():
     while not workers.watches[0].ends_after_step(False, None):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert workers.watches[0].proposer == 1
+    assert workers.watches[0].told == 1
     workers.close()
 
 
@@ -167,3 +167,17 @@ def test_bad_requests_are_refused(changes, reason):
     assert answer["status"] == "refused" and reason in answer["reason"]
     assert not board.noticed
     assert board.answer(messages.Stop(**fields), ClientContext())["last_step"] == 5
+
+
+def test_a_worker_that_only_stops_with_another_one_was_not_told():
+    board = StopBoard(2, FINGERPRINT)
+
+    def answer(**fields):
+        unset = {"last_step": 1, "stored": 0, "wait": 0.0}
+        request = {"protocol": messages.PROTOCOL, "fingerprint": FINGERPRINT} | unset | fields
+        return board.answer(messages.Stop(**request), ClientContext())
+
+    assert answer(rank=0, noticed=False)["told"] == -1
+    assert board.noticed
+    assert answer(rank=1, noticed=True)["told"] == 1
+    assert answer(rank=0, noticed=True)["told"] == 1
