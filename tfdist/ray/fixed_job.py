@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
+
+import ray
 
 from tfdist.ray.job import RayJob, TaskFailed, failed
 from tfdist.ray.request import RayResult
 from tfdist.ray.task import Ending
 
 _log = logging.getLogger("tfdist.ray")
+# Seconds in which Ray reports the death of a process. The others notice it sooner, and fail.
+_DEATH_IS_REPORTED = 3.0
 
 
 class FixedRayJob(RayJob):
@@ -48,7 +53,10 @@ class FixedRayJob(RayJob):
         with self._started():
             values: dict[str, Any] = {}
             while len(values) < len(self._workers):
-                ended = self._next_end()
+                try:
+                    ended = self._next_end()
+                except TaskFailed as error:
+                    raise self._cause_of(error) from error.__cause__
                 assert ended is not None
                 task, ending, value = ended
                 if task in self._servers:
@@ -58,3 +66,18 @@ class FixedRayJob(RayJob):
                 task.end()
             self._let_servers_end()
             return tuple(values[task.name] for task in self._workers)
+
+    def _cause_of(self, failure: TaskFailed) -> TaskFailed:
+        """Returns the death of a process that `failure` may come from, or `failure` itself."""
+        if isinstance(failure.ray_error, ray.exceptions.RayActorError):
+            return failure
+        deadline = time.monotonic() + _DEATH_IS_REPORTED
+        while self._running and (left := deadline - time.monotonic()) > 0:
+            try:
+                ended = self._next_end(left)
+            except TaskFailed as other:
+                if isinstance(other.ray_error, ray.exceptions.RayActorError):
+                    return other
+            else:
+                self._is_preempted |= ended is not None and ended[1] is Ending.PREEMPTED
+        return failure
