@@ -25,8 +25,8 @@ tries = len(list(here.glob(f"start {me} *")))
 def fail_like(number): os.kill(os.getpid(), number)
 def wait_until_reaped(name, count):
     wait_for_file(name, count)
-    for path in here.glob(name):
-        while Path(f"/proc/{path.name.split()[-1]}").exists(): time.sleep(0.01)
+    def runs(path): return Path(f"/proc/{path.name.split()[-1]}").exists()
+    while sum(not runs(path) for path in here.glob(name)) < count: time.sleep(0.01)
 """
 QUICK = Backoff(first=0.05, longest=0.2)
 
