@@ -1,0 +1,27 @@
+"""Fixtures that collect the garbage of each test, for folders whose tests read `tf.data`."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def imported() -> None:
+    """Leaves what is imported out of the collections."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def collect_garbage(imported: None) -> Iterator[None]:
+    """Collects the models and iterators of a test.
+
+    They are cycles. TensorFlow may need as long to delete an iterator as the iterator has lived, up
+    to a minute: the thread that tunes its pipeline sleeps that long. A late collection has let
+    another test fail by its timeout.
+    """
+    yield
+    gc.collect()
