@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import socket
@@ -13,7 +14,7 @@ from control_tasks import Background, LogWatch, clusters, data_address, meet, pl
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
-from tfdist.control import ControlPlane, client, server
+from tfdist.control import ControlPlane, client, messages, server
 from tfdist.errors import (
     AddressInUseError,
     ClusterConfigError,
@@ -250,6 +251,19 @@ def test_bad_arguments_and_use_after_close():
     plane.close()
     with pytest.raises(TfdistError, match="the control plane is closed"):
         plane.rendezvous("a:1")
+
+
+def test_a_patient_call_waits_for_a_server_that_starts_later():
+    (cluster,) = clusters(1)
+    request = messages.Clock(protocol=messages.PROTOCOL, wait=0.0)
+    connection = client.ControlClient(cluster, None, cluster.address, "worker 0")
+    with pytest.raises(client.UnreachableError):
+        connection.call(messages.CLOCK, request, 0.0, patient=False)
+    call = Background(connection.call, messages.CLOCK, request, 20.0, patient=True)
+    time.sleep(0.5)
+    with contextlib.closing(server.ControlServer(cluster, None, {})):
+        assert call.result(30)["status"] == "clock"
+    connection.close()
 
 
 def test_a_silent_connection_is_kept(monkeypatch):
