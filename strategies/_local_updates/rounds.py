@@ -87,26 +87,6 @@ class Round:
         """The rule's residuals at the last synchronization, by name; the same on all workers."""
         return dict(zip(self._residual_names, self._residuals.numpy().tolist(), strict=True))
 
-    def _count_step(self, rows: tf.Tensor) -> None:
-        self._steps.assign_add(1)
-        self._rows.assign_add(rows)
-        self._steps_in_all.assign_add(1)
-
-    def _is_due(self) -> tf.Tensor:
-        """Whether the round has all its steps, bool[]."""
-        length = tf.where(self._steps_in_all <= self._warmup_steps, 1, self._sync_every)
-        return self._steps >= tf.cast(length, tf.int64)
-
-    def _end_if_begun(self) -> None:
-        tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
-        for group in self.groups:
-            group.go_to_anchors()
-
-    def _end(self) -> tf.Tensor:
-        for group in self.groups:
-            group.begin()  # if no step of this worker had rows
-        return self.combine()
-
     def combine(self) -> tf.Tensor:
         """Combines the workers' variables, and begins to count anew."""
         rows = self._rows.read_value()
@@ -127,6 +107,26 @@ class Round:
             variable.assign(mean)
         self._rows.assign(0.0)
         return self._steps.assign(0, read_value=True)
+
+    def _count_step(self, rows: tf.Tensor) -> None:
+        self._steps.assign_add(1)
+        self._rows.assign_add(rows)
+        self._steps_in_all.assign_add(1)
+
+    def _is_due(self) -> tf.Tensor:
+        """Whether the round has all its steps, bool[]."""
+        length = tf.where(self._steps_in_all <= self._warmup_steps, 1, self._sync_every)
+        return self._steps >= tf.cast(length, tf.int64)
+
+    def _end_if_begun(self) -> None:
+        tf.cond(self._steps > 0, self._end, lambda: tf.constant(0, tf.int64))
+        for group in self.groups:
+            group.go_to_anchors()
+
+    def _end(self) -> tf.Tensor:
+        for group in self.groups:
+            group.begin()  # if no step of this worker had rows
+        return self.combine()
 
     def _weighted_means(
         self, rows: tf.Tensor, own: list[tf.Tensor], anchors: list[tf.Variable]

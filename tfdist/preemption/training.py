@@ -148,7 +148,7 @@ def _who() -> str:
 def _tell_servers(stops: bool = False) -> None:
     worker = process.current.ps_worker
     if worker is not None:
-        worker.tell_of_notice(notice.at is not None, stops)
+        worker.tell_of_notice(told=notice.at is not None, stops=stops)
 
 
 notice.on_arrival = _tell_servers
