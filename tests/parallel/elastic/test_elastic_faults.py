@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from elastic_faults import Fault, Faults, check, suffer, undisturbed
-from elastic_training import STEPS, Fit, SelfFault
+from elastic_training import SEARCH, STEPS, Fit, SelfFault
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -96,19 +96,24 @@ def test_planned_leaves(tmp_path):
 
 
 def test_growth(tmp_path):
-    """Two workers found the job; then there are four, three, one and four of them."""
-    fit = Fit()
+    """Two workers found the job; then there are four, three, one and four of them.
+
+    Each time they begin to search the size of buckets, and the last four find it.
+    """
+    fit = Fit(searches=True)
     course, results = suffer(
         fit,
         [
             Faults(Fault("kill", 2, "founding"), Fault("kill", 3, "founding"), restarts="later"),
             Faults(Fault("leave", 3, "batch end", epoch=0, batch=1), restarts="never"),
             Faults(Fault("kill", 2, delay=0.01), Fault("kill", 1), restarts="all"),
+            Faults(epochs=SEARCH // STEPS + 2),
         ],
         tmp_path,
         limits="1:4:2",
     )
     check(fit, course, results)
+    assert any(course.reports(slot, "chosen") for slot in results)
     assert len(results) == 4
     sizes = max((course.sizes(slot) for slot in results), key=len)  # of a founder
     assert (sizes[0], max(sizes), min(sizes), sizes[-1]) == (2, 4, 1, 4), sizes

@@ -131,18 +131,17 @@ class Course:
         self.joins: list[float] = []
         self.repeated = 0
 
-    # What the processes have reported.
-
-    def _reports(self, slot: int, key: str) -> list[Any]:
+    def reports(self, slot: int, key: str) -> list[Any]:
+        """What a slot's process has reported by a key."""
         return [value for found, value in list(self.ranks[slot].reports) if found == key]
 
     def _world(self, slot: int) -> dict[str, Any] | None:
-        worlds = self._reports(slot, "world")
+        worlds = self.reports(slot, "world")
         return worlds[-1] if worlds else None
 
     def sizes(self, slot: int) -> list[int]:
         """The numbers of members that a worker has seen, one after the other."""
-        sizes = [world["size"] for world in self._reports(slot, "world")]
+        sizes = [world["size"] for world in self.reports(slot, "world")]
         return [size for size, _ in itertools.groupby(sizes)]
 
     def members(self) -> list[int]:
@@ -158,7 +157,7 @@ class Course:
         return sorted(found, key=lambda slot: worlds[slot]["rank"])
 
     def _pauses(self, slot: int) -> bool:
-        return self.epochs in self._reports(slot, "pauses after")
+        return self.epochs in self.reports(slot, "pauses after")
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout: float = TIMEOUT) -> None:
         """Waits; fails at once if a worker ends that nobody has harmed."""
@@ -188,7 +187,7 @@ class Course:
         self.epochs += faults.epochs
         targets = [members[fault.rank % len(members)] for fault in faults.faults]
         before = {slot: self._recoveries(slot) for slot in members}
-        reported = {slot: len(self._reports(slot, "fault")) for slot in members}
+        reported = {slot: len(self.reports(slot, "fault")) for slot in members}
         for fault, slot in zip(faults.faults, targets, strict=True):
             self._slots[slot].is_doomed |= fault.kind != "stop"
         for slot in members:
@@ -290,8 +289,8 @@ class Course:
             when = self.ranks[slot].send_signal(SIGNALS[fault.kind])
         else:
             # One that was stopped has reported that fault before.
-            self._wait(lambda: len(self._reports(slot, "fault")) > before, f"{fault}")
-            when = self._reports(slot, "fault")[-1][1]
+            self._wait(lambda: len(self.reports(slot, "fault")) > before, f"{fault}")
+            when = self.reports(slot, "fault")[-1][1]
         state.is_stopped |= fault.kind == "stop"
         self.faults += fault.kind != "leave"
         return when if fault.kind != "leave" else None
@@ -310,7 +309,7 @@ class Course:
             if (
                 times := [
                     world["time"]
-                    for world in self._reports(slot, "world")
+                    for world in self.reports(slot, "world")
                     if world["time"] > max(began)
                 ]
             )
@@ -377,12 +376,12 @@ class Course:
     def _note_joins(self, slots: Sequence[int]) -> None:
         """Notes the seconds from the readiness of new processes to their first generation."""
         for slot in slots:
-            (first, *_), (ready, *_) = self._reports(slot, "world"), self._reports(slot, "forms")
+            (first, *_), (ready, *_) = self.reports(slot, "world"), self.reports(slot, "forms")
             self.joins.append(first["time"] - ready)
 
     def _are_ready(self, slots: Sequence[int]) -> bool:
         """Whether processes wait to join, or have ended."""
-        return all(self._reports(slot, "forms") or not self.ranks[slot].alive for slot in slots)
+        return all(self.reports(slot, "forms") or not self.ranks[slot].alive for slot in slots)
 
     def end(self) -> dict[int, Result]:
         """Ends the training; returns the workers' results by slot."""

@@ -28,6 +28,7 @@ import tfdist
 
 ROWS, BATCH, COLUMNS = 83, 16, 6  # the last of six batches has fewer rows than there are workers
 STEPS = -(-ROWS // BATCH)
+SEARCH = 3 + 3 * 4 * 2  # steps: warm-up, then three rounds of four with each of two sizes
 VALIDATION_ROWS, VALIDATION_STEPS = 20, 2
 # Seconds that a worker waits for the test.
 PATIENCE = 300.0
@@ -54,6 +55,7 @@ class Fit:
       library: "keras" or "tf_keras".
       servers: parameter servers, for tables.
       clips: whether the optimizer clips the gradients of tables.
+      searches: whether the workers try sizes of buckets, for `SEARCH` steps.
     """
 
     model: str = "dense"
@@ -65,6 +67,7 @@ class Fit:
     library: str = "keras"
     servers: int = 0
     clips: bool = False
+    searches: bool = False
 
     @property
     def keras(self) -> Any:
@@ -390,7 +393,8 @@ def train(ctx: Any, fit: Fit) -> Result:
 
     keras = fit.keras
     keras.backend.set_floatx(fit.dtype)
-    strategy = tfdist.MultiWorkerMirroredStrategy(**of_servers)
+    options = _searching(ctx) if fit.searches else None
+    strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options, **of_servers)
     with strategy.scope():
         model = _model(fit)
     logs = _callback(fit, _Logs)
@@ -414,6 +418,19 @@ def train(ctx: Any, fit: Fit) -> Result:
         recoveries=elastic.recoveries,
         traces=sum(function.experimental_get_tracing_count() for function in functions),
     )
+
+
+def _searching(ctx: Any) -> tfdist.CommunicationOptions:
+    """Returns options that try two sizes, of bytes instead of megabytes; reports each choice."""
+    from tfdist.ops.collectives import tuned_buckets
+
+    tuned_buckets.SIZES = {"1 MB": 64, "4 MB": 256}
+    tuned_buckets._BLOCK_BYTES = 64
+    tuned_buckets._TAIL_BYTES = 0
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: ctx.report("chosen", record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tfdist.communication").addHandler(handler)
+    return tfdist.CommunicationOptions(bytes_per_pack="auto")
 
 
 def _give_up_early(membership: Any) -> None:
