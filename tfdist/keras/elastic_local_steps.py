@@ -86,7 +86,7 @@ class LocalElasticStep(ElasticStep):
         ]
         before = [variable.values[0].read_value() for variable in sums]
         with self._local.ending_rounds() as rounds:
-            outputs = strategy.run(self._step, args=(self._share(batch),))
+            outputs = strategy.run(self._read_step, args=(self._share(batch),))
         self._check_is_alone()
         self._rounds |= {id(running): running for running in rounds}
         for variable, old in changed_by_step(sums, before):

@@ -35,6 +35,7 @@ from tfdist.keras.models import (
     metrics_variables,
     model_variables,
     optimizer_variables,
+    read_results,
     tf_variable,
 )
 from tfdist.keras.workers import is_table
@@ -190,7 +191,7 @@ class ElasticStep:
         tables = _tables_of(self._model)
         trains = self._admits
         with contextlib.nullcontext() if tables is None else tables.unit(trains):
-            outputs = strategy.run(self._step, args=(self._share(batch),))
+            outputs = strategy.run(self._read_step, args=(self._share(batch),))
         if self._gathers:
             return self._gathered(outputs), flags
         if tables is not None and trains:
@@ -210,6 +211,9 @@ class ElasticStep:
             with tf.control_dependencies([flags]):
                 tables.commit()
         return self._of_all(first, dict(zip(other, numbers, strict=True))), flags
+
+    def _read_step(self, batch: Any) -> Any:
+        return read_results(self._step(batch))
 
     def _share(self, batch: Any) -> Any:
         """This member's rows of a batch, for each of its devices."""
@@ -254,7 +258,7 @@ class ElasticStep:
         if not isinstance(outputs, dict):
             return outputs
         strategy = self._model.distribute_strategy
-        results = strategy.run(self._model.get_metrics_result)
+        results = strategy.run(lambda: read_results(self._model.get_metrics_result()))
         metrics = {
             name: strategy.experimental_local_results(value)[0] for name, value in results.items()
         }

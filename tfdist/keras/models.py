@@ -5,12 +5,25 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value is a variable of either Keras."""
+    return isinstance(value, keras.Variable | tf.Variable)
 
 
 def tf_variable(variable: Any) -> Any:
     """The `tf.Variable` of a variable of either Keras."""
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def read_results(outputs: Any) -> Any:
+    """What a step returns in a replica, with the values of variables: of metrics' results."""
+    return keras.tree.map_structure(
+        lambda value: tf.convert_to_tensor(value) if is_variable(value) else value, outputs
+    )
 
 
 def model_variables(model: Any) -> list[Any]:

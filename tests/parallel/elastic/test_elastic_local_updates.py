@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import RowCounter
 from ranks import start_ranks
 
 import tfdist
@@ -352,11 +353,12 @@ def train_twice(ctx, job):
         course = Course(ctx, job)
         for optimizer in (keras.optimizers.SGD, keras.optimizers.Adam):
             with strategy.scope():
-                model.compile(optimizer(RATE), "mse", metrics=["mae"])
+                model.compile(optimizer(RATE), "mse", metrics=["mae", RowCounter()])
             begins = Begins(model.get_weights())
             callbacks = [begins, course, *([Evaluates()] if columns == COLUMNS else [])]
             history = model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history
             results += [*model.get_weights(), *history["loss"], *history["mae"]]
+        assert columns == COLUMNS or history["rows"] == [ROWS] * 2
         job = dataclasses.replace(job, faults=())
     with strategy.scope():
         model.compile(model.optimizer, "mse", metrics=["mse"])

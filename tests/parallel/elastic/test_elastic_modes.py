@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import RowCounter
 from ranks import start_ranks
 
 import tfdist
@@ -66,7 +67,7 @@ def dense_model(optimizer, **compiling):
             keras.layers.Dense(1),
         ]
     )
-    model.compile(optimizer, "mse", metrics=["mae"], **compiling)
+    model.compile(optimizer, "mse", metrics=["mae", RowCounter()], **compiling)
     return model
 
 

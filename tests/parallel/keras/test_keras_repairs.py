@@ -91,6 +91,22 @@ def test_moving_statistics_of_no_rows_are_not_numbers(ctx):
 
 
 @on_ranks(2)
+def test_results_that_are_variables_cannot_be_reduced(ctx):
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+
+    def fit():
+        with strategy.scope():
+            model = built_classifier("sgd", metrics=[models.RowCounter()])
+        return model.fit(_data(), validation_data=_data(), verbose=0).history
+
+    logs = fit()
+    assert (logs["rows"], logs["val_rows"]) == ([64 * 4], [64 * 4])
+    without("reduce_results_that_are_variables")
+    with pytest.raises(ValueError, match="doesn't have device set"):
+        fit()
+
+
+@on_ranks(2)
 def test_workers_disagree_on_overflow(ctx):
     options = tfdist.CommunicationOptions(timeout_seconds=2.0)
     strategy = tfdist.MultiWorkerMirroredStrategy(communication_options=options)

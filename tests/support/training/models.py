@@ -19,6 +19,20 @@ EXACT = 1e-6  # SGD and momentum
 ADAPTIVE = 5e-6  # Adam divides by a small number, which enlarges the rounding
 
 
+class RowCounter(keras.metrics.Metric):
+    """Counts rows; its result is its variable, as that of the example in Keras's documentation."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rows")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], self.dtype))
+
+    def result(self):
+        return self.total
+
+
 def examples(rows: int, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
     """Makes features [rows, COLUMNS] and labels int32[rows] that a small model can learn."""
     random = np.random.default_rng(7)
