@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import numbers
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +37,8 @@ from tfdist.strategies.multi_worker_mirrored_strategy import (
     MultiWorkerMirroredStrategy,
     is_end_of_data_check,
 )
+
+_log = logging.getLogger("tfdist")
 
 SLOTS = ("keep", "average", "reset")
 
@@ -114,8 +118,9 @@ class LocalUpdateStrategy(MultiWorkerMirroredStrategy):
         _check_options(options)
         method = None if isinstance(method, NoCompression) else method
         elastic = process.current.elastic(cluster, _limits(cluster, min_contributors))
-        if elastic is not None:
+        if elastic is not None or (cluster.is_local and min_contributors is not None):
             _check_elastic(rule, method)
+        if elastic is not None:
             extended: Any = ElasticLocalUpdateExtended(
                 self, cluster, cluster_resolver, options, elastic
             )
@@ -376,16 +381,31 @@ def _limits(cluster: Cluster, min_contributors: int | None) -> Elastic | None:
         return None
     of_job = process.current.settings.elastic
     workers = cluster.world_size if of_job is None else of_job.start(cluster)
-    is_integer = isinstance(min_contributors, int) and not isinstance(min_contributors, bool)
-    most = MAX_WORKERS if cluster.is_local else workers  # alone it trains with any number
+    is_integer = isinstance(min_contributors, numbers.Integral) and not isinstance(
+        min_contributors, bool
+    )
+    # Alone a script trains with any number.
+    most, of_whom = (
+        (MAX_WORKERS, "")
+        if cluster.is_local
+        else (workers, ", the number of workers that the job begins with")
+    )
     if not is_integer or not 1 <= min_contributors <= most:
         raise ValueError(
-            f"LocalUpdateStrategy: expected min_contributors to be None or 1 to {most}, the number "
-            f"of workers that the job begins with, received {min_contributors!r}"
+            f"LocalUpdateStrategy: expected min_contributors to be None or 1 to {most}{of_whom}, "
+            f"received {min_contributors!r}"
         )
+    min_contributors = int(min_contributors)
     if cluster.is_local or (of_job is None and min_contributors == workers):
         return None
     if of_job is not None:
+        if of_job.min_workers != min_contributors:
+            _log.warning(
+                "LocalUpdateStrategy: min_contributors=%d takes the place of the job's minimum of "
+                "%d workers; the launcher keeps to that one",
+                min_contributors,
+                of_job.min_workers,
+            )
         return dataclasses.replace(of_job, min_workers=min_contributors)
     return Elastic(min_contributors, workers)
 

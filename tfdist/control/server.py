@@ -23,7 +23,7 @@ import grpc
 from tfdist.config.cluster import Cluster
 from tfdist.control import clock, interfaces, messages
 from tfdist.control.held_calls import ClientContext
-from tfdist.control.signing import Signer
+from tfdist.control.signing import OF_ANOTHER_PROCESS, Signer
 from tfdist.errors import AddressInUseError, TfdistError
 
 _log = logging.getLogger("tfdist.control")
@@ -246,7 +246,8 @@ class ControlServer:
             metadata = context.invocation_metadata()
             problem = self._signer.problem_with_request(method, metadata, body)
             if problem:
-                self._warn(f"refused {self._who(body, context)}: {problem}")
+                level = logging.INFO if problem == OF_ANOTHER_PROCESS else logging.WARNING
+                self._warn(f"refused {self._who(body, context)}: {problem}", level)
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             try:
                 if method == messages.CLOCK:
@@ -305,10 +306,10 @@ class ControlServer:
             return f"a caller from {_host(context)}"
         return f"{claim}, calling from {_host(context)}"
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, text: str, level: int = logging.WARNING) -> None:
         if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned[text] = None
-            _log.warning("%s: %s", self._name, text)
+            _log.log(level, "%s: %s", self._name, text)
 
 
 async def _end_tasks() -> None:

@@ -28,6 +28,8 @@ from collections import deque
 from typing import Any
 
 CHALLENGE_LIFETIME = 60.0  # s
+# A caller that has not noticed the end of an earlier process is refused so, and calls again.
+OF_ANOTHER_PROCESS = "the request was made for another task, or an earlier process of this one"
 _CHALLENGE, _NONCE, _SIGNATURE = "tfdist-challenge", "tfdist-nonce", "tfdist-signature"
 _NEXT = "tfdist-next-challenge"
 # Next challenges are kept half as long as they are good, and as many as a process has threads.
@@ -94,11 +96,10 @@ class Challenges:
 
     def use(self, challenge: str) -> bool:
         """Uses a challenge; returns whether it is this server's, not expired and not used."""
-        text, _, mark = challenge.rpartition(".")
-        if not _same(mark, self._mark(text)):
+        if not self.made(challenge):
             return False
         now = time.monotonic()
-        if now - int(text.partition(".")[0], 16) / 1000 > CHALLENGE_LIFETIME:
+        if now - int(challenge.partition(".")[0], 16) / 1000 > CHALLENGE_LIFETIME:
             return False
         with self._lock:
             while self._used and now - next(iter(self._used.values())) > CHALLENGE_LIFETIME:
@@ -107,6 +108,11 @@ class Challenges:
                 return False
             self._used[challenge] = now
         return True
+
+    def made(self, challenge: str) -> bool:
+        """Whether a challenge is this server's, perhaps expired or used."""
+        text, _, mark = challenge.rpartition(".")
+        return _same(mark, self._mark(text))
 
     def _mark(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
@@ -173,7 +179,9 @@ class Signer:
         ):
             return "the two tasks have different shared secrets"
         if not self._challenges.use(challenge):
-            return "the request was made for another call, another task, or more than a minute ago"
+            if not self._challenges.made(challenge):
+                return OF_ANOTHER_PROCESS
+            return "the request was made for another call, or more than a minute ago"
         return None
 
     def sign_answer(self, method: str, request_metadata: Any, body: bytes) -> Metadata:

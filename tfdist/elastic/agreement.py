@@ -162,9 +162,17 @@ class Agreement:
                 told = True
                 on_too_few()
             if now >= deadline:
-                raise RendezvousTimeoutError(self._why_not_formed(decision))
+                raise RendezvousTimeoutError(
+                    f"{self._peers.me.name}: {self._why_not_formed(decision)}; waited "
+                    f"{self._peers.timeout:g} s (TFDIST_RENDEZVOUS_TIMEOUT)"
+                )
             if now >= next_log:
-                _log.warning("%s: %s", self._peers.me.name, self._why_not_formed(decision))
+                _log.warning(
+                    "%s: %s; waits at most %.0f s more (TFDIST_RENDEZVOUS_TIMEOUT)",
+                    self._peers.me.name,
+                    self._why_not_formed(decision),
+                    deadline - now,
+                )
                 next_log = now + timing.log
             state.wait(timing.check, changes)
 
@@ -176,18 +184,18 @@ class Agreement:
         """
         self._peers.state.follow(leader)
         next_log = time.monotonic() + self._peers.timing.log
-        missing = str(leader)
+        waits_for = str(leader)
         while True:
             self._peers.check()
             self._peers.check_outside()
             now = time.monotonic()
             if now >= deadline:
                 raise RendezvousTimeoutError(
-                    f"{self._peers.me.name}: no new generation within "
-                    f"{self._peers.timeout:g} s; {leader} waits for {missing}"
+                    f"{self._peers.me.name}: the workers did not meet again within "
+                    f"{self._peers.timeout:g} s (TFDIST_RENDEZVOUS_TIMEOUT); waited for {waits_for}"
                 )
             if now >= next_log:
-                _log.warning("%s: %s waits for %s", self._peers.me.name, leader, missing)
+                _log.warning("%s: waits for %s", self._peers.me.name, waits_for)
                 next_log = now + self._peers.timing.log
             answer = self._call_leader(leader, min(self._peers.poll, deadline - now))
             if answer is None:
@@ -200,7 +208,8 @@ class Agreement:
             if status == "out":
                 raise Outside
             if status == "waiting":
-                missing = ", ".join(map(str, answer["missing"])) or str(leader)
+                missing = ", ".join(map(str, answer["missing"])) or "more workers"
+                waits_for = f"{leader}, which waits for {missing}"
                 continue
             if status == "elsewhere":
                 self._peers.hear(answer["reference"])

@@ -309,7 +309,11 @@ class ElasticJob:
                 self.count_unit(unit)
                 return result
             self.recoveries += 1
-            if self._go_on(unit):
+            is_done = self._go_on(unit)
+            _log.warning(
+                "%s: goes on as rank %d of %d", self.cluster.task_name, self.rank, self.size
+            )
+            if is_done:
                 return unit.healed()
 
     def enter(self, state: State) -> bool:

@@ -232,9 +232,13 @@ def _shortened(text: str) -> str:
 def _restore_callbacks(
     callbacks: Sequence[Any], described: Sequence[dict[str, Any]], best: dict[str, np.ndarray]
 ) -> None:
-    if [type(callback).__qualname__ for callback in callbacks] != [d["type"] for d in described]:
+    own, theirs = [type(each).__qualname__ for each in callbacks], [d["type"] for d in described]
+    if own != theirs:
         _log.warning(
-            "this worker has other callbacks than the members of the job: they begin as new ones"
+            "expected the members' callbacks, %s, received %s: they begin as new ones. Give the "
+            "same callbacks, and the same `verbose`, to all workers",
+            theirs,
+            own,
         )
         return
     for i, (callback, description) in enumerate(zip(callbacks, described, strict=True)):

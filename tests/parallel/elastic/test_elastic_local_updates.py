@@ -166,9 +166,13 @@ def check(results, job: Job, members) -> None:
 
 def test_a_killed_worker_costs_its_round():
     """The round ends without it, and is the mean of the others."""
-    job = Job(4, 3, options=(("min_contributors", 2),), faults=(Fault(2, 1, 5),))
-    with start_ranks(train, 3, args=(job,)) as ranks:
+    options = (("min_contributors", np.int64(2)),)
+    job = Job(4, 3, options=options, faults=(Fault(2, 1, 5),))
+    with start_ranks(train, 3, args=(job,), env={"TFDIST_ELASTIC": "1:3"}) as ranks:
         outcomes = ranks.join(timeout=60)
+    for outcome in outcomes[:2]:
+        assert "min_contributors=2 takes the place of the job's minimum of 1" in outcome.output
+        assert f"worker {outcome.rank}: goes on as rank {outcome.rank} of 2" in outcome.output
     results = results_of(*outcomes[:2])
 
     def members(epoch, begin):

@@ -67,6 +67,9 @@ def test_asynchronous_easgd_is_stable_up_to_this_alpha(rate, workers):
         (lambda: tfdist.LocalUpdateStrategy(2, warmup_steps=-1), "warmup_steps to be an integer"),
         (lambda: tfdist.LocalUpdateStrategy(2, slots="drop"), "'reset', received 'drop'"),
         (lambda: tfdist.LocalUpdateStrategy(2, compression="zip"), "expected 'none', 'fp16'"),
+        # Also alone, where a script is tried before it runs on several workers.
+        (lambda: tfdist.LocalUpdateStrategy(2, EASGD(0.1), min_contributors=2), "received EASGD"),
+        (lambda: tfdist.LocalUpdateStrategy(2, min_contributors=0), "None or 1 to 500, received 0"),
     ],
 )
 def test_wrong_values_are_named(make, message):
