@@ -103,6 +103,7 @@ def test_network_measures_separate_hosts(tmp_path):
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
+@pytest.mark.alone  # a step that computes alone is to take no longer than one with an exchange
 @pytest.mark.timeout(120)
 def test_planner_is_compared_with_measured_steps(tmp_path):
     file = tmp_path / "planner.json"
