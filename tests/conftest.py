@@ -6,6 +6,7 @@ they use the installed one, if there is one: that is how a wheel is tested.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not LONG and not any("::" in argument for argument in config.args):
         config.hook.pytest_deselected(items=[item for item in items if is_long(item.nodeid)])
         items[:] = [item for item in items if not is_long(item.nodeid)]
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what is imported out of garbage collections, which took a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from garbage import collect_garbage, imported
+from garbage import collect_garbage
 from replicas import make_strategy
 
-__all__ = ["collect_garbage", "imported"]
+__all__ = ["collect_garbage"]
 
 
 @pytest.fixture(params=["mirrored", "central"])

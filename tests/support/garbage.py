@@ -1,4 +1,4 @@
-"""Fixtures that collect the garbage of each test, for folders whose tests read `tf.data`."""
+"""A fixture that collects the garbage of each test, for folders whose tests read `tf.data`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="session")
-def imported() -> None:
-    """Leaves what is imported out of the collections."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True)
-def collect_garbage(imported: None) -> Iterator[None]:
+def collect_garbage() -> Iterator[None]:
     """Collects the models and iterators of a test.
 
     They are cycles. TensorFlow may need as long to delete an iterator as the iterator has lived, up

@@ -84,7 +84,8 @@ LONG_CASES = {
     "test_examples.py": r"test_fashion_mnist_sends|test_parameter_server(_alone|\[(sync|three)\])"
     r"|test_movielens_(beside_plain_keras|alone)|test_horovod_style|test_elastic_ends|test_criteo"
     r"|goes_on_after_it_was_killed|test_local_updates_send_less"
-    r"|multi_worker_with_keras_saves"
+    r"|multi_worker_with_keras_saves|test_parameter_server\[two\]|programs_for_parameter_servers"
+    r"|programs_of_the_porting_guide|program_for_several_devices"
     r"|first_program\w+\[docs/(compression|multi_worker|resume|elastic|local_updates)",
     # Adam, and one of each family; test_server_optimizers.py has the optimizers themselves.
     "test_estimator_optimizers.py": r"test_one_worker\[3-ranks-(adagrad|v1_adam|v1_sgd"
@@ -108,12 +109,12 @@ LONG_CASES = {
     "test_run.py": r"of_a_step\[(devices|strategy|tape)-1\]|and_joins\[tape-0\]",
     "test_membership_partition.py": r"heals\[groups1\]|a_newcomer\[2\]|another_host\[1-",
     # In float64 each kind of fault is exact. One kill at a time; test_membership_partition.py has
-    # silent members that come back.
-    "test_elastic_faults.py": r"test_rounding|test_stopped|test_two_at_once",
+    # silent members that come back. Leaves in test_growth and test_ledger.
+    "test_elastic_faults.py": r"test_rounding|test_stopped|test_two_at_once|test_planned_leaves",
     # test_preemption.py has the notice, tests/single/launch what the launcher makes of it.
     "test_preempted_jobs.py": r"the_page_s_program",
-    # The page's program with parameter servers; batches of tasks in test_tasks_together.py.
-    "test_tasks_docs.py": r"test_movielens_tasks|test_the_loop|first_program\[all-reduce\]",
+    # Programs of pages; batches of tasks in test_tasks_together.py and test_tasks_async.py.
+    "test_tasks_docs.py": r".",
     # test_ps_sync.py has the parity of each mode.
     "test_models_on_workers.py": r"test_sync",
     # Two workers with a hub in all-reduce, and four with servers.
@@ -127,6 +128,17 @@ LONG_CASES = {
     "test_elastic_partition.py": r".",
     # They need a Debian package and root; test_hosts.py has the same without ssh.
     "test_hosts_over_ssh.py": r".",
+    # The first program of the page; test_parity.py and test_memory.py have the rest.
+    "test_device_examples.py": r"test_(mirrored_trains|central_storage|the_program_of_the_page_on)",
+    # The programs of pages; their folders have tests of all that they use.
+    "test_collectives_docs.py": r".",
+    "test_metrics_docs.py": r".",
+    "test_observability_docs.py": r"test_the_example",
+    "test_security.py": r"test_the_commands_of_the_page",
+    # Keras 3, and strings.
+    "test_embedding_export.py": r"without_tfdist\[1-rank-tf_keras\]",
+    # Of the modes the one that waits, and large snapshots.
+    "test_ps_faults.py": r"came_after_the_snapshot\[(async|ssp)\]",
     # Real processes, and root; test_manifests.py has what each pod finds out of its variables.
     "test_kubelet.py": r".",
     # They need a Debian package and root, and compile the op library once more.
@@ -156,8 +168,9 @@ LONG_CASES = {
     "test_tf_keras.py": r"test_fit_evaluate_predict\[2-ranks-(sgd|momentum)\]"
     r"|test_embedding\[2-ranks-(sgd|adagrad)\]",
     # The chief restarts as a worker does; test_ps_faults.py has servers without snapshots.
-    # A worker that fails comes back as one that is killed.
-    "test_restarted_jobs.py": r"\[chief 0\]|exits_with_a_failure|server_is_replaced",
+    # A worker that fails comes back as one that is killed. Backups in test_resume_after_kills.py.
+    "test_restarted_jobs.py": r"\[chief 0\]|exits_with_a_failure|server_is_replaced"
+    r"|all_reduce_resumes",
     "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-momentum\]",
     # Shapes, a rank that is late and the page's example in the default tier; the exception of a
     # script in test_recorder.py.
@@ -167,9 +180,9 @@ LONG_CASES = {
     "test_timeline_jobs.py": r"test_(clocks_of_time_namespaces|parameter_servers)",
     # Keras 3 in the default tier; a killed dispatcher in another mode.
     # A killed data worker in the mode that loses most.
-    # The page's program has rows once in an epoch.
-    "test_data_service.py": r"test_tf_keras|begins_again|killed_dispatcher|without_the_launcher"
-    r"|under_a_synchronous|test_the_example|take_what_is_left",
+    # The page's program only trains.
+    "test_data_service.py": r"test_the_first_program|test_tf_keras|begins_again|killed_dispatcher"
+    r"|without_the_launcher|under_a_synchronous|test_the_example|take_what_is_left",
     # LSTM, and classifiers and regressors of each kind.
     "test_estimator_canned.py": r"test_recurrent\[(gru|simple_rnn|own)\]"
     r"|test_trains_evaluates\w+\[(DNNLinearCombined|DNN|Linear|Baseline)Estimator\]"
@@ -185,11 +198,11 @@ LONG_CASES = {
     "test_found_clusters.py": r"\[open_mpi\]|test_a_parameter_server",
     # The sums, and a step that fails.
     "test_tuned_buckets.py": r"test_fit_ends",
-    # all_reduce, parameter_server and overlap run the same parts; memory is a soak; of data workers
+    # parameter_server and overlap run the same parts; memory is a soak; of data workers
     # test_data_service.py, of elastic jobs test_elastic_faults.py.
     "test_benchmarks.py": r"test_(local_reduce|compression|embedding|data_service|scale|task"
     r"|elastic|epochs|preemption)",
-    "test_communication_benchmarks.py": r"test_(network|planner|training_step|timeline"
+    "test_communication_benchmarks.py": r"test_(all_reduce|network|planner|training_step|timeline"
     r"|sizes_of_buckets|memory)",
 }
 

@@ -1,5 +1,5 @@
 """The iterators of these tests are collected early."""
 
-from garbage import collect_garbage, imported
+from garbage import collect_garbage
 
-__all__ = ["collect_garbage", "imported"]
+__all__ = ["collect_garbage"]

@@ -98,13 +98,13 @@ def closing() -> Iterator[list[Process]]:
     processes: list[Process] = []
     # The garbage of earlier tests stays: the destructor of a tf.data iterator may wait for a minute
     # (see strategies/_input/background_release.py), in the thread that happens to collect it.
-    gc.freeze()
+    gc.disable()
     try:
         yield processes
     finally:
         for process in processes:
             process.crash()
-        gc.unfreeze()
+        gc.enable()
 
 
 def together(calls: Sequence) -> list:
