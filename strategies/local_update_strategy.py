@@ -384,15 +384,12 @@ def _limits(cluster: Cluster, min_contributors: int | None) -> Elastic | None:
     is_integer = isinstance(min_contributors, numbers.Integral) and not isinstance(
         min_contributors, bool
     )
-    # Alone a script trains with any number.
-    most, of_whom = (
-        (MAX_WORKERS, "")
-        if cluster.is_local
-        else (workers, ", the number of workers that the job begins with")
-    )
+    # Alone a script is tried that will run on more workers.
+    most = MAX_WORKERS if cluster.is_local else workers
     if not is_integer or not 1 <= min_contributors <= most:
+        why = "" if cluster.is_local else ", the number of workers that the job begins with"
         raise ValueError(
-            f"LocalUpdateStrategy: expected min_contributors to be None or 1 to {most}{of_whom}, "
+            f"LocalUpdateStrategy: expected min_contributors to be None or 1 to {most}{why}, "
             f"received {min_contributors!r}"
         )
     min_contributors = int(min_contributors)
