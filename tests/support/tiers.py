@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TypeVar
+
+Case = TypeVar("Case")
 
 # Set by `scripts/test --all` and `scripts/test --soak`.
 LONG = os.environ.get("TEST_LONG") == "1"
@@ -14,15 +17,21 @@ def rounds(usual: int, long: int) -> int:
     return long if LONG else usual
 
 
+def chosen(cases: dict[str, Case], *usual: str) -> dict[str, Case]:
+    """Returns the cases of a test that goes through them: the named ones, or all in a long run."""
+    return cases if LONG else {name: cases[name] for name in usual}
+
+
 # By file name, a regular expression of the excluded cases; comments name the cases that cover them.
 LONG_CASES = {
-    # The same cases with Adam, which has slots; of canned ones and heads the mirrored case.
-    "test_estimator_strategies.py": r"equals_no_strategy\[(\w+-sgd-"
-    r"|(canned|head)-adam-(one|central))|test_(a_keras_model|warm_start)\[(one|central)\]",
+    # The same cases with Adam, which has slots; of heads the mirrored case; of canned
+    # estimators those in test_estimator_parity.py.
+    "test_estimator_strategies.py": r"equals_no_strategy\[(\w+-sgd-|canned-"
+    r"|head-adam-(one|central)|own-adam-one)|test_(a_keras_model|warm_start)\[(one|central)\]",
     # Two devices for each optimizer and four for Adam; three when evaluating; tf_keras with Adam.
     # Both strategies split and read input with the same code: of the others the mirrored cases.
     "test_parity.py": r"test_fit\[\w+-(\w+-3|(sgd|momentum)-4)\]"
-    r"|test_fit\[central-((sgd|momentum)-2|adam-4)\]|test_last_batch\[central-"
+    r"|test_fit\[central-((sgd|momentum)-2|adam-4)\]|test_fit\[mirrored-momentum-2\]|test_last_batch\[central-"
     r"|test_evaluate_and_predict\[(\w+-[24]|central-3)\]|test_tf_keras\[(\w+-(sgd|momentum)|central)"
     r"|test_custom_loop\[\w+-(sgd|momentum)\]|test_last_batch\[mirrored-uneven\]"
     r"|test_batch_norm\w+\[central-",
@@ -40,15 +49,21 @@ LONG_CASES = {
     # Both strategies read with the same code; the mirrored cases cover it.
     "test_inputs.py": r"test_\w+\[central",
     # Batches of arrays and shuffled datasets in test_resume_on_devices.py, and the other datasets
-    # that are opened once, or again; one strategy of devices.
+    # that are opened once, or again; one strategy of devices. Adam with seeds; a model as one file.
     "test_resume.py": r"test_inputs\[2-ranks-(batches_of_arrays|dataset_longer_than_an_epoch|arrays"
-    r"|dataset_shuffled_twice)\]|test_places\[2-ranks-after_an_epoch\]",
+    r"|dataset_shuffled_twice|endless_dataset)\]|test_places\[2-ranks-after_an_epoch\]"
+    r"|weights\[2-ranks-adam-\]|checkpoint\[2-ranks-latest",
+    # The same number of workers, and fewer; of more, test_growth in test_elastic_faults.py.
+    "test_resume_after_kills.py": r"never_killed\[more_workers\]",
     "test_resume_on_devices.py": r"\[central-dataset|of_unknown_size\]",
     # Both strategies open and log with the same code, and variables know no strategy.
     "test_repairs.py": r"test_(arrays_\w+|logs_of_a_batch\w+|replicas_cannot_meet\w+"
     r"|an_optimizer_built_outside\w+|predict_on_batch\w+|a_replica_without_rows\w+)\[central",
     # Two ranks; sample weights, which class weights become.
     "test_keras_inputs.py": r"test_predict\w+\[3-ranks\]|test_arrays\[2-ranks-class_weight\]",
+    # SGD and Adam; a worker without rows. Rows of Adam.
+    "test_keras_parity.py": r"predict\[2-ranks-momentum\]|test_last_batch\[2-ranks-uneven\]",
+    "test_keras_optimizers.py": r"test_embedding\[2-ranks-(adagrad|sgd)\]",
     # Two ranks.
     "test_collective_gradients.py": r"of_every_collective\[3-ranks\]",
     # Two ranks; with Keras 3, and tf_keras's own state of compression.
@@ -60,13 +75,16 @@ LONG_CASES = {
     "test_resumed_local_updates.py": r"test_custom\w+\[2-ranks-DiLoCo"
     r"|test_fit\w+\[2-ranks-(DiLoCo with PowerSGD|EASGD|ADMM|streaming)\]",
     # Step by step, and with all delays.
-    "test_streaming_diloco.py": r"recurrence\[2-ranks-11\]",
+    "test_streaming_diloco.py": r"recurrence\[2-ranks-11\]|test_one_fragment",
+    # Optimizers that keep more, after a loss.
+    "test_elastic_local_updates.py": r"test_other_models",
     # A directory that the workers share.
     "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
     # With a number of epochs.
     "test_tasks_async.py": r"comes_back_to_what_is_left\[endless\]",
     # One strategy with both ways of resuming.
-    "test_checkpoint.py": r"test_callbacks_check_point\w+\[central\]",
+    # Of files the weights, and checkpoints.
+    "test_checkpoint.py": r"test_callbacks_check_point\w+\[central\]|equally\w+\[model_file\]",
     # Both strategies reduce with the same code; "both" options at once with either; gradients are
     # clipped by a global norm, and accumulated.
     "test_optimizers.py": r"test_every_step\[central-|test_clipping\[central-"
@@ -74,10 +92,31 @@ LONG_CASES = {
     r"|test_embedding\[(central|mirrored-sgd)|test_accumulators\w+\[central\]"
     r"|test_clipping\[mirrored-(clipvalue|clipnorm)\]|test_every_step\[mirrored-(both|loss_scale)\]"
     r"|test_branching\w+\[mirrored-options1\]",
-    # One mode, strategy or optimizer of those that the other examples do not run.
-    "test_estimator_examples.py": r"test_adult_(alone\[|with_parameter_servers|by_workers)",
-    # All-reduce, and parameter servers in sync.
-    "test_estimator_jobs.py": r"test_(no_strategy|async)$",
+    # The example with all roles but servers; those are in test_estimator_docs.py, resuming is in
+    # test_estimator_resume.py.
+    "test_estimator_examples.py": r"test_adult_(alone\[|with_parameter_servers|by_workers)"
+    r"|test_movielens|test_mnist_alone",
+    # All-reduce; parameter servers in test_estimator_parity.py.
+    "test_estimator_jobs.py": r"test_(no_strategy|async|sync)$",
+    # The page's first program is much of test_estimator_jobs.py.
+    "test_estimator_docs.py": r"test_estimator_and_then_keras",
+    # Listeners in sync; two Estimators in turns async, and beginning with a checkpoint with
+    # all-reduce.
+    "test_estimator_checkpoints.py": r"test_(a_saver_hook\w+_with_all_reduce"
+    r"|checkpoints_by_the_clock|beginning_with_another_checkpoint_in_sync|two_in_turns_(in_sync|with_all_reduce)"
+    r"|saving_listeners_with_all_reduce)",
+    # One device a worker; sync in test_estimator_parity.py.
+    "test_estimator_keras.py": r"two_devices_a_worker|test_sync",
+    # Each way to end in one mode.
+    "test_estimator_ends.py": r"test_(all_end_together_in_sync|early_stopping_(in_sync|async))",
+    # Without moving statistics, which are in test_estimator_parity.py; in sync.
+    "test_estimator_evaluation.py": r"\[2-ranks-normalized\]|\[3-ranks-async\]",
+    # The chief dies; an absent chief in the other mode.
+    "test_estimator_faults.py": r"with_all_reduce\[1\]|test_an_absent_chief\[3-ranks-sync\]",
+    # In sync, and by all-reduce.
+    "test_estimator_preemption.py": r"\[async\]",
+    # Of imports one each; the other extra, the other Keras.
+    "test_estimator_api.py": r"imports_nothing\w+\[1\]|what_to_type\[tf_keras\]",
     # The README's program runs. Of examples what the tests of their strategies have: kills in
     # test_elastic_faults.py and test_resume_after_kills.py, bytes in test_local_updates.py, tables
     # in parallel/embedding.
@@ -89,10 +128,12 @@ LONG_CASES = {
     r"|first_program\w+\[docs/(compression|multi_worker|resume|elastic|local_updates)",
     # Adam, and one of each family; test_server_optimizers.py has the optimizers themselves.
     "test_estimator_optimizers.py": r"test_one_worker\[3-ranks-(adagrad|v1_adam|v1_sgd"
-    r"|sgd)\]|test_in_sync\[3-ranks-(?!adam\]|v1_ftrl\])|test_canned_in_sync\[3-ranks-optimizers1\]"
-    r"|test_on_the_worker\[2-ranks-(v1_ftrl_rows|adagrad_epsilon|v1_momentum)\]",
-    # The canned estimator with all-reduce, and models of our own in the other modes.
-    "test_estimator_parity.py": r"test_canned_(in_sync|async)|test_sync_with_two_servers",
+    r"|sgd)\]|test_in_sync\[3-ranks-(?!adam\])|test_canned_in_sync"
+    r"|test_on_the_worker\[2-ranks-(v1_ftrl_rows|adagrad_epsilon|v1_momentum|v1_adam)\]",
+    # The canned estimator with all-reduce, and models of our own in the other modes. Going on and
+    # back, and moving statistics, in sync.
+    "test_estimator_parity.py": r"test_canned_(in_sync|async)|test_sync_with_two_servers"
+    r"|test_all_reduce_on_three|test_(all_reduce|async)_goes_on|statistics_with_all_reduce",
     "test_ps_optimizers.py": r"test_on_the_server\[2-ranks-"
     r"(nesterov|centered|amsgrad|adamax|lion|adamw|clipvalue|clipnorm|momentum|rmsprop)\]"
     r"|test_on_the_worker\[2-ranks-(lamb|adafactor|adadelta|nadam)\]"
@@ -119,24 +160,26 @@ LONG_CASES = {
     "test_models_on_workers.py": r"test_sync",
     # Two workers with a hub in all-reduce, and four with servers.
     "test_stop_agreement.py": r"same_step\[(4-\w+-all_reduce|4-(one|all)-servers|2-\w+-servers)\]",
-    # Data that is opened once, and once an epoch, in each test.
+    # Data that is opened once, and once an epoch, in each test; a backup of a notice.
     "test_elastic_tf_keras.py": r"newcomer\w+\[(arrays in batches|generator)\]"
-    r"|from_the_backup\[dataset-killed\]|test_each_mode|test_datasets_with_validation",
+    r"|from_the_backup\[\w+-killed\]|test_each_mode|test_datasets_with_validation",
     # It waits for half a minute; other tests cover the timers that end the wait.
     "test_lost_machine.py": r"test_both_sides",
     # The same; test_membership.py has partitions without a network.
     "test_elastic_partition.py": r".",
     # They need a Debian package and root; test_hosts.py has the same without ssh.
     "test_hosts_over_ssh.py": r".",
-    # The first program of the page; test_parity.py and test_memory.py have the rest.
-    "test_device_examples.py": r"test_(mirrored_trains|central_storage|the_program_of_the_page_on)",
+    # Programs of the page; test_parity.py and test_memory.py have the rest.
+    "test_device_examples.py": r".",
+    # What there is in a process is counted; how much memory that is takes a minute.
+    "test_memory.py": r"test_the_memory_in_use",
     # The programs of pages; their folders have tests of all that they use.
     "test_collectives_docs.py": r".",
     "test_metrics_docs.py": r".",
     "test_observability_docs.py": r"test_the_example",
     "test_security.py": r"test_the_commands_of_the_page",
-    # Keras 3, and strings.
-    "test_embedding_export.py": r"without_tfdist\[1-rank-tf_keras\]",
+    # Strings.
+    "test_embedding_export.py": r"without_tfdist\[1-rank-(tf_)?keras\]",
     # Of the modes the one that waits, and large snapshots.
     "test_ps_faults.py": r"came_after_the_snapshot\[(async|ssp)\]",
     # Real processes, and root; test_manifests.py has what each pod finds out of its variables.
@@ -162,16 +205,20 @@ LONG_CASES = {
     "test_dashboard_page.py": r".",
     "test_ps_front_ends.py": r"test_tf_keras_in_sync\[3-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-(sgd|momentum)\]|test_embedding_in_sync\[3-ranks-(Adam|SGD)\]"
-    r"|test_an_optimizer_that\w+\[3-ranks-Nadam\]|test_custom_loop\[2-ranks-(sgd|momentum)\]",
-    "test_ps_sync.py": r"test_two_workers\[3-ranks-(sgd|momentum)\]"
-    r"|test_three_workers_and_two_servers\[5-ranks-sgd\]",
+    r"|test_an_optimizer_that\w+\[3-ranks-Nadam\]|test_(nested_inputs|strings)_in_sync|test_custom_loop\[2-ranks-(sgd|momentum)\]",
+    "test_ps_sync.py": r"test_two_workers\[3-ranks-(sgd|momentum|nadam)\]"
+    r"|test_last_batch\[3-ranks-uneven\]|test_three_workers_and_two_servers\[5-ranks-sgd\]",
     "test_tf_keras.py": r"test_fit_evaluate_predict\[2-ranks-(sgd|momentum)\]"
     r"|test_embedding\[2-ranks-(sgd|adagrad)\]",
     # The chief restarts as a worker does; test_ps_faults.py has servers without snapshots.
     # A worker that fails comes back as one that is killed. Backups in test_resume_after_kills.py.
     "test_restarted_jobs.py": r"\[chief 0\]|exits_with_a_failure|server_is_replaced"
     r"|all_reduce_resumes",
-    "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-momentum\]",
+    "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-(momentum|adam)\]",
+    # In Keras 3.
+    "test_ps_metrics.py": r"test_async\[3-ranks-tf_keras\]",
+    # Async, in which more can go wrong; test_tasks_async.py has the end of an epoch in sync.
+    "test_ledger.py": r"test_each_record_counts_once\[sync\]",
     # Shapes, a rank that is late and the page's example in the default tier; the exception of a
     # script in test_recorder.py.
     "test_hangs.py": r"\[(other_dtype|missing_rank|exception)\]",
@@ -192,7 +239,8 @@ LONG_CASES = {
     # Exporters; another process reads their models.
     "test_estimator_tf_keras.py": r"\[(devices/|.*test_estimator_(canned|model_fns|export))",
     # A notice to all tasks; to one of them in test_stop_agreement.py.
-    "test_preemption.py": r"after_the_same_step\[(worker|chief)\]",
+    "test_preemption.py": r"after_the_same_step\[(worker|chief)\]|test_tf_keras\[100\]"
+    r"|a_backup_is_kept\[False\]",
     "test_ps_preemption.py": r"\[(async-all|sync-worker)\]",
     # torchrun; what is found is the same, and tests/single/config has each environment.
     "test_found_clusters.py": r"\[open_mpi\]|test_a_parameter_server",

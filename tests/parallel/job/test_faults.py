@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 from models import classifier, examples
 from ranks import on_ranks, start_ranks, tf_config
+from warm_python import interpreter
 
 import tfdist
 from tfdist import ops
@@ -273,7 +274,7 @@ def test_a_script_that_raises_tells_the_others_why(tmp_path):
     search = os.pathsep.join(path or os.getcwd() for path in sys.path)
     processes = [
         subprocess.Popen(
-            [sys.executable, str(script)],
+            [interpreter(), str(script)],
             env={
                 **os.environ,
                 "PYTHONPATH": search,

@@ -7,11 +7,14 @@ import functools
 import parity_models
 import pytest
 from models import identical
-from parity_models import CASES
 from ps_job import meet, on_job, served
 from ranks import on_ranks
+from tiers import chosen
 
 import tfdist
+
+# test_models_on_devices.py has the others.
+CASES = chosen(parity_models.CASES, "transformer", "GAN", "synchronized BatchNormalization")
 
 
 def like_alone(strategy, results):
