@@ -16,8 +16,8 @@ from uneven_models import CASES
 import tfdist
 
 STEPS = 5
-# test_uneven_batches.py has others, by the same code, and test_ps_uneven_workers.py two more.
-LOSSES = chosen(CASES, "mask and sample weights", "two outputs", "a train_step")
+# The others in test_uneven_batches.py, which weighs by the same code, and test_ps_uneven_workers.py.
+LOSSES = chosen(CASES, "mask and sample weights", "sum", "regularizers and add_loss")
 _Policy = tf.data.experimental.AutoShardPolicy
 
 

@@ -17,8 +17,8 @@ from uneven_models import CASES
 import tfdist
 
 STEPS = 5
-# test_uneven_workers.py and test_uneven_batches.py have others, by the same code.
-LOSSES = chosen(CASES, "rows, Adam", "mask")
+# The others in test_uneven_workers.py and test_uneven_batches.py, which weigh by the same code.
+LOSSES = chosen(CASES, "rows, Adam", "mean with sample weight")
 
 
 def _like_alone(results):
