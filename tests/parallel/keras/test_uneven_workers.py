@@ -16,7 +16,7 @@ from uneven_models import CASES
 import tfdist
 
 STEPS = 5
-# The others in test_uneven_batches.py, which weighs by the same code, and test_ps_uneven_workers.py.
+# Others in test_uneven_batches.py, which weighs by the same code, and test_ps_uneven_workers.py.
 LOSSES = chosen(CASES, "mask and sample weights", "sum", "regularizers and add_loss")
 _Policy = tf.data.experimental.AutoShardPolicy
 
