@@ -31,7 +31,8 @@ LONG_CASES = {
     # Two devices for each optimizer and four for Adam; three when evaluating; tf_keras with Adam.
     # Both strategies split and read input with the same code: of the others the mirrored cases.
     "test_parity.py": r"test_fit\[\w+-(\w+-3|(sgd|momentum)-4)\]"
-    r"|test_fit\[central-((sgd|momentum)-2|adam-4)\]|test_fit\[mirrored-momentum-2\]|test_last_batch\[central-"
+    r"|test_fit\[central-((sgd|momentum)-2|adam-4)\]|test_fit\[mirrored-momentum-2\]"
+    r"|test_last_batch\[central-"
     r"|test_evaluate_and_predict\[(\w+-[24]|central-3)\]|test_tf_keras\[(\w+-(sgd|momentum)|central)"
     r"|test_custom_loop\[\w+-(sgd|momentum)\]|test_last_batch\[mirrored-uneven\]"
     r"|test_batch_norm\w+\[central-",
@@ -53,7 +54,7 @@ LONG_CASES = {
     "test_resume.py": r"test_inputs\[2-ranks-(batches_of_arrays|dataset_longer_than_an_epoch|arrays"
     r"|dataset_shuffled_twice|endless_dataset)\]|test_places\[2-ranks-after_an_epoch\]"
     r"|weights\[2-ranks-adam-\]|checkpoint\[2-ranks-latest",
-    # The same number of workers, and fewer; of more, test_growth in test_elastic_faults.py.
+    # The same number of workers, and another one.
     "test_resume_after_kills.py": r"never_killed\[more_workers\]",
     "test_resume_on_devices.py": r"\[central-dataset|of_unknown_size\]",
     # Both strategies open and log with the same code, and variables know no strategy.
@@ -74,9 +75,9 @@ LONG_CASES = {
     # The loop saves and restores the same; DiLoCo and top-k have an outer optimizer and feedback.
     "test_resumed_local_updates.py": r"test_custom\w+\[2-ranks-DiLoCo"
     r"|test_fit\w+\[2-ranks-(DiLoCo with PowerSGD|EASGD|ADMM|streaming)\]",
-    # Step by step, and with all delays.
+    # Step by step, and with all delays; one fragment follows the same recurrence.
     "test_streaming_diloco.py": r"recurrence\[2-ranks-11\]|test_one_fragment",
-    # Optimizers that keep more, after a loss.
+    # test_statistics_and_slots has a loss with BatchNormalization and slots.
     "test_elastic_local_updates.py": r"test_other_models",
     # A directory that the workers share.
     "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
@@ -98,13 +99,14 @@ LONG_CASES = {
     r"|test_movielens|test_mnist_alone",
     # All-reduce; parameter servers in test_estimator_parity.py.
     "test_estimator_jobs.py": r"test_(no_strategy|async|sync)$",
-    # The page's first program is much of test_estimator_jobs.py.
+    # Programs of the page: test_estimator_jobs.py starts such a job, test_estimator_model_fns.py
+    # reads an Estimator's checkpoint.
     "test_estimator_docs.py": r"test_estimator_and_then_keras",
     # Listeners in sync; two Estimators in turns async, and beginning with a checkpoint with
     # all-reduce.
     "test_estimator_checkpoints.py": r"test_(a_saver_hook\w+_with_all_reduce"
-    r"|checkpoints_by_the_clock|beginning_with_another_checkpoint_in_sync|two_in_turns_(in_sync|with_all_reduce)"
-    r"|saving_listeners_with_all_reduce)",
+    r"|checkpoints_by_the_clock|beginning_with_another_checkpoint_in_sync"
+    r"|two_in_turns_(in_sync|with_all_reduce)|saving_listeners_with_all_reduce)",
     # One device a worker; sync in test_estimator_parity.py.
     "test_estimator_keras.py": r"two_devices_a_worker|test_sync",
     # Each way to end in one mode.
@@ -203,9 +205,11 @@ LONG_CASES = {
     "test_dashboard_docs.py": r".",
     # It needs a Debian package; test_dashboard.py has what the server answers.
     "test_dashboard_page.py": r".",
+    # Nested inputs and strings in test_keras_inputs.py.
     "test_ps_front_ends.py": r"test_tf_keras_in_sync\[3-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-(sgd|momentum)\]|test_embedding_in_sync\[3-ranks-(Adam|SGD)\]"
-    r"|test_an_optimizer_that\w+\[3-ranks-Nadam\]|test_(nested_inputs|strings)_in_sync|test_custom_loop\[2-ranks-(sgd|momentum)\]",
+    r"|test_an_optimizer_that\w+\[3-ranks-Nadam\]|test_(nested_inputs|strings)_in_sync"
+    r"|test_custom_loop\[2-ranks-(sgd|momentum)\]",
     "test_ps_sync.py": r"test_two_workers\[3-ranks-(sgd|momentum|nadam)\]"
     r"|test_last_batch\[3-ranks-uneven\]|test_three_workers_and_two_servers\[5-ranks-sgd\]",
     "test_tf_keras.py": r"test_fit_evaluate_predict\[2-ranks-(sgd|momentum)\]"
@@ -214,7 +218,8 @@ LONG_CASES = {
     # A worker that fails comes back as one that is killed. Backups in test_resume_after_kills.py.
     "test_restarted_jobs.py": r"\[chief 0\]|exits_with_a_failure|server_is_replaced"
     r"|all_reduce_resumes",
-    "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-(momentum|adam)\]",
+    # Adam, which has slots. Accumulation in test_optimizers.py and test_keras_optimizers.py.
+    "test_several_devices.py": r"test_fit_evaluate_predict\[2-ranks-(momentum|accumulation)\]",
     # In Keras 3.
     "test_ps_metrics.py": r"test_async\[3-ranks-tf_keras\]",
     # Async, in which more can go wrong; test_tasks_async.py has the end of an epoch in sync.
