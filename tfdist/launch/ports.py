@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -60,8 +60,7 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
         first, last = ephemeral_range()
         outside = [*range(_LOWEST, first), *range(last + 1, _HIGHEST + 1)]
         # If all ports are ephemeral, there is no better choice.
-        candidates = outside if len(outside) >= count else list(range(_LOWEST, _HIGHEST + 1))
-        random.SystemRandom().shuffle(candidates)
+        candidates = _shuffled(outside if len(outside) >= count else range(_LOWEST, _HIGHEST + 1))
     ports: list[int] = []
     with contextlib.ExitStack() as held:
         for port in candidates:
@@ -99,14 +98,23 @@ def free_range(count: int, firsts: Iterable[int] | None = None) -> int:
             for low, high in ((_LOWEST, first - 1), (last + 1, _HIGHEST))
             for port in range(low, high - count + 2)
         ]
-        firsts = outside or list(range(_LOWEST, _HIGHEST - count + 2))
-        random.SystemRandom().shuffle(firsts)
+        firsts = _shuffled(outside or range(_LOWEST, _HIGHEST - count + 2))
     for candidate in firsts:
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(candidate, candidate + count):
                 held.enter_context(_bound(port))
             return candidate
     raise OSError(f"expected {count} free ports that follow each other, found none")
+
+
+def _shuffled(ports: Iterable[int]) -> Iterator[int]:
+    """Yields the ports in random order, which it determines one by one: few are ever taken."""
+    left = list(ports)
+    generator = random.SystemRandom()  # processes that were forked share the state of others
+    while left:
+        chosen = generator.randrange(len(left))
+        left[chosen], left[-1] = left[-1], left[chosen]
+        yield left.pop()
 
 
 def _bound(port: int) -> socket.socket:

@@ -142,7 +142,8 @@ class RankGroup:
           timeout: seconds to wait.
 
         Raises:
-          AssertionError: the rank ended, or the time passed, without such a report.
+          AssertionError: the rank ended, or the time passed, without such a report. The message
+            has the stacks of all running ranks, which may keep this one waiting; they are killed.
         """
         reporter = self._ranks[rank]
 
@@ -162,7 +163,10 @@ class RankGroup:
             )
         raise AssertionError(
             f"rank {rank} did not report {wanted} within {timeout:g} s; its last reports: {seen}\n"
-            + self._abort([reporter], f"stopped after {timeout:g} s without the report")
+            + self._abort(
+                [each for each in self._ranks if each.alive],
+                f"stopped {timeout:g} s after rank {rank} was to report",
+            )
         )
 
     def wait_until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:

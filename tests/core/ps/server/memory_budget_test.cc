@@ -110,7 +110,8 @@ void TestTableThatEvicts() {
   config.max_rows = 16 * 300;
   const auto table = Make(config, "t");
   table->ChargeTo(budget);
-  for (int64_t first = 0; first < 200000; first += 5000) {
+  const int64_t rows_used = Rounds(40) * 5000;
+  for (int64_t first = 0; first < rows_used; first += 5000) {
     Ids ids(5000);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = first + static_cast<int64_t>(i);
     Floats rows(ids.size() * kWidth);
