@@ -115,7 +115,7 @@ class Collective {
   virtual ~Collective() = default;
 
   // The ranks with which it exchanges frames, each once.
-  virtual std::vector<int> Peers() const = 0;
+  virtual const std::vector<int>& Peers() const = 0;
   virtual void Start(ChunkSender& sender) = 0;
   // `peer` has started this collective, with a matching signature.
   virtual void PeerOpened(ChunkSender& sender, int peer) = 0;

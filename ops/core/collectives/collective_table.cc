@@ -11,8 +11,8 @@
 namespace tfdist {
 namespace {
 
-TimePoint After(double seconds) {
-  return Clock::now() +
+TimePoint After(TimePoint start, double seconds) {
+  return start +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
@@ -88,8 +88,8 @@ void CollectiveTable::Submit(Collective* collective) const {
   collective->event = ProcessEvents().Submit(EventOf(*collective, *group_));
   collective->started = Clock::now();
   const double timeout = collective->timeout_seconds();
-  if (timeout > 0) collective->deadline = After(timeout);
-  collective->next_check = After(CheckSeconds(timeout));
+  if (timeout > 0) collective->deadline = After(collective->started, timeout);
+  collective->next_check = After(collective->started, CheckSeconds(timeout));
 }
 
 // The life of a collective.
@@ -399,7 +399,7 @@ Status CollectiveTable::OnAbort(int peer, std::string_view meta) {
 void CollectiveTable::OnGoodbye(int peer) {
   left_[peer] = true;
   for (const auto& collective : pending_) {
-    const std::vector<int> peers = collective->Peers();
+    const std::vector<int>& peers = collective->Peers();
     const auto& opened = collective->opened_by;
     if (std::find(peers.begin(), peers.end(), peer) == peers.end()) continue;
     if (std::find(opened.begin(), opened.end(), peer) != opened.end()) continue;
@@ -565,7 +565,7 @@ void CollectiveTable::CloseStallCheck() {
                                ", while ", mismatch));
     return Fail(status, status);
   }
-  collective->next_check = After(interval);
+  collective->next_check = After(Clock::now(), interval);
 }
 
 std::string CollectiveTable::Waiting(double seconds) const {

@@ -14,10 +14,7 @@ bool LimitsOfCollectives(uint8_t type, FrameLimits* limits) {
 }
 
 bool Signature::Matches(const Signature& other) const {
-  FieldWriter ours, theirs;
-  AgreedFields(*this, ours);
-  AgreedFields(other, theirs);
-  return ours.Take() == theirs.Take();
+  return AgreedFields(*this) == AgreedFields(other);
 }
 
 std::string Encode(const Signature& signature) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/base/status.h"
@@ -56,14 +57,14 @@ struct Signature {
   std::vector<uint64_t> blocks;
 
   // What all ranks must have alike, but for the blocks.
-  template <typename Message, typename Visitor>
-  static void AgreedFields(Message& m, Visitor& visit) {
-    visit(m.kind, m.dtype, m.reduce_op, m.algorithm, m.root, m.elements, m.shape_hash,
-          m.stripes_from);
+  template <typename Message>
+  static auto AgreedFields(Message& m) {
+    return std::tie(m.kind, m.dtype, m.reduce_op, m.algorithm, m.root, m.elements, m.shape_hash,
+                    m.stripes_from);
   }
   template <typename Message, typename Visitor>
   static void Fields(Message& m, Visitor& visit) {
-    AgreedFields(m, visit);
+    std::apply(visit, AgreedFields(m));
     visit(m.joins);
     visit.Text(m.name, kMaxTextBytes);
     visit.Text(m.shapes, kMaxTextBytes);

@@ -33,7 +33,7 @@ class PlanExecutor : public Collective {
 
   PlanExecutor(CollectiveOptions options, Plan plan, Data data);
 
-  std::vector<int> Peers() const override { return peers_; }
+  const std::vector<int>& Peers() const override { return peers_; }
   void Start(ChunkSender& sender) override;
   void PeerOpened(ChunkSender& sender, int peer) override;
   Status Place(int peer, const FrameHeader& chunk, char* scratch,

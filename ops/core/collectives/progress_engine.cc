@@ -216,7 +216,7 @@ void ProgressEngine::Drive() {
 
 void ProgressEngine::Submit(std::unique_ptr<Collective> collective) {
   const CollectiveId id = collective->id();
-  const std::vector<int> peers = collective->Peers();
+  const std::vector<int> peers = collective->Peers();  // it may end meanwhile
   if (Lock engine(mutex_, std::try_to_lock); engine) {
     commands_.Run();  // one may be to cancel it
     table_.Begin(std::move(collective));
