@@ -85,10 +85,11 @@ class Launched:
 
 
 class Launcher:
-    """Starts launchers in a directory; `close` ends all of them."""
+    """Starts launchers in a directory, with a `python`; `close` ends all of them."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, python=sys.executable):
         self._directory = directory
+        self._python = python
         self._running = []
 
     def __call__(self, body, *options, arguments=(), streams=None, **keywords):
@@ -101,9 +102,9 @@ class Launcher:
             text += "from tfdist.launch import run\n"
             text += "from tfdist.launch.elastic_policy import Backoff, WorkerRange\nsys.exit("
             text += f"run.run(run.LaunchOptions(Path({str(script)!r}), **{keywords!r})))"
-            command = [sys.executable, "-c", text]
+            command = [self._python, "-c", text]
         else:
-            command = [sys.executable, "-m", "tfdist", "run", *options, str(script), *arguments]
+            command = [self._python, "-m", "tfdist", "run", *options, str(script), *arguments]
         self._running.append(Launched(command, environment, **(streams or {})))
         return self._running[-1]
 

@@ -50,18 +50,23 @@ LONG_CASES = {
     # Both strategies read with the same code; the mirrored cases cover it.
     "test_inputs.py": r"test_\w+\[central",
     # Batches of arrays and shuffled datasets in test_resume_on_devices.py, and the other datasets
-    # that are opened once, or again; one strategy of devices. Adam with seeds; a model as one file.
+    # that are opened once, or again; one strategy of devices. Adam with seeds. A plain dataset in
+    # test_state and test_places; backups in test_keras_callbacks.py.
     "test_resume.py": r"test_inputs\[2-ranks-(batches_of_arrays|dataset_longer_than_an_epoch|arrays"
-    r"|dataset_shuffled_twice|endless_dataset)\]|test_places\[2-ranks-after_an_epoch\]"
-    r"|weights\[2-ranks-adam-\]|checkpoint\[2-ranks-latest",
+    r"|dataset_shuffled_twice|endless_dataset|dataset|py_dataset)\]"
+    r"|test_places\[2-ranks-(after_an_epoch|two_steps_at_once)\]"
+    r"|weights\[2-ranks-adam-\]|checkpoint\[2-ranks-(latest|model)",
     # The same number of workers, and another one.
     "test_resume_after_kills.py": r"never_killed\[more_workers\]",
-    "test_resume_on_devices.py": r"\[central-dataset|of_unknown_size\]",
+    "test_resume_on_devices.py": r"\[central-|of_unknown_size\]",
     # Both strategies open and log with the same code, and variables know no strategy.
     "test_repairs.py": r"test_(arrays_\w+|logs_of_a_batch\w+|replicas_cannot_meet\w+"
     r"|an_optimizer_built_outside\w+|predict_on_batch\w+|a_replica_without_rows\w+)\[central",
-    # Two ranks; sample weights, which class weights become.
-    "test_keras_inputs.py": r"test_predict\w+\[3-ranks\]|test_arrays\[2-ranks-class_weight\]",
+    # Two ranks; sample weights, which class weights become; a part for validation is an array, too.
+    "test_keras_inputs.py": r"test_predict\w+\[3-ranks\]"
+    r"|test_arrays\[2-ranks-(class_weight|validation_split)\]",
+    # In Keras 3, and tf_keras's own layer.
+    "test_keras_batch_norm.py": r"test_tf_keras\[2-ranks-BatchNormalization\]",
     # SGD and Adam; a worker without rows. Rows of Adam.
     "test_keras_parity.py": r"predict\[2-ranks-momentum\]|test_last_batch\[2-ranks-uneven\]",
     "test_keras_optimizers.py": r"test_embedding\[2-ranks-(adagrad|sgd)\]",
@@ -77,8 +82,9 @@ LONG_CASES = {
     r"|test_fit\w+\[2-ranks-(DiLoCo with PowerSGD|EASGD|ADMM|streaming)\]",
     # Step by step, and with all delays; one fragment follows the same recurrence.
     "test_streaming_diloco.py": r"recurrence\[2-ranks-11\]|test_one_fragment",
-    # test_statistics_and_slots has a loss with BatchNormalization and slots.
-    "test_elastic_local_updates.py": r"test_other_models",
+    # test_statistics_and_slots has a loss with BatchNormalization and slots; a worker that leaves
+    # within an epoch. Backups in test_resumed_local_updates.py.
+    "test_elastic_local_updates.py": r"test_other_models|\[at its end\]|from_its_backup",
     # A directory that the workers share.
     "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
     # With a number of epochs.
@@ -93,28 +99,37 @@ LONG_CASES = {
     r"|test_embedding\[(central|mirrored-sgd)|test_accumulators\w+\[central\]"
     r"|test_clipping\[mirrored-(clipvalue|clipnorm)\]|test_every_step\[mirrored-(both|loss_scale)\]"
     r"|test_branching\w+\[mirrored-options1\]",
-    # The example with all roles but servers; those are in test_estimator_docs.py, resuming is in
-    # test_estimator_resume.py.
+    # test_estimator_jobs.py starts such jobs, test_estimator_faults.py an evaluator; parameter
+    # servers are in test_estimator_docs.py, resuming is in test_estimator_resume.py.
     "test_estimator_examples.py": r"test_adult_(alone\[|with_parameter_servers|by_workers)"
-    r"|test_movielens|test_mnist_alone",
+    r"|test_movielens|test_mnist_(alone|by_workers)",
     # All-reduce; parameter servers in test_estimator_parity.py.
     "test_estimator_jobs.py": r"test_(no_strategy|async|sync)$",
     # Programs of the page: test_estimator_jobs.py starts such a job, test_estimator_model_fns.py
     # reads an Estimator's checkpoint.
     "test_estimator_docs.py": r"test_estimator_and_then_keras",
-    # Listeners in sync; two Estimators in turns async, and beginning with a checkpoint with
-    # all-reduce.
-    "test_estimator_checkpoints.py": r"test_(a_saver_hook\w+_with_all_reduce"
-    r"|checkpoints_by_the_clock|beginning_with_another_checkpoint_in_sync"
+    # Listeners in sync; two Estimators in turns async. Those begin with other checkpoints.
+    "test_estimator_checkpoints.py": r"test_(a_saver_hook"
+    r"|checkpoints_by_the_clock|beginning_with_another_checkpoint"
     r"|two_in_turns_(in_sync|with_all_reduce)|saving_listeners_with_all_reduce)",
-    # One device a worker; sync in test_estimator_parity.py.
-    "test_estimator_keras.py": r"two_devices_a_worker|test_sync",
-    # Each way to end in one mode.
-    "test_estimator_ends.py": r"test_(all_end_together_in_sync|early_stopping_(in_sync|async))",
-    # Without moving statistics, which are in test_estimator_parity.py; in sync.
-    "test_estimator_evaluation.py": r"\[2-ranks-normalized\]|\[3-ranks-async\]",
+    # One device a worker with a server; the modes with own models in test_estimator_parity.py.
+    "test_estimator_keras.py": r"two_devices_a_worker|test_sync|test_all_reduce",
+    # Each way to end in one mode: by all-reduce all end together when they stop early.
+    "test_estimator_ends.py": r"test_(all_end_together|early_stopping_(in_sync|async)"
+    r"|each_worker_trains_on_all)",
+    # Without moving statistics, which are in test_estimator_parity.py; in sync. Of all-reduce
+    # test_estimator_jobs.py.
+    "test_estimator_evaluation.py": r"\[2-ranks-normalized\]|\[3-ranks-async\]"
+    r"|test_all_workers_evaluate\w+\[2-ranks-plain\]",
+    # Adam, which has slots.
+    "test_estimator_server_steps.py": r"test_no_step_of_several",
+    # In test_estimator_parity.py without compression, and test_compression.py without an Estimator.
+    "test_compressed_estimator.py": r"test_training",
     # The chief dies; an absent chief in the other mode.
-    "test_estimator_faults.py": r"with_all_reduce\[1\]|test_an_absent_chief\[3-ranks-sync\]",
+    "test_estimator_faults.py": r"with_all_reduce\[1\]|test_an_absent_chief\[3-ranks-sync\]"
+    r"|cannot_be_written\[async\]",
+    # Weights, and a SavedModel of all modes.
+    "test_estimator_export.py": r"test_(exporters|a_model_fn_of_keras_layers)",
     # In sync, and by all-reduce.
     "test_estimator_preemption.py": r"\[async\]",
     # Of imports one each; the other extra, the other Keras.
@@ -133,9 +148,9 @@ LONG_CASES = {
     r"|sgd)\]|test_in_sync\[3-ranks-(?!adam\])|test_canned_in_sync"
     r"|test_on_the_worker\[2-ranks-(v1_ftrl_rows|adagrad_epsilon|v1_momentum|v1_adam)\]",
     # The canned estimator with all-reduce, and models of our own in the other modes. Going on and
-    # back, and moving statistics, in sync.
+    # back, and moving statistics, in sync; test_estimator_resume.py goes on, too.
     "test_estimator_parity.py": r"test_canned_(in_sync|async)|test_sync_with_two_servers"
-    r"|test_all_reduce_on_three|test_(all_reduce|async)_goes_on|statistics_with_all_reduce",
+    r"|test_all_reduce_on_three|test_(all_reduce|sync|async)_goes_on|statistics_with_all_reduce",
     "test_ps_optimizers.py": r"test_on_the_server\[2-ranks-"
     r"(nesterov|centered|amsgrad|adamax|lion|adamw|clipvalue|clipnorm|momentum|rmsprop)\]"
     r"|test_on_the_worker\[2-ranks-(lamb|adafactor|adadelta|nadam)\]"
@@ -148,12 +163,15 @@ LONG_CASES = {
     r"|group_ftrl)\]|test_of_model\[3-ranks-(clipnorm|clipvalue|accumulation|loss_scale_factor|schedule)\]"
     r"|test_beside_all_reduce\[4-ranks-loss_scale\]|test_two_workers_in_sync\[4-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-global_clipnorm\]|beside_all_reduce\[3-ranks-loss_scale\]",
-    # Rank 0 dies in each kind of loop, and rank 1 where it joins again.
-    "test_run.py": r"of_a_step\[(devices|strategy|tape)-1\]|and_joins\[tape-0\]",
+    # Rank 0 dies in each kind of loop, and rank 1 where it joins again. Silent members that come
+    # back in test_membership_partition.py.
+    "test_run.py": r"of_a_step\[(devices|strategy|tape)-1\]|and_joins\[tape-0\]|was_stopped_joins",
     "test_membership_partition.py": r"heals\[groups1\]|a_newcomer\[2\]|another_host\[1-",
     # In float64 each kind of fault is exact. One kill at a time; test_membership_partition.py has
-    # silent members that come back. Leaves in test_growth and test_ledger.
-    "test_elastic_faults.py": r"test_rounding|test_stopped|test_two_at_once|test_planned_leaves",
+    # silent members that come back. Leaves in test_growth and test_ledger; newcomers in
+    # test_newcomers_wait.py, and their deaths in test_membership_processes.py.
+    "test_elastic_faults.py": r"test_rounding|test_stopped|test_two_at_once|test_planned_leaves"
+    r"|test_newcomers_die",
     # test_preemption.py has the notice, tests/single/launch what the launcher makes of it.
     "test_preempted_jobs.py": r"the_page_s_program",
     # Programs of pages; batches of tasks in test_tasks_together.py and test_tasks_async.py.
@@ -235,12 +253,14 @@ LONG_CASES = {
     # The page's program only trains.
     "test_data_service.py": r"test_the_first_program|test_tf_keras|begins_again|killed_dispatcher"
     r"|without_the_launcher|under_a_synchronous|test_the_example|take_what_is_left",
-    # LSTM, and classifiers and regressors of each kind.
-    "test_estimator_canned.py": r"test_recurrent\[(gru|simple_rnn|own)\]"
+    # LSTM, and classifiers and regressors of each kind. Stopping in test_estimator_ends.py.
+    "test_estimator_canned.py": r"test_recurrent\[(gru|simple_rnn|own)\]|test_early_stopping"
+    r"|test_evaluation_in_memory"
     r"|test_trains_evaluates\w+\[(DNNLinearCombined|DNN|Linear|Baseline)Estimator\]"
     r"|test_trains_evaluates\w+\[(DNN|DNNLinearCombined|Linear)Regressor\]"
     r"|test_trains_evaluates\w+\[(DNNLinearCombined|Baseline)Classifier\]",
-    "test_estimator_keras_models.py": r"test_trains_and_evaluates\w+\[(momentum|adagrad)\]",
+    "test_estimator_keras_models.py": r"test_trains_and_evaluates\w+"
+    r"\[(momentum|adagrad|names|function)\]",
     # Exporters; another process reads their models.
     "test_estimator_tf_keras.py": r"\[(devices/|.*test_estimator_(canned|model_fns|export))",
     # A notice to all tasks; to one of them in test_stop_agreement.py.

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 from launching import Launcher
+from warm_python import interpreter
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -52,7 +53,7 @@ def train(at, **options):
 
 @pytest.fixture
 def run(tmp_path):
-    launcher = Launcher(tmp_path)
+    launcher = Launcher(tmp_path, interpreter())
 
     def finish(*parts, options):
         body = BODY + "".join(map(textwrap.dedent, parts))
