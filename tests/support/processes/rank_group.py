@@ -143,7 +143,8 @@ class RankGroup:
 
         Raises:
           AssertionError: the rank ended, or the time passed, without such a report. The message
-            has the stacks of all running ranks, which may keep this one waiting; they are killed.
+            has the stacks of all running ranks, which may keep this one waiting, and the ends of
+            the others; the running ones are killed.
         """
         reporter = self._ranks[rank]
 
@@ -161,12 +162,9 @@ class RankGroup:
                 f"rank {rank} ended before it reported {wanted}; its last reports: {seen}\n"
                 + self._outcome(reporter).describe()
             )
-        raise AssertionError(
-            f"rank {rank} did not report {wanted} within {timeout:g} s; its last reports: {seen}\n"
-            + self._abort(
-                [each for each in self._ranks if each.alive],
-                f"stopped {timeout:g} s after rank {rank} was to report",
-            )
+        self.fail(
+            range(len(self)),
+            f"rank {rank} did not report {wanted} within {timeout:g} s; its last reports: {seen}",
         )
 
     def wait_until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
