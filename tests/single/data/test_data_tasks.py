@@ -31,6 +31,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture(autouse=True)
 def job() -> Iterator[None]:
+    process.current.leave()  # strategies of other files' tests may have begun one
     yield
     process.current.leave()
 
