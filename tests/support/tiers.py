@@ -51,20 +51,20 @@ LONG_CASES = {
     "test_inputs.py": r"test_\w+\[central",
     # Batches of arrays and shuffled datasets in test_resume_on_devices.py, and the other datasets
     # that are opened once, or again; one strategy of devices. Adam with seeds. A plain dataset in
-    # test_state and test_places; backups in test_keras_callbacks.py.
+    # test_state and test_places; several steps at once in test_preemption.py; backups in
+    # test_keras_callbacks.py, and ModelCheckpoint's files in test_checkpoint.py.
     "test_resume.py": r"test_inputs\[2-ranks-(batches_of_arrays|dataset_longer_than_an_epoch|arrays"
     r"|dataset_shuffled_twice|endless_dataset|dataset|py_dataset)\]"
     r"|test_places\[2-ranks-(after_an_epoch|two_steps_at_once)\]"
-    r"|weights\[2-ranks-adam-\]|checkpoint\[2-ranks-(latest|model)",
+    r"|weights\[2-ranks-adam-\]|test_files_of_model_checkpoint",
     # The same number of workers, and another one.
     "test_resume_after_kills.py": r"never_killed\[more_workers\]",
     "test_resume_on_devices.py": r"\[central-|of_unknown_size\]",
     # Both strategies open and log with the same code, and variables know no strategy.
     "test_repairs.py": r"test_(arrays_\w+|logs_of_a_batch\w+|replicas_cannot_meet\w+"
     r"|an_optimizer_built_outside\w+|predict_on_batch\w+|a_replica_without_rows\w+)\[central",
-    # Two ranks; sample weights, which class weights become; a part for validation is an array, too.
-    "test_keras_inputs.py": r"test_predict\w+\[3-ranks\]"
-    r"|test_arrays\[2-ranks-(class_weight|validation_split)\]",
+    # Two ranks; sample weights, which class weights become.
+    "test_keras_inputs.py": r"test_predict\w+\[3-ranks\]|test_arrays\[2-ranks-class_weight\]",
     # In Keras 3, and tf_keras's own layer.
     "test_keras_batch_norm.py": r"test_tf_keras\[2-ranks-BatchNormalization\]",
     # SGD and Adam; a worker without rows. Rows of Adam.
@@ -83,7 +83,7 @@ LONG_CASES = {
     # Step by step, and with all delays; one fragment follows the same recurrence.
     "test_streaming_diloco.py": r"recurrence\[2-ranks-11\]|test_one_fragment",
     # test_statistics_and_slots has a loss with BatchNormalization and slots; a worker that leaves
-    # within an epoch. Backups in test_resumed_local_updates.py.
+    # within an epoch. Backups in test_resumed_local_updates.py, and test_elastic_resume.py.
     "test_elastic_local_updates.py": r"test_other_models|\[at its end\]|from_its_backup",
     # A directory that the workers share.
     "test_keras_callbacks.py": r"test_backup_and_restore\[2-ranks-own_directories\]",
@@ -108,27 +108,23 @@ LONG_CASES = {
     # Programs of the page: test_estimator_jobs.py starts such a job, test_estimator_model_fns.py
     # reads an Estimator's checkpoint.
     "test_estimator_docs.py": r"test_estimator_and_then_keras",
-    # Listeners in sync; two Estimators in turns async. Those begin with other checkpoints.
-    "test_estimator_checkpoints.py": r"test_(a_saver_hook"
-    r"|checkpoints_by_the_clock|beginning_with_another_checkpoint"
+    # Listeners and saver hooks in sync; two Estimators in turns async, and beginning with a
+    # checkpoint with all-reduce.
+    "test_estimator_checkpoints.py": r"test_(a_saver_hook\w+_with_all_reduce"
+    r"|checkpoints_by_the_clock|beginning_with_another_checkpoint_in_sync"
     r"|two_in_turns_(in_sync|with_all_reduce)|saving_listeners_with_all_reduce)",
     # One device a worker with a server; the modes with own models in test_estimator_parity.py.
     "test_estimator_keras.py": r"two_devices_a_worker|test_sync|test_all_reduce",
-    # Each way to end in one mode: by all-reduce all end together when they stop early.
-    "test_estimator_ends.py": r"test_(all_end_together|early_stopping_(in_sync|async)"
-    r"|each_worker_trains_on_all)",
-    # Without moving statistics, which are in test_estimator_parity.py; in sync. Of all-reduce
-    # test_estimator_jobs.py.
-    "test_estimator_evaluation.py": r"\[2-ranks-normalized\]|\[3-ranks-async\]"
-    r"|test_all_workers_evaluate\w+\[2-ranks-plain\]",
+    # Each way to end in one mode.
+    "test_estimator_ends.py": r"test_(all_end_together_in_sync|early_stopping_(in_sync|async))",
+    # Without moving statistics, which are in test_estimator_parity.py; in sync.
+    "test_estimator_evaluation.py": r"\[2-ranks-normalized\]|\[3-ranks-async\]",
     # Adam, which has slots.
     "test_estimator_server_steps.py": r"test_no_step_of_several",
-    # In test_estimator_parity.py without compression, and test_compression.py without an Estimator.
-    "test_compressed_estimator.py": r"test_training",
     # The chief dies; an absent chief in the other mode.
     "test_estimator_faults.py": r"with_all_reduce\[1\]|test_an_absent_chief\[3-ranks-sync\]"
     r"|cannot_be_written\[async\]",
-    # Weights, and a SavedModel of all modes.
+    # A SavedModel of all modes; test_estimator_canned.py exports, too.
     "test_estimator_export.py": r"test_(exporters|a_model_fn_of_keras_layers)",
     # In sync, and by all-reduce.
     "test_estimator_preemption.py": r"\[async\]",
@@ -163,15 +159,13 @@ LONG_CASES = {
     r"|group_ftrl)\]|test_of_model\[3-ranks-(clipnorm|clipvalue|accumulation|loss_scale_factor|schedule)\]"
     r"|test_beside_all_reduce\[4-ranks-loss_scale\]|test_two_workers_in_sync\[4-ranks-adam\]"
     r"|test_tf_keras\[2-ranks-global_clipnorm\]|beside_all_reduce\[3-ranks-loss_scale\]",
-    # Rank 0 dies in each kind of loop, and rank 1 where it joins again. Silent members that come
-    # back in test_membership_partition.py.
+    # Rank 0 dies in each kind of loop, and rank 1 where it joins again. Stopped members that come
+    # back in test_membership_processes.py.
     "test_run.py": r"of_a_step\[(devices|strategy|tape)-1\]|and_joins\[tape-0\]|was_stopped_joins",
     "test_membership_partition.py": r"heals\[groups1\]|a_newcomer\[2\]|another_host\[1-",
     # In float64 each kind of fault is exact. One kill at a time; test_membership_partition.py has
-    # silent members that come back. Leaves in test_growth and test_ledger; newcomers in
-    # test_newcomers_wait.py, and their deaths in test_membership_processes.py.
-    "test_elastic_faults.py": r"test_rounding|test_stopped|test_two_at_once|test_planned_leaves"
-    r"|test_newcomers_die",
+    # silent members that come back. Leaves in test_growth and test_ledger.
+    "test_elastic_faults.py": r"test_rounding|test_stopped|test_two_at_once|test_planned_leaves",
     # test_preemption.py has the notice, tests/single/launch what the launcher makes of it.
     "test_preempted_jobs.py": r"the_page_s_program",
     # Programs of pages; batches of tasks in test_tasks_together.py and test_tasks_async.py.
@@ -255,7 +249,6 @@ LONG_CASES = {
     r"|without_the_launcher|under_a_synchronous|test_the_example|take_what_is_left",
     # LSTM, and classifiers and regressors of each kind. Stopping in test_estimator_ends.py.
     "test_estimator_canned.py": r"test_recurrent\[(gru|simple_rnn|own)\]|test_early_stopping"
-    r"|test_evaluation_in_memory"
     r"|test_trains_evaluates\w+\[(DNNLinearCombined|DNN|Linear|Baseline)Estimator\]"
     r"|test_trains_evaluates\w+\[(DNN|DNNLinearCombined|Linear)Regressor\]"
     r"|test_trains_evaluates\w+\[(DNNLinearCombined|Baseline)Classifier\]",

@@ -17,6 +17,7 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_EPHEMERAL = (32768, 60999)
 _LOWEST = 10000
 _HIGHEST = 65535
+_FEW = 100
 
 
 def ephemeral_range(path: Path = _EPHEMERAL_RANGE) -> tuple[int, int]:
@@ -33,6 +34,13 @@ def ephemeral_range(path: Path = _EPHEMERAL_RANGE) -> tuple[int, int]:
     except (OSError, ValueError):
         return _DEFAULT_EPHEMERAL
     return first, last
+
+
+def usable_ports() -> list[int]:
+    """Returns the ports outside the ephemeral range, in order; all ports where few are outside."""
+    first, last = ephemeral_range()
+    outside = [*range(_LOWEST, first), *range(last + 1, _HIGHEST + 1)]
+    return outside if len(outside) >= _FEW else list(range(_LOWEST, _HIGHEST + 1))
 
 
 def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]:
@@ -57,10 +65,7 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
       3
     """
     if candidates is None:
-        first, last = ephemeral_range()
-        outside = [*range(_LOWEST, first), *range(last + 1, _HIGHEST + 1)]
-        # If all ports are ephemeral, there is no better choice.
-        candidates = _shuffled(outside if len(outside) >= count else range(_LOWEST, _HIGHEST + 1))
+        candidates = shuffled(usable_ports())
     ports: list[int] = []
     with contextlib.ExitStack() as held:
         for port in candidates:
@@ -98,7 +103,7 @@ def free_range(count: int, firsts: Iterable[int] | None = None) -> int:
             for low, high in ((_LOWEST, first - 1), (last + 1, _HIGHEST))
             for port in range(low, high - count + 2)
         ]
-        firsts = _shuffled(outside or range(_LOWEST, _HIGHEST - count + 2))
+        firsts = shuffled(outside or range(_LOWEST, _HIGHEST - count + 2))
     for candidate in firsts:
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(candidate, candidate + count):
@@ -107,7 +112,7 @@ def free_range(count: int, firsts: Iterable[int] | None = None) -> int:
     raise OSError(f"expected {count} free ports that follow each other, found none")
 
 
-def _shuffled(ports: Iterable[int]) -> Iterator[int]:
+def shuffled(ports: Iterable[int]) -> Iterator[int]:
     """Yields the ports in random order, which it determines one by one: few are ever taken."""
     left = list(ports)
     generator = random.SystemRandom()  # processes that were forked share the state of others
