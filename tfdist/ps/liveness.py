@@ -18,7 +18,7 @@ class Liveness:
 
     Args:
       cluster: the job.
-      timeout: seconds for the chief to connect, and for a lost worker to reconnect.
+      timeout: seconds for the workers to connect, and for a lost worker to reconnect.
       now: the time, in seconds.
       is_elastic: whether the job is elastic. Such a job has no chief: it lasts as long as a worker
         is connected, and is done when the last one has left.
@@ -39,9 +39,9 @@ class Liveness:
         self._last_line = -math.inf
         self._connected: set[int] = set()
         self._left: set[int] = set()
-        # The time at which a lost worker counts as gone for good. A chief that has never connected
-        # counts as lost.
-        self._lost = {0: now + timeout}
+        # The time at which a lost worker counts as gone for good. One that has never connected
+        # counts as lost: the chief of a short job may have left before a slow worker comes.
+        self._lost = dict.fromkeys(range(cluster.world_size), now + timeout)
 
     @property
     def is_anyone_connected(self) -> bool:

@@ -109,10 +109,20 @@ def test_a_job_ends_when_all_have_left(liveness):
     assert liveness.verdict(2000) == ""
 
 
-def test_a_job_does_not_wait_for_who_never_came(liveness):
+def test_a_job_whose_chief_has_left_waits_for_a_slow_worker(liveness):
     _record(liveness, 1, "came", 0)
     _record(liveness, 2, "left", 0)
-    assert liveness.verdict(2) == ""
+    assert liveness.verdict(9) is None
+    _record(liveness, 9, "came", 1)
+    assert liveness.verdict(1000) is None
+    _record(liveness, 1000, "left", 1)
+    assert liveness.verdict(1000) == ""
+
+
+def test_a_job_does_not_wait_for_who_never_came_after_the_timeout(liveness):
+    _record(liveness, 1, "came", 0)
+    _record(liveness, 11, "left", 0)
+    assert liveness.verdict(11) == ""
 
 
 def test_a_job_waits_for_a_lost_worker_for_a_while(liveness):
