@@ -78,7 +78,7 @@ def _followed(distributed: Any) -> Any:
 
 
 class _Releaser:
-    """The thread that destroys iterators."""
+    """The thread that has iterators destroyed, each by a thread of its own: one may wait long."""
 
     def __init__(self) -> None:
         self._ended: queue.SimpleQueue[list[tuple[tf.Tensor, Any]]] = queue.SimpleQueue()
@@ -99,14 +99,24 @@ class _Releaser:
         weakref.finalize(iterator, self._ended.put, held).atexit = False
 
     def _run(self) -> None:
+        # An iterator may end in the middle of a thread's start, which is not reentrant: this thread
+        # starts the others.
         while True:
-            held = self._ended.get()
-            while held:
-                resource, dataset = held.pop(0)
-                number = hold(resource)
-                del resource
-                release(number)
-                del dataset
+            arguments = (self._ended.get(),)
+            threading.Thread(
+                target=_destroy, args=arguments, name="tfdist-iterator", daemon=True
+            ).start()
+            del arguments
+
+
+def _destroy(held: list[tuple[tf.Tensor, Any]]) -> None:
+    """Destroys iterators, one after the other, each before its dataset."""
+    while held:
+        resource, dataset = held.pop(0)
+        number = hold(resource)
+        del resource
+        release(number)
+        del dataset
 
 
 def _resource(iterator: Any) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import time
@@ -53,6 +54,31 @@ def test_iterators_end_in_the_background(kind, how):
     assert time.monotonic() - began < PATIENCE / 2 and not ended.is_set()
     may_end.set()
     assert ended.wait(PATIENCE)
+
+
+def test_an_iterator_that_ends_slowly_does_not_hold_up_others():
+    ended = {"slow": threading.Event(), "fast": threading.Event()}
+
+    def numbers(name):
+        try:
+            yield from range(8)
+        finally:
+            if name == "slow":
+                ended["fast"].wait(PATIENCE)
+            ended[name].set()
+
+    strategy = tfdist.MirroredStrategy(["CPU:0", "CPU:1"])
+    spec = tf.TensorSpec([], tf.int64)
+    for name in ended:
+        dataset = tf.data.Dataset.from_generator(
+            functools.partial(numbers, name), output_signature=spec
+        )
+        iterator = iter(strategy.experimental_distribute_dataset(dataset.batch(2)))
+        next(iterator)
+        del iterator, dataset
+        gc.collect()
+    assert ended["fast"].wait(PATIENCE / 2)
+    assert ended["slow"].wait(PATIENCE)
 
 
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
