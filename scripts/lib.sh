@@ -1,6 +1,9 @@
 # Functions of all scripts: they install what is missing on the machine and in the virtual environment. Each is
 # quick when nothing is missing. Sourced by bash, never run.
 
+# Otherwise each of a test's processes compiles tfdist again.
+unset PYTHONDONTWRITEBYTECODE
+
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 SCRIPT="scripts/$(basename "$0")"
 PYTHON_NAMES="python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10"
