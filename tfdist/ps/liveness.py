@@ -39,6 +39,7 @@ class Liveness:
         self._last_line = -math.inf
         self._connected: set[int] = set()
         self._left: set[int] = set()
+        self._come: set[int] = set()  # at any time
         # The time at which a lost worker counts as gone for good. One that has never connected
         # counts as lost: the chief of a short job may have left before a slow worker comes.
         self._lost = dict.fromkeys(range(cluster.world_size), now + timeout)
@@ -53,6 +54,7 @@ class Liveness:
         for workers in (self._connected, self._left):
             workers.discard(event.worker)
         self._lost.pop(event.worker, None)
+        self._come.add(event.worker)
         if self._is_elastic() and not self._last_kind:
             self._lost.clear()
         self._last_kind = event.kind
@@ -61,6 +63,14 @@ class Liveness:
             self._next_line = min(self._next_line, max(now, self._last_line + _MIN_LOG_INTERVAL))
         else:
             (self._connected if event.kind == "came" else self._left).add(event.worker)
+
+    def give_up(self, worker: int) -> None:
+        """Does not wait for a worker that was refused, unless it had connected before.
+
+        The job needs the chief.
+        """
+        if worker and worker not in self._come:
+            self._lost.pop(worker, None)
 
     def line(self, now: float) -> str | None:
         """Returns a log line with the lost workers, when one is lost and every ten seconds."""

@@ -77,6 +77,7 @@ class ServerTask:
         self._checkpoints: Checkpoints | None = None
         # The identity of each rank's process that attached last.
         self._attached: dict[int, str] = {}
+        self._refused: set[int] = set()  # ranks
         self._epochs: EpochService | None = None
         self._board = StopBoard(cluster.world_size, self._fingerprint)
         self._told_at: float | None = None
@@ -187,6 +188,8 @@ class ServerTask:
                 event = self._store.wait_for_event(_EVENT_WAIT)
                 self._handle_event(event, liveness)
                 self._save_if_needed(time.monotonic())
+            while self._refused:
+                liveness.give_up(self._refused.pop())
             line = liveness.line(time.monotonic())
             if line is not None:
                 _log.warning("%s: %s", self._cluster.task_name, line)
@@ -233,6 +236,7 @@ class ServerTask:
     def _attach(self, request: messages.Attach, context: ClientContext) -> dict[str, Any]:
         reason = self._reason_to_refuse(request)
         if reason:
+            self._refused.add(request.rank)
             return {"status": "refused", "reason": reason}
         with self._lock:
             if self._opening is None:

@@ -59,7 +59,7 @@ def fit(ctx, strategy, steps=3):
     ],
     ids=["mode", "num_aggregate", "worker_timeout", "staleness"],
 )
-@on_job(2, servers=2)
+@on_job(2)
 def test_workers_that_want_different_things(ctx, theirs, ours, difference):
     if served():
         return

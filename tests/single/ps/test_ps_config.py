@@ -119,6 +119,17 @@ def test_a_job_whose_chief_has_left_waits_for_a_slow_worker(liveness):
     assert liveness.verdict(1000) == ""
 
 
+def test_a_job_does_not_wait_for_a_worker_that_it_has_refused(liveness):
+    _record(liveness, 1, "came", 0)
+    _record(liveness, 2, "left", 0)
+    liveness.give_up(1)
+    assert liveness.verdict(2) == ""
+    _record(liveness, 3, "came", 1)
+    _record(liveness, 4, "lost", 1)
+    liveness.give_up(1)  # another process, which was refused
+    assert liveness.verdict(5) is None
+
+
 def test_a_job_does_not_wait_for_who_never_came_after_the_timeout(liveness):
     _record(liveness, 1, "came", 0)
     _record(liveness, 11, "left", 0)
