@@ -232,11 +232,12 @@ build_library() {
   return 1
 }
 
-# core_tests ARGS...: make in ops/, such as `core_tests test-asan`; needs no TensorFlow.
+# core_tests ARGS...: make in ops/, such as `core_tests test-asan`; needs no TensorFlow. One test more than there are
+# processors, because many wait.
 core_tests() {
   if [ -z "$(find "$ROOT/tests/core" -name "*_test.cc")" ]; then
     say "no C++ test found in tests/core"
     return 1
   fi
-  make --no-print-directory -C "$ROOT/ops" "-j$(nproc)" "$@"
+  make --no-print-directory -C "$ROOT/ops" "-j$(($(nproc) + 1))" "$@"
 }

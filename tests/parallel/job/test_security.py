@@ -9,7 +9,6 @@ import re
 import socket
 import struct
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -33,8 +32,9 @@ SHARED, OPEN, SET, OK = 5, 32, 37, 64
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 TRAINS = """
-import sys, time
+import os, sys, time
 from pathlib import Path
+Path(__file__).with_name(f"task-{os.getpid()}").touch()
 import keras, numpy as np, tfdist
 strategy = tfdist.ParameterServerStrategy()
 with strategy.scope():
@@ -88,33 +88,20 @@ def listening_addresses(pids: set[int]) -> set[str]:
     }
 
 
-def descendants(pid: int) -> set[int]:
-    """The processes below a process."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended since
-            # The name is in parentheses and may contain any character.
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-    found = {child for child, parent in parents.items() if parent == pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
 @pytest.mark.timeout(150)
 def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
     (tmp_path / "train.py").write_text(TRAINS)
     job_file, enough = tmp_path / "job.json", tmp_path / "enough"
     tasks = ["--workers", "2", "--ps", "1", "--job-file", str(job_file)]
     command = ["-m", "tfdist", "run", *tasks, str(tmp_path / "train.py"), str(enough)]
-    # Not the warm interpreter, whose tasks are another process's children.
     with subprocess.Popen(
-        [sys.executable, *command], env=environment(), stdout=subprocess.PIPE, text=True
+        [interpreter(), *command], env=environment(), stdout=subprocess.PIPE, text=True
     ) as launcher:
         try:
             wait_for_stats(job_file)
             assert job_file.stat().st_mode & 0o777 == 0o600
-            assert listening_addresses(descendants(launcher.pid)) <= LOOPBACK
+            pids = {int(file.name.partition("-")[2]) for file in tmp_path.glob("task-*")}
+            assert len(pids) == 3 and set() < listening_addresses(pids) <= LOOPBACK
             cluster = Cluster.from_tf_config(json.loads(job_file.read_text())["cluster"])
             request = messages.Attach(
                 messages.PROTOCOL, 0, 2, fingerprint(cluster), "x", PsConfig.make(2).text(), 1.0
