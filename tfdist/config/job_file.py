@@ -58,7 +58,7 @@ class JobFile:
         if path is not None:
             created = path
         else:
-            directory = _own_directory()
+            directory = own_directory()
             _remove_stale_files(directory)
             path = directory / f"{os.getpid()}.json"
             # Another launcher must not find it before it is locked: it would remove it.
@@ -168,8 +168,12 @@ def _remove_stale_files(directory: Path) -> None:
             path.unlink()
 
 
-def _own_directory() -> Path:
-    """Returns a directory that only this user can write to."""
+def own_directory() -> Path:
+    """Returns a directory that only this user can write to, the same for all of its processes.
+
+    Raises:
+      OSError: it cannot be made.
+    """
     parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     directory = Path(parent, f"tfdist-{os.getuid()}")
     with contextlib.suppress(FileExistsError):

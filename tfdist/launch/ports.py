@@ -2,16 +2,22 @@
 
 All tasks must know a task's address before it listens there, so the kernel cannot choose the port
 at bind time. This module chooses ports outside the kernel's ephemeral range: a connection that is
-opened between the choice and the bind never gets one of them.
+opened between the choice and the bind never gets one of them. Nor does another job of this user: a
+process locks what it chooses, one byte for each port of a file, until it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import os
 import random
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from tfdist.config.job_file import own_directory
 
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_EPHEMERAL = (32768, 60999)
@@ -36,7 +42,7 @@ def ephemeral_range(path: Path = _EPHEMERAL_RANGE) -> tuple[int, int]:
     return first, last
 
 
-def usable_ports() -> list[int]:
+def _usable_ports() -> list[int]:
     """Returns the ports outside the ephemeral range, in order; all ports where few are outside."""
     first, last = ephemeral_range()
     outside = [*range(_LOWEST, first), *range(last + 1, _HIGHEST + 1)]
@@ -46,8 +52,8 @@ def usable_ports() -> list[int]:
 def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]:
     """Chooses `count` different unused ports.
 
-    All of them are bound at the same time, so they are free together. They are released on return:
-    only a process that chooses the same port at random can take one.
+    All of them are bound at the same time, so they are free together. They are released on return.
+    Until this process ends, no other one of this user chooses them; those of other users may.
 
     Args:
       count: the number of ports, 0 or more.
@@ -65,7 +71,7 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
       3
     """
     if candidates is None:
-        candidates = shuffled(usable_ports())
+        candidates = _shuffled(_usable_ports())
     ports: list[int] = []
     with contextlib.ExitStack() as held:
         for port in candidates:
@@ -73,6 +79,7 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
                 break
             try:
                 held.enter_context(_bound(port))
+                _lock(port)
             except OSError:
                 continue
             ports.append(port)
@@ -103,16 +110,17 @@ def free_range(count: int, firsts: Iterable[int] | None = None) -> int:
             for low, high in ((_LOWEST, first - 1), (last + 1, _HIGHEST))
             for port in range(low, high - count + 2)
         ]
-        firsts = shuffled(outside or range(_LOWEST, _HIGHEST - count + 2))
+        firsts = _shuffled(outside or range(_LOWEST, _HIGHEST - count + 2))
     for candidate in firsts:
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(candidate, candidate + count):
                 held.enter_context(_bound(port))
+                _lock(port)
             return candidate
     raise OSError(f"expected {count} free ports that follow each other, found none")
 
 
-def shuffled(ports: Iterable[int]) -> Iterator[int]:
+def _shuffled(ports: Iterable[int]) -> Iterator[int]:
     """Yields the ports in random order, which it determines one by one: few are ever taken."""
     left = list(ports)
     generator = random.SystemRandom()  # processes that were forked share the state of others
@@ -120,6 +128,25 @@ def shuffled(ports: Iterable[int]) -> Iterator[int]:
         chosen = generator.randrange(len(left))
         left[chosen], left[-1] = left[-1], left[chosen]
         yield left.pop()
+
+
+def _lock(port: int) -> None:
+    """Locks a port until this process ends, where a file can be made for that.
+
+    Raises:
+      BlockingIOError: another process has locked it.
+    """
+    descriptor = _locks()
+    if descriptor is not None:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+
+
+@functools.cache
+def _locks() -> int | None:
+    try:
+        return os.open(own_directory() / "ports", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None
 
 
 def _bound(port: int) -> socket.socket:

@@ -13,9 +13,9 @@ import pytest
 from example_runs import ROOT, documented_command, tfdist_run, typed
 from launching import PACKAGE
 from warm_python import interpreter
-from worker_ports import worker_ports
 
 from tfdist.config.cluster import Cluster
+from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -217,7 +217,7 @@ def test_the_example():
 
 
 def test_without_the_launcher_data_tasks_end_after_the_job(tmp_path):
-    ports = [f"127.0.0.1:{port}" for port in worker_ports(3)]
+    ports = [f"127.0.0.1:{port}" for port in free_ports(3)]
     cluster = Cluster(workers=ports[:1], data_dispatcher=ports[1:2], data_workers=ports[2:])
     script = tmp_path / "script.py"
     script.write_text(

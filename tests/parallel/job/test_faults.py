@@ -18,10 +18,10 @@ import tensorflow as tf
 from models import classifier, examples
 from ranks import on_ranks, start_ranks, tf_config
 from warm_python import interpreter
-from worker_ports import worker_ports
 
 import tfdist
 from tfdist import ops
+from tfdist.launch.ports import free_ports
 
 # Seconds within which a worker's end must reach all others.
 SOON = 2.0
@@ -270,7 +270,7 @@ SCRIPT = textwrap.dedent("""
 def test_a_script_that_raises_tells_the_others_why(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    addresses = [f"127.0.0.1:{port}" for port in worker_ports(2)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     search = os.pathsep.join(path or os.getcwd() for path in sys.path)
     processes = [
         subprocess.Popen(

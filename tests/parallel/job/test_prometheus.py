@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import warm_python
 from launching import PACKAGE, Launched
-from worker_ports import worker_ports
 
 from tfdist.launch.cli import main
+from tfdist.launch.ports import free_ports
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -119,7 +119,7 @@ def prometheus(folder: Path) -> Iterator[Prometheus]:
     # With the token, too, which is commented out there.
     text = text.replace("5s", "1s").replace("    #a", "    a").replace("    #  c", "      c")
     (folder / "prometheus.yml").write_text(text)
-    (port,) = worker_ports(1)
+    (port,) = free_ports(1)
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [

@@ -6,7 +6,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from worker_ports import worker_ports
 
 from tfdist.config.cluster import Cluster
 from tfdist.config.environments.place import Meeting
@@ -15,6 +14,7 @@ from tfdist.control import address_exchange, messages
 from tfdist.control.address_exchange import AddressBook, meet
 from tfdist.control.held_calls import ClientContext
 from tfdist.errors import AuthenticationError, ClusterConfigError, RendezvousTimeoutError
+from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(60)
 SETTINGS = Settings(rendezvous_timeout=30.0)
@@ -22,7 +22,7 @@ SETTINGS = Settings(rendezvous_timeout=30.0)
 
 def first_port(size: int) -> int:
     """The first of the ports of `size` processes and their exchange; only that one is opened."""
-    return worker_ports(1)[0] - size
+    return free_ports(1)[0] - size
 
 
 def meeting_of(size: int, servers: int = 0) -> list[Meeting]:

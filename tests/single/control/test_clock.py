@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from worker_ports import worker_ports
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import clock, messages
 from tfdist.control.clock import Probe, domain, estimate
 from tfdist.control.clock_client import ClockClient
 from tfdist.control.server import ControlServer
+from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"0123456789abcdef"
@@ -37,7 +37,7 @@ def test_the_error_is_within_its_bound(there, back):
 
 @pytest.fixture
 def two_tasks():
-    ports = worker_ports(2)
+    ports = free_ports(2)
     cluster = Cluster(workers=tuple(f"127.0.0.1:{port}" for port in ports), task_index=0)
     server = ControlServer(cluster, SECRET, {})
     yield cluster, Cluster(workers=cluster.workers, task_index=1)

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 from launching import PACKAGE
-from worker_ports import worker_ports
 
 from tfdist.config.cluster import Cluster
 from tfdist.control.server import ControlServer
+from tfdist.launch.ports import free_ports
 
 SECONDS = 1234
 CALLER = """
@@ -26,7 +26,7 @@ print(json.dumps([found.reference, found.offset, found.error]))
 
 @pytest.mark.timeout(60)
 def test_the_offset_of_a_time_namespace():
-    workers = tuple(f"127.0.0.1:{port}" for port in worker_ports(2))
+    workers = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
     server = ControlServer(Cluster(workers=workers, task_index=0), None, {})
     try:
         away = ["unshare", "--user", "--map-root-user", "--time", "--monotonic", str(SECONDS)]

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 import tensorflow as tf
-from worker_ports import worker_ports
 
 import tfdist
 from tfdist.config.cluster import Cluster
@@ -25,6 +24,7 @@ from tfdist.errors import (
     RendezvousTimeoutError,
 )
 from tfdist.job import process
+from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,7 +38,7 @@ def job() -> Iterator[None]:
 
 def cluster(task_type: str = "data_dispatcher", host: str = "127.0.0.1") -> Cluster:
     """Worker 0 and two data tasks, none of which runs."""
-    addresses = [f"{host}:{port}" for port in worker_ports(3)]
+    addresses = [f"{host}:{port}" for port in free_ports(3)]
     return Cluster(
         workers=addresses[:1],
         data_dispatcher=addresses[1:2],

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from worker_ports import worker_ports
 
 import tfdist
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.data.server import DataTask
 from tfdist.job import process
+from tfdist.launch.ports import free_ports
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -24,7 +24,7 @@ FILES = 6
 @pytest.fixture(scope="module", autouse=True)
 def service() -> Iterator[None]:
     """A dispatcher and two data workers in this process, which is worker 0 of their job."""
-    addresses = [f"127.0.0.1:{port}" for port in worker_ports(4)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
     places = [("data_dispatcher", 0), ("data_worker", 0), ("data_worker", 1)]
 
     def cluster(role: str, index: int) -> Cluster:

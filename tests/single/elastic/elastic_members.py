@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 from control_tasks import Background
-from worker_ports import worker_ports
 
 from tfdist import ops
 from tfdist.config.cluster import Cluster
@@ -19,6 +18,7 @@ from tfdist.config.settings import Settings
 from tfdist.control.client import UnreachableError
 from tfdist.control.probes import Probes
 from tfdist.elastic.membership import Membership, Timing, World
+from tfdist.launch.ports import free_ports
 
 TIMEOUT = 20.0
 QUICK = Timing(answer=1.2, grace=2.0, probe=0.2, log=0.5)
@@ -26,7 +26,7 @@ QUICK = Timing(answer=1.2, grace=2.0, probe=0.2, log=0.5)
 
 def addresses(count: int) -> tuple[str, ...]:
     """Returns free loopback addresses."""
-    return tuple(f"127.0.0.1:{port}" for port in worker_ports(count))
+    return tuple(f"127.0.0.1:{port}" for port in free_ports(count))
 
 
 class Process:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from tfdist.launch.ports import ephemeral_range, free_ports
+from tfdist.launch.ports import ephemeral_range, free_ports, free_range
 
 
 def test_ports_are_distinct_free_and_not_ephemeral():
@@ -27,6 +29,29 @@ def test_a_port_that_somebody_listens_on_is_passed_over(address):
         with pytest.raises(OSError, match="expected 2 free ports, found only 1"):
             free_ports(2, [taken, wanted])
     assert free_ports(2, [taken, wanted]) == [taken, wanted]
+
+
+HOLDS = """
+import sys
+from tfdist.launch.ports import free_ports
+print(free_ports(1, [int(sys.argv[1])]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_port_that_another_process_has_chosen_is_passed_over():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wanted = server.getsockname()[1]  # of no other test's process
+    (other,) = free_ports(1)
+    command = [sys.executable, "-c", HOLDS, str(wanted)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == f"[{wanted}]\n"
+        assert free_ports(1, [wanted, other]) == [other]
+        assert free_range(1, [wanted, other]) == other
+        process.communicate(timeout=60)
+    assert free_ports(1, [wanted, other]) == [wanted]
 
 
 def test_no_ports():

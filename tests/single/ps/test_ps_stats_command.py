@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from worker_ports import worker_ports
 
 import tfdist.launch.cli
 from tfdist.errors import ClusterConfigError
+from tfdist.launch.ports import free_ports
 from tfdist.ps.stats import rates, report
 
 COUNTERS = (
@@ -168,7 +168,7 @@ def test_a_wrong_command_line(capsys, arguments, message):
 
 
 def test_nobody_there(capsys):
-    address = f"127.0.0.1:{worker_ports(1)[0]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     arguments = ["ps", "stats", "--cluster", address, "--interval", "0.05"]
     assert tfdist.launch.cli.main(arguments) == 1
     assert f"ps 0 at {address}: " in capsys.readouterr().out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from worker_ports import worker_ports
 
 import tfdist.launch.cli
 from tfdist.config.cluster import Cluster
@@ -14,6 +13,7 @@ from tfdist.config.settings import Settings
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.plane import ControlPlane
 from tfdist.errors import ClusterConfigError
+from tfdist.launch.ports import free_ports
 from tfdist.tasks import report
 from tfdist.tasks.client import TaskClient
 from tfdist.tasks.description import Description, Spec
@@ -83,7 +83,7 @@ def test_which_tasks():
 
 
 def test_a_running_job(tmp_path, capsys):
-    address, other = (f"127.0.0.1:{port}" for port in worker_ports(2))
+    address, other = (f"127.0.0.1:{port}" for port in free_ports(2))
     cluster = Cluster(workers=(address, other))
     master = TaskMaster(cluster)
     settings = Settings(secret=b"of this job " * 3)
@@ -113,7 +113,7 @@ def test_a_running_job(tmp_path, capsys):
 
 
 def test_errors(capsys, tmp_path):
-    (port,) = worker_ports(1)
+    (port,) = free_ports(1)
     assert tfdist.launch.cli.main(["tasks", "--address", f"127.0.0.1:{port}"]) == 1
     assert tfdist.launch.cli.main(["tasks", "--address", "nowhere"]) == 2
     assert tfdist.launch.cli.main(["tasks", "--job", str(tmp_path / "none")]) == 2

@@ -11,18 +11,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent import futures
 
-from worker_ports import worker_ports
-
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane
+from tfdist.launch.ports import free_ports
 
 TIMEOUT = 20.0
 
 
 def clusters(size: int, *, chief: bool = False) -> list[Cluster]:
     """Returns the cluster as each of `size` ranks sees it, on free loopback ports."""
-    addresses = tuple(f"127.0.0.1:{port}" for port in worker_ports(size))
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
     heads, workers = (addresses[:1], addresses[1:]) if chief else ((), addresses)
     chiefs = [Cluster(heads, workers, task_type="chief")] if chief else []
     return chiefs + [Cluster(heads, workers, task_index=i) for i in range(len(workers))]

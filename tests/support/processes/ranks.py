@@ -39,7 +39,8 @@ import pytest
 from rank_group import RankGroup
 from rank_outcome import Outcome, describe_all
 from rank_process import Assignment, main
-from worker_ports import worker_ports
+
+from tfdist.launch.ports import free_ports
 
 __all__ = ["Outcome", "RankGroup", "on_ranks", "start_ranks"]
 
@@ -147,7 +148,7 @@ def start_ranks(
     arguments = _pickled(body, args, dict(kwargs or {}))
     source = Path(inspect.getfile(inspect.unwrap(body))).resolve()
     code = _compiled(source)
-    addresses = tuple(f"127.0.0.1:{port}" for port in worker_ports(size))
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
     roles = tuple(roles or ("worker",) * size)
     if len(roles) != size:
         raise TypeError(f"expected {size} roles, one per rank, received {roles}")
