@@ -63,6 +63,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Leaves what is imported out of garbage collections, which took a tenth of the time."""
+    from tfdist.launch.ports import free_ports
+
+    free_ports(1)  # opens the file of all locks, before a test moves the temporary directory
     gc.collect()
     gc.freeze()
 

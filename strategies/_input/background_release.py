@@ -103,10 +103,14 @@ class _Releaser:
         # starts the others.
         while True:
             arguments = (self._ended.get(),)
-            threading.Thread(
+            thread = threading.Thread(
                 target=_destroy, args=arguments, name="tfdist-iterator", daemon=True
-            ).start()
-            del arguments
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # the process may have no more threads
+                _destroy(*arguments)
+            del arguments, thread
 
 
 def _destroy(held: list[tuple[tf.Tensor, Any]]) -> None:

@@ -125,3 +125,10 @@ def wait_until_gone(pid, timeout=10):
         assert ended.poll(1000 * timeout), f"process {pid} is still there"
     finally:
         os.close(descriptor)
+
+
+def without_locks(folder):
+    """What is in a folder for temporary files, but for the file that locks ports."""
+    left = set(folder.iterdir())
+    shared = folder / f"tfdist-{os.getuid()}"
+    return left - {shared} if [path.name for path in shared.glob("*")] == ["ports"] else left

@@ -58,7 +58,7 @@ class JobFile:
         if path is not None:
             created = path
         else:
-            directory = own_directory()
+            directory = user_directory() or Path(tempfile.mkdtemp(prefix="tfdist-"))
             _remove_stale_files(directory)
             path = directory / f"{os.getpid()}.json"
             # Another launcher must not find it before it is locked: it would remove it.
@@ -168,8 +168,11 @@ def _remove_stale_files(directory: Path) -> None:
             path.unlink()
 
 
-def own_directory() -> Path:
-    """Returns a directory that only this user can write to, the same for all of its processes.
+def user_directory() -> Path | None:
+    """Returns the directory of this user's jobs, in which only the user can write.
+
+    Returns:
+      Its path; `None` if another user has made it, or its mode lets other users in.
 
     Raises:
       OSError: it cannot be made.
@@ -179,7 +182,5 @@ def own_directory() -> Path:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     about = directory.lstat()
-    if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077:
-        return directory
-    # Another user has made it, or its mode lets other users in.
-    return Path(tempfile.mkdtemp(prefix="tfdist-"))
+    is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+    return directory if is_own and not about.st_mode & 0o077 else None

@@ -2,13 +2,15 @@
 
 All tasks must know a task's address before it listens there, so the kernel cannot choose the port
 at bind time. This module chooses ports outside the kernel's ephemeral range: a connection that is
-opened between the choice and the bind never gets one of them. Nor does another job of this user: a
-process locks what it chooses, one byte for each port of a file, until it ends.
+opened between the choice and the bind never gets one of them. Nor does another job of this user
+that has the same directory for temporary files: a process locks what it chooses, one byte of a file
+for each port, until it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -17,7 +19,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tfdist.config.job_file import own_directory
+from tfdist.config.job_file import user_directory
 
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_EPHEMERAL = (32768, 60999)
@@ -53,7 +55,8 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
     """Chooses `count` different unused ports.
 
     All of them are bound at the same time, so they are free together. They are released on return.
-    Until this process ends, no other one of this user chooses them; those of other users may.
+    Until this process ends, no other one of this user chooses them, where the two have the same
+    directory for temporary files. Those of other users may.
 
     Args:
       count: the number of ports, 0 or more.
@@ -78,8 +81,8 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
             if len(ports) == count:
                 break
             try:
+                _lock(port)  # first: a task may be about to bind it
                 held.enter_context(_bound(port))
-                _lock(port)
             except OSError:
                 continue
             ports.append(port)
@@ -114,8 +117,8 @@ def free_range(count: int, firsts: Iterable[int] | None = None) -> int:
     for candidate in firsts:
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(candidate, candidate + count):
-                held.enter_context(_bound(port))
                 _lock(port)
+                held.enter_context(_bound(port))
             return candidate
     raise OSError(f"expected {count} free ports that follow each other, found none")
 
@@ -131,20 +134,29 @@ def _shuffled(ports: Iterable[int]) -> Iterator[int]:
 
 
 def _lock(port: int) -> None:
-    """Locks a port until this process ends, where a file can be made for that.
+    """Locks a port until this process ends, where the file system has locks.
 
     Raises:
-      BlockingIOError: another process has locked it.
+      OSError: another process has locked it.
     """
     descriptor = _locks()
-    if descriptor is not None:
+    if descriptor is None:
+        return
+    try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise
 
 
 @functools.cache
 def _locks() -> int | None:
+    """Opens the file of the locks; `None` where this user's processes cannot share one."""
     try:
-        return os.open(own_directory() / "ports", os.O_RDWR | os.O_CREAT, 0o600)
+        directory = user_directory()
+        if directory is None:
+            return None
+        return os.open(directory / "ports", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         return None
 

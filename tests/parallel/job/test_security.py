@@ -99,9 +99,11 @@ def test_a_job_of_tfdist_run_refuses_strangers(tmp_path):
     ) as launcher:
         try:
             wait_for_stats(job_file)
+            while len(list(tmp_path.glob("task-*"))) < 3:
+                time.sleep(0.1)
             assert job_file.stat().st_mode & 0o777 == 0o600
             pids = {int(file.name.partition("-")[2]) for file in tmp_path.glob("task-*")}
-            assert len(pids) == 3 and set() < listening_addresses(pids) <= LOOPBACK
+            assert set() < listening_addresses(pids) <= LOOPBACK
             cluster = Cluster.from_tf_config(json.loads(job_file.read_text())["cluster"])
             request = messages.Attach(
                 messages.PROTOCOL, 0, 2, fingerprint(cluster), "x", PsConfig.make(2).text(), 1.0

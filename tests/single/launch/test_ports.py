@@ -39,6 +39,13 @@ sys.stdin.read()
 """
 
 
+def candidates(taken, other):
+    """The candidates of `free_ports`; when the second is tried, the first can be bound."""
+    yield taken
+    with socket.create_server(("127.0.0.1", taken)):
+        yield other
+
+
 def test_a_port_that_another_process_has_chosen_is_passed_over():
     with socket.create_server(("127.0.0.1", 0)) as server:
         wanted = server.getsockname()[1]  # of no other test's process
@@ -50,6 +57,8 @@ def test_a_port_that_another_process_has_chosen_is_passed_over():
         assert process.stdout.readline() == f"[{wanted}]\n"
         assert free_ports(1, [wanted, other]) == [other]
         assert free_range(1, [wanted, other]) == other
+        # Not even for a moment: the task that has it may come.
+        assert free_ports(1, candidates(wanted, other)) == [other]
         process.communicate(timeout=60)
     assert free_ports(1, [wanted, other]) == [wanted]
 
