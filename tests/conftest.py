@@ -62,10 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leaves what is imported out of garbage collections, which took a tenth of the time."""
+    """Opens the file of locked ports, before a test moves the directory for temporary files.
+
+    Leaves what is imported out of garbage collections, which took a tenth of the time.
+    """
     from tfdist.launch.ports import free_ports
 
-    free_ports(1)  # opens the file of all locks, before a test moves the temporary directory
+    free_ports(1)
     gc.collect()
     gc.freeze()
 

@@ -25,7 +25,6 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_EPHEMERAL = (32768, 60999)
 _LOWEST = 10000
 _HIGHEST = 65535
-_FEW = 100
 
 
 def ephemeral_range(path: Path = _EPHEMERAL_RANGE) -> tuple[int, int]:
@@ -42,13 +41,6 @@ def ephemeral_range(path: Path = _EPHEMERAL_RANGE) -> tuple[int, int]:
     except (OSError, ValueError):
         return _DEFAULT_EPHEMERAL
     return first, last
-
-
-def _usable_ports() -> list[int]:
-    """Returns the ports outside the ephemeral range, in order; all ports where few are outside."""
-    first, last = ephemeral_range()
-    outside = [*range(_LOWEST, first), *range(last + 1, _HIGHEST + 1)]
-    return outside if len(outside) >= _FEW else list(range(_LOWEST, _HIGHEST + 1))
 
 
 def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]:
@@ -74,7 +66,10 @@ def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]
       3
     """
     if candidates is None:
-        candidates = _shuffled(_usable_ports())
+        first, last = ephemeral_range()
+        outside = [*range(_LOWEST, first), *range(last + 1, _HIGHEST + 1)]
+        # If all ports are ephemeral, there is no better choice.
+        candidates = _shuffled(outside if len(outside) >= count else range(_LOWEST, _HIGHEST + 1))
     ports: list[int] = []
     with contextlib.ExitStack() as held:
         for port in candidates:
