@@ -4,6 +4,8 @@
 
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace tfdist {
@@ -38,12 +40,27 @@ inline Status InvalidArgument(std::string message) {
   return Status(StatusCode::kInvalidArgument, std::move(message));
 }
 
-// Concatenates its arguments as a stream would print them.
+// Appends a value as a stream would print it.
+template <typename T>
+void AppendTo(std::string* text, const T& value) {
+  if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    text->append(std::string_view(value));
+  } else if constexpr (std::is_integral_v<T> && sizeof(T) > 1) {  // not a character or a bool
+    text->append(std::to_string(value));
+  } else {
+    std::ostringstream out;
+    out << value;
+    text->append(out.str());
+  }
+}
+
+// Concatenates its arguments as a stream would print them. Texts and integers take no stream, which
+// is ten times as slow: every collective and request has a description.
 template <typename... Args>
 std::string StrCat(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  return out.str();
+  std::string text;
+  (AppendTo(&text, args), ...);
+  return text;
 }
 
 }  // namespace tfdist

@@ -20,6 +20,9 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
 class Writer {
  public:
+  // Room for most messages, which would else grow by several allocations.
+  Writer() { bytes_.reserve(128); }
+
   template <typename T>
   Writer& Put(T value) {
     static_assert(std::is_trivially_copyable_v<T>);
