@@ -133,8 +133,8 @@ void Collective::RecordStart() {
   if (!std::exchange(moves_, true)) ProcessEvents().Start(event);
 }
 
-void Collective::RecordEnd(const Status& status) {
-  ProcessEvents().End(std::exchange(event, 0), status);
+void Collective::RecordEnd(const Status& status, TimePoint at) {
+  ProcessEvents().End(std::exchange(event, 0), status, at);
 }
 
 int Collective::Unopened() const {

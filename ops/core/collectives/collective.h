@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/collectives/frames.h"
 #include "core/math/dtype.h"
@@ -133,6 +134,8 @@ class Collective {
 
   const CollectiveId& id() const { return options_.id; }
   const Signature& signature() const { return options_.signature; }
+  // Once it has ended.
+  Signature TakeSignature() { return std::move(options_.signature); }
   double timeout_seconds() const { return options_.timeout_seconds; }
   // "all_reduce 'dense/kernel'"
   std::string Title() const;
@@ -141,13 +144,13 @@ class Collective {
   // A rank that it waits for, while it is not complete.
   int Awaited() const { return Settled() ? Unopened() : WaitingFor(); }
   void Finish(const Status& status) {
-    RecordEnd(status);
+    if (event != 0) RecordEnd(status, Clock::now());
     options_.done(status);
   }
 
   // In the flight recorder, each once.
   void RecordStart();
-  void RecordEnd(const Status& status);
+  void RecordEnd(const Status& status, TimePoint at);
 
   // State of the communicator.
   TimePoint started{};

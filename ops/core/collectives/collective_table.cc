@@ -78,15 +78,16 @@ Status CollectiveTable::failure() const {
 void CollectiveTable::AddTo(CommunicatorStats* stats) const {
   stats->collectives = finished_.load(std::memory_order_relaxed);
   stats->bytes_sent = bytes_sent_.load(std::memory_order_relaxed);
-  stats->bytes_received = bytes_received_.load(std::memory_order_relaxed);
+  stats->bytes_received = 0;
+  for (int peer = 0; peer < group_->size; ++peer) stats->bytes_received += BytesReceivedFrom(peer);
   stats->busy_nanoseconds = busy_.nanoseconds();
   stats->chunks_sent = chunks_sent_.load(std::memory_order_relaxed);
   stats->bytes_sent_to_other_hosts = far_bytes_sent_.load(std::memory_order_relaxed);
 }
 
 void CollectiveTable::Submit(Collective* collective) const {
-  collective->event = ProcessEvents().Submit(EventOf(*collective, *group_));
   collective->started = Clock::now();
+  collective->event = ProcessEvents().Submit(EventOf(*collective, *group_), collective->started);
   const double timeout = collective->timeout_seconds();
   if (timeout > 0) collective->deadline = After(collective->started, timeout);
   collective->next_check = After(collective->started, CheckSeconds(timeout));
@@ -143,13 +144,13 @@ void CollectiveTable::NoteWaits(Collective* collective) {
 void CollectiveTable::NoteOpened(Collective* collective, int peer) {
   const auto found = std::find(collective->waits_for.begin(), collective->waits_for.end(), peer);
   if (found == collective->waits_for.end()) return;
-  EndWait(*collective, peer);
+  EndWait(*collective, peer, Clock::now());
   collective->waits_for.erase(found);
 }
 
-void CollectiveTable::EndWait(const Collective& collective, int peer) {
-  waits_[peer].End();
-  const Clock::duration waited = Clock::now() - collective.started;
+void CollectiveTable::EndWait(const Collective& collective, int peer, TimePoint at) {
+  waits_[peer].End(at);
+  const Clock::duration waited = at - collective.started;
   if (waited >= WaitCauses::kShortest) wait_causes_[peer].Note(collective.Title(), waited);
 }
 
@@ -225,15 +226,16 @@ void CollectiveTable::Finish(Collective* collective, const Status& status) {
                    [collective](const auto& owned) { return owned.get() == collective; });
   std::unique_ptr<Collective> owned = std::move(*found);
   pending_.erase(found);
-  owned->RecordEnd(status);
+  const TimePoint now = Clock::now();
+  owned->RecordEnd(status, now);
+  busy_.End(now);
+  // What it has not needed from a peer, as a root does of the others.
+  for (const int peer : owned->waits_for) EndWait(*owned, peer, now);
+  owned->waits_for.clear();
   if (status.ok()) {
     finished_.fetch_add(1, std::memory_order_relaxed);
-    history_.MarkEnded(owned->id(), owned->signature());
+    history_.MarkEnded(owned->id(), owned->TakeSignature());
   }
-  busy_.End();
-  // What it has not needed from a peer, as a root does of the others.
-  for (const int peer : owned->waits_for) EndWait(*owned, peer);
-  owned->waits_for.clear();
   if (owned.get() == join_) {
     join_ = nullptr;
     if (status.ok()) ++joins_;
@@ -413,7 +415,6 @@ void CollectiveTable::OnGoodbye(int peer) {
 
 Status CollectiveTable::PlaceChunk(int peer, const FrameHeader& header, char* scratch,
                                    std::vector<iovec>* target) {
-  bytes_received_.fetch_add(header.payload_bytes, std::memory_order_relaxed);
   received_from_[peer].fetch_add(header.payload_bytes, std::memory_order_relaxed);
   const CollectiveId id{header.key, header.sequence};
   Collective* collective = Find(id);

@@ -144,7 +144,7 @@ class CollectiveTable : private ChunkSender {
   void GiveUp(const Collective& collective);
   void NoteWaits(Collective* collective);
   void NoteOpened(Collective* collective, int peer);
-  void EndWait(const Collective& collective, int peer);
+  void EndWait(const Collective& collective, int peer, TimePoint at);
   void FinishIfComplete(Collective* collective);
   void Finish(Collective* collective, const Status& status);
   void OpenStallCheck(const Collective& collective);
@@ -174,8 +174,7 @@ class CollectiveTable : private ChunkSender {
   std::unordered_map<uint64_t, uint64_t> sequences_;  // guarded by mutex_
   Status failure_;                                    // guarded by mutex_
 
-  std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, bytes_received_{0};
-  std::atomic<uint64_t> chunks_sent_{0}, far_bytes_sent_{0};
+  std::atomic<uint64_t> finished_{0}, bytes_sent_{0}, chunks_sent_{0}, far_bytes_sent_{0};
 };
 
 }  // namespace tfdist

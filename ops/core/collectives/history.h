@@ -19,8 +19,13 @@ class History {
  public:
   void MarkStarted(const CollectiveId& id) {
     Executions& executions = started_[id.key];
-    executions.above.insert(id.sequence);
-    while (executions.above.erase(executions.below) > 0) ++executions.below;
+    if (id.sequence != executions.below) {
+      executions.above.insert(id.sequence);
+      return;
+    }
+    do {
+      ++executions.below;
+    } while (executions.above.erase(executions.below) > 0);
   }
 
   bool HasStarted(const CollectiveId& id) const {

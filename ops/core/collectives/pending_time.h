@@ -6,11 +6,10 @@
 #define TFDIST_OPS_CORE_COLLECTIVES_PENDING_TIME_H_
 
 #include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <cstdint>
-#include <mutex>
 
-#include "core/net/socket.h"
+#include "core/base/clock.h"
 
 namespace tfdist {
 
@@ -19,34 +18,44 @@ class PendingTime {
   // `at` may lie in the past, as the start of a collective that was handed to another thread.
   void Begin(TimePoint at) {
     if (pending_++ > 0) return;
-    const std::lock_guard<std::mutex> lock(mutex_);
     since_ = std::max(at, ended_);
-    running_ = true;
+    Publish(total_ - Nanoseconds(since_.time_since_epoch()), /*running=*/true);
   }
 
-  void End() {
+  void End(TimePoint at) {
     if (--pending_ > 0) return;
-    const TimePoint now = Clock::now();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    total_ += std::max(now, since_) - since_;
-    ended_ = std::max(now, since_);
-    running_ = false;
+    ended_ = std::max(at, since_);
+    total_ += Nanoseconds(ended_ - since_);
+    Publish(total_, /*running=*/false);
   }
 
   uint64_t nanoseconds() const {
-    const TimePoint now = Clock::now();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const Clock::duration sum = running_ ? total_ + (std::max(now, since_) - since_) : total_;
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(sum).count());
+    int64_t read, sum;
+    do {
+      read = published_.load(std::memory_order_acquire);
+      sum = read / 2;
+      if (read & 1) sum = (read - 1) / 2 + Nanoseconds(Clock::now().time_since_epoch());
+    } while (published_.load(std::memory_order_acquire) != read);
+    // An interval ends a moment before that is published.
+    int64_t shown = shown_.load();
+    while (shown < sum && !shown_.compare_exchange_weak(shown, sum)) {
+    }
+    return static_cast<uint64_t>(std::max(shown, sum));
   }
 
  private:
-  int pending_ = 0;
+  void Publish(int64_t nanoseconds, bool running) {
+    published_.store(2 * nanoseconds + (running ? 1 : 0), std::memory_order_release);
+  }
 
-  mutable std::mutex mutex_;  // guards all that follows
-  bool running_ = false;
+  // Of the thread that begins and ends.
+  int pending_ = 0;
   TimePoint since_{}, ended_{};
-  Clock::duration total_{};
+  int64_t total_ = 0;  // nanoseconds, of what has ended
+
+  // Twice the sum and, while something is pending, 1; then the sum lacks the time now.
+  std::atomic<int64_t> published_{0};
+  mutable std::atomic<int64_t> shown_{0};  // the largest sum
 };
 
 }  // namespace tfdist

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "core/net/socket.h"
+#include "core/base/clock.h"
 
 namespace tfdist {
 

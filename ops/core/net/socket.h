@@ -2,19 +2,16 @@
 #ifndef TFDIST_OPS_CORE_NET_SOCKET_H_
 #define TFDIST_OPS_CORE_NET_SOCKET_H_
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
 
+#include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/net/fd.h"
 #include "core/net/peer_process.h"
 
 namespace tfdist {
-
-using Clock = std::chrono::steady_clock;
-using TimePoint = Clock::time_point;
 
 // The time (s) in which the silent failure of a peer's machine is detected: it answers neither
 // probes nor data.

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 namespace tfdist {
@@ -15,10 +14,7 @@ constexpr int kMaxLooks = 1000;
 
 std::atomic<uint32_t> failures{0};
 
-uint64_t Now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
+uint64_t Count(TimePoint at) { return static_cast<uint64_t>(Nanoseconds(at.time_since_epoch())); }
 
 // The word of an event that holds a field, and the field's place in it.
 constexpr size_t WordOf(size_t offset) { return offset / sizeof(uint64_t); }
@@ -53,7 +49,7 @@ bool EventRing::Take(EventId id, Slot* slot) const {
   return slot->version.compare_exchange_strong(expected, 2 * id + 1, std::memory_order_acq_rel);
 }
 
-EventId EventRing::Submit(const Event& event) {
+EventId EventRing::Submit(const Event& event, TimePoint at) {
   const EventId id = last_.fetch_add(1, std::memory_order_acq_rel) + 1;
   Slot& slot = SlotOf(id);
   uint64_t version = slot.version.load(std::memory_order_relaxed);
@@ -69,26 +65,26 @@ EventId EventRing::Submit(const Event& event) {
     slot.words[i].store(word, std::memory_order_release);
   }
   slot.words[kSequence].store(id, std::memory_order_release);
-  slot.words[kSubmitted].store(Now(), std::memory_order_release);
+  slot.words[kSubmitted].store(Count(at), std::memory_order_release);
   SetState(slot.words, EventState::kSubmitted);
   slot.version.store(2 * id, std::memory_order_release);
   return id;
 }
 
-void EventRing::Start(EventId id) {
+void EventRing::Start(EventId id, TimePoint at) {
   if (id == 0) return;
   Slot& slot = SlotOf(id);
   if (!Take(id, &slot)) return;
-  slot.words[kStarted].store(Now(), std::memory_order_release);
+  slot.words[kStarted].store(Count(at), std::memory_order_release);
   SetState(slot.words, EventState::kStarted);
   slot.version.store(2 * id, std::memory_order_release);
 }
 
-void EventRing::End(EventId id, const Status& status) {
+void EventRing::End(EventId id, const Status& status, TimePoint at) {
   if (id == 0) return;
   Slot& slot = SlotOf(id);
   if (!Take(id, &slot)) return;
-  slot.words[kEnded].store(Now(), std::memory_order_release);
+  slot.words[kEnded].store(Count(at), std::memory_order_release);
   if (!status.ok()) {
     char error[sizeof Event::error];
     SetText(error, status.message());

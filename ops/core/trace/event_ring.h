@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/trace/event.h"
 
@@ -39,10 +40,10 @@ class EventRing {
   // Any thread may call these; none of them waits.
 
   // Records a copy of an event, with its sequence number, the time, and the state kSubmitted.
-  EventId Submit(const Event& event);
+  EventId Submit(const Event& event, TimePoint at = Clock::now());
   // The first byte has moved. A repeated request starts again.
-  void Start(EventId id);
-  void End(EventId id, const Status& status);
+  void Start(EventId id, TimePoint at = Clock::now());
+  void End(EventId id, const Status& status, TimePoint at = Clock::now());
 
   // The sequence number of the last submitted event; 0 before the first.
   uint64_t last() const { return last_.load(std::memory_order_acquire); }

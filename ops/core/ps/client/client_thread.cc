@@ -333,9 +333,10 @@ void ClientThread::Send(const RequestPtr& request) {
   remote.stream->Queue(HeaderOf(request->type, request->id), std::move(meta), request->payload,
                        {request});
   request->sent = true;
-  ProcessEvents().Start(request->event);
-  request->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                         std::chrono::duration<double>(timeout_seconds_));
+  const TimePoint now = Clock::now();
+  ProcessEvents().Start(request->event, now);
+  request->deadline = now + std::chrono::duration_cast<Clock::duration>(
+                                std::chrono::duration<double>(timeout_seconds_));
 }
 
 // The operation waits for this request no more: it was answered, or it failed.

@@ -1,0 +1,68 @@
+// The union of overlapping intervals, and a sum that never decreases while another thread reads it.
+#include "core/collectives/pending_time.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "testing.h"
+
+namespace tfdist::testing::pending_time_test {
+namespace {
+
+using std::chrono::seconds;
+
+void TestAddsTheUnion() {
+  const TimePoint start = Clock::now() - seconds(100);
+  const auto at = [start](int second) { return start + seconds(second); };
+  PendingTime time;
+  EXPECT(time.nanoseconds() == 0);
+  time.Begin(at(10));
+  time.Begin(at(12));
+  time.End(at(15));
+  time.End(at(20));
+  EXPECT(time.nanoseconds() == 10'000'000'000);
+  // It began while the former one lasted, and counts from the end of that.
+  time.Begin(at(18));
+  time.End(at(23));
+  EXPECT(time.nanoseconds() == 13'000'000'000);
+  // It ends before it begins, as another thread's clock has it.
+  time.Begin(at(30));
+  time.End(at(29));
+  EXPECT(time.nanoseconds() == 13'000'000'000);
+  // One that lasts counts up to now.
+  time.Begin(at(90));
+  const uint64_t sum = time.nanoseconds();
+  EXPECT(sum >= 23'000'000'000 && sum < 33'000'000'000);
+}
+
+void TestNeverDecreases() {
+  PendingTime time;
+  std::atomic<bool> over{false};
+  std::thread writer([&] {
+    while (!over) {
+      time.Begin(Clock::now());
+      time.End(Clock::now());
+    }
+  });
+  uint64_t before = 0;
+  for (int i = 0; i < 200'000 || before == 0; ++i) {
+    const uint64_t now = time.nanoseconds();
+    EXPECT(now >= before);
+    before = now;
+  }
+  over = true;
+  writer.join();
+}
+
+void Main() {
+  TestAddsTheUnion();
+  TestNeverDecreases();
+  std::puts("pending_time: ok");
+}
+
+REGISTER_TEST(Main);
+
+}  // namespace
+}  // namespace tfdist::testing::pending_time_test
