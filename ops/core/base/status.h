@@ -54,8 +54,8 @@ void AppendTo(std::string* text, const T& value) {
   }
 }
 
-// Concatenates its arguments as a stream would print them. Texts and integers take no stream, which
-// is ten times as slow: every collective and request has a description.
+// Concatenates its arguments as a stream would print them. Texts and wide integers take no stream,
+// which is ten times as slow: every collective and request has a description.
 template <typename... Args>
 std::string StrCat(const Args&... args) {
   std::string text;

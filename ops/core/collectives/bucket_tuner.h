@@ -17,7 +17,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/net/socket.h"
+#include "core/base/clock.h"
 
 namespace tfdist {
 

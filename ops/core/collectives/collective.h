@@ -18,7 +18,6 @@
 #include "core/base/status.h"
 #include "core/collectives/frames.h"
 #include "core/math/dtype.h"
-#include "core/net/socket.h"
 #include "core/trace/event_ring.h"
 
 namespace tfdist {

@@ -319,6 +319,7 @@ void CollectiveTable::StandIn(const CollectiveId& id) {
     uint64_t& next = sequences_[id.key];
     next = std::max(next, id.sequence + 1);
   }
+  collective->started = Clock::now();
   Begin(std::move(collective));
 }
 

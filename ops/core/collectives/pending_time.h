@@ -1,7 +1,7 @@
 // The wall time for which something was pending: the union of overlapping intervals.
 //
 // One thread at a time begins and ends intervals; any thread may read the sum. It includes the part
-// of an interval that has not ended, so it never decreases and shows a stall while it lasts.
+// of an interval that has not ended, so it shows a stall while it lasts. It never decreases.
 #ifndef TFDIST_OPS_CORE_COLLECTIVES_PENDING_TIME_H_
 #define TFDIST_OPS_CORE_COLLECTIVES_PENDING_TIME_H_
 
@@ -36,7 +36,7 @@ class PendingTime {
       sum = read / 2;
       if (read & 1) sum = (read - 1) / 2 + Nanoseconds(Clock::now().time_since_epoch());
     } while (published_.load(std::memory_order_acquire) != read);
-    // An interval ends a moment before that is published.
+    // An interval ends before that is published; until then it seems to last.
     int64_t shown = shown_.load();
     while (shown < sum && !shown_.compare_exchange_weak(shown, sum)) {
     }

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/collectives/collective.h"
 #include "core/collectives/frames.h"
-#include "core/net/socket.h"
 
 namespace tfdist {
 

@@ -1,6 +1,7 @@
 // WaitedFor tells for how long a rank has had a collective that a peer had not started, and
 // TakeLongestWait which one; bytes are counted by peer.
 #include "collectives/calls.h"
+#include "collectives/joins.h"
 
 namespace tfdist::testing::waits_test {
 namespace {
@@ -61,6 +62,27 @@ void TestNamesTheLateRank() {
   EXPECT(comms[0]->WaitedFor(2) == after);
 }
 
+// Ranks that have joined wait for each other from the start of what they stand in for, not from the
+// end of their former wait.
+void TestStandInsWait() {
+  Ranks comms = Connected(3);
+  std::vector<std::unique_ptr<Joined>> joined;
+  for (int rank : {0, 1}) joined.push_back(Join(*comms[rank]));
+  const TimePoint joining = Clock::now();
+  EXPECT(Eventually([&] { return SecondsSince(joining) > kLate; }));
+  const double before[] = {Waited(*comms[0], 1), Waited(*comms[1], 0)};
+  const TimePoint begun = Clock::now();
+  std::vector<float> values(10, 1);
+  for (uint64_t key = 1; key <= 20; ++key) {
+    Ending ending = AllReduce(*comms[2], values, {key, "d", "", 20, Algorithm::kRing});
+    EXPECT_OK(Wait(ending));
+  }
+  joined.push_back(Join(*comms[2]));
+  for (const auto& one : joined) EXPECT_OK(Wait(one->ending));
+  const double elapsed = SecondsSince(begun);
+  for (int rank : {0, 1}) EXPECT(Waited(*comms[rank], 1 - rank) - before[rank] <= elapsed);
+}
+
 // What ranks send to each other is what the others have received, and their sum is that of all.
 void TestTrafficByPeer() {
   constexpr int kRanks = 3;
@@ -89,6 +111,7 @@ void TestTrafficByPeer() {
 
 void Main() {
   TestNamesTheLateRank();
+  TestStandInsWait();
   TestTrafficByPeer();
   std::puts("waits: ok");
 }

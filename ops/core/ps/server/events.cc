@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "core/net/socket.h"
+#include "core/base/clock.h"
 
 namespace tfdist::ps {
 namespace {

@@ -22,7 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "core/net/socket.h"
+#include "core/base/clock.h"
+#include "core/base/status.h"
 
 namespace tfdist::ps {
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "core/net/socket.h"
+#include "core/base/clock.h"
 #include "core/ps/store/store.h"
 
 namespace tfdist::ps {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/status.h"
-#include "core/net/socket.h"
 #include "core/ps/protocol/message.h"
 #include "core/trace/event_ring.h"
 
