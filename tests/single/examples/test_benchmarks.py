@@ -187,7 +187,9 @@ def test_preemption_measures_a_job_that_is_told_to_end(tmp_path):
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     (row,) = json.loads(file.read_text())["rows"]
-    assert 0 < row["step"] < row["saved"] and 0 < row["saving"] < row["saved"] < row["ended"]
+    # The log, from which these are, rounds both.
+    assert 0 < row["saving"] <= row["saved"]
+    assert 0 < row["step"] < row["saved"] < row["ended"]
 
 
 @pytest.mark.timeout(180)
