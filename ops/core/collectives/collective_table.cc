@@ -11,11 +11,6 @@
 namespace tfdist {
 namespace {
 
-TimePoint After(TimePoint start, double seconds) {
-  return start +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 double SecondsSince(TimePoint start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -89,8 +84,8 @@ void CollectiveTable::Submit(Collective* collective) const {
   collective->started = Clock::now();
   collective->event = ProcessEvents().Submit(EventOf(*collective, *group_), collective->started);
   const double timeout = collective->timeout_seconds();
-  if (timeout > 0) collective->deadline = After(collective->started, timeout);
-  collective->next_check = After(collective->started, CheckSeconds(timeout));
+  if (timeout > 0) collective->deadline = collective->started + DurationOf(timeout);
+  collective->next_check = collective->started + DurationOf(CheckSeconds(timeout));
 }
 
 // The life of a collective.
@@ -567,7 +562,7 @@ void CollectiveTable::CloseStallCheck() {
                                ", while ", mismatch));
     return Fail(status, status);
   }
-  collective->next_check = After(Clock::now(), interval);
+  collective->next_check = Clock::now() + DurationOf(interval);
 }
 
 std::string CollectiveTable::Waiting(double seconds) const {

@@ -106,8 +106,7 @@ Status Communicator::Connect(const Key& key, uint64_t generation,
   if (engine_.running()) {
     return Status(StatusCode::kFailedPrecondition, StrCat(group_.Self(), ": is connected already"));
   }
-  const TimePoint deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                std::chrono::duration<double>(timeout_seconds));
+  const TimePoint deadline = Clock::now() + DurationOf(timeout_seconds);
   group_.addresses = addresses;
   group_.hosts = NumberHosts(addresses);
   Checksum of_ranks;

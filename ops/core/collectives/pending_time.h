@@ -19,7 +19,7 @@ class PendingTime {
   void Begin(TimePoint at) {
     if (pending_++ > 0) return;
     since_ = std::max(at, ended_);
-    Publish(total_ - Nanoseconds(since_.time_since_epoch()), /*running=*/true);
+    Publish(total_ - Nanoseconds(since_), /*running=*/true);
   }
 
   void End(TimePoint at) {
@@ -34,7 +34,7 @@ class PendingTime {
     do {
       read = published_.load(std::memory_order_acquire);
       sum = read / 2;
-      if (read & 1) sum = (read - 1) / 2 + Nanoseconds(Clock::now().time_since_epoch());
+      if (read & 1) sum = (read - 1) / 2 + Nanoseconds(Clock::now());
     } while (published_.load(std::memory_order_acquire) != read);
     // An interval ends before that is published; until then it seems to last.
     int64_t shown = shown_.load();

@@ -14,8 +14,6 @@ constexpr int kMaxLooks = 1000;
 
 std::atomic<uint32_t> failures{0};
 
-uint64_t Count(TimePoint at) { return static_cast<uint64_t>(Nanoseconds(at.time_since_epoch())); }
-
 // The word of an event that holds a field, and the field's place in it.
 constexpr size_t WordOf(size_t offset) { return offset / sizeof(uint64_t); }
 constexpr size_t kSequence = WordOf(offsetof(Event, sequence));
@@ -65,7 +63,7 @@ EventId EventRing::Submit(const Event& event, TimePoint at) {
     slot.words[i].store(word, std::memory_order_release);
   }
   slot.words[kSequence].store(id, std::memory_order_release);
-  slot.words[kSubmitted].store(Count(at), std::memory_order_release);
+  slot.words[kSubmitted].store(static_cast<uint64_t>(Nanoseconds(at)), std::memory_order_release);
   SetState(slot.words, EventState::kSubmitted);
   slot.version.store(2 * id, std::memory_order_release);
   return id;
@@ -75,7 +73,7 @@ void EventRing::Start(EventId id, TimePoint at) {
   if (id == 0) return;
   Slot& slot = SlotOf(id);
   if (!Take(id, &slot)) return;
-  slot.words[kStarted].store(Count(at), std::memory_order_release);
+  slot.words[kStarted].store(static_cast<uint64_t>(Nanoseconds(at)), std::memory_order_release);
   SetState(slot.words, EventState::kStarted);
   slot.version.store(2 * id, std::memory_order_release);
 }
@@ -84,7 +82,7 @@ void EventRing::End(EventId id, const Status& status, TimePoint at) {
   if (id == 0) return;
   Slot& slot = SlotOf(id);
   if (!Take(id, &slot)) return;
-  slot.words[kEnded].store(Count(at), std::memory_order_release);
+  slot.words[kEnded].store(static_cast<uint64_t>(Nanoseconds(at)), std::memory_order_release);
   if (!status.ok()) {
     char error[sizeof Event::error];
     SetText(error, status.message());

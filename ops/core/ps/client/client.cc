@@ -11,13 +11,8 @@
 namespace tfdist::ps {
 namespace {
 
-Clock::duration DurationOf(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 uint64_t NanosecondsSince(TimePoint start) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+  return static_cast<uint64_t>(Nanoseconds(Clock::now() - start));
 }
 
 }  // namespace

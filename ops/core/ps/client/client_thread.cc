@@ -126,8 +126,7 @@ void ClientThread::GiveUp(int server, const Status& status) {
 }
 
 void ClientThread::CallLater(double seconds, std::function<void()> what) {
-  const TimePoint due = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                           std::chrono::duration<double>(seconds));
+  const TimePoint due = Clock::now() + DurationOf(seconds);
   Post([this, due, what = std::move(what)] { later_.emplace(due, what); });
 }
 
@@ -335,8 +334,7 @@ void ClientThread::Send(const RequestPtr& request) {
   request->sent = true;
   const TimePoint now = Clock::now();
   ProcessEvents().Start(request->event, now);
-  request->deadline = now + std::chrono::duration_cast<Clock::duration>(
-                                std::chrono::duration<double>(timeout_seconds_));
+  request->deadline = now + DurationOf(timeout_seconds_);
 }
 
 // The operation waits for this request no more: it was answered, or it failed.
@@ -431,9 +429,7 @@ std::string ClientThread::Waiting(double seconds) {
     for (const Remote& remote : remotes_) {
       for (const auto& [number, request] : remote.unanswered) {
         if (request->operation == nullptr || !request->sent) continue;
-        const TimePoint sent =
-            request->deadline - std::chrono::duration_cast<Clock::duration>(
-                                    std::chrono::duration<double>(timeout_seconds_));
+        const TimePoint sent = request->deadline - DurationOf(timeout_seconds_);
         const double waited = std::chrono::duration<double>(now - sent).count();
         if (waited < longest) continue;
         longest = waited;

@@ -40,9 +40,7 @@ void Events::Close() {
 void Trace::Add(Kind kind, int worker, uint64_t clock, uint64_t slowest) {
   if (capacity_ == 0) return;
   TraceEvent event;
-  event.nanoseconds = static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
-          .count());
+  event.nanoseconds = static_cast<uint64_t>(Nanoseconds(Clock::now()));
   event.worker = static_cast<uint32_t>(worker);
   event.kind = kind;
   event.clock = clock;

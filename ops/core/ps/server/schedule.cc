@@ -129,7 +129,7 @@ bool Schedule::WaitsFor(const Worker& waiting, const Worker& other) const {
 
 TimePoint Schedule::Deadline(const Worker& other) const {
   const Clock::duration patience =
-      Seconds(other.came ? options_.worker_timeout_seconds : options_.start_timeout_seconds);
+      DurationOf(other.came ? options_.worker_timeout_seconds : options_.start_timeout_seconds);
   TimePoint deadline = TimePoint::max();
   for (const Worker& worker : workers_) {
     if (!WaitsFor(worker, other)) continue;

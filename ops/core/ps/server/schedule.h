@@ -17,7 +17,6 @@
 #ifndef TFDIST_OPS_CORE_PS_SERVER_SCHEDULE_H_
 #define TFDIST_OPS_CORE_PS_SERVER_SCHEDULE_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -45,12 +44,6 @@ struct ScheduleOptions {
     return StrCat("worker ", rank - (has_chief ? 1 : 0));
   }
 };
-
-inline Clock::duration Seconds(double seconds) {
-  constexpr double kForever = 1e9;  // a larger value would overflow a time point
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(std::min(seconds, kForever)));
-}
 
 class Schedule {
  public:

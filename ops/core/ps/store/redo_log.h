@@ -28,7 +28,7 @@
 #include "core/base/status.h"
 #include "core/base/wire.h"
 #include "core/math/dtype.h"
-#include "core/net/socket.h"
+#include "core/net/fd.h"
 #include "core/ps/optimizers/optimizer.h"
 #include "core/ps/store/value_file.h"
 #include "core/ps/table/table.h"

@@ -48,8 +48,7 @@ void Sweeper::SweepDue() {
     const double seconds = SweepSeconds(table->config());
     if (seconds == 0) continue;
     const TimePoint now = Clock::now();
-    const auto next =
-        now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    const auto next = now + DurationOf(seconds);
     const auto [due, is_new] = due_.emplace(table.get(), next);
     if (is_new || due->second > now) continue;
     table->Sweep(store_->clock().Now());

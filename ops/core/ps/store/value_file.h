@@ -14,7 +14,7 @@
 
 #include "core/base/block.h"
 #include "core/base/status.h"
-#include "core/net/socket.h"
+#include "core/net/fd.h"
 
 namespace tfdist::ps {
 

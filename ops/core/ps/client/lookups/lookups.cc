@@ -1,9 +1,10 @@
 #include "core/ps/client/lookups/lookups.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <utility>
+
+#include "core/base/clock.h"
 
 namespace tfdist::ps {
 namespace {
@@ -93,7 +94,7 @@ Prefetches::BatchPtr Lookups::MakePrefetch(uint64_t owner, std::vector<TableLook
 }
 
 void Lookups::Fetch(std::vector<TableLookup> lookups, bool training, Done done) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   // An evaluation does not use the caches: it makes no steps, after which rows would be fetched
   // again.
   auto operation = std::make_shared<LookupOperation>(
@@ -101,13 +102,12 @@ void Lookups::Fetch(std::vector<TableLookup> lookups, bool training, Done done) 
       training,
       [this, start, done = std::move(done)](const Status& status, const LookupCounts& counts) {
         if (status.ok()) {
-          const auto spent = std::chrono::steady_clock::now() - start;
+          const auto spent = Clock::now() - start;
           const std::lock_guard<std::mutex> lock(mutex_);
           stats_.ids += counts.ids;
           stats_.rows += counts.rows;
           stats_.bytes += counts.bytes;
-          stats_.nanoseconds += static_cast<uint64_t>(
-              std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count());
+          stats_.nanoseconds += static_cast<uint64_t>(Nanoseconds(spent));
           stats_.cache_lookups += counts.cache_lookups;
           stats_.cache_hits += counts.cache_hits;
         }

@@ -26,8 +26,8 @@ ServerState::ServerState(const ServerOptions& server_options, uint64_t server_in
           },
           [this](int worker) {
             const std::lock_guard<std::mutex> lock(mutex);
-            return Seconds(workers[worker]->came ? options.schedule.worker_timeout_seconds
-                                                 : options.schedule.start_timeout_seconds);
+            return DurationOf(workers[worker]->came ? options.schedule.worker_timeout_seconds
+                                                    : options.schedule.start_timeout_seconds);
           },
           [this](uint64_t session, Answer answer) { replies->Deliver(session, std::move(answer)); },
           [this](uint64_t session) { replies->Disconnect(session); }),
