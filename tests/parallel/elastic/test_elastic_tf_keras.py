@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ranks import start_ranks
 
 import tfdist
 from tfdist.keras.callback import Callback
+from tfdist.preemption.notice import notice
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -133,7 +135,10 @@ MODES = {
 
 
 class Signal(Callback):
-    """Sends this process a signal after a batch; both numbers count from 0."""
+    """Sends this process a signal after a batch; both numbers count from 0.
+
+    If the process goes on, it has taken the signal for a notice before its next batch.
+    """
 
     def __init__(self, number, epoch, batch):
         super().__init__()
@@ -146,6 +151,8 @@ class Signal(Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self._signals and (self._epoch, batch) >= self._place:
             os.kill(os.getpid(), self._signals.pop())
+            while notice.at is None:  # a thread of its own takes it
+                time.sleep(0.001)
 
 
 def fit(mode, scope, callbacks=()):

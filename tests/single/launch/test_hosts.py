@@ -165,14 +165,18 @@ def test_a_lost_host_is_the_first_failure_and_its_tasks_end(launch, tmp_path):
     job = launch(
         """
         leave_pid()
+        say("runs")
         if me == "worker 1":
-            wait_for_file("pid*", 3)
+            wait_for_file("all run")
             os.kill(os.getppid(), signal.SIGKILL)
         wait_for_ever()
         """,
         TWO,
     )
+    # The launcher has seen each start, not only the tasks.
+    assert job.read_lines(3) == {f"[worker {index}] runs" for index in range(3)}
     started = pids(tmp_path, 3)
+    (tmp_path / "all run").touch()
     code, _, err = job.finish()
     assert code == 255
     lost = "its host 127.0.0.3 was lost: the connection ended"

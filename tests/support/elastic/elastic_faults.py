@@ -174,6 +174,34 @@ class Course:
             why = f"workers {unexpected()} ended while the test waited for {what}"
             self.ranks.fail(range(len(self._slots)), why)
 
+    def _is_forming(self, slot: int) -> bool:
+        """Whether a member has lost others and waits for the next generation."""
+        world = self._world(slot)
+        return world is not None and self.reports(slot, "forms")[-1] > world["time"]
+
+    def _await_pauses(self, slots: Callable[[], Sequence[int]], what: str) -> None:
+        """Waits until workers pause after the permitted epochs.
+
+        When a worker dies in the last collective of an epoch, some members have its result and
+        pause, and others have not. These need a new generation with all of them, so that they get
+        another epoch.
+        """
+
+        def all_pause() -> bool:
+            return all(map(self._pauses, slots()))
+
+        def some_are_needed() -> bool:
+            return any(map(self._pauses, slots())) and any(map(self._is_forming, slots()))
+
+        while True:
+            goal = f"{what} to pause after epoch {self.epochs}"
+            self._wait(lambda: all_pause() or some_are_needed(), goal)
+            if all_pause():
+                return
+            self.epochs += 1
+            for slot in slots():
+                self._go(slot)
+
     # What a test does.
 
     def begin(self, faults: Faults) -> None:
@@ -223,9 +251,7 @@ class Course:
         if faults.restarts == "at once":
             self._restart(ended, joiners)
         survivors = [slot for slot in members if slot not in targets]
-        self._wait(
-            lambda: all(map(self._pauses, survivors)), f"{faults}: epoch {self.epochs} of survivors"
-        )
+        self._await_pauses(lambda: survivors, f"{faults}: the survivors")
         kind = "stop" if any(fault.kind == "stop" for fault in faults.faults) else "kill"
         self._note(kind, survivors, [when for when in began if when is not None])
         again = [self._recoveries(slot) - before[slot] for slot in survivors]
@@ -360,7 +386,7 @@ class Course:
                     range(len(self._slots)), f"{faults}: workers {absent} did not join the others"
                 )
             if not absent:
-                self._wait(lambda: all(map(self._pauses, self.members())), f"{faults}: all")
+                self._await_pauses(self.members, f"{faults}: all")
                 continue
             self._wait(
                 functools.partial(self._are_ready, absent),
@@ -369,9 +395,7 @@ class Course:
             self.epochs += 1
             for slot in able:
                 self._go(slot)
-            self._wait(
-                lambda: all(map(self._pauses, self.members())), f"{faults}: epoch {self.epochs}"
-            )
+            self._await_pauses(self.members, f"{faults}: all that could join")
 
     def _note_joins(self, slots: Sequence[int]) -> None:
         """Notes the seconds from the readiness of new processes to their first generation."""
