@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -13,10 +12,10 @@ import tf_keras
 from elastic_faults import Fault, Faults, check, suffer
 from elastic_training import STEPS, Fit
 from ranks import start_ranks
+from self_signal import signal_self
 
 import tfdist
 from tfdist.keras.callback import Callback
-from tfdist.preemption.notice import notice
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -135,10 +134,7 @@ MODES = {
 
 
 class Signal(Callback):
-    """Sends this process a signal after a batch; both numbers count from 0.
-
-    If the process goes on, it has taken the signal for a notice before its next batch.
-    """
+    """Sends this process a signal after a batch; both numbers count from 0."""
 
     def __init__(self, number, epoch, batch):
         super().__init__()
@@ -150,9 +146,7 @@ class Signal(Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if self._signals and (self._epoch, batch) >= self._place:
-            os.kill(os.getpid(), self._signals.pop())
-            while notice.at is None:  # a thread of its own takes it
-                time.sleep(0.001)
+            signal_self(self._signals.pop())
 
 
 def fit(mode, scope, callbacks=()):

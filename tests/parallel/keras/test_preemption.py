@@ -12,6 +12,7 @@ import time
 import pytest
 import tiers
 from ranks import start_ranks
+from self_signal import signal_self
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -199,7 +200,7 @@ def fit_with_validation(ctx):
         def on_test_batch_end(self, batch, logs=None):
             self.seen += 1
             if self.seen == 2 and ctx.rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal_self(signal.SIGTERM)
 
     tells = Tells()
     backup = keras.callbacks.BackupAndRestore(ctx.tmp_path / "backup")
@@ -229,7 +230,7 @@ def test_a_validation_is_not_waited_for(tmp_path):
 def tell_in_last_step(ctx, backup):
     def at(step):
         if step == 2 * ROWS // BATCH and ctx.rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal_self(signal.SIGTERM)
 
     return fit(ctx, backup=backup, epochs=2, at=at)
 
