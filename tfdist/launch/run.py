@@ -21,6 +21,7 @@ from pathlib import Path
 from tfdist.config.cluster import Cluster
 from tfdist.config.host_environment import passed_environment
 from tfdist.config.job_file import JobFile
+from tfdist.config.own_program import is_own, own_module
 from tfdist.config.settings import Settings, environment_with_secret
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
@@ -345,8 +346,7 @@ def run(options: LaunchOptions) -> int:
             port = settings.metrics_port or free_range(len(tasks))
             environment["TFDIST_METRICS_PORT"] = passed["TFDIST_METRICS_PORT"] = str(port)
             file = dataclasses.replace(file, metrics=_metrics(tasks, port))
-        program = [str(options.script)] if options.module is None else ["-m", options.module]
-        arguments = [*program, *options.arguments]
+        arguments = [*_program(options), *options.arguments]
         command = JobCommand(sys.executable, arguments, environment, passed, directories)
         pool = HostPool(command, sites, places, options.binding)
         supervisor = _supervisor(options, tasks, pool, connector, streams, listener)
@@ -357,6 +357,13 @@ def run(options: LaunchOptions) -> int:
         if (options.ps or file.scale_socket or file.metrics) and options.job_file is None:
             print(f"tfdist run: this job's file, for '{asks} --job': {path}", file=sys.stderr)
         return supervisor.run()
+
+
+def _program(options: LaunchOptions) -> list[str]:
+    """Returns the words after `python` that run the script, as Python itself finds it."""
+    if options.module is None:
+        return [str(options.script)]
+    return own_module(options.module) if is_own(options.module) else ["-m", options.module]
 
 
 def _own_names() -> set[str]:

@@ -1,6 +1,6 @@
 """The child of `tfdist plan --model`: runs a script alone, and times some of its training steps.
 
-    python -m tfdist.plan.alone RESULT STEPS script.py [script's own arguments]
+    tfdist.plan.alone RESULT STEPS script.py [script's own arguments]
 
 In `fit` of Keras 3 a callback takes the times, and ops in the step tell when gradients are
 complete. In a custom loop an op takes the times, where an optimizer of Keras 3 applies gradients.
@@ -270,8 +270,8 @@ def main(arguments: list[str]) -> int:
     _recorders.append(recorder)
     install(__name__ if __name__ != "__main__" else "tfdist.plan.alone")
     sys.argv = [script, *rest]
-    # As `python script.py` has it; `python -m` has put the current directory there.
-    sys.path[0] = str(Path(script).resolve().parent)
+    # As `python script.py` has it.
+    sys.path.insert(0, str(Path(script).resolve().parent))
     try:
         runpy.run_path(script, run_name="__main__")
     finally:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tfdist.config.own_program import own_module
 from tfdist.config.settings import environment_without_job
 from tfdist.errors import TfdistError
 from tfdist.plan.costs import Bucket, Table
@@ -61,7 +62,8 @@ def measure(script: Path, arguments: Sequence[str], steps: int, timeout: float) 
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-plan-") as folder:
         result = Path(folder, "result.json")
-        command = [sys.executable, "-m", "tfdist.plan.alone", str(result), str(steps)]
+        module = own_module("tfdist.plan.alone")
+        command = [sys.executable, *module, str(result), str(steps)]
         with subprocess.Popen(
             [*command, str(script), *arguments],
             env=environment_without_job(),

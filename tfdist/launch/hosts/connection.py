@@ -28,6 +28,7 @@ from typing import Any
 
 from tfdist._version import __version__
 from tfdist.config.host_environment import python_path
+from tfdist.config.own_program import WITHOUT_CURRENT_DIRECTORY
 from tfdist.launch.binding import Cpu
 from tfdist.launch.hosts import records
 from tfdist.launch.hosts.host_list import Host
@@ -36,9 +37,12 @@ from tfdist.launch.process import Exit, ProcessSpec
 
 # Reads where it is and what modules it has from the first line, then hands over to the agent. It
 # is one line of one kind of quotes, since any user's shell may read it.
-_BOOTSTRAP = (
-    "import json, os, sys; first = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
-    "os.chdir(first['folder']); sys.path[1:1] = first['path']; "
+_BOOTSTRAP = WITHOUT_CURRENT_DIRECTORY + (
+    "import importlib.util, json, os; "
+    "first = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
+    "os.chdir(first['folder']); sys.path[:0] = first['path']; "
+    "importlib.util.find_spec('tfdist') or sys.exit('expected tfdist among the packages of ' "
+    "+ sys.executable + ', or in a folder of PYTHONPATH, found none'); "
     "from tfdist.launch.hosts import agent; sys.exit(agent.main())"
 )
 # The first value of an option counts: those that the user gives precede.
