@@ -2,7 +2,9 @@
 
 The server listens on the task's own address. Other hosts can reach it unless that is a loopback
 address; requests must then carry the job's token, see `signing.metrics_token`. `GET /state`, for
-`tfdist top` and `tfdist dashboard`, always needs the token.
+`tfdist top` and `tfdist dashboard`, always needs the token. A request without it must name a
+loopback address or the task's own host: a page in a browser of this host is not to read metrics by
+a name of its own that leads here.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tfdist.control.signing import metrics_token
 from tfdist.errors import AddressInUseError, ClusterConfigError
 from tfdist.metrics.collector import Server
 from tfdist.metrics.exposition import CONTENT_TYPE, Exposition, TaskCollector
-from tfdist.metrics.http_server import BoundedHandler, BoundedServer
+from tfdist.metrics.http_server import BoundedHandler, BoundedServer, address_of
 from tfdist.metrics.state import STATE_PATH, task_state
 
 _log = logging.getLogger("tfdist.metrics")
@@ -43,6 +45,7 @@ class Exporter:
       port: the port, or 0 for a free one.
       token: what requests must prove, or `None`.
       is_local: whether only this host reaches it: metrics then need no token.
+      host: the name of the task's own host, which requests without the token may use.
       state: returns the answer to `/state`, with the events of some seconds; `None` has none.
 
     Attributes:
@@ -60,9 +63,10 @@ class Exporter:
         token: str | None,
         *,
         is_local: bool = False,
+        host: str = "localhost",
         state: Callable[[float], dict] | None = None,
     ) -> None:
-        self._server = _HttpServer(interface, port, exposition, token, is_local, state)
+        self._server = _HttpServer(interface, port, exposition, token, is_local, host, state)
         self.port: int = self._server.server_address[1]
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tfdist-metrics", daemon=True)
@@ -115,6 +119,7 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
             f"{name} listens {cluster.place} above it, received {settings.metrics_port}"
         )
     exposition = Exposition(TaskCollector(cluster, settings, server))
+    host = _LOOPBACK if cluster.address is None else cluster.address.rpartition(":")[0]
     try:
         exporter = Exporter(
             exposition,
@@ -122,6 +127,7 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
             port,
             token,
             is_local=is_local,
+            host=host,
             state=functools.partial(task_state, cluster, settings, server),
         )
     except OSError as error:
@@ -131,7 +137,6 @@ def serve(cluster: Cluster, settings: Settings, server: Server | None = None) ->
             f"TFDIST_METRICS_PORT (received {settings.metrics_port}) and the ports after it, one "
             "for each task of the job, to be free",
         ) from None
-    host = _LOOPBACK if cluster.address is None else cluster.address.rpartition(":")[0]
     # A port that the kernel has chosen is told nowhere else.
     level = logging.INFO if port else logging.WARNING
     _log.log(level, "%s: metrics at http://%s:%d/metrics", name, host, exporter.port)
@@ -154,11 +159,13 @@ class _HttpServer(BoundedServer):
         exposition: Exposition,
         token: str | None,
         is_local: bool,
+        host: str,
         state: Callable[[float], dict] | None,
     ) -> None:
         self.exposition = exposition
         self.token = token
         self.is_local = is_local
+        self.host = host.lower()
         self.state = state
         super().__init__(interface, port, _Handler, on_all=interface == interfaces.EVERY)
 
@@ -173,6 +180,12 @@ class _Handler(BoundedHandler):
                 HTTPStatus.UNAUTHORIZED,
                 b"expected the job's token\n",
                 headers={"WWW-Authenticate": "Bearer"},
+            )
+        elif not (self._carries_token() or self._is_from_here()):
+            self.answer(
+                HTTPStatus.FORBIDDEN,
+                b"expected the job's token, or a request of no other site to localhost or a "
+                b"loopback address\n",
             )
         elif path == "/metrics":
             self._answer_with(self.server.exposition.text, CONTENT_TYPE)
@@ -198,14 +211,23 @@ class _Handler(BoundedHandler):
             self.answer(HTTPStatus.OK, body, kind)
 
     def _is_authorized(self, path: str) -> bool:
-        token = self.server.token
         if path == STATE_PATH:
             # It has names of the script's and the loss: also other users of this host need a token.
-            return token is not None and self._carries(token)
-        return self.server.is_local or token is None or self._carries(token)
+            return self._carries_token()
+        return self.server.is_local or self.server.token is None or self._carries_token()
 
-    def _carries(self, token: str) -> bool:
+    def _is_from_here(self) -> bool:
+        """Whether a browser can have sent the request for no page of another site."""
+        address = address_of(self.asked_host)
+        is_ours = address is not None and address.is_loopback
+        return (is_ours or self.asked_host == self.server.host) and not self.is_of_another_site
+
+    def _carries_token(self) -> bool:
+        if self.server.token is None:
+            return False
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         # Bytes, because compare_digest refuses text that is not ASCII.
-        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
+        same = hmac.compare_digest(
+            given.strip().encode("utf-8", "replace"), self.server.token.encode()
+        )
         return same and scheme.lower() == "bearer"

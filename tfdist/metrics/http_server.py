@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import http.server
 import io
+import ipaddress
 import logging
+import re
 import socket
 import socketserver
 import threading
@@ -22,6 +24,11 @@ _MAX_CONNECTIONS = 32
 _MAX_REQUEST = 16 * 1024  # bytes
 # Seconds from the connection to the end of the request, and from there to the end of the answer.
 _TIMEOUT = 5.0
+# No page of another site gets an answer to read, to run or to embed.
+_HEADERS = {
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class BoundedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -105,18 +112,42 @@ class BoundedHandler(http.server.BaseHTTPRequestHandler):
           headers: further headers.
         """
         self.send_response(status)
-        for name, value in (headers or {}).items():
+        for name, value in {**_HEADERS, **(headers or {})}.items():
             self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
+    @property
+    def asked_host(self) -> str:
+        """The host that the request names, without its port; empty if there is none."""
+        return re.sub(r":[0-9]*$", "", self.headers.get("Host", "")).lower()
+
+    @property
+    def is_of_another_site(self) -> bool:
+        """Whether a browser says that a page of another site asks."""
+        return self.headers.get("Sec-Fetch-Site", "").strip().lower() == "cross-site"
+
     def version_string(self) -> str:
         return "tfdist"
 
     def log_message(self, format: str, *args: Any) -> None:
         """Is silent: programs ask every few seconds."""
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns the address that a host in a request is; `None` for a name.
+
+    A name may lead anywhere: a page of its owner's can make it lead to this server after the
+    browser has loaded the page ("DNS rebinding"). An address, and "localhost", lead to one place.
+    """
+    if host == "localhost":
+        return ipaddress.IPv4Address("127.0.0.1")
+    try:
+        return ipaddress.ip_address(re.sub(r"^\[(.*)\]$", r"\1", host))
+    except ValueError:
+        return None
 
 
 def _head(connection: socket.socket) -> bytes:

@@ -66,10 +66,67 @@ def test_prometheus_gets_text():
         assert ask(server, "/metrics?name=x")[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics/", "/other", "http://elsewhere/metrics"])
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/other", "http://127.0.0.1/metrics"])
 def test_nothing_else_is_served(path):
     with serving() as server:
         assert ask(server, path)[0] == 404
+
+
+def raw(server, *lines):
+    """Sends a request as it stands; returns all of the answer."""
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    return answer.decode()
+
+
+def test_names_that_were_led_here_are_refused():
+    """A page of rebound.example, whose name now leads to this machine, must not read metrics."""
+    token = metrics_token(SECRET)
+    hosts = ("rebound.example", "localhost.rebound.example", "127.0.0.1.rebound.example")
+    others = (*hosts, "10.0.0.7", "127.0.0.1@rebound.example", "[::1", "[::1x", "")
+    server = serve(cluster_at("127.0.0.1"), Settings(metrics_port=0, secret=SECRET))
+    try:
+        for host in ("localhost", "LOCALHOST", "127.0.0.1", "127.8.8.8", "[::1]"):
+            for name in (host, f"{host}:{server.port}"):
+                answer = raw(server, "GET /metrics HTTP/1.1", f"Host: {name}")
+                assert "200 OK" in answer and "tfdist_world_size" in answer, name
+        for name in others:
+            request = ("GET /metrics HTTP/1.1", f"Host: {name}")
+            answer = raw(server, *request)
+            assert "403 Forbidden" in answer and "tfdist_" not in answer, name
+            # A page of another site has no token.
+            assert "200 OK" in raw(server, *request, f"Authorization: Bearer {token}"), name
+        assert "403 Forbidden" in raw(server, "GET /metrics HTTP/1.0")
+        for path in ("/", "/other", "/state"):
+            answer = raw(server, f"GET {path} HTTP/1.1", "Host: rebound.example")
+            assert "403 Forbidden" in answer or "401 Unauthorized" in answer
+    finally:
+        server.close()
+
+
+def test_other_sites_are_refused():
+    request = ("GET /metrics HTTP/1.1", "Host: 127.0.0.1")
+    with serving() as server:
+        for site in ("none", "same-origin", "same-site"):
+            answer = raw(server, *request, f"Sec-Fetch-Site: {site}")
+            assert "200 OK" in answer, site
+            # Read, run or embedded by a page of another port of this machine.
+            assert "Cross-Origin-Resource-Policy: same-origin" in answer
+            assert "X-Content-Type-Options: nosniff" in answer
+            assert "Access-Control" not in answer
+        assert "403 Forbidden" in raw(server, *request, "Sec-Fetch-Site: cross-site")
+
+
+def test_the_tasks_own_name_is_accepted():
+    server = Exporter(Text(), "127.0.0.1", 0, None, host="Node-7")
+    try:
+        for host, status in (("node-7", "200 OK"), ("node-7:9400", "200 OK"), ("node-77", "403")):
+            assert status in raw(server, "GET /metrics HTTP/1.1", f"Host: {host}"), host
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
