@@ -16,13 +16,13 @@ import hmac
 import http.cookies
 import ipaddress
 import json
-import re
+import logging
 import secrets
 import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from tfdist.errors import ClusterConfigError
 from tfdist.live import targets
 from tfdist.live.records import Answer, activity
 from tfdist.live.sampler import Sampler
-from tfdist.metrics.http_server import BoundedHandler, BoundedServer
+from tfdist.metrics.http_server import BoundedHandler, BoundedServer, address_of
 
+_log = logging.getLogger("tfdist.live")
 WINDOW = 10.0  # seconds of events on the page
 # Answers that are younger serve several pages at once (s).
 _FRESH = 0.8
@@ -167,7 +168,7 @@ class _Handler(BoundedHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         by_token = _same(_token_of(query), self.server.token)
-        if not _is_address(self.headers.get("Host", "")) or not (by_token or self._has_cookie()):
+        if address_of(self.asked_host) is None or not (by_token or self._has_cookie()):
             self.answer(HTTPStatus.FORBIDDEN, b"", headers=_HEADERS)
             return
         headers = dict(_HEADERS)
@@ -176,12 +177,21 @@ class _Handler(BoundedHandler):
                 f"{self.server.cookie}={self.server.session}; HttpOnly; SameSite=Strict; Path=/"
             )
         if path == "/job.json":
-            self.answer(HTTPStatus.OK, self.server.view.json(), "application/json", headers)
+            self._answer_with_job(headers)
         elif path in _FILES:
             name, kind = _FILES[path]
             self.answer(HTTPStatus.OK, (_PAGE / name).read_bytes(), kind, headers)
         else:
             self.answer(HTTPStatus.NOT_FOUND, b"", headers=headers)
+
+    def _answer_with_job(self, headers: Mapping[str, str]) -> None:
+        try:
+            text = self.server.view.json()
+        except Exception:  # the next look may succeed
+            _log.exception("the job cannot be shown")
+            self.answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"", headers=headers)
+        else:
+            self.answer(HTTPStatus.OK, text, "application/json", headers)
 
     def _has_cookie(self) -> bool:
         try:
@@ -210,18 +220,6 @@ def _token_of(query: str) -> str:
 def _same(given: str, expected: str) -> bool:
     # Bytes, because compare_digest refuses text that is not ASCII.
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
-
-
-def _is_address(host: str) -> bool:
-    """Whether a Host header names an address, which no DNS server can lead elsewhere."""
-    name = re.sub(r":[0-9]*$", "", host)
-    if name.lower() == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name[1:-1] if name.startswith("[") else name)
-    except ValueError:
-        return False
-    return True
 
 
 def run(job: Path | None, addresses: str | None, host: str, port: int) -> int:

@@ -1,17 +1,29 @@
 """What a task tells, and what a job does between two looks at it: plain records.
 
 `tfdist.metrics.state` writes what `State` reads. It came from another process, so that every field
-is checked.
+is checked: no answer of one task may keep the others' from being shown.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 FORMAT = 1
+# Beyond these an answer is none of a task's: sums and quotients of its numbers stay finite, and it
+# takes little time to add them up and to draw them.
+_MAX_NUMBER = 10**18
+_MAX_STEPS = 2**52  # up to here a page counts exactly
+_MAX_LOSS = 1e300
+_MAX_METRICS = 20_000
+_MAX_LABELS = 8
+_MAX_PEERS = 10_000
+_MAX_POINTS = 1000
+_MAX_EVENTS = 1000
+# Characters of a text that are kept.
+_MAX_TEXT = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,22 +95,22 @@ class State:
                 task=_text(fields["task"]),
                 role=_text(fields["role"]),
                 host=_text(fields["host"]),
-                pid=int(fields["pid"]),
+                pid=_whole(fields["pid"]),
                 script=_text(fields["script"]),
-                memory=int(fields["memory"]),
+                memory=_whole(fields["memory"]),
                 metrics={
-                    (_text(name), *map(_text, labels)): _number(value)
-                    for name, labels, value in fields["metrics"]
+                    (_text(name), *map(_text, _some(labels, _MAX_LABELS))): _number(value)
+                    for name, labels, value in _some(fields["metrics"], _MAX_METRICS)
                 },
                 traffic={
-                    _text(name): (int(sent), int(received))
-                    for name, (sent, received) in fields["traffic"].items()
+                    _text(name): (_whole(sent), _whole(received))
+                    for name, (sent, received) in _some(fields["traffic"].items(), _MAX_PEERS)
                 },
                 loss=[
-                    (int(step), None if value is None else _number(value))
-                    for step, value in fields["loss"]
+                    (_whole(step, _MAX_STEPS), _loss(value))
+                    for step, value in _some(fields["loss"], _MAX_POINTS)
                 ],
-                events=[_event(event) for event in fields["events"]],
+                events=[_event(event) for event in _some(fields["events"], _MAX_EVENTS)],
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}"[:200]) from None
@@ -110,6 +122,14 @@ class State:
     def labelled(self, name: str) -> dict[tuple[str, ...], float]:
         """Returns the numbers of a metric by their labels."""
         return {key[1:]: value for key, value in self.metrics.items() if key[0] == name}
+
+    def totals(self) -> dict[tuple[str, ...], float]:
+        """Returns the sum of all metrics whose name and first labels are those of the key."""
+        found: dict[tuple[str, ...], float] = {}
+        for key, value in self.metrics.items():
+            for length in range(1, len(key) + 1):
+                found[key[:length]] = found.get(key[:length], 0.0) + value
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +276,7 @@ def _of_task(before: Answer, after: Answer) -> TaskActivity:
         else None,
         waits={
             name: share
-            for (name,) in state.labelled("tfdist_wait_seconds")
+            for name in _first_labels(state, "tfdist_wait_seconds")
             if (share := _at_most_1(between.rate("tfdist_wait_seconds", name))) is not None
         },
         sent=between.rate("tfdist_bytes_sent") if has_traffic else None,
@@ -275,17 +295,17 @@ class _Between:
         same = then is not None and then.pid == after.state.pid and then.host == after.state.host
         self._before = then if same else None
         self._seconds = after.at - before.at
+        self._totals = after.state.totals()
+        self._totals_before = {} if self._before is None else self._before.totals()
 
     def rate(self, name: str, *labels: str) -> float | None:
         """Returns how much a counter has grown per second, over all labels that begin so."""
         if self._before is None or self._seconds <= 0:
             return None
-        key = (name, *labels)
-        after = [v for k, v in self._after.metrics.items() if k[: len(key)] == key]
-        before = [v for k, v in self._before.metrics.items() if k[: len(key)] == key]
-        if not after:
+        total = self._totals.get((name, *labels))
+        if total is None:
             return None
-        return max(0.0, sum(after) - sum(before)) / self._seconds
+        return max(0.0, total - self._totals_before.get((name, *labels), 0.0)) / self._seconds
 
     def traffic(self) -> dict[str, tuple[float, float]]:
         """Returns the bytes per second to and from each task."""
@@ -304,18 +324,21 @@ class _Between:
 def _queues(before: Answer, after: Answer) -> Iterable[Queue]:
     if after.state is None:
         return
-    tasks = after.state.labelled("tfdist_tasks")
+    names = sorted(_first_labels(after.state, "tfdist_tasks"))
+    if not names:
+        return
     between = _Between(before, after)
-    for name in sorted({name for name, _ in tasks}):
-        counts = {state: int(count) for (queue, state), count in tasks.items() if queue == name}
-        yield Queue(
-            name,
-            to_do=counts.get("to do", 0),
-            pending=counts.get("pending", 0),
-            done=counts.get("done", 0),
-            parked=counts.get("parked", 0),
-            record_rate=between.rate("tfdist_records", name),
+    tasks = after.state.labelled("tfdist_tasks")
+    for name in names:
+        to_do, pending, done, parked = (
+            int(tasks.get((name, kind), 0)) for kind in ("to do", "pending", "done", "parked")
         )
+        rate = between.rate("tfdist_records", name)
+        yield Queue(name, to_do, pending, done, parked, record_rate=rate)
+
+
+def _first_labels(state: State, name: str) -> set[str]:
+    return {labels[0] for labels in state.labelled(name) if labels}
 
 
 def _event(fields: Any) -> Event:
@@ -324,29 +347,50 @@ def _event(fields: Any) -> Event:
         operation=_text(fields["operation"]),
         name=_text(fields["name"]),
         detail=_text(fields["detail"]),
-        bytes=int(fields["bytes"]),
+        bytes=_whole(fields["bytes"]),
         failed=bool(fields["failed"]),
-        submitted=_number(fields["submitted"]),
-        started=_age(fields["started"]),
-        ended=_age(fields["ended"]),
+        submitted=_age(fields["submitted"]),
+        started=None if fields["started"] is None else _age(fields["started"]),
+        ended=None if fields["ended"] is None else _age(fields["ended"]),
     )
 
 
-def _age(value: Any) -> float | None:
-    return None if value is None else _number(value)
+def _age(value: Any) -> float:
+    # Nothing happens after the answer.
+    return max(0.0, _number(value))
+
+
+def _loss(value: Any) -> float | None:
+    if value is None:
+        return None
+    # A training that diverges has any loss: beyond the limit it counts as infinite.
+    number = _number(value, sys.float_info.max)
+    return number if abs(number) <= _MAX_LOSS else None
+
+
+def _some(values: Any, limit: int) -> Any:
+    if len(values) > limit:
+        raise ValueError(f"expected at most {limit} values, received {len(values)}")
+    return values
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected text, received {value!r:.100}")
+    return value[:_MAX_TEXT]
+
+
+def _number(value: Any, limit: float = _MAX_NUMBER) -> float:
+    if not isinstance(value, int | float) or not abs(value) <= limit:
+        raise ValueError(f"expected a number up to {limit:g}, received {value!r:.100}")
+    return float(value)
+
+
+def _whole(value: Any, limit: int = _MAX_NUMBER) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"expected a whole number, received {value!r:.100}")
+    _number(value, limit)
     return value
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"expected a finite number, received {number}")
-    return number
 
 
 def _at_most_1(share: float | None) -> float | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from tfdist.live.records import Answer, State
 from tfdist.live.targets import Targets
 
 _MAX_BYTES = 8 * 1024 * 1024  # of an answer
+_READ_SIZE = 64 * 1024
 _MAX_THREADS = 32
 
 
@@ -19,7 +23,7 @@ class Sampler:
 
     Args:
       targets: the tasks.
-      timeout: seconds in which a task must connect, and then answer.
+      timeout: seconds in which a task must connect and answer, to the last byte.
     """
 
     def __init__(self, targets: Targets, timeout: float = 3.0) -> None:
@@ -47,6 +51,9 @@ class Sampler:
     def _ask(self, name: str, address: str, events: float) -> Answer:
         try:
             state = self._request(address, events)
+            # A job file tells the names; without one a task is called by its address.
+            if name not in (address, state.task):
+                raise ValueError(f"the state of {state.task!r:.100}")
         except ConnectionRefusedError:
             problem = "does not listen: it has not begun, or has ended"
         except TimeoutError:
@@ -61,21 +68,50 @@ class Sampler:
 
     def _request(self, address: str, events: float) -> State:
         host, _, port = address.rpartition(":")
+        deadline = time.monotonic() + self._timeout
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=self._timeout)
         try:
             connection.request(
                 "GET",
                 f"/state?events={events:g}",
-                headers={"Authorization": f"Bearer {self._targets.token}"},
+                headers={"Authorization": f"Bearer {self._targets.token}", "Connection": "close"},
             )
-            answer = connection.getresponse()
+            # Of a socket it uses the file alone.
+            received: Any = _Received(connection.sock, deadline)
+            answer = http.client.HTTPResponse(received)
+            answer.begin()
             if answer.status == http.client.UNAUTHORIZED:
                 raise ValueError("a refusal: it has no secret, or another one than this command")
             if answer.status != http.client.OK:
                 raise ValueError(f"status {answer.status}")
-            body = answer.read(_MAX_BYTES + 1)
-            if len(body) > _MAX_BYTES:
-                raise ValueError(f"more than {_MAX_BYTES} bytes")
-            return State.from_json(json.loads(body))
+            return State.from_json(json.loads(answer.read()))
         finally:
             connection.close()
+
+
+class _Received:
+    """All that a task sends until it closes the connection, in place of the socket.
+
+    A socket's own timeout is that of each read: a task that sends a byte a second would keep it.
+
+    Raises:
+      TimeoutError: it is not complete at the deadline.
+      ValueError: it is too long.
+    """
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._bytes = io.BytesIO()
+        while self._bytes.tell() <= _MAX_BYTES:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the answer is incomplete")
+            connection.settimeout(left)
+            part = connection.recv(_READ_SIZE)
+            if not part:
+                self._bytes.seek(0)
+                return
+            self._bytes.write(part)
+        raise ValueError(f"more than {_MAX_BYTES} bytes")
+
+    def makefile(self, *mode: Any) -> Any:
+        return self._bytes

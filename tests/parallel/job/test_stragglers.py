@@ -46,8 +46,8 @@ class Slow(keras.callbacks.Callback):
 
 def sample():
     """What this rank's own task tells, by the command's way."""
-    addresses = {"own": f"127.0.0.1:{process.current._exporter.port}"}
-    sampler = Sampler(Targets(addresses, SECRET.encode()))
+    address = f"127.0.0.1:{process.current._exporter.port}"
+    sampler = Sampler(Targets({address: address}, SECRET.encode()))
     try:
         return sampler.sample(events=10.0)
     finally:

@@ -165,6 +165,50 @@ def test_what_the_page_gets():
     assert fields["scripts"] == ["train.py"] and fields["straggler"] is None
 
 
+def hostile_states():
+    huge = state("worker 0")
+    huge["metrics"] = [["tfdist_samples", [label], 1e308] for label in "ab"]
+    labels = state("worker 0")
+    labels["metrics"] = [["tfdist_wait_seconds", [], 1], ["tfdist_tasks", ["a"], 1]]
+    name = "\x1b]0;x\x07<script>\ud800"
+    text = state("worker 0", traffic={"__proto__": [1, 1], name: [10**18, 0]}, script=name)
+    integer = state("worker 0", traffic={"worker 1": [10**400, 0]})
+    negative = state("worker 0", events=[event(submitted=-1e17, ended=1e17)], memory=-(10**18))
+    return {
+        **{"huge": huge, "labels": labels, "text": text, "integer": integer},
+        **{"negative": negative},
+    }
+
+
+@pytest.mark.parametrize("kind", hostile_states())
+def test_a_hostile_task_is_shown_beside_the_others(kind, monkeypatch):
+    monkeypatch.setattr(dashboard, "_FRESH", 0.0)
+    hostile = hostile_states()[kind]
+    good = state("worker 0")
+    with telling(good, hostile) as first, telling(state("worker 1", steps=5)) as second:
+        sampler = Sampler(Targets({"worker 0": first, "worker 1": second}, SECRET))
+        try:
+            with serving(JobView(sampler, "title")) as server:
+                for _ in range(3):
+                    status, body, _ = ask(server, f"/job.json?token={TOKEN}")
+                    assert status == 200
+                    tasks = json.loads(body, parse_constant=pytest.fail)["tasks"]
+                    assert tasks[1]["steps"] == 5
+        finally:
+            sampler.close()
+
+
+def test_what_cannot_be_shown_is_answered(caplog):
+    class Broken:
+        def json(self):
+            raise RuntimeError("of the test")
+
+    with serving(Broken()) as server:
+        status, body, headers = ask(server, f"/job.json?token={TOKEN}")
+        assert (status, body) == (500, b"") and "tfdist" not in str(headers.get("Server"))
+    assert "RuntimeError: of the test" in caplog.text
+
+
 def test_looks_only_as_often_as_necessary(monkeypatch):
     monkeypatch.setattr(dashboard, "_FRESH", 1000.0)
     with telling(state(steps=1), state(steps=2)) as address:

@@ -78,14 +78,16 @@ def dashboard(*tasks) -> Iterator[Dashboard]:
     """Serves the page of a job; each task is called for its state with the seconds since now."""
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
-        addresses = {}
-        for place, task in enumerate(tasks):
+        addresses = []
+        for task in tasks:
 
             def answer(path, authorization, task=task):
                 return 200, json.dumps(task(time.monotonic() - began)).encode()
 
-            addresses[f"worker {place}"] = stack.enter_context(serving(answer))
-        sampler = Sampler(Targets(addresses, b"a secret of sixteen"))
+            addresses.append(stack.enter_context(serving(answer)))
+        # As with --targets: the tasks themselves say what they are called.
+        targets = Targets({address: address for address in addresses}, b"a secret of sixteen")
+        sampler = Sampler(targets)
         stack.callback(sampler.close)
         server = Dashboard(JobView(sampler, "job.json"), TOKEN, "127.0.0.1", 0)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -181,6 +183,28 @@ def test_hostile_names(tmp_path):
     # Shown as it is, in each place: "owned" is text, and no title.
     assert "<title>tfdist dashboard</title>" in text
     assert page.text.count("<img src=x") > 5 and "&lt;b" in page.text
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        [[1, 1e16], [2, 1e16 + 2]],
+        [[2**52, 0.25], [2**52, 0.5]],
+        [[9, 1e300], [1, -1e300]],
+    ],
+)
+def test_hostile_numbers(tmp_path, loss):
+    """Ticks that lie closer than numbers do, and numbers at the limits."""
+
+    def hostile(seconds):
+        peers = {f"peer {index}": (int(1e15 * seconds), index) for index in range(3000)}
+        return told(0, seconds) | {"loss": loss, "memory": 10**18, "traffic": peers}
+
+    with dashboard(hostile, lambda seconds: told(1, seconds)) as server:
+        text, console = browse(server.url, tmp_path, "--dump-dom")
+    page = Elements(text)
+    assert not console, console
+    assert "2 of 2" in page.text and "Looks every second." in page.text
 
 
 def test_without_the_token(tmp_path):

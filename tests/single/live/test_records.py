@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from live_states import state
 
 from tfdist.live.records import Answer, State, activity
+
+EVENT = {
+    **{"kind": "span", "operation": "step", "name": "7", "detail": "", "bytes": 0},
+    **{"failed": False, "submitted": 1.0, "started": None, "ended": None},
+}
 
 
 def answers(at, *states):
@@ -103,7 +110,23 @@ def test_queues():
         {"loss": [[1, float("inf")]]},
         {"events": [{"kind": "span"}]},
         {"events": [None]},
+        {"pid": 10**30},
+        {"pid": 1.5},
+        {"memory": "7"},
+        {"metrics": [["tfdist_samples", [], 1e308], ["tfdist_samples", ["x"], 1e308]]},
+        {"metrics": [["tfdist_steps", [], 10**400]]},
+        {"metrics": [["tfdist_steps", ["x"] * 1000, 1]]},
+        {"metrics": [["tfdist_wait_seconds", [f"{i}"], 1] for i in range(100_000)]},
+        {"traffic": {"worker 1": [10**400, 0]}},
+        {"traffic": {f"worker {i}": [1, 1] for i in range(100_000)}},
+        {"loss": [[10**18, 0.5]]},
+        {"loss": [[1, 0.5]] * 100_000},
+        {"events": [EVENT] * 100_000},
+        {"events": [EVENT | {"submitted": 1e308}]},
+        {"events": [EVENT | {"bytes": 2**70}]},
+        {"events": [EVENT | {"name": ["x"]}]},
     ],
+    ids=lambda change: f"{change}"[:60],
 )
 def test_other_answers_are_refused(change):
     with pytest.raises(ValueError):
@@ -114,3 +137,39 @@ def test_other_answers_are_refused(change):
 def test_what_is_no_state_is_refused(fields):
     with pytest.raises(ValueError):
         State.from_json(fields)
+
+
+def test_labels_of_another_number():
+    """They are left out, and keep nothing else from being shown."""
+    one = state("worker 0", steps=3, waits={"worker 1": 1.0})
+    one["metrics"] += [
+        *(["tfdist_wait_seconds", labels, 5.0] for labels in ([], ["worker 1", "again"])),
+        *(["tfdist_tasks", labels, 5] for labels in ([], ["examples"], ["a", "to do", "c"])),
+    ]
+    job = activity(answers(0.0, one), answers(1.0, one))
+    assert job.tasks[0].steps == 3 and set(job.tasks[0].waits) == {"worker 1"}
+    assert [queue.to_do for queue in job.queues] == [0, 0]
+
+
+def test_many_peers_take_no_time():
+    waits = {f"worker {index}": 1.0 for index in range(15_000)}
+    one = state("worker 0", waits=waits)
+    one["metrics"] += [["tfdist_tasks", [f"{i}", "to do"], 1] for i in range(4000)]
+    began = time.process_time()
+    job = activity(answers(0.0, one), answers(1.0, one))
+    assert len(job.tasks[0].waits) == 15_000 and len(job.queues) == 4000
+    # Some 0.2 s; a product of the two numbers would be minutes.
+    assert time.process_time() - began < 10
+
+
+def test_values_of_a_training_that_diverges_and_of_a_clock_that_runs_ahead():
+    found = State.from_json(
+        state(
+            task="x" * 100_000,
+            loss=[[1, 3e38], [2, 1e305], [3, -1e305]],
+            events=[EVENT | {"submitted": -5.0, "ended": -1e9}],
+        )
+    )
+    assert found.loss == [(1, 3e38), (2, None), (3, None)]
+    assert (found.events[0].submitted, found.events[0].ended) == (0.0, 0.0)
+    assert found.task == "x" * 1000

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import socket
+import threading
+import time
 
 import pytest
 from live_states import serving, state, telling
@@ -137,6 +140,42 @@ def test_other_answers(answer, problem):
 def test_an_answer_that_is_too_long(monkeypatch):
     monkeypatch.setattr(sampler, "_MAX_BYTES", 100)
     assert "more than 100 bytes" in ask((200, b" " * 101)).problem
+
+
+def test_an_answer_in_the_name_of_another_task():
+    found = ask((200, json.dumps(state("worker 3")).encode()))
+    assert found.state is None and "received: the state of 'worker 3'" in found.problem
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.0 200 OK\r\nX: ", b"HTTP/1.0 200 OK\r\n\r\n{"])
+def test_an_answer_byte_by_byte_has_one_deadline(begin):
+    """Each byte comes within the timeout: in the status line, the headers or the body."""
+    ended = threading.Event()
+
+    def drip():
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(begin)
+            while not ended.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        task = threading.Thread(target=drip)
+        task.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        one = Sampler(Targets({"worker 0": address}, b"secret"), timeout=0.5)
+        asking = threading.Thread(target=lambda: seen.extend(one.sample()))
+        seen = []
+        began = time.monotonic()
+        asking.start()
+        # Much longer than the deadline, as the machine may be busy.
+        asking.join(10)
+        took = time.monotonic() - began
+        ended.set()
+        task.join()
+        asking.join()
+        one.close()
+    assert took < 10 and seen[0].problem == "did not answer within 0.5 s"
 
 
 def test_a_task_that_is_silent():

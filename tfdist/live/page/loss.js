@@ -10,11 +10,15 @@ function short(value) {
 }
 
 // Returns up to about `count` round numbers between two.
-function ticks(low, high, count) {
+export function ticks(low, high, count) {
   const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw);
-  const found = [];
-  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-9; tick += step) found.push(tick);
+  const first = Math.ceil(low / step) * step, found = [];
+  // By their number: a step that is small beside a tick would not change it.
+  for (let i = 0; i <= count + 1; i += 1) {
+    const tick = first + i * step;
+    if (tick <= high + step * 1e-9) found.push(tick);
+  }
   return found;
 }
 
