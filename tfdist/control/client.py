@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from tfdist.config.printing import printable
 from tfdist.control import messages
 from tfdist.control.signing import Metadata, Signer
 from tfdist.errors import AuthenticationError, ClusterConfigError
@@ -158,8 +159,9 @@ class ControlClient:
             raise self._not_authentic(problem)
         answer = self._decode(reply)
         if answer.get("status") == "refused":
+            reason = printable(str(answer.get("reason")))
             raise RefusedError(
-                f"{self._both()}: refused: {answer.get('reason')} (this task's training addresses: "
+                f"{self._both()}: refused: {reason} (this task's training addresses: "
                 f"{', '.join(self._caller.training_addresses)})"
             )
         return answer
@@ -177,17 +179,17 @@ class ControlClient:
 
     def _translate(self, error: grpc.RpcError) -> Exception:
         if error.code() == grpc.StatusCode.PERMISSION_DENIED:
-            return self._not_authentic(error.details())
+            return self._not_authentic(printable(str(error.details())))
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return SilentError("no answer in time")
         if error.code() in _UNREACHABLE:
-            return UnreachableError(error.details())
+            return UnreachableError(printable(str(error.details())))
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             return self._not_tfdist(
                 "another gRPC server, as tf.distribute.Server is: with tfdist every task runs the "
                 "script, or python -m tfdist.server"
             )
-        return self._not_tfdist(f"{error.code().name}: {error.details()}")
+        return self._not_tfdist(f"{error.code().name}: {printable(str(error.details()))}")
 
     def _not_authentic(self, problem: str) -> AuthenticationError:
         return AuthenticationError(

@@ -63,8 +63,3 @@ def cluster_of(tf_config: str, source: str) -> Cluster:
     except (ValueError, AttributeError) as error:
         raise ClusterConfigError(f"{source}: expected a TF_CONFIG: {error}") from None
     return Cluster.from_tf_config(json.dumps(config))
-
-
-def printable(text: str) -> str:
-    """Escapes control characters: names and answers must not control a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from tfdist.config.cluster import Cluster
+from tfdist.config.printing import printable_line
 from tfdist.control import clock, interfaces, messages
 from tfdist.control.held_calls import ClientContext
 from tfdist.control.signing import OF_ANOTHER_PROCESS, Signer
@@ -309,7 +310,7 @@ class ControlServer:
     def _warn(self, text: str, level: int = logging.WARNING) -> None:
         if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned[text] = None
-            _log.log(level, "%s: %s", self._name, text)
+            _log.log(level, "%s: %s", self._name, printable_line(text))
 
 
 async def _end_tasks() -> None:

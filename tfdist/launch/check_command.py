@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Checks the machines; returns the exit code."""
     # Not above: --help does not need it.
+    from tfdist.config.printing import printable
     from tfdist.errors import TfdistError
 
     try:
@@ -64,10 +65,11 @@ def run(chosen: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 130
     except (OSError, TfdistError) as error:
-        print(f"tfdist check: error: {error}", file=sys.stderr)
+        print(f"tfdist check: error: {printable(str(error))}", file=sys.stderr)
         return 1
     if report is not None:
-        print(report)
+        # Names, hosts and versions are as the other tasks say.
+        print(printable(report))
     return code
 
 
@@ -101,6 +103,7 @@ def _task(chosen: argparse.Namespace) -> tuple[int, str | None]:
 
     from tfdist._compatibility import check_tensorflow
     from tfdist.config.cluster import Cluster
+    from tfdist.config.printing import printable
     from tfdist.config.settings import Settings
 
     check_tensorflow()
@@ -114,7 +117,8 @@ def _task(chosen: argparse.Namespace) -> tuple[int, str | None]:
     try:
         report = examine(cluster, settings, chosen.checkpoint_dir or settings.checkpoint_dir)
     except tf.errors.OpError as error:
-        print(f"tfdist check: error: {cluster.task_name}: {error.message}", file=sys.stderr)
+        why = printable(f"{cluster.task_name}: {error.message}")
+        print(f"tfdist check: error: {why}", file=sys.stderr)
         return 1, None
     # Tasks without a rank have checked their own machine only.
     text = None

@@ -38,6 +38,7 @@ def run(chosen: argparse.Namespace) -> int:
     """Prints the cluster; returns the exit code."""
     # Not above: --help does not need them.
     from tfdist.config import environments
+    from tfdist.config.printing import printable
     from tfdist.config.settings import Settings
     from tfdist.control import network
     from tfdist.errors import ClusterConfigError
@@ -47,10 +48,10 @@ def run(chosen: argparse.Namespace) -> int:
         wanted = Settings.from_environment().interface
         interface = None if wanted is None else f"{wanted} ({network.select(wanted)})"
     except ClusterConfigError as error:
-        print(f"tfdist env: error: {error}", file=sys.stderr)
+        print(f"tfdist env: error: {printable(str(error))}", file=sys.stderr)
         return 1
     fields = _fields(found, interface)
-    print(json.dumps(fields, indent=2) if chosen.json else _text(fields))
+    print(json.dumps(fields, indent=2) if chosen.json else printable(_text(fields)))
     return 0
 
 

@@ -22,6 +22,7 @@ from tfdist.config.cluster import Cluster
 from tfdist.config.host_environment import passed_environment
 from tfdist.config.job_file import JobFile
 from tfdist.config.own_program import is_own, own_module
+from tfdist.config.printing import printable
 from tfdist.config.settings import Settings, environment_with_secret
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
@@ -428,9 +429,10 @@ def _merged_timeline(timeline: Path) -> Iterator[None]:
         if not parts.directory_of(timeline).exists():
             return
         try:
-            print(f"tfdist run: the job's timeline: {merge(timeline)}", file=sys.stderr)
+            found = printable(str(merge(timeline)))
+            print(f"tfdist run: the job's timeline: {found}", file=sys.stderr)
         except (OSError, ValueError) as error:
-            print(f"tfdist run: the job's timeline: {error}", file=sys.stderr)
+            print(f"tfdist run: the job's timeline: {printable(str(error))}", file=sys.stderr)
             if not parts.paths(timeline):
                 parts.remove(timeline)
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tfdist.config.arguments import seconds, whole_number
+from tfdist.config.printing import printable
 from tfdist.errors import ClusterConfigError
 from tfdist.launch.binding import Binding
 from tfdist.launch.elastic_policy import WorkerRange
@@ -230,7 +231,7 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         return launch.run(options)
     except (OSError, ClusterConfigError) as error:
-        print(f"tfdist run: error: {error}", file=sys.stderr)
+        print(f"tfdist run: error: {printable(str(error))}", file=sys.stderr)
         return 1
 
 

@@ -44,6 +44,7 @@ def run(chosen: argparse.Namespace) -> int:
     """Asks the launcher, and prints what it has done; returns the exit code."""
     # Not above: --help does not need it.
     from tfdist.config.job_file import JobFile
+    from tfdist.config.printing import printable_line
     from tfdist.errors import ClusterConfigError
     from tfdist.launch.elastic_policy import ScaleError
     from tfdist.launch.scale_channel import request_scale
@@ -75,10 +76,12 @@ def run(chosen: argparse.Namespace) -> int:
         return _refused(f"{file}: the job has ended")
     except (OSError, ValueError) as error:
         return _refused(f"{file}: cannot ask the launcher: {error}", code=1)
-    print("\n".join(lines))
+    print("\n".join(map(printable_line, lines)))
     return 0
 
 
 def _refused(reason: str, code: int = 2) -> int:
-    print(f"tfdist scale: error: {reason}", file=sys.stderr)
+    from tfdist.config.printing import printable
+
+    print(f"tfdist scale: error: {printable(reason)}", file=sys.stderr)
     return code

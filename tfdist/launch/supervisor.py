@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tfdist.config.printing import printable_line, without_colours
 from tfdist.errors import Preempted
 from tfdist.launch.guarded import Guard, guarded
 from tfdist.launch.hosts.connection import HostConnection
@@ -421,7 +422,7 @@ class Supervisor:
                 self._say(f"its whole output: {failed.log.path}")
             self._say("its last lines:" if failed.tail else "it printed nothing")
             for line in failed.tail:
-                self._streams[1].line(b"    " + line.encode())
+                self._streams[1].line(b"    " + without_colours(line).encode())
         if self._verdict:
             self._say(self._verdict)
 
@@ -440,7 +441,8 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         self._streams[0].live(b"")
-        self._streams[1].line(f"tfdist run: {text}".encode())
+        # A reason may be the words of another host, or of a script of the user's.
+        self._streams[1].line(f"tfdist run: {printable_line(text)}".encode())
 
     def _note_ends(self) -> None:
         self._ended.extend(task for task in self._tasks if task.check())

@@ -27,6 +27,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from tfdist.config.printing import printable
 from tfdist.control.signing import dashboard_token
 from tfdist.errors import ClusterConfigError
 from tfdist.live import targets
@@ -237,7 +238,7 @@ def run(job: Path | None, addresses: str | None, host: str, port: int) -> int:
         found = targets.find(job, addresses)
         ipaddress.ip_address(host)
     except (ClusterConfigError, ValueError) as error:
-        print(f"tfdist dashboard: error: {error}", file=sys.stderr)
+        print(f"tfdist dashboard: error: {printable(str(error))}", file=sys.stderr)
         return 2
     sampler = Sampler(found, _TIMEOUT)
     title = str(job) if job is not None else f"{len(found.addresses)} tasks"

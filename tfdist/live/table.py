@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdist.control.observer import printable
+from tfdist.config.printing import printable_line
 from tfdist.live.records import JobActivity, TaskActivity
 
 _HEAD = (
@@ -31,34 +31,33 @@ def describe(job: JobActivity) -> str:
     if job.straggler is not None:
         share = job.waited_for[job.straggler]
         parts.append(
-            f"late: {job.straggler}; the others wait for it {100 * share:.0f} % of a task's time"
+            f"late: {printable_line(job.straggler)}; the others wait for it {100 * share:.0f} % of "
+            "a task's time"
         )
     for queue in job.queues:
         total = queue.to_do + queue.pending + queue.done + queue.parked
         rate = "" if queue.record_rate is None else f"; {queue.record_rate:.0f} records/s"
         parts.append(
-            f"queue {queue.name}: {queue.done} of {total} data tasks done, {queue.pending} "
-            f"pending, {queue.parked} parked{rate}"
+            f"queue {printable_line(queue.name)}: {queue.done} of {total} data tasks done, "
+            f"{queue.pending} pending, {queue.parked} parked{rate}"
         )
     for task in job.tasks:
         if task.problem:
-            parts.append(f"{task.name} at {task.address}: {task.problem}")
-    # Names and answers came from other processes: they must not control the terminal.
-    return "\n".join(printable(part) for part in parts)
+            parts.append(printable_line(f"{task.name} at {task.address}: {task.problem}"))
+    return "\n".join(parts)
 
 
 def _cells(task: TaskActivity) -> tuple[str, ...]:
     longest = max(task.waits, key=lambda name: task.waits[name], default="")
     waited = task.waits.get(longest, 0.0)
     return (
-        # A line break in a name must not begin a line of the table.
-        task.name.replace("\n", "\\n"),
+        printable_line(task.name),
         "-" if task.steps is None else f"{task.steps}",
         number(task.step_rate),
         number(task.row_rate),
         percent(task.communication),
         percent(waited if task.waits else None),
-        longest.replace("\n", "\\n") if waited >= 0.005 else "",
+        printable_line(longest) if waited >= 0.005 else "",
         size(task.sent),
         size(task.received),
         size(task.memory),

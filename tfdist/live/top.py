@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from tfdist.config.printing import printable
 from tfdist.errors import ClusterConfigError
 from tfdist.live import targets
 from tfdist.live.records import JobActivity, activity
@@ -31,7 +32,7 @@ def run(job: Path | None, addresses: str | None, interval: float, once: bool) ->
     try:
         found = targets.find(job, addresses)
     except ClusterConfigError as error:
-        print(f"tfdist top: error: {error}", file=sys.stderr)
+        print(f"tfdist top: error: {printable(str(error))}", file=sys.stderr)
         return 2
     sampler = Sampler(found)
     draws = sys.stdout.isatty() and not once

@@ -42,12 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Prints it; returns the exit code."""
     # Not above: --help does not need it.
+    from tfdist.config.printing import printable
     from tfdist.errors import ClusterConfigError
 
     try:
         print(_token(chosen.job) if chosen.what == "token" else _targets(chosen.job))
     except ClusterConfigError as error:
-        print(f"tfdist metrics: error: {error}", file=sys.stderr)
+        print(f"tfdist metrics: error: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0
 

@@ -62,6 +62,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _dump(chosen: argparse.Namespace) -> int:
     # Not above: --help does not need it.
+    from tfdist.config.printing import printable_line
     from tfdist.observe import asking
 
     try:
@@ -70,13 +71,13 @@ def _dump(chosen: argparse.Namespace) -> int:
     except asking.NoTasksError as error:
         return _refused("dump", str(error))
     for name, answer in answers.items():
-        print(f"{name}: {answer}")
-    print(f"'tfdist debug explain {directory}' says what they tell")
+        print(printable_line(f"{name}: {answer}"))
+    print(printable_line(f"'tfdist debug explain {directory}' says what they tell"))
     return 0 if all(answer.startswith("written") for answer in answers.values()) else 1
 
 
 def _explain(directory: Path) -> int:
-    from tfdist.control.observer import printable
+    from tfdist.config.printing import printable_line
     from tfdist.observe import dumps
     from tfdist.observe.explain import explain
 
@@ -88,13 +89,23 @@ def _explain(directory: Path) -> int:
         return _refused("explain", str(error))
     if not found and not crashes:
         return _refused("explain", f"{directory}: there are no dumps")
-    names = ", ".join(dump.task for dump in found) or "none"
-    print(f"dumps of: {names}")
-    for finding in explain(found, crashes):
-        print(printable(finding.text))
+    try:
+        names = ", ".join(dump.task for dump in found) or "none"
+        findings = explain(found, crashes)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A file has all fields, and in them something else than a recorder writes.
+        return _refused(
+            "explain",
+            f"{directory}: expected files of the flight recorder, received {error!r:.200} in one",
+        )
+    print(printable_line(f"dumps of: {names}"))
+    for finding in findings:
+        print(printable_line(finding.text))
     return 0
 
 
 def _refused(command: str, reason: str) -> int:
-    print(f"tfdist debug {command}: error: {reason}", file=sys.stderr)
+    from tfdist.config.printing import printable
+
+    print(f"tfdist debug {command}: error: {printable(reason)}", file=sys.stderr)
     return 2

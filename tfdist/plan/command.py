@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist.config.arguments import seconds, whole_number
+from tfdist.config.printing import printable
 from tfdist.plan import units
 
 if TYPE_CHECKING:
@@ -171,7 +172,9 @@ def run(chosen: argparse.Namespace) -> int:
         profile=measured.profile if measured is not None and chosen.backward is None else (),
     )
     plan = report.Plan(training, chosen.workers, chosen.target, measured)
-    print(json.dumps(report.as_json(plan), indent=2) if chosen.json else report.text(plan))
+    print(
+        json.dumps(report.as_json(plan), indent=2) if chosen.json else printable(report.text(plan))
+    )
     return 0 if chosen.chart is None else _draw(plan, chosen.chart)
 
 
@@ -223,5 +226,5 @@ def _draw(plan: Plan, file: Path) -> int:
 
 
 def _failed(message: str) -> int:
-    print(f"tfdist plan: error: {message}", file=sys.stderr)
+    print(f"tfdist plan: error: {printable(message)}", file=sys.stderr)
     return 1

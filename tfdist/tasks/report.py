@@ -10,6 +10,7 @@ from typing import Any
 
 from tfdist.config import validation
 from tfdist.config.cluster import tf_config_text
+from tfdist.config.printing import printable, printable_line
 from tfdist.control import messages, observer
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import ClusterConfigError, TfdistError
@@ -40,7 +41,7 @@ def run(address: str | None, job: Path | None = None, watch: float | None = None
         else:
             addresses = masters_of(cluster or tf_config_text() or "")
     except ClusterConfigError as error:
-        print(f"tfdist tasks: error: {error}", file=sys.stderr)
+        print(f"tfdist tasks: error: {printable(str(error))}", file=sys.stderr)
         return 2
     command = observer.Observer("tfdist tasks")
     controls = [command.client(secret, one, f"the task at {one}") for one in addresses]
@@ -149,4 +150,4 @@ def _duration(seconds: float | None) -> str:
 
 def _line(text: str) -> str:
     """Returns a printable text without line breaks."""
-    return observer.printable(text[:_MAX_LINE]).replace("\n", "\\n")
+    return printable_line(text[:_MAX_LINE])

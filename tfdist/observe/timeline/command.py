@@ -75,6 +75,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _start(chosen: argparse.Namespace) -> int:
     # Not above: --help does not need it.
+    from tfdist.config.printing import printable_line
     from tfdist.observe import asking, channel
     from tfdist.observe.timeline import parts
 
@@ -92,12 +93,13 @@ def _start(chosen: argparse.Namespace) -> int:
     except OSError as error:
         return _refused("start", f"cannot write {timeline}: {error}")
     for name, answer in answers.items():
-        print(f"{name}: {answer}")
+        print(printable_line(f"{name}: {answer}"))
     parts.remove_empty(timeline)
     return 0 if all(answer.startswith("recording") for answer in answers.values()) else 1
 
 
 def _stop(chosen: argparse.Namespace) -> int:
+    from tfdist.config.printing import printable_line
     from tfdist.observe import asking, channel
 
     try:
@@ -106,7 +108,7 @@ def _stop(chosen: argparse.Namespace) -> int:
     except asking.NoTasksError as error:
         return _refused("stop", str(error))
     for name, answer in answers.items():
-        print(f"{name}: {answer}")
+        print(printable_line(f"{name}: {answer}"))
     stopped = [answer for answer in answers.values() if answer.startswith("stopped ")]
     codes = [
         _write("stop", Path(timeline), code=1)
@@ -121,11 +123,12 @@ def _merge(chosen: argparse.Namespace) -> int:
 
 def _write(command: str, timeline: Path, code: int) -> int:
     """Merges the parts, and says what the timeline has; returns the exit code."""
+    from tfdist.config.printing import printable
     from tfdist.observe.timeline import parts
     from tfdist.observe.timeline.merge import merge
 
     try:
-        print(merge(timeline))
+        print(printable(str(merge(timeline))))
     except FileNotFoundError:
         folder = parts.directory_of(timeline)
         return _refused(command, f"{folder}: expected a directory with parts: no such file", code)
@@ -135,5 +138,7 @@ def _write(command: str, timeline: Path, code: int) -> int:
 
 
 def _refused(command: str, reason: str, code: int = 2) -> int:
-    print(f"tfdist timeline {command}: error: {reason}", file=sys.stderr)
+    from tfdist.config.printing import printable
+
+    print(f"tfdist timeline {command}: error: {printable(reason)}", file=sys.stderr)
     return code

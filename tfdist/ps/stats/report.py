@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tfdist.config import validation
 from tfdist.config.cluster import tf_config_text
+from tfdist.config.printing import printable
 from tfdist.control import observer
 from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.errors import ClusterConfigError, TfdistError
@@ -38,7 +39,7 @@ def run(cluster: str | None, interval: float, watch: float | None, job: Path | N
         of_job, secret = observer.cluster_and_secret(job)
         addresses = servers_of(of_job or cluster)
     except ClusterConfigError as error:
-        print(f"tfdist ps stats: error: {error}", file=sys.stderr)
+        print(f"tfdist ps stats: error: {printable(str(error))}", file=sys.stderr)
         return 2
     command = observer.Observer("tfdist ps stats")
     controls = [
@@ -139,7 +140,7 @@ def _ask(control: ControlClient) -> Reading | str | None:
 
 
 def _printable(text: str) -> str:
-    return observer.printable(text[:_MAX_SHOWN]) + (" ..." if len(text) > _MAX_SHOWN else "")
+    return printable(text[:_MAX_SHOWN]) + (" ..." if len(text) > _MAX_SHOWN else "")
 
 
 def _server_line(name: str, found: ServerRates) -> tuple[str, ...]:
