@@ -54,6 +54,8 @@ def render(job: JobOptions, made_by: str | None = None) -> str:
         documents.append(
             ("The pods that Volcano starts together, or not at all.", objects.pod_group(job))
         )
+    if job.network_policy:
+        documents.append(("Who can connect to the pods.", objects.network_policy(job)))
     documents += engines.objects(job)
     if job.tasks_per_worker is not None:
         documents.append(

@@ -1,4 +1,7 @@
-"""What stands beside the pods: service, priority class, disruption budgets, gang, autoscaler."""
+"""What stands beside the pods.
+
+Service, priority class, disruption budgets, gang, autoscaler and network policy.
+"""
 
 from __future__ import annotations
 
@@ -114,6 +117,42 @@ def autoscaler(job: JobOptions) -> Object:
             ],
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": _SCALE_DOWN_WINDOW}},
         },
+    }
+
+
+def network_policy(job: JobOptions) -> Object:
+    """Returns the policy that lets only the job's own pods connect to its pods.
+
+    Their ports are not listed: data connections take any free port. Metrics are open to the pods of
+    one namespace or to all, since a request needs the job's token.
+    """
+    own: Object = {"podSelector": {"matchLabels": {INSTANCE: job.name}}}
+    ingress: list[Object] = [{"from": [own]}]
+    if job.metrics_port is not None:
+        ports: Object = {"protocol": "TCP", "port": job.metrics_port}
+        if job.last_metrics_port > job.metrics_port:
+            ports["endPort"] = job.last_metrics_port
+        rule: Object = {"ports": [ports]}
+        if job.metrics_namespace is not None:
+            # Kubernetes itself gives each namespace this label.
+            label = {"kubernetes.io/metadata.name": job.metrics_namespace}
+            rule["from"] = [{"namespaceSelector": {"matchLabels": label}}]
+        ingress.append(rule)
+    spec: Object = {
+        "podSelector": {"matchLabels": {INSTANCE: job.name}},
+        "policyTypes": ["Ingress"],
+        "ingress": ingress,
+    }
+    if job.no_egress:
+        spec["policyTypes"].append("Egress")
+        # Any server of DNS: a cache on the node has no pod to select.
+        dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+        spec["egress"] = [{"to": [own]}, {"ports": dns}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, job.name),
+        "spec": spec,
     }
 
 

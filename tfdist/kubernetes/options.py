@@ -30,6 +30,8 @@ _MEMORY = r"[0-9]{1,12}(Ki|Mi|Gi|Ti|k|M|G|T)?"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 # Of Kubernetes for priority classes that users make.
 _MAX_PRIORITY = 1_000_000_000
+# The place for temporary files where the root of the file system is read-only.
+SCRATCH = "/tmp"
 # What a Pod has without a terminationGracePeriodSeconds.
 _LEAST_GRACE = 30
 
@@ -134,6 +136,11 @@ class JobOptions:
       priority: the value of a priority class that is made for the job.
       priority_class: the name of one that exists, instead.
       metrics_port: `TFDIST_METRICS_PORT`.
+      read_only_root: whether the pods can write in their volumes and in `/tmp` alone, which then is
+        a directory of the pod's own.
+      network_policy: whether only the job's own pods can connect to them; metrics are excepted.
+      no_egress: whether the pods, too, can connect to each other and to DNS alone.
+      metrics_namespace: the only namespace whose pods can read metrics; None lets all.
       tasks_per_worker: the number of waiting data tasks for which the autoscaler keeps one worker;
         None makes no autoscaler. For the engine `STATEFULSET` alone.
 
@@ -163,6 +170,10 @@ class JobOptions:
     priority: int | None = None
     priority_class: str | None = None
     metrics_port: int | None = None
+    read_only_root: bool = False
+    network_policy: bool = False
+    no_egress: bool = False
+    metrics_namespace: str | None = None
     tasks_per_worker: int | None = None
 
     def __post_init__(self) -> None:
@@ -177,6 +188,7 @@ class JobOptions:
         self._check_numbers()
         self._check_places()
         self._check_scheduling()
+        self._check_network()
         self._check_engine()
 
     @property
@@ -216,6 +228,13 @@ class JobOptions:
     def grace(self) -> int:
         """Seconds from SIGTERM to SIGKILL: three times of what saving takes, and 30 at least."""
         return max(_LEAST_GRACE, math.ceil(3 * self.saving))
+
+    @property
+    def last_metrics_port(self) -> int:
+        """The port of the last task's metrics: each task listens one above the one before; or 0."""
+        if self.metrics_port is None:
+            return 0
+        return self.metrics_port + self.max_workers + self.ps + int(self.evaluator) - 1
 
     @property
     def priority_class_name(self) -> str | None:
@@ -265,6 +284,12 @@ class JobOptions:
                 )
             _text(f"env {name}", value)
             seen[name] = value
+        for volume in self.volumes:
+            if self.read_only_root and volume.path == SCRATCH and volume.read_only:
+                raise ClusterConfigError(
+                    f"volume: expected {SCRATCH} to be writable, since read_only_root leaves no "
+                    f"other place for temporary files, received {volume.claim} there, read-only"
+                )
         if self.checkpoint_dir is None:
             return
         _path("checkpoint_dir", self.checkpoint_dir)
@@ -290,6 +315,23 @@ class JobOptions:
         if self.priority is not None and abs(self.priority) > _MAX_PRIORITY:
             raise ClusterConfigError(
                 f"priority: expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}, received {self.priority}"
+            )
+
+    def _check_network(self) -> None:
+        for name in ("no_egress", "metrics_namespace"):
+            if getattr(self, name) and not self.network_policy:
+                raise ClusterConfigError(f"{name}: expected network_policy with it, received none")
+        if self.metrics_namespace is not None:
+            _match("metrics_namespace", self.metrics_namespace, _LABEL, "a name of RFC 1123", 63)
+            if self.metrics_port is None:
+                raise ClusterConfigError(
+                    "metrics_namespace: expected a metrics_port, at which its pods read metrics, "
+                    "received none"
+                )
+        if self.network_policy and self.last_metrics_port > 65535:
+            raise ClusterConfigError(
+                f"metrics_port: expected ports up to 65535, since each task has one, received "
+                f"{self.metrics_port} to {self.last_metrics_port}"
             )
 
     def _check_engine(self) -> None:

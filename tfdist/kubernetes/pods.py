@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from tfdist.config.environments.kubernetes import PORT
-from tfdist.kubernetes.options import Engine, JobOptions
+from tfdist.kubernetes.options import SCRATCH, Engine, JobOptions
 
 Object = dict[str, Any]
 
@@ -21,6 +21,14 @@ COMPONENT = "app.kubernetes.io/component"
 _CONTAINERS = {(Engine.TRAINJOB, "worker"): "node"}
 _TFJOB_CONTAINER = "tensorflow"
 _TFJOB_PORT = "tfjob-port"
+_SCRATCH_VOLUME = "scratch"
+# Packages write there what they keep for the next process, by default in the home directory.
+_CACHES = {
+    "KERAS_HOME": f"{SCRATCH}/keras",
+    "MPLCONFIGDIR": f"{SCRATCH}/matplotlib",
+    "XDG_CACHE_HOME": f"{SCRATCH}/cache",
+    "CUDA_CACHE_PATH": f"{SCRATCH}/cuda",
+}
 
 
 def count(job: JobOptions, role: str) -> int:
@@ -83,15 +91,18 @@ def template(job: JobOptions, role: str) -> Object:
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     spec["containers"] = [container(job, role)]
-    if job.volumes:
-        spec["volumes"] = [
-            {
-                "name": f"volume-{number}",
-                "persistentVolumeClaim": {"claimName": volume.claim}
-                | ({"readOnly": True} if volume.read_only else {}),
-            }
-            for number, volume in enumerate(job.volumes)
-        ]
+    volumes: list[Object] = [
+        {
+            "name": f"volume-{number}",
+            "persistentVolumeClaim": {"claimName": volume.claim}
+            | ({"readOnly": True} if volume.read_only else {}),
+        }
+        for number, volume in enumerate(job.volumes)
+    ]
+    if _has_scratch(job):
+        volumes.append({"name": _SCRATCH_VOLUME, "emptyDir": {}})
+    if volumes:
+        spec["volumes"] = volumes
     return {"metadata": meta, "spec": spec}
 
 
@@ -116,13 +127,22 @@ def container(job: JobOptions, role: str) -> Object:
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
     }
-    if job.volumes:
-        fields["volumeMounts"] = [
-            {"name": f"volume-{number}", "mountPath": volume.path}
-            | ({"readOnly": True} if volume.read_only else {})
-            for number, volume in enumerate(job.volumes)
-        ]
+    if job.read_only_root:
+        fields["securityContext"]["readOnlyRootFilesystem"] = True
+    mounts: list[Object] = [
+        {"name": f"volume-{number}", "mountPath": volume.path}
+        | ({"readOnly": True} if volume.read_only else {})
+        for number, volume in enumerate(job.volumes)
+    ]
+    if _has_scratch(job):
+        mounts.append({"name": _SCRATCH_VOLUME, "mountPath": SCRATCH})
+    if mounts:
+        fields["volumeMounts"] = mounts
     return fields
+
+
+def _has_scratch(job: JobOptions) -> bool:
+    return job.read_only_root and all(volume.path != SCRATCH for volume in job.volumes)
 
 
 def environment(job: JobOptions, role: str) -> list[Object]:
@@ -143,6 +163,9 @@ def environment(job: JobOptions, role: str) -> list[Object]:
         variables.append(_set("TFDIST_CHECKPOINT_DIR", job.checkpoint_dir))
     if job.metrics_port is not None:
         variables.append(_set("TFDIST_METRICS_PORT", str(job.metrics_port)))
+    if job.read_only_root:
+        given = {name for name, _ in job.environment}
+        variables += [_set(name, path) for name, path in _CACHES.items() if name not in given]
     return variables + [_set(name, value) for name, value in job.environment]
 
 

@@ -14,8 +14,8 @@ asks no cluster. Needs PyYAML: pip install 'tfdist[k8s]'."""
 EPILOG = None
 RENDER_DESCRIPTION = """\
 Prints the manifests of a job: what starts its pods, a headless service, disruption budgets, and as
-asked for a priority class, a gang, volumes and an autoscaler. Everything after -- is what each
-container runs. The secret is not among them: 'tfdist k8s secret' makes it."""
+asked for a priority class, a gang, volumes, an autoscaler and a network policy. Everything after --
+is what each container runs. The secret is not among them: 'tfdist k8s secret' makes it."""
 RENDER_EPILOG = """\
 engines:
   jobset       JobSet: all roles are one object (needs its controller)
@@ -57,6 +57,7 @@ def add_arguments(k8s: argparse.ArgumentParser) -> None:
     render.usage = "tfdist k8s render [options] -- program [its own arguments]"
     _add_tasks(render)
     _add_pods(render)
+    _add_protection(render)
     _add_scheduling(render)
     render.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     summary = "its shared secret"
@@ -158,6 +159,30 @@ def _add_pods(render: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_protection(render: argparse.ArgumentParser) -> None:
+    render.add_argument(
+        "--read-only-root",
+        action="store_true",
+        help="let the containers write in their volumes and /tmp alone, which is then a directory "
+        "of the pod's own",
+    )
+    render.add_argument(
+        "--network-policy",
+        action="store_true",
+        help="let only the job's own pods connect to its pods, and others to its metrics",
+    )
+    render.add_argument(
+        "--no-egress",
+        action="store_true",
+        help="of the network policy: let the pods, too, connect to each other and to DNS alone",
+    )
+    render.add_argument(
+        "--metrics-namespace",
+        metavar="NAME",
+        help="of the network policy: the namespace that reads metrics (default: all can)",
+    )
+
+
 def _add_scheduling(render: argparse.ArgumentParser) -> None:
     render.add_argument(
         "--kueue", metavar="QUEUE", help="the local queue of Kueue that admits the job"
@@ -223,6 +248,10 @@ def _rendered(chosen: argparse.Namespace) -> str:
         priority=chosen.priority,
         priority_class=chosen.priority_class,
         metrics_port=chosen.metrics_port,
+        read_only_root=chosen.read_only_root,
+        network_policy=chosen.network_policy,
+        no_egress=chosen.no_egress,
+        metrics_namespace=chosen.metrics_namespace,
         tasks_per_worker=chosen.autoscale,
     )
     return render(job, made_by=_made_by(chosen, words))

@@ -18,7 +18,8 @@ GIVEN = (
     "--engine job --parallelism 6 --namespace research --restarts 5 --saving 40 --cpu 4 "
     "--memory 8Gi --ps-memory 2Gi --volume data:/data:ro --volume saved:/saved "
     "--checkpoint-dir /saved/train --env A=b=c --user 1000 --metrics-port 9400 --kueue queue "
-    "--priority -5 -- python train.py --name other"
+    "--priority -5 --read-only-root --network-policy --no-egress --metrics-namespace monitoring "
+    "-- python train.py --name other"
 )
 
 
@@ -41,6 +42,10 @@ def test_options_become_a_job(capsys):
         environment=(("A", "b=c"),),
         user=1000,
         metrics_port=9400,
+        read_only_root=True,
+        network_policy=True,
+        no_egress=True,
+        metrics_namespace="monitoring",
         kueue="queue",
         priority=-5,
         command=("python", "train.py", "--name", "other"),

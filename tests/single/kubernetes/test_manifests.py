@@ -42,6 +42,12 @@ EVERYTHING = {
     "priority": -10,
     "metrics_port": 9400,
 }
+PROTECTED = {
+    "read_only_root": True,
+    "network_policy": True,
+    "no_egress": True,
+    "metrics_namespace": "monitoring",
+}
 JOBS = {
     **{f"{engine}-fixed": options(engine) for engine in ("job", "jobset", "trainjob", "tfjob")},
     **{
@@ -53,6 +59,14 @@ JOBS = {
         f"{engine}-elastic": options(engine, **EVERYTHING | {"workers": ELASTIC})
         for engine in ("job", "jobset", "trainjob")
     },
+    **{
+        f"{engine}-protected": options(engine, **EVERYTHING | PROTECTED)
+        for engine in ("job", "jobset", "trainjob", "tfjob")
+    },
+    "statefulset-protected": options(
+        "statefulset",
+        **EVERYTHING | PROTECTED | {"workers": ELASTIC, "evaluator": False},
+    ),
     "statefulset": options(
         "statefulset",
         **EVERYTHING | {"workers": ELASTIC, "evaluator": False, "tasks_per_worker": 10},
@@ -320,6 +334,18 @@ def shape(node):
             {"engine": "statefulset", "workers": ELASTIC, "evaluator": True},
             "expected no evaluator",
         ),
+        ({"no_egress": True}, "no_egress: expected network_policy with it"),
+        ({"metrics_namespace": "a"}, "metrics_namespace: expected network_policy with it"),
+        ({"metrics_namespace": "a", "network_policy": True}, "expected a metrics_port"),
+        (
+            {"metrics_namespace": "a/b", "network_policy": True, "metrics_port": 9400},
+            "metrics_namespace: expected a name of RFC 1123",
+        ),
+        ({"network_policy": True, "metrics_port": 65535}, "received 65535 to 65536"),
+        (
+            {"read_only_root": True, "volumes": (Volume("a", "/tmp", read_only=True),)},
+            "volume: expected /tmp to be writable",
+        ),
         ({"tasks_per_worker": 3}, "no scale subresource"),
         (
             {"engine": "statefulset", "workers": ELASTIC, "tasks_per_worker": 3},
@@ -351,10 +377,89 @@ def test_the_pods_are_restricted(name):
         pod, (container,) = template["spec"]["securityContext"], template["spec"]["containers"]
         assert pod["runAsNonRoot"] and pod["runAsUser"] > 0
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        # Off unless asked for: a script that writes beside itself goes on doing so.
+        read_only = {"readOnlyRootFilesystem": True} if name.endswith("-protected") else {}
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
+            **read_only,
         }
+
+
+@pytest.mark.parametrize("engine", ["job", "jobset", "trainjob", "tfjob", "statefulset"])
+def test_a_read_only_root_leaves_room_for_temporary_files(engine):
+    more = {"workers": ELASTIC} if engine == "statefulset" else {}
+    claim = {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}}
+    job = options(
+        engine,
+        read_only_root=True,
+        volumes=(Volume("data", "/data"),),
+        environment=(("KERAS_HOME", "/data/keras"),),
+        ps=1,
+        **more,
+    )
+    templates = pod_templates(job)
+    assert len(templates) >= 2
+    for template in templates.values():
+        (container,) = template["spec"]["containers"]
+        assert template["spec"]["volumes"] == [claim, {"name": "scratch", "emptyDir": {}}]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts == {"volume-0": "/data", "scratch": "/tmp"}
+        names = [variable["name"] for variable in container["env"]]
+        values = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert len(set(names)) == len(names) and values["KERAS_HOME"] == "/data/keras"
+        for name in ("MPLCONFIGDIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"):
+            assert values[name].startswith("/tmp/")
+
+
+def test_a_volume_may_be_the_place_for_temporary_files():
+    job = options(read_only_root=True, volumes=(Volume("scratch", "/tmp"),))
+    (template,) = pod_templates(job).values()
+    assert [volume["name"] for volume in template["spec"]["volumes"]] == ["volume-0"]
+    (container,) = template["spec"]["containers"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
+
+
+@pytest.mark.parametrize("engine", ["job", "jobset", "trainjob", "tfjob", "statefulset"])
+def test_a_network_policy_lets_in_the_jobs_own_pods(engine):
+    more = {"workers": ELASTIC} if engine == "statefulset" else {"evaluator": True}
+    assert of_kind(options(engine, **more), "NetworkPolicy") == []
+    job = options(engine, ps=1, network_policy=True, **more)
+    (policy,) = of_kind(job, "NetworkPolicy")
+    own = {"podSelector": {"matchLabels": {"app.kubernetes.io/instance": "train"}}}
+    assert policy["spec"] == {
+        "podSelector": own["podSelector"],
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [own]}],
+    }
+    # It selects every pod of the job.
+    (labels,) = own["podSelector"].values()
+    for template in pod_templates(job).values():
+        assert labels.items() <= template["metadata"]["labels"].items()
+
+
+def test_a_network_policy_with_metrics_and_without_egress():
+    more = {"ps": 2, "evaluator": True, "metrics_port": 9400, "network_policy": True}
+    (policy,) = of_kind(options(**more), "NetworkPolicy")
+    # Two workers, two servers and an evaluator.
+    ports = [{"protocol": "TCP", "port": 9400, "endPort": 9404}]
+    assert policy["spec"]["ingress"][1:] == [{"ports": ports}]
+    job = options(**more, metrics_namespace="monitoring", no_egress=True)
+    (policy,) = of_kind(job, "NetworkPolicy")
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    assert policy["spec"]["ingress"][1:] == [
+        {"ports": ports, "from": [{"namespaceSelector": selector}]}
+    ]
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    own = policy["spec"]["ingress"][0]["from"]
+    assert policy["spec"]["egress"] == [{"to": own}, {"ports": dns}]
+
+
+def test_the_metrics_of_one_task_have_one_port():
+    job = options(workers=1, metrics_port=65535, network_policy=True)
+    (policy,) = of_kind(job, "NetworkPolicy")
+    assert policy["spec"]["ingress"][1]["ports"] == [{"protocol": "TCP", "port": 65535}]
 
 
 def test_no_manifest_has_a_secret_but_the_secret():
