@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "core/base/printable.h"
+
 namespace tfdist {
 
 using ::tensorflow::DataType;
@@ -68,7 +70,7 @@ absl::Status ReadReduction(tensorflow::OpKernelConstruction* context, DType* dty
 }
 
 absl::Status ToTensorFlow(const Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.code()), status.message());
+  return absl::Status(static_cast<absl::StatusCode>(status.code()), Printable(status.message()));
 }
 
 }  // namespace tfdist

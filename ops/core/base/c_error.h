@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 
+#include "core/base/printable.h"
 #include "core/base/status.h"
 
 namespace tfdist {
@@ -22,7 +23,7 @@ inline void CopyText(const std::string& text, char* out, size_t size) {
 }
 
 inline int Report(const Status& status, char* error, size_t error_size) {
-  CopyText(status.message(), error, error_size);
+  CopyText(Printable(status.message()), error, error_size);
   return static_cast<int>(status.code());
 }
 

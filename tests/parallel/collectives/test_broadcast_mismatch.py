@@ -47,3 +47,14 @@ def test_every_rank_gets_the_error(ctx):
         with pytest.raises(tf.errors.InvalidArgumentError, match=problem):
             ops.broadcast(word, None, root, label="words")
     assert float(ops.all_reduce(tf.constant(1.0))) == 3.0
+
+
+@on_ranks(2)
+def test_a_peers_name_does_not_control_the_terminal(ctx):
+    tfdist.init()
+    label = "\x1b]0;owned\x07\x9b\u202e" if ctx.rank else "usual"
+    x = tf.constant([1.0] * (2 + ctx.rank))
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        ops.broadcast(x, None, 0, label=label)
+    assert r"\x1b]0;owned\x07\x9b\u202e" in raised.value.message
+    assert not set("\x1b\x07\x9b\u202e") & set(raised.value.message)
