@@ -18,7 +18,7 @@ _NOT_PASSED = ("TF_CONFIG", "TFDIST_SECRET_FILE")
 
 
 def passed_environment(
-    environ: Mapping[str, str], secret: str, names: Iterable[str] = ()
+    environ: Mapping[str, str], secret: bytes, names: Iterable[str] = ()
 ) -> dict[str, str]:
     """Returns the variables that travel to other hosts.
 
@@ -39,7 +39,7 @@ def passed_environment(
         if name not in environ:
             raise ClusterConfigError(f"--env {name}: expected a variable that is set, it is not")
         passed[name] = environ[name]
-    passed["TFDIST_SECRET"] = secret
+    passed["TFDIST_SECRET"] = os.fsdecode(secret)
     return passed
 
 

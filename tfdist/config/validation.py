@@ -269,7 +269,14 @@ def secret(environ: Mapping[str, str]) -> bytes | None:
             )
         name = f"TFDIST_SECRET_FILE: expected a secret in {path!r}"
     elif text is not None:
-        value, name = text.strip().encode(), "TFDIST_SECRET: expected a secret"
+        name = "TFDIST_SECRET: expected a secret"
+        try:
+            # The variable's own bytes, as in a file: they need not be text.
+            value = os.fsencode(text).strip()
+        except UnicodeEncodeError:  # its text shows the secret
+            raise ClusterConfigError(
+                f"{name}, received characters that no environment variable has"
+            ) from None
     else:
         return None
     if not value:

@@ -305,7 +305,6 @@ def run(options: LaunchOptions) -> int:
         environment["TFDIST_ELASTIC"] = str(options.workers)
     settings = Settings.from_environment(environment)
     assert settings.secret is not None
-    secret = settings.secret.decode("latin-1")
     streams = output_streams()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ended_by_signals())
@@ -313,13 +312,18 @@ def run(options: LaunchOptions) -> int:
         hosts = options.hosts
         if options.discovery_script is not None:
             hosts = _discovered(options, settings.rendezvous_timeout)
+        if hosts and b"\0" in settings.secret:
+            raise ClusterConfigError(
+                "TFDIST_SECRET_FILE: expected a secret that can be a variable on other hosts, "
+                "received one with a zero byte; for instance 'openssl rand -hex 32' makes one"
+            )
         connector = Connector(_own_names(), agents, streams[1])
         stack.callback(connector.close)
         sites = connector.connect_all(hosts) if hosts else [this_machine()]
         places = _places(options, sites)
         tasks = plan(options, places=places)
-        file = JobFile(tasks[0].tf_config, secret)
-        passed = passed_environment(environment, secret, options.env)
+        file = JobFile(tasks[0].tf_config, settings.secret.decode("latin-1"))
+        passed = passed_environment(environment, settings.secret, options.env)
         directories = []
         if options.data_workers and settings.data_service_dir is None:
             # With a journal, a dispatcher that is started again knows the datasets and their state.

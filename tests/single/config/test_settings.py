@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import traceback
+
 import pytest
 
+from tfdist.config.host_environment import passed_environment
 from tfdist.config.settings import Settings, environment_without_job
 from tfdist.errors import ClusterConfigError
 
@@ -105,6 +111,27 @@ def test_settings_do_not_show_the_secret():
 def test_bad_settings(environ, message):
     with pytest.raises(ClusterConfigError, match=message):
         Settings.from_environment(environ)
+
+
+def test_a_secret_is_bytes_and_need_not_be_text(tmp_path):
+    secret = b"\xff sixteen \xc3 bytes\x80"
+    file = tmp_path / "secret"
+    file.write_bytes(secret + b"\n")
+    file.chmod(0o600)
+    code = "from tfdist.config.settings import Settings; print(Settings.from_environment().secret)"
+    for name, value in (("TFDIST_SECRET", secret), ("TFDIST_SECRET_FILE", os.fsencode(file))):
+        environ = {**os.environb, name.encode(): value}
+        told = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True)
+        assert (told.stdout.decode().strip(), told.stderr) == (repr(secret), b"")
+    assert passed_environment({}, secret)["TFDIST_SECRET"] == os.fsdecode(secret)
+
+
+def test_a_secret_that_no_variable_can_hold_is_not_shown():
+    environ = {"TFDIST_SECRET": "hush hush hush \ud800 hush"}
+    with pytest.raises(ClusterConfigError, match="TFDIST_SECRET: expected a secret") as caught:
+        Settings.from_environment(environ)
+    text = "".join(traceback.format_exception(caught.value))
+    assert "hush" not in text and "UnicodeEncodeError" not in text
 
 
 def test_an_environment_without_a_job(monkeypatch):
