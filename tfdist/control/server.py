@@ -14,6 +14,7 @@ import logging
 import socket
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent import futures
 from typing import Any
@@ -21,13 +22,15 @@ from typing import Any
 import grpc
 
 from tfdist.config.cluster import Cluster
-from tfdist.config.printing import printable_line
 from tfdist.control import clock, interfaces, messages
+from tfdist.control.connections import Connections, Peer, peer_of
 from tfdist.control.held_calls import ClientContext
+from tfdist.control.refusals import QuietBrokenCalls, Refusals
 from tfdist.control.signing import OF_ANOTHER_PROCESS, Signer
 from tfdist.errors import AddressInUseError, TfdistError
 
-_log = logging.getLogger("tfdist.control")
+# Of a call; a signature has 300 bytes.
+_MAX_METADATA_BYTES = 4096
 _OPTIONS = [
     # A second listener on the same port must be an error, not a silent sharing of connections.
     ("grpc.so_reuseport", 0),
@@ -35,9 +38,15 @@ _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients send pings less often; by default gRPC closes the connection of a silent client.
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-    # Limits for unauthenticated clients: calls on a connection, and idle connections. Clients
-    # reconnect for their next call.
-    ("grpc.max_concurrent_streams", 64),
+    # Limits for unauthenticated clients: calls on a connection, the bytes that gRPC keeps of each
+    # before its body is wanted (a measured bandwidth would raise them), and idle connections.
+    # Clients reconnect for their next call.
+    ("grpc.max_concurrent_streams", 8),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 16384),
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.server_handshake_timeout_ms", 10000),
     ("grpc.max_connection_idle_ms", 20000),
 ]
 # Seconds in which calls in progress may finish, and for which `close` waits in all.
@@ -45,8 +54,11 @@ _STOP_GRACE = 2.0
 _STOP_TIMEOUT = 3.0
 # Seconds in which the body of a call must arrive.
 _BODY_TIMEOUT = 10.0
-# Different warnings, each logged once: unauthenticated clients must not fill the log.
-_MAX_WARNINGS = 100
+# Seconds between two looks at the connections, and the share of a processor that they may take.
+_LOOK_INTERVAL = 0.1
+_LOOK_SHARE = 0.05
+
+_QUIET = QuietBrokenCalls()
 
 Handler = Callable[[Any, ClientContext], dict[str, Any]]
 
@@ -146,9 +158,13 @@ class ControlServer:
         self._cluster = cluster
         self._signer = Signer(secret)
         self._handlers = handlers
-        self._warned: dict[str, None] = {}  # in order
+        self._fingerprint = messages.fingerprint(cluster.training_addresses)
+        self._reading: weakref.WeakValueDictionary[Peer, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
         self._closed = False
         self._pool = DaemonPool(max_threads or 2 * cluster.world_size + 8)
+        self._refusals = Refusals(cluster, self._pool)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._run_loop, name="tfdist-control-loop", daemon=True
@@ -179,9 +195,22 @@ class ControlServer:
             [grpc.method_handlers_generic_handler(messages.SERVICE, handlers)]
         )
         assert self._cluster.address is not None
-        self._listen(server, interface, int(self._cluster.address.rpartition(":")[2]))
+        port = int(self._cluster.address.rpartition(":")[2])
+        self._listen(server, interface, port)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_QUIET)
         await server.start()
+        tasks = sum(map(len, self._cluster.as_dict().values()))
+        self._connections = Connections(port, tasks)
+        self._watching = asyncio.create_task(self._watch())
         return server
+
+    async def _watch(self) -> None:
+        while True:
+            began = time.thread_time()
+            self._connections.limit()
+            self._refusals.proceed()
+            took = time.thread_time() - began
+            await asyncio.sleep(max(_LOOK_INTERVAL, took / _LOOK_SHARE))
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -189,8 +218,8 @@ class ControlServer:
 
     @property
     def last_refusal(self) -> str | None:
-        """The latest refusal: the client and the reason."""
-        return next(reversed(self._warned), None)
+        """The latest refusal, if possible of a task of the job: the client and the reason."""
+        return self._refusals.last
 
     def close(self) -> None:
         """Stops listening; calls in progress get two seconds to finish. May be called again.
@@ -203,6 +232,7 @@ class ControlServer:
         deadline = time.monotonic() + _STOP_TIMEOUT
         with contextlib.suppress(futures.TimeoutError):
             self._in_loop(self._server.stop(_STOP_GRACE), _STOP_TIMEOUT)
+        self._loop.call_soon_threadsafe(self._watching.cancel)
         self._end_loop()
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -234,40 +264,64 @@ class ControlServer:
 
     def _handler(self, method: str) -> Callable[..., Coroutine[Any, Any, bytes]]:
         async def handle(bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
-            # A unary call has the same messages as a stream of one.
-            try:
-                body = await asyncio.wait_for(anext(aiter(bodies)), _BODY_TIMEOUT)
-            except StopAsyncIteration:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without a body")
-            except asyncio.TimeoutError:
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its body did not come")
+            peer = peer_of(context.peer())
+            body = await self._body(bodies, peer, context)
             received = time.monotonic_ns()
             if method == messages.CHALLENGE:
+                self._connections.heard(peer, proven=False)
                 return messages.encode({"challenge": self._signer.new_challenge()})
             metadata = context.invocation_metadata()
             problem = self._signer.problem_with_request(method, metadata, body)
             if problem:
                 level = logging.INFO if problem == OF_ANOTHER_PROCESS else logging.WARNING
-                self._warn(f"refused {self._who(body, context)}: {problem}", level)
+                await self._refusals.add(peer[0], body, problem, level)
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             try:
+                request = messages.decode(messages.REQUESTS[method], body)
+                self._connections.heard(peer, proven=self._is_of_the_job(request))
                 if method == messages.CLOCK:
-                    answer = clock.answer(messages.decode(messages.Clock, body), received)
+                    answer = clock.answer(request, received)
                 else:
-                    answer = await self._handle(method, body)
+                    answer = await self._handle(method, request)
             except messages.MessageError as error:
-                self._warn(f"refused a message from {_host(context)}: {error}")
+                await self._refusals.add(peer[0], None, str(error))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             if answer["status"] == "refused":
-                self._warn(f"refused {self._who(body, context)}: {answer['reason']}")
+                await self._refusals.add(peer[0], body, answer["reason"])
             reply = messages.encode(answer)
             context.set_trailing_metadata(self._signer.sign_answer(method, metadata, reply))
             return reply
 
         return handle
 
-    async def _handle(self, method: str, body: bytes) -> dict[str, Any]:
-        request = messages.decode(messages.REQUESTS[method], body)
+    async def _body(
+        self, bodies: AsyncIterator[bytes], peer: Peer, context: grpc.aio.ServicerContext
+    ) -> bytes:
+        """Returns the body of a call; a unary call has the same messages as a stream of one.
+
+        Of each connection one call's body is wanted at a time: gRPC makes room for all of it.
+        """
+
+        async def read() -> bytes:
+            async with self._reading.setdefault(peer, asyncio.Lock()):
+                return await anext(aiter(bodies))
+
+        try:
+            return await asyncio.wait_for(read(), _BODY_TIMEOUT)
+        except StopAsyncIteration:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without a body")
+        except asyncio.TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its body did not come")
+        raise AssertionError("abort raises")
+
+    def _is_of_the_job(self, request: Any) -> bool:
+        """Whether a request, authentic if there is a secret, comes from a task of the job.
+
+        Without a secret that is a caller who knows the addresses of all tasks.
+        """
+        return self._signer.has_secret or getattr(request, "fingerprint", None) == self._fingerprint
+
+    async def _handle(self, method: str, request: Any) -> dict[str, Any]:
         handler = self._handlers.get(method)
         if handler is None:
             return {"status": "refused", "reason": self._misdirected(method, request)}
@@ -281,8 +335,7 @@ class ControlServer:
 
     def _misdirected(self, method: str, request: Any) -> str:
         """Returns a refusal; it names this task only to a client that knows the job."""
-        own = messages.fingerprint(self._cluster.training_addresses)
-        known = self._signer.has_secret or getattr(request, "fingerprint", None) == own
+        known = self._is_of_the_job(request)
         who = f"this is {self._name}, " if known else "this task is "
         if messages.ELASTIC_FORM in self._handlers:
             return f"{who}a task of an elastic job; expected TFDIST_ELASTIC on every task"
@@ -298,20 +351,6 @@ class ControlServer:
             return f"{who}not rank 0 of its job"
         return f"{who}but ranks meet at {self._cluster.describe_rank(0)}"
 
-    def _who(self, body: bytes, context: grpc.aio.ServicerContext) -> str:
-        """Names the client by the rank in its request and its host."""
-        try:
-            rank: Any = messages.decode_object(body).get("rank")  # no int: TypeError
-            claim = self._cluster.name_of_rank(rank)
-        except (messages.MessageError, IndexError, TypeError):
-            return f"a caller from {_host(context)}"
-        return f"{claim}, calling from {_host(context)}"
-
-    def _warn(self, text: str, level: int = logging.WARNING) -> None:
-        if text not in self._warned and len(self._warned) < _MAX_WARNINGS:
-            self._warned[text] = None
-            _log.log(level, "%s: %s", self._name, printable_line(text))
-
 
 async def _end_tasks() -> None:
     """Ends what runs in a loop that is to be closed: first a stop of the server under way."""
@@ -322,11 +361,6 @@ async def _end_tasks() -> None:
         task.cancel()
     if pending:
         await asyncio.wait(pending, timeout=1)
-
-
-def _host(context: grpc.aio.ServicerContext) -> str:
-    # Of "ipv4:10.0.0.7:51234"; the port differs at each connection.
-    return context.peer().rpartition(":")[0].partition(":")[2] or context.peer()
 
 
 def _bind_error(family: socket.AddressFamily, host: str, port: int) -> OSError | None:

@@ -1,0 +1,209 @@
+"""The connections of a control port: those whose callers have proven nothing are bounded.
+
+gRPC shows its server the caller of a call, but no connection without one. Only its newer versions
+have a limit, and a stranger who holds all places of it keeps the others out. The sockets are
+descriptors of this process, however. If one is reset, gRPC sees a caller that has left.
+
+```
+    connect ---> unproven, at most 256 ---- a call of the job ----> proven, not counted
+                      |
+                      +--> too many: the host with most of them loses those that
+                      |    have been silent for longest
+                      +--> too many bytes that are no complete call: gRPC keeps
+                           the header fields of a call until the last has come
+```
+
+So a host with few connections keeps them while another one makes thousands, and a caller on the
+same host as a stranger needs the time of two short calls.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import ipaddress
+import os
+import socket
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+# Unproven connections. The tasks of a larger job may come all at once, each with two of them.
+_MOST = 256
+_MOST_OF_A_TASK = 2
+# Bytes that an unproven connection may send without a complete call; a request has 64 KiB at most.
+_MOST_BYTES = 256 * 1024
+
+# Bytes that the kernel keeps of a connection for gRPC, which it has to read even after the end.
+_RECEIVE_BUFFER = 64 * 1024
+
+# The functions keep the interpreter's lock: none of them waits, but each would to get it again.
+_libc = ctypes.PyDLL(None)
+_Address = ctypes.c_char * 28  # struct sockaddr_in6
+# struct tcp_info (linux/tcp.h) up to tcpi_bytes_received, and where that begins.
+_TcpInfo = ctypes.c_char * 136
+_BYTES_RECEIVED = 128
+
+Peer = tuple[str, int]
+
+
+@dataclasses.dataclass
+class _Unproven:
+    """A connection whose caller has proven nothing.
+
+    Attributes:
+      since: the time of its last complete call, or of the first look at it.
+      received: bytes that had come on it by then; None until the next look.
+    """
+
+    since: float
+    received: int | None
+
+
+class Connections:
+    """The connections that this process has accepted on a port. Not thread-safe.
+
+    Args:
+      port: the port.
+      tasks: the number of the job's tasks.
+    """
+
+    def __init__(self, port: int, tasks: int) -> None:
+        self._port = port
+        self._most = max(_MOST, _MOST_OF_A_TASK * tasks)
+        self._unproven: dict[Peer, _Unproven] = {}
+        self._proven: set[Peer] = set()
+        self._shrink_buffers()
+
+    def heard(self, peer: Peer, *, proven: bool) -> None:
+        """Records a complete call; `proven` says that a task of the job has made it."""
+        if proven:
+            self._unproven.pop(peer, None)
+            self._proven.add(peer)
+        elif peer not in self._proven:
+            self._unproven[peer] = _Unproven(time.monotonic(), None)
+
+    def limit(self) -> int:
+        """Closes connections of strangers; returns how many. Call it often."""
+        now = time.monotonic()
+        accepted = self._accepted()
+        self._proven &= accepted.keys()
+        self._unproven = {
+            peer: self._unproven.get(peer) or _Unproven(now, 0)
+            for peer in accepted.keys() - self._proven
+        }
+        closed = [peer for peer in self._unproven if self._is_too_loud(peer, accepted[peer])]
+        for peer in closed:
+            del self._unproven[peer]
+        closed += self._in_order_of_rights()[self._most :]
+        for peer in closed:
+            self._unproven.pop(peer, None)
+            _reset(accepted[peer], peer)
+        return len(closed)
+
+    def _is_too_loud(self, peer: Peer, descriptor: int) -> bool:
+        received = _bytes_received(descriptor)
+        known = self._unproven[peer]
+        if known.received is None:
+            known.received = received
+        return received - known.received > _MOST_BYTES
+
+    def _shrink_buffers(self) -> None:
+        """Makes the listening sockets accept connections with small buffers."""
+        size = ctypes.c_int(_RECEIVE_BUFFER)
+        for descriptor in self._of_the_port():
+            if _address(_libc.getpeername, descriptor) is None:
+                _libc.setsockopt(
+                    descriptor,
+                    socket.SOL_SOCKET,
+                    socket.SO_RCVBUF,
+                    ctypes.byref(size),
+                    ctypes.sizeof(size),
+                )
+
+    def _in_order_of_rights(self) -> list[Peer]:
+        """Returns the first of each host, the second of each, and so on; the latest one first."""
+        latest_first = sorted(
+            self._unproven, key=lambda peer: self._unproven[peer].since, reverse=True
+        )
+        counts: collections.Counter[str] = collections.Counter()
+        places = {}
+        for peer in latest_first:
+            places[peer] = counts[peer[0]]
+            counts[peer[0]] += 1
+        return sorted(latest_first, key=places.__getitem__)
+
+    def _accepted(self) -> dict[Peer, int]:
+        """Returns the descriptors of the connections."""
+        found = {}
+        for descriptor in self._of_the_port():
+            peer = _address(_libc.getpeername, descriptor)
+            if peer is not None:  # else it listens, or was closed meanwhile
+                found[peer] = descriptor
+        return found
+
+    def _of_the_port(self) -> Iterator[int]:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            own = _address(_libc.getsockname, descriptor)
+            if own is not None and own[1] == self._port:
+                yield descriptor
+
+
+def peer_of(text: str) -> Peer:
+    """Returns the host and port of a caller as gRPC describes it.
+
+    Example:
+      >>> peer_of("ipv4:10.0.0.7:51234"), peer_of("ipv6:%5B::1%5D:51234")
+      (('10.0.0.7', 51234), ('::1', 51234))
+    """
+    host, _, port = urllib.parse.unquote(text).partition(":")[2].rpartition(":")
+    return (_plain(host.strip("[]")), int(port)) if port.isdecimal() else (text, 0)
+
+
+def _address(function: Any, descriptor: int) -> Peer | None:
+    # Python's own socket object would change a blocking socket if the script has set a default
+    # timeout.
+    content, size = _Address(), ctypes.c_uint32(ctypes.sizeof(_Address))
+    if function(descriptor, content, ctypes.byref(size)) != 0:
+        return None
+    raw = content.raw
+    family, port = int.from_bytes(raw[:2], sys.byteorder), int.from_bytes(raw[2:4], "big")
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, raw[4:8]), port
+    if family == socket.AF_INET6:
+        return _plain(socket.inet_ntop(socket.AF_INET6, raw[8:24])), port
+    return None
+
+
+def _bytes_received(descriptor: int) -> int:
+    content, size = _TcpInfo(), ctypes.c_uint32(ctypes.sizeof(_TcpInfo))
+    if _libc.getsockopt(
+        descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, content, ctypes.byref(size)
+    ):
+        return 0  # closed meanwhile
+    return int.from_bytes(content.raw[_BYTES_RECEIVED:], sys.byteorder)
+
+
+def _plain(host: str) -> str:
+    """Returns the IPv4 address that a socket for both kinds shows as IPv6; others as they are."""
+    try:
+        mapped = ipaddress.IPv6Address(host.partition("%")[0]).ipv4_mapped
+    except ValueError:
+        return host
+    return str(mapped) if mapped else host.partition("%")[0]
+
+
+def _reset(descriptor: int, peer: Peer) -> None:
+    # gRPC may close it at any time, and another thread get its number: a copy stays what it is.
+    with contextlib.suppress(OSError):
+        copy = os.dup(descriptor)
+        try:
+            if _address(_libc.getpeername, copy) == peer:
+                # Unlike a shutdown it drops what has come already, which gRPC would still read.
+                _libc.connect(copy, _Address(), ctypes.sizeof(_Address))  # AF_UNSPEC
+        finally:
+            os.close(copy)
