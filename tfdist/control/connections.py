@@ -20,16 +20,16 @@ same host as a stranger needs the time of two short calls.
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
 import dataclasses
 import ipaddress
 import os
+import resource
 import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 # Unproven connections. The tasks of a larger job may come all at once, each with two of them.
@@ -74,7 +74,8 @@ class Connections:
 
     def __init__(self, port: int, tasks: int) -> None:
         self._port = port
-        self._most = max(_MOST, _MOST_OF_A_TASK * tasks)
+        # The rest of the descriptors is for the job.
+        self._most = min(max(_MOST, _MOST_OF_A_TASK * tasks), _most_descriptors() // 2)
         self._unproven: dict[Peer, _Unproven] = {}
         self._proven: set[Peer] = set()
         self._shrink_buffers()
@@ -147,7 +148,7 @@ class Connections:
         return found
 
     def _of_the_port(self) -> Iterator[int]:
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
+        for descriptor in _descriptors():
             own = _address(_libc.getsockname, descriptor)
             if own is not None and own[1] == self._port:
                 yield descriptor
@@ -162,6 +163,18 @@ def peer_of(text: str) -> Peer:
     """
     host, _, port = urllib.parse.unquote(text).partition(":")[2].rpartition(":")
     return (_plain(host.strip("[]")), int(port)) if port.isdecimal() else (text, 0)
+
+
+def _most_descriptors() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 65536 if soft == resource.RLIM_INFINITY else min(soft, 65536)
+
+
+def _descriptors() -> Iterable[int]:
+    try:
+        return map(int, os.listdir("/proc/self/fd"))
+    except OSError:  # there is none left for the directory: this is the time to look
+        return range(_most_descriptors())
 
 
 def _address(function: Any, descriptor: int) -> Peer | None:
@@ -199,11 +212,12 @@ def _plain(host: str) -> str:
 
 def _reset(descriptor: int, peer: Peer) -> None:
     # gRPC may close it at any time, and another thread get its number: a copy stays what it is.
-    with contextlib.suppress(OSError):
+    try:
         copy = os.dup(descriptor)
-        try:
-            if _address(_libc.getpeername, copy) == peer:
-                # Unlike a shutdown it drops what has come already, which gRPC would still read.
-                _libc.connect(copy, _Address(), ctypes.sizeof(_Address))  # AF_UNSPEC
-        finally:
-            os.close(copy)
+    except OSError:  # it was closed, or no descriptor is left
+        copy = descriptor
+    if _address(_libc.getpeername, copy) == peer:
+        # Unlike a shutdown it drops what has come already, which gRPC would still read.
+        _libc.connect(copy, _Address(), ctypes.sizeof(_Address))  # AF_UNSPEC
+    if copy != descriptor:
+        os.close(copy)

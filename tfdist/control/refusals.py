@@ -114,12 +114,13 @@ class Refusals:
         if self._left_out:
             hosts = len(self._left_out_hosts)
             _log.warning(
-                "%s: and %s other refused calls within %g s, from %s%s",
+                "%s: and %s other refused calls within %g s, from %s",
                 self._name,
                 f"{self._left_out:,}",
                 _PERIOD,
-                f"{hosts:,} or more hosts" if hosts == _MAX_HOSTS else f"{hosts:,} hosts",
-                "" if hosts > 1 else f": {next(iter(self._left_out_hosts))}",
+                f"1 host: {next(iter(self._left_out_hosts))}"
+                if hosts == 1
+                else f"{hosts:,} hosts{' or more' if hosts == _MAX_HOSTS else ''}",
             )
         self._logged.clear()
         self._left_out = 0

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import raw_http2
 from control_tasks import Background, LogWatch, clusters, data_address, planes
+from tiers import rounds
 
 from tfdist.config.cluster import Cluster
 from tfdist.control import connections, messages, refusals
-from tfdist.control.client import ControlClient
+from tfdist.control.client import ControlClient, UnreachableError
 from tfdist.control.server import ControlServer
 from tfdist.errors import AuthenticationError
 
@@ -33,11 +34,14 @@ TIMEOUT = 20.0
 SOON = 10.0
 # A server in a process of its own, whose memory can be read.
 SERVER = """
+import resource
 import sys
 from tfdist.config.cluster import Cluster
 from tfdist.config.settings import Settings
 from tfdist.control import ControlPlane
-with ControlPlane(Cluster(workers=tuple(sys.argv[1:])), Settings.from_environment()):
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(sys.argv[1]), hard), hard))
+with ControlPlane(Cluster(workers=tuple(sys.argv[2:])), Settings.from_environment()):
     print("listening", flush=True)
     sys.stdin.read()
 """
@@ -60,22 +64,28 @@ class Task:
         return int(found.split()[1]) / 1024
 
     def answers(self) -> None:
-        """Returns once an honest caller has an answer; it may be thrown out a few times."""
+        """Returns once an honest caller has an answer; it may be thrown out, or wait in between."""
+        deadline = time.monotonic() + 3 * TIMEOUT
         client = ControlClient(self.cluster, self._secret, self.address, "worker 0")
+        request = messages.Clock(messages.PROTOCOL, TIMEOUT)
         with contextlib.closing(client):
-            client.call(
-                messages.CLOCK, messages.Clock(messages.PROTOCOL, TIMEOUT), TIMEOUT, patient=True
-            )
+            while True:
+                try:
+                    client.call(messages.CLOCK, request, TIMEOUT, patient=True)
+                    return
+                except UnreachableError:
+                    if time.monotonic() > deadline:
+                        raise
 
 
 @contextlib.contextmanager
-def task(secret: bytes | None) -> Iterator[Task]:
-    """Runs rank 0 of two."""
+def task(secret: bytes | None, descriptors: int = 4096) -> Iterator[Task]:
+    """Runs rank 0 of two, which may have so many descriptors."""
     cluster = clusters(2)[0]
     environ = {name: text for name, text in os.environ.items() if name != "TFDIST_SECRET"}
     if secret is not None:
         environ["TFDIST_SECRET"] = secret.decode()
-    command = [sys.executable, "-c", SERVER, *cluster.training_addresses]
+    command = [sys.executable, "-c", SERVER, str(descriptors), *cluster.training_addresses]
     process = subprocess.Popen(
         command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -179,6 +189,14 @@ def test_connections_of_strangers_are_bounded(secret):
         assert zero.exit_barrier() and barrier.result()
 
 
+def test_strangers_do_not_take_the_last_descriptor():
+    with task(SECRET, descriptors=100) as rank_0, closing_all() as strangers:
+        for _ in range(300):
+            strangers.append(raw_http2.connect(rank_0.address, raw_http2.PREFACE))
+        wait_until(lambda: count_open(strangers) <= 50, "the end of the others")
+        rank_0.answers()
+
+
 def test_a_job_begins_while_strangers_come_and_stay():
     members = clusters(2)
     ended = threading.Event()
@@ -214,6 +232,52 @@ def test_the_tasks_of_a_large_job_may_come_all_at_once():
         assert count_open(strangers) == 2 * MOST + 40
 
 
+def attacks() -> list[bytes]:
+    """Returns what strangers say to a control port, of all kinds."""
+    path, frame = messages.JOIN, raw_http2.frame
+    fields = raw_http2.field(b":method", b"POST")
+    streams = range(1, 400, 2)
+    given_up = [
+        raw_http2.call(path, i) + frame(raw_http2.RST_STREAM, i, b"\0\0\0\x08") for i in streams
+    ]
+    large = [(b"x%d" % i, b"x" * 7000) for i in range(2)]
+    more = frame(raw_http2.CONTINUATION, 1, raw_http2.field(b"x", b"x" * 16_000))
+    question = [raw_http2.complete_call(messages.CHALLENGE, i, b"") for i in streams[:8]]
+    return [
+        b"",
+        raw_http2.PREFACE,
+        raw_http2.PREFACE + frame(raw_http2.HEADERS, 1, fields),
+        raw_http2.PREFACE + frame(raw_http2.HEADERS, 1, fields) + more * 200,
+        raw_http2.PREFACE + b"".join(raw_http2.call(path, i, large) for i in streams[:8]),
+        raw_http2.PREFACE + b"".join(raw_http2.call(path, i) for i in streams),
+        raw_http2.PREFACE + b"".join(given_up),
+        raw_http2.PREFACE + frame(raw_http2.SETTINGS) * 20_000,
+        raw_http2.PREFACE + frame(raw_http2.PING, 0, bytes(8)) * 10_000,
+        raw_http2.DEAF_PREFACE + b"".join(question),
+        bytes.fromhex("1603010200010001fc0303") + bytes(500),  # TLS
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(range(256)) * 10,
+    ]
+
+
+@pytest.mark.timeout(600)
+def test_attacks_of_all_kinds():
+    """All kinds of strangers come for seconds: the task's memory stays bounded, and it answers."""
+    said = attacks()
+    with task(SECRET) as rank_0, closing_all() as strangers:
+        rank_0.answers()
+        before, end = rank_0.megabytes(), time.monotonic() + rounds(3, long=120)
+        while time.monotonic() < end:
+            for content in said:
+                strangers += [raw_http2.connect(rank_0.address, content) for _ in range(5)]
+            for old in strangers[:-1500]:
+                if old is not None:
+                    old.close()
+            del strangers[:-1500]
+            rank_0.answers()
+        assert rank_0.megabytes() - before < 300
+
+
 def refused_body(number: int) -> bytes:
     """A request that is refused in words of its own."""
     return json.dumps({"protocol": f"stranger {number}"}).encode()
@@ -245,7 +309,7 @@ def test_refusals_of_strangers_do_not_hide_those_of_ranks(monkeypatch):
         with planes(members[1:], [SECRET]) as (one,), pytest.raises(AuthenticationError):
             one.rendezvous(data_address(1))
         log.wait_for("refused worker 1, calling from 127.0.0.1: the caller has a shared secret")
-        log.wait_for(r"and 1\d\d other refused calls within 1 s, from 1 hosts: 127.0.0.2")
+        log.wait_for(r"and 1\d\d other refused calls within 1 s, from 1 host: 127.0.0.2")
         assert sum("stranger" in line for line in log.messages) <= 40
         calls_of_strangers(members[0].address, 8)
         assert zero._server is not None
