@@ -18,6 +18,7 @@ Every task listens with gRPC on its own address. Rank 0 serves the rendezvous wi
 Messages are small JSON objects (`messages`) on generic gRPC handlers. With a shared secret,
 requests and answers are signed (`signing`). `rendezvous` is rank 0's state, without networking;
 `server` and `client` carry it over the network; `plane` is the interface for the rest of tfdist.
+`connections` bounds those of strangers to a server, and `refusals` their share of its log.
 `stop_board` and `stop_watch` are the two sides of the agreement on the last step of a job that is
 told to end. An elastic job, whose tasks may die and join, has no fixed rank 0: `founders` begin it,
 `generations` is what each of its processes knows and decides, `members` what they say of each

@@ -198,9 +198,9 @@ class ControlServer:
         port = int(self._cluster.address.rpartition(":")[2])
         self._listen(server, interface, port)
         logging.getLogger("grpc._cython.cygrpc").addFilter(_QUIET)
-        await server.start()
         tasks = sum(map(len, self._cluster.as_dict().values()))
         self._connections = Connections(port, tasks)
+        await server.start()
         self._watching = asyncio.create_task(self._watch())
         return server
 
