@@ -28,7 +28,7 @@ void TaskPositions::Claim::Move(bool is_applied) {
       if (is_applied) {
         task->second.applied = after_[i].trained;
       } else {
-        positions_->collected_.push_back(task);
+        positions_->collected_.push_back(std::move(after_[i].task));
       }
     }
   }
@@ -75,7 +75,7 @@ uint64_t TaskPositions::Close(uint64_t lease, bool forgets) {
   const Positions::iterator task = found->second.task;
   const uint64_t trained = task->second.trained;
   leases_.erase(found);
-  if (forgets && task->second.applied == trained) positions_.erase(task);
+  if (forgets && task->second.applied == trained && !HasLease(task)) positions_.erase(task);
   return trained;
 }
 
@@ -83,12 +83,14 @@ void TaskPositions::Forget(const std::string& first, const std::string& last) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto next = positions_.lower_bound(first);
   while (next != positions_.end() && next->first < last) {
-    const bool is_needed = next->second.applied < next->second.trained ||
-                           std::any_of(
-                               leases_.begin(), leases_.end(),
-                               [&](const auto& lease) { return lease.second.task == next; });
+    const bool is_needed = next->second.applied < next->second.trained || HasLease(next);
     next = is_needed ? std::next(next) : positions_.erase(next);
   }
+}
+
+bool TaskPositions::HasLease(Positions::const_iterator task) const {
+  return std::any_of(leases_.begin(), leases_.end(),
+                     [&](const auto& lease) { return lease.second.task == task; });
 }
 
 TaskPositions::Claim TaskPositions::Begin(const std::vector<TaskCommit>& commits) {
@@ -114,10 +116,12 @@ TaskPositions::Claim TaskPositions::Begin(const std::vector<TaskCommit>& commits
 std::vector<TaskPosition> TaskPositions::ApplyCollected() {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<TaskPosition> applied;
-  for (const Positions::iterator task : collected_) {
-    applied.push_back({task->first, task->second.trained});
+  for (const std::string& task : collected_) {
+    const auto found = positions_.find(task);
+    if (found != positions_.end()) applied.push_back({task, found->second.trained});
   }
-  for (const Positions::iterator task : collected_) task->second.applied = task->second.trained;
+  for (const TaskPosition& each : applied)
+    positions_.find(each.task)->second.applied = each.trained;
   collected_.clear();
   return applied;
 }

@@ -98,11 +98,14 @@ class TaskPositions {
     bool busy = false;  // a push of it is being applied
   };
 
+  bool HasLease(Positions::const_iterator task) const;  // under the mutex
+
   mutable std::mutex mutex_;  // guards the rest
   std::condition_variable released_;
   Positions positions_;
-  std::vector<Positions::iterator> collected_;  // tasks with collected pushes
-  size_t claimed_ = 0;                          // leases of claims: `collected_` has room for them
+  // Tasks with collected pushes, by name: the master may forget a task meanwhile.
+  std::vector<std::string> collected_;
+  size_t claimed_ = 0;  // leases of claims: `collected_` has room for them
   std::unordered_map<uint64_t, Lease> leases_;
 };
 

@@ -56,6 +56,23 @@ void TestPositions() {
   EXPECT(tasks.Advance(11, 0) == 15 && tasks.Save()[1].trained == 1);
 }
 
+// The master forgets a task whose push is collected, and of which nothing seems to be left to do.
+void TestForgottenTasks() {
+  TaskPositions tasks;
+  tasks.Open(1, "a", 3);
+  tasks.Begin({{1, 3, 3}}).Collect();  // of no records
+  EXPECT(tasks.Close(1, true) == 3 && tasks.Save().empty());
+  tasks.Open(2, "b", 0);
+  tasks.Begin({{2, 0, 4}}).Collect();
+  EXPECT(tasks.Advance(2, 9) == 9 && tasks.Close(2, true) == 9 && tasks.Save().empty());
+  EXPECT(tasks.ApplyCollected().empty());
+  // Two leases of one task: the other one goes on.
+  tasks.Open(3, "c", 5);
+  tasks.Open(4, "c", 5);
+  EXPECT(tasks.Close(3, true) == 5 && tasks.Advance(4, 8) == 8 && tasks.Close(4, true) == 8);
+  EXPECT(tasks.Save().empty());
+}
+
 PushReply Train(RawPsWorker* worker, uint32_t shard, const Floats& gradient,
                 std::vector<TaskCommit> commits, uint64_t sequence = 0) {
   PushRequest push = worker->NewPush({{shard, UpdateKind::kGradient, 0, 0, 0}});
@@ -305,6 +322,7 @@ void TestClient() {
 
 void Main() {
   TestPositions();
+  TestForgottenTasks();
   TestRefusedPushes(ps::Mode::kAsync);
   TestRefusedPushes(ps::Mode::kSsp);
   TestSynchronousJob();
