@@ -95,8 +95,11 @@ void CatchUpAdam(const OptimizerConfig& config, double learning_rate, int64_t la
   if (last >= until) return;
   const double beta_1 = config.beta_1, beta_2 = config.beta_2;
   // After this many steps momentum is too small to move the row.
-  const double moving_steps = beta_1 > 0 ? std::ceil(std::log(1e-12) / std::log(beta_1)) : 1;
-  const int64_t moving = std::min(until, last + static_cast<int64_t>(moving_steps));
+  const double moving_steps =
+      beta_1 > 0 ? std::max(0.0, std::ceil(std::log(1e-12) / std::log(beta_1))) : 1;
+  // Compared as they are: near beta_1 = 1 there are more steps than an integer holds.
+  const bool moves_all = !(moving_steps < static_cast<double>(until) - static_cast<double>(last));
+  const int64_t moving = moves_all ? until : last + static_cast<int64_t>(moving_steps);
   double beta_1_power = std::pow(beta_1, static_cast<double>(last));
   double beta_2_power = std::pow(beta_2, static_cast<double>(last));
   const auto keep_1 = static_cast<float>(1 - beta_1), keep_2 = static_cast<float>(1 - beta_2);

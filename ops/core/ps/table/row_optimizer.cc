@@ -27,12 +27,6 @@ size_t SlotsOf(const TableConfig& config) {
   std::abort();  // unknown rules are refused when they are decoded
 }
 
-size_t ContentFloats(const TableConfig& config) {
-  if (config.rule == RowRule::kRowwiseAdagrad) return config.width + 1;
-  if (config.rule == RowRule::kExactAdam) return 3 * size_t{config.width} + 1;
-  return config.width * (1 + SlotsOf(config));
-}
-
 // The last step of a row with kExactAdam, which is stored behind two slots.
 int32_t LastStepOf(const float* slots, size_t width) {
   int32_t step = 0;
@@ -45,6 +39,13 @@ void SetLastStep(int64_t step, size_t width, float* slots) {
 }
 
 }  // namespace
+
+size_t ContentFloats(const TableConfig& config) {
+  const size_t width = config.width;
+  if (config.rule == RowRule::kRowwiseAdagrad) return width + 1;
+  if (config.rule == RowRule::kExactAdam) return 3 * width + 1;
+  return width * (1 + SlotsOf(config));
+}
 
 RowOptimizer::RowOptimizer(const TableConfig& config)
     : config_(config), slots_(SlotsOf(config)), content_floats_(ContentFloats(config)) {}
@@ -94,8 +95,8 @@ void RowOptimizer::Step(float* content, const float* gradient, const StepValues&
       return StepGroupFtrl(config_.optimizer, config_.group_penalty, step, width, gradient, content,
                            slots, slots + width);
     case RowRule::kExactAdam: {
-      CatchUpAdam(config_.optimizer, step.learning_rate, LastStepOf(slots, width), step.step - 1,
-                  width, content, slots, slots + width);
+      CatchUpAdam(config_.optimizer, step.learning_rate, LastStepOf(slots, width),
+                  std::max<int64_t>(step.step, 1) - 1, width, content, slots, slots + width);
       StepRuns runs{gradient, {content, content}, {}};
       for (size_t i = 0; i < 2; ++i) runs.slots[i] = {slots + i * width, slots + i * width};
       Optimize(config_.optimizer, step, 0, DType::kFloat32, width, runs);

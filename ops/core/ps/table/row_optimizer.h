@@ -15,6 +15,9 @@
 
 namespace tfdist::ps {
 
+// The floats of a row, with its slots.
+size_t ContentFloats(const TableConfig& config);
+
 // Any thread may call it, for a row that no other thread uses.
 class RowOptimizer {
  public:

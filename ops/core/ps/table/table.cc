@@ -21,7 +21,7 @@ Status Expected(const char* what, double received) {
 
 }  // namespace
 
-Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std::string name) {
+Status Table::Check(const TableConfig& config) {
   if (config.width == 0 || config.width > kMaxWidth) {
     return Expected("a width from 1 to 65536", config.width);
   }
@@ -34,6 +34,18 @@ Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std
     return Expected("a weight_decay from 0 on", config.weight_decay);
   }
   if (!(config.min_norm >= 0)) return Expected("a min_norm from 0 on", config.min_norm);
+  // Its rows have the two slots of that optimizer.
+  if (config.rule == RowRule::kExactAdam &&
+      (config.optimizer.kind != OptimizerKind::kAdam || config.optimizer.amsgrad)) {
+    return InvalidArgument(StrCat("a table: expected Adam without amsgrad for rows that catch up, ",
+                                  "received an optimizer with ", SlotCount(config.optimizer),
+                                  " slots"));
+  }
+  return Status();
+}
+
+Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* out, std::string name) {
+  if (Status s = Check(config); !s.ok()) return s;
   out->reset(new Table(config, std::move(name)));
   return Status();
 }
@@ -215,13 +227,13 @@ void Table::EvictExcess() {
   }
 }
 
-size_t Table::EditFloats(EditKind kind) const {
+size_t Table::EditFloats(EditKind kind, const TableConfig& config) {
   switch (kind) {
     case EditKind::kRestore:
-      return content_floats();
+      return ContentFloats(config);
     case EditKind::kReplace:
     case EditKind::kUpsert:
-      return config_.width;
+      return config.width;
     case EditKind::kRemove:
     case EditKind::kClear:
       break;

@@ -27,7 +27,8 @@ namespace tfdist::ps {
 
 class Table {
  public:
-  // Fails if `config` is invalid; the message says what was expected.
+  // Check and Create fail if `config` is invalid; the message says what was expected.
+  static Status Check(const TableConfig& config);
   static Status Create(const TableConfig& config, std::unique_ptr<Table>* out,
                        std::string name = "");
 
@@ -72,7 +73,8 @@ class Table {
   void Sweep(double now);
 
   // The floats of each row that an edit of this kind brings.
-  size_t EditFloats(EditKind kind) const;
+  size_t EditFloats(EditKind kind) const { return EditFloats(kind, config_); }
+  static size_t EditFloats(EditKind kind, const TableConfig& config);
   // Carries out an edit, for whose rows Prepare has reserved memory. Throws std::bad_alloc if other
   // requests have used it since; then a part of the edit is done.
   void Edit(const TableEdit& edit);
