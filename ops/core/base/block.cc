@@ -15,6 +15,7 @@ constexpr size_t kMaxFree = 4;  // blocks of one capacity that AllocateAtLeast k
 
 // Rounds up to one of four sizes per power of two.
 size_t CapacityFor(size_t bytes) {
+  if (bytes > PTRDIFF_MAX) throw std::bad_alloc();  // rounding it up would wrap around
   if (bytes <= kMinCapacity) return kMinCapacity;
   const int bits = 63 - __builtin_clzll(bytes);
   const size_t unit = size_t{1} << (bits - 2);

@@ -30,6 +30,7 @@
 #include "core/math/dtype.h"
 #include "core/net/fd.h"
 #include "core/ps/optimizers/optimizer.h"
+#include "core/ps/store/log_records.h"
 #include "core/ps/store/value_file.h"
 #include "core/ps/table/table.h"
 
@@ -114,10 +115,15 @@ class RedoLog {
     // Receives the last values of shards, at the end.
     std::function<Status(const std::string& name, DType dtype, uint64_t elements, BlockPtr value)>
         sets;
+    // Whether a shard can have such a value; else its description is left out.
+    std::function<Status(const std::string& name, DType dtype, uint64_t elements)> fits;
+    // Receives a line for the log about what is left out.
+    std::function<void(const std::string& text)> reports;
   };
-  // Applies the records of a file, up to the first that is incomplete or damaged. `records`: the
-  // number of pushes and edits up to there; `left_out`: the bytes behind them. Fails if the file
-  // cannot be read or is no log.
+  // Applies the records of a file. A damaged or impossible one is told and left out, as
+  // log_replay.h says. `records`: the number of pushes and edits that count; `left_out`: the bytes
+  // behind the last whole record. Fails if the file cannot be read or is no log, and then may have
+  // applied a part.
   static Status Replay(const std::string& path, const Reader& reader, uint64_t* records,
                        uint64_t* left_out);
 
@@ -127,7 +133,7 @@ class RedoLog {
   // Calls `write` under the lock, if a file is open. The log fails if there is no memory.
   template <typename Do>
   void Record(const Do& write);
-  void Write(uint32_t kind, const std::string& meta, const std::vector<iovec>& arrays);
+  void Write(RecordKind kind, const std::string& meta, const std::vector<iovec>& arrays);
   uint32_t IdOf(Table* table);
   uint32_t IdOf(const ChangedShard& shard);
   // Adds the shards to a record.

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/checked_size.h"
+
 namespace tfdist::ps {
 namespace {
 
@@ -54,12 +56,20 @@ std::string VariableOf(const std::string& shard) {
   return ends ? shard.substr(0, at) : shard;
 }
 
+// Fails if the block of a saved shard is not as large as its description says.
+Status CheckSaved(const SavedShard& saved) {
+  const uint64_t received = saved.block == nullptr ? 0 : saved.block->bytes();
+  if (saved.block != nullptr && BytesOf(saved.dtype, saved.elements) == received) return Status();
+  return InvalidArgument(StrCat("saved shard '", saved.name,
+                                "': ", Describe(saved.dtype, saved.elements), " does not fit ",
+                                received, " bytes"));
+}
+
 }  // namespace
 
 std::optional<uint64_t> BytesOf(DType dtype, uint64_t elements) {
-  const uint64_t size = ByteSize(dtype);
-  if (elements > kMaxPayloadBytes / size) return std::nullopt;
-  return elements * size;
+  const CheckedSize bytes = CheckedSize(elements) * ByteSize(dtype);
+  return bytes.IsAtMost(kMaxPayloadBytes) ? bytes.value() : std::nullopt;
 }
 
 Store::Store(const StoreOptions& options, int workers)
@@ -85,8 +95,9 @@ std::unique_lock<std::shared_mutex> Store::Exclude() const {
 
 Shard* Store::Find(uint32_t id) const { return id < shards_.size() ? shards_[id].get() : nullptr; }
 
-Table* Store::FindTable(uint32_t id) const {
-  return id < tables_.size() ? tables_[id].get() : nullptr;
+const std::shared_ptr<Table>& Store::HoldTable(uint32_t id) const {
+  static const std::shared_ptr<Table>* const none = new std::shared_ptr<Table>;
+  return id < tables_.size() ? tables_[id] : *none;
 }
 
 Status Store::CreateTables(const TableRequest& request, TableReply* reply,
@@ -397,12 +408,7 @@ std::vector<uint64_t> Store::update_counts() const {
 Status Store::RestoreShards(const std::vector<SavedShard>& shards) {
   const auto lock = Exclude();
   for (const SavedShard& saved : shards) {
-    const std::optional<uint64_t> bytes = BytesOf(saved.dtype, saved.elements);
-    if (saved.block == nullptr || bytes != saved.block->bytes()) {
-      return InvalidArgument(StrCat("saved shard '", saved.name,
-                                    "': ", Describe(saved.dtype, saved.elements), " does not fit ",
-                                    saved.block == nullptr ? 0 : saved.block->bytes(), " bytes"));
-    }
+    if (Status s = CheckSaved(saved); !s.ok()) return s;
     if (saved.name.size() > kMaxNameBytes || FindName(saved.name) != nullptr) {
       return InvalidArgument(StrCat("saved shard '", saved.name.substr(0, 64),
                                     "': its name is too long, or was there before"));
@@ -414,23 +420,28 @@ Status Store::RestoreShards(const std::vector<SavedShard>& shards) {
   return Status();
 }
 
+Status Store::CheckShard(const std::string& name, DType dtype, uint64_t elements) const {
+  const auto sharing = Share();
+  const Shard* const shard = FindName(name);
+  if (shard == nullptr || (shard->dtype == dtype && shard->elements == elements)) return Status();
+  return InvalidArgument(StrCat("saved shard '", name, "': expected ",
+                                Describe(shard->dtype, shard->elements), ", received ",
+                                Describe(dtype, elements)));
+}
+
 Status Store::RestoreValue(const SavedShard& saved) {
+  if (Status s = CheckSaved(saved); !s.ok()) return s;
+  if (Status s = CheckShard(saved.name, saved.dtype, saved.elements); !s.ok()) return s;
   {
     const auto lock = Exclude();
     if (Shard* const shard = FindName(saved.name)) {
-      if (shard->dtype != saved.dtype || shard->elements != saved.elements) {
-        return InvalidArgument(StrCat("saved shard '", saved.name, "': expected ",
-                                      Describe(shard->dtype, shard->elements), ", received ",
-                                      Describe(saved.dtype, saved.elements)));
-      }
       saved.block->ChargeTo(memory_);
       shard->block = saved.block;
       ++shard->version;
       return Status();
     }
   }
-  AddUnclaimed({saved});
-  return Status();
+  return AddUnclaimed({saved});
 }
 
 void Store::RestoreUpdateCounts(const std::vector<uint64_t>& updates) {
@@ -465,13 +476,15 @@ Status Store::RestoreTables(const std::vector<std::shared_ptr<Table>>& tables) {
   return Status();
 }
 
-void Store::AddUnclaimed(const std::vector<SavedShard>& shards) {
+Status Store::AddUnclaimed(const std::vector<SavedShard>& shards) {
   const auto lock = Exclude();
   for (const SavedShard& shard : shards) {
+    if (Status s = CheckSaved(shard); !s.ok()) return s;
     shard.block->ChargeTo(memory_);
     unclaimed_[shard.name] = shard;
     unclaimed_parts_[VariableOf(shard.name)] = shard.name;
   }
+  return Status();
 }
 
 std::vector<SavedShard> Store::SnapshotUnclaimed() const {

@@ -120,19 +120,22 @@ class Store {
   std::vector<uint64_t> update_counts() const;
   // Before the server starts.
   Status RestoreShards(const std::vector<SavedShard>& shards);
+  // Fails if there is a shard of that name with another dtype or size.
+  Status CheckShard(const std::string& name, DType dtype, uint64_t elements) const;
   // A value that is later than that of the restored shard. Without such a shard it is unclaimed.
   Status RestoreValue(const SavedShard& saved);
   void RestoreUpdateCounts(const std::vector<uint64_t>& updates);
 
   // Shards from a checkpoint of another number of servers. The workers decide which server holds a
   // shard: Create uses an unclaimed one of that name; the others are unused until ForgetUnclaimed.
-  void AddUnclaimed(const std::vector<SavedShard>& shards);
+  Status AddUnclaimed(const std::vector<SavedShard>& shards);
   // Under Exclude.
   std::vector<SavedShard> SnapshotUnclaimed() const;
   void ForgetUnclaimed();
 
-  // Under Share; null if there is no such table.
-  Table* FindTable(uint32_t id) const;
+  // Under Share; null if there is no such table. A table that is held outlives its replacement.
+  Table* FindTable(uint32_t id) const { return HoldTable(id).get(); }
+  const std::shared_ptr<Table>& HoldTable(uint32_t id) const;
   // Takes Exclude itself, and creates all tables that do not exist, or none; throws as Create. A
   // table that was restored with another configuration and that no worker has created since is
   // replaced if the request has `resets_slots`: the former table is appended to `replaced`. The

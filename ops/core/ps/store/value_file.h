@@ -31,7 +31,8 @@ class ValueFile {
   bool Has(const void* shard) const { return places_.count(shard) > 0; }
   // Writes a shard's value, which always has the same size. Returns false on failure, with errno.
   bool Write(const void* shard, const char* data, size_t bytes, Copy* copy);
-  // `path`: as of Begin.
+  // `path`: as in Begin. kInvalidArgument: the copy is not there, or damaged; kUnavailable: the
+  // file cannot be read.
   static Status Read(const std::string& path, const Copy& copy, size_t bytes, BlockPtr* value);
 
  private:

@@ -7,6 +7,7 @@
 namespace tfdist::ps {
 namespace {
 
+constexpr double kMaxSavedTime = 0x1p53;  // in seconds
 constexpr uint64_t kProgressVersion = 3;
 constexpr size_t kProgressHead = 3;  // version, workers, shards
 // Whether a process came, its id, its last push, whether that was dropped; the process and the
@@ -65,6 +66,10 @@ Status Recovery::ReplayLog(const std::string& path, uint64_t* records, uint64_t*
   reader.sets = [&](const std::string& name, DType dtype, uint64_t elements, BlockPtr value) {
     return state_.store->RestoreValue({name, dtype, elements, std::move(value)});
   };
+  reader.fits = [&](const std::string& name, DType dtype, uint64_t elements) {
+    return state_.store->CheckShard(name, dtype, elements);
+  };
+  reader.reports = [&](const std::string& text) { state_.Warn(text); };
   const Status read = RedoLog::Replay(path, reader, records, left_out);
   return read.ok() ? status : read;
 }
@@ -97,13 +102,16 @@ std::vector<uint64_t> Recovery::SaveProgress() const {
 }
 
 Status Recovery::Restore(const ServerSnapshot& snapshot) {
+  if (!(snapshot.time < kMaxSavedTime)) {
+    return InvalidArgument(StrCat("saved rows: expected a time, received ", snapshot.time));
+  }
   if (snapshot.time > 0) ResumeFrom(snapshot.time);
   for (const auto& table : snapshot.tables) {
     if (snapshot.time == 0) ResumeFrom(table->LatestUse(state_.store->clock().Now()));
   }
   if (Status s = state_.store->RestoreShards(snapshot.shards); !s.ok()) return s;
   if (Status s = state_.store->RestoreTables(snapshot.tables); !s.ok()) return s;
-  state_.store->AddUnclaimed(snapshot.unclaimed);
+  if (Status s = state_.store->AddUnclaimed(snapshot.unclaimed); !s.ok()) return s;
   state_.tasks.Restore(snapshot.tasks_trained);
   return snapshot.progress.empty() ? Status() : RestoreProgress(snapshot.progress);
 }
