@@ -110,6 +110,7 @@ _SERVER = library.CFunctions(
             Handle,
             ctypes.c_int,
             ctypes.POINTER(CSavedRows),
+            ctypes.c_uint64,
             ctypes.c_int,
             ctypes.c_int,
         ],
@@ -259,8 +260,14 @@ class ParameterServer:
           rows: as wide as the table's.
           server: takes only the rows that this one of `servers` holds.
           servers: the number of servers.
+
+        Raises:
+          tf.errors.InvalidArgumentError: the rows are not as wide as the table's.
         """
-        _SERVER.restore_rows(self._handle, table, ctypes.byref(rows.as_c()), server, servers)
+        floats = rows.content.shape[1]
+        _SERVER.restore_rows(
+            self._handle, table, ctypes.byref(rows.as_c()), floats, server, servers
+        )
 
     def restore_nothing(self) -> None:
         """Drops everything restored so far."""
@@ -277,8 +284,10 @@ class ParameterServer:
     def replay_log(self, path: str) -> tuple[int, int]:
         """Applies the log records that are later than the restored state; before `start`.
 
+        A damaged record is left out. An event of kind "log" names it.
+
         Returns:
-          The number of complete records, and the number of bytes at the end that are no record.
+          The number of applied records, and the number of bytes at the end that are no record.
 
         Raises:
           tf.errors.OpError: the file cannot be read, is no log, or is of tables of other

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import resource
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,111 @@ def test_a_log_that_was_cut_off_counts_up_to_there(job, tmp_path, caplog):
     path.write_bytes(b"something else entirely, of some length")
     with pytest.raises(CheckpointError, match="not a log of rows"):
         restored(tmp_path)
+
+
+def test_a_damaged_record_is_named_and_the_rest_restored(job, tmp_path):
+    _, _, worker, (_, b) = job
+    path = Path(layout.log_path(f"{tmp_path}/ps-0-of-1", 0))
+    ends = []
+    for row in range(4):
+        worker.push(b, [row], [[1.0]])
+        ends.append(len(path.read_bytes()))
+    content = bytearray(path.read_bytes())
+    content[ends[1] - 1] ^= 1
+    path.write_bytes(content)
+    copy, origin = restored(tmp_path)
+    assert origin == f"3 pushes of rows in {tmp_path}/ps-0-of-1"
+    assert rows_of(copy)["b"].keys() == {0, 2, 3}
+    event = copy.wait_for_event(20)
+    assert event.kind == "log"
+    assert f"{path}: the record at byte {ends[0]} (damaged) is left out" in event.text
+    assert "its checksum: expected " in event.text
+
+
+def test_rows_of_another_width_than_their_table_are_refused(job, tmp_path):
+    _, checkpoints, worker, (a, _) = job
+    train(worker, a, 1)
+    checkpoints.save(1)
+    train(worker, a, 2)
+    checkpoints.save(2)
+    folder = f"{tmp_path}/ps-0-of-1"
+    # The file of changes says that a row is one number: its table, of the first file, has more.
+    saved = snapshot.read(layout.path(folder, 2, "npz"))
+    path = Path(layout.path(folder, 2, "rows"))
+    with path.open("rb") as file:
+        about = rows_file.Reader(file, str(path)).about
+    rows = ops.SavedRows(
+        np.arange(5),
+        *(np.zeros(5, np.uint32) for _ in range(2)),
+        np.ones([5, 1], np.float32),
+        np.zeros(0, np.int64),
+    )
+
+    class Narrow:
+        def __init__(self, table):
+            self.name, self.description = table.name, table.description
+            self.learning_rate, self.step = table.learning_rate, table.step
+            self.content_floats = 1
+
+        def chunks(self):
+            return [rows]
+
+    with path.open("wb") as file:
+        narrow = dataclasses.replace(about, tables=[Narrow(table) for table in about.tables])
+        written = rows_file.write(file, narrow)
+    snapshot.write(folder, dataclasses.replace(saved, rows=written.checksum))
+    copy, origin = restored(tmp_path)
+    assert origin.startswith(f"snapshot 1 in {folder}")
+    assert rows_of(copy)["a"].keys()
+
+
+def test_a_file_of_rows_with_any_numbers_is_read_or_refused(job, tmp_path):
+    _, checkpoints, worker, (a, _) = job
+    train(worker, a, 1, count=20)
+    checkpoints.save(1)
+    path = Path(layout.path(f"{tmp_path}/ps-0-of-1", 1, "rows"))
+    content = path.read_bytes()
+    head, magic = rows_file._HEADER, len(rows_file._MAGIC)
+    # The pieces, without their checksums.
+    pieces, at = [], magic
+    while at < len(content):
+        fields = head.unpack_from(content, at)
+        kind, _, count, removed, floats, _ = fields
+        size = rows_file._body_bytes(kind, count, removed, floats)
+        pieces.append((list(fields[:5]), content[at + head.size : at + head.size + size]))
+        at += head.size + size
+    random = np.random.default_rng(3)
+    numbers = [0, 1, 7, 2**16, 2**31, 2**32 - 1, 2**61, 2**62 + 4, 2**64 - 1]
+    texts = ["-1", "1e308", "1e999", "null", '"x"', "[]", "99999999999999999999", "NaN"]
+    refused = 0
+    for _ in range(300):
+        altered = bytearray(content[:magic])
+        for fields, body in pieces:
+            fields, body = list(fields), bytes(body)
+            if random.random() < 0.4:
+                which = int(random.integers(5))
+                number = int(random.choice(np.array(numbers, object)))
+                fields[which] = number if which in (2, 3) else number % 2**32
+            elif fields[0] == rows_file._ABOUT:
+                parts = body.decode().split(": ")
+                which = int(random.integers(1, len(parts)))
+                end = parts[which][parts[which].rfind(",") :] if "," in parts[which] else ""
+                parts[which] = str(random.choice(texts)) + end
+                body = ": ".join(parts).encode()
+                fields[4] = len(body)
+            header = head.pack(*fields, 0)[:-4]
+            checksum = zlib.crc32(body, zlib.crc32(header))
+            altered += header + checksum.to_bytes(4, "little") + body
+        path.write_bytes(altered)
+        try:
+            with path.open("rb") as file:
+                reader = rows_file.Reader(file, str(path))
+                for _, rows in reader.rows():
+                    assert rows.content.shape[0] == len(rows.ids) == len(rows.used)
+        except CheckpointError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 100
 
 
 def test_a_push_that_is_sent_again_is_applied_once(tmp_path):

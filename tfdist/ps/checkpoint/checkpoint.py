@@ -249,13 +249,13 @@ class Checkpoints:
         assert part.rows is not None
         indices: dict[str, int] = {}
         for table, rows in row_chain.read(folder, part.number, part.rows):
-            if rows is not None:
+            try:
+                if rows is None:
+                    indices[table.name] = self._store.restore_table(table)
+                    continue
                 if later:
                     rows = rows.later(later)
                 self._store.restore_rows(indices[table.name], rows, server, servers)
-                continue
-            try:
-                indices[table.name] = self._store.restore_table(table)
             except tf.errors.InvalidArgumentError as error:
                 raise CheckpointError(
                     f"snapshot {part.number} in {folder}: {error.message}"
@@ -276,7 +276,11 @@ class Checkpoints:
                 raise CheckpointError(f"{path}: {error.message}") from error
             replayed += records
             if left_out:
-                _log.warning("%s: its last %d bytes are not whole and left out", path, left_out)
+                _log.warning(
+                    "%s: its last %d bytes are not whole and left out; after a kill they are one "
+                    "record, which was being written",
+                    *(path, left_out),
+                )
         return replayed
 
     def _begin_log(self, first: int) -> None:

@@ -125,7 +125,7 @@ class Reader:
                 raise ValueError(f"it begins with a piece of kind {kind}")
             fields = json.loads(bytes(body[:size]).decode())
             self.about = _about(fields)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
 
     def rows(self) -> Iterator[tuple[int, ops.SavedRows]]:
@@ -212,17 +212,28 @@ class _Writer:
 
 def _about(fields: Any) -> About:
     base = fields["follows"]
-    tables = [
-        ops.SavedTable(
-            table["name"],
-            bytes.fromhex(table["description"]),
-            table["floats"],
-            table["learning_rate"],
-            table["step"],
-        )
-        for table in fields["tables"]
-    ]
-    return About(fields["number"], None if base is None else tuple(base), tables)
+    if base is not None:
+        number, checksum = base
+        base = (_integer("base", number), _integer("base", checksum))
+    return About(_integer("number", fields["number"]), base, [_table(t) for t in fields["tables"]])
+
+
+def _table(fields: Any) -> ops.SavedTable:
+    if not isinstance(fields["name"], str):
+        raise ValueError(f"name: expected a text, received {fields['name']!r:.50}")
+    return ops.SavedTable(
+        fields["name"],
+        bytes.fromhex(fields["description"]),
+        _integer("floats", fields["floats"], _MAX_FLOATS),
+        float(fields["learning_rate"]),
+        _integer("step", fields["step"]),
+    )
+
+
+def _integer(name: str, value: Any, most: int = 2**63 - 1) -> int:
+    if type(value) is int and 0 <= value <= most:
+        return value
+    raise ValueError(f"{name}: expected a number from 0 to {most}, received {value!r:.50}")
 
 
 def _body_bytes(kind: int, count: int, removed: int, floats: int) -> int:

@@ -168,11 +168,11 @@ def read(path: str) -> Snapshot:
             return Snapshot(
                 about["number"],
                 dict(shards[:split]),
-                archive["progress"],
+                archive["progress"].astype(np.uint64),
                 dict(shards[split:]),
                 about.get("rows"),
                 about.get("log", 0),
-                about.get("time", 0.0),
+                float(about.get("time", 0.0)),
                 str(about.get("tasks", "")),
                 {str(name): int(trained) for name, trained in about.get("positions", {}).items()},
             )

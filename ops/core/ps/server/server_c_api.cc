@@ -120,6 +120,13 @@ Status AddTable(const tfdist_ps_saved_table& saved, std::vector<std::shared_ptr<
   }
   const std::string& name = request.entries[0].name;
   const ps::TableConfig& config = request.entries[0].config;
+  if (Status s = ps::Table::Check(config); !s.ok()) return s;
+  // Also of a table that is there already: its rows follow.
+  if (const uint64_t floats = ps::ContentFloats(config); floats != saved.content_floats) {
+    return Status(StatusCode::kInvalidArgument,
+                  StrCat("saved table '", name, "': expected rows of ", floats,
+                         " numbers, received ", saved.content_floats));
+  }
   std::unique_ptr<ps::Table> table;
   for (size_t i = 0; i < tables->size(); ++i) {
     if ((*tables)[i]->name() != name) continue;
@@ -136,11 +143,6 @@ Status AddTable(const tfdist_ps_saved_table& saved, std::vector<std::shared_ptr<
     break;
   }
   if (Status s = ps::Table::Create(config, &table, name); !s.ok()) return s;
-  if (table->content_floats() != saved.content_floats) {
-    return Status(StatusCode::kInvalidArgument,
-                  StrCat("saved table '", name, "': expected rows of ", table->content_floats(),
-                         " numbers, received ", saved.content_floats));
-  }
   table->RestoreStep({saved.learning_rate, saved.step});
   const auto former = std::find_if(tables->begin(), tables->end(),
                                    [&](const auto& other) { return other->name() == name; });
@@ -214,14 +216,20 @@ int tfdist_ps_server_restore_table(int64_t handle, const tfdist_ps_saved_table* 
   });
 }
 
-// Adds rows of a restored table: those that belong to `server` in a job with `servers` servers.
-int tfdist_ps_server_restore_rows(int64_t handle, int index, const tfdist_ps_rows* rows, int server,
-                                  int servers, char* error, size_t error_size) {
+// Adds rows of `floats` numbers to a restored table: those that belong to `server` in a job with
+// `servers` servers.
+int tfdist_ps_server_restore_rows(int64_t handle, int index, const tfdist_ps_rows* rows,
+                                  uint64_t floats, int server, int servers, char* error,
+                                  size_t error_size) {
   return CallServer(handle, error, error_size, [&](ServerEntry& entry) {
     const std::lock_guard<std::mutex> lock(entry.mutex);
     const auto& tables = entry.restored.tables;
     if (index < 0 || static_cast<size_t>(index) >= tables.size()) {
       return Status(StatusCode::kInvalidArgument, StrCat("there is no saved table ", index));
+    }
+    if (const ps::Table& table = *tables[index]; floats != table.content_floats()) {
+      return InvalidArgument(StrCat("saved table '", table.name(), "': expected rows of ",
+                                    table.content_floats(), " numbers, received ", floats));
     }
     return WithMemory("saved rows", [&] {
       tables[index]->ImportRows({rows->count, rows->removed_count, rows->ids, rows->used,

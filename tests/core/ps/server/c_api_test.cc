@@ -17,7 +17,8 @@ struct tfdist_ps_saved_table {
 int tfdist_ps_server_restore_shard(int64_t, const char*, int, uint64_t, const void*, uint64_t, bool,
                                    char*, size_t);
 int tfdist_ps_server_restore_table(int64_t, const tfdist_ps_saved_table*, int*, char*, size_t);
-int tfdist_ps_server_restore_rows(int64_t, int, const tfdist_ps_rows*, int, int, char*, size_t);
+int tfdist_ps_server_restore_rows(int64_t, int, const tfdist_ps_rows*, uint64_t, int, int, char*,
+                                  size_t);
 int tfdist_ps_server_restore_end(int64_t, char*, size_t);
 void tfdist_ps_server_restore_nothing(int64_t);
 int tfdist_ps_server_replay_log(int64_t, const char*, uint64_t*, uint64_t*, char*, size_t);
@@ -149,6 +150,14 @@ void TestErrors() {
   EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 3);
   EXPECT_CONTAINS(api.error, "saved shard 'w': float32[2] does not fit 4 bytes");
   EXPECT(tfdist_ps_server_start(api.handle, TestKey().data(), api.error, sizeof(api.error)) == 9);
+  // A shard that waits for its worker, and one whose size wraps around to 16 bytes.
+  for (const uint64_t elements : {uint64_t{1000}, (uint64_t{1} << 62) + 4}) {
+    Api other(1);
+    EXPECT(tfdist_ps_server_restore_shard(other.handle, "w", 3, elements, "0123456789abcdef", 16,
+                                          true, other.error, sizeof(other.error)) == 0);
+    EXPECT(tfdist_ps_server_restore_end(other.handle, other.error, sizeof(other.error)) == 3);
+    EXPECT_CONTAINS(other.error, "saved shard 'w': float32[");
+  }
   tfdist_ps_server_close(api.handle);
   int64_t snapshot = 0;
   int kind = 0, rank = 0;
@@ -198,8 +207,8 @@ void TestTables() {
     EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 0 && index == 0);
     if (attempt == 0) tfdist_ps_server_restore_nothing(api.handle);
   }
-  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &rows, 1, 2, api.error, sizeof(api.error)) ==
-         0);
+  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &rows, 2, 1, 2, api.error,
+                                       sizeof(api.error)) == 0);
   const float shard = 3;
   EXPECT(tfdist_ps_server_restore_shard(api.handle, "w", 3, 1, &shard, 4, true, api.error,
                                         sizeof(api.error)) == 0);
@@ -256,9 +265,19 @@ void TestTableErrors() {
   EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 0);
   EXPECT(RestoreTable(api, Description("t", 3), 3, &index) == 3);
   EXPECT_CONTAINS(api.error, "saved table 't' has two configurations");
+  // The same table once more, as a crafted file that follows another one says.
+  EXPECT(RestoreTable(api, Description("t", 2), 1, &index) == 3);
+  EXPECT_CONTAINS(api.error, "saved table 't': expected rows of 2 numbers");
+  const int64_t id = 1;
+  const uint32_t use = 0;
+  const float number = 7;
+  const tfdist_ps_rows narrow{1, 0, &id, &use, &use, &number, nullptr};
+  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &narrow, 1, 0, 1, api.error,
+                                       sizeof(api.error)) == 3);
+  EXPECT_CONTAINS(api.error, "saved table 't': expected rows of 2 numbers");
   const tfdist_ps_rows none{};
   for (const int wrong : {-1, 1}) {
-    EXPECT(tfdist_ps_server_restore_rows(api.handle, wrong, &none, 0, 1, api.error,
+    EXPECT(tfdist_ps_server_restore_rows(api.handle, wrong, &none, 2, 0, 1, api.error,
                                          sizeof(api.error)) == 3);
   }
   uint64_t records = 0, left_out = 0;
@@ -267,8 +286,8 @@ void TestTableErrors() {
   tfdist_ps_server_close(api.handle);
   int64_t snapshot = 0;
   EXPECT(RestoreTable(api, Description("t", 2), 2, &index) == 9);
-  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &none, 0, 1, api.error, sizeof(api.error)) ==
-         9);
+  EXPECT(tfdist_ps_server_restore_rows(api.handle, 0, &none, 2, 0, 1, api.error,
+                                       sizeof(api.error)) == 9);
   EXPECT(tfdist_ps_server_restore_end(api.handle, api.error, sizeof(api.error)) == 9);
   EXPECT(tfdist_ps_server_checkpoint(api.handle, true, "", &snapshot, api.error,
                                      sizeof(api.error)) == 9);
