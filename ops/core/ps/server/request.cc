@@ -3,6 +3,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/base/checked_size.h"
+
 namespace tfdist::ps {
 namespace {
 
@@ -11,12 +13,12 @@ class Layout {
  public:
   void AddShard(const Shard& shard) { Add(shard.bytes, true); }
   // `elements` is the sender's claim.
-  void AddClaimed(DType dtype, uint64_t elements) {
-    const std::optional<uint64_t> bytes = BytesOf(dtype, elements);
-    if (!bytes) {
+  void AddClaimed(DType dtype, CheckedSize elements) {
+    const CheckedSize bytes = elements * ByteSize(dtype);
+    if (!bytes.IsAtMost(kMaxPayloadBytes)) {
       too_large_ = true;
     } else {
-      Add(*bytes, false);
+      Add(*bytes.value(), false);
     }
   }
   // Gives the request its parts. Fails if they do not add up to the payload's size.
@@ -86,10 +88,22 @@ Status CheckUpdate(const PushRequest::Entry& entry, const Shard& shard) {
   return wrong("received a gradient, but no optimizer was bound to it");
 }
 
+// The table of a request, which holds it from now on. Null if there is none: then the request is
+// refused.
+const Table* FindFor(const Store& store, uint32_t id, const char* purpose, ClientRequest* request) {
+  const std::shared_ptr<Table>& table = store.HoldTable(id);
+  if (table == nullptr) {
+    request->refusal = InvalidArgument(StrCat("there is no table ", id, purpose));
+  } else {
+    request->tables.push_back({id, table});
+  }
+  return table.get();
+}
+
 // Fails if a gradient does not suit its table.
-Status CheckTableRows(const PushRequest::Entry& entry, const Store& store) {
-  const Table* const table = store.FindTable(entry.shard);
-  if (table == nullptr) return InvalidArgument(StrCat("there is no table ", entry.shard));
+Status CheckTableRows(const PushRequest::Entry& entry, const Store& store, ClientRequest* request) {
+  const Table* const table = FindFor(store, entry.shard, "", request);
+  if (table == nullptr) return request->refusal;
   if (entry.width != table->config().width) {
     return InvalidArgument(StrCat("a table of rows of ", table->config().width,
                                   " elements received gradients of ", entry.width));
@@ -100,43 +114,36 @@ Status CheckTableRows(const PushRequest::Entry& entry, const Store& store) {
 Status LayOut(const FrameHeader& header, const LookupRequest& body, const Store& store,
               ClientRequest* request) {
   Layout layout;
-  uint64_t answer_bytes = 0;
+  CheckedSize answer_bytes;
+  request->tables.reserve(body.entries.size());
   for (const LookupRequest::Entry& entry : body.entries) {
     layout.AddClaimed(DType::kInt64, entry.count);
-    const Table* const table = store.FindTable(entry.table);
-    if (table == nullptr) {
-      request->refusal =
-          InvalidArgument(StrCat("there is no table ", entry.table, " to look up in"));
-    } else if (entry.count <= kMaxPayloadBytes / sizeof(int64_t)) {
-      answer_bytes += entry.count * table->config().width * ByteSize(entry.wire);
-    }
+    const Table* const table = FindFor(store, entry.table, " to look up in", request);
+    if (table == nullptr) continue;
+    answer_bytes += CheckedSize(entry.count) * table->config().width * ByteSize(entry.wire);
   }
-  if (answer_bytes > kMaxPayloadBytes) {
+  if (!answer_bytes.IsAtMost(kMaxPayloadBytes)) {
     request->refusal =
         InvalidArgument(StrCat("a lookup of more than ", kMaxPayloadBytes, " bytes"));
   }
   const Status status = layout.Finish(header, request);
   if (status.ok() && request->refusal.ok()) {
-    store.memory().Admit(header.payload_bytes + answer_bytes);
+    store.memory().Admit(header.payload_bytes + *answer_bytes.value());
   }
   return status;
 }
 
 Status LayOut(const FrameHeader& header, const ScanRowsRequest& body, const Store& store,
               ClientRequest* request) {
-  if (store.FindTable(body.table) == nullptr) {
-    request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to dump"));
-  }
+  FindFor(store, body.table, " to dump", request);
   return Layout().Finish(header, request);
 }
 
 Status LayOut(const FrameHeader& header, const EditRowsRequest& body, const Store& store,
               ClientRequest* request) {
-  const Table* const table = store.FindTable(body.table);
-  if (table == nullptr) {
-    request->refusal =
-        InvalidArgument(StrCat("there is no table ", body.table, " whose rows could be edited"));
-  } else if (const size_t floats = table->EditFloats(body.kind); body.floats != floats) {
+  const Table* const table = FindFor(store, body.table, " whose rows could be edited", request);
+  const size_t floats = table == nullptr ? body.floats : table->EditFloats(body.kind);
+  if (body.floats != floats) {
     request->refusal = InvalidArgument(StrCat("table '", table->name(), "': expected rows of ",
                                               floats, " numbers, received ", body.floats));
   }
@@ -146,28 +153,23 @@ Status LayOut(const FrameHeader& header, const EditRowsRequest& body, const Stor
     layout.AddClaimed(DType::kInt32, body.rows);
     layout.AddClaimed(DType::kInt32, body.rows);
   }
-  const bool fits = body.floats == 0 || body.rows <= kMaxPayloadBytes / body.floats;
-  layout.AddClaimed(DType::kFloat32, fits ? body.rows * body.floats : UINT64_MAX);
+  layout.AddClaimed(DType::kFloat32, CheckedSize(body.rows) * body.floats);
   return layout.Finish(header, request);
 }
 
 Status LayOut(const FrameHeader& header, const FindRowsRequest& body, const Store& store,
               ClientRequest* request) {
-  const Table* const table = store.FindTable(body.table);
-  uint64_t answer_bytes = 0;
-  if (table == nullptr) {
-    request->refusal = InvalidArgument(StrCat("there is no table ", body.table, " to search"));
-  } else if (body.count <= kMaxPayloadBytes / sizeof(int64_t)) {
-    answer_bytes = body.count * (1 + (body.values ? table->config().width * sizeof(float) : 0));
-  }
-  if (answer_bytes > kMaxPayloadBytes) {
+  const Table* const table = FindFor(store, body.table, " to search", request);
+  const uint64_t width = table == nullptr || !body.values ? 0 : table->config().width;
+  const CheckedSize answer_bytes = CheckedSize(body.count) * (1 + width * sizeof(float));
+  if (!answer_bytes.IsAtMost(kMaxPayloadBytes)) {
     request->refusal = InvalidArgument(StrCat("rows of more than ", kMaxPayloadBytes, " bytes"));
   }
   Layout layout;
   layout.AddClaimed(DType::kInt64, body.count);
   const Status status = layout.Finish(header, request);
   if (status.ok() && request->refusal.ok()) {
-    store.memory().Admit(header.payload_bytes + answer_bytes);
+    store.memory().Admit(header.payload_bytes + *answer_bytes.value());
   }
   return status;
 }
@@ -177,10 +179,9 @@ Status LayOut(const FrameHeader& header, const PushRequest& body, const Store& s
   Layout layout;
   for (const PushRequest::Entry& entry : body.entries) {
     if (entry.kind == UpdateKind::kTableRows) {
-      if (request->refusal.ok()) request->refusal = CheckTableRows(entry, store);
+      if (request->refusal.ok()) request->refusal = CheckTableRows(entry, store, request);
       layout.AddClaimed(DType::kInt64, entry.rows);
-      const bool fits = entry.width == 0 || entry.rows <= kMaxPayloadBytes / entry.width;
-      layout.AddClaimed(entry.wire, fits ? entry.rows * entry.width : UINT64_MAX);
+      layout.AddClaimed(entry.wire, CheckedSize(entry.rows) * entry.width);
       continue;
     }
     const Shard* shard = store.Find(entry.shard);
@@ -191,8 +192,7 @@ Status LayOut(const FrameHeader& header, const PushRequest& body, const Store& s
     if (request->refusal.ok()) request->refusal = CheckUpdate(entry, *shard);
     if (entry.kind == UpdateKind::kRows) {
       layout.AddClaimed(DType::kInt64, entry.rows);
-      const bool fits = entry.width == 0 || entry.rows <= kMaxPayloadBytes / entry.width;
-      layout.AddClaimed(shard->dtype, fits ? entry.rows * entry.width : UINT64_MAX);
+      layout.AddClaimed(shard->dtype, CheckedSize(entry.rows) * entry.width);
     } else {
       layout.AddShard(*shard);
     }
@@ -370,6 +370,23 @@ struct SubjectOf {
 };
 
 }  // namespace
+
+Status CheckTables(const ClientRequest& request, const Store& store) {
+  for (const CheckedTable& checked : request.tables) {
+    const Table* const now = store.FindTable(checked.id);
+    if (now == checked.table.get()) continue;
+    const Table& then = *checked.table;
+    return Status(
+        StatusCode::kFailedPrecondition,
+        StrCat("table '", then.name(),
+               "' was replaced while the request arrived: expected rows of ", then.config().width,
+               " numbers and ", then.content_floats() - then.config().width,
+               " of slots, as when it began; the table has rows of ", now->config().width, " and ",
+               now->content_floats() - now->config().width,
+               " of slots now. Nothing was changed: create the table and ask again"));
+  }
+  return Status();
+}
 
 Status OutOfMemory(const ClientRequest& request, const Store& store, const std::bad_alloc& error) {
   Names names;

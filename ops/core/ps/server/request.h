@@ -3,6 +3,7 @@
 #define TFDIST_OPS_CORE_PS_SERVER_REQUEST_H_
 
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
@@ -23,6 +24,13 @@ struct ClientContext {
   bool opened = false;
 };
 
+// A table that a request was checked against when it began. A TABLE request may replace it before
+// the request's payload has arrived.
+struct CheckedTable {
+  uint32_t id = 0;
+  std::shared_ptr<Table> table;
+};
+
 struct LeaveRequest {};
 
 struct ClientRequest {
@@ -34,7 +42,8 @@ struct ClientRequest {
   // The expected payload. The payload of a refused request is discarded.
   std::vector<PayloadPart> parts;
   Status refusal;
-  std::vector<BlockPtr> payload;  // once it has arrived
+  std::vector<CheckedTable> tables;  // in the order of entries, unless it is refused
+  std::vector<BlockPtr> payload;     // once it has arrived
   // The table that memory is being allocated for, which an error then names.
   const std::string* table = nullptr;
 };
@@ -43,6 +52,10 @@ struct ClientRequest {
 // well-formed request for something impossible is marked as refused.
 Status Parse(const FrameHeader& header, std::string_view meta, const Store& store,
              ClientRequest* request);
+
+// Fails if one of the tables that the request was checked against is not in the store any more.
+// Under Store::Share, which the caller holds until the request has been carried out.
+Status CheckTables(const ClientRequest& request, const Store& store);
 
 // The refusal of a request for lack of memory; names the request's tables or variables.
 Status OutOfMemory(const ClientRequest& request, const Store& store, const std::bad_alloc& error);

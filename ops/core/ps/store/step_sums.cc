@@ -98,7 +98,8 @@ void StepSums::CollectRows(int worker, const Update& update) {
   const size_t width = update.table->config().width;
   const auto* gradient = reinterpret_cast<const float*>(update.values->data());
   const std::lock_guard<std::mutex> lock(mutex_);
-  TableSums& sums = table_sums_[update.table];
+  TableSums& sums = table_sums_[update.table_id];
+  sums.width = width;
   sums.charge.SetBudget(store_->shared_memory());
   // Memory for all ids comes first: nothing has changed if there is none.
   const size_t max_floats = (sums.ids.ids().size() + update.row_count()) * width;
@@ -122,7 +123,7 @@ void StepSums::CollectRows(int worker, const Update& update) {
   }
 }
 
-std::pair<std::vector<Shard*>, std::map<Table*, TableSums>> StepSums::Take() {
+std::pair<std::vector<Shard*>, std::map<uint32_t, TableSums>> StepSums::Take() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return {std::exchange(touched_, {}), std::exchange(table_sums_, {})};
 }
@@ -139,7 +140,7 @@ NotApplied StepSums::Close(int contributions, TaskRecord* tasks) {
   NotApplied missed;
   auto taken = Take();
   const std::vector<Shard*>& touched = taken.first;
-  std::map<Table*, TableSums>& table_sums = taken.second;
+  std::map<uint32_t, TableSums>& table_sums = taken.second;
   for (Shard* shard : touched) {
     if (!Apply(shard, contributions)) missed.Add(shard->name);
   }
@@ -150,12 +151,15 @@ NotApplied StepSums::Close(int contributions, TaskRecord* tasks) {
   }
   std::vector<AppliedRows> applied;
   std::vector<std::vector<int64_t>> ids;  // which `applied` points to
-  for (auto& [table, sums] : table_sums) {
+  for (auto& [id, sums] : table_sums) {
+    Table* const table = store_->FindTable(id);
+    // Tables are never removed, and a replacement has the same width.
+    if (table == nullptr || table->config().width != sums.width) std::abort();
     if (contributions != workers_) {
       Scale(DType::kFloat32, sums.gradients.data(), sums.gradients.size(),
             static_cast<double>(workers_) / contributions);
     }
-    const bool done = store_->TryWithReclaim([&, table = table, &sums = sums] {
+    const bool done = store_->TryWithReclaim([&, &sums = sums] {
       ids.reserve(table_sums.size());
       applied.reserve(table_sums.size());
       std::vector<int64_t> own = sums.ids.ids();

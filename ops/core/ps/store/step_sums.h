@@ -16,6 +16,7 @@ namespace tfdist::ps {
 
 // The sums of gradients of a table's rows.
 struct TableSums {
+  size_t width = 0;
   StepValues step;  // of the lowest rank that contributed
   int worker = 0;
   UniqueIds ids;
@@ -28,6 +29,8 @@ class StepSums {
   // `workers`: of the job. Each worker has divided its loss by that number.
   StepSums(int workers, Updater* updater, Store* store, RedoLog* log)
       : workers_(workers), updater_(updater), store_(store), log_(log) {}
+
+  // Under Store::Share, or Store::Exclude:
 
   // Adds a push. Thread-safe.
   NotApplied Collect(int worker, std::vector<Update> updates);
@@ -42,8 +45,9 @@ class StepSums {
   NotApplied Close(int contributions, TaskRecord* tasks = nullptr);
 
  private:
-  // What has sums, which the next step does not have.
-  std::pair<std::vector<Shard*>, std::map<Table*, TableSums>> Take();
+  // What has sums, which the next step does not have. Tables are named by their ids: a table may be
+  // replaced while the step is open.
+  std::pair<std::vector<Shard*>, std::map<uint32_t, TableSums>> Take();
   void Collect(int worker, Update* update);
   void CollectRows(int worker, const Update& update);
   // Adds the values that the step has changed.
@@ -56,8 +60,8 @@ class StepSums {
   Store* const store_;
   RedoLog* const log_;
   std::mutex mutex_;
-  std::vector<Shard*> touched_;             // shards with sums; guarded by mutex_
-  std::map<Table*, TableSums> table_sums_;  // guarded by mutex_
+  std::vector<Shard*> touched_;               // shards with sums; guarded by mutex_
+  std::map<uint32_t, TableSums> table_sums_;  // guarded by mutex_
 };
 
 }  // namespace tfdist::ps

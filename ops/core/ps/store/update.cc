@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/base/checked_size.h"
 #include "core/math/cast16.h"
 #include "core/ps/optimizers/adaptive_revision.h"
 
@@ -160,6 +161,20 @@ BlockPtr Widened(BlockPtr values, DType wire, BlockPool* pool) {
   return wide;
 }
 
+// Fails if the gradients of rows do not have the width of the table or of the shard's rows.
+Status CheckRowBytes(const Update& update) {
+  const Table* const table = update.table;
+  const uint64_t width = table == nullptr ? update.width : table->config().width;
+  const DType dtype = table == nullptr ? update.shard->dtype : DType::kFloat32;
+  const CheckedSize bytes = CheckedSize(update.row_count()) * width * ByteSize(dtype);
+  if (update.width == width && width != 0 && bytes.Is(update.values->bytes())) return Status();
+  return InvalidArgument(StrCat(table == nullptr ? "shard '" : "table '",
+                                table == nullptr ? update.shard->name : table->name(),
+                                "': expected ", update.row_count(), " rows of ", width,
+                                " elements, received rows of ", update.width, " and ",
+                                update.values->bytes(), " bytes"));
+}
+
 }  // namespace
 
 std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
@@ -172,6 +187,7 @@ std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> 
     const bool of_table = entry.kind == UpdateKind::kTableRows;
     if (of_table) {
       update.table = store->FindTable(entry.shard);
+      update.table_id = entry.shard;
     } else {
       update.shard = store->Find(entry.shard);
     }
@@ -187,8 +203,19 @@ std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> 
   return updates;
 }
 
-Status CheckRows(const std::vector<Update>& updates) {
+Status CheckValue(const Shard& shard, const Block& value) {
+  if (value.bytes() == shard.bytes) return Status();
+  return InvalidArgument(StrCat("shard '", shard.name, "': expected a value of ", shard.bytes,
+                                " bytes, received ", value.bytes()));
+}
+
+Status CheckUpdates(const std::vector<Update>& updates) {
   for (const Update& update : updates) {
+    if (update.shard != nullptr && update.kind != UpdateKind::kRows) {
+      if (Status s = CheckValue(*update.shard, *update.values); !s.ok()) return s;
+      continue;
+    }
+    if (Status s = CheckRowBytes(update); !s.ok()) return s;
     if (update.kind != UpdateKind::kRows) continue;
     const int64_t count = static_cast<int64_t>(update.shard->elements / update.width);
     for (uint64_t i = 0; i < update.row_count(); ++i) {

@@ -18,6 +18,7 @@ namespace tfdist::ps {
 struct Update {
   Shard* shard = nullptr;  // null for kTableRows
   Table* table = nullptr;  // only for kTableRows
+  uint32_t table_id = 0;   // the same
   UpdateKind kind = UpdateKind::kGradient;
   StepValues step;
   uint64_t width = 0;
@@ -35,8 +36,12 @@ struct Update {
 std::vector<Update> UpdatesOf(const PushRequest& request, std::vector<BlockPtr> payload,
                               Store* store);
 
-// Fails if a row index is out of the bounds of its shard.
-Status CheckRows(const std::vector<Update>& updates);
+// Fails if a value is not as large as its shard.
+Status CheckValue(const Shard& shard, const Block& value);
+
+// Fails if a row index is out of the bounds of its shard, or if values do not have the size of
+// their shard or rows. The request was checked when it began; this checks the blocks themselves.
+Status CheckUpdates(const std::vector<Update>& updates);
 
 // Reserves the memory that applying the updates may need, so that a push changes all or nothing.
 // `replaces_blocks`: values that readers hold are replaced, not changed in place. Throws OverBudget

@@ -32,7 +32,7 @@ struct Dispatcher {
   Result operator()(const PushRequest& push) const {
     return steps->HandlePush(*client, push, request);
   }
-  Result operator()(const SetRequest& set) const { return steps->HandleSet(set, request); }
+  Result operator()(const SetRequest& set) const { return steps->HandleSet(*client, set, request); }
   Result operator()(const ExchangeRequest& exchange) const {
     return steps->HandleExchange(*client, exchange, request);
   }
@@ -50,16 +50,16 @@ struct Dispatcher {
     return tables->HandleCreate(*client, request->id, create);
   }
   Result operator()(const LookupRequest& lookup) const {
-    return tables->HandleLookup(lookup, request);
+    return tables->HandleLookup(*client, lookup, request);
   }
   Result operator()(const ScanRowsRequest& scan) const {
-    return tables->HandleScan(*client, request->id, scan);
+    return tables->HandleScan(*client, scan, *request);
   }
   Result operator()(const EditRowsRequest& edit) const {
     return tables->HandleEdit(*client, edit, *request);
   }
   Result operator()(const FindRowsRequest& find) const {
-    return tables->HandleFind(find, *request);
+    return tables->HandleFind(*client, find, *request);
   }
 };
 

@@ -189,8 +189,11 @@ Answer StepHandler::HandlePush(const ClientContext& client, const PushRequest& p
   const uint64_t id = request->id;
   WorkerState& worker = state_.WorkerOf(client);
   const auto sharing = state_.store->Share();
+  if (Status s = CheckTables(*request, *state_.store); !s.ok()) {
+    return state_.Refuse(client, id, s);
+  }
   std::vector<Update> updates = UpdatesOf(push, std::move(request->payload), state_.store);
-  if (Status s = CheckRows(updates); !s.ok()) return state_.Refuse(client, id, s);
+  if (Status s = CheckUpdates(updates); !s.ok()) return state_.Refuse(client, id, s);
   if (Status s = state_.CheckLog(); !s.ok()) return state_.Refuse(client, id, s);
   ReserveMemory(!state_.options.hogwild && state_.options.schedule.mode != Mode::kSync,
                 &state_.store->pool(), &updates, &request->table);
@@ -342,8 +345,13 @@ Answer StepHandler::HandleCommit(const ClientContext& client, uint64_t id,
   return OkAnswer(id, CommitReply{open, lost});
 }
 
-Answer StepHandler::HandleSet(const SetRequest& set, ClientRequest* request) {
+Answer StepHandler::HandleSet(const ClientContext& client, const SetRequest& set,
+                              ClientRequest* request) {
   const auto sharing = state_.store->Share();
+  for (size_t i = 0; i < set.shards.size(); ++i) {
+    const Status s = CheckValue(*state_.store->Find(set.shards[i]), *request->payload[i]);
+    if (!s.ok()) return state_.Refuse(client, request->id, s);
+  }
   Lock lock(state_.mutex, std::defer_lock);
   if (state_.sync()) lock.lock();  // a pull gets all of the new values or none
   for (size_t i = 0; i < set.shards.size(); ++i) {
@@ -362,6 +370,7 @@ Answer StepHandler::HandleExchange(const ClientContext& client, const ExchangeRe
     updates[i].shard = state_.store->Find(exchange.shards[i]);
     updates[i].values = std::move(request->payload[i]);
   }
+  if (Status s = CheckUpdates(updates); !s.ok()) return state_.Refuse(client, request->id, s);
   ReserveMemory(!state_.options.hogwild, &state_.store->pool(), &updates, &request->table);
   bool is_repeated = false;
   {

@@ -34,7 +34,7 @@ class StepHandler {
   Answer HandlePush(const ClientContext& client, const PushRequest& push, ClientRequest* request);
   Answer HandleResolve(const ClientContext& client, uint64_t id, const ResolveRequest& resolve);
   Answer HandleCommit(const ClientContext& client, uint64_t id, const CommitRequest& commit);
-  Answer HandleSet(const SetRequest& set, ClientRequest* request);
+  Answer HandleSet(const ClientContext& client, const SetRequest& set, ClientRequest* request);
   Answer HandleExchange(const ClientContext& client, const ExchangeRequest& exchange,
                         ClientRequest* request);
   // The reducer answers.

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/base/checked_size.h"
 #include "core/math/cast16.h"
 #include "core/ps/table/table_batch.h"
 
@@ -44,9 +45,13 @@ Answer TableHandler::HandleCreate(const ClientContext& client, uint64_t id,
   return OkAnswer(id, reply);
 }
 
-Answer TableHandler::HandleLookup(const LookupRequest& lookup, ClientRequest* request) {
+Answer TableHandler::HandleLookup(const ClientContext& client, const LookupRequest& lookup,
+                                  ClientRequest* request) {
   Store& store = *state_.store;
   const auto sharing = store.Share();
+  if (Status s = CheckTables(*request, store); !s.ok()) {
+    return state_.Refuse(client, request->id, s);
+  }
   const double now = store.clock().Now();
   Answer answer = OkAnswer(request->id);
   // All memory is allocated before the first row is made.
@@ -56,7 +61,7 @@ Answer TableHandler::HandleLookup(const LookupRequest& lookup, ClientRequest* re
   size_t max_cast = 0;
   for (size_t i = 0; i < lookup.entries.size(); ++i) {
     const LookupRequest::Entry& entry = lookup.entries[i];
-    Table* const table = store.FindTable(entry.table);
+    Table* const table = request->tables[i].table.get();
     request->table = &table->name();
     batches.push_back(
         table->Prepare(reinterpret_cast<const int64_t*>(request->payload[i]->data()), entry.count,
@@ -69,7 +74,7 @@ Answer TableHandler::HandleLookup(const LookupRequest& lookup, ClientRequest* re
   const BlockPtr wide = store.pool().AllocateAtLeast(max_cast * sizeof(float));
   for (size_t i = 0; i < lookup.entries.size(); ++i) {
     const LookupRequest::Entry& entry = lookup.entries[i];
-    Table* const table = store.FindTable(entry.table);
+    Table* const table = request->tables[i].table.get();
     Block* const out = answer.payload[i].get();
     const bool casts = entry.wire != DType::kFloat32;
     auto* const rows = reinterpret_cast<float*>(casts ? wide->data() : out->data());
@@ -79,15 +84,18 @@ Answer TableHandler::HandleLookup(const LookupRequest& lookup, ClientRequest* re
   return answer;
 }
 
-Answer TableHandler::HandleScan(const ClientContext& client, uint64_t id,
-                                const ScanRowsRequest& scan) {
+Answer TableHandler::HandleScan(const ClientContext& client, const ScanRowsRequest& scan,
+                                const ClientRequest& request) {
   if (scan.incarnation != 0 && scan.incarnation != state_.incarnation) {
-    return state_.Refuse(client, id,
+    return state_.Refuse(client, request.id,
                          Status(StatusCode::kFailedPrecondition,
                                 "it was started again while its rows were read: begin anew"));
   }
   const auto sharing = state_.store->Share();
-  const Table& table = *state_.store->FindTable(scan.table);
+  if (Status s = CheckTables(request, *state_.store); !s.ok()) {
+    return state_.Refuse(client, request.id, s);
+  }
+  const Table& table = *request.tables.front().table;
   ScanRowsReply reply{state_.incarnation, scan.cursor, false, 0};
   SavedRows rows;
   reply.more =
@@ -101,7 +109,7 @@ Answer TableHandler::HandleScan(const ClientContext& client, uint64_t id,
     rows.content.resize(reply.rows * width);
   }
   return OkAnswer(
-      id, reply,
+      request.id, reply,
       {BlockOf(rows.ids), BlockOf(rows.used), BlockOf(rows.counts), BlockOf(rows.content)});
 }
 
@@ -117,7 +125,10 @@ Answer TableHandler::HandleEdit(const ClientContext& client, const EditRowsReque
     if (is_repeated) return OkAnswer(request.id);
     editor.process = worker.edit_process;
   }
-  Table* const table = state_.store->FindTable(edit.table);
+  if (Status s = CheckTables(request, *state_.store); !s.ok()) {
+    return state_.Refuse(client, request.id, s);
+  }
+  Table* const table = request.tables.front().table.get();
   const std::vector<BlockPtr>& parts = request.payload;
   TableEdit change;
   change.kind = edit.kind;
@@ -128,6 +139,13 @@ Answer TableHandler::HandleEdit(const ClientContext& client, const EditRowsReque
   if (edit.kind == EditKind::kRestore) {
     change.used = As<uint32_t>(parts[1]);
     change.counts = As<uint32_t>(parts[2]);
+  }
+  const CheckedSize content = CheckedSize(edit.rows) * table->EditFloats(edit.kind) * sizeof(float);
+  if (!content.Is(parts.back()->bytes())) {
+    return state_.Refuse(client, request.id,
+                         InvalidArgument(StrCat("table '", table->name(), "': expected ",
+                                                content.text(), " bytes for ", edit.rows,
+                                                " rows, received ", parts.back()->bytes())));
   }
   const bool makes = table->EditFloats(edit.kind) > 0;
   const std::unique_ptr<TableBatch> room = table->Prepare(
@@ -144,10 +162,12 @@ Answer TableHandler::HandleEdit(const ClientContext& client, const EditRowsReque
   return OkAnswer(request.id);
 }
 
-Answer TableHandler::HandleFind(const FindRowsRequest& find, const ClientRequest& request) {
+Answer TableHandler::HandleFind(const ClientContext& client, const FindRowsRequest& find,
+                                const ClientRequest& request) {
   Store& store = *state_.store;
   const auto sharing = store.Share();
-  Table* const table = store.FindTable(find.table);
+  if (Status s = CheckTables(request, store); !s.ok()) return state_.Refuse(client, request.id, s);
+  Table* const table = request.tables.front().table.get();
   const auto batch = table->Prepare(As<int64_t>(request.payload[0]), find.count,
                                     Table::OnMissing::kIgnore, /*within_budget=*/true);
   const BlockPtr found = store.pool().AllocateAtLeast(find.count);

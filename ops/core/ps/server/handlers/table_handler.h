@@ -15,16 +15,19 @@ class TableHandler {
 
   Answer HandleCreate(const ClientContext& client, uint64_t id, const TableRequest& create);
   // Makes all rows that the lookup asks for, or none.
-  Answer HandleLookup(const LookupRequest& lookup, ClientRequest* request);
+  Answer HandleLookup(const ClientContext& client, const LookupRequest& lookup,
+                      ClientRequest* request);
   // Rows as they are stored, some at a time.
-  Answer HandleScan(const ClientContext& client, uint64_t id, const ScanRowsRequest& scan);
+  Answer HandleScan(const ClientContext& client, const ScanRowsRequest& scan,
+                    const ClientRequest& request);
   // Excludes all other changes, so that the redo log has edits and pushes in the order in which
   // they were applied. In another order, a server that is restored from it could resurrect a
   // removed row.
   Answer HandleEdit(const ClientContext& client, const EditRowsRequest& edit,
                     const ClientRequest& request);
   // Which ids have rows, without making any.
-  Answer HandleFind(const FindRowsRequest& find, const ClientRequest& request);
+  Answer HandleFind(const ClientContext& client, const FindRowsRequest& find,
+                    const ClientRequest& request);
 
   // With ServerState::mutex.
   uint64_t edits() const { return edits_; }
