@@ -1,7 +1,6 @@
 #include "core/ps/store/redo_log.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -10,7 +9,6 @@
 #include <climits>
 #include <cstring>
 #include <new>
-#include <string_view>
 #include <utility>
 
 #include "core/base/wire.h"
